@@ -1,0 +1,98 @@
+"""What a model is: frozen dataclasses, validated when made, with no torch in sight.
+
+A variant is a type, not a flag: the position scheme is one of `Learned | Sinusoidal | Rotary | Alibi | T5Bias |
+NoPosition`, the feed-forward one of `Dense | Gated | MoE`, the norm `LayerNorm | RMSNorm`. A field that means nothing
+for a variant does not exist on it. Everything is a plain value, so a config goes to a dict (`to_dict`), to TOML
+(`to_toml`) and back (`from_dict`, `from_toml`) without loss.
+
+The letters are the alphabet of docs/shapes.md: D width, H query heads, G key/value heads, K query/key width of a head,
+U value width, F feed-forward width, E experts, A active experts, L layers, V vocabulary, W window.
+"""
+
+from glassformer.config.errors import (
+    ConfigError,
+)
+from glassformer.config.model import (
+    MODEL_KINDS,
+    DecoderConfig,
+    EncoderConfig,
+    ModelConfig,
+    Placement,
+    Seq2SeqConfig,
+)
+from glassformer.config.parts import (
+    Activation,
+    Attention,
+    Dense,
+    Embedding,
+    FeedForward,
+    Gated,
+    Head,
+    LayerNorm,
+    MoE,
+    Norm,
+    RMSNorm,
+    Special,
+)
+from glassformer.config.position import (
+    Alibi,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    NoPosition,
+    NTKScaling,
+    Position,
+    Rotary,
+    RotaryScaling,
+    Sinusoidal,
+    T5Bias,
+    YarnScaling,
+)
+from glassformer.config.schema import (
+    build,
+    from_dict,
+    from_toml,
+    replace,
+    to_dict,
+    to_toml,
+)
+
+__all__ = [
+    "MODEL_KINDS",
+    "Activation",
+    "Alibi",
+    "Attention",
+    "ConfigError",
+    "DecoderConfig",
+    "Dense",
+    "Embedding",
+    "EncoderConfig",
+    "FeedForward",
+    "Gated",
+    "Head",
+    "LayerNorm",
+    "Learned",
+    "LinearScaling",
+    "Llama3Scaling",
+    "MoE",
+    "ModelConfig",
+    "NTKScaling",
+    "NoPosition",
+    "Norm",
+    "Placement",
+    "Position",
+    "RMSNorm",
+    "Rotary",
+    "RotaryScaling",
+    "Seq2SeqConfig",
+    "Sinusoidal",
+    "Special",
+    "T5Bias",
+    "YarnScaling",
+    "build",
+    "from_dict",
+    "from_toml",
+    "replace",
+    "to_dict",
+    "to_toml",
+]

@@ -1,0 +1,42 @@
+"""How a config refuses: one sentence with the value, the rule and the remedy."""
+
+import typing
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A config that cannot be built. The message gives the value, the rule and the remedy."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        require(
+            isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+            f"{type(owner).__name__}.{name}={value!r} must be a whole number of at least 1.",
+        )
+
+
+def require_choice(owner: object, name: str, choices: Any) -> None:
+    value, allowed = getattr(owner, name), typing.get_args(choices)
+    require(
+        value in allowed,
+        f"{type(owner).__name__}.{name}={value!r} is not known. Use one of {', '.join(map(repr, allowed))}.",
+    )
+
+
+def listing(items: list[Any], word: str = "or") -> str:
+    texts = [str(item) for item in items]
+    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + f" {word} " + texts[-1]
+
+
+def nearest(name: str, known: Any) -> str:
+    import difflib  # only on the way to an error
+
+    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
+    return f" Did you mean {listing(close)}?" if close else f" Fields: {', '.join(sorted(known))}."

@@ -1,0 +1,196 @@
+"""Configs to plain dicts and TOML and back, and configs with some fields changed."""
+
+import dataclasses
+import tomllib
+import types
+import typing
+from typing import Any, Literal, TypeVar
+
+from glassformer.config.errors import ConfigError, listing, nearest
+from glassformer.config.model import MODEL_KINDS, ModelConfig
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dict; variants carry their `kind`; None is left out (it is always the default)."""
+    out: dict[str, Any] = {"kind": config.kind} if hasattr(config, "kind") else {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            out[f.name] = to_dict(value)
+        elif value is None:
+            if f.default is not None:  # None that is not the default has to be said
+                out[f.name] = "none"
+        else:
+            out[f.name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def from_dict(data: dict[str, Any]) -> ModelConfig:
+    """The inverse of `to_dict`. Raises ConfigError naming the key that is wrong."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"a model config is a table of fields, got {type(data).__name__}.")
+    kind = data.get("kind", "decoder")
+    if kind not in MODEL_KINDS:
+        raise ConfigError(f"model kind={kind!r} is not known. Use one of {', '.join(map(repr, MODEL_KINDS))}.")
+    return build(MODEL_KINDS[kind], data, "model")
+
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], data: dict[str, Any], where: str) -> T:
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in names and key != "kind":
+            raise ConfigError(f"{where}.{key} is not a field.{nearest(key, names)}")
+    values = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in data.items() if key != "kind"}
+    required = [
+        f.name
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name not in values
+    ]
+    if required:
+        raise ConfigError(f"{where} lacks {listing(required, 'and')}: no default exists.")
+    return cls(**values)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    options = (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        else (hint,)
+    )
+    if type(None) in options and (value is None or value == "none"):
+        return None
+    classes = [o for o in options if dataclasses.is_dataclass(o)]
+    if classes:
+        if dataclasses.is_dataclass(value):
+            return value
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}={value!r} must be a table of fields.")
+        return build(_variant(classes, value, where), value, where)
+    for option in options:
+        converted = _scalar(option, value)
+        if converted is not _NO:
+            return converted
+    raise ConfigError(f"{where}={value!r} has the wrong type: expected {_type_name(options)}.")
+
+
+def _variant(classes: list[Any], value: dict[str, Any], where: str) -> Any:
+    if len(classes) == 1 and not hasattr(classes[0], "kind"):
+        return classes[0]
+    kinds = {c.kind: c for c in classes}
+    kind = value.get("kind", next(iter(kinds)) if len(kinds) == 1 else None)
+    if kind not in kinds:
+        raise ConfigError(f"{where}.kind={kind!r} is not known. Use one of {', '.join(map(repr, kinds))}.")
+    return kinds[kind]
+
+
+_NO = object()
+
+
+def _scalar(option: Any, value: Any) -> Any:
+    if typing.get_origin(option) is Literal:
+        return value if value in typing.get_args(option) else _NO
+    if typing.get_origin(option) is tuple:
+        return tuple(value) if isinstance(value, list | tuple) and all(type(v) is int for v in value) else _NO
+    if option is float and type(value) is int:
+        return float(value)
+    return value if type(value) is option else _NO
+
+
+def _type_name(options: Any) -> str:
+    names = []
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            names.append(f"one of {', '.join(map(repr, typing.get_args(option)))}")
+        elif option is not type(None):
+            names.append(
+                "a list of whole numbers"
+                if typing.get_origin(option) is tuple
+                else _TYPE_WORDS.get(option, str(option))
+            )
+    return " or ".join(names)
+
+
+_TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def replace(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """`config` with some fields changed; a field of a part is named alone when only one part has it.
+
+    replace(cfg, n_layers=2, n_heads=4, d_ff=64) reaches into attention and feedforward; `attention__bias=False` spells
+    out the part when the name alone is ambiguous.
+    """
+    own = {f.name for f in dataclasses.fields(config)}
+    nested: dict[str, dict[str, Any]] = {}
+    direct: dict[str, Any] = {}
+    for key, value in changes.items():
+        if key in own:
+            direct[key] = value
+            continue
+        part, _, name = key.rpartition("__")
+        holders = [part] if part else [p for p in own if _has_field(getattr(config, p), key)]
+        if len(holders) != 1 or not _has_field(getattr(config, holders[0], None), name):
+            leaves = {
+                f.name
+                for p in own
+                if dataclasses.is_dataclass(getattr(config, p))
+                for f in dataclasses.fields(getattr(config, p))
+            }
+            hint = (
+                f" Spell it {listing([f'{h}__{key}' for h in sorted(holders)])}."
+                if len(holders) > 1
+                else nearest(key, own | leaves)
+            )
+            raise ConfigError(f"{key} is not one field of {type(config).__name__}.{hint}")
+        nested.setdefault(holders[0], {})[name] = value
+    for part, values in nested.items():
+        direct[part] = dataclasses.replace(direct.get(part, getattr(config, part)), **values)
+    return dataclasses.replace(config, **direct)
+
+
+def _has_field(part: Any, name: str) -> bool:
+    return dataclasses.is_dataclass(part) and name in {f.name for f in dataclasses.fields(part)}
+
+
+def to_toml(data: dict[str, Any]) -> str:
+    """A TOML document of nested tables of plain values; `tomllib` reads it back to the same dict."""
+    return "\n".join(_toml_table(data, ())).strip() + "\n"
+
+
+def _toml_table(data: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines = [f"{key} = {_toml_value(value)}" for key, value in data.items() if not isinstance(value, dict)]
+    if path and (lines or not data):
+        lines = ["", f"[{'.'.join(path)}]", *lines]
+    for key, value in data.items():
+        if isinstance(value, dict):
+            lines += _toml_table(value, (*path, key))
+    return lines
+
+
+def _toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case float():
+            text = repr(value)
+            return text if any(c in text for c in ".einf") else text + ".0"
+        case str():
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+            return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+        case list() | tuple():
+            return "[" + ", ".join(map(_toml_value, value)) + "]"
+    raise TypeError(f"{value!r} has no TOML form here")
+
+
+def from_toml(text: str, source: str = "the TOML text") -> ModelConfig:
+    """A model config from TOML: the whole document, or its [model] table when it has one."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not readable TOML: {error}.") from None
+    return from_dict(data.get("model", data))
