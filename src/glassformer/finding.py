@@ -1,0 +1,70 @@
+"""The only result type: what was measured, against which bound, why that bound, and what to do about it.
+
+Checks, claims, the doctor, weight verification, the command line and the studio all speak in Findings.
+"""
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Verdict(enum.StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+    SKIP = "skip"
+    """Could not be examined: nothing is asserted either way. Never counts as a pass."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One examined statement. `measured <= bound` is a pass; a NaN never is."""
+
+    id: str
+    verdict: Verdict
+    measured: float | None = None
+    bound: float | None = None
+    why: str = ""
+    """Why this bound; for a skip, why nothing could be measured."""
+    remedy: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    """Plain values (numbers, texts, lists) that let a reader repeat the measurement."""
+
+    @classmethod
+    def judge(cls, id: str, measured: float, bound: float, why: str, remedy: str = "", **evidence: Any) -> "Finding":
+        """Compare a measurement with its bound."""
+        passed = math.isfinite(measured) and measured <= bound
+        return cls(id, Verdict.PASS if passed else Verdict.FAIL, float(measured), float(bound), why, remedy, evidence)
+
+    @classmethod
+    def skip(cls, id: str, why: str, remedy: str = "") -> "Finding":
+        return cls(id, Verdict.SKIP, why=why, remedy=remedy)
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict is Verdict.PASS
+
+    def text(self) -> str:
+        """One line: `pass  engine-equals-oracle  3.1e-15 <= 1e-10  (why)`; a failure adds its remedy."""
+        numbers = ""
+        if self.measured is not None and self.bound is not None:
+            relation = "<=" if self.measured <= self.bound else ">" if self.measured > self.bound else "is not <="
+            numbers = f"  {self.measured:.3g} {relation} {self.bound:.3g}"
+        line = f"{self.verdict:<4}  {self.id}{numbers}" + (f"  ({self.why})" if self.why else "")
+        return line + (f"\n      remedy: {self.remedy}" if self.remedy and not self.passed else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form. NaN and infinities become text, which JSON can carry."""
+        return {
+            "id": self.id,
+            "verdict": str(self.verdict),
+            "measured": _json_number(self.measured),
+            "bound": _json_number(self.bound),
+            "why": self.why,
+            "remedy": self.remedy,
+            "evidence": self.evidence,
+        }
+
+
+def _json_number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)

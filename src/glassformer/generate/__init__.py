@@ -1,0 +1,9 @@
+"""From logits to text: sampling, the decoding loop, beam search."""
+
+from glassformer.callable_module import make_callable
+from glassformer.generate.loop import Generated, generate, stream
+from glassformer.generate.sampling import Sampling, distribution, draw
+
+__all__ = ["Generated", "Sampling", "distribution", "draw", "generate", "stream"]
+
+make_callable(__name__, "generate")

@@ -1,0 +1,142 @@
+"""Feeding a model: prompts in, the logits after each row's last token out, one step at a time.
+
+Rows of unequal length are padded on the left, so that every row's next token lands in the same column; the mask and the
+position count keep padding invisible. An encoder-decoder reads the prompt with its encoder (padded on the right) and
+starts its decoder from `special.start`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
+from glassformer.model.cache import CacheKind
+from glassformer.shapes import Bool, Float, Int
+
+Prompts = Sequence[Sequence[int]] | Tensor
+
+
+def read_prompts(model: Model, prompts: Prompts) -> list[list[int]]:
+    """Prompts as lists of ids, checked against the vocabulary and for emptiness."""
+    if isinstance(model, EncoderLM):
+        raise ValueError("an encoder-only model predicts the token at a place, not the next one: it cannot generate.")
+    if isinstance(prompts, Tensor):
+        if prompts.dim() != 2:
+            raise ValueError(f"a prompt tensor of shape {tuple(prompts.shape)}: it must be (rows, length).")
+        prompts = prompts.tolist()
+    rows = [list(prompt) if isinstance(prompt, Sequence | Tensor) else prompt for prompt in prompts]
+    if not rows:
+        raise ValueError("there is no prompt: give at least one list of token ids.")
+    vocabulary = model.config.vocab_size
+    for number, row in enumerate(rows):
+        if isinstance(row, int):
+            raise ValueError("prompts are lists of token ids, one list per row: wrap a single prompt as [prompt].")
+        if not row:
+            raise ValueError(f"prompt {number} is empty: a model needs at least one token to go on from.")
+        for token in row:
+            if isinstance(token, bool) or int(token) != token or not 0 <= token < vocabulary:
+                raise ValueError(f"prompt {number} has token id {token}: ids go from 0 to {vocabulary - 1}.")
+    return [[int(token) for token in row] for row in rows]
+
+
+def check_length(model: Model, rows: list[list[int]], max_new_tokens: int) -> None:
+    """Refuse what the context cannot hold, before any work is done."""
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number of at least 1.")
+    limit = model.config.max_len
+    if limit is None:
+        return
+    longest = max(map(len, rows))
+    if isinstance(model, Seq2Seq):
+        if longest > limit:
+            raise ValueError(f"a source of {longest} tokens is longer than the context of {limit}: shorten it.")
+        longest = 1
+    elif longest >= limit:
+        raise ValueError(
+            f"a prompt of {longest} tokens fills the context of {limit}: shorten it to {limit - 1} or less."
+        )
+    if longest + max_new_tokens > limit:
+        raise ValueError(
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the context of {limit}: "
+            f"ask for {limit - longest} new tokens or fewer."
+        )
+
+
+def pad(
+    rows: list[list[int]], side: str, device: torch.device
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+    """Rows as one tensor with its mask of real tokens; None when all have the same length."""
+    width = max(map(len, rows))
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    real = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        tokens[i, at] = torch.tensor(row)
+        real[i, at] = True
+    return tokens.to(device), None if bool(real.all()) else real.to(device)
+
+
+class Feed:
+    """The running state of one generation. `start` reads the prompts, `step` one more token per row."""
+
+    def __init__(
+        self,
+        model: DecoderLM | Seq2Seq,
+        rows: list[list[int]],
+        max_new_tokens: int,
+        cache: CacheKind | None,
+        chunk: int | None,
+    ):
+        self.model, self.chunk = model, chunk
+        self.memory: Tensor | None = None
+        self.source_mask: Tensor | None = None
+        if isinstance(model, Seq2Seq):
+            source, self.source_mask = pad(rows, "right", model.device)
+            start = model.config.special.start
+            if start is None:
+                raise ValueError("config.special.start is not set: an encoder-decoder needs a first decoder token.")
+            self.memory = model.encode(source, self.source_mask)
+            self.rows = [[start] for _ in rows]
+        else:
+            self.rows = rows
+        self.tokens, self.real = pad(self.rows, "left", model.device)
+        capacity = self.tokens.shape[1] + max_new_tokens
+        self.cache = None if cache is None else model.new_cache(cache, capacity=capacity)
+
+    def start(self) -> Float[Tensor, "B V"]:
+        """Logits after the prompts. In chunks, so that a long prompt needs little memory at a time, when asked to."""
+        width = self.tokens.shape[1]
+        size = self.chunk if self.chunk and self.cache is not None else width
+        logits = self.tokens.new_empty(0)
+        for first in range(0, width, size):
+            at = slice(first, first + size)
+            logits = self._forward(self.tokens[:, at], None if self.real is None else self.real[:, at])
+        return logits
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Logits after one more token per row: one row of work with a cache, everything again without."""
+        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
+        if self.cache is not None:
+            return self._forward(tokens[:, None], None)
+        if self.real is not None:
+            self.real = torch.cat([self.real, torch.ones_like(tokens, dtype=torch.bool)[:, None]], dim=1)
+        return self._forward(self.tokens, self.real)
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        """Row i goes on from the present row parents[i]; there may be more rows afterwards than before."""
+        self.tokens = self.tokens.index_select(0, parents)
+        for name in ("real", "memory", "source_mask"):
+            held = getattr(self, name)
+            setattr(self, name, None if held is None else held.index_select(0, parents))
+        if self.cache is not None:
+            self.cache.reorder(parents)
+
+    def _forward(self, tokens: Int[Tensor, "B T"], real: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B V"]:
+        """Logits of the last column only: the head is not applied to the rest of a prompt."""
+        model = self.model
+        if isinstance(model, Seq2Seq):
+            hidden = model.decode_hidden(tokens, self.memory, self.source_mask, real, cache=self.cache)
+        else:
+            hidden = model.encode(tokens, real, cache=self.cache)
+        return model.logits(hidden[:, -1:])[:, 0]

@@ -1,0 +1,202 @@
+"""Decoding: `stream` yields tokens as they come, `generate` collects them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.generate.beam import beam_search
+from glassformer.generate.feed import Feed, Prompts, check_length, read_prompts
+from glassformer.generate.sampling import GREEDY, Sampling, choose
+from glassformer.model import DecoderLM, Model, Seq2Seq
+from glassformer.model.cache import CacheKind
+
+Stop = int | Sequence[int | Sequence[int]] | None
+
+
+class Generated(list[list[int]]):
+    """One list of ids per prompt: the prompt (an encoder-decoder: the start token) and what was added to it."""
+
+    def __init__(
+        self, rows: list[list[int]], prompt_lengths: list[int], finished: list[str], scores: list[float] | None
+    ):
+        super().__init__(rows)
+        self.prompt_lengths = prompt_lengths
+        self.finished = finished
+        """Why each row ended: "stop" or "length"."""
+        self.scores = scores
+        """Beam search only: log-probability of the continuation / its length ** length_penalty."""
+
+    @property
+    def new(self) -> list[list[int]]:
+        """What was added, without the prompts."""
+        return [row[n:] for row, n in zip(self, self.prompt_lengths, strict=True)]
+
+
+def generate(
+    model: Model,
+    prompts: Prompts,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    beams: int = 1,
+    cache: bool | CacheKind = True,
+    seed: int | Sequence[int] = 0,
+    stop: Stop = None,
+    length_penalty: float = 1.0,
+    prefill_chunk: int | None = None,
+) -> Generated:
+    """Continue each prompt. Greedy unless `sampling` is given; beam search when `beams` > 1.
+
+    Prompts may have unequal lengths: each row gets what it would get alone, whatever stands beside it. One `seed` is
+    used by every row, so a row's draws do not depend on its neighbours either; a list gives one seed per row.
+    `stop` is a token id, or a list of ids and id sequences; a row ends after the first it produces, which is kept. None
+    means the config's end-of-text ids; an empty list never stops. `cache` may name a kind; False recomputes everything.
+    """
+    if type(beams) is not int or beams < 1:
+        raise ValueError(f"beams={beams} must be a whole number of at least 1.")
+    if beams == 1:
+        return _collect(model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk)
+    if sampling is not None and sampling != Sampling(
+        sampling.temperature, repetition_penalty=sampling.repetition_penalty
+    ):
+        raise ValueError(f"beam search does not sample: drop top_k, top_p and min_p, or use beams=1 (beams={beams}).")
+    if sampling is not None and sampling.temperature not in (0.0, 1.0):
+        raise ValueError(f"beam search does not sample: drop temperature={sampling.temperature}, or use beams=1.")
+    rows = read_prompts(model, prompts)
+    check_length(model, rows, max_new_tokens)
+    with _evaluating(model):
+        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk)
+        penalty = 1.0 if sampling is None else sampling.repetition_penalty
+        found = beam_search(feed, max_new_tokens, beams, length_penalty, read_stop(model, stop), penalty)
+    lengths = [len(row) for row in feed.rows]
+    return Generated(
+        [row + best.tokens for row, best in zip(feed.rows, found, strict=True)],
+        lengths,
+        ["stop" if best.stopped else "length" for best in found],
+        [best.score for best in found],
+    )
+
+
+def stream(
+    model: Model,
+    prompts: Prompts,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    cache: bool | CacheKind = True,
+    seed: int | Sequence[int] = 0,
+    stop: Stop = None,
+    prefill_chunk: int | None = None,
+) -> Iterator[list[int | None]]:
+    """One list per step: the token each row gained, None for a row that has ended. Arguments as for `generate`."""
+    rows = read_prompts(model, prompts)
+    check_length(model, rows, max_new_tokens)
+    stops = read_stop(model, stop)
+    sampling = sampling or GREEDY
+    uniform = uniforms(seed, len(rows), max_new_tokens)
+    return _stream(model, rows, max_new_tokens, sampling, cache, uniform, stops, prefill_chunk)
+
+
+def _stream(
+    model: Model,
+    rows: list[list[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    cache: bool | CacheKind,
+    uniform: Tensor,
+    stops: list[list[int]],
+    chunk: int | None,
+) -> Iterator[list[int | None]]:
+    new: list[list[int]] = [[] for _ in rows]
+    ended = [False] * len(rows)
+    with _evaluating(model):
+        feed = _feed(model, rows, max_new_tokens, cache, chunk)
+        seen = _seen(feed.rows, model) if sampling.repetition_penalty != 1 else None
+        logits = feed.start()
+        tokens = torch.empty(0)
+    for step in range(max_new_tokens):
+        # the modes are entered anew at each step: between two tokens the caller's own code runs
+        with _evaluating(model):
+            if step:
+                logits = feed.step(tokens)
+            tokens = choose(logits, sampling, uniform[:, step].to(logits.device), seen)
+            if seen is not None:
+                seen.scatter_(1, tokens[:, None], True)
+        gained: list[int | None] = []
+        for i, token in enumerate(tokens.tolist()):
+            gained.append(None if ended[i] else token)
+            if not ended[i]:
+                new[i].append(token)
+                ended[i] = ends_with(new[i], stops)
+        yield gained
+        if all(ended):
+            return
+
+
+def _collect(model: Model, prompts: Prompts, max_new_tokens: int, *rest: Any) -> Generated:
+    prompts = read_prompts(model, prompts)
+    start = [[model.config.special.start or 0] for _ in prompts] if isinstance(model, Seq2Seq) else prompts
+    new: list[list[int]] = [[] for _ in prompts]
+    for gained in stream(model, prompts, max_new_tokens, *rest):
+        for row, token in zip(new, gained, strict=True):
+            if token is not None:
+                row.append(token)
+    stops = read_stop(model, rest[3])
+    finished = ["stop" if ends_with(row, stops) else "length" for row in new]
+    return Generated([a + b for a, b in zip(start, new, strict=True)], [len(row) for row in start], finished, None)
+
+
+def _feed(model: Model, rows: list[list[int]], max_new_tokens: int, cache: bool | CacheKind, chunk: int | None) -> Feed:
+    assert isinstance(model, DecoderLM | Seq2Seq)  # read_prompts refused the rest
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ValueError(f"prefill_chunk={chunk} must be a whole number of at least 1.")
+    kind: CacheKind | None = "static" if cache is True else None if cache is False else cache
+    return Feed(model, rows, max_new_tokens, kind, chunk)
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """No dropout and no gradients, and the model as it was afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def uniforms(seed: int | Sequence[int], rows: int, steps: int) -> Tensor:
+    """(rows, steps) uniform numbers in [0, 1): one seed gives every row the same stream, a list one to each."""
+    seeds = [seed] * rows if isinstance(seed, int) else list(seed)
+    if len(seeds) != rows:
+        raise ValueError(f"{len(seeds)} seeds were given for {rows} prompts: give one number, or one per prompt.")
+    return torch.stack(
+        [torch.rand(steps, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in seeds]
+    )
+
+
+def read_stop(model: Model, stop: Stop) -> list[list[int]]:
+    """Stop sequences as lists of ids."""
+    if stop is None:
+        stop = list(model.config.special.eos)
+    if isinstance(stop, int):
+        stop = [stop]
+    sequences = [[s] if isinstance(s, int) else list(s) for s in stop]
+    if any(not s for s in sequences):
+        raise ValueError("a stop sequence is empty: it would end every row at once.")
+    return sequences
+
+
+def ends_with(row: list[int], stops: list[list[int]]) -> bool:
+    """Whether what was generated ends in one of the stop sequences."""
+    return any(row[-len(s) :] == s for s in stops)
+
+
+def _seen(rows: list[list[int]], model: Model) -> Tensor:
+    """(B,V): which tokens each row already holds; padding does not count."""
+    seen = torch.zeros(len(rows), model.config.vocab_size, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        seen[i, row] = True
+    return seen.to(model.device)

@@ -1,0 +1,9 @@
+"""The PyTorch engine: one Block, three models, logits out."""
+
+from glassformer.model import masks
+from glassformer.model.cache import Cache
+from glassformer.model.init import build, n_parameters
+from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq
+
+__all__ = ["NO_TAP", "Cache", "DecoderLM", "EncoderLM", "Model", "Seq2Seq", "Tap", "build", "masks", "n_parameters"]

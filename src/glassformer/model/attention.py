@@ -1,0 +1,125 @@
+"""Attention: softmax(scale q k^T + bias) v, over the sequence itself or over an encoder's output.
+
+The explicit path is the definition, written out; the fused path is torch's kernel for the same thing. The explicit one
+runs when a tap asks to see scores or pattern. tests/model/test_attention.py pins them equal.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glassformer import config as c
+from glassformer.model.cache import KV, Store
+from glassformer.model.masks import View
+from glassformer.model.norm import build_norm
+from glassformer.model.positions import Rotation, apply_rotation
+from glassformer.model.tap import Tap
+from glassformer.shapes import Bool, Float
+
+
+class Attention(nn.Module):
+    """H query heads over G key/value heads; query head h reads key/value head h // (H/G)."""
+
+    def __init__(self, cfg: c.ModelConfig):
+        super().__init__()
+        H, G, K, U, D = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value, cfg.d_model
+        self.n_heads, self.n_kv_heads, self.scale, self.dropout = H, G, cfg.scale, cfg.dropout
+        self.q = nn.Linear(D, H * K, bias=cfg.attention.bias)
+        self.k = nn.Linear(D, G * K, bias=cfg.attention.bias)
+        self.v = nn.Linear(D, G * U, bias=cfg.attention.bias)
+        self.o = nn.Linear(H * U, D, bias=cfg.out_bias)
+        self.q_norm = build_norm(K, cfg.attention.qk_norm) if cfg.attention.qk_norm else None
+        self.k_norm = build_norm(K, cfg.attention.qk_norm) if cfg.attention.qk_norm else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        view: View,
+        tap: Tap,
+        rotation: Rotation | None = None,
+        bias: Float[Tensor, "#B H T S"] | None = None,
+        store: Store | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Self-attention: new tokens look at themselves and at what `store` remembers."""
+        k, v = self.project_keys(x, rotation)
+        if store is not None:
+            k, v = store.extend(k, v)
+        return self.attend(x, k, v, view, tap, rotation, bias)
+
+    def project_keys(self, x: Float[Tensor, "B S D"], rotation: Rotation | None = None) -> KV:
+        """k (B,G,S,K), normed and rotated, and v (B,G,S,U)."""
+        k = _split(self.k(x), self.n_kv_heads)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if rotation is not None:
+            k = apply_rotation(k, rotation)
+        return k, _split(self.v(x), self.n_kv_heads)
+
+    def attend(
+        self,
+        x: Float[Tensor, "B T D"],
+        k: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S U"],
+        view: View,
+        tap: Tap,
+        rotation: Rotation | None = None,
+        bias: Float[Tensor, "#B H T S2"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Queries of x over given keys and values. A mask or bias wider than the keys loses its oldest columns."""
+        q = _split(self.q(x), self.n_heads)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if rotation is not None:
+            q = apply_rotation(q, rotation)
+        q, k, v = tap("q", q), tap("k", k), tap("v", v)
+        S = k.shape[2]
+        mask = None if view.mask is None else view.mask[..., -S:]
+        bias = None if bias is None else bias[..., -S:]
+        if view.is_causal and (bias is not None or tap.wants("scores") or tap.wants("pattern")):
+            mask = torch.ones(S, S, dtype=torch.bool, device=k.device).tril()
+        dropout = self.dropout if self.training else 0.0
+        if tap.wants("scores") or tap.wants("pattern"):
+            heads = explicit_attention(q, k, v, self.scale, mask, bias, tap, dropout)
+        else:
+            if bias is not None and mask is not None:
+                bias = bias.masked_fill(~mask, float("-inf"))
+            heads = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask if bias is None else bias,
+                dropout_p=dropout,
+                is_causal=view.is_causal and mask is None,
+                scale=self.scale,
+                enable_gqa=self.n_kv_heads != self.n_heads,
+            )
+        heads = tap("heads", heads)
+        return tap("out", self.o(heads.transpose(1, 2).flatten(2)))
+
+
+def explicit_attention(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S U"],
+    scale: float,
+    mask: Bool[Tensor, "*#m T S"] | None,
+    bias: Float[Tensor, "#B H T S"] | None,
+    tap: Tap,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T U"]:
+    """The definition, line by line. Softmax of half-precision scores is taken in float32."""
+    sharing = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(sharing, dim=1), v.repeat_interleave(sharing, dim=1)  # (B, H, S, ·)
+    scores = q @ k.transpose(-1, -2) * scale  # (B, H, T, S)
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    scores = tap("scores", scores)
+    half = scores.dtype in (torch.bfloat16, torch.float16)
+    pattern = tap("pattern", scores.softmax(-1, dtype=torch.float32 if half else scores.dtype).to(scores.dtype))
+    return F.dropout(pattern, dropout) @ v
+
+
+def _split(x: Float[Tensor, "B T N"], heads: int) -> Float[Tensor, "B H T K"]:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -1,0 +1,60 @@
+"""The position-wise part of a block: dense, gated, or a mixture of either (moe.py)."""
+
+from collections.abc import Callable
+from typing import assert_never
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glassformer import config as c
+from glassformer.model.tap import Tap
+from glassformer.shapes import Float
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,  # exact: x * Phi(x)
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu2": lambda x: F.relu(x).square(),
+    "tanh": torch.tanh,
+}
+
+
+class Dense(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, d_model: int, spec: c.Dense):
+        super().__init__()
+        self.activation = ACTIVATIONS[spec.activation]
+        self.up = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
+        self.down = nn.Linear(spec.d_ff, d_model, bias=spec.bias)
+
+    def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
+        hidden = self.activation(tap("pre", self.up(x)))
+        return self.down(tap("post", hidden))
+
+
+class Gated(nn.Module):
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, d_model: int, spec: c.Gated):
+        super().__init__()
+        self.activation = ACTIVATIONS[spec.activation]
+        self.gate = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
+        self.up = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
+        self.down = nn.Linear(spec.d_ff, d_model, bias=spec.bias)
+
+    def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
+        hidden = self.activation(tap("pre", self.gate(x))) * self.up(x)
+        return self.down(tap("post", hidden))
+
+
+def build_dense(d_model: int, spec: c.Dense | c.Gated) -> Dense | Gated:
+    match spec:
+        case c.Dense():
+            return Dense(d_model, spec)
+        case c.Gated():
+            return Gated(d_model, spec)
+        case _:
+            assert_never(spec)

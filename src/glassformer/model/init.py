@@ -1,0 +1,92 @@
+"""Every initial distribution, in one table, and `build`, which makes a model with them."""
+
+import fnmatch
+import math
+
+import torch
+from torch import nn
+
+from glassformer import config as c
+from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq
+
+# Pattern of the parameter's name -> distribution. First match wins; a name that matches none is an error.
+#   normal: N(0, init_std^2);  residual: N(0, (init_std / sqrt(number of residual branches))^2), so that the stream's
+#   variance does not grow with depth (Radford et al. 2019, 2.3);  one, zero: constants.
+TABLE: tuple[tuple[str, str], ...] = (
+    ("*norm*.weight", "one"),
+    ("*.bias", "zero"),
+    ("*.blocks.*.o.weight", "residual"),
+    ("*.blocks.*.down.weight", "residual"),
+    ("*.blocks.*.weight", "normal"),
+    ("embed.*.weight", "normal"),
+    ("*.position.weight", "normal"),
+    ("head.*weight", "normal"),
+    ("pooler.weight", "normal"),
+)
+
+
+def build(
+    config: c.ModelConfig,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Model:
+    """A model with fresh weights. The same config and seed give the same weights, whatever the device or dtype.
+
+    On device "meta" nothing is allocated: shapes only.
+    """
+    with torch.device("meta"):
+        model = _construct(config)
+    model = model.to(dtype)
+    if torch.device(device).type == "meta":
+        return model
+    model = model.to_empty(device=device)
+    init_weights(model, seed)
+    return model
+
+
+def _construct(config: c.ModelConfig) -> Model:
+    match config:
+        case c.DecoderConfig():
+            return DecoderLM(config)
+        case c.EncoderConfig():
+            return EncoderLM(config)
+        case c.Seq2SeqConfig():
+            return Seq2Seq(config)
+    raise TypeError(f"cannot build a {type(config).__name__}: give a DecoderConfig, EncoderConfig or Seq2SeqConfig.")
+
+
+@torch.no_grad()
+def init_weights(model: Model, seed: int) -> None:
+    """Fill every parameter from TABLE, drawing on the CPU in float32 so that devices and dtypes agree."""
+    config = model.config
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        kind = distribution(name)
+        if kind in ("one", "zero"):
+            parameter.fill_(1.0 if kind == "one" else 0.0)
+            continue
+        std = config.init_std
+        if kind == "residual":
+            std /= math.sqrt(_residual_branches(config, name))
+        parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+
+
+def distribution(name: str) -> str:
+    """The entry of TABLE that a parameter's name falls under."""
+    for pattern, kind in TABLE:
+        if fnmatch.fnmatchcase(name, pattern):
+            return kind
+    raise KeyError(f"parameter {name} matches no row of the table of initial distributions")
+
+
+def _residual_branches(config: c.ModelConfig, name: str) -> int:
+    """How many branches are added to the stream that this parameter writes to."""
+    if isinstance(config, c.Seq2SeqConfig):
+        return 2 * config.n_encoder_layers if name.startswith("encoder.") else 3 * config.n_layers
+    return 2 * config.n_layers
+
+
+def n_parameters(model: nn.Module) -> int:
+    """Scalars in the model; a shared (tied) tensor counts once."""
+    return sum(p.numel() for p in model.parameters())

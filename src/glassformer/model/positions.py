@@ -1,0 +1,210 @@
+"""Where a token stands: what is added to the embedding, how queries and keys are rotated, what biases the scores.
+
+Every scheme answers the same three questions (`add`, `rotation`, `bias`) and returns nothing for the ones that do not
+concern it, so attention and blocks never ask which scheme is in use.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple, assert_never
+
+import torch
+from torch import Tensor, nn
+
+from glassformer import config as c
+from glassformer.shapes import Float, Int
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the T new tokens, R/2 of each; R components of a head are rotated."""
+
+    cos: Float[Tensor, "#B 1 T P"]
+    sin: Float[Tensor, "#B 1 T P"]
+    pairing: str
+
+
+class NoPosition(nn.Module):
+    """Adds, rotates and biases nothing. The base of the others: each overrides what it does."""
+
+    def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        return x
+
+    def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Rotation | None:
+        return None
+
+    def bias(
+        self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
+    ) -> Float[Tensor, "#B H T S"] | None:
+        return None
+
+
+class Learned(NoPosition):
+    """x + table[position + offset]."""
+
+    def __init__(self, rows: int, d_model: int, offset: int):
+        super().__init__()
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(rows, d_model))
+
+    def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        return x + nn.functional.embedding(positions + self.offset, self.weight)
+
+
+class Sinusoidal(NoPosition):
+    """x + waves(position). Angles are computed in float64: in float32 position 10,000 is off by 1e-3 radians."""
+
+    def __init__(self, spec: c.Sinusoidal):
+        super().__init__()
+        self.spec = spec
+
+    def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        return x + sinusoids(positions, x.shape[-1], self.spec).to(x.dtype)
+
+
+class Rotary(NoPosition):
+    """Rotates each pair (a, b) of q and k to (a cos - b sin, a sin + b cos) by its angle position * frequency."""
+
+    def __init__(self, spec: c.Rotary, d_head: int):
+        super().__init__()
+        self.spec, self.d_rotated = spec, spec.rotated(d_head)
+
+    def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Rotation | None:
+        frequencies, factor = rotary_frequencies(self.spec, self.d_rotated, positions.device)
+        angles = positions[:, None, :, None].to(torch.float64) * frequencies  # (B, 1, T, R/2)
+        return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype), self.spec.pairing)
+
+
+class Alibi(NoPosition):
+    """-slope_h * |query position - key position| on the scores: distance costs, the more the steeper the head."""
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.n_heads = n_heads
+
+    def bias(
+        self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
+    ) -> Float[Tensor, "#B H T S"] | None:
+        distance = (queries[:, :, None] - keys[:, None, :]).abs()  # (B, T, S)
+        slopes = torch.tensor(alibi_slopes(self.n_heads), dtype=torch.float64, device=keys.device)
+        return (-slopes[:, None, None] * distance[:, None]).to(dtype)
+
+
+class T5Bias(NoPosition):
+    """table[bucket(key position - query position), head] on the scores."""
+
+    def __init__(self, spec: c.T5Bias, n_heads: int, causal: bool):
+        super().__init__()
+        self.spec, self.causal = spec, causal
+        self.weight = nn.Parameter(torch.empty(spec.buckets, n_heads))
+
+    def bias(
+        self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
+    ) -> Float[Tensor, "#B H T S"] | None:
+        buckets = t5_buckets(keys[:, None, :] - queries[:, :, None], self.spec, self.causal)  # (B, T, S)
+        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2).to(dtype)
+
+
+def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
+    match cfg.position:
+        case c.NoPosition():
+            return NoPosition()
+        case c.Learned(offset=offset):
+            assert cfg.max_len is not None  # the config saw to it
+            return Learned(cfg.max_len + offset, cfg.d_model, offset)
+        case c.Sinusoidal():
+            return Sinusoidal(cfg.position)
+        case c.Rotary():
+            return Rotary(cfg.position, cfg.d_head)
+        case c.Alibi():
+            return Alibi(cfg.n_heads)
+        case c.T5Bias():
+            return T5Bias(cfg.position, cfg.n_heads, causal)
+        case _:
+            assert_never(cfg.position)
+
+
+def sinusoids(positions: Int[Tensor, "*n"], width: int, spec: c.Sinusoidal) -> Float[Tensor, "*n W"]:
+    """sin and cos of position * base^(-2i/width), laid out as the config says; float64."""
+    half = torch.arange(width // 2, dtype=torch.float64, device=positions.device)
+    angles = positions[..., None].to(torch.float64) * spec.base ** (-2 * half / width)
+    waves = torch.stack([angles.sin(), angles.cos()], dim=-1 if spec.layout == "interleaved" else -2)
+    return waves.flatten(-2)
+
+
+@lru_cache(maxsize=64)
+def rotary_frequencies(spec: c.Rotary, rotated: int, device: torch.device) -> tuple[Float[Tensor, "P"], float]:
+    """Radians per position of each of the R/2 pairs (float64), and the factor on cosines and sines."""
+    pair = torch.arange(0, rotated, 2, dtype=torch.float64, device=device)
+    frequencies = spec.base ** (-pair / rotated)
+    match spec.scaling:
+        case None:
+            return frequencies, 1.0
+        case c.LinearScaling(factor=factor):
+            return frequencies / factor, 1.0
+        case c.NTKScaling(factor=factor):
+            base = spec.base * factor ** (rotated / (rotated - 2))
+            return base ** (-pair / rotated), 1.0
+        case c.YarnScaling():
+            return _yarn(frequencies, spec.base, rotated, spec.scaling)
+        case c.Llama3Scaling():
+            return _llama3(frequencies, spec.scaling), 1.0
+        case _:
+            assert_never(spec.scaling)
+
+
+def _yarn(frequencies: Tensor, base: float, rotated: int, s: c.YarnScaling) -> tuple[Tensor, float]:
+    def pair_turning(times: float) -> float:
+        """The (fractional) pair that makes `times` full turns over the original context."""
+        return rotated * math.log(s.original_max_len / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_turning(s.beta_fast), pair_turning(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    pair = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
+    slow = ((pair - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: keep the frequency, 1: interpolate it
+    factor = s.attention_factor if s.attention_factor is not None else 0.1 * math.log(s.factor) + 1
+    return frequencies / s.factor * slow + frequencies * (1 - slow), factor
+
+
+def _llama3(frequencies: Tensor, s: c.Llama3Scaling) -> Tensor:
+    turns = s.original_max_len * frequencies / (2 * math.pi)  # full turns over the original context
+    keep = ((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(0, 1)
+    return frequencies * (keep + (1 - keep) / s.factor)
+
+
+def apply_rotation(x: Float[Tensor, "B N T K"], rotation: Rotation) -> Float[Tensor, "B N T K"]:
+    """Turn the first R components of every head; the rest pass through."""
+    rotated = 2 * rotation.cos.shape[-1]
+    turning, still = x[..., :rotated], x[..., rotated:]
+    if rotation.pairing == "halves":
+        a, b = turning.chunk(2, dim=-1)
+    else:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+    turned = [a * rotation.cos - b * rotation.sin, a * rotation.sin + b * rotation.cos]
+    if rotation.pairing == "halves":
+        return torch.cat([*turned, still], dim=-1)
+    return torch.cat([torch.stack(turned, dim=-1).flatten(-2), still], dim=-1)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """One slope per head. A count that is no power of two borrows every other slope of the next one."""
+    power = 2 ** int(math.log2(n_heads))
+    slopes = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
+    borrowed = [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * (n_heads - power), 2)]
+    return slopes + borrowed
+
+
+def t5_buckets(offset: Int[Tensor, "*n"], spec: c.T5Bias, causal: bool) -> Int[Tensor, "*n"]:
+    """Bucket of each offset (key - query): exact near zero, logarithmic up to max_distance, the last one beyond.
+
+    The logarithm is taken in float32 as in the released models: at a bucket's edge another precision rounds elsewhere.
+    """
+    if causal:
+        buckets, start, distance = spec.buckets, torch.zeros_like(offset), (-offset).clamp(min=0)
+    else:
+        buckets, start, distance = spec.buckets // 2, (offset > 0) * (spec.buckets // 2), offset.abs()
+    exact = buckets // 2
+    ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(spec.max_distance / exact)
+    far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return start + torch.where(distance < exact, distance, far)

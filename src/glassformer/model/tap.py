@@ -1,0 +1,73 @@
+"""Named places in the computation, and how to listen to them.
+
+Every forward takes a `tap`. At each site the model writes `x = tap("resid_mid", x)`: a tap may record the tensor or
+return another one in its place. The model never wraps, hooks or subclasses anything for the sake of being looked at;
+with no tap the call is an identity and attention takes its fused path.
+
+Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` before `embed`, `block` and `final`):
+
+    embed                            (B,T,D)  tokens (+ segments, + positions, normed)
+    block.I.resid_pre                (B,T,D)  the stream entering block I
+    block.I.attention.normed         (B,T,D)  what attention reads (pre-norm and parallel placement)
+    block.I.attention.q              (B,H,T,K)  after QK-norm and rotation
+    block.I.attention.k              (B,G,S,K)  cached and new
+    block.I.attention.v              (B,G,S,U)
+    block.I.attention.scores         (B,H,T,S)  scaled, biased and masked: what softmax reads
+    block.I.attention.pattern        (B,H,T,S)
+    block.I.attention.heads          (B,H,T,U)  pattern @ v, before the output projection
+    block.I.attention.out            (B,T,D)    what is added to the stream
+    block.I.cross.*                  the same, over the encoder's output
+    block.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward
+    block.I.feedforward.normed       (B,T,D)
+    block.I.feedforward.pre          (B,T,F)  before the activation (a gate's, when gated)
+    block.I.feedforward.post         (B,T,F)  what the down projection reads
+    block.I.feedforward.router       (B,T,E)  probabilities over experts
+    block.I.feedforward.choice       (B,T,A)  experts chosen
+    block.I.feedforward.out          (B,T,D)
+    block.I.resid_post               (B,T,D)
+    final                            (B,T,D)  what the head reads
+    logits                           (B,T,V)
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Tap(Protocol):
+    """What a forward calls at each site. `wants` is asked before anything is computed only to be looked at."""
+
+    def __call__(self, site: str, value: Tensor) -> Tensor: ...
+
+    def wants(self, site: str) -> bool: ...
+
+
+class NoTap:
+    """Records nothing, changes nothing."""
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        return value
+
+    def wants(self, site: str) -> bool:
+        return False
+
+
+NO_TAP = NoTap()
+
+
+class Scoped:
+    """A tap whose sites all start with a prefix: a block names its sites without knowing its number."""
+
+    def __init__(self, tap: Tap, prefix: str):
+        self.tap, self.prefix = tap, prefix
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        return self.tap(self.prefix + site, value)
+
+    def wants(self, site: str) -> bool:
+        return self.tap.wants(self.prefix + site)
+
+
+def scoped(tap: Tap, prefix: str) -> Tap:
+    """`tap` under a prefix; the no-op tap stays itself, so an unwatched forward builds no strings."""
+    return tap if tap is NO_TAP else Scoped(tap, prefix)
