@@ -7,7 +7,7 @@ Kinds of store: `Growing` (concatenates; gradients flow), `Static` (writes into 
 `Windowed` (keeps what a sliding window can still see).
 """
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ CacheKind = Literal["growing", "static", "windowed"]
 KV = tuple[Tensor, Tensor]
 
 
+@runtime_checkable
 class Store(Protocol):
     """One layer's keys (B,G,S,K) and values (B,G,S,U). The last column returned by `extend` is the newest token."""
 

@@ -29,11 +29,12 @@ Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` 
     logits                           (B,T,V)
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 
+@runtime_checkable
 class Tap(Protocol):
     """What a forward calls at each site. `wants` is asked before anything is computed only to be looked at."""
 

@@ -1,0 +1,30 @@
+"""Shared switches: shape annotations are executed, torch uses one thread per worker, hypothesis is deterministic."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+# Before anything imports them: every annotated shape and dtype in the engine is checked at each call.
+_hook = install_import_hook(["glassformer.model", "glassformer.generate"], "beartype.beartype")
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+)
+hypothesis.settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Two workers on two cores: one thread each, and the same summation order everywhere."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)

@@ -1,0 +1,227 @@
+"""The engine against the oracle, in float64, over every variant a config can say."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glassformer import config as c
+from glassformer.model import build, masks, n_parameters
+from glassformer.model.transformer import _check_input
+from glassformer.reference import encode, forward, forward_seq2seq, pool, prefix_mask
+from tests import variants
+from tests.variants import lively, ragged_mask, tokens
+
+# Two float64 implementations of two layers of width 14 differ by summation order alone: measured at most 3e-14 here.
+BOUND = 1e-10
+paddings = st.sampled_from([None, "left", "right"])
+
+
+def difference(engine: torch.Tensor, oracle: np.ndarray, mask: torch.Tensor | None = None) -> float:
+    assert engine.shape == oracle.shape
+    delta = (engine.detach() - torch.from_numpy(oracle)).abs()
+    return float((delta if mask is None else delta[mask]).max())
+
+
+@settings(max_examples=120)
+@given(config=variants.decoders, padding=paddings, seed=st.integers(0, 99))
+def test_decoder_equals_oracle(config, padding, seed):
+    model, params = lively(config, seed)
+    ids = tokens(3, 13, seed)
+    mask = None if padding is None else ragged_mask([13, 7, 1], 13, padding)
+    assert difference(model(ids, mask=mask), forward(config, params, ids, mask=mask), mask) <= BOUND
+
+
+@settings(max_examples=60)
+@given(config=variants.encoders, padding=paddings, seed=st.integers(0, 99))
+def test_encoder_equals_oracle(config, padding, seed):
+    model, params = lively(config, seed)
+    ids = tokens(3, 13, seed)
+    mask = None if padding is None else ragged_mask([13, 7, 1], 13, padding)
+    segments = tokens(3, 13, seed + 1, vocab=3) if config.embedding.n_segments else None
+    logits = forward(config, params, ids, mask=mask, segments=segments)
+    assert difference(model(ids, mask=mask, segments=segments), logits, mask) <= BOUND
+    hidden = encode(config, params, ids, mask=mask, segments=segments)
+    assert difference(model.encode(ids, mask=mask, segments=segments), hidden, mask) <= BOUND
+    if config.pooler:
+        assert difference(model.pool(torch.from_numpy(hidden)), pool(config, params, hidden)) <= BOUND
+
+
+@settings(max_examples=60)
+@given(config=variants.seq2seqs, padding=paddings, seed=st.integers(0, 99))
+def test_seq2seq_equals_oracle(config, padding, seed):
+    model, params = lively(config, seed)
+    source, target = tokens(3, 11, seed), tokens(3, 7, seed + 1)
+    source_mask = None if padding is None else ragged_mask([11, 5, 1], 11, padding)
+    mask = None if padding is None else ragged_mask([7, 3, 1], 7, padding)
+    expected = forward_seq2seq(config, params, source, target, source_mask=source_mask, mask=mask)
+    assert difference(model(source, target, source_mask=source_mask, mask=mask), expected, mask) <= BOUND
+
+
+@settings(max_examples=80)
+@given(
+    config=variants.decoders,
+    padding=paddings,
+    kind=st.sampled_from(["growing", "static", "fixed", "windowed"]),
+    cuts=st.lists(st.integers(1, 12), max_size=6),
+    seed=st.integers(0, 99),
+)
+def test_cached_steps_equal_oracle(config, padding, kind, cuts, seed):
+    """Chunks of any size through every kind of cache give the oracle's full pass."""
+    if kind == "windowed" and config.attention.window is None:
+        kind = "growing"
+    model, params = lively(config, seed)
+    ids = tokens(3, 13, seed)
+    mask = None if padding is None else ragged_mask([13, 7, 1], 13, padding)
+    expected = forward(config, params, ids, mask=mask)
+    cache = model.new_cache("static" if kind == "fixed" else kind, capacity=13, fixed=kind == "fixed")
+    edges = [0, *sorted(set(cuts)), 13]
+    with torch.no_grad():
+        steps = [
+            model(ids[:, a:b], mask=None if mask is None else mask[:, a:b], cache=cache)
+            for a, b in itertools.pairwise(edges)
+        ]
+    assert difference(torch.cat(steps, dim=1), expected, mask) <= BOUND
+
+
+@settings(max_examples=30)
+@given(config=variants.seq2seqs, kind=st.sampled_from(["growing", "static", "fixed"]), seed=st.integers(0, 99))
+def test_cached_seq2seq_steps_equal_oracle(config, kind, seed):
+    model, params = lively(config, seed)
+    source, target = tokens(2, 11, seed), tokens(2, 7, seed + 1)
+    source_mask = ragged_mask([11, 5], 11, "right")
+    expected = forward_seq2seq(config, params, source, target, source_mask=source_mask)
+    cache = model.new_cache("static" if kind == "fixed" else kind, capacity=7, fixed=kind == "fixed")
+    with torch.no_grad():
+        steps = [model(source, target[:, a:b], source_mask, cache=cache) for a, b in [(0, 3), (3, 4), (4, 7)]]
+    assert difference(torch.cat(steps, dim=1), expected) <= BOUND
+
+
+@pytest.mark.parametrize("name", variants.POSITIONS)
+def test_explicit_positions_equal_oracle(name):
+    config = variants.decoder(position=variants.POSITIONS[name])
+    model, params = lively(config)
+    ids, positions = tokens(2, 7), torch.tensor([[3, 4, 9, 9, 0, 1, 28], [0, 2, 4, 6, 8, 10, 12]])
+    assert difference(model(ids, positions=positions), forward(config, params, ids, positions=positions)) <= BOUND
+
+
+def test_prefix_mask_equals_oracle():
+    config = variants.decoder()
+    model, params = lively(config)
+    ids = tokens(2, 7)
+    engine_mask = masks.prefix(torch.tensor([3, 5]), 7)
+    assert np.array_equal(engine_mask.numpy(), prefix_mask([3, 5], 7))
+    assert difference(model(ids, mask=engine_mask), forward(config, params, ids, mask=engine_mask)) <= BOUND
+
+
+def test_dropping_the_causal_mask_is_the_only_change_between_decoder_and_encoder():
+    """Same weights, and a decoder given a full pattern, make an encoder; names differ by the stack's name alone."""
+    spec = variants.decoder()
+    fields = {name: getattr(spec, name) for name in ("vocab_size", "d_model", "n_layers", "attention", "feedforward")}
+    encoder = build(c.EncoderConfig(**fields, max_len=spec.max_len), dtype=torch.float64)
+    decoder = build(spec, dtype=torch.float64)
+    renamed = {k.replace("decoder.", "encoder."): v for k, v in decoder.state_dict().items()}
+    encoder.load_state_dict(renamed)
+    ids = tokens(2, 7)
+    everything = torch.ones(2, 7, 7, dtype=torch.bool)
+    assert torch.equal(decoder(ids, mask=everything), encoder(ids, mask=everything))
+    assert (decoder(ids) - encoder(ids)).abs().max() > 1e-6
+
+
+@settings(max_examples=40)
+@given(config=variants.decoders, seed=st.integers(0, 99))
+def test_future_tokens_do_not_change_past_logits(config, seed):
+    """Exactly, when shapes are equal: a masked score is -inf and its weight 0, so the future enters no sum."""
+    model, _ = lively(config, seed)
+    ids = tokens(2, 11, seed)
+    changed = ids.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % variants.V
+    before, after = model(ids)[:, :7], model(changed)[:, :7]
+    # a mixture of experts groups tokens by expert: other matrix shapes, other rounding
+    bound = 1e-12 if isinstance(config.feedforward, c.MoE) else 0.0
+    assert (before - after).abs().max() <= bound
+
+
+@settings(max_examples=40)
+@given(config=variants.decoders, side=st.sampled_from(["left", "right"]))
+def test_padding_content_is_inert(config, side):
+    model, _ = lively(config)
+    ids, mask = tokens(3, 11), ragged_mask([11, 6, 2], 11, side)
+    junk = torch.where(mask, ids, (ids + 5) % variants.V)
+    assert (model(ids, mask=mask) - model(junk, mask=mask))[mask].abs().max() <= 1e-12
+
+
+def test_one_token_works_everywhere():
+    for name, position in variants.POSITIONS.items():
+        model, params = lively(variants.decoder(position=position))
+        ids = tokens(1, 1)
+        assert difference(model(ids), forward(model.config, params, ids)) <= BOUND, name
+
+
+@pytest.mark.parametrize("position", [c.Rotary(), c.Alibi(), c.T5Bias(buckets=8, max_distance=20), c.NoPosition()])
+def test_relative_schemes_ignore_a_shift_of_all_positions(position):
+    model, _ = lively(variants.decoder(position=position))
+    ids, here = tokens(2, 9), torch.arange(9)[None]
+    assert (model(ids, positions=here) - model(ids, positions=here + 1000)).abs().max() <= 1e-9
+
+
+@pytest.mark.parametrize("position", [c.Learned(), c.Sinusoidal()])
+def test_absolute_schemes_notice_a_shift(position):
+    model, _ = lively(variants.decoder(position=position))
+    ids, here = tokens(2, 9), torch.arange(9)[None]
+    assert (model(ids, positions=here) - model(ids, positions=here + 10)).abs().max() > 1e-3
+
+
+def test_tied_head_is_the_same_parameter_and_saves_exactly_v_times_d():
+    tied, untied = build(variants.decoder()), build(variants.decoder(head=c.Head(tied=False)))
+    assert n_parameters(untied) - n_parameters(tied) == variants.V * variants.D
+    assert "head.weight" not in tied.state_dict()
+    with torch.no_grad():
+        untied.load_state_dict({**tied.state_dict(), "head.weight": tied.embed.tokens.weight})
+    ids = tokens(2, 5)
+    assert torch.equal(tied(ids), untied(ids))
+
+
+def test_gradients_reach_every_parameter():
+    """Except a key bias, which shifts all scores of a query alike and so has none; it must be exactly that one."""
+    model, _ = lively(variants.decoder(norm=c.RMSNorm(), position=c.Rotary()))
+    logits = model(tokens(2, variants.MAX_LEN))
+    (logits * torch.randn_like(logits)).sum().backward()
+    dead = {name for name, p in model.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-12}
+    assert dead <= {"decoder.blocks.0.attention.k.bias", "decoder.blocks.1.attention.k.bias"}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: m(torch.tensor([[0, variants.V]])), "token id 31 is outside the vocabulary of 31"),
+        (lambda m: m(torch.tensor([[-1]])), "token id -1"),
+        (lambda m: m(torch.zeros(1, 0, dtype=torch.long)), "neither of them empty"),
+        (lambda m: m(torch.zeros(1, variants.MAX_LEN + 1, dtype=torch.long)), "position 29 has no row"),
+        (lambda m: m(tokens(1, 3), positions=torch.tensor([[0, 1, -1]])), "position -1"),
+        (lambda m: _check_input(tokens(2, 3), torch.ones(2, 4, dtype=torch.bool)), "does not fit tokens"),
+        (lambda m: _check_input(tokens(1, 3), torch.ones(1, 3, dtype=torch.long)), "must be boolean"),
+        (lambda m: m(tokens(2, 3), mask=torch.ones(2, 3, 4, dtype=torch.bool)), "does not fit 3 queries over 3 keys"),
+        (lambda m: m(tokens(1, 3), segments=torch.zeros(1, 3, dtype=torch.long)), "without segment embeddings"),
+    ],
+)
+def test_bad_input_is_refused_in_words(call, words):
+    """Two go straight to the check: through a model, the tests' own shape checker would speak first."""
+    with pytest.raises(ValueError, match=words):
+        call(build(variants.decoder()))
+
+
+def test_a_model_without_head_says_so():
+    model = build(c.replace(variants.decoder(), head=None))
+    with pytest.raises(ValueError, match="no head"):
+        model(tokens(1, 3))
+    assert model.encode(tokens(1, 3)).shape == (1, 3, variants.D)
+
+
+def test_seq2seq_decoder_without_memory_says_so():
+    model = build(variants.seq2seq())
+    with pytest.raises(ValueError, match="nothing to read"):
+        model.decode(tokens(1, 3), None)

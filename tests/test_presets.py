@@ -1,0 +1,91 @@
+"""Presets: counts equal to the published models', changes reach the right field, unknown names are helped."""
+
+import re
+
+import pytest
+
+from glassformer import presets
+from glassformer.config import ConfigError, LayerNorm, MoE, from_dict, to_dict
+from glassformer.size import active, count
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "llama2_7b": 6_738_415_616,
+    "llama3_8b": 8_030_261_248,
+    "mistral_7b": 7_241_732_096,
+    "mixtral_8x7b": 46_702_792_704,
+}
+
+
+@pytest.mark.parametrize("name", presets.ALL)
+def test_preset_survives_the_round_trip_to_a_dict(name):
+    config = presets.get(name)
+    assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize("name", presets.ALL)
+def test_the_count_in_a_docstring_is_the_count(name):
+    doc = presets.ALL[name].__doc__ or ""
+    stated = re.search(r"([\d,]+) parameters", doc)
+    assert stated, doc
+    assert int(stated[1].replace(",", "")) == count(presets.get(name))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_count_equals_the_published_integer(name):
+    assert count(presets.get(name)) == PUBLISHED[name]
+
+
+def test_mixtral_activates_two_experts_of_eight():
+    assert active(presets.mixtral_8x7b()) == 12_879_925_248
+
+
+def test_small_presets_are_the_size_they_claim():
+    assert 100_000 < count(presets.llama_tiny()) < 1_000_000
+    assert isinstance(presets.moe_tiny().feedforward, MoE)
+    nano = presets.nano()
+    assert (nano.n_layers, nano.n_heads, nano.d_model, nano.max_len, nano.vocab_size) == (4, 4, 128, 64, 65)
+    # nanoGPT prints its count without the position table: 0.80M and 10.65M.
+    assert count(nano) - 64 * 128 == 795_904
+    assert round((count(presets.shakespeare()) - 256 * 384) / 1e6, 2) == 10.65
+
+
+def test_changes_reach_the_parts():
+    config = presets.gpt2(n_layers=2, n_heads=4, d_ff=100, attention__bias=False)
+    assert (config.n_layers, config.n_heads, config.d_ff, config.attention.bias) == (2, 4, 100, False)
+    assert config.vocab_size == 50257
+
+
+def test_changes_override_what_one_preset_builds_on_another():
+    config = presets.roberta_base(n_layers=3, norm=LayerNorm(eps=1e-3), n_segments=4)
+    assert (config.n_layers, config.norm.eps, config.embedding.n_segments) == (3, 1e-3, 4)
+
+
+def test_a_smaller_vocabulary_drops_the_ids_outside_it():
+    assert presets.gpt2(vocab_size=97).special.eos == ()
+    assert presets.gpt2(vocab_size=50257).special.eos == (50256,)
+    assert presets.t5_small(vocab_size=97).special == presets.t5_small().special
+
+
+def test_scales_that_depend_on_the_width_follow_it():
+    assert presets.transformer_base(d_model=64).embedding.scale == 8.0
+    assert presets.t5_small(d_model=64).head.scale == 0.125
+    assert presets.t5_v1_1_small(d_model=64).head.scale == 1.0
+    assert presets.transformer_base(d_model=64, embedding__scale=3.0).embedding.scale == 3.0
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(ConfigError, match="n_layers"):
+        presets.gpt2(n_layer=2)
+
+
+def test_get_forgives_spelling_and_names_the_nearest():
+    assert presets.get("GPT2-medium") == presets.gpt2_medium()
+    assert presets.get("qwen2-0.5b") == presets.qwen2_0_5b()
+    with pytest.raises(ConfigError, match=r"'gpt3' is not a preset\. Did you mean .*gpt2"):
+        presets.get("gpt3")
+    with pytest.raises(ConfigError, match="Use one of gpt2, "):
+        presets.get("zzzzzz")

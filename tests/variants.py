@@ -1,0 +1,157 @@
+"""Configs and models for tests: every variant the config can say, with a different prime for each dimension.
+
+H = 6 over G = 2 or 3 (neither 1 nor H), D = 14 unequal to H·K, K = 4 and U = 5, V = 31, F = 11, T = 13.
+"""
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from glassformer import config as c
+from glassformer.model import Model, build
+from glassformer.reference import random_params
+
+V, D, F, K, U, MAX_LEN = 31, 14, 11, 4, 5, 29
+
+activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh"])
+norms = st.sampled_from([c.LayerNorm(), c.LayerNorm(eps=1e-3, bias=False), c.RMSNorm(), c.RMSNorm(eps=1e-2)])
+scalings = st.sampled_from(
+    [
+        None,
+        c.LinearScaling(factor=3.0),
+        c.NTKScaling(factor=2.5),
+        c.YarnScaling(factor=4.0, original_max_len=16),
+        c.YarnScaling(factor=2.0, original_max_len=64, beta_fast=4.0, attention_factor=1.25, truncate=False),
+        c.Llama3Scaling(factor=8.0, original_max_len=32),
+    ]
+)
+rotary = st.builds(
+    c.Rotary,
+    base=st.sampled_from([100.0, 10000.0]),
+    pairing=st.sampled_from(["halves", "interleaved"]),
+    fraction=st.just(1.0),
+    scaling=scalings,
+) | st.builds(
+    c.Rotary,
+    pairing=st.sampled_from(["halves", "interleaved"]),
+    fraction=st.just(0.5),
+    scaling=st.sampled_from([None, c.LinearScaling(factor=3.0)]),
+)
+positions = (
+    st.sampled_from(
+        [
+            c.NoPosition(),
+            c.Learned(),
+            c.Learned(offset=2),
+            c.Sinusoidal(),
+            c.Sinusoidal(base=50.0, layout="halves"),
+            c.Alibi(),
+            c.T5Bias(buckets=8, max_distance=20),
+        ]
+    )
+    | rotary
+)
+dense = st.builds(c.Dense, d_ff=st.just(F), activation=activations, bias=st.booleans())
+gated = st.builds(c.Gated, d_ff=st.just(F), activation=activations, bias=st.booleans())
+moe = st.builds(
+    c.MoE, n_experts=st.just(5), n_active=st.sampled_from([1, 2, 5]), expert=dense | gated, normalize=st.booleans()
+)
+attentions = st.builds(
+    c.Attention,
+    n_heads=st.just(6),
+    n_kv_heads=st.sampled_from([None, 1, 2, 3]),
+    d_head=st.just(K),
+    d_value=st.sampled_from([None, U]),
+    scale=st.sampled_from([None, 1.0, 0.37]),
+    bias=st.booleans(),
+    out_bias=st.sampled_from([None, True, False]),
+    qk_norm=st.sampled_from([None, c.RMSNorm(), c.LayerNorm()]),
+    window=st.sampled_from([None, 1, 4]),
+)
+heads = st.builds(
+    c.Head,
+    tied=st.booleans(),
+    bias=st.booleans(),
+    scale=st.sampled_from([1.0, 0.25]),
+    transform=st.none() | activations,
+)
+embeddings = st.builds(c.Embedding, scale=st.sampled_from([1.0, 3.7]), n_segments=st.just(0), norm=st.booleans())
+common = {
+    "vocab_size": st.just(V),
+    "d_model": st.just(D),
+    "n_layers": st.just(2),
+    "attention": attentions,
+    "feedforward": dense | gated | moe,
+    "norm": norms,
+    "position": positions,
+    "max_len": st.just(MAX_LEN),
+    "embedding": embeddings,
+    "head": heads,
+}
+decoders = st.builds(c.DecoderConfig, placement=st.sampled_from(["pre", "post", "parallel"]), **common)
+encoders = st.builds(
+    c.EncoderConfig,
+    placement=st.sampled_from(["pre", "post", "parallel"]),
+    pooler=st.booleans(),
+    **{**common, "embedding": st.builds(c.Embedding, n_segments=st.sampled_from([0, 3]), norm=st.booleans())},
+)
+seq2seqs = st.builds(c.Seq2SeqConfig, placement=st.sampled_from(["pre", "post"]), n_encoder_layers=st.just(1), **common)
+
+# One of each position scheme, for tests that must see them all in every run.
+POSITIONS: dict[str, c.Position] = {
+    "none": c.NoPosition(),
+    "learned": c.Learned(),
+    "sinusoidal": c.Sinusoidal(),
+    "rotary-halves": c.Rotary(),
+    "rotary-interleaved": c.Rotary(pairing="interleaved", fraction=0.5),
+    "rotary-yarn": c.Rotary(scaling=c.YarnScaling(factor=4.0, original_max_len=16)),
+    "rotary-llama3": c.Rotary(scaling=c.Llama3Scaling(factor=8.0, original_max_len=32)),
+    "alibi": c.Alibi(),
+    "t5": c.T5Bias(buckets=8, max_distance=20),
+}
+
+
+def decoder(**changes) -> c.ModelConfig:
+    """A small decoder with grouped heads; fields change as in `config.replace`."""
+    base = c.DecoderConfig(
+        vocab_size=V,
+        d_model=D,
+        n_layers=2,
+        attention=c.Attention(n_heads=6, n_kv_heads=2, d_head=K),
+        feedforward=c.Dense(d_ff=F),
+        max_len=MAX_LEN,
+    )
+    return c.replace(base, **changes)
+
+
+def seq2seq(**changes) -> c.ModelConfig:
+    base = c.Seq2SeqConfig(
+        vocab_size=V,
+        d_model=D,
+        n_layers=2,
+        n_encoder_layers=2,
+        attention=c.Attention(n_heads=6, n_kv_heads=2, d_head=K),
+        feedforward=c.Dense(d_ff=F),
+        position=c.T5Bias(buckets=8, max_distance=20),
+        special=c.Special(start=3),
+    )
+    return c.replace(base, **changes)
+
+
+def lively(config: c.ModelConfig, seed: int = 0, std: float = 0.3) -> tuple[Model, dict[str, np.ndarray]]:
+    """A float64 model and the oracle's parameters, the same numbers: nothing is zero or one, so nothing can hide."""
+    params = random_params(config, seed=seed, std=std)
+    model = build(config, dtype=torch.float64)
+    model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in params.items()})
+    return model.eval(), params
+
+
+def tokens(rows: int, length: int, seed: int = 0, vocab: int = V) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, vocab, size=(rows, length)))
+
+
+def ragged_mask(lengths: list[int], width: int, side: str) -> torch.Tensor:
+    """(B,T) mask with lengths[b] real tokens on the given side's far end: side="left" pads on the left."""
+    column = torch.arange(width)[None]
+    n = torch.tensor(lengths)[:, None]
+    return column >= width - n if side == "left" else column < n
