@@ -63,7 +63,7 @@ def test_first_loss_is_close_to_ln_v(name):
     model = build(config)
     ids = tokens(4, 64, vocab=config.vocab_size)
     loss = torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    assert abs(float(loss) - math.log(config.vocab_size)) < 0.1
+    assert abs(loss.item() - math.log(config.vocab_size)) < 0.1
 
 
 def test_meta_device_allocates_nothing():
