@@ -1,0 +1,34 @@
+# Two commands are all a newcomer needs: `make tour` and `make test`. Each makes .venv first if it is missing or stale.
+PYTHON ?= python3
+PY := .venv/bin/python
+# developers keep the corpus beside the checkout; others name their own folder or let it be downloaded
+export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
+
+.PHONY: tour test test-all lint types clean
+
+tour: .venv/installed
+	$(PY) -m glassformer tour
+
+test: .venv/installed
+	$(PY) -m pytest
+
+test-all: .venv/installed
+	$(PY) -m pytest -m ""
+
+lint: .venv/installed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: .venv/installed
+	$(PY) -m mypy
+
+# torch first and pinned: an unpinned one brings gigabytes that a CPU machine has no use for
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy setuptools wheel
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
+		-e ".[dev,studio,theory,hub,logs,peers]"
+	touch $@
+
+clean:
+	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

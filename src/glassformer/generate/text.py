@@ -1,0 +1,127 @@
+"""Text in, text out: a prompt encoded by a tokenizer, tokens decoded as they come."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassformer.generate.loop import generate, stream
+from glassformer.generate.sampling import Sampling
+from glassformer.model import Model, Seq2Seq
+
+UNFINISHED = "�"
+"""What a decoder shows for the first bytes of a character whose rest has not come yet."""
+
+
+@dataclass
+class Continuation:
+    """One prompt to be continued: by text when there is a tokenizer, by token ids when asked for (`ids`)."""
+
+    model: Model
+    tokenizer: Any
+    prompt: str
+    ids: bool = False
+    stop: tuple[str, ...] = ()
+    """Texts (token ids when `ids`) that end the output; they are not shown."""
+    max_new_tokens: int = 64
+    new: list[int] = field(default_factory=list, init=False)
+    """Tokens produced so far."""
+    finished: str = field(default="length", init=False)
+
+    def __post_init__(self) -> None:
+        if self.ids:
+            self.tokens = _read_ids(self.prompt)
+        elif self.tokenizer is None:
+            raise ValueError("the model folder has no tokenizer.json: put it there, or give token ids with --ids.")
+        else:
+            self.tokens = self.tokenizer.encode(self.prompt).ids
+            known, has = self.tokenizer.get_vocab_size(), self.model.config.vocab_size
+            if known > has:
+                raise ValueError(f"the tokenizer has {known} tokens, the model {has}: they do not belong together.")
+        if not self.tokens:
+            raise ValueError("the prompt is empty: a model needs at least one token to go on from.")
+        if "" in self.stop:
+            raise ValueError("a stop text is empty: it would end the output at once.")
+        # an encoder-decoder answers its prompt; a decoder goes on from it
+        self.head = [] if isinstance(self.model, Seq2Seq) else list(self.tokens)
+
+    def pieces(self, sampling: Sampling, seed: int = 0, cache: bool = True) -> Iterator[str]:
+        """The text as it grows, the prompt first. Joined, the pieces are the whole text.
+
+        Held back until it is decided: the first bytes of a character, and what may turn out to begin a stop text.
+        """
+        self.new = []
+        shown = start = self._decode(self.head)
+        yield shown
+        text = shown
+        for (token,) in stream(self.model, [self.tokens], self.max_new_tokens, sampling, cache, seed, self._stop_ids()):
+            assert token is not None  # one row: the stream ends with it
+            self.new.append(token)
+            text = self._decode(self.head + self.new)
+            cut = self._find_stop(text, len(start))
+            if cut is not None:
+                self.finished = "stop"
+                text = text[:cut]
+                break
+            sure = text[: len(text) - self._undecided(text)]
+            if sure.startswith(shown):
+                yield sure[len(shown) :]
+                shown = sure
+        if self.new and self.new[-1] in self.model.config.special.eos:
+            self.finished = "stop"
+        yield text[len(shown) :]
+
+    def run(
+        self, sampling: Sampling, beams: int = 1, length_penalty: float = 1.0, seed: int = 0, cache: bool = True
+    ) -> dict[str, Any]:
+        """Everything at once, with its measures."""
+        begin, score = time.perf_counter(), None
+        if beams == 1:
+            text = "".join(self.pieces(sampling, seed, cache))
+        else:
+            limits = (self.max_new_tokens, sampling, beams, cache, seed, self._stop_ids(), length_penalty)
+            out = generate(self.model, [self.tokens], *limits)
+            self.new, self.finished, score = out.new[0], out.finished[0], (out.scores or [None])[0]
+            text = self._decode(self.head + self.new)
+            cut = self._find_stop(text, len(self._decode(self.head)))
+            text = text if cut is None else text[:cut]
+        seconds = time.perf_counter() - begin
+        return {
+            "prompt": self.prompt,
+            "text": text,
+            "prompt_tokens": self.tokens,
+            "new_tokens": self.new,
+            "finished": self.finished,
+            "score": score,
+            "seconds": seconds,
+            "tokens_per_second": len(self.new) / seconds,
+        }
+
+    def _decode(self, tokens: list[int]) -> str:
+        if self.ids:
+            return " ".join(map(str, tokens))
+        return self.tokenizer.decode(tokens) if tokens else ""
+
+    def _stop_ids(self) -> list[Any]:
+        """Ends for the loop: the model's own end of text, and the user's when they are ids."""
+        return [*self.model.config.special.eos, *([_read_ids(s) for s in self.stop] if self.ids else [])]
+
+    def _find_stop(self, text: str, after: int) -> int | None:
+        """Where the first stop text begins, looking at what came after the prompt."""
+        found = [] if self.ids else [at for at in (text.find(s, after) for s in self.stop) if at >= 0]
+        return min(found) if found else None
+
+    def _undecided(self, text: str) -> int:
+        """How many characters at the end must wait."""
+        if self.ids:
+            return 0
+        waiting = len(text) - len(text.rstrip(UNFINISHED))
+        begun = (n for s in self.stop for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
+        return max(waiting, max(begun, default=0))
+
+
+def _read_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"with --ids, text is token ids such as '15 27 3': got {text!r}.") from None

@@ -1,0 +1,125 @@
+"""The tour: what glassformer says of a Transformer, shown in a minute and measured on the spot."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from glassformer import config as c
+from glassformer import presets, reference
+from glassformer.finding import Finding
+from glassformer.generate import Sampling, distribution, generate
+from glassformer.model import Model, build
+
+BOUND = 1e-10
+WHY = "two float64 implementations may differ by the order of their sums, a few 1e-13 at these sizes"
+
+
+def small_models() -> dict[str, c.ModelConfig]:
+    """One small model per architecture and position scheme."""
+    nano = presets.nano(n_layers=2)
+    heads = {"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 97, "d_ff": 64}
+    return {
+        "decoder, learned positions": nano,
+        "decoder, rotary, grouped heads, SwiGLU": presets.llama_tiny(n_layers=2),
+        "decoder, mixture of experts": presets.moe_tiny(n_layers=2),
+        "decoder, ALiBi": c.replace(nano, position=c.Alibi()),
+        "encoder, post-norm (BERT)": presets.bert_base(**heads, max_len=64),
+        "encoder-decoder (T5)": presets.t5_small(**heads, n_encoder_layers=2, d_head=8),
+    }
+
+
+def engine_against_oracle(seed: int = 0) -> Iterator[Finding]:
+    """The torch engine and the NumPy oracle on the same weights and tokens, in float64."""
+    generator = np.random.default_rng(seed)
+    for name, config in small_models().items():
+        params = reference.random_params(config, seed=seed, std=0.2)
+        model = build(config, dtype=torch.float64).eval()
+        model.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in params.items()})
+        tokens = generator.integers(0, config.vocab_size, (2, 24))
+        ids = torch.from_numpy(tokens)
+        with torch.no_grad():
+            if isinstance(config, c.Seq2SeqConfig):
+                engine, oracle = model(ids, ids), reference.forward_seq2seq(config, params, tokens, tokens)
+            else:
+                engine, oracle = model(ids), reference.forward(config, params, tokens)
+        worst = float(np.abs(engine.numpy() - oracle).max())
+        yield Finding.judge(f"engine = oracle: {name}", worst, BOUND, WHY)
+
+
+@dataclass(frozen=True)
+class CacheRace:
+    """Generation of `length` tokens with and without a cache."""
+
+    length: int
+    cached_seconds: float
+    recomputed_seconds: float
+    same_tokens: bool
+
+    @property
+    def speed_up(self) -> float:
+        return self.recomputed_seconds / self.cached_seconds
+
+
+def cache_races(lengths: tuple[int, ...] = (32, 64, 128, 255)) -> Iterator[CacheRace]:
+    """The cache must change the time and nothing else; the gain grows with the length."""
+    model = build(presets.llama_tiny(), seed=0)
+    generate(model, [[1]], 8)  # warm up
+    for length in lengths:
+        timed: dict[bool, tuple[float, Any]] = {}
+        for cached in (True, False):
+            start = time.perf_counter()
+            out = generate(model, [[1]], length, sampling=Sampling(), cache=cached)
+            timed[cached] = (time.perf_counter() - start, out)
+        yield CacheRace(length, timed[True][0], timed[False][0], timed[True][1] == timed[False][1])
+
+
+SAMPLERS: dict[str, Sampling] = {
+    "greedy": Sampling(temperature=0.0),
+    "temperature 0.5": Sampling(temperature=0.5),
+    "as it is": Sampling(),
+    "temperature 2": Sampling(temperature=2.0),
+    "top-k 3": Sampling(top_k=3),
+    "top-p 0.8": Sampling(top_p=0.8),
+    "min-p 0.2": Sampling(min_p=0.2),
+    "repetition penalty 2": Sampling(repetition_penalty=2.0),
+}
+
+
+@dataclass(frozen=True)
+class SamplerRow:
+    """What one sampler makes of the shared logits."""
+
+    name: str
+    probabilities: list[float]
+    entropy: float
+    """In nats."""
+    kept: int
+
+
+def samplers_on_one_distribution(size: int = 8) -> list[SamplerRow]:
+    """All samplers on the same eight logits, in falling order; the third token counts as already seen."""
+    logits = torch.randn(1, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = logits.mul(1.5).sort(descending=True).values
+    seen = torch.arange(size)[None] == 2
+    rows = []
+    for name, sampling in SAMPLERS.items():
+        p = distribution(logits, sampling, seen)[0]
+        entropy = float(torch.special.entr(p).sum())
+        rows.append(SamplerRow(name, p.tolist(), entropy, int((p > 0).sum())))
+    return rows
+
+
+def ragged_batch_equals_rows_alone(model: Model | None = None) -> Finding:
+    """Prompts of unequal length in one batch, against each alone, sampled with one seed."""
+    model = model or build(presets.llama_tiny(), seed=0)
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
+    together = generate(model, prompts, 48, sampling=Sampling(), seed=7)
+    alone = [generate(model, [prompt], 48, sampling=Sampling(), seed=7)[0] for prompt in prompts]
+    different = sum(a != b for row, other in zip(together, alone, strict=True) for a, b in zip(row, other, strict=True))
+    return Finding.judge(
+        "a row in a ragged batch = the row alone", different, 0, "padding and neighbours must not change one token"
+    )

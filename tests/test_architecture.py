@@ -1,0 +1,179 @@
+"""The rules of the house, as tests. docs/architecture.md says why."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "glassformer"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# A room may import rooms of lower tiers, never a neighbour of its own tier. Root modules are rooms too.
+TIERS: list[set[str]] = [
+    {"shapes", "callable_module"},
+    {"config", "finding"},
+    {"presets", "model", "reference", "size"},
+    {"lens", "generate", "weights", "train"},
+    {"checks"},
+    {"doctor", "claims", "tour"},
+    {"tour_text"},
+    {"cli", "studio"},
+    {"__init__", "__main__"},
+]
+TIER = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}
+
+LONG_FILES: dict[str, str] = {}
+"""Files over 400 lines, each with its reason."""
+LONG_FUNCTIONS: dict[str, str] = {}
+"""Functions over 60 lines, each with its reason."""
+
+# Modules without a test file of their own name, and where they are tested instead.
+TESTED_ELSEWHERE = {
+    "__main__": "tests/test_cli.py runs it",
+    "py.typed": "no code",
+    "tour_text": "tests/test_tour.py prints it",
+}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Absolute names of everything a module imports, at any depth."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return names
+
+
+def own_imports(path: Path) -> set[str]:
+    """Rooms of this package that a module imports."""
+    rooms = set()
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] == "glassformer" and len(parts) > 1 and parts[1] in TIER:
+            rooms.add(parts[1])
+    return rooms
+
+
+def test_every_room_has_a_tier():
+    assert {room_of(path) for path in FILES} <= TIER.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_down(path):
+    room = room_of(path)
+    for other in own_imports(path) - {room}:
+        assert TIER[other] < TIER[room], f"{path.relative_to(ROOT)} imports {other}, which is not below {room}"
+
+
+def test_the_oracle_shares_nothing_with_the_engine():
+    for path in FILES:
+        if room_of(path) == "reference":
+            outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+            assert outside <= {"numpy", "glassformer"}, path
+            assert own_imports(path) <= {"reference", "config"}, path
+
+
+@pytest.mark.parametrize("room", ["config", "presets", "size", "finding"])
+def test_rooms_without_torch(room):
+    for path in FILES:
+        if room_of(path) == room:
+            assert not any(name.split(".")[0] in ("torch", "numpy") for name in imports_of(path)), path
+
+
+def test_transformers_is_never_imported_and_nothing_is_unpickled():
+    for path in FILES:
+        names = imports_of(path)
+        assert not any(n.split(".")[0] in ("transformers", "pickle", "dill", "cloudpickle") for n in names), path
+        assert "torch.load" not in path.read_text(), path
+
+
+def test_distributed_lives_in_one_file():
+    for path in FILES:
+        if path.relative_to(SOURCE).as_posix() != "train/parallel.py":
+            assert "torch.distributed" not in path.read_text(), path
+
+
+def test_nobody_imports_the_studio():
+    for path in FILES:
+        if room_of(path) not in ("studio", "cli"):
+            assert "studio" not in own_imports(path), path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_stay_short(path):
+    name = path.relative_to(SOURCE).as_posix()
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400 or name in LONG_FILES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 60 or f"{name}:{node.name}" in LONG_FUNCTIONS, node.name
+
+
+def test_every_module_has_a_docstring():
+    for path in FILES:
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_tests_mirror_the_source(path):
+    relative = path.relative_to(SOURCE)
+    if relative.stem == "__init__" or relative.stem in TESTED_ELSEWHERE:
+        return
+    assert (ROOT / "tests" / relative.parent / f"test_{relative.stem}.py").exists(), f"no test file for {relative}"
+
+
+def loaded_after(code: str) -> set[str]:
+    run = [sys.executable, "-c", f"{code}; import sys; print(' '.join(sys.modules))"]
+    return set(subprocess.run(run, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code", ["import glassformer", "import glassformer.size", "import glassformer as g; g.presets.gpt2()"]
+)
+def test_light_imports_stay_light(code):
+    assert not loaded_after(code) & {"torch", "numpy", "tyro", "rich", "matplotlib", "sympy"}
+
+
+def test_help_does_not_import_torch():
+    code = """
+import sys
+from glassformer.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+print(" ".join(sys.modules), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "tour" in done.stdout
+    assert not set(done.stderr.split()) & {"torch", "numpy", "safetensors", "tokenizers"}
+
+
+def test_public_names_all_resolve():
+    import glassformer as gf
+
+    for name in gf.__all__:
+        assert getattr(gf, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        gf.nonsense  # noqa: B018
+
+
+def test_no_absolute_paths_or_hosts_in_what_is_committed():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    for name in listed or [str(p.relative_to(ROOT)) for p in FILES]:
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".toml", "") and path.is_file() and path != Path(__file__):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            for word in ("/root/", "/home/", "pypi.org", "pythonhosted", f"{os.sep}work{os.sep}"):
+                assert word not in text, f"{name} mentions {word}"
