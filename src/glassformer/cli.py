@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, nothing else.")]
 
 
-class Refusal(ValueError):
+class InputError(ValueError):
     """Input this command line cannot work with."""
 
 
@@ -50,7 +50,7 @@ def size(
         result: Any = sizing.chinchilla(flops=flops, params=params, tokens=tokens)
     elif subject == "jl":
         if points is None:
-            raise Refusal("`glass size jl` needs --points: how many points are to keep their distances.")
+            raise InputError("`glass size jl` needs --points: how many points are to keep their distances.")
         result = sizing.johnson_lindenstrauss(points, eps)
     else:
         result = sizing.size(read_config(subject), batch=batch, context=context, dtype=dtype, optimizer=optimizer)
@@ -74,9 +74,9 @@ def read_config(subject: str) -> "ModelConfig":
         try:
             return from_toml(path.read_text(encoding="utf-8"), source=subject)
         except UnicodeDecodeError:
-            raise Refusal(f"{subject} is not text: give a TOML file, a model folder or a preset.") from None
+            raise InputError(f"{subject} is not text: give a TOML file, a model folder or a preset.") from None
     if path.suffix or os.sep in subject:
-        raise Refusal(f"{subject} does not exist: give a preset, a model folder or a TOML file.")
+        raise InputError(f"{subject} does not exist: give a preset, a model folder or a TOML file.")
     return presets.get(subject)  # refuses, naming the nearest presets
 
 
@@ -107,7 +107,7 @@ def sample(
     from glassformer.weights import load, load_tokenizer
 
     if model is None:
-        raise Refusal("no model is named: give --model with a model folder, or with a hub name such as gpt2.")
+        raise InputError("no model is named: give --model with a model folder, or with a hub name such as gpt2.")
     # an explicit beam search leaves the sampling defaults unused; greedy and beams share the penalty
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if beams > 1:

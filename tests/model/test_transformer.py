@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from glassformer import config as c
 from glassformer.model import build, masks, n_parameters
 from glassformer.model.transformer import _check_input
-from glassformer.reference import encode, forward, forward_seq2seq, pool, prefix_mask
+from glassformer.reference import encode, forward, forward_seq2seq, loss_and_gradients, pool, prefix_mask
 from tests import variants
 from tests.variants import lively, ragged_mask, tokens
 
@@ -154,6 +154,27 @@ def test_padding_content_is_inert(config, side):
     assert (model(ids, mask=mask) - model(junk, mask=mask))[mask].abs().max() <= 1e-12
 
 
+@settings(max_examples=60)
+@given(config=variants.decoders, padding=paddings, seed=st.integers(0, 99))
+def test_autograd_equals_the_hand_derived_gradients(config, padding, seed):
+    """Every parameter's gradient of the next-token loss, relative to the largest entry of any of them."""
+    model, params = lively(config, seed)
+    ids = tokens(3, 13, seed)
+    mask = None if padding is None else ragged_mask([13, 7, 2], 13, padding)
+    targets = torch.cat([ids[:, 1:], torch.full((3, 1), -100)], dim=1)
+    if mask is not None:
+        targets = targets.masked_fill(~mask, -100)
+    value = torch.nn.functional.cross_entropy(model(ids, mask=mask).flatten(0, 1), targets.flatten())
+    value.backward()
+    expected_value, expected = loss_and_gradients(config, params, ids.numpy(), targets.numpy(), mask=mask)
+    assert abs(value.item() - expected_value) <= 1e-12
+    scale = max(1.0, max(float(np.abs(g).max()) for g in expected.values()))
+    assert expected.keys() == dict(model.named_parameters()).keys()
+    for name, p in model.named_parameters():
+        got = np.zeros(p.shape) if p.grad is None else p.grad.numpy()
+        assert np.abs(got - expected[name]).max() <= 1e-8 * scale, name
+
+
 def test_one_token_works_everywhere():
     for name, position in variants.POSITIONS.items():
         model, params = lively(variants.decoder(position=position))
@@ -219,6 +240,19 @@ def test_a_model_without_head_says_so():
     with pytest.raises(ValueError, match="no head"):
         model(tokens(1, 3))
     assert model.encode(tokens(1, 3)).shape == (1, 3, variants.D)
+
+
+def test_a_source_of_padding_alone_is_refused():
+    with pytest.raises(ValueError, match="a source row is all padding"):
+        build(variants.seq2seq())(tokens(2, 3), tokens(2, 3), source_mask=ragged_mask([3, 0], 3, "right"))
+
+
+def test_an_empty_row_of_a_whole_pattern_sees_itself():
+    config = variants.decoder()
+    model, params = lively(config)
+    ids, pattern = tokens(1, 5), torch.ones(1, 5, 5, dtype=torch.bool).tril()
+    pattern[0, 2] = False
+    assert difference(model(ids, mask=pattern), forward(config, params, ids, mask=pattern)) <= BOUND
 
 
 def test_seq2seq_decoder_without_memory_says_so():

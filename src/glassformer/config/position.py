@@ -67,8 +67,8 @@ class YarnScaling:
     """Low frequencies interpolated, high ones kept, a linear ramp between. Peng et al. 2023, 3.2 to 3.4.
 
     With original context M and R rotated components, the pair that turns `t` times over M has index
-    d(t) = R ln(M / (2 pi t)) / (2 ln base); the ramp runs from floor(d(beta_fast)) to ceil(d(beta_slow)) (not rounded
-    when `truncate` is False). Sines and cosines are multiplied by `attention_factor`, 0.1 ln(factor) + 1 when None.
+    d(t) = R ln(M / (2 pi t)) / (2 ln base); the ramp runs from floor(d(beta_fast)) to ceil(d(beta_slow)), clipped to
+    [0, R - 1] (not rounded when `truncate` is False; 0.001 wide at least). Sines and cosines are multiplied by `attention_factor`, 0.1 ln(factor) + 1 when None.
     """
 
     kind: ClassVar[str] = "yarn"

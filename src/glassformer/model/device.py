@@ -35,7 +35,8 @@ def choose_device(size: int = 1024) -> Choice:
     if device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):
         rates["bfloat16"] = measure_matmul(device, torch.bfloat16, size)
     gain = rates.get("bfloat16", 0.0) / rates["float32"]
-    measured = f"a {size} x {size} product runs at " + " and ".join(f"{r:,.0f} GFLOP/s in {d}" for d, r in rates.items())
+    rate_words = " and ".join(f"{rate:,.0f} GFLOP/s in {kind}" for kind, rate in rates.items())
+    measured = f"a {size} x {size} product runs at {rate_words}"
     if gain >= CLEARLY_FASTER:
         return Choice(device, torch.bfloat16, f"{name}: {measured}: {gain:.1f} times faster in bfloat16.", rates)
     reason = "bfloat16 is not clearly faster" if "bfloat16" in rates else "the device has no bfloat16"

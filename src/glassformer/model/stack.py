@@ -92,6 +92,8 @@ class Stack(nn.Module):
                     f"mask of shape {tuple(pattern.shape)} does not fit {len(queries)} queries over {len(keys)} keys: "
                     "a whole pattern is (batch, new tokens, cached and new tokens)."
                 )
+            itself = keys[None, :] == queries[:, None]
+            pattern = pattern | (itself & ~pattern.any(-1, keepdim=True))  # no empty row
             return [View(pattern[:, None], False)] * len(self.windows)
         real = cache.key_real()
         made = {w: self_view(queries, keys, real, self.causal, w, cache.fixed) for w in set(self.windows)}

@@ -230,6 +230,8 @@ class Seq2Seq(_Model):
         _check_input(target, mask)
         if memory is None and (cache is None or cache.length == 0):
             raise ValueError("the decoder has nothing to read: give the encoder's output, or a cache that has seen it.")
+        if memory_mask is not None and memory_mask.device.type == "cpu" and not bool(memory_mask.any(1).all()):
+            raise ValueError("a source row is all padding: cross-attention has nothing to read there. Drop the row.")
         x = self.embed(target)
         return self.decoder(x, mask, positions, cache, scoped(tap, "decoder."), memory, memory_mask)
 

@@ -1,0 +1,154 @@
+"""The parameters of a model: every name with its shape, random values for tests, and a check of a given dict.
+
+This is the table of docs/shapes.md written a second time, from the document and not from the engine.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from glassformer.config import (
+    Dense,
+    EncoderConfig,
+    Gated,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    MoE,
+    Norm,
+    Seq2SeqConfig,
+    T5Bias,
+)
+from glassformer.reference.arrays import Params
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def shapes(config: ModelConfig) -> Shapes:
+    """Name to shape of every parameter; matrices are (out, in)."""
+    V, D = config.vocab_size, config.d_model
+    table: Shapes = {"embed.tokens.weight": (V, D)}
+    if config.embedding.n_segments:
+        table["embed.segments.weight"] = (config.embedding.n_segments, D)
+    if isinstance(config, Seq2SeqConfig):
+        table |= _stack(config, "encoder", config.n_encoder_layers, cross=False)
+        table |= _stack(config, "decoder", config.n_layers, cross=True)
+    else:
+        table |= _stack(config, stack_name(config), config.n_layers, cross=False)
+    if config.head is not None:
+        if config.head.transform is not None:
+            table |= _linear("head.transform", D, D, bias=True)
+            table |= _norm(config.norm, "head.norm", D)
+        if not config.head.tied:
+            table["head.weight"] = (V, D)
+        if config.head.bias:
+            table["head.bias"] = (V,)
+    if isinstance(config, EncoderConfig) and config.pooler:
+        table |= _linear("pooler", D, D, bias=True)
+    return table
+
+
+def stack_name(config: ModelConfig) -> str:
+    """`encoder` in an encoder-only model, `decoder` in a decoder-only one."""
+    return "encoder" if isinstance(config, EncoderConfig) else "decoder"
+
+
+def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shapes:
+    D = config.d_model
+    table: Shapes = {}
+    if isinstance(config.position, Learned):
+        assert config.max_len is not None  # the config refuses learned positions without it
+        table[f"{stack}.position.weight"] = (config.max_len + config.position.offset, D)
+    if isinstance(config.position, T5Bias):
+        table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)
+    if config.embedding.norm:
+        table |= _norm(config.norm, f"{stack}.embed_norm", D)
+    for layer in range(n_layers):
+        block = f"{stack}.blocks.{layer}"
+        if config.placement == "parallel":
+            table |= _norm(config.norm, f"{block}.norm", D)
+        else:
+            table |= _norm(config.norm, f"{block}.norm_attention", D)
+            table |= _norm(config.norm, f"{block}.norm_feedforward", D)
+        table |= _attention(config, f"{block}.attention")
+        if cross:
+            table |= _norm(config.norm, f"{block}.norm_cross", D)
+            table |= _attention(config, f"{block}.cross")
+        table |= _feedforward(config, f"{block}.feedforward")
+    if config.placement != "post":
+        table |= _norm(config.norm, f"{stack}.norm", D)
+    return table
+
+
+def _norm(norm: Norm, name: str, width: int) -> Shapes:
+    table: Shapes = {f"{name}.weight": (width,)}
+    if isinstance(norm, LayerNorm) and norm.bias:
+        table[f"{name}.bias"] = (width,)
+    return table
+
+
+def _linear(name: str, d_out: int, d_in: int, bias: bool) -> Shapes:
+    table: Shapes = {f"{name}.weight": (d_out, d_in)}
+    if bias:
+        table[f"{name}.bias"] = (d_out,)
+    return table
+
+
+def _attention(config: ModelConfig, name: str) -> Shapes:
+    D, H, G, K, U = config.d_model, config.n_heads, config.n_kv_heads, config.d_head, config.d_value
+    bias, qk_norm = config.attention.bias, config.attention.qk_norm
+    table = _linear(f"{name}.q", H * K, D, bias)
+    table |= _linear(f"{name}.k", G * K, D, bias)
+    table |= _linear(f"{name}.v", G * U, D, bias)
+    table |= _linear(f"{name}.o", D, H * U, config.out_bias)
+    if qk_norm is not None:
+        table |= _norm(qk_norm, f"{name}.q_norm", K)
+        table |= _norm(qk_norm, f"{name}.k_norm", K)
+    return table
+
+
+def _feedforward(config: ModelConfig, name: str) -> Shapes:
+    D = config.d_model
+    if isinstance(config.feedforward, MoE):
+        table: Shapes = {f"{name}.router.weight": (config.feedforward.n_experts, D)}
+        for expert in range(config.feedforward.n_experts):
+            table |= _expert(config.feedforward.expert, f"{name}.experts.{expert}", D)
+        return table
+    return _expert(config.feedforward, name, D)
+
+
+def _expert(feedforward: Dense | Gated, name: str, D: int) -> Shapes:
+    F, bias = feedforward.d_ff, feedforward.bias
+    table = _linear(f"{name}.up", F, D, bias) | _linear(f"{name}.down", D, F, bias)
+    if isinstance(feedforward, Gated):
+        table |= _linear(f"{name}.gate", F, D, bias)
+    return table
+
+
+def random_params(config: ModelConfig, seed: int = 0, std: float = 0.3) -> Params:
+    """Normal values for every parameter, biases too; the weights of norms are spread around 1.
+
+    This is no initialisation to train from: zero biases and unit norms would hide a bias added twice or a norm weight
+    left out, so nothing here is 0 or 1.
+    """
+    generator = np.random.default_rng(seed)
+    params: Params = {}
+    for name, shape in shapes(config).items():
+        values = std * generator.standard_normal(shape)
+        owner, kind = name.split(".")[-2:]
+        params[name] = 1 + values if "norm" in owner and kind == "weight" else values
+    return params
+
+
+def as_params(config: ModelConfig, params: Mapping[str, Any]) -> Params:
+    """`params` in float64. Raises ValueError when a name is missing, unknown, or has another shape than the config."""
+    expected = shapes(config)
+    missing, unknown = sorted(set(expected) - set(params)), sorted(set(params) - set(expected))
+    if missing or unknown:
+        raise ValueError(f"parameters do not fit the config: missing {missing}, unknown {unknown}.")
+    arrays = {name: np.asarray(params[name], dtype=np.float64) for name in expected}
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise ValueError(f"{name} has shape {arrays[name].shape}, but the config asks for {shape}.")
+    return arrays

@@ -1,0 +1,29 @@
+"""Model folders for tests of the command line: a tiny decoder with a byte-level tokenizer, written by ourselves."""
+
+from pathlib import Path
+
+import glassformer as gf
+from glassformer import config as c
+
+TEXT = "the cat sat on the mat. the dog sat on the log. äöü naïve café 猫が座った。\n" * 4
+
+
+def tokenizer(vocab_size: int = 300):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    )
+    return made
+
+
+def write(folder: Path, format: str = "glass", with_tokenizer: bool = True, **changes) -> Path:
+    """A random model of 300 tokens, context 64, in `folder`."""
+    config = gf.presets.llama_tiny(vocab_size=300, n_layers=2, max_len=64, head=c.Head(tied=False), **changes)
+    model = gf.build(c.replace(config, init_std=0.4))
+    gf.save(model, folder, format=format, tokenizer=tokenizer() if with_tokenizer else None)
+    return folder

@@ -1,0 +1,24 @@
+import pytest
+import torch
+
+from glassformer.model import device
+
+
+@pytest.mark.parametrize(
+    ("rates", "dtype"),
+    [((100.0, 250.0), torch.bfloat16), ((100.0, 110.0), torch.float32), ((100.0, 30.0), torch.float32)],
+)
+def test_bf16_is_chosen_only_where_it_is_measured_to_be_faster(monkeypatch, rates, dtype):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    measured = {torch.float32: rates[0], torch.bfloat16: rates[1]}
+    monkeypatch.setattr(device, "measure_matmul", lambda _, kind, size: measured[kind])
+    choice = device.choose_device()
+    assert choice.device == "cpu"
+    assert choice.dtype is dtype
+    assert f"{rates[1]:,.0f} GFLOP/s in bfloat16" in choice.why
+
+
+def test_measured_rate_counts_two_operations_per_multiply_add(monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(device.time, "perf_counter", lambda: next(ticks))
+    assert device.measure_matmul("cpu", torch.float32, 10) == pytest.approx(2 * 10**3 / 1e9)
