@@ -21,9 +21,9 @@ def test_samplers_show_distributions():
     rows = {row.name: row for row in tour.samplers_on_one_distribution()}
     assert all(abs(sum(row.probabilities) - 1) < 1e-12 for row in rows.values())
     assert rows["greedy"].kept == 1
-    assert rows["top-k 3"].kept == 3
-    assert rows["temperature 0.5"].entropy < rows["as it is"].entropy < rows["temperature 2"].entropy
-    assert rows["repetition penalty 2"].probabilities[2] < rows["as it is"].probabilities[2]
+    assert rows["top-k 4"].kept == 4
+    assert rows["temp 0.5"].entropy < rows["as it is"].entropy < rows["temp 2"].entropy
+    assert rows["penalty 2"].probabilities[2] < rows["as it is"].probabilities[2]
 
 
 def test_the_printed_tour_tells_the_truth(capsys, monkeypatch):

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from glassformer import tour
 
@@ -17,7 +17,8 @@ def print_tour(sheet: Any) -> int:
     held = True
     for finding in tour.engine_against_oracle():
         held &= finding.passed
-        console.print(finding.text(), highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{finding.verdict}  {finding.id:<55} {finding.measured:.1e}", highlight=False, markup=False)
+    console.print(f"The bound is {tour.BOUND:.0e}: {tour.WHY}.", highlight=False)
     console.rule("3  The cache changes the time and nothing else")
     races = Table("tokens", "recomputed", "cached", "speed-up", "same tokens")
     for race in tour.cache_races():
@@ -28,12 +29,13 @@ def print_tour(sheet: Any) -> int:
     finding = tour.ragged_batch_equals_rows_alone()
     held &= finding.passed
     console.print(finding.text(), highlight=False, markup=False, soft_wrap=True)
-    console.rule("4  Every sampler on one distribution (percent; the third token was seen before)")
+    console.rule("4  Every sampler on one distribution, in percent")
     rows = tour.samplers_on_one_distribution()
-    table = Table("sampler", *(str(i) for i in range(len(rows[0].probabilities))), "kept", "entropy")
+    table = Table(Column("sampler", no_wrap=True), *map(str, range(len(rows[0].probabilities))), "kept", "nats")
     for row in rows:
         cells = [f"{100 * p:.1f}" if p else "·" for p in row.probabilities]
         table.add_row(row.name, *cells, str(row.kept), f"{row.entropy:.2f}")
     console.print(table)
+    console.print("Token 2 was seen before; nats measure how undecided a distribution is.", highlight=False)
     console.print("Everything held." if held else "Something did NOT hold: see above.")
     return 0 if held else 1
