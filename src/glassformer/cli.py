@@ -7,7 +7,7 @@ GLASSFORMER_DEBUG=1 shows the traceback instead.
 import json as json_module
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -86,7 +86,7 @@ def read_config(subject: str) -> "ModelConfig":
 def sample(
     prompt: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="Text to continue; with --ids, token ids.")],
     model: Annotated[str | None, tyro.conf.arg(help="A model folder, or a hub name such as gpt2.")] = None,
-    max_new_tokens: int = 64,
+    max_new_tokens: Annotated[int | None, tyro.conf.arg(help="64, or what the context holds.")] = None,
     temperature: Annotated[float, tyro.conf.arg(help="0 is greedy.")] = 0.8,
     top_k: int | None = 50,
     top_p: float = 0.95,
@@ -149,7 +149,8 @@ def convert(
     model = load(source, dtype=dtype)
     save(model, target, format=to)
     finding = same_logits(model, load(target))
-    report([finding], json, written=str(target), format=to, notes=list(model.origin.notes))
+    notes = getattr(getattr(model, "origin", None), "notes", ())
+    report([finding], json, written=str(target), format=to, notes=list(notes))
     return 0 if finding.passed else 1
 
 
@@ -218,7 +219,7 @@ def report(findings: Sequence["Finding"], json: bool, **facts: Any) -> None:
         print(finding.text())
 
 
-VERBS = {"tour": tour, "sample": sample, "size": size, "convert": convert, "env": env}
+VERBS: dict[str, Callable[..., int]] = {"tour": tour, "sample": sample, "size": size, "convert": convert, "env": env}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

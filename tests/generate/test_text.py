@@ -77,6 +77,13 @@ def test_ids_in_ids_out(model):
     assert stopped["new_tokens"] == result["new_tokens"][:2] or result["new_tokens"][0] == result["new_tokens"][1]
 
 
+def test_by_default_the_context_is_not_overrun(model, tokenizer):
+    result = Continuation(model, None, "5 " * 60, ids=True).run(gf.Sampling(0.0))
+    assert len(result["new_tokens"]) == 4
+    with pytest.raises(ValueError, match="fills the context of 64"):
+        Continuation(model, None, "5 " * 64, ids=True).run(gf.Sampling(0.0))
+
+
 def test_an_encoder_decoder_answers_without_repeating_the_prompt():
     seq2seq = build(variants.seq2seq())
     result = Continuation(seq2seq, None, "5 7 9", ids=True, max_new_tokens=4).run(gf.Sampling(0.0), beams=2)

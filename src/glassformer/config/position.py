@@ -68,7 +68,8 @@ class YarnScaling:
 
     With original context M and R rotated components, the pair that turns `t` times over M has index
     d(t) = R ln(M / (2 pi t)) / (2 ln base); the ramp runs from floor(d(beta_fast)) to ceil(d(beta_slow)), clipped to
-    [0, R - 1] (not rounded when `truncate` is False; 0.001 wide at least). Sines and cosines are multiplied by `attention_factor`, 0.1 ln(factor) + 1 when None.
+    [0, R - 1] (not rounded when `truncate` is False; at least 0.001 wide). Sines and cosines are multiplied by
+    `attention_factor`, 0.1 ln(factor) + 1 when None.
     """
 
     kind: ClassVar[str] = "yarn"

@@ -23,7 +23,8 @@ class Continuation:
     ids: bool = False
     stop: tuple[str, ...] = ()
     """Texts (token ids when `ids`) that end the output; they are not shown."""
-    max_new_tokens: int = 64
+    max_new_tokens: int | None = None
+    """None: 64, or as many as the context still holds."""
     new: list[int] = field(default_factory=list, init=False)
     """Tokens produced so far."""
     finished: str = field(default="length", init=False)
@@ -44,17 +45,22 @@ class Continuation:
             raise ValueError("a stop text is empty: it would end the output at once.")
         # an encoder-decoder answers its prompt; a decoder goes on from it
         self.head = [] if isinstance(self.model, Seq2Seq) else list(self.tokens)
+        if self.max_new_tokens is None:
+            room = 64 if self.model.config.max_len is None else self.model.config.max_len - max(1, len(self.head))
+            self.max_new_tokens = max(1, min(64, room))
 
     def pieces(self, sampling: Sampling, seed: int = 0, cache: bool = True) -> Iterator[str]:
         """The text as it grows, the prompt first. Joined, the pieces are the whole text.
 
         Held back until it is decided: the first bytes of a character, and what may turn out to begin a stop text.
         """
+        assert self.max_new_tokens is not None
         self.new = []
-        shown = start = self._decode(self.head)
+        # made before anything is shown: it refuses what cannot be done
+        steps = stream(self.model, [self.tokens], self.max_new_tokens, sampling, cache, seed, self._stop_ids())
+        text = shown = start = self._decode(self.head)
         yield shown
-        text = shown
-        for (token,) in stream(self.model, [self.tokens], self.max_new_tokens, sampling, cache, seed, self._stop_ids()):
+        for (token,) in steps:
             assert token is not None  # one row: the stream ends with it
             self.new.append(token)
             text = self._decode(self.head + self.new)
@@ -75,13 +81,15 @@ class Continuation:
         self, sampling: Sampling, beams: int = 1, length_penalty: float = 1.0, seed: int = 0, cache: bool = True
     ) -> dict[str, Any]:
         """Everything at once, with its measures."""
+        assert self.max_new_tokens is not None
         begin, score = time.perf_counter(), None
         if beams == 1:
             text = "".join(self.pieces(sampling, seed, cache))
         else:
             limits = (self.max_new_tokens, sampling, beams, cache, seed, self._stop_ids(), length_penalty)
             out = generate(self.model, [self.tokens], *limits)
-            self.new, self.finished, score = out.new[0], out.finished[0], (out.scores or [None])[0]
+            self.new, self.finished = out.new[0], out.finished[0]
+            score = out.scores[0] if out.scores else None
             text = self._decode(self.head + self.new)
             cut = self._find_stop(text, len(self._decode(self.head)))
             text = text if cut is None else text[:cut]
