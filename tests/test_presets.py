@@ -5,7 +5,7 @@ import re
 import pytest
 
 from glassformer import presets
-from glassformer.config import ConfigError, LayerNorm, MoE, from_dict, to_dict
+from glassformer.config import ConfigError, LayerNorm, MoE, Rotary, from_dict, to_dict
 from glassformer.size import active, count
 
 PUBLISHED = {
@@ -37,6 +37,42 @@ def test_the_count_in_a_docstring_is_the_count(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_count_equals_the_published_integer(name):
     assert count(presets.get(name)) == PUBLISHED[name]
+
+
+# max_len, norm eps, rotary base, eos, activation, as in the config.json of each release: what no count can see.
+DETAILS = {
+    "gpt2_xl": (1024, 1e-5, None, (50256,), "gelu_tanh"),
+    "bert_large": (512, 1e-12, None, (), "gelu"),
+    "roberta_base": (512, 1e-5, None, (2,), "gelu"),
+    "distilbert_base": (512, 1e-12, None, (), "gelu"),
+    "t5_base": (None, 1e-6, None, (1,), "relu"),
+    "t5_v1_1_small": (None, 1e-6, None, (1,), "gelu_tanh"),
+    "transformer_big": (None, 1e-5, None, (), "relu"),
+    "llama2_7b": (4096, 1e-5, 10_000.0, (2,), "silu"),
+    "llama3_8b": (8192, 1e-5, 500_000.0, (128001,), "silu"),
+    "mistral_7b": (32768, 1e-5, 10_000.0, (2,), "silu"),
+    "mixtral_8x7b": (32768, 1e-5, 1e6, (2,), "silu"),
+    "qwen2_0_5b": (131072, 1e-6, 1e6, (151643,), "silu"),
+    "qwen3_0_6b": (40960, 1e-6, 1e6, (151645,), "silu"),
+    "gptj_6b": (2048, 1e-5, 10_000.0, (50256,), "gelu_tanh"),
+    "bloom_560m": (2048, 1e-5, None, (2,), "gelu_tanh"),
+}
+
+
+@pytest.mark.parametrize("name", DETAILS)
+def test_what_no_count_can_see_is_as_published(name):
+    config = presets.get(name)
+    ff = config.feedforward.expert if isinstance(config.feedforward, MoE) else config.feedforward
+    base = config.position.base if isinstance(config.position, Rotary) else None
+    assert (config.max_len, config.norm.eps, base, config.special.eos, ff.activation) == DETAILS[name]
+
+
+def test_scales_and_windows_are_as_published():
+    assert presets.mistral_7b().attention.window == 4096
+    assert (presets.t5_base().attention.scale, presets.t5_base().head.scale) == (1.0, 768**-0.5)
+    assert presets.transformer_big().embedding.scale == 32.0
+    assert (presets.transformer_base().dropout, presets.transformer_big().dropout) == (0.1, 0.3)
+    assert (presets.bert_base().placement, presets.gptj_6b().placement) == ("post", "parallel")
 
 
 def test_mixtral_activates_two_experts_of_eight():

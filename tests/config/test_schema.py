@@ -94,6 +94,7 @@ def test_replace_reaches_into_parts():
         ({"bias": False}, "Spell it attention__bias, feedforward__bias, head__bias or norm__bias"),
         ({"n_head": 3}, "Did you mean n_heads"),
         ({"attention__colour": 3}, "attention__colour is not one field"),
+        ({"head": None, "tied": False}, "tied belongs to head, which is None here"),
     ],
 )
 def test_replace_refuses_what_it_cannot_place(changes, words):

@@ -40,6 +40,12 @@ def test_same_seed_same_weights_whatever_the_dtype():
     assert not torch.equal(a.embed.tokens.weight, other.embed.tokens.weight)
 
 
+def test_a_built_model_is_in_evaluation_mode():
+    model = build(variants.decoder(dropout=0.5))
+    assert not model.training
+    assert torch.equal(model(tokens(1, 5)), model(tokens(1, 5)))
+
+
 def test_building_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
     build(variants.decoder())

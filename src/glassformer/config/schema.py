@@ -147,7 +147,10 @@ def replace(config: ModelConfig, **changes: Any) -> ModelConfig:
             raise ConfigError(f"{key} is not one field of {type(config).__name__}.{hint}")
         nested.setdefault(holders[0], {})[name] = value
     for part, values in nested.items():
-        direct[part] = dataclasses.replace(direct.get(part, getattr(config, part)), **values)
+        held = direct.get(part, getattr(config, part))
+        if held is None:
+            raise ConfigError(f"{next(iter(values))} belongs to {part}, which is None here: give {part} itself.")
+        direct[part] = dataclasses.replace(held, **values)
     return dataclasses.replace(config, **direct)
 
 

@@ -33,11 +33,12 @@ def build(
 ) -> Model:
     """A model with fresh weights. The same config and seed give the same weights, whatever the device or dtype.
 
-    On device "meta" nothing is allocated: shapes only.
+    It comes in evaluation mode (no dropout), as a loaded one does; `model.train()` switches. On device "meta" nothing
+    is allocated: shapes only.
     """
     with torch.device("meta"):
         model = _construct(config)
-    model = model.to(dtype)
+    model = model.to(dtype).eval()
     if torch.device(device).type == "meta":
         return model
     model = model.to_empty(device=device)

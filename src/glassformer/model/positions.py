@@ -85,7 +85,7 @@ class Alibi(NoPosition):
         self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
         distance = (queries[:, :, None] - keys[:, None, :]).abs()  # (B, T, S)
-        slopes = torch.tensor(alibi_slopes(self.n_heads), dtype=torch.float64, device=keys.device)
+        slopes = _slopes_on(self.n_heads, keys.device)
         return (-slopes[:, None, None] * distance[:, None]).to(dtype)
 
 
@@ -193,6 +193,12 @@ def alibi_slopes(n_heads: int) -> list[float]:
     slopes = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
     borrowed = [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * (n_heads - power), 2)]
     return slopes + borrowed
+
+
+@lru_cache(maxsize=64)
+def _slopes_on(n_heads: int, device: torch.device) -> Float[Tensor, "H"]:
+    """Kept on the device: a captured graph cannot copy from the host."""
+    return torch.tensor(alibi_slopes(n_heads), dtype=torch.float64, device=device)
 
 
 def t5_buckets(offset: Int[Tensor, "*n"], spec: c.T5Bias, causal: bool) -> Int[Tensor, "*n"]:

@@ -1,0 +1,51 @@
+"""What a model costs before it is built: parameters, operations, memory, training tokens. Pure arithmetic, no torch.
+
+`size(config)` makes the whole sheet. The module itself can be called and does the same, so that `glassformer.size` is
+at once the place of these functions and the function `gf.size(config)` of the public contract.
+"""
+
+from glassformer.callable_module import make_callable
+from glassformer.size.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
+from glassformer.size.flops import Flops, decode_flops, flops, seen_pairs
+from glassformer.size.johnson_lindenstrauss import JohnsonLindenstrauss, johnson_lindenstrauss
+from glassformer.size.memory import (
+    BYTES,
+    STATES,
+    InferenceMemory,
+    TrainingMemory,
+    inference_memory,
+    training_memory,
+)
+from glassformer.size.parameters import PARTS, active, count, count_by_part, parameters
+from glassformer.size.sheet import Sheet, size
+
+__all__ = [
+    "BYTES",
+    "CORRECTED",
+    "PARTS",
+    "PUBLISHED",
+    "STATES",
+    "Allocation",
+    "Chinchilla",
+    "Flops",
+    "InferenceMemory",
+    "JohnsonLindenstrauss",
+    "LossFit",
+    "Sheet",
+    "TrainingMemory",
+    "active",
+    "chinchilla",
+    "count",
+    "count_by_part",
+    "decode_flops",
+    "flops",
+    "inference_memory",
+    "johnson_lindenstrauss",
+    "parameters",
+    "seen_pairs",
+    "size",
+    "training_memory",
+]
+
+
+make_callable(__name__, "size")

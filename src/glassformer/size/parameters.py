@@ -1,0 +1,172 @@
+"""Every parameter of a model by name and shape, without building it. The names are the table of docs/shapes.md."""
+
+import math
+from collections.abc import Iterator
+
+from glassformer.config import (
+    Dense,
+    EncoderConfig,
+    Gated,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    MoE,
+    RMSNorm,
+    Seq2SeqConfig,
+    T5Bias,
+)
+
+Shape = tuple[int, ...]
+
+PARTS = ("embedding", "positions", "attention", "cross", "feedforward", "norms", "head", "pooler")
+
+
+def stacks(config: ModelConfig) -> dict[str, int]:
+    """Stack name to number of blocks, in the order the data passes them."""
+    if isinstance(config, Seq2SeqConfig):
+        return {"encoder": config.n_encoder_layers, "decoder": config.n_layers}
+    return {"encoder" if isinstance(config, EncoderConfig) else "decoder": config.n_layers}
+
+
+def parameters(config: ModelConfig) -> dict[str, Shape]:
+    """Name to shape of every parameter; a tied head is the token table and appears once."""
+    return dict(_model(config))
+
+
+def count(config: ModelConfig) -> int:
+    """Number of scalars in all parameters: 124,439,808 for GPT-2."""
+    return sum(math.prod(shape) for shape in parameters(config).values())
+
+
+def count_by_part(config: ModelConfig) -> dict[str, int]:
+    """Scalars per part, in the order of PARTS; they add up to `count`.
+
+    Norms of the head count to the head, those of queries and keys to the attention they stand in, others to `norms`.
+    """
+    totals = dict.fromkeys(PARTS, 0)
+    for name, shape in parameters(config).items():
+        totals[part_of(name)] += math.prod(shape)
+    return totals
+
+
+def active(config: ModelConfig) -> int:
+    """Parameters that take part in one token's forward pass: all but E - A experts in each block.
+
+    An embedding row counts with its whole table, as in the published "12.9B active" of Mixtral.
+    """
+    if not isinstance(config.feedforward, MoE):
+        return count(config)
+    moe = config.feedforward
+    idle = moe.n_experts - moe.n_active
+    return count(config) - sum(stacks(config).values()) * idle * expert_count(config)
+
+
+def expert_count(config: ModelConfig) -> int:
+    """Scalars of one feed-forward, or of one expert: 2·D·F (+ F + D), or 3·D·F (+ 2·F + D) when gated."""
+    ff = config.feedforward
+    return sum(math.prod(s) for _, s in _expert(ff.expert if isinstance(ff, MoE) else ff, config.d_model))
+
+
+def part_of(name: str) -> str:
+    """The part a parameter belongs to: one of PARTS."""
+    if name.startswith("embed."):
+        return "embedding"
+    if name.startswith(("head.", "pooler.")):
+        return name.split(".")[0]
+    if ".position." in name:
+        return "positions"
+    for part in ("attention", "cross", "feedforward"):
+        if f".{part}." in name:
+            return part
+    return "norms"
+
+
+def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    V, D = config.vocab_size, config.d_model
+    yield "embed.tokens.weight", (V, D)
+    if config.embedding.n_segments:
+        yield "embed.segments.weight", (config.embedding.n_segments, D)
+    for stack, n_blocks in stacks(config).items():
+        yield from _prefixed(stack, _stack(config, n_blocks, cross=stack == "decoder" and len(stacks(config)) == 2))
+    if config.head is not None:
+        if config.head.transform is not None:
+            yield from _prefixed("head.transform", _linear(D, D, bias=True))
+            yield from _prefixed("head.norm", _norm(config.norm, D))
+        if not config.head.tied:
+            yield "head.weight", (V, D)
+        if config.head.bias:
+            yield "head.bias", (V,)
+    if isinstance(config, EncoderConfig) and config.pooler:
+        yield from _prefixed("pooler", _linear(D, D, bias=True))
+
+
+def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[str, Shape]]:
+    D = config.d_model
+    match config.position:
+        case Learned(offset=offset):
+            yield "position.weight", ((config.max_len or 0) + offset, D)
+        case T5Bias(buckets=buckets):
+            yield "position.weight", (buckets, config.n_heads)
+    if config.embedding.norm:
+        yield from _prefixed("embed_norm", _norm(config.norm, D))
+    for index in range(n_blocks):
+        yield from _prefixed(f"blocks.{index}", _block(config, cross))
+    if config.placement != "post":
+        yield from _prefixed("norm", _norm(config.norm, D))
+
+
+def _block(config: ModelConfig, cross: bool) -> Iterator[tuple[str, Shape]]:
+    D = config.d_model
+    if config.placement == "parallel":
+        yield from _prefixed("norm", _norm(config.norm, D))
+    else:
+        for name in ("norm_attention", *(("norm_cross",) if cross else ()), "norm_feedforward"):
+            yield from _prefixed(name, _norm(config.norm, D))
+    yield from _prefixed("attention", _attention(config))
+    if cross:
+        yield from _prefixed("cross", _attention(config))
+    yield from _prefixed("feedforward", _feedforward(config))
+
+
+def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    D, H, G, K, U = config.d_model, config.n_heads, config.n_kv_heads, config.d_head, config.d_value
+    bias = config.attention.bias
+    for name, width in (("q", H * K), ("k", G * K), ("v", G * U)):
+        yield from _prefixed(name, _linear(width, D, bias))
+    yield from _prefixed("o", _linear(D, H * U, config.out_bias))
+    if config.attention.qk_norm is not None:
+        for name in ("q_norm", "k_norm"):
+            yield from _prefixed(name, _norm(config.attention.qk_norm, K))
+
+
+def _feedforward(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    match config.feedforward:
+        case MoE(n_experts=E, expert=expert):
+            yield "router.weight", (E, config.d_model)
+            for index in range(E):
+                yield from _prefixed(f"experts.{index}", _expert(expert, config.d_model))
+        case Dense() | Gated() as expert:
+            yield from _expert(expert, config.d_model)
+
+
+def _expert(expert: Dense | Gated, D: int) -> Iterator[tuple[str, Shape]]:
+    for name in ("up", "gate") if isinstance(expert, Gated) else ("up",):
+        yield from _prefixed(name, _linear(expert.d_ff, D, expert.bias))
+    yield from _prefixed("down", _linear(D, expert.d_ff, expert.bias))
+
+
+def _linear(n_out: int, n_in: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield "weight", (n_out, n_in)
+    if bias:
+        yield "bias", (n_out,)
+
+
+def _norm(norm: LayerNorm | RMSNorm, width: int) -> Iterator[tuple[str, Shape]]:
+    yield "weight", (width,)
+    if isinstance(norm, LayerNorm) and norm.bias:
+        yield "bias", (width,)
+
+
+def _prefixed(prefix: str, items: Iterator[tuple[str, Shape]]) -> Iterator[tuple[str, Shape]]:
+    for name, shape in items:
+        yield f"{prefix}.{name}", shape

@@ -1,0 +1,133 @@
+"""Models out of folders: Hugging Face's (`config.json`) and ours (`model.toml`, or a run's `run.toml`)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.config import ConfigError, ModelConfig, from_toml
+from glassformer.model import Model, build
+from glassformer.weights import families, hub
+from glassformer.weights.convert import SAME, Move, read
+from glassformer.weights.errors import WeightsError
+from glassformer.weights.family import Source
+from glassformer.weights.tensors import no_weights, open_folder, read_json
+
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+TOML, RUN = "model.toml", "run.toml"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a loaded model came from, kept on it as `model.origin`."""
+
+    path: Path
+    notes: tuple[str, ...] = field(default=())
+    """What a user should know: parts dropped, settings that only matter in training."""
+
+
+def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu") -> Model:
+    """The model in a folder, or of a hub id such as `gpt2`, in evaluation mode.
+
+    `dtype` None keeps the file's. The weights exist once in memory: the model is built without any and takes the
+    tensors as they are read. Raises WeightsError, one sentence, for everything that can be wrong with a folder.
+    """
+    folder = hub.resolve(path)
+    config, state, notes = read_folder(folder, _dtype(dtype), device)
+    model = build(config, device="meta")
+    model.load_state_dict(state, strict=True, assign=True)
+    model.origin = Origin(folder, tuple(notes))  # type: ignore[assignment]
+    return model.eval()
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """The config of a folder; weights are looked at for what only they tell, and need not be there."""
+    folder = hub.resolve(path)
+    if (ours := _our_config(folder)) is not None:
+        return ours
+    try:
+        return families.read_config(_source(folder))[1]
+    except WeightsError as error:
+        raise _at(folder, error) from None
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The `tokenizers.Tokenizer` of a folder's `tokenizer.json`; None when it has none."""
+    file = hub.resolve(path) / TOKENIZER
+    if not file.exists():
+        return None
+    from tokenizers import Tokenizer  # loading a model does not need it
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise WeightsError(f"{file} is not a tokenizer that `tokenizers` can read: {error}.") from None
+
+
+def read_folder(
+    folder: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
+) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
+    """Config, state dict and notices of a folder; `copy` as in `convert.read`."""
+    if (config := _our_config(folder)) is not None:
+        return _read_ours(folder, config, dtype, device, copy)
+    source = _source(folder)
+    if source.tensors is None:
+        raise no_weights(folder)
+    try:
+        config, state = families.from_hf(source, dtype, device, copy)
+    except WeightsError as error:
+        raise _at(folder, error) from None
+    return config, state, source.notes
+
+
+def _at(folder: Path, error: WeightsError) -> WeightsError:
+    return error if str(folder) in str(error) else WeightsError(f"{folder}: {error}")
+
+
+def _our_config(folder: Path) -> ModelConfig | None:
+    for name in (TOML, RUN):
+        file = folder / name
+        if file.exists():
+            try:
+                return from_toml(file.read_text(encoding="utf-8"), str(file))
+            except ConfigError as error:
+                raise WeightsError(f"{file}: {error}" if str(file) not in str(error) else str(error)) from None
+            except (OSError, UnicodeDecodeError) as error:
+                raise WeightsError(f"{file} cannot be read: {error}.") from None
+    return None
+
+
+def _read_ours(
+    folder: Path, config: ModelConfig, dtype: torch.dtype | None, device: str | torch.device, copy: bool
+) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
+    """Our own folder: the names are the same on both sides, and every one of them is checked all the same."""
+    tensors = open_folder(folder)
+    if tensors is None:
+        raise no_weights(folder)
+    moves = [Move(name, (name,), SAME, (), True, shape) for name, shape in families.shapes(config).items()]
+    try:
+        state, notes = read(tensors, moves, (), (), "", dtype, device, copy)
+    except WeightsError as error:
+        raise WeightsError(f"{folder}: {str(error).replace(CONFIG, TOML)}") from None
+    return config, state, notes
+
+
+def _source(folder: Path) -> Source:
+    config, generation = folder / CONFIG, folder / GENERATION
+    if not config.exists():
+        error = no_weights(folder)
+        if "pickle" in str(error):
+            raise error
+        raise WeightsError(f"{folder} has no {CONFIG} (nor our {TOML}): it is not a model folder; put the file there.")
+    return Source(read_json(config), open_folder(folder), read_json(generation) if generation.exists() else {})
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    known = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype not in known:
+        raise WeightsError(f"dtype={dtype!r} is not known: use one of {', '.join(known)}.")
+    return known[dtype]

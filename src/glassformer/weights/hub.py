@@ -1,0 +1,107 @@
+"""From a name to a folder: a path, a model in the Hugging Face cache, or a download."""
+
+import os
+import re
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlparse
+
+from glassformer.weights.errors import WeightsError
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+PATTERNS = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "spiece.model", "*.jinja")
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+_ID = re.compile(rf"{_PART}(?:/{_PART})?")
+CONNECT_SECONDS = 4.0
+
+
+def resolve(name: str | Path) -> Path:
+    """The folder that `name` means. Raises WeightsError, soon and in one sentence, when there is none."""
+    path = Path(name).expanduser()
+    if path.is_dir() and str(name):  # an empty name would mean the working directory
+        return path
+    if path.is_file():
+        raise WeightsError(f"{path} is a file, but a model is a folder: give {path.parent} instead.")
+    text = str(name)
+    if isinstance(name, Path) or not _is_id(text):
+        raise WeightsError(f"{text!r} does not exist: give a folder with {_listed()}, or a hub name such as gpt2.")
+    return _cached(text) or _download(text)
+
+
+def _is_id(text: str) -> bool:
+    """Whether this can be a hub name. What begins like a local path is a mistyped one and never asks the network."""
+    if not _ID.fullmatch(text) or ".." in text or "--" in text:
+        return False
+    first, _, rest = text.partition("/")
+    if rest and Path(first).is_dir():
+        return False
+    return not text.endswith((".safetensors", ".bin", ".pt", ".json", ".toml"))
+
+
+def _listed() -> str:
+    return ", ".join(FILES[:-1]) + f" and {FILES[-1]}"
+
+
+def _cached(name: str) -> Path | None:
+    """The newest whole snapshot of a model in the local cache, found without huggingface_hub."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    repository = cache / ("models--" + name.replace("/", "--"))
+    reference = repository / "refs" / "main"
+    snapshots = repository / "snapshots"
+    named = [snapshots / reference.read_text(encoding="utf-8").strip()] if reference.is_file() else []
+    others = sorted(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, reverse=True) if snapshots.is_dir() else []
+    return next((folder for folder in [*named, *others] if _is_whole(folder)), None)
+
+
+def _is_whole(folder: Path) -> bool:
+    weights = any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
+    return weights and (folder / "config.json").exists()
+
+
+def _download(name: str) -> Path:
+    put = f"put {_listed()} of it in a folder and give that folder"
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise WeightsError(
+            f"{name!r} is not a folder here, and huggingface_hub is not installed to download it: "
+            f"pip install 'glassformer[hub]', or {put}."
+        ) from None
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise WeightsError(f"{name!r} is not a folder nor in the cache, and HF_HUB_OFFLINE forbids the network: {put}.")
+    if not _reachable():
+        raise WeightsError(f"{name!r} is not a folder here, and the hub cannot be reached to download it: {put}.")
+    try:
+        # subfolders hold the same weights for other frameworks
+        found = huggingface_hub.snapshot_download(
+            name, allow_patterns=list(PATTERNS), ignore_patterns=["*/*"], etag_timeout=CONNECT_SECONDS
+        )
+    except Exception as error:  # many kinds, of several libraries; the first line says it
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise WeightsError(
+            f"{name!r} could not be downloaded ({reason.rstrip('.')}): check the name, or {put}."
+        ) from None
+    return Path(found)
+
+
+def _reachable() -> bool:
+    """Whether the hub answers within seconds, name lookup included, which no socket timeout limits."""
+    if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
+        return True  # only the proxy can tell
+    url = urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = url.port or (80 if url.scheme == "http" else 443)
+    answered = threading.Event()
+
+    def knock() -> None:
+        try:
+            socket.create_connection((url.hostname or "huggingface.co", port), timeout=CONNECT_SECONDS).close()
+            answered.set()
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=knock, daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS)
+    return answered.is_set()

@@ -1,0 +1,127 @@
+"""Rotary positions in `config.json`, in both spellings: `rope_theta` beside `rope_scaling` (before transformers 5) and
+`rope_parameters` (since).
+
+Everything in the table is used or refused. NTK scaling is a larger base and is written as one; `dynamic` and
+`longrope` change the frequencies with the length of the input and have no place in a fixed config.
+"""
+
+import math
+from typing import Any
+
+from glassformer.config import LinearScaling, Llama3Scaling, NTKScaling, Rotary, RotaryScaling, YarnScaling
+from glassformer.weights.errors import WeightsError, some
+from glassformer.weights.family import Source
+
+ORIGINAL = "original_max_position_embeddings"
+SCALED = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", ORIGINAL},
+    "yarn": {
+        *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
+        "finetuned",  # a remark of the paper's code: computed with by nobody
+    },
+}
+COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+
+
+def read_rope(source: Source, max_len: int | None, default_theta: float = 10000.0) -> Rotary:
+    table = source.data.get("rope_scaling") or source.data.get("rope_parameters") or {}
+    if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
+        raise WeightsError(f"config.json has rope_parameters={table!r}, but one plain table for all layers is needed.")
+    given = {key: value for key, value in table.items() if value is not None}
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in SCALED:
+        raise WeightsError(
+            f"config.json has rope_type={kind!r}, whose frequencies are not implemented (dynamic and longrope change "
+            f"them with the length of the input): only {', '.join(SCALED)} can be loaded."
+        )
+    unknown = sorted(given.keys() - SCALED[kind] - COMMON)
+    if unknown:
+        raise WeightsError(
+            f"config.json's rotary table of type {kind!r} has keys that are not known ({some(unknown)})."
+        )
+    fraction = given.get("partial_rotary_factor", source.number("partial_rotary_factor", 1.0))
+    if fraction != 1:
+        raise WeightsError(f"config.json has partial_rotary_factor={fraction}: this family rotates whole heads, use 1.")
+    wrong = [
+        f"{k}={v!r}" for k, v in given.items() if not isinstance(v, int | float) and k not in ("rope_type", "type")
+    ]
+    if wrong:
+        raise WeightsError(f"config.json's rotary table holds values that are not numbers ({some(wrong)}).")
+    base = float(given.get("rope_theta", source.number("rope_theta", default_theta)))
+    return Rotary(base=base, scaling=_read_scaling(kind, given, source, max_len))
+
+
+def _read_scaling(kind: str, given: dict[str, Any], source: Source, max_len: int | None) -> RotaryScaling | None:
+    if kind == "default":
+        return None
+    original = source.integer(ORIGINAL, given.get(ORIGINAL, max_len))
+    factor = given.get("factor")
+    if factor is None and kind == "yarn" and max_len is not None:
+        factor = max_len / original
+    if factor is None:
+        raise WeightsError(f"config.json's rotary table of type {kind!r} lacks 'factor': add it.")
+    if kind == "linear":
+        return LinearScaling(float(factor))
+    if kind == "llama3":
+        lacking = [key for key in ("low_freq_factor", "high_freq_factor") if key not in given]
+        if lacking:
+            raise WeightsError(f"config.json's rotary table of type 'llama3' lacks {some(lacking)}: add them.")
+        return Llama3Scaling(
+            float(factor), int(original), float(given["low_freq_factor"]), float(given["high_freq_factor"])
+        )
+    return YarnScaling(
+        factor=float(factor),
+        original_max_len=int(original),
+        beta_fast=float(given.get("beta_fast") or 32),
+        beta_slow=float(given.get("beta_slow") or 1),
+        attention_factor=_attention_factor(float(factor), given),
+        truncate=bool(given.get("truncate", True)),
+    )
+
+
+def _attention_factor(factor: float, given: dict[str, Any]) -> float | None:
+    """The factor on sines and cosines: given, or the ratio that DeepSeek's two `mscale` values stand for."""
+
+    def growth(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if "attention_factor" in given:
+        return float(given["attention_factor"])
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return growth(given["mscale"]) / growth(given["mscale_all_dim"])
+    return None
+
+
+def fold_ntk(rotary: Rotary, d_head: int) -> Rotary:
+    """The same frequencies without NTK scaling: base * factor^(R/(R-2))."""
+    if not isinstance(rotary.scaling, NTKScaling):
+        return rotary
+    turned = rotary.rotated(d_head)
+    base = rotary.base * rotary.scaling.factor ** (turned / (turned - 2))
+    return Rotary(base=base, pairing=rotary.pairing, fraction=rotary.fraction)
+
+
+def write_rope(rotary: Rotary, d_head: int) -> dict[str, Any]:
+    """`rope_parameters`, and the older spelling beside it for readers that know only that one."""
+    rotary = fold_ntk(rotary, d_head)
+    table: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
+    match rotary.scaling:
+        case LinearScaling(factor):
+            table |= {"rope_type": "linear", "factor": factor}
+        case Llama3Scaling() as s:
+            table |= {"rope_type": "llama3", "factor": s.factor, ORIGINAL: s.original_max_len}
+            table |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
+        case YarnScaling() as s:
+            table |= {"rope_type": "yarn", "factor": s.factor, ORIGINAL: s.original_max_len}
+            table |= {"beta_fast": s.beta_fast, "beta_slow": s.beta_slow, "truncate": s.truncate}
+            table |= {} if s.attention_factor is None else {"attention_factor": s.attention_factor}
+        case NTKScaling() | None:
+            pass
+    old = {key: value for key, value in table.items() if key != "rope_theta"}
+    return {
+        "rope_parameters": table,
+        "rope_theta": rotary.base,
+        "rope_scaling": None if rotary.scaling is None else old,
+    }

@@ -1,0 +1,124 @@
+"""Which family a folder is, decided by structure; which family can hold a config, and what none can."""
+
+import pytest
+import torch
+
+from glassformer import presets
+from glassformer.config import Alibi, Dense, Gated, LayerNorm, Learned, NoPosition, RMSNorm, Rotary, Sinusoidal, replace
+from glassformer.model import build
+from glassformer.weights.errors import WeightsError
+from glassformer.weights.families import FAMILIES, arithmetic, choose, difference, read_config, recognise, to_hf
+from glassformer.weights.family import Source
+
+LLAMA_KEYS = {
+    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    **{"rms_norm_eps": 1e-6, "vocab_size": 31},
+}
+
+
+def test_keys_decide_and_no_name_is_needed():
+    assert recognise(Source(dict(LLAMA_KEYS), None)).name == "Llama"
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "cohere", "olmo", "phi3", "granite", "bloom", "", 7])
+def test_a_model_type_that_was_never_verified_is_refused_with_the_list_of_those_that_were(kind):
+    """Gemma has every key and tensor name of Llama and computes something else."""
+    with pytest.raises(WeightsError, match=r"unknown architecture.*gpt2, bert, roberta.*llama, mistral") as refused:
+        recognise(Source({**LLAMA_KEYS, "model_type": kind, "architectures": ["X"]}, None))
+    assert "\n" not in str(refused.value)
+
+
+def test_missing_keys_of_a_known_type_are_named():
+    with pytest.raises(WeightsError, match="lacks n_layer, n_head"):
+        recognise(Source({"model_type": "gpt2", "n_embd": 3}, None))
+    with pytest.raises(WeightsError, match="unknown architecture"):
+        recognise(Source({}, None))
+
+
+def test_model_types_belong_to_one_family_each():
+    kinds = [kind for family in FAMILIES for kind in family.types]
+    assert len(kinds) == len(set(kinds))
+
+
+SMALL = {"d_model": 24, "n_layers": 2, "n_heads": 4, "vocab_size": 31}
+PRESETS = {
+    **{"gpt2": "gpt2", "bert_base": "bert", "roberta_base": "roberta", "distilbert_base": "distilbert"},
+    **{"t5_small": "t5", "t5_v1_1_small": "t5", "llama2_7b": "llama", "llama3_8b": "llama", "mistral_7b": "mistral"},
+    **{"mixtral_8x7b": "mixtral", "qwen2_0_5b": "qwen2", "qwen3_0_6b": "qwen3", "nano": "gpt2"},
+}
+
+
+def small(name, **changes):
+    groups = (
+        {"n_kv_heads": 2} if name in ("llama3_8b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen3_0_6b") else {}
+    )
+    extra = {"n_encoder_layers": 2} if name.startswith("t5") else {}
+    return presets.ALL[name](**{**SMALL, **groups, **extra, **changes})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_preset_is_written_as_what_it_is(name):
+    config = small(name)
+    data, _ = to_hf(config, build(config).state_dict())
+    assert data["model_type"] == PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("gpt2", {"position": Alibi()}, "position=Alibi"),
+        ("gpt2", {"position": Sinusoidal()}, "position=Sinusoidal"),
+        ("gpt2", {"position": NoPosition()}, "position=NoPosition"),
+        ("gpt2", {"position": Learned(offset=2)}, "position"),
+        ("gpt2", {"norm": RMSNorm()}, "norm"),
+        ("gpt2", {"placement": "parallel"}, "placement"),
+        ("gpt2", {"placement": "post"}, "placement"),
+        ("gpt2", {"feedforward": Gated(31)}, "feedforward"),
+        ("gpt2", {"window": 4}, r"attention\.window"),
+        ("gpt2", {"embedding__scale": 2.0}, "embedding"),
+        ("gpt2", {"n_kv_heads": 2}, r"attention\.n_kv_heads"),
+        ("gpt2", {"attention__scale": 0.5}, r"attention\.scale"),
+        ("gpt2", {"head__scale": 0.5}, "head"),
+        ("llama2_7b", {"position": Rotary(pairing="interleaved")}, "position"),
+        ("llama2_7b", {"position": Rotary(fraction=1 / 3)}, "position"),
+        ("llama2_7b", {"feedforward": Dense(31)}, "feedforward=Dense"),
+        ("llama2_7b", {"attention__bias": True, "window": 3}, r"attention\.window"),
+        ("llama2_7b", {"norm": LayerNorm()}, "norm"),
+        ("mistral_7b", {"window_layers": (0,)}, r"attention\.window"),
+        ("qwen3_0_6b", {"attention__qk_norm": RMSNorm(eps=0.5)}, r"attention\.qk_norm"),
+        ("mixtral_8x7b", {"feedforward__normalize": False}, "feedforward"),
+        ("bert_base", {"head__transform": "relu"}, "head"),
+        ("bert_base", {"placement": "pre"}, "placement"),
+        ("distilbert_base", {"pooler": True}, "pooler"),
+        ("t5_small", {"head__scale": 0.3}, "head"),
+        ("t5_small", {"attention__scale": 0.3}, r"attention\.scale"),
+        ("t5_small", {"position": Sinusoidal()}, "position=Sinusoidal"),
+    ],
+    ids=str,
+)
+def test_a_field_that_no_family_can_express_is_refused_by_name(name, changes, field):
+    config = small(name, **changes)
+    with pytest.raises(WeightsError, match=field) as refused:
+        to_hf(config, build(config).state_dict())
+    assert "\n" not in str(refused.value)
+
+
+def test_defaults_filled_in_are_the_same_arithmetic():
+    config = presets.llama_tiny()
+    spelled = replace(config, n_kv_heads=2, d_head=24, attention__scale=24**-0.5, dropout=0.3)
+    assert difference(config, spelled) is None
+    assert difference(config, replace(config, n_layers=3)) == "n_layers"
+    assert arithmetic(config)["attention.window"] == [None] * 4
+
+
+def test_choosing_needs_no_weights():
+    assert choose(presets.gpt2()).name == "GPT-2"
+    with pytest.raises(WeightsError, match="glass"):
+        choose(presets.bloom_560m())
+
+
+def test_config_without_weights_is_the_language_model_it_describes():
+    _, config = read_config(Source({**LLAMA_KEYS, "model_type": "llama", "tie_word_embeddings": True}, None))
+    assert config.head is not None
+    assert config.head.tied
+    assert build(config)(torch.zeros(1, 3, dtype=torch.long)).shape == (1, 3, 31)
