@@ -132,6 +132,57 @@ def sample(
     return 0
 
 
+# --- train -----------------------------------------------------------------------------------------------------------
+
+
+def train(
+    run: Annotated[
+        tyro.conf.Positional[Path | None], tyro.conf.arg(help="A run file; none: nanoGPT's CPU setting.")
+    ] = None,
+    set: Annotated[
+        tuple[str, ...], tyro.conf.arg(help="Changes to the run, such as optim.lr=3e-4 loop.steps=500.")
+    ] = (),
+    resume: Annotated[str | None, tyro.conf.arg(help="Go on from a run or a checkpoint.")] = None,
+    json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
+) -> int:
+    """Train a model on a text. Ctrl-C stops after the step; --resume goes on, bit for bit."""
+    from glassformer.train import open_session, read_run, resume_session
+    from glassformer.train import train as run_training
+    from glassformer.train.ngram import baselines
+    from glassformer.train_text import Display, sample_text
+
+    if resume is not None:
+        if run is not None:
+            raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
+        session = resume_session(resume, set)
+    else:
+        text = "" if run is None else _read_text(run)
+        session = open_session(read_run(text, set, source=str(run or "the run")))
+    lines = baselines(session.data.train, session.data.val, session.run.model.vocab_size)
+    arguments = (session.run, session.data)
+    try:
+        if json:
+            run_training(
+                *arguments, lambda e: print(json_module.dumps(e), flush=True), sample_text, session.resume, lines
+            )
+        else:
+            with Display() as display:
+                run_training(*arguments, display, sample_text, session.resume, lines)
+            print(f"the best model is in {session.run.out}/best: glass sample --model {session.run.out}/best")
+    except ArithmeticError as error:
+        raise InputError(str(error)) from None
+    return 0
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: give a run file.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text: give a TOML run file.") from None
+
+
 # --- convert ---------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +270,14 @@ def report(findings: Sequence["Finding"], json: bool, **facts: Any) -> None:
         print(finding.text())
 
 
-VERBS: dict[str, Callable[..., int]] = {"tour": tour, "sample": sample, "size": size, "convert": convert, "env": env}
+VERBS: dict[str, Callable[..., int]] = {
+    "tour": tour,
+    "train": train,
+    "sample": sample,
+    "size": size,
+    "convert": convert,
+    "env": env,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

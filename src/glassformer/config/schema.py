@@ -41,10 +41,12 @@ T = TypeVar("T")
 def build(cls: type[T], data: dict[str, Any], where: str) -> T:
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    # the tag that chose this variant is not one of its fields; a field may well be called kind, though
+    data = {key: value for key, value in data.items() if key != "kind" or key in names}
     for key in data:
-        if key not in names and key != "kind":
+        if key not in names:
             raise ConfigError(f"{where}.{key} is not a field.{nearest(key, names)}")
-    values = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in data.items() if key != "kind"}
+    values = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in data.items()}
     required = [
         f.name
         for f in dataclasses.fields(cls)  # type: ignore[arg-type]

@@ -1,0 +1,307 @@
+"""The training loop: `train_step` over one `TrainState`, and `train`, which runs a whole run and reports events."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer import size as sizing
+from glassformer.model import Model, build
+from glassformer.model.device import choose_device
+from glassformer.train import checkpoint
+from glassformer.train.batches import Batches, eval_batches
+from glassformer.train.data import Prepared
+from glassformer.train.objective import Batch, make_batch, summed_loss
+from glassformer.train.optim import Average, Optimizer, clip
+from glassformer.train.run import RunConfig
+from glassformer.train.schedule import factor
+
+Report = Callable[[dict[str, Any]], None]
+Sampler = Callable[[Model, Any], str]
+
+
+class NonFinite(ArithmeticError):  # noqa: N818  (the name says what happened)
+    """Loss or gradient is no number. Nothing was updated; the message says where it began."""
+
+
+@dataclass
+class TrainState:
+    """All that changes while training, and what is needed to change it."""
+
+    run: RunConfig
+    model: Model
+    optimizer: Optimizer
+    device: torch.device
+    dtype: torch.dtype
+    average: Average | None = None
+    step: int = 0
+    """Steps done."""
+    best: float = math.inf
+    """Lowest validation loss so far."""
+    loss_function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
+    """`summed_loss`, or a compiled one."""
+    parameters: list[torch.nn.Parameter] = field(default_factory=list)
+
+
+def prepare_state(run: RunConfig) -> TrainState:
+    """A fresh state on the chosen device."""
+    device, dtype, compiled = choose_machine(run)
+    torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
+    model = build(run.model, seed=run.seed, device=device).train()
+    optimizer = Optimizer(model, run.optim)
+    average = Average(model, run.optim.ema) if run.optim.ema is not None else None
+    loss_function = torch.compile(summed_loss) if compiled else summed_loss
+    parameters = list(model.parameters())
+    return TrainState(run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters)
+
+
+def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
+    """Device, dtype of the products, and whether to compile."""
+    wanted = run.machine
+    if wanted.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("machine.device='cuda' but no CUDA device is here: use 'auto' or 'cpu'.")
+    name = wanted.device if wanted.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.precision == "auto":
+        dtype = choose_device().dtype if name == "cuda" else _cpu_dtype(run)
+    else:
+        dtype = getattr(torch, wanted.precision)
+    # on a CPU, compiling was measured to be about neutral and costs half a minute: only when asked for
+    compiled = wanted.compile == "yes" or (wanted.compile == "auto" and name == "cuda")
+    return torch.device(name), dtype, compiled
+
+
+def _cpu_dtype(run: RunConfig) -> torch.dtype:
+    """bf16 pays on a CPU only where matrices are large enough to outweigh the casts: measured from width 256 on."""
+    if run.model.d_model < 256:
+        return torch.float32
+    return choose_device().dtype
+
+
+def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
+    """One update. Gradients of the parts of an accumulated batch add up to those of the whole batch.
+
+    Raises NonFinite before the optimiser touches anything.
+    """
+    run, parts = state.run, state.run.loop.accumulate
+    rows = batch.inputs.shape[0] // parts
+    n_targets = max(1, batch.n_targets())
+    state.optimizer.zero_grad()
+    plain = torch.zeros((), device=state.device)
+    for part in range(parts):
+        share = batch.rows(part * rows, (part + 1) * rows) if parts > 1 else batch
+        with autocast(state):
+            total, summed = state.loss_function(state.model, share, run.loss, True)
+        (total / n_targets).backward()
+        plain += summed.detach() / n_targets
+    norm = clip(state.parameters, run.optim.clip)
+    value = float(plain)
+    if not (math.isfinite(value) and math.isfinite(float(norm))):
+        raise NonFinite(explain_non_finite(state, batch, value))
+    scale = factor(run.schedule, state.step, run.loop.steps)
+    state.optimizer.step(scale)
+    state.step += 1
+    if state.average is not None:
+        state.average.update(state.model, state.step)
+    return {"loss": value, "gradient_norm": float(norm), "lr": scale * run.optim.lr}
+
+
+def autocast(state: TrainState) -> contextlib.AbstractContextManager[Any]:
+    if state.dtype is torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(state.device.type, state.dtype)
+
+
+class FirstNonFinite:
+    """A tap that remembers the first site whose values are not all numbers."""
+
+    site: str | None = None
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        # masked scores are -inf by design; what matters is what the softmax makes of them
+        looked_at = self.site is None and value.is_floating_point() and not site.endswith("scores")
+        if looked_at and not bool(torch.isfinite(value).all()):
+            self.site = site
+        return value
+
+    def wants(self, site: str) -> bool:
+        return False
+
+
+@torch.no_grad()
+def explain_non_finite(state: TrainState, batch: Batch, value: float) -> str:
+    """Where it began: the first site of the forward pass, or the first parameter with such a gradient."""
+    tap = FirstNonFinite()
+    with autocast(state):
+        inputs = (batch.inputs,) if batch.source is None else (batch.source, batch.inputs)
+        state.model(*inputs, tap=tap)
+    where = f"first at {tap.site}" if tap.site else "not in the forward pass"
+    sick = [n for n, p in state.model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
+    if tap.site is None and sick:
+        where = f"the forward pass is finite, the gradient of {sick[-1]} is not"
+    return (
+        f"step {state.step}: the loss is {value} ({where}). Nothing was updated; lower optim.lr, lengthen the warm-up, "
+        "or use machine.precision='float32'."
+    )
+
+
+@torch.no_grad()
+def evaluate(state: TrainState, tokens: Any) -> float:
+    """Cross-entropy per target on fixed windows of the validation split, with averaged weights when there are any."""
+    run = state.run
+    if state.average is not None:
+        state.average.swap(state.model)
+    state.model.eval()
+    total, count = 0.0, 0
+    try:
+        windows = eval_batches(tokens, run.context, max(run.loop.batch, 1), run.loop.eval_batches)
+        for number, window in enumerate(windows):
+            batch = make_batch(run, window, step=number)
+            with autocast(state):
+                _, summed = summed_loss(state.model, batch.to(state.device), run.loss, False)
+            total += float(summed)
+            count += batch.n_targets()
+    finally:
+        state.model.train()
+        if state.average is not None:
+            state.average.swap(state.model)
+    return total / count
+
+
+def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
+    """A checkpoint of the state, published. With averaging, `model.safetensors` holds the average."""
+    weights = {name: p.detach() for name, p in state.model.named_parameters()}
+    extra = {f"optimizer/{k}": v for k, v in state.optimizer.state().items()}
+    extra |= checkpoint.random_state(state.device)
+    if state.average is not None:
+        extra |= {f"weights/{name}": value for name, value in weights.items()}
+        weights = state.average.weights
+    meta = {"best": None if math.isinf(state.best) else state.best, "seconds": seconds, "torch": torch.__version__}
+    path = checkpoint.write(state.run, state.step, weights, extra, tokenizer_json, meta)
+    checkpoint.publish(state.run, path, is_best)
+    return path
+
+
+def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], extra: dict[str, Tensor]) -> None:
+    """Put a checkpoint's contents into a fresh state."""
+    raw = {name.removeprefix("weights/"): t for name, t in extra.items() if name.startswith("weights/")}
+    try:
+        state.model.load_state_dict(raw or model)
+        held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
+        state.optimizer.load_state(held)
+        if state.average is not None:
+            state.average.weights = {name: model[name].to(state.device) for name in state.average.weights}
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise checkpoint.CheckpointError(f"the checkpoint does not fit its own run.toml: {error}.") from None
+    checkpoint.set_random_state(extra, state.device)
+    state.step = meta["step"]
+    state.best = math.inf if meta["best"] is None else meta["best"]
+
+
+class Log:
+    """log.jsonl and whoever listens. A resumed run drops the lines of steps that will be done again."""
+
+    def __init__(self, path: Path, listen: Report | None, from_step: int):
+        self.listen = listen
+        kept = []
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError):  # a line torn by a crash
+                    if json.loads(line).get("step", 0) <= from_step:
+                        kept.append(line + "\n")
+        checkpoint.write_atomically(path, "".join(kept).encode())
+        self.file = path.open("a", encoding="utf-8")
+
+    def __call__(self, **event: Any) -> None:
+        self.file.write(json.dumps(event) + "\n")
+        self.file.flush()
+        if self.listen is not None:
+            self.listen(event)
+
+
+def train(
+    run: RunConfig,
+    data: Prepared,
+    listen: Report | None = None,
+    sampler: Sampler | None = None,
+    resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
+    baselines: dict[str, float] | None = None,
+) -> TrainState:
+    """Train to the end of the run. Events go to RUN/log.jsonl and to `listen`."""
+    state = prepare_state(run)
+    if resume is not None:
+        restore(state, *resume)
+    root = checkpoint.start_run(run)
+    log = Log(root / "log.jsonl", listen, state.step)
+    log(event="start", **_facts(state, data, baselines))
+    tokenizer_json = data.tokenizer.to_json()
+    began, before = time.perf_counter(), resume[0].get("seconds", 0.0) if resume else 0.0
+
+    def elapsed() -> float:
+        return before + time.perf_counter() - began
+
+    def check() -> None:
+        loss = evaluate(state, data.val)
+        is_best = loss < state.best
+        state.best = min(state.best, loss)
+        log(event="validation", step=state.step, loss=loss, best=is_best, seconds=elapsed())
+        if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
+            save(state, tokenizer_json, elapsed(), is_best)
+
+    if state.step == 0:
+        check()
+    for batch in _batches(state, data):
+        event = train_step(state, batch)
+        if state.step % run.loop.log_every == 0 or state.step == 1:
+            rate = (state.step - (resume[0]["step"] if resume else 0)) / (time.perf_counter() - began)
+            log(event="step", step=state.step, **event, steps_per_second=rate, seconds=elapsed())
+        if sampler is not None and run.loop.sample_every and state.step % run.loop.sample_every == 0:
+            log(event="sample", step=state.step, text=_sample(state, sampler, data))
+        if state.step % run.loop.eval_every == 0 or state.step == run.loop.steps:
+            check()
+        elif state.step % run.loop.checkpoint_every == 0:
+            save(state, tokenizer_json, elapsed(), False)
+    log(event="end", step=state.step, best=state.best, seconds=elapsed())
+    log.file.close()
+    return state
+
+
+def _batches(state: TrainState, data: Prepared) -> Iterator[Batch]:
+    """The remaining batches of the run, each made while the device works on the one before."""
+    run = state.run
+    order = Batches(data.train, run.context, run.loop.batch, seed=run.seed, mode=run.data.order)
+    for step in range(state.step, run.loop.steps):
+        yield make_batch(run, order.batch(step), step).to(state.device)
+
+
+def _sample(state: TrainState, sampler: Sampler, data: Prepared) -> str:
+    """A text by the present model; sampling draws from its own generator and leaves ours alone."""
+    held = checkpoint.random_state(state.device)
+    text = sampler(state.model, data.tokenizer)
+    checkpoint.set_random_state(held, state.device)
+    return text
+
+
+def _facts(state: TrainState, data: Prepared, baselines: dict[str, float] | None) -> dict[str, Any]:
+    run = state.run
+    counted = sizing.flops(run.model, batch=1, context=run.context)
+    return {
+        "step": state.step,
+        "steps": run.loop.steps,
+        "parameters": sizing.count(run.model),
+        "tokens_per_step": run.loop.batch * run.context,
+        "flops_per_step": counted.training * run.loop.batch,
+        "device": str(state.device),
+        "precision": str(state.dtype).removeprefix("torch."),
+        "compiled": state.loss_function is not summed_loss,
+        "train_tokens": len(data.train),
+        "validation_tokens": len(data.val),
+        "baselines": baselines or {},
+        "uniform": math.log(run.model.vocab_size),
+    }

@@ -1,0 +1,117 @@
+"""What a batch is and what is minimised over it: next token, masked language model, sequence to sequence.
+
+A loss is a sum over targets divided by the number of targets of the whole step, which the caller gives. So parts of a
+batch (accumulation steps, ranks) add up to exactly the loss of the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer.model import NO_TAP, Model, Seq2Seq
+from glassformer.model.moe import balance_loss
+from glassformer.train.batches import IGNORED, mask_tokens, prefix_pairs
+from glassformer.train.run import Loss, RunConfig
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the model is given and what it should say; `source` for an encoder-decoder."""
+
+    inputs: Tensor
+    targets: Tensor
+    source: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Batch":
+        if device.type == "cpu":
+            return self
+
+        def move(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.pin_memory().to(device, non_blocking=True)
+
+        inputs, targets = move(self.inputs), move(self.targets)
+        assert inputs is not None
+        assert targets is not None
+        return Batch(inputs, targets, move(self.source))
+
+    def rows(self, first: int, last: int) -> "Batch":
+        """Some of the sequences: an accumulation step's share."""
+        at = slice(first, last)
+        return Batch(self.inputs[at], self.targets[at], None if self.source is None else self.source[at])
+
+    def n_targets(self) -> int:
+        return int((self.targets != IGNORED).sum())
+
+    def n_tokens(self) -> int:
+        """Tokens the model reads."""
+        return self.inputs.numel() + (0 if self.source is None else self.source.numel())
+
+
+def make_batch(run: RunConfig, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
+    """The objective's view of plain (inputs, next tokens) windows. Masks depend on (seed, step, row) alone."""
+    inputs, following = window
+    special = run.model.special
+    match run.objective:
+        case "masked":
+            mask_id = run.model.vocab_size - 1  # the extra id that `prepare_model` adds
+            asked, targets = mask_tokens(inputs, mask_id, mask_id, run.seed, step, run.loss.mask_rate, first_row)
+            return Batch(asked, targets)
+        case "seq2seq":
+            source, given, targets = prefix_pairs(inputs, special.start or 0)
+            return Batch(given, targets, source)
+        case _:
+            return Batch(inputs, following)
+
+
+class Routers:
+    """A tap that keeps what the routers of a mixture of experts decided, for their balance loss."""
+
+    def __init__(self) -> None:
+        self.probabilities: list[Tensor] = []
+        self.losses: list[Tensor] = []
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        if site.endswith("feedforward.router"):
+            self.probabilities.append(value)
+        elif site.endswith("feedforward.choice"):
+            self.losses.append(balance_loss(self.probabilities[-1], value))
+        return value
+
+    def wants(self, site: str) -> bool:
+        return False
+
+
+def summed_loss(model: Model, batch: Batch, loss: Loss, training: bool) -> tuple[Tensor, Tensor]:
+    """(what is minimised, plain cross-entropy), both summed over targets.
+
+    Minimised: cross-entropy with label smoothing + z_loss * logsumexp^2 per target + balance * mean balance loss of the
+    layers per target. The balance loss is of the batch it sees: in accumulation, the mean over parts.
+    """
+    routers = Routers() if training and _has_experts(model) else None
+    tap = routers if routers is not None else NO_TAP
+    if isinstance(model, Seq2Seq):
+        assert batch.source is not None
+        logits = model(batch.source, batch.inputs, tap=tap)
+    else:
+        logits = model(batch.inputs, tap=tap)
+    flat, targets = logits.flatten(0, 1).float(), batch.targets.flatten()
+    plain = F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="sum")
+    if not training:
+        return plain, plain
+    total = plain
+    counted = targets != IGNORED
+    if loss.label_smoothing:
+        total = F.cross_entropy(
+            flat, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=loss.label_smoothing
+        )
+    if loss.z_loss:
+        total = total + loss.z_loss * (flat.logsumexp(-1).square() * counted).sum()
+    if routers is not None and loss.balance:
+        total = total + loss.balance * torch.stack(routers.losses).mean() * counted.sum()
+    return total, plain
+
+
+def _has_experts(model: Model) -> bool:
+    return hasattr(model.blocks[0].feedforward, "router")
