@@ -1,6 +1,7 @@
 """The training loop: `train_step` over one `TrainState`, and `train`, which runs a whole run and reports events."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import time
@@ -16,10 +17,11 @@ from glassformer import size as sizing
 from glassformer.model import Model, build
 from glassformer.model.device import choose_device
 from glassformer.train import checkpoint
-from glassformer.train.batches import Batches, eval_batches
+from glassformer.train.batches import IGNORED, Batches, eval_batches
 from glassformer.train.data import Prepared
 from glassformer.train.objective import Batch, make_batch, summed_loss
 from glassformer.train.optim import Average, Optimizer, clip
+from glassformer.train.parallel import ALONE, Group, start
 from glassformer.train.run import RunConfig
 from glassformer.train.schedule import factor
 

@@ -13,7 +13,11 @@ from torch import Tensor
 from glassformer.model import NO_TAP, Model, Seq2Seq
 from glassformer.model.moe import balance_loss
 from glassformer.train.batches import IGNORED, mask_tokens, prefix_pairs
+from glassformer.train.fused_loss import linear_cross_entropy
 from glassformer.train.run import Loss, RunConfig
+
+CHUNKED_FROM = 4096
+"""Vocabulary from which on the head and loss are computed in chunks."""
 
 
 @dataclass(frozen=True)
@@ -93,23 +97,53 @@ def summed_loss(model: Model, batch: Batch, loss: Loss, training: bool) -> tuple
     tap = routers if routers is not None else NO_TAP
     if isinstance(model, Seq2Seq):
         assert batch.source is not None
-        logits = model(batch.source, batch.inputs, tap=tap)
+        memory = model.encode(batch.source, tap=tap)
+        hidden = model.decode_hidden(batch.inputs, memory, tap=tap)
     else:
-        logits = model(batch.inputs, tap=tap)
-    flat, targets = logits.flatten(0, 1).float(), batch.targets.flatten()
+        hidden = model.encode(batch.inputs, tap=tap)
+    targets = batch.targets.flatten()
+    if training and chunked(model):
+        total, plain = _chunked_loss(model, hidden, targets, loss)
+    else:
+        total, plain = _plain_loss(model.logits(hidden, tap), targets, loss, training)
+    if routers is not None and loss.balance:
+        total = total + loss.balance * torch.stack(routers.losses).mean() * (targets != IGNORED).sum()
+    return total, plain
+
+
+def chunked(model: Model) -> bool:
+    """Whether the head and loss run chunk by chunk: where the logits would be the largest tensor of the step."""
+    config = model.config
+    return config.head is not None and config.head.transform is None and config.vocab_size >= CHUNKED_FROM
+
+
+def _chunked_loss(model: Model, hidden: Tensor, targets: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    head = model.head
+    assert head is not None
+    weight = model.embed.tokens.weight if head.weight is None else head.weight
+    return linear_cross_entropy(
+        hidden.flatten(0, 1) * head.scale if head.scale != 1 else hidden.flatten(0, 1),
+        weight,
+        targets,
+        head.bias,
+        IGNORED,
+        loss.label_smoothing,
+        loss.z_loss,
+    )
+
+
+def _plain_loss(logits: Tensor, targets: Tensor, loss: Loss, training: bool) -> tuple[Tensor, Tensor]:
+    flat = logits.flatten(0, 1).float()
     plain = F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="sum")
     if not training:
         return plain, plain
     total = plain
-    counted = targets != IGNORED
     if loss.label_smoothing:
         total = F.cross_entropy(
             flat, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=loss.label_smoothing
         )
     if loss.z_loss:
-        total = total + loss.z_loss * (flat.logsumexp(-1).square() * counted).sum()
-    if routers is not None and loss.balance:
-        total = total + loss.balance * torch.stack(routers.losses).mean() * counted.sum()
+        total = total + loss.z_loss * (flat.logsumexp(-1).square() * (targets != IGNORED)).sum()
     return total, plain
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.train.muon import Muon
 from glassformer.train.run import Optim
 
 
@@ -70,13 +71,7 @@ class Optimizer:
         if groups:
             self.members.append((torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=fused), optim.lr))
         if muon:
-            member = torch.optim.Muon(
-                list(muon.values()),
-                lr=optim.muon_lr,
-                momentum=optim.momentum,
-                weight_decay=optim.weight_decay,
-                adjust_lr_fn="original",
-            )
+            member = Muon(muon.values(), optim.muon_lr, optim.momentum, optim.weight_decay)
             self.members.append((member, optim.muon_lr))
         self.names = {id(p): n for n, p in named.items()}
 

@@ -247,7 +247,7 @@ def _read_model(data: Any) -> ModelConfig:
     require(isinstance(data, dict), "model must be a table.")
     if "preset" not in data:
         return from_dict(data)
-    changes = {key: value for key, value in data.items() if key != "preset"}
+    changes = {key: None if value == "none" else value for key, value in data.items() if key != "preset"}
     base = presets.get(data["preset"])
     if any(isinstance(value, dict) for value in changes.values()):
         merged = _merge(to_dict(base), changes)

@@ -1,4 +1,4 @@
-"""From a run to a run that can start: the corpus found and prepared, the model fitted to the tokenizer, a resume read."""
+"""From a run to a run that can start: corpus prepared, model fitted to the tokenizer, checkpoint read to go on from."""
 
 import dataclasses
 import hashlib

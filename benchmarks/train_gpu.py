@@ -1,0 +1,107 @@
+"""Training GPT-2 124M on a GPU: nanoGPT compiled and glassformer, the same model, in one run, interleaved.
+
+    PYTHONPATH=src python benchmarks/train_gpu.py --nanogpt .carry/nanoGPT [--batch 64]
+
+Random tokens, context 1024, bf16 products with float32 weights, fused AdamW, clipping at 1: nanoGPT's own step.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from glassformer import presets
+from glassformer.config import LayerNorm, replace
+from glassformer.train.loop import prepare_state, train_step
+from glassformer.train.objective import Batch
+from glassformer.train.run import Loop, Machine, Optim, RunConfig, Schedule
+
+CONTEXT, VOCAB = 1024, 50304
+
+
+def ours(batch: int) -> tuple[Callable[[Batch], float], int]:
+    model = presets.gpt2(vocab_size=VOCAB, dropout=0.0, attention__bias=False, feedforward__bias=False)
+    run = RunConfig(
+        model=replace(model, norm=LayerNorm(bias=False)),
+        optim=Optim(lr=6e-4),
+        schedule=Schedule(warmup=10),
+        loop=Loop(steps=100_000, batch=batch),
+        machine=Machine(device="cuda", precision="bfloat16", compile="yes"),
+    )
+    state = prepare_state(run)
+    count = sum(p.numel() for p in state.model.parameters())
+    return lambda b: float(train_step(state, b)["loss"]), count
+
+
+def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]:
+    sys.path.insert(0, folder)
+    from model import GPT, GPTConfig  # type: ignore[import-not-found]
+
+    model = GPT(GPTConfig(block_size=CONTEXT, vocab_size=VOCAB, dropout=0.0, bias=False)).cuda()
+    count = sum(p.numel() for p in model.parameters())
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
+    run = torch.compile(model) if compiled else model
+
+    def step(b: Batch) -> float:
+        with torch.autocast("cuda", torch.bfloat16):
+            _, loss = run(b.inputs, b.targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step, count
+
+
+def measure(step: Callable[[Batch], float], batches: list[Batch], steps: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for i in range(steps):
+        step(batches[i % len(batches)])
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nanogpt", required=True)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    contenders = {"glassformer": ours(given.batch), "nanoGPT compiled": nanogpt(given.nanogpt, True)}
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(4):
+        ids = torch.randint(0, 50257, (given.batch, CONTEXT + 1), generator=generator)
+        batches.append(Batch(ids[:, :-1].contiguous().cuda(), ids[:, 1:].contiguous().cuda()))
+    for name, (step, count) in contenders.items():
+        start = time.perf_counter()
+        loss = step(batches[0])
+        for _ in range(3):
+            step(batches[1])
+        print(
+            f"{name}: {count:,} parameters, first loss {loss:.4f}, start-up {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(given.rounds):
+        for name, (step, _) in contenders.items():
+            times[name].append(measure(step, batches, given.steps))
+    tokens = given.batch * CONTEXT
+    medians = {name: sorted(t)[len(t) // 2] for name, t in times.items()}
+    for name, t in times.items():
+        spread = (max(t) - min(t)) / medians[name]
+        rate = tokens / medians[name]
+        print(f"{name:<18}{rate:>12,.0f} tokens/s  {1000 * medians[name]:.1f} ms  spread {spread:.1%}", flush=True)
+    print(f"ratio {medians['nanoGPT compiled'] / medians['glassformer']:.3f} at batch {given.batch}")
+    print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (both together)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Cross-entropy of a linear head without ever holding all logits.
+
+With 50,000 tokens of vocabulary the logits of a batch are the largest tensor of training by far. Here rows are taken in
+chunks: logits of a chunk, its loss, and at once its gradients, which is all that is kept. The values are those of
+`F.cross_entropy(h W^T + b)`; tests/train/test_fused_loss.py pins them.
+
+Per row with logits z, p = softmax(z), V classes, target y, smoothing e and z-loss weight w:
+
+    loss   = (1 - e) (lse - z_y) + e (lse - mean(z)) + w lse^2,     lse = logsumexp(z)
+    d/dz_k = p_k (1 + 2 w lse) - (1 - e) [k = y] - e / V
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 2**30
+"""A chunk's logits in float32 take at most this: large enough to fill a GPU, small beside the weights' own traffic."""
+
+
+def chunk_gradients(
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(total, plain cross-entropy, gradient of the total with respect to the logits, in their dtype) of a chunk."""
+    z = logits.float()
+    counted = targets != ignored
+    safe = torch.where(counted, targets, 0)
+    lse = z.logsumexp(-1)
+    picked = z.gather(1, safe[:, None])[:, 0]
+    plain = torch.where(counted, lse - picked, 0.0)
+    total = plain
+    weight = torch.ones_like(lse)
+    if smoothing:
+        total = (1 - smoothing) * plain + smoothing * torch.where(counted, lse - z.mean(-1), 0.0)
+    if z_loss:
+        total = total + z_loss * torch.where(counted, lse.square(), 0.0)
+        weight = weight + 2 * z_loss * lse
+    gradient = (z - lse[:, None]).exp() * weight[:, None] - smoothing / z.shape[-1]
+    columns = torch.arange(z.shape[-1], device=z.device)
+    gradient = gradient - (1 - smoothing) * (columns[None, :] == safe[:, None])
+    gradient = torch.where(counted[:, None], gradient, 0.0)
+    return total.sum(), plain.sum(), gradient.to(logits.dtype)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: tuple[int, float, float],
+        dtype: torch.dtype,
+        kernel: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        h, w = hidden.to(dtype), weight.to(dtype)
+        b = None if bias is None else bias.to(dtype)
+        rows = max(1, min(len(h), CHUNK_BYTES // (4 * len(w))))
+        total = torch.zeros((), device=h.device)
+        plain = torch.zeros((), device=h.device)
+        d_hidden = torch.empty_like(h)
+        d_weight = torch.zeros_like(w, dtype=torch.float32)
+        d_bias = None if b is None else torch.zeros_like(b, dtype=torch.float32)
+        for first in range(0, len(h), rows):
+            part = h[first : first + rows]
+            logits = torch.nn.functional.linear(part, w, b)
+            chunk_total, chunk_plain, gradient = kernel(logits, targets[first : first + rows], *settings)
+            total += chunk_total
+            plain += chunk_plain
+            d_hidden[first : first + rows] = gradient @ w
+            d_weight += gradient.T @ part
+            if d_bias is not None:
+                d_bias += gradient.sum(0, dtype=torch.float32)
+        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(plain)
+        return total, plain
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight, d_bias = ctx.saved_tensors
+        scale, (h_dtype, w_dtype, b_dtype) = gradients[0], ctx.dtypes
+        bias = None if d_bias is None else (d_bias * scale).to(b_dtype)
+        return (d_hidden * scale).to(h_dtype), (d_weight * scale).to(w_dtype), bias, None, None, None, None
+
+
+@lru_cache(maxsize=2)
+def _kernel(device: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """One fused pass over the logits where a compiler pays (CUDA), the plain operations elsewhere."""
+    return torch.compile(chunk_gradients) if device == "cuda" else chunk_gradients
+
+
+@torch.compiler.disable  # the chunks are a loop around large products: there is nothing to gain by tracing it
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    ignored: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """(total, plain cross-entropy), summed, of hidden (N,D) through weight (V,D); only `total` has a gradient.
+
+    Under autocast products are taken in its dtype; sums, losses and the weight's gradient in float32.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    settings = (ignored, label_smoothing, z_loss)
+    with torch.autocast(device, enabled=False):
+        out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
+            hidden, weight, bias, targets, settings, dtype, _kernel(device)
+        )
+    return out

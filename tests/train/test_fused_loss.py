@@ -1,0 +1,59 @@
+"""The chunked head and loss are the plain ones, value and gradient."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from glassformer.train import fused_loss
+from glassformer.train.fused_loss import linear_cross_entropy
+
+
+@pytest.fixture(params=[1, 7, 1000])
+def _rows_per_chunk(request, monkeypatch):
+    monkeypatch.setattr(fused_loss, "CHUNK_BYTES", 4 * 31 * request.param)
+
+
+@pytest.mark.usefixtures("_rows_per_chunk")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("z_loss", [0.0, 0.3])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_equals_cross_entropy_of_the_logits(smoothing, z_loss, with_bias):
+    generator = torch.Generator().manual_seed(0)
+    h, w, b = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((23, 5), (31, 5), (31,)))
+    targets = torch.randint(0, 31, (23,), generator=generator)
+    targets[[3, 11]] = -100
+    inputs = [h, w, b] if with_bias else [h, w]
+    for t in inputs:
+        t.requires_grad_()
+    logits = F.linear(h, w, b if with_bias else None)
+    counted = targets != -100
+    expected = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    expected = expected + z_loss * (logits.logsumexp(-1).square() * counted).sum()
+    expected_gradients = torch.autograd.grad(2 * expected, inputs)
+    total, plain = linear_cross_entropy(
+        h, w, targets, b if with_bias else None, label_smoothing=smoothing, z_loss=z_loss
+    )
+    # totals are kept in float32
+    assert torch.isclose(total.double(), expected, rtol=1e-6)
+    assert torch.isclose(plain.double(), F.cross_entropy(logits, targets, reduction="sum"), rtol=1e-6)
+    for got, wanted in zip(torch.autograd.grad(2 * total, inputs), expected_gradients, strict=True):
+        assert (got - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+def test_autocast_computes_in_bf16_and_gives_gradients_in_float32():
+    h, w = torch.randn(9, 8, requires_grad=True), torch.randn(17, 8, requires_grad=True)
+    targets = torch.arange(9)
+    with torch.autocast("cpu", torch.bfloat16):
+        total, _ = linear_cross_entropy(h, w, targets)
+    total.backward()
+    assert h.grad.dtype == w.grad.dtype == torch.float32
+    exact = F.cross_entropy(h @ w.T, targets, reduction="sum")
+    assert torch.isclose(total, exact, rtol=0.02)
+
+
+def test_all_ignored_is_zero_with_zero_gradient():
+    h, w = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    total, plain = linear_cross_entropy(h, w, torch.full((3,), -100), z_loss=0.1)
+    total.backward()
+    assert float(plain) == 0
+    assert h.grad.abs().max() == 0
