@@ -78,13 +78,80 @@ def graph_replay_equals_eager(steps: int = 40) -> Iterator[Finding]:
         yield Finding.judge(f"graph replay = eager: {name}", wrong, 0, "tokens that differ")
 
 
+def triton_loss_equals_plain() -> Iterator[Finding]:
+    """The Triton chunk kernel against the plain one: loss and gradients, with and without smoothing and z-loss."""
+    from glassformer.train import fused_loss, fused_loss_triton
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    for columns in (50304, 50257, 31):
+        logits = torch.randn(37, columns, generator=generator, device="cuda") * 4
+        targets = torch.randint(0, columns, (37,), generator=generator, device="cuda")
+        targets[5] = -100
+        for smoothing, z_loss in ((0.0, 0.0), (0.1, 0.01)):
+            plain = fused_loss.chunk_gradients(logits, targets, -100, smoothing, z_loss)
+            fast = fused_loss_triton.chunk_gradients(logits.clone(), targets, -100, smoothing, z_loss)
+            worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(plain, fast, strict=True))
+            yield Finding.judge(
+                f"triton loss = plain: {columns}, {smoothing}, {z_loss}", worst, 1e-5, "float32, relative"
+            )
+
+
+def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
+    """Twelve steps as one CUDA graph against twelve ordinary ones; then a poisoned batch must change nothing."""
+    from glassformer.train.graph import CapturedStep
+    from glassformer.train.loop import NonFinite, prepare_state, train_step
+    from glassformer.train.objective import Batch
+    from glassformer.train.run import Loop, Machine, Optim, RunConfig, Schedule
+
+    for kind in ("adamw", "muon"):
+        run = RunConfig(
+            model=presets.nano(),
+            optim=Optim(kind=kind),
+            schedule=Schedule(warmup=2),
+            loop=Loop(steps=100, batch=8),
+            machine=Machine(device="cuda", precision="float32", compile="no"),
+        )
+        curves = []
+        for captured in (False, True):
+            state = prepare_state(run)
+            step = CapturedStep(state) if captured else train_step
+            generator = torch.Generator().manual_seed(0)
+            losses = []
+            for _ in range(steps):
+                ids = torch.randint(0, 65, (8, 65), generator=generator)
+                batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(state.device)
+                losses.append(float(step(state, batch)["loss"]))
+            curves.append(losses)
+        worst = max(abs(a - b) for a, b in zip(*curves, strict=True))
+        yield Finding.judge(f"captured step = eager: {kind}", worst, 1e-4, "float32, atomics in the backward pass")
+        before = [p.detach().clone() for p in state.parameters]
+        bias = state.model.decoder.norm.weight
+        with torch.no_grad():
+            bias[0] = float("nan")
+        try:
+            step(state, batch)
+            stopped = False
+        except NonFinite as error:
+            stopped = "first at" in str(error)
+        changed = sum(not torch.equal(a, b) for a, b in zip(before, state.parameters, strict=True))
+        yield Finding.judge(
+            f"a poisoned step changes nothing: {kind}", changed + 10 * (not stopped), 1, "the poison only"
+        )
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was checked")
         return 2
     print(torch.cuda.get_device_name(), torch.__version__)
     findings = []
-    for check in (same_logits, same_generation, graph_replay_equals_eager):
+    for check in (
+        captured_step_equals_eager,
+        triton_loss_equals_plain,
+        same_logits,
+        same_generation,
+        graph_replay_equals_eager,
+    ):
         for finding in check():
             findings.append(finding)
             print(finding.text(), flush=True)

@@ -14,7 +14,8 @@ import torch
 
 from glassformer import presets
 from glassformer.config import LayerNorm, replace
-from glassformer.train.loop import prepare_state, train_step
+from glassformer.train.graph import CapturedStep
+from glassformer.train.loop import prepare_state
 from glassformer.train.objective import Batch
 from glassformer.train.run import Loop, Machine, Optim, RunConfig, Schedule
 
@@ -32,7 +33,8 @@ def ours(batch: int) -> tuple[Callable[[Batch], float], int]:
     )
     state = prepare_state(run)
     count = sum(p.numel() for p in state.model.parameters())
-    return lambda b: float(train_step(state, b)["loss"]), count
+    one_step = CapturedStep(state)
+    return lambda b: float(one_step(state, b)["loss"]), count
 
 
 def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]:
@@ -79,7 +81,7 @@ def main() -> None:
     batches = []
     for _ in range(4):
         ids = torch.randint(0, 50257, (given.batch, CONTEXT + 1), generator=generator)
-        batches.append(Batch(ids[:, :-1].contiguous().cuda(), ids[:, 1:].contiguous().cuda()))
+        batches.append(Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(torch.device("cuda")))
     for name, (step, count) in contenders.items():
         start = time.perf_counter()
         loss = step(batches[0])

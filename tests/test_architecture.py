@@ -18,8 +18,9 @@ TIERS: list[set[str]] = [
     {"config", "finding"},
     {"presets", "model", "reference", "size"},
     {"lens", "generate", "weights", "train"},
-    {"checks"},
+    {"checks", "tour_training", "train_text", "report_svg", "report_style"},
     {"doctor", "claims", "tour"},
+    {"report"},
     {"tour_text"},
     {"cli", "studio"},
     {"__init__", "__main__"},
@@ -36,6 +37,10 @@ TESTED_ELSEWHERE = {
     "__main__": "tests/test_cli.py runs it",
     "py.typed": "no code",
     "tour_text": "tests/test_tour.py prints it",
+    "tour_training": "tests/test_tour.py goes through it",
+    "train_text": "tests/test_tour.py shows a run with it",
+    "report_svg": "tests/test_report.py draws with it",
+    "report_style": "no code; tests/test_report.py reads the page",
 }
 
 

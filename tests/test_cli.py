@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, its exit codes, and one sentence for each mistake."""
 
+import functools
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import torch
 
 import glassformer as gf
 from glassformer.cli import main
+from glassformer.tour import Plan
 from tests import folders
 
 
@@ -102,11 +104,26 @@ def test_env_gives_its_reason(capsys):
     assert facts["versions"]["torch"].startswith("2.")
 
 
-def test_tour_as_json(capsys):
-    code, result = run_json(capsys, "tour")
+def test_tour_as_json(capsys, monkeypatch, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog, and again.\n" * 200)
+    small = ("model.n_layers=1", "model.d_model=32", "model.attention.n_heads=2", "model.feedforward.d_ff=64")
+    small = (*small, "loop.eval_batches=2", "model.max_len=48")
+    changes = (*small, f"data.corpus={text}", f"data.cache={tmp_path / 'tokens'}")
+    monkeypatch.setattr("glassformer.tour.Plan", functools.partial(Plan, races=(8,), changes=changes))
+    code, result = run_json(capsys, "tour", "--minutes", "0.01", "--out", tmp_path / "tour")
     assert code == 0
-    assert all(f["verdict"] == "pass" for f in result["findings"])
+    assert not any(f["verdict"] == "fail" for f in result["findings"])
     assert all(race["same_tokens"] for race in result["cache"])
+    assert Path(result["report"]).read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    for arguments, words in ((["--minutes", "0"], "minutes=0.0"), (["--out", tmp_path / "file"], "is a file")):
+        code, out, err = run(capsys, "tour", *arguments)
+        assert (code, out) == (2, "")
+        assert words in err
 
 
 def truncated(folder: Path) -> Path:

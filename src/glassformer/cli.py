@@ -146,32 +146,45 @@ def train(
     json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
 ) -> int:
     """Train a model on a text. Ctrl-C stops after the step; --resume goes on, bit for bit."""
+    from glassformer.train.parallel import said_once
+
+    with said_once():  # under torchrun, by one process
+        _train(run, set, resume, json)
+    return 0
+
+
+def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json: bool) -> None:
     from glassformer.train import open_session, read_run, resume_session
     from glassformer.train import train as run_training
     from glassformer.train.ngram import baselines
+    from glassformer.train.parallel import is_main
     from glassformer.train_text import Display, sample_text
 
     if resume is not None:
         if run is not None:
             raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
-        session = resume_session(resume, set)
+        session = resume_session(resume, changes)
     else:
         text = "" if run is None else _read_text(run)
-        session = open_session(read_run(text, set, source=str(run or "the run")))
-    lines = baselines(session.data.train, session.data.val, session.run.model.vocab_size)
+        session = open_session(read_run(text, changes, source=str(run or "the run")))
     arguments = (session.run, session.data)
     try:
+        if not is_main():
+            group = run_training(*arguments, None, sample_text, session.resume).group
+            group.close()
+            return
+        lines = baselines(session.data.train, session.data.val, session.run.model.vocab_size)
         if json:
-            run_training(
+            group = run_training(
                 *arguments, lambda e: print(json_module.dumps(e), flush=True), sample_text, session.resume, lines
-            )
+            ).group
         else:
             with Display() as display:
-                run_training(*arguments, display, sample_text, session.resume, lines)
+                group = run_training(*arguments, display, sample_text, session.resume, lines).group
             print(f"the best model is in {session.run.out}/best: glass sample --model {session.run.out}/best")
+        group.close()
     except ArithmeticError as error:
         raise InputError(str(error)) from None
-    return 0
 
 
 def _read_text(path: Path) -> str:
@@ -240,22 +253,27 @@ def env(json: Json = False) -> int:
 # --- tour ------------------------------------------------------------------------------------------------------------
 
 
-def tour(json: Json = False) -> int:
-    """The whole story in a minute: size, engine against oracle, the cache, the samplers."""
-    from glassformer import presets
-    from glassformer import size as sizing
+def tour(
+    minutes: Annotated[float, tyro.conf.arg(help="Of training; the rest takes about another half minute.")] = 2.0,
+    out: Annotated[Path, tyro.conf.arg(help="Folder for report.html and the trained model.")] = Path("tour"),
+    json: Json = False,
+) -> int:
+    """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
+    from glassformer import report as page
     from glassformer import tour as story
 
-    sheet = sizing.size(presets.gpt2(), batch=8, context=1024)
-    if json:
-        findings = [*story.engine_against_oracle(), story.ragged_batch_equals_rows_alone()]
-        races = [vars(race) | {"speed_up": race.speed_up} for race in story.cache_races()]
-        samplers = [vars(row) for row in story.samplers_on_one_distribution()]
-        report(findings, True, size=sheet.to_dict(), cache=races, samplers=samplers)
-        return 0 if all(f.passed for f in findings) and all(race["same_tokens"] for race in races) else 1
-    from glassformer.tour_text import print_tour
+    plan = story.Plan(minutes=minutes, out=out)
+    try:
+        if not json:
+            from glassformer.tour_text import print_tour
 
-    return print_tour(sheet)
+            return print_tour(plan)
+        told = story.walk(plan)
+    except ArithmeticError as error:
+        raise InputError(str(error)) from None
+    path = page.write(told, out / page.NAME)
+    print(json_module.dumps({**told.to_dict(), "report": str(path)}))
+    return 0 if told.held else 1
 
 
 def report(findings: Sequence["Finding"], json: bool, **facts: Any) -> None:

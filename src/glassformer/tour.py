@@ -1,8 +1,13 @@
-"""The tour: what glassformer says of a Transformer, shown in a minute and measured on the spot."""
+"""The tour: a Transformer that learns, speaks, is checked and is explained, measured on the spot. Data, no printing.
+
+`walk` goes through the stages of a `Plan`, tells a listener what happens as it happens, and returns a `Tour`: all that
+was measured. `tour_text` shows it in a terminal, `report` writes it as a page.
+"""
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +18,39 @@ from glassformer import presets, reference
 from glassformer.finding import Finding
 from glassformer.generate import Sampling, distribution, generate
 from glassformer.model import Model, build
+from glassformer.size import Sheet, size
+from glassformer.tour_training import (
+    SAMPLERS,
+    Attention,
+    Listen,
+    Plan,
+    Spoken,
+    Text,
+    Training,
+    beats_bigram,
+    initial_loss,
+    open_corpus,
+    overfit_one_batch,
+    read_attention,
+    speak_by_every_sampler,
+    train_model,
+)
+from glassformer.train.run import RunConfig
 
 BOUND = 1e-10
 WHY = "two float64 implementations may differ by the order of their sums, a few 1e-13 at these sizes"
+
+
+STAGES = (
+    "What a model costs",
+    "The engine against an oracle written from the formulas",
+    "A corpus, and the lines to beat",
+    "Training a character model",
+    "It speaks: every sampler",
+    "The cache changes the time and nothing else",
+    "Two things a right implementation does",
+    "The report",
+)
 
 
 def small_models() -> dict[str, c.ModelConfig]:
@@ -78,16 +113,10 @@ def cache_races(lengths: tuple[int, ...] = (32, 64, 128, 255)) -> Iterator[Cache
         yield CacheRace(length, timed[True][0], timed[False][0], timed[True][1] == timed[False][1])
 
 
-SAMPLERS: dict[str, Sampling] = {
-    "greedy": Sampling(temperature=0.0),
-    "temp 0.5": Sampling(temperature=0.5),
-    "as it is": Sampling(),
-    "temp 2": Sampling(temperature=2.0),
-    "top-k 4": Sampling(top_k=4),
-    "top-p 0.7": Sampling(top_p=0.7),
-    "min-p 0.2": Sampling(min_p=0.2),
-    "penalty 2": Sampling(repetition_penalty=2.0),
-}
+def same_tokens(races: list[CacheRace]) -> Finding:
+    """The verdict of the races."""
+    different = sum(not race.same_tokens for race in races)
+    return Finding.judge("cached = recomputed, token for token", different, 0, "a cache stores results, it adds none")
 
 
 @dataclass(frozen=True)
@@ -124,3 +153,90 @@ def ragged_batch_equals_rows_alone(model: Model | None = None) -> Finding:
     return Finding.judge(
         "a row in a ragged batch = the row alone", different, 0, "padding and neighbours must not change one token"
     )
+
+
+# --- the walk --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tour:
+    """All that was measured."""
+
+    sheet: Sheet
+    own: Sheet
+    """Of the model that was trained."""
+    text: Text
+    run: RunConfig
+    training: Training
+    spoken: list[Spoken]
+    samplers: list[SamplerRow]
+    attention: Attention
+    races: list[CacheRace]
+    findings: list[Finding]
+    seconds: float
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing failed; a skipped finding is no failure."""
+        return all(finding.verdict != "fail" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; attention patterns are left to the page."""
+        return {
+            "findings": [finding.to_dict() for finding in self.findings],
+            "size": self.sheet.to_dict(),
+            "corpus": vars(self.text),
+            "training": {**vars(self.training), "model": str(Path(self.run.out) / "best")},
+            "samples": [vars(spoken) for spoken in self.spoken],
+            "cache": [vars(race) | {"speed_up": race.speed_up} for race in self.races],
+            "samplers": [vars(row) for row in self.samplers],
+            "seconds": self.seconds,
+        }
+
+
+def walk(plan: Plan, listen: Listen = lambda event: None) -> Tour:
+    """All stages but the last, which is to write the report."""
+    began = time.perf_counter()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    findings: list[Finding] = []
+
+    def stage(number: int) -> None:
+        listen({"event": "stage", "number": number, "title": STAGES[number - 1]})
+
+    def found(finding: Finding) -> None:
+        findings.append(finding)
+        listen({"event": "finding", "finding": finding})
+
+    stage(1)
+    sheet = size(presets.gpt2(), batch=8, context=1024)
+    listen({"event": "size", "sheet": sheet})
+    stage(2)
+    for finding in engine_against_oracle():
+        found(finding)
+    stage(3)
+    session, text = open_corpus(plan)
+    listen({"event": "corpus", "text": text})
+    stage(4)
+    run, model, record = train_model(plan, session, text, listen)
+    found(beats_bigram(plan, text, record))
+    attention = read_attention(model, session)
+    stage(5)
+    spoken = []
+    for one in speak_by_every_sampler(model, session):
+        spoken.append(one)
+        listen({"event": "spoken", "spoken": one})
+    samplers = samplers_on_one_distribution()
+    listen({"event": "samplers", "rows": samplers})
+    stage(6)
+    races = []
+    for race in cache_races(plan.races):
+        races.append(race)
+        listen({"event": "race", "race": race})
+    found(same_tokens(races))
+    found(ragged_batch_equals_rows_alone())
+    stage(7)
+    found(initial_loss(session, record))
+    found(overfit_one_batch(session))
+    own = size(run.model, batch=run.loop.batch, context=run.context)
+    seconds = time.perf_counter() - began
+    return Tour(sheet, own, text, run, record, spoken, samplers, attention, races, findings, seconds)

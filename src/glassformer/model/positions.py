@@ -5,7 +5,6 @@ concern it, so attention and blocks never ask which scheme is in use.
 """
 
 import math
-from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 import torch
@@ -13,6 +12,9 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.shapes import Float, Int
+
+TABLE_LIMIT = 2**17
+"""Positions beyond are not tabled: a rare long one must not fill the memory."""
 
 
 class Rotation(NamedTuple):
@@ -29,7 +31,8 @@ class NoPosition(nn.Module):
     def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
         return x
 
-    def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Rotation | None:
+    def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None) -> Rotation | None:
+        """`last` is a bound on the positions where one is known without looking at them."""
         return None
 
     def bias(
@@ -62,16 +65,32 @@ class Sinusoidal(NoPosition):
 
 
 class Rotary(NoPosition):
-    """Rotates each pair (a, b) of q and k to (a cos - b sin, a sin + b cos) by its angle position * frequency."""
+    """Rotates each pair (a, b) of q and k to (a cos - b sin, a sin + b cos) by its angle position * frequency.
+
+    Cosines and sines are looked up in a table made once: computed in place, a compiler would repeat them, in float64,
+    for every head of every layer.
+    """
 
     def __init__(self, spec: c.Rotary, d_head: int):
         super().__init__()
         self.spec, self.d_rotated = spec, spec.rotated(d_head)
+        self.tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Rotation | None:
+    def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None) -> Rotation | None:
+        key = (positions.device, dtype)
+        if last is None or last >= TABLE_LIMIT:
+            cos, sin = self._waves(positions[:, None], dtype)
+            return Rotation(cos, sin, self.spec.pairing)
+        if key not in self.tables or len(self.tables[key][0]) <= last:
+            rows = 2 ** (max(last, 1023)).bit_length()
+            self.tables[key] = self._waves(torch.arange(rows, device=positions.device), dtype)
+        cos, sin = (table[positions][:, None] for table in self.tables[key])  # (B, 1, T, R/2)
+        return Rotation(cos, sin, self.spec.pairing)
+
+    def _waves(self, positions: Int[Tensor, "*n"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         frequencies, factor = rotary_frequencies(self.spec, self.d_rotated, positions.device)
-        angles = positions[:, None, :, None].to(torch.float64) * frequencies  # (B, 1, T, R/2)
-        return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype), self.spec.pairing)
+        angles = positions[..., None].to(torch.float64) * frequencies
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
 class Alibi(NoPosition):
@@ -80,12 +99,15 @@ class Alibi(NoPosition):
     def __init__(self, n_heads: int):
         super().__init__()
         self.n_heads = n_heads
+        self.held: dict[torch.device, Tensor] = {}
 
     def bias(
         self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
         distance = (queries[:, :, None] - keys[:, None, :]).abs()  # (B, T, S)
-        slopes = _slopes_on(self.n_heads, keys.device)
+        if keys.device not in self.held:
+            self.held[keys.device] = torch.tensor(alibi_slopes(self.n_heads), dtype=torch.float64, device=keys.device)
+        slopes = self.held[keys.device]
         return (-slopes[:, None, None] * distance[:, None]).to(dtype)
 
 
@@ -131,7 +153,6 @@ def sinusoids(positions: Int[Tensor, "*n"], width: int, spec: c.Sinusoidal) -> F
     return waves.flatten(-2)
 
 
-@lru_cache(maxsize=64)
 def rotary_frequencies(spec: c.Rotary, rotated: int, device: torch.device) -> tuple[Float[Tensor, "P"], float]:
     """Radians per position of each of the R/2 pairs (float64), and the factor on cosines and sines."""
     pair = torch.arange(0, rotated, 2, dtype=torch.float64, device=device)
@@ -175,13 +196,15 @@ def _llama3(frequencies: Tensor, s: c.Llama3Scaling) -> Tensor:
 
 def apply_rotation(x: Float[Tensor, "B N T K"], rotation: Rotation) -> Float[Tensor, "B N T K"]:
     """Turn the first R components of every head; the rest pass through."""
-    rotated = 2 * rotation.cos.shape[-1]
+    # in x's own dtype: under autocast the stream is float32 and queries are not, and should stay so
+    cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
+    rotated = 2 * cos.shape[-1]
     turning, still = x[..., :rotated], x[..., rotated:]
     if rotation.pairing == "halves":
         a, b = turning.chunk(2, dim=-1)
     else:
         a, b = turning[..., 0::2], turning[..., 1::2]
-    turned = [a * rotation.cos - b * rotation.sin, a * rotation.sin + b * rotation.cos]
+    turned = [a * cos - b * sin, a * sin + b * cos]
     if rotation.pairing == "halves":
         return torch.cat([*turned, still], dim=-1)
     return torch.cat([torch.stack(turned, dim=-1).flatten(-2), still], dim=-1)
@@ -193,12 +216,6 @@ def alibi_slopes(n_heads: int) -> list[float]:
     slopes = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
     borrowed = [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * (n_heads - power), 2)]
     return slopes + borrowed
-
-
-@lru_cache(maxsize=64)
-def _slopes_on(n_heads: int, device: torch.device) -> Float[Tensor, "H"]:
-    """Kept on the device: a captured graph cannot copy from the host."""
-    return torch.tensor(alibi_slopes(n_heads), dtype=torch.float64, device=device)
 
 
 def t5_buckets(offset: Int[Tensor, "*n"], spec: c.T5Bias, causal: bool) -> Int[Tensor, "*n"]:

@@ -48,7 +48,7 @@ class Stack(nn.Module):
         x = tap("embed", F.dropout(x, self.dropout, self.training))
         around = Surroundings(
             views=self._views(counting, pattern),
-            rotation=self.position.rotation(queries, x.dtype),
+            rotation=self.position.rotation(queries, x.dtype, self._last(counting, queries)),
             bias=self.position.bias(queries, counting.key_positions(), x.dtype),
             cache=cache,
             memory=memory,
@@ -70,6 +70,14 @@ class Stack(nn.Module):
         self._check_positions(positions, cache, new, explicit=given is not None)
         cache.append(new, given, real)
         return positions
+
+    def _last(self, cache: Cache, queries: Tensor) -> int | None:
+        """The largest position, where that is known without waiting for a device."""
+        if cache.positions is None:
+            return cache.length - 1
+        if queries.device.type != "cpu" or torch.compiler.is_compiling() or int(queries.min()) < 0:
+            return None
+        return int(queries.max())
 
     def _check_positions(self, positions: Tensor, cache: Cache, new: int, explicit: bool) -> None:
         if self.max_position is None or torch.compiler.is_compiling():

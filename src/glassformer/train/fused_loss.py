@@ -10,15 +10,16 @@ Per row with logits z, p = softmax(z), V classes, target y, smoothing e and z-lo
     d/dz_k = p_k (1 + 2 w lse) - (1 - e) [k = y] - e / V
 """
 
+import importlib.util
+import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 2**30
-"""A chunk's logits in float32 take at most this: large enough to fill a GPU, small beside the weights' own traffic."""
+CHUNK_BYTES = 2**31
+"""A chunk's logits in float32 take at most this: large enough to fill a GPU, small beside the activations."""
 
 
 def chunk_gradients(
@@ -45,6 +46,14 @@ def chunk_gradients(
     return total.sum(), plain.sum(), gradient.to(logits.dtype)
 
 
+KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {}
+"""Faster `chunk_gradients` by type of device."""
+if torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+    from glassformer.train import fused_loss_triton
+
+    KERNELS["cuda"] = fused_loss_triton.chunk_gradients
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -59,7 +68,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         h, w = hidden.to(dtype), weight.to(dtype)
         b = None if bias is None else bias.to(dtype)
-        rows = max(1, min(len(h), CHUNK_BYTES // (4 * len(w))))
+        rows = 2 ** int(math.log2(max(1, CHUNK_BYTES // (4 * len(w)))))  # a power of two: even chunks of a usual batch
         total = torch.zeros((), device=h.device)
         plain = torch.zeros((), device=h.device)
         d_hidden = torch.empty_like(h)
@@ -88,13 +97,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (d_hidden * scale).to(h_dtype), (d_weight * scale).to(w_dtype), bias, None, None, None, None
 
 
-@lru_cache(maxsize=2)
-def _kernel(device: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """One fused pass over the logits where a compiler pays (CUDA), the plain operations elsewhere."""
-    return torch.compile(chunk_gradients) if device == "cuda" else chunk_gradients
-
-
-@torch.compiler.disable  # the chunks are a loop around large products: there is nothing to gain by tracing it
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -113,6 +115,6 @@ def linear_cross_entropy(
     settings = (ignored, label_smoothing, z_loss)
     with torch.autocast(device, enabled=False):
         out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
-            hidden, weight, bias, targets, settings, dtype, _kernel(device)
+            hidden, weight, bias, targets, settings, dtype, KERNELS.get(device, chunk_gradients)
         )
     return out

@@ -50,18 +50,26 @@ class TrainState:
     loss_function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     """`summed_loss`, or a compiled one."""
     parameters: list[torch.nn.Parameter] = field(default_factory=list)
+    group: Group = ALONE
+    """The processes that train together."""
+    compiled: bool = False
 
 
-def prepare_state(run: RunConfig) -> TrainState:
-    """A fresh state on the chosen device."""
-    device, dtype, compiled = choose_machine(run)
+def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
+    """A fresh state on the chosen device, the model distributed over the group (that of torchrun, or none)."""
+    group = start(run) if group is None else group
+    device, dtype, compiled = group.agree(choose_machine(run))  # precision is measured, and ranks must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
-    model = build(run.model, seed=run.seed, device=device).train()
+    # where the model is to be cut up, no device holds the whole of it
+    model = build(run.model, seed=run.seed, device="cpu" if group.sharded else device).train()
+    loss_function = group.wrap(model, summed_loss, compiled)
     optimizer = Optimizer(model, run.optim)
+    group.adopt(optimizer)
     average = Average(model, run.optim.ema) if run.optim.ema is not None else None
-    loss_function = torch.compile(summed_loss) if compiled else summed_loss
     parameters = list(model.parameters())
-    return TrainState(run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters)
+    return TrainState(
+        run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters, group, compiled
+    )
 
 
 def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
@@ -87,23 +95,26 @@ def _cpu_dtype(run: RunConfig) -> torch.dtype:
 
 
 def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
-    """One update. Gradients of the parts of an accumulated batch add up to those of the whole batch.
+    """One update. Gradients of the parts of an accumulated batch, and of the ranks, add up to those of the whole batch.
 
-    Raises NonFinite before the optimiser touches anything.
+    `batch` is this rank's share; the loss is that of all ranks. Raises NonFinite before the optimiser touches anything.
     """
-    run, parts = state.run, state.run.loop.accumulate
+    run, group, parts = state.run, state.group, state.run.loop.accumulate
     rows = batch.inputs.shape[0] // parts
-    n_targets = max(1, batch.n_targets())
+    (counted,) = group.totals(batch.n_targets())
+    n_targets = max(1, int(counted))
+    group.reseed(run.seed, state.step)
     state.optimizer.zero_grad()
     plain = torch.zeros((), device=state.device)
     for part in range(parts):
         share = batch.rows(part * rows, (part + 1) * rows) if parts > 1 else batch
-        with autocast(state):
-            total, summed = state.loss_function(state.model, share, run.loss, True)
-        (total / n_targets).backward()
+        with group.accumulating(more=part + 1 < parts):
+            with autocast(state):
+                total, summed = state.loss_function(state.model, share, run.loss, True)
+            (total / (n_targets / group.world)).backward()  # ranks take the mean of their gradients, not the sum
         plain += summed.detach() / n_targets
-    norm = clip(state.parameters, run.optim.clip)
-    value = float(plain)
+    norm = group.full(clip(state.parameters, run.optim.clip))
+    (value,) = group.totals(float(plain))
     if not (math.isfinite(value) and math.isfinite(float(norm))):
         raise NonFinite(explain_non_finite(state, batch, value))
     scale = factor(run.schedule, state.step, run.loop.steps)
@@ -138,15 +149,21 @@ class FirstNonFinite:
 
 @torch.no_grad()
 def explain_non_finite(state: TrainState, batch: Batch, value: float) -> str:
-    """Where it began: the first site of the forward pass, or the first parameter with such a gradient."""
-    tap = FirstNonFinite()
+    """Where it began: the first site of the forward pass, or the first parameter with such a gradient, on any rank."""
+    tap, group = FirstNonFinite(), state.group
     with autocast(state):
         inputs = (batch.inputs,) if batch.source is None else (batch.source, batch.inputs)
-        state.model(*inputs, tap=tap)
-    where = f"first at {tap.site}" if tap.site else "not in the forward pass"
-    sick = [n for n, p in state.model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
-    if tap.site is None and sick:
-        where = f"the forward pass is finite, the gradient of {sick[-1]} is not"
+        group.run(lambda model: model(*inputs, tap=tap), state.model)
+    site = next((site for site in group.gather(tap.site) if site), None)
+    where = f"first at {site}" if site else "not in the forward pass"
+    sick = [
+        name
+        for name, p in state.model.named_parameters()
+        if p.grad is not None and not bool(group.local(p.grad).isfinite().all())
+    ]
+    last = next((names[-1] for names in group.gather(sick) if names), None)
+    if site is None and last:
+        where = f"the forward pass is finite, the gradient of {last} is not"
     return (
         f"step {state.step}: the loss is {value} ({where}). Nothing was updated; lower optim.lr, lengthen the warm-up, "
         "or use machine.precision='float32'."
@@ -156,46 +173,65 @@ def explain_non_finite(state: TrainState, batch: Batch, value: float) -> str:
 @torch.no_grad()
 def evaluate(state: TrainState, tokens: Any) -> float:
     """Cross-entropy per target on fixed windows of the validation split, with averaged weights when there are any."""
-    run = state.run
+    run, group = state.run, state.group
     if state.average is not None:
         state.average.swap(state.model)
     state.model.eval()
-    total, count = 0.0, 0
+    total, count = 0.0, 0.0
     try:
         windows = eval_batches(tokens, run.context, max(run.loop.batch, 1), run.loop.eval_batches)
         for number, window in enumerate(windows):
-            batch = make_batch(run, window, step=number)
+            batch = _share(make_batch(run, window, step=number), group)
             with autocast(state):
-                _, summed = summed_loss(state.model, batch.to(state.device), run.loss, False)
+                _, summed = group.run(summed_loss, state.model, batch.to(state.device), run.loss, False)
             total += float(summed)
             count += batch.n_targets()
     finally:
         state.model.train()
         if state.average is not None:
             state.average.swap(state.model)
+    total, count = group.totals(total, count)
     return total / count
+
+
+def _share(batch: Batch, group: Group) -> Batch:
+    """This rank's rows of a batch that all ranks have; a rank without any takes one and is asked nothing about it."""
+    if group.world == 1:
+        return batch
+    n = batch.inputs.shape[0]
+    first, last = n * group.rank // group.world, n * (group.rank + 1) // group.world
+    if first < last:
+        return batch.rows(first, last)
+    row = batch.rows(0, 1)
+    return dataclasses.replace(row, targets=torch.full_like(row.targets, IGNORED))
 
 
 def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
     """A checkpoint of the state, published. With averaging, `model.safetensors` holds the average."""
-    weights = {name: p.detach() for name, p in state.model.named_parameters()}
-    extra = {f"optimizer/{k}": v for k, v in state.optimizer.state().items()}
+    group = state.group
+    weights = group.whole({name: p.detach() for name, p in state.model.named_parameters()})
+    extra = {f"optimizer/{k}": v for k, v in group.whole(state.optimizer.state()).items()}
     extra |= checkpoint.random_state(state.device)
     if state.average is not None:
         extra |= {f"weights/{name}": value for name, value in weights.items()}
-        weights = state.average.weights
+        weights = group.whole(state.average.weights)
     meta = {"best": None if math.isinf(state.best) else state.best, "seconds": seconds, "torch": torch.__version__}
-    path = checkpoint.write(state.run, state.step, weights, extra, tokenizer_json, meta)
-    checkpoint.publish(state.run, path, is_best)
-    return path
+
+    def write() -> Path:
+        path = checkpoint.write(state.run, state.step, weights, extra, tokenizer_json, meta)
+        checkpoint.publish(state.run, path, is_best)
+        return path
+
+    return group.on_main(write)
 
 
 def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], extra: dict[str, Tensor]) -> None:
     """Put a checkpoint's contents into a fresh state."""
     raw = {name.removeprefix("weights/"): t for name, t in extra.items() if name.startswith("weights/")}
+    held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
+    raw, model, held = (state.group.spread(tensors, state.model) for tensors in (raw, model, held))
     try:
         state.model.load_state_dict(raw or model)
-        held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
         state.optimizer.load_state(held)
         if state.average is not None:
             state.average.weights = {name: model[name].to(state.device) for name in state.average.weights}
@@ -209,8 +245,10 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
 class Log:
     """log.jsonl and whoever listens. A resumed run drops the lines of steps that will be done again."""
 
-    def __init__(self, path: Path, listen: Report | None, from_step: int):
-        self.listen = listen
+    def __init__(self, path: Path, listen: Report | None, from_step: int, is_main: bool = True):
+        self.listen, self.is_main = listen, is_main
+        if not is_main:  # one rank writes and tells
+            return
         kept = []
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -221,10 +259,16 @@ class Log:
         self.file = path.open("a", encoding="utf-8")
 
     def __call__(self, **event: Any) -> None:
+        if not self.is_main:
+            return
         self.file.write(json.dumps(event) + "\n")
         self.file.flush()
         if self.listen is not None:
             self.listen(event)
+
+    def close(self) -> None:
+        if self.is_main:
+            self.file.close()
 
 
 def train(
@@ -239,8 +283,8 @@ def train(
     state = prepare_state(run)
     if resume is not None:
         restore(state, *resume)
-    root = checkpoint.start_run(run)
-    log = Log(root / "log.jsonl", listen, state.step)
+    root = state.group.on_main(lambda: checkpoint.start_run(run))
+    log = Log(root / "log.jsonl", listen, state.step, state.group.is_main)
     log(event="start", **_facts(state, data, baselines))
     tokenizer_json = data.tokenizer.to_json()
     began, before = time.perf_counter(), resume[0].get("seconds", 0.0) if resume else 0.0
@@ -270,22 +314,26 @@ def train(
         elif state.step % run.loop.checkpoint_every == 0:
             save(state, tokenizer_json, elapsed(), False)
     log(event="end", step=state.step, best=state.best, seconds=elapsed())
-    log.file.close()
+    log.close()
     return state
 
 
 def _batches(state: TrainState, data: Prepared) -> Iterator[Batch]:
     """The remaining batches of the run, each made while the device works on the one before."""
-    run = state.run
-    order = Batches(data.train, run.context, run.loop.batch, seed=run.seed, mode=run.data.order)
+    run, group = state.run, state.group
+    order = Batches(
+        data.train, run.context, run.loop.batch, run.seed, rank=group.rank, world=group.world, mode=run.data.order
+    )
+    first_row = group.rank * run.loop.batch // group.world
     for step in range(state.step, run.loop.steps):
-        yield make_batch(run, order.batch(step), step).to(state.device)
+        yield make_batch(run, order.batch(step), step, first_row).to(state.device)
 
 
 def _sample(state: TrainState, sampler: Sampler, data: Prepared) -> str:
     """A text by the present model; sampling draws from its own generator and leaves ours alone."""
     held = checkpoint.random_state(state.device)
-    text = sampler(state.model, data.tokenizer)
+    model = state.group.whole_model(state.model)
+    text = sampler(model, data.tokenizer) if model is not None and state.group.is_main else ""
     checkpoint.set_random_state(held, state.device)
     return text
 
@@ -301,7 +349,8 @@ def _facts(state: TrainState, data: Prepared, baselines: dict[str, float] | None
         "flops_per_step": counted.training * run.loop.batch,
         "device": str(state.device),
         "precision": str(state.dtype).removeprefix("torch."),
-        "compiled": state.loss_function is not summed_loss,
+        "compiled": state.compiled,
+        "ranks": state.group.world,
         "train_tokens": len(data.train),
         "validation_tokens": len(data.val),
         "baselines": baselines or {},

@@ -34,10 +34,14 @@ def orthogonalize(stack: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum m <- mu m + (1 - mu) g, update O((1 - mu) g + mu m), decoupled weight decay.
 
-    The learning rate is multiplied by sqrt(max(1, rows / columns)), as in the original.
+    The learning rate, a number or a tensor on the device (which a captured CUDA graph can read anew), is multiplied by
+    sqrt(max(1, rows / columns)), as in the original. With `found_inf` set to a tensor of 1 nothing changes, as in
+    torch's fused AdamW: a captured step can decide on the device not to happen.
     """
 
-    def __init__(self, params: Any, lr: float, momentum: float, weight_decay: float):
+    found_inf: Tensor | None = None
+
+    def __init__(self, params: Any, lr: float | Tensor, momentum: float, weight_decay: float):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -52,16 +56,21 @@ class Muon(torch.optim.Optimizer):
                 self._step_shape(shape, matrices, **{k: group[k] for k in ("lr", "momentum", "weight_decay")})
 
     def _step_shape(
-        self, shape: torch.Size, matrices: list[Tensor], lr: float, momentum: float, weight_decay: float
+        self, shape: torch.Size, matrices: list[Tensor], lr: float | Tensor, momentum: float, weight_decay: float
     ) -> None:
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"] for p in matrices]
         gradients = [p.grad for p in matrices if p.grad is not None]
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        new: float | Tensor = 1 - momentum
+        if self.found_inf is not None:
+            happens = 1 - self.found_inf
+            gradients = [torch.nan_to_num(g, 0.0, 0.0, 0.0) for g in gradients]
+            new, lr = new * happens, lr * happens
+        torch._foreach_mul_(buffers, 1 - new)
+        torch._foreach_add_(buffers, torch._foreach_mul(gradients, new))
         ahead = torch._foreach_lerp(gradients, buffers, momentum)
-        updates = orthogonalize(torch.stack(list(ahead)))
+        updates = orthogonalize(torch.stack(list(ahead))) * (-lr * math.sqrt(max(1.0, shape[0] / shape[1])))
         torch._foreach_mul_(matrices, 1 - lr * weight_decay)
-        scale = -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
-        torch._foreach_add_(matrices, [u.to(p.dtype) for u, p in zip(updates, matrices, strict=True)], alpha=scale)
+        torch._foreach_add_(matrices, [u.to(p.dtype) for u, p in zip(updates, matrices, strict=True)])

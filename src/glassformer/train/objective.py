@@ -27,6 +27,8 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     source: Tensor | None = None
+    counted: int | None = None
+    """Targets that count, known before the batch goes to a device, where asking would mean waiting for it."""
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -38,7 +40,7 @@ class Batch:
         inputs, targets = move(self.inputs), move(self.targets)
         assert inputs is not None
         assert targets is not None
-        return Batch(inputs, targets, move(self.source))
+        return Batch(inputs, targets, move(self.source), self.n_targets())
 
     def rows(self, first: int, last: int) -> "Batch":
         """Some of the sequences: an accumulation step's share."""
@@ -46,7 +48,7 @@ class Batch:
         return Batch(self.inputs[at], self.targets[at], None if self.source is None else self.source[at])
 
     def n_targets(self) -> int:
-        return int((self.targets != IGNORED).sum())
+        return int((self.targets != IGNORED).sum()) if self.counted is None else self.counted
 
     def n_tokens(self) -> int:
         """Tokens the model reads."""

@@ -65,21 +65,37 @@ class Optimizer:
         ]
         groups = [g for g in groups if g["params"]]
         device = next(iter(named.values())).device
-        # fused: one kernel over all parameters; it exists for CPU and CUDA alike
-        fused = device.type in ("cpu", "cuda")
         betas = (optim.beta1, optim.beta2)
+        # fused: one kernel over all parameters, on CPU and CUDA alike; capturable: a CUDA graph can hold the step
+        kernel = {"fused": device.type in ("cpu", "cuda"), "capturable": device.type == "cuda"}
         if groups:
-            self.members.append((torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=fused), optim.lr))
+            adamw = torch.optim.AdamW(groups, lr=_rate(optim.lr, device), betas=betas, **kernel)
+            self.members.append((adamw, optim.lr))
         if muon:
-            member = Muon(muon.values(), optim.muon_lr, optim.momentum, optim.weight_decay)
-            self.members.append((member, optim.muon_lr))
+            rate = _rate(optim.muon_lr, device)
+            self.members.append((Muon(muon.values(), rate, optim.momentum, optim.weight_decay), optim.muon_lr))
         self.names = {id(p): n for n, p in named.items()}
 
     def step(self, factor: float) -> None:
+        self.set_rate(factor)
+        for member, _ in self.members:
+            member.step()
+
+    def set_rate(self, factor: float) -> None:
+        """Learning rates of the next step. On CUDA they are tensors, filled in place: a captured step reads them there."""
         for member, peak in self.members:
             for group in member.param_groups:
-                group["lr"] = peak * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(peak * factor)
+                else:
+                    group["lr"] = peak * factor
+
+    def step_unless(self, found_inf: Tensor | None) -> None:
+        """A step that does not happen where the tensor is 1: the decision is taken on the device."""
+        for member, _ in self.members:
+            member.found_inf = found_inf  # type: ignore[attr-defined]
             member.step()
+            member.found_inf = None  # type: ignore[attr-defined]
 
     def zero_grad(self) -> None:
         for member, _ in self.members:
@@ -113,6 +129,10 @@ class Optimizer:
             raise ValueError(
                 f"the optimiser state holds {left[0]} and {len(left) - 1} more that belong to no parameter."
             )
+
+
+def _rate(value: float, device: torch.device) -> float | Tensor:
+    return torch.tensor(value, dtype=torch.float32, device=device) if device.type == "cuda" else value
 
 
 def clip(parameters: list[nn.Parameter], limit: float | None) -> Tensor:

@@ -16,20 +16,22 @@ Checkpoints are those of a single process: whole tensors, gathered one by one an
 ranks resumes what any number wrote, and `gf.load` reads it. The price: the memory of rank 0's host holds weights and
 optimiser once when writing, and that of each rank when building and resuming.
 
-Limits. FSDP gathers in float32 and computes under autocast, as one process does: the traffic is not halved by bf16. Muon
-gathers its matrices, whole, for its step; every rank then orthogonalises all of them. Sampling under FSDP gathers a copy
-of the model on rank 0: `loop.sample_every = 0` where that does not fit. Under FSDP an expert that no token of any rank
-chose has a gradient of zero, not none, so its weights still decay. The balance loss of a mixture of experts is that of
-each rank's rows. A process that dies is noticed by torchrun at once; one that hangs, after `TIMEOUT`.
+Limits. FSDP gathers in float32 and computes under autocast, as one process does: bf16 does not halve the traffic.
+Muon gathers its matrices, whole, for its step; every rank then orthogonalises all of them. Sampling under FSDP gathers
+a copy of the model on rank 0: `loop.sample_every = 0` where that does not fit. Under FSDP an expert that no token of
+any rank chose has a gradient of zero, not none, so its weights still decay. The balance loss of a mixture of experts is
+that of each rank's rows. A process that dies is noticed by torchrun at once; one that hangs, after `TIMEOUT`.
 """
 
 import contextlib
 import datetime
+import gc
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -165,17 +167,23 @@ def is_main() -> bool:
 
 @contextlib.contextmanager
 def said_once() -> Iterator[None]:
-    """What is wrong for all processes of a machine is said by the first; the others leave quietly, with exit code 2.
+    """What is wrong for all processes of a machine is said by the first; all leave with exit code 2.
 
-    They leave a little later: torchrun ends all processes as soon as one of them fails.
+    The others leave a little later: torchrun ends all processes as soon as one fails. And they leave at once, since the
+    threads of a group that was not closed outlive Python, whose end then aborts. A process alone just gets the error.
     """
     try:
         yield
-    except (ValueError, OSError, ArithmeticError):
-        if _local_rank() == 0:
+    except (ValueError, OSError, ArithmeticError) as error:
+        if _world() == 1 or os.environ.get("GLASSFORMER_DEBUG"):
             raise
-        time.sleep(PATIENCE)
-        raise SystemExit(2) from None
+        if _local_rank() == 0:
+            print(f"glass: {' '.join(str(error).split())}", file=sys.stderr)
+        else:
+            time.sleep(PATIENCE)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)
 
 
 def _world() -> int:
@@ -213,7 +221,7 @@ class Replicated(Group):
         # a pooler is not trained by guessing tokens, and the rows of a rank may leave an expert out
         idle = getattr(model.config, "pooler", False) or any(isinstance(m, MoE) for m in model.modules())
         ddp = nn.parallel.DistributedDataParallel(
-            Root(model), broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=idle
+            Root(model), gradient_as_bucket_view=True, find_unused_parameters=idle
         )
         self.ddp = ddp
         inner = torch.compile(function) if compiled else function
@@ -245,16 +253,20 @@ class Replicated(Group):
                 result = work()
             except Exception as raised:
                 error = raised
-        _, failed = self.agree((result, error))
+        done, failed = self.agree((result, error))
         if failed is not None:
             raise error or failed  # rank 0's own one has its traceback
-        return self.agree(result)  # type: ignore[return-value]
+        return cast(T, done)
 
     def reseed(self, seed: int, step: int) -> None:
         digest = hashlib.sha256(f"{seed} {step} {self.rank}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
 
     def close(self) -> None:
+        self.totals(0)  # nobody leaves while another still listens
+        for name in ("ddp", "root"):
+            self.__dict__.pop(name, None)
+        gc.collect()  # what still holds the group keeps its threads alive, and those may outlive Python
         self.dist.destroy_process_group()
 
 

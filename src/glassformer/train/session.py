@@ -1,14 +1,17 @@
 """From a run to a run that can start: corpus prepared, model fitted to the tokenizer, checkpoint read to go on from."""
 
+import contextlib
 import dataclasses
 import hashlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from glassformer.config import Special
-from glassformer.train import checkpoint, corpus
+from glassformer.train import checkpoint, corpus, parallel
 from glassformer.train.data import Prepared, prepare
 from glassformer.train.run import RunConfig, with_model
 
@@ -26,6 +29,7 @@ class Session:
 
 def open_session(run: RunConfig) -> Session:
     """Prepare the data and fit the model's vocabulary to the tokenizer."""
+    parallel.check(run)
     data = _prepare(run)
     return Session(fit_model(run, data), data)
 
@@ -43,6 +47,7 @@ def resume_session(path: str, changes: tuple[str, ...] = ()) -> Session:
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
             )
         run = changed
+    parallel.check(run)
     if meta["step"] >= run.loop.steps:
         raise checkpoint.CheckpointError(
             f"the run is finished ({meta['step']} of {run.loop.steps} steps): go further with --set loop.steps=N."
@@ -67,14 +72,37 @@ def _prepare(run: RunConfig) -> Prepared:
             words = (str(Path(given.corpus).resolve()), *words[1:])
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
         out = corpus.cache_folder() / "tokens" / f"{found.name}-{digest}"
-    return prepare(
-        found,
-        given.tokenizer,
-        out,
-        vocab_size=given.vocab_size,
-        validation_fraction=given.validation,
-        context=run.context,
-    )
+    with _in_turn(out):
+        return prepare(
+            found,
+            given.tokenizer,
+            out,
+            vocab_size=given.vocab_size,
+            validation_fraction=given.validation,
+            context=run.context,
+        )
+
+
+@contextlib.contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    """Processes that want the same token files wait for each other: the first makes them, the others find them made.
+
+    A lock of the system's, which ends with its process. Where there is none to be had, nobody waits.
+    """
+    try:
+        import fcntl
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder.parent / f".{folder.name}.lock", os.O_CREAT | os.O_RDWR, 0o644)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # some network file systems
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def fit_model(run: RunConfig, data: Prepared) -> RunConfig:

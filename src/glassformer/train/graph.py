@@ -1,0 +1,86 @@
+"""A whole training step as one CUDA graph: forward, backward, clipping and optimiser replayed by a single launch.
+
+A small model on a fast GPU waits for Python most of the time: a thousand kernels of microseconds, each launched by the
+interpreter. Captured once, the step is one launch. What changes from step to step lives in tensors that are filled in
+place: the batch, the learning rates, the generator's offset (dropout). A step whose gradient is not finite decides on
+the device not to happen (`found_inf`), and is reported as in `train_step`.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from glassformer.train.loop import NonFinite, TrainState, autocast, explain_non_finite, train_step
+from glassformer.train.objective import Batch
+from glassformer.train.optim import clip
+from glassformer.train.schedule import factor
+
+WARM_UP = 3
+"""Ordinary steps before capturing: they compile, allocate and choose kernels. They are real steps of the run."""
+
+
+def can_capture(state: TrainState) -> bool:
+    """One process, one part, on CUDA, no routing by data: then the step is the same kernels every time."""
+    alone = state.group.world == 1 and state.run.loop.accumulate == 1
+    return state.device.type == "cuda" and alone and not hasattr(state.model.blocks[0].feedforward, "router")
+
+
+class CapturedStep:
+    """Called like `train_step`, with the state it was made for."""
+
+    def __init__(self, state: TrainState):
+        self.state = state
+        self.done = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.batch: Batch | None = None
+        self.results = torch.zeros(2, device=state.device)
+
+    def __call__(self, state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
+        assert state is self.state
+        if self.done < WARM_UP or (self.batch is not None and batch.inputs.shape != self.batch.inputs.shape):
+            self.done += 1
+            return train_step(state, batch)
+        if self.graph is None:
+            self._capture(batch)
+        assert self.graph is not None
+        assert self.batch is not None
+        for held, new in ((self.batch.inputs, batch.inputs), (self.batch.targets, batch.targets)):
+            held.copy_(new, non_blocking=True)
+        if self.batch.source is not None and batch.source is not None:
+            self.batch.source.copy_(batch.source, non_blocking=True)
+        scale = factor(state.run.schedule, state.step, state.run.loop.steps)
+        state.optimizer.set_rate(scale)
+        self.graph.replay()
+        value, norm = self.results.tolist()
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            raise NonFinite(explain_non_finite(state, batch, value))
+        state.step += 1
+        if state.average is not None:
+            state.average.update(state.model, state.step)
+        return {"loss": value, "gradient_norm": norm, "lr": scale * state.run.optim.lr}
+
+    def _capture(self, batch: Batch) -> None:
+        copies = (None if t is None else t.clone() for t in (batch.inputs, batch.targets, batch.source))
+        inputs, targets, source = copies
+        assert inputs is not None
+        assert targets is not None
+        self.batch = dataclasses.replace(batch, inputs=inputs, targets=targets, source=source)
+        self.state.optimizer.zero_grad()  # gradients are to live in the graph's own memory
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._body(self.batch)
+
+    def _body(self, batch: Batch) -> None:
+        """The kernels of a step; Python runs this once, while capturing."""
+        state = self.state
+        n_targets = max(1, batch.n_targets())
+        state.optimizer.zero_grad()
+        with autocast(state):
+            total, plain = state.loss_function(state.model, batch, state.run.loss, True)
+        (total / n_targets).backward()
+        norm = clip(state.parameters, state.run.optim.clip)
+        self.results.copy_(torch.stack([plain.detach() / n_targets, norm.detach()]).float())
+        state.optimizer.step_unless((~self.results.isfinite().all()).float())

@@ -1,0 +1,63 @@
+import io
+
+from rich.console import Console
+
+from glassformer.model import build
+from glassformer.presets import nano
+from glassformer.train.tokenizer import CharTokenizer
+from glassformer.train_text import Display, baseline_lines, sample_text, sparkline
+
+EVENTS = [
+    {
+        "event": "start", "parameters": 1000, "train_tokens": 5000, "device": "cpu", "precision": "float32", "steps": 200,
+        "uniform": 4.17, "baselines": {"5-gram": 1.58, "unigram": 3.35}, "tokens_per_step": 768, "flops_per_step": 1e9,
+    },
+    {"event": "step", "step": 100, "loss": 2.5, "gradient_norm": 1.0, "steps_per_second": 20.0, "seconds": 5.0},
+    {"event": "validation", "step": 100, "loss": 2.6, "best": True, "seconds": 5.0},
+    {"event": "sample", "step": 100, "text": "to be\nor [bold]not"},
+    {"event": "end", "step": 200, "best": 2.6, "seconds": 10.0},
+]  # fmt: skip
+
+
+def shown(terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100)
+    with Display(console) as display:
+        for event in EVENTS:
+            display(event)
+    return out.getvalue()
+
+
+def test_plain_lines_say_everything():
+    text = shown(False)
+    for words in (
+        "1,000 parameters",
+        "uniform 4.170  unigram 3.350  5-gram 1.580",
+        "validation 2.6000  best",
+        "or [bold]not",
+    ):
+        assert words in text
+    assert "done: 200 steps in 10 s, best validation 2.6000" in text
+
+
+def test_the_live_picture_has_rates_and_the_lines_to_beat():
+    text = shown(True)
+    for words in ("100 of 200", "15,360 tokens/s", "20 GFLOP/s", "unigram", "it says"):
+        assert words in text
+
+
+def test_baselines_are_ordered_from_easy_to_hard():
+    assert list(baseline_lines(EVENTS[0])) == ["uniform", "unigram", "5-gram"]
+
+
+def test_sparkline_falls_with_the_loss():
+    assert sparkline([4.0, 3.0, 2.0, 1.0]) == "█▅▃▁"
+    assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+def test_sample_text_stays_within_context_and_vocabulary():
+    tokenizer = CharTokenizer(
+        "\n" + "".join(map(chr, range(97, 123))) + "".join(map(chr, range(65, 91))) + " .,;:!?'-&3$"
+    )
+    model = build(nano(vocab_size=tokenizer.vocab_size))
+    assert 0 < len(sample_text(model, tokenizer, length=500)) <= 64
