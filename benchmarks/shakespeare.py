@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from glassformer.train.batches import Batches, eval_batches
-from glassformer.train.graph import CapturedStep, can_capture
-from glassformer.train.loop import autocast, prepare_state, train_step
+from glassformer.train.loop import autocast, prepare_state, stepper
 from glassformer.train.objective import make_batch
 from glassformer.train.run import read_run, with_model
 
@@ -117,7 +116,7 @@ def ours(
     state = prepare_state(run)
     order = Batches(data[0], run.context, run.loop.batch, seed=run.seed, mode=run.data.order)
 
-    one_step = CapturedStep(state) if can_capture(state) else train_step
+    one_step = stepper(state)
 
     def step(number: int) -> None:
         one_step(state, make_batch(run, order.batch(number), number).to(state.device))

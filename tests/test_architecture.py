@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TIERS: list[set[str]] = [
     {"shapes", "callable_module"},
     {"config", "finding"},
-    {"presets", "model", "reference", "size"},
+    {"presets", "model", "reference", "size", "pretrained"},
     {"lens", "generate", "weights", "train"},
     {"checks", "tour_training", "train_text", "report_svg", "report_style"},
     {"doctor", "claims", "tour"},

@@ -9,8 +9,9 @@ from glassformer.train_text import Display, baseline_lines, sample_text, sparkli
 
 EVENTS = [
     {
-        "event": "start", "parameters": 1000, "train_tokens": 5000, "device": "cpu", "precision": "float32", "steps": 200,
-        "uniform": 4.17, "baselines": {"5-gram": 1.58, "unigram": 3.35}, "tokens_per_step": 768, "flops_per_step": 1e9,
+        "event": "start", "parameters": 1000, "train_tokens": 5000, "device": "cpu", "precision": "float32",
+        "steps": 200, "uniform": 4.17, "baselines": {"5-gram": 1.58, "unigram": 3.35},
+        "tokens_per_step": 768, "flops_per_step": 1e9,
     },
     {"event": "step", "step": 100, "loss": 2.5, "gradient_norm": 1.0, "steps_per_second": 20.0, "seconds": 5.0},
     {"event": "validation", "step": 100, "loss": 2.6, "best": True, "seconds": 5.0},

@@ -106,7 +106,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(run, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match="No space left on device.*earlier ones are whole"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*earlier ones are whole"):
         checkpoint.write(settings, 30, model, extra, "{}", {"best": None})
     assert checkpoint.find(run).name == "step-00000020"
     assert not list((run / "checkpoints").glob(".writing-*"))
@@ -130,6 +130,14 @@ def test_a_really_full_disk(tmp_path):
         checkpoint.read(small / "run")
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_a_new_run_does_not_take_the_place_of_another(finished):
+    session = tiny.session(finished)
+    before = (finished / "run" / "best").resolve()
+    with pytest.raises(CheckpointError, match=r"holds a run already \(step-00000020\): go on with --resume"):
+        train(session.run, session.data)
+    assert (finished / "run" / "best").resolve() == before
 
 
 def test_leftovers_of_a_killed_process_are_removed(run):

@@ -140,9 +140,14 @@ def read(path: str | Path) -> tuple[RunConfig, dict[str, Any], dict[str, Tensor]
         raise CheckpointError(f"{folder} cannot be read: {error}") from None
 
 
-def start_run(run: RunConfig) -> Path:
-    """Make the folder of a run and put the resolved run.toml in it."""
+def start_run(run: RunConfig, resumed: bool) -> Path:
+    """Make the folder of a run and put the resolved run.toml in it. A new run never takes the place of another."""
     root = Path(run.out)
+    if steps(root) and not resumed:
+        raise CheckpointError(
+            f"{root} holds a run already ({steps(root)[-1].name}): go on with --resume {root}, or start elsewhere with "
+            "--set out=FOLDER."
+        )
     try:
         root.mkdir(parents=True, exist_ok=True)
         write_atomically(root / "run.toml", to_toml(run_to_dict(run)).encode())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glassformer.train.loop import NonFinite, TrainState, autocast, explain_non_finite, train_step
 from glassformer.train.objective import Batch
-from glassformer.train.optim import clip
+from glassformer.train.optim import clip, gradient_norm
 from glassformer.train.schedule import factor
 
 WARM_UP = 3
@@ -81,6 +81,7 @@ class CapturedStep:
         with autocast(state):
             total, plain = state.loss_function(state.model, batch, state.run.loss, True)
         (total / n_targets).backward()
-        norm = clip(state.parameters, state.run.optim.clip)
+        norm = gradient_norm(state.parameters)
+        clip(state.parameters, norm, state.run.optim.clip)
         self.results.copy_(torch.stack([plain.detach() / n_targets, norm.detach()]).float())
         state.optimizer.step_unless((~self.results.isfinite().all()).float())

@@ -20,7 +20,7 @@ from glassformer.train import checkpoint
 from glassformer.train.batches import IGNORED, Batches, eval_batches
 from glassformer.train.data import Prepared
 from glassformer.train.objective import Batch, make_batch, summed_loss
-from glassformer.train.optim import Average, Optimizer, clip
+from glassformer.train.optim import Average, Optimizer, clip, gradient_norm
 from glassformer.train.parallel import ALONE, Group, start
 from glassformer.train.run import RunConfig
 from glassformer.train.schedule import factor
@@ -113,10 +113,11 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
                 total, summed = state.loss_function(state.model, share, run.loss, True)
             (total / (n_targets / group.world)).backward()  # ranks take the mean of their gradients, not the sum
         plain += summed.detach() / n_targets
-    norm = group.full(clip(state.parameters, run.optim.clip))
+    norm = group.full(gradient_norm(state.parameters))
     (value,) = group.totals(float(plain))
     if not (math.isfinite(value) and math.isfinite(float(norm))):
         raise NonFinite(explain_non_finite(state, batch, value))
+    clip(state.parameters, norm, run.optim.clip)
     scale = factor(run.schedule, state.step, run.loop.steps)
     state.optimizer.step(scale)
     state.step += 1
@@ -283,11 +284,17 @@ def train(
     state = prepare_state(run)
     if resume is not None:
         restore(state, *resume)
-    root = state.group.on_main(lambda: checkpoint.start_run(run))
-    log = Log(root / "log.jsonl", listen, state.step, state.group.is_main)
-    log(event="start", **_facts(state, data, baselines))
+    root = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None))
+    with contextlib.closing(Log(root / "log.jsonl", listen, state.step, state.group.is_main)) as log:
+        log(event="start", **_facts(state, data, baselines))
+        _run(state, data, log, sampler, resume[0] if resume else {})
+    return state
+
+
+def _run(state: TrainState, data: Prepared, log: "Log", sampler: Sampler | None, resumed: dict[str, Any]) -> None:
+    run = state.run
     tokenizer_json = data.tokenizer.to_json()
-    began, before = time.perf_counter(), resume[0].get("seconds", 0.0) if resume else 0.0
+    began, before = time.perf_counter(), resumed.get("seconds", 0.0)
 
     def elapsed() -> float:
         return before + time.perf_counter() - began
@@ -300,12 +307,13 @@ def train(
         if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
             save(state, tokenizer_json, elapsed(), is_best)
 
+    one_step = stepper(state)
     if state.step == 0:
         check()
     for batch in _batches(state, data):
-        event = train_step(state, batch)
+        event = one_step(state, batch)
         if state.step % run.loop.log_every == 0 or state.step == 1:
-            rate = (state.step - (resume[0]["step"] if resume else 0)) / (time.perf_counter() - began)
+            rate = (state.step - resumed.get("step", 0)) / (time.perf_counter() - began)
             log(event="step", step=state.step, **event, steps_per_second=rate, seconds=elapsed())
         if sampler is not None and run.loop.sample_every and state.step % run.loop.sample_every == 0:
             log(event="sample", step=state.step, text=_sample(state, sampler, data))
@@ -314,8 +322,13 @@ def train(
         elif state.step % run.loop.checkpoint_every == 0:
             save(state, tokenizer_json, elapsed(), False)
     log(event="end", step=state.step, best=state.best, seconds=elapsed())
-    log.close()
-    return state
+
+
+def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor | float]]:
+    """`train_step`, or the same as one captured CUDA graph where that can be."""
+    from glassformer.train.graph import CapturedStep, can_capture  # it is built on this module
+
+    return CapturedStep(state) if can_capture(state) else train_step
 
 
 def _batches(state: TrainState, data: Prepared) -> Iterator[Batch]:

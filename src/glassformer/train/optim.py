@@ -1,7 +1,6 @@
 """Optimisers and the table that says how each parameter is treated. Every parameter matches exactly one row."""
 
 import fnmatch
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +81,7 @@ class Optimizer:
             member.step()
 
     def set_rate(self, factor: float) -> None:
-        """Learning rates of the next step. On CUDA they are tensors, filled in place: a captured step reads them there."""
+        """Learning rates of the next step; on CUDA tensors, filled in place, where a captured step reads them."""
         for member, peak in self.members:
             for group in member.param_groups:
                 if isinstance(group["lr"], Tensor):
@@ -135,9 +134,15 @@ def _rate(value: float, device: torch.device) -> float | Tensor:
     return torch.tensor(value, dtype=torch.float32, device=device) if device.type == "cuda" else value
 
 
-def clip(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale the gradient to at most `limit`; returns its norm before. Infinite limit: the norm alone."""
-    return torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """Euclidean norm of the whole gradient. Not finite when any part of it is not."""
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float | None) -> None:
+    """Scale the gradient down to `limit` where its norm is larger. A norm that is no number would spread to all."""
+    if limit is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
 class Average:
