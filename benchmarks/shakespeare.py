@@ -45,6 +45,7 @@ NANOGPT = {
         "steps": 2000,
     },
 }
+WARM_UP = 6
 Point = tuple[int, float, float]
 """Step, seconds of training, validation loss."""
 
@@ -139,14 +140,15 @@ def ours(
 def timed(
     step: Callable[[int], None], check: Callable[[], float], model: torch.nn.Module, steps: int, every: int, device: str
 ) -> Iterator[Point]:
-    """The first step is warm-up for the clock (it compiles) but counts as training."""
+    """The first steps compile and capture: they count as training, their time is told apart."""
     clock, began = 0.0, time.perf_counter()
     model.train()
-    step(0)
+    for number in range(WARM_UP):
+        step(number)
     if device == "cuda":
         torch.cuda.synchronize()
-    print(f"    start-up and first step {time.perf_counter() - began:.1f} s", flush=True)
-    for first in range(1, steps, every):
+    print(f"    start-up and first steps {time.perf_counter() - began:.1f} s", flush=True)
+    for first in range(WARM_UP, steps, every):
         start = time.perf_counter()
         last = min(first + every, steps)
         for number in range(first, last):
