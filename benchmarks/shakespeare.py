@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,27 @@ def validation(logits: Callable[[torch.Tensor], torch.Tensor], val: np.ndarray, 
     return total / count
 
 
-def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str, every: int) -> Iterator[Point]:
+@dataclass
+class Contender:
+    """Something that can be trained and measured."""
+
+    step: Callable[[int], None]
+    check: Callable[[], float]
+    model: torch.nn.Module
+    steps: int
+    device: str
+
+    def run(self, first: int, last: int) -> float:
+        """Seconds for some steps."""
+        start = time.perf_counter()
+        for number in range(first, last):
+            self.step(number)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str) -> Contender:
     sys.path.insert(0, folder)
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
@@ -107,12 +128,10 @@ def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str,
         with context:
             return model(x, x)[0]
 
-    yield from timed(step, lambda: validation(full, data[1], s["block"], device), model, s["steps"], every, device)
+    return Contender(step, lambda: validation(full, data[1], s["block"], device), model, s["steps"], device)
 
 
-def ours(
-    recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[str, ...], every: int
-) -> Iterator[Point]:
+def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[str, ...]) -> Contender:
     run = with_model(read_run(Path(recipe).read_text(encoding="utf-8"), changes), vocab_size=data[2])
     state = prepare_state(run)
     order = Batches(data[0], run.context, run.loop.batch, seed=run.seed, mode=run.data.order)
@@ -134,32 +153,39 @@ def ours(
             state.average.swap(state.model)
         return loss
 
-    yield from timed(step, check, state.model, run.loop.steps, every, str(state.device))
+    return Contender(step, check, state.model, run.loop.steps, str(state.device))
 
 
-def timed(
-    step: Callable[[int], None], check: Callable[[], float], model: torch.nn.Module, steps: int, every: int, device: str
-) -> Iterator[Point]:
+def curve(contender: Contender, every: int) -> Iterator[Point]:
     """The first steps compile and capture: they count as training, their time is told apart."""
     clock, began = 0.0, time.perf_counter()
-    model.train()
-    for number in range(WARM_UP):
-        step(number)
-    if device == "cuda":
-        torch.cuda.synchronize()
+    contender.model.train()
+    contender.run(0, WARM_UP)
     print(f"    start-up and first steps {time.perf_counter() - began:.1f} s", flush=True)
-    for first in range(WARM_UP, steps, every):
-        start = time.perf_counter()
-        last = min(first + every, steps)
-        for number in range(first, last):
-            step(number)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        clock += time.perf_counter() - start
-        model.eval()
-        loss = check()
-        model.train()
+    for first in range(WARM_UP, contender.steps, every):
+        last = min(first + every, contender.steps)
+        clock += contender.run(first, last)
+        contender.model.eval()
+        loss = contender.check()
+        contender.model.train()
         yield last, clock, loss
+
+
+def race(contenders: dict[str, Contender], rounds: int, steps: int) -> None:
+    """Steps per second, taking turns: a slow phase of the machine meets everyone."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for contender in contenders.values():
+        contender.model.train()
+        contender.run(0, WARM_UP)
+    for turn in range(rounds):
+        order = list(contenders) if turn % 2 else list(contenders)[::-1]
+        for name in order:
+            times[name].append(contenders[name].run(WARM_UP, WARM_UP + steps) / steps)
+    medians = {name: sorted(t)[rounds // 2] for name, t in times.items()}
+    for name, median in medians.items():
+        spread = (max(times[name]) - min(times[name])) / median
+        ratio = medians["nanoGPT"] / median
+        print(f"{name:<40} {1 / median:7.2f} it/s   spread {spread:4.0%}   {ratio:.3f} times nanoGPT")
 
 
 def show(name: str, points: Iterator[Point], target: float) -> tuple[float, float]:
@@ -188,17 +214,22 @@ def main() -> None:
     )
     parser.add_argument("--target", type=float)
     parser.add_argument("--every", type=int, default=250)
+    parser.add_argument("--race", type=int, default=0, help="rounds of 40 steps each, taking turns, instead of curves")
     given = parser.parse_args()
     data = load(given.text)
     target = given.target or {"cpu": 1.905, "gpu": 1.4697}[given.setting]
-    results: dict[str, tuple[float, float]] = {}
+    contenders: dict[str, Callable[[], Contender]] = {}
     if given.nanogpt:
-        results["nanoGPT"] = show("nanoGPT", nanogpt(given.nanogpt, data, given.setting, given.every), target)
+        contenders["nanoGPT"] = lambda: nanogpt(given.nanogpt, data, given.setting)
     recipes = given.recipes.split(",") if given.recipes else [f"recipes/shakespeare_{given.setting}.toml"]
     for recipe in recipes:
         for changes in given.set or [""]:
             name = f"{Path(recipe).stem} {changes}".strip()
-            results[name] = show(name, ours(recipe, data, tuple(changes.split()), given.every), target)
+            contenders[name] = lambda recipe=recipe, changes=changes: ours(recipe, data, tuple(changes.split()))
+    if given.race:
+        race({name: make() for name, make in contenders.items()}, given.race, 40)
+        return
+    results = {name: show(name, curve(make(), given.every), target) for name, make in contenders.items()}
     for name, (seconds, best) in results.items():
         ratio = results["nanoGPT"][0] / seconds if "nanoGPT" in results else float("nan")
         print(f"{name:<60} {seconds:8.2f} s to {target}   best {best:.4f}   {ratio:.2f} times nanoGPT's speed")

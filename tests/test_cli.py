@@ -74,6 +74,13 @@ def test_sample_continues_the_prompt_and_repeats_itself(capsys, folder):
     assert uncached[1] == first[1]
 
 
+def test_the_bundled_bard_speaks_without_a_word_about_models(capsys):
+    code, out, _ = run(capsys, "sample", "ROMEO:", "--max-new-tokens", "40")
+    assert code == 0
+    assert out.startswith("ROMEO:")
+    assert len(out) > 40
+
+
 def test_sample_as_json_by_beams_and_by_ids(capsys, folder):
     code, result = run_json(capsys, "sample", "--model", folder, "--beams", "3", "the", "--max-new-tokens", "5")
     assert code == 0
@@ -157,7 +164,7 @@ def bad_toml(folder: Path) -> Path:
 
 
 MISTAKES = {
-    "no model": (lambda f: ["sample", "hello"], "give --model"),
+    "an unknown character": (lambda f: ["sample", "ROMEO: ½"], "'½' (U+00BD), which is not one of the 65 tokens"),
     "no such folder": (lambda f: ["sample", "--model", f / "nowhere", "hi"], "nowhere"),
     "missing weights": (lambda f: ["sample", "--model", without(f, "model.safetensors"), "hi"], "safetensors"),
     "truncated weights": (lambda f: ["sample", "--model", truncated(f), "hi"], "model.safetensors"),

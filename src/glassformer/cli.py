@@ -85,7 +85,9 @@ def read_config(subject: str) -> "ModelConfig":
 
 def sample(
     prompt: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="Text to continue; with --ids, token ids.")],
-    model: Annotated[str | None, tyro.conf.arg(help="A model folder, or a hub name such as gpt2.")] = None,
+    model: Annotated[
+        str | None, tyro.conf.arg(help="A folder, or a hub name such as gpt2; none: the bundled bard.")
+    ] = None,
     max_new_tokens: Annotated[int | None, tyro.conf.arg(help="64, or what the context holds.")] = None,
     temperature: Annotated[float, tyro.conf.arg(help="0 is greedy.")] = 0.8,
     top_k: int | None = 50,
@@ -106,14 +108,16 @@ def sample(
     from glassformer.generate.text import Continuation
     from glassformer.weights import load, load_tokenizer
 
-    if model is None:
-        raise InputError("no model is named: give --model with a model folder, or with a hub name such as gpt2.")
+    model = model or "bard"
     # an explicit beam search leaves the sampling defaults unused; greedy and beams share the penalty
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if beams > 1:
         sampling = Sampling(0.0, repetition_penalty=repetition_penalty)
+    loaded = load(model, dtype=dtype)
+    if dtype is None and next(loaded.parameters()).dtype.itemsize == 2 and loaded.device.type == "cpu":
+        loaded = loaded.float()  # half precisions are for storing and for accelerators: a CPU is slower in them
     job = Continuation(
-        model=load(model, dtype=dtype),
+        model=loaded,
         tokenizer=None if ids else load_tokenizer(model),
         prompt=prompt,
         ids=ids,

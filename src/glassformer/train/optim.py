@@ -141,8 +141,9 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
 
 def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float | None) -> None:
     """Scale the gradient down to `limit` where its norm is larger. A norm that is no number would spread to all."""
-    if limit is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    if limit is None or (norm.device.type == "cpu" and float(norm) + 1e-6 <= limit):
+        return  # torch would multiply everything by exactly 1
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
 class Average:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlparse
 
+from glassformer import pretrained
 from glassformer.weights.errors import WeightsError
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -24,6 +25,8 @@ def resolve(name: str | Path) -> Path:
     if path.is_file():
         raise WeightsError(f"{path} is a file, but a model is a folder: give {path.parent} instead.")
     text = str(name)
+    if (bundled := pretrained.folder(text)) is not None:
+        return bundled
     if isinstance(name, Path) or not _is_id(text):
         raise WeightsError(f"{text!r} does not exist: give a folder with {_listed()}, or a hub name such as gpt2.")
     return _cached(text) or _download(text)
