@@ -36,15 +36,15 @@ def measure(case: str) -> dict[str, int]:
     from glassformer.size import inference_memory, training_memory
 
     torch.manual_seed(0)
-    train_steps(build(presets.nano()), torch.randint(0, 65, (2, 64)))  # loads every library a step needs
+    train_steps(build(presets.nano()).train(), torch.randint(0, 65, (2, 64)))  # loads every library a step needs
     before = resident("VmRSS")
     if case == "train gpt2":
         config = presets.gpt2(dropout=0.0)
-        train_steps(build(config), torch.randint(0, config.vocab_size, (2, 256)))
+        train_steps(build(config).train(), torch.randint(0, config.vocab_size, (2, 256)))
         predicted = training_memory(config, 2, 256).peak
     elif case == "train bert-like bfloat16":
         config = presets.bert_base(n_layers=6)
-        train_steps(build(config, dtype=torch.bfloat16), torch.randint(0, config.vocab_size, (4, 256)))
+        train_steps(build(config, dtype=torch.bfloat16).train(), torch.randint(0, config.vocab_size, (4, 256)))
         predicted = training_memory(config, 4, 256, "bfloat16").peak
     elif case == "prefill gpt2_medium":
         config = presets.gpt2_medium()

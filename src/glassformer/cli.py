@@ -150,7 +150,7 @@ def train(
     json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
 ) -> int:
     """Train a model on a text. Ctrl-C stops after the step; --resume goes on, bit for bit."""
-    from glassformer.train.parallel import said_once
+    from glassformer.train.ranks import said_once
 
     with said_once():  # under torchrun, by one process
         _train(run, set, resume, json)
@@ -161,7 +161,7 @@ def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json:
     from glassformer.train import open_session, read_run, resume_session
     from glassformer.train import train as run_training
     from glassformer.train.ngram import baselines
-    from glassformer.train.parallel import is_main
+    from glassformer.train.ranks import is_main
     from glassformer.train_text import Display, sample_text
 
     if resume is not None:

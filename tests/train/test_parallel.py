@@ -17,6 +17,7 @@ import glassformer as gf
 from glassformer.config import ConfigError
 from glassformer.train import open_session, read_run, resume_session, train
 from glassformer.train.parallel import ALONE, check, start
+from glassformer.train.ranks import leave
 from tests.train.tiny import SMALL, corpus
 
 ROOT = Path(__file__).parents[2]
@@ -240,6 +241,7 @@ def main() -> None:
         with muon_in_float32():
             group = train(session.run, session.data, resume=session.resume).group
     group.close()
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,6 @@ import contextlib
 import datetime
 import gc
 import hashlib
-import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -40,12 +37,12 @@ from glassformer.config import ConfigError
 from glassformer.model import Model, build
 from glassformer.model.moe import MoE
 from glassformer.train.optim import Optimizer
+from glassformer.train.ranks import local_rank, world_size
 from glassformer.train.run import RunConfig
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a rank waits for the others: rank 0 may be counting n-grams or writing a large checkpoint meanwhile."""
-PATIENCE = 5.0
-"""Seconds in which the first process of a machine can say what is wrong before the others leave."""
+
 
 Function = Callable[..., Any]
 T = TypeVar("T")
@@ -127,7 +124,7 @@ ALONE = Group()
 
 def check(run: RunConfig) -> None:
     """Refuse a run that the processes of torchrun cannot share; there may be one only."""
-    world, parts = _world(), run.loop.accumulate
+    world, parts = world_size(), run.loop.accumulate
     share = world * parts
     if run.loop.batch % share:
         near = max(run.loop.batch // share, 1) * share
@@ -140,14 +137,14 @@ def check(run: RunConfig) -> None:
 
 def start(run: RunConfig) -> Group:
     """The group of this process: what torchrun put in the environment, or ALONE. Asking again gives an equal one."""
-    if _world() == 1:
+    if world_size() == 1:
         return ALONE
     check(run)
     import torch.distributed as dist
 
     cuda = run.machine.device != "cpu" and torch.cuda.is_available()
     if cuda:
-        local, devices = _local_rank(), torch.cuda.device_count()
+        local, devices = local_rank(), torch.cuda.device_count()
         if local >= devices:
             raise ConfigError(
                 f"this machine has {devices} CUDA devices, which is too few for process {local + 1}: "
@@ -158,40 +155,6 @@ def start(run: RunConfig) -> Group:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     kind = Sharded if run.machine.parallel == "fsdp" else Replicated
     return kind(torch.device("cuda" if cuda else "cpu"))
-
-
-def is_main() -> bool:
-    """Whether this process is the one that prints; known before any group is."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-@contextlib.contextmanager
-def said_once() -> Iterator[None]:
-    """What is wrong for all processes of a machine is said by the first; all leave with exit code 2.
-
-    The others leave a little later: torchrun ends all processes as soon as one fails. And they leave at once, since the
-    threads of a group that was not closed outlive Python, whose end then aborts. A process alone just gets the error.
-    """
-    try:
-        yield
-    except (ValueError, OSError, ArithmeticError) as error:
-        if _world() == 1 or os.environ.get("GLASSFORMER_DEBUG"):
-            raise
-        if _local_rank() == 0:
-            print(f"glass: {' '.join(str(error).split())}", file=sys.stderr)
-        else:
-            time.sleep(PATIENCE)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(2)
-
-
-def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 class Root(nn.Module):
