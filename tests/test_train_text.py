@@ -11,7 +11,7 @@ EVENTS = [
     {
         "event": "start", "parameters": 1000, "train_tokens": 5000, "device": "cpu", "precision": "float32",
         "steps": 200, "uniform": 4.17, "baselines": {"5-gram": 1.58, "unigram": 3.35},
-        "tokens_per_step": 768, "flops_per_step": 1e9,
+        "tokens_per_step": 768, "flops_per_step": 1e9, "peak_flops": 4e10,
     },
     {"event": "step", "step": 100, "loss": 2.5, "gradient_norm": 1.0, "steps_per_second": 20.0, "seconds": 5.0},
     {"event": "validation", "step": 100, "loss": 2.6, "best": True, "seconds": 5.0},
@@ -43,7 +43,7 @@ def test_plain_lines_say_everything():
 
 def test_the_live_picture_has_rates_and_the_lines_to_beat():
     text = shown(True)
-    for words in ("100 of 200", "15,360 tokens/s", "20 GFLOP/s", "unigram", "it says"):
+    for words in ("100 of 200", "15,360 tokens/s", "20 GFLOP/s", "MFU 50%", "unigram", "it says"):
         assert words in text
 
 

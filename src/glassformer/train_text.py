@@ -109,7 +109,10 @@ class Display:
             best = min(loss for _, loss in self.validation)
             table.add_row("validation", f"{self.validation[-1][1]:.4f}   best {best:.4f}")
         table.add_row("to beat", self.against_baselines())
-        table.add_row("speed", f"{rate:.1f} steps/s   {tokens:,.0f} tokens/s   {flops / 1e9:,.0f} GFLOP/s")
+        # of the rate a plain matrix product reached on this machine, not of a data sheet
+        mfu = flops / self.facts.get("peak_flops", math.inf)
+        speed = f"{rate:.1f} steps/s   {tokens:,.0f} tokens/s   {flops / 1e9:,.0f} GFLOP/s   MFU {mfu:.0%}"
+        table.add_row("speed", speed)
         parts: list[Any] = [Panel(table, title="training", expand=False)]
         if self.text:
             parts.append(Panel(Text(self.text), title="it says", expand=False))

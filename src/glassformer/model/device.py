@@ -45,7 +45,8 @@ def choose_device(size: int = 1024) -> Choice:
 
 def measure_matmul(device: str, dtype: torch.dtype, size: int, repeats: int = 5) -> float:
     """GFLOP/s of a size³ product: 2 size³ operations over the best of a few timings."""
-    a = torch.randn(size, size, device=device).to(dtype)
+    own = torch.Generator().manual_seed(0)  # the global one may belong to a run that must repeat
+    a = torch.randn(size, size, generator=own).to(device, dtype)
     best = float("inf")
     for _ in range(repeats + 1):  # the first one warms up
         if device == "cuda":

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glassformer import size as sizing
 from glassformer.model import Model, build
-from glassformer.model.device import choose_device
+from glassformer.model.device import choose_device, measure_matmul
 from glassformer.train import checkpoint
 from glassformer.train.batches import IGNORED, Batches, eval_batches
 from glassformer.train.data import Prepared
@@ -246,10 +246,15 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
 class Log:
     """log.jsonl and whoever listens. A resumed run drops the lines of steps that will be done again."""
 
-    def __init__(self, path: Path, listen: Report | None, from_step: int, is_main: bool = True):
+    def __init__(
+        self, path: Path, listen: Report | None, from_step: int, is_main: bool = True, tensorboard: bool = False
+    ):
         self.listen, self.is_main = listen, is_main
+        self.board: Any = None
         if not is_main:  # one rank writes and tells
             return
+        if tensorboard:
+            self.board = _tensorboard(path.parent / "tensorboard")
         kept = []
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -264,12 +269,28 @@ class Log:
             return
         self.file.write(json.dumps(event) + "\n")
         self.file.flush()
+        if self.board is not None and event["event"] in ("step", "validation"):
+            for name, value in event.items():
+                if isinstance(value, float):
+                    self.board.add_scalar(f"{event['event']}/{name}", value, event["step"])
         if self.listen is not None:
             self.listen(event)
 
     def close(self) -> None:
         if self.is_main:
             self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            "loop.tensorboard=true needs tensorboard: pip install 'glassformer[logs]', or leave it out (see log.jsonl)."
+        ) from None
+    return SummaryWriter(str(folder))
 
 
 def train(
@@ -285,7 +306,9 @@ def train(
     if resume is not None:
         restore(state, *resume)
     root = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None))
-    with contextlib.closing(Log(root / "log.jsonl", listen, state.step, state.group.is_main)) as log:
+    with contextlib.closing(
+        Log(root / "log.jsonl", listen, state.step, state.group.is_main, run.loop.tensorboard)
+    ) as log:
         log(event="start", **_facts(state, data, baselines))
         _run(state, data, log, sampler, resume[0] if resume else {})
     return state
@@ -360,6 +383,8 @@ def _facts(state: TrainState, data: Prepared, baselines: dict[str, float] | None
         "parameters": sizing.count(run.model),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,
+        "peak_flops": 1e9
+        * measure_matmul(state.device.type, state.dtype, 4096 if state.device.type == "cuda" else 512, 3),
         "device": str(state.device),
         "precision": str(state.dtype).removeprefix("torch."),
         "compiled": state.compiled,

@@ -131,6 +131,8 @@ class Loop:
     checkpoint_every: int = 250
     keep: int = 2
     """How many of the newest checkpoints stay, beside the best."""
+    tensorboard: bool = False
+    """Also write RUN/tensorboard; needs the `logs` extra. log.jsonl is always written."""
 
     def __post_init__(self) -> None:
         require_positive(self, "steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "keep")
