@@ -149,7 +149,7 @@ def train(
     resume: Annotated[str | None, tyro.conf.arg(help="Go on from a run or a checkpoint.")] = None,
     json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
 ) -> int:
-    """Train a model on a text. Ctrl-C stops after the step; --resume goes on, bit for bit."""
+    """Train a model on a text. Ctrl-C stops after the step and saves; --resume goes on, bit for bit."""
     from glassformer.train.ranks import said_once
 
     with said_once():  # under torchrun, by one process

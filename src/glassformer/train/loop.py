@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +18,14 @@ from glassformer.model.device import choose_device, measure_matmul
 from glassformer.train import checkpoint
 from glassformer.train.batches import IGNORED, Batches, eval_batches
 from glassformer.train.data import Prepared
+from glassformer.train.interrupt import interrupts
+from glassformer.train.log import Log, Report
 from glassformer.train.objective import Batch, make_batch, summed_loss
 from glassformer.train.optim import Average, Optimizer, clip, gradient_norm
 from glassformer.train.parallel import ALONE, Group, start
 from glassformer.train.run import RunConfig
 from glassformer.train.schedule import factor
 
-Report = Callable[[dict[str, Any]], None]
 Sampler = Callable[[Model, Any], str]
 
 
@@ -243,56 +243,6 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
     state.best = math.inf if meta["best"] is None else meta["best"]
 
 
-class Log:
-    """log.jsonl and whoever listens. A resumed run drops the lines of steps that will be done again."""
-
-    def __init__(
-        self, path: Path, listen: Report | None, from_step: int, is_main: bool = True, tensorboard: bool = False
-    ):
-        self.listen, self.is_main = listen, is_main
-        self.board: Any = None
-        if not is_main:  # one rank writes and tells
-            return
-        if tensorboard:
-            self.board = _tensorboard(path.parent / "tensorboard")
-        kept = []
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):  # a line torn by a crash
-                    if json.loads(line).get("step", 0) <= from_step:
-                        kept.append(line + "\n")
-        checkpoint.write_atomically(path, "".join(kept).encode())
-        self.file = path.open("a", encoding="utf-8")
-
-    def __call__(self, **event: Any) -> None:
-        if not self.is_main:
-            return
-        self.file.write(json.dumps(event) + "\n")
-        self.file.flush()
-        if self.board is not None and event["event"] in ("step", "validation"):
-            for name, value in event.items():
-                if isinstance(value, float):
-                    self.board.add_scalar(f"{event['event']}/{name}", value, event["step"])
-        if self.listen is not None:
-            self.listen(event)
-
-    def close(self) -> None:
-        if self.is_main:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            "loop.tensorboard=true needs tensorboard: pip install 'glassformer[logs]', or leave it out (see log.jsonl)."
-        ) from None
-    return SummaryWriter(str(folder))
-
-
 def train(
     run: RunConfig,
     data: Prepared,
@@ -314,7 +264,7 @@ def train(
     return state
 
 
-def _run(state: TrainState, data: Prepared, log: "Log", sampler: Sampler | None, resumed: dict[str, Any]) -> None:
+def _run(state: TrainState, data: Prepared, log: Log, sampler: Sampler | None, resumed: dict[str, Any]) -> None:
     run = state.run
     tokenizer_json = data.tokenizer.to_json()
     began, before = time.perf_counter(), resumed.get("seconds", 0.0)
@@ -333,17 +283,21 @@ def _run(state: TrainState, data: Prepared, log: "Log", sampler: Sampler | None,
     one_step = stepper(state)
     if state.step == 0:
         check()
-    for batch in _batches(state, data):
-        event = one_step(state, batch)
-        if state.step % run.loop.log_every == 0 or state.step == 1:
-            rate = (state.step - resumed.get("step", 0)) / (time.perf_counter() - began)
-            log(event="step", step=state.step, **event, steps_per_second=rate, seconds=elapsed())
-        if sampler is not None and run.loop.sample_every and state.step % run.loop.sample_every == 0:
-            log(event="sample", step=state.step, text=_sample(state, sampler, data))
-        if state.step % run.loop.eval_every == 0 or state.step == run.loop.steps:
-            check()
-        elif state.step % run.loop.checkpoint_every == 0:
-            save(state, tokenizer_json, elapsed(), False)
+    with interrupts(active=state.group.world == 1) as asked_to_stop:
+        for batch in _batches(state, data):
+            event = one_step(state, batch)
+            if state.step % run.loop.log_every == 0 or state.step == 1:
+                rate = (state.step - resumed.get("step", 0)) / (time.perf_counter() - began)
+                log(event="step", step=state.step, **event, steps_per_second=rate, seconds=elapsed())
+            if sampler is not None and run.loop.sample_every and state.step % run.loop.sample_every == 0:
+                log(event="sample", step=state.step, text=_sample(state, sampler, data))
+            if state.step % run.loop.eval_every == 0 or state.step == run.loop.steps:
+                check()
+            elif state.step % run.loop.checkpoint_every == 0:
+                save(state, tokenizer_json, elapsed(), False)
+            if asked_to_stop() and state.step < run.loop.steps:
+                save(state, tokenizer_json, elapsed(), False)
+                raise KeyboardInterrupt
     log(event="end", step=state.step, best=state.best, seconds=elapsed())
 
 
