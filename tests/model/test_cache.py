@@ -102,6 +102,15 @@ def test_fixed_shapes_do_not_change_from_step_to_step():
     assert int(cache.counter) + cache.new == len(cache) == 9
 
 
+@torch.no_grad()
+def test_a_fixed_cache_prepares_rotations_for_its_whole_capacity():
+    """Replayed from a graph, the step reads the table at positions Python never saw."""
+    model, _ = lively(variants.decoder(position=c.Rotary(), max_len=None))
+    model(tokens(1, 3), cache=model.new_cache("static", capacity=3000, fixed=True))
+    ((cos, _),) = model.decoder.position.tables.values()
+    assert len(cos) >= 3000
+
+
 def test_growing_cache_carries_gradients():
     """The loss of a chunk reaches the tokens of the chunk before it, as in one pass."""
     model, _ = lively(variants.decoder())

@@ -74,7 +74,8 @@ class Stack(nn.Module):
     def _last(self, cache: Cache, queries: Tensor) -> int | None:
         """The largest position, where that is known without waiting for a device."""
         if cache.positions is None:
-            return cache.length - 1
+            # a captured step is replayed at later positions: the table must reach to the end of the buffer
+            return cache.capacity - 1 if cache.fixed and cache.capacity else cache.length - 1
         if queries.device.type != "cpu" or torch.compiler.is_compiling() or int(queries.min()) < 0:
             return None
         return int(queries.max())
