@@ -80,8 +80,7 @@ def _totals(
     logits: Float[Tensor, "N V"], feed: Feed, rows: list[RowBeams], repetition_penalty: float
 ) -> Float[Tensor, "R C"]:
     """(rows, beams * V): log-probability of every beam extended by every token."""
-    half = logits.dtype in (torch.bfloat16, torch.float16)
-    steps = logits.to(torch.float32 if half else logits.dtype).log_softmax(-1)
+    steps = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     if repetition_penalty != 1:
         seen = torch.zeros_like(steps, dtype=torch.bool)
         beams = len(rows[0].tokens)

@@ -116,8 +116,8 @@ def explicit_attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     scores = tap("scores", scores)
-    half = scores.dtype in (torch.bfloat16, torch.float16)
-    pattern = tap("pattern", scores.softmax(-1, dtype=torch.float32 if half else scores.dtype).to(scores.dtype))
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    pattern = tap("pattern", scores.softmax(-1, dtype=exact).to(scores.dtype))
     return F.dropout(pattern, dropout) @ v
 
 

@@ -20,8 +20,8 @@ class MoE(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
         logits = self.router(x)
-        half = logits.dtype in (torch.bfloat16, torch.float16)
-        probabilities = tap("router", logits.softmax(-1, dtype=torch.float32 if half else logits.dtype))
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        probabilities = tap("router", logits.softmax(-1, dtype=exact))
         gates, choice = top_experts(probabilities, self.n_active)
         choice = tap("choice", choice)
         if self.normalize:

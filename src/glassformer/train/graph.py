@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glassformer.train.loop import NonFinite, TrainState, autocast, explain_non_finite, train_step
-from glassformer.train.objective import Batch
+from glassformer.train.objective import Batch, has_experts
 from glassformer.train.optim import clip, gradient_norm
 from glassformer.train.schedule import factor
 
@@ -24,7 +24,7 @@ WARM_UP = 3
 def can_capture(state: TrainState) -> bool:
     """One process, one part, on CUDA, no routing by data: then the step is the same kernels every time."""
     alone = state.group.world == 1 and state.run.loop.accumulate == 1
-    return state.device.type == "cuda" and alone and not hasattr(state.model.blocks[0].feedforward, "router")
+    return state.device.type == "cuda" and alone and not has_experts(state.model)
 
 
 class CapturedStep:

@@ -95,7 +95,7 @@ def summed_loss(model: Model, batch: Batch, loss: Loss, training: bool) -> tuple
     Minimised: cross-entropy with label smoothing + z_loss * logsumexp^2 per target + balance * mean balance loss of the
     layers per target. The balance loss is of the batch it sees: in accumulation, the mean over parts.
     """
-    routers = Routers() if training and _has_experts(model) else None
+    routers = Routers() if training and has_experts(model) else None
     tap = routers if routers is not None else NO_TAP
     if isinstance(model, Seq2Seq):
         assert batch.source is not None
@@ -149,5 +149,6 @@ def _plain_loss(logits: Tensor, targets: Tensor, loss: Loss, training: bool) -> 
     return total, plain
 
 
-def _has_experts(model: Model) -> bool:
+def has_experts(model: Model) -> bool:
+    """Whether tokens are routed: then what runs depends on the data."""
     return hasattr(model.blocks[0].feedforward, "router")
