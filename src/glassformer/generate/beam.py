@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from glassformer.generate.feed import Feed
+from glassformer.generate.feed import Feed, ends_with
 from glassformer.generate.sampling import penalize
 from glassformer.shapes import Float
 
@@ -105,7 +105,7 @@ def _advance(
     running: list[tuple[float, int, list[int]]] = []
     for rank, (score, beam, token) in enumerate(candidates):
         tokens = [*row.tokens[beam], token]
-        stopped = any(tokens[-len(s) :] == s for s in stops)
+        stopped = ends_with(tokens, stops)
         if not stopped and length < max_new_tokens:
             running.append((score, beam, tokens))
         elif rank < beams and not row.done:

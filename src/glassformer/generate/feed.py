@@ -63,6 +63,11 @@ def check_length(model: Model, rows: list[list[int]], max_new_tokens: int) -> No
         )
 
 
+def ends_with(row: list[int], stops: list[list[int]]) -> bool:
+    """Whether what was generated ends in one of the stop sequences."""
+    return any(row[-len(s) :] == s for s in stops)
+
+
 def pad(
     rows: list[list[int]], side: str, device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.generate.beam import beam_search
-from glassformer.generate.feed import Feed, Prompts, check_length, read_prompts
+from glassformer.generate.feed import Feed, Prompts, check_length, ends_with, read_prompts
 from glassformer.generate.sampling import GREEDY, Sampling, choose
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
@@ -187,11 +187,6 @@ def read_stop(model: Model, stop: Stop) -> list[list[int]]:
     if any(not s for s in sequences):
         raise ValueError("a stop sequence is empty: it would end every row at once.")
     return sequences
-
-
-def ends_with(row: list[int], stops: list[list[int]]) -> bool:
-    """Whether what was generated ends in one of the stop sequences."""
-    return any(row[-len(s) :] == s for s in stops)
 
 
 def _seen(rows: list[list[int]], model: Model) -> Tensor:

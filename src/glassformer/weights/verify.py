@@ -4,6 +4,7 @@ A reference is a small safetensors file, kept beside the weights: `tokens` (and 
 where some are padding) and the `logits` that some trusted implementation gave for them.
 """
 
+import os
 from pathlib import Path
 
 import torch
@@ -69,7 +70,9 @@ def record_reference(
     """Write a reference beside the weights of the folder `path` (or to the file `path`)."""
     file = Path(path) / REFERENCE if Path(path).is_dir() else Path(path)
     tensors = {"tokens": tokens, "logits": logits, "target": target, "mask": mask}
-    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items() if t is not None}, file)
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items() if t is not None}, beside)
+    os.replace(beside, file)  # an older record stays whole until the new one is
     return file
 
 
