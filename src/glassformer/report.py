@@ -5,12 +5,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from glassformer.files import write_atomically
 from glassformer.finding import Finding
 from glassformer.report_style import STYLE
 from glassformer.report_svg import bars, escape, large_map, loss_curves, race_bars, small_map
 from glassformer.size.text import byte_unit, flop_unit
 from glassformer.tour import Tour
-from glassformer.train.corpus import write_atomically
 
 NAME = "report.html"
 SECTIONS = {

@@ -272,16 +272,3 @@ def test_the_cache_is_the_users_with_and_without_platformdirs(monkeypatch):
 def test_the_recorded_size_and_hash_are_those_of_the_real_file(monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(SHARED.parent))
     assert find("shakespeare").paths == (SHARED,)
-
-
-def test_an_atomic_write_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path, monkeypatch):
-    file = file_with(tmp_path, b"old")
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        corpus.write_atomically(file, b"new")
-    assert file.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["text.txt"]

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer.config import ConfigError, to_dict, to_toml
-from glassformer.train.corpus import write_atomically
+from glassformer.files import flush, flush_folder, write_atomically
 from glassformer.train.run import RunConfig, read_run, run_to_dict
 
 FORMAT = 1
@@ -64,10 +64,9 @@ def write(
         hashes = {name: _sha256(stage / name) for name in FILES}
         text = json.dumps({"format": FORMAT, "step": step, "sha256": hashes, **meta}, indent=1)
         (stage / "meta.json").write_text(text, encoding="utf-8")
-        for item in [*stage.iterdir(), stage]:
-            _flush(item)
+        flush_folder(stage)
         os.rename(stage, target)
-        _flush(folder)
+        flush(folder)
     except OSError as error:
         shutil.rmtree(stage, ignore_errors=True)
         raise CheckpointError(
@@ -85,7 +84,7 @@ def publish(run: RunConfig, checkpoint: Path, is_best: bool) -> None:
         link.unlink(missing_ok=True)
         link.symlink_to(Path("checkpoints") / checkpoint.name)
         os.replace(link, root / name)
-    _flush(root)
+    flush(root)
     linked = {(root / name).resolve().name for name in ("best", "last") if (root / name).exists()}
     for old in steps(root)[: -run.loop.keep]:
         if old.name not in linked:
@@ -172,14 +171,6 @@ def _load(path: Path) -> dict[str, Tensor]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove_leftovers(folder: Path) -> None:

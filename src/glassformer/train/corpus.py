@@ -8,13 +8,14 @@ import codecs
 import hashlib
 import io
 import os
-import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
+
+from glassformer.files import write_atomically
 
 SHAKESPEARE = "tinyshakespeare.txt"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -220,21 +221,6 @@ def _is_genuine(file: Path) -> bool:
         return file.stat().st_size == SIZE and hashlib.sha256(file.read_bytes()).hexdigest() == SHA256
     except OSError:
         return False
-
-
-def write_atomically(file: Path, data: bytes) -> None:
-    """Beside, to the disk, then renamed: whoever looks finds the old file or the whole new one."""
-    handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(beside, 0o644)  # mkstemp makes it private
-        os.replace(beside, file)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
 
 
 def _download(place: str) -> bytes:

@@ -20,9 +20,10 @@ from typing import Any, BinaryIO, get_args
 
 import numpy as np
 
+from glassformer.files import write_atomically
 from glassformer.train import tokenizer as tok
 from glassformer.train.batches import Batches, eval_batches, mask_tokens, prefix_pairs
-from glassformer.train.corpus import Corpus, DataError, Document, find, write_atomically
+from glassformer.train.corpus import Corpus, DataError, Document, find
 from glassformer.train.tokenizer import Tokenizer, UnknownCharacter
 
 __all__ = [

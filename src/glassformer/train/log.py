@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from glassformer.train.corpus import write_atomically
+from glassformer.files import write_atomically
 
 Report = Callable[[dict[str, Any]], None]
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from glassformer.files import flush_folder
 from glassformer.weights.errors import WeightsError
 
 _MARK = ".saving-"
@@ -34,7 +35,7 @@ def staged(path: Path, keep: Callable[[str], bool]) -> Iterator[Path]:
         yield stage
         if path.exists():
             _keep_others(path, stage, keep)
-        _flush(stage)
+        flush_folder(stage)
         _publish(stage, path)
     except OSError as error:
         raise WeightsError(
@@ -84,17 +85,6 @@ def _link(source: str, target: str) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # a file system without links
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _flush(folder: Path) -> None:
-    """To the disk before it is published, so that a power cut cannot leave a folder of empty files."""
-    for item in [*folder.iterdir(), folder]:
-        if item.is_file() or item is folder:
-            handle = os.open(item, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
 
 
 def _publish(stage: Path, path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Writing so that nothing is lost: a file is written beside, brought to the disk, and renamed over the old one."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(file: Path, data: bytes) -> None:
+    """Whoever looks finds the old file or the whole new one; a crash at any moment leaves one of the two."""
+    handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(beside, 0o644)  # mkstemp makes it private
+        os.replace(beside, file)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def flush(path: Path) -> None:
+    """A file's bytes, or a folder's names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def flush_folder(folder: Path) -> None:
+    """Each file of a folder, then its names: after this a power cut cannot leave a folder of empty files."""
+    for item in folder.iterdir():
+        if item.is_file():
+            flush(item)
+    flush(folder)
