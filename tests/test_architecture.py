@@ -34,7 +34,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 # Modules without a test file of their own name, and where they are tested instead.
 TESTED_ELSEWHERE = {
-    "__main__": "tests/test_cli.py runs it",
+    "__main__": "tests/cli/test_common.py runs it",
     "py.typed": "no code",
     "tour_text": "tests/test_tour.py prints it",
     "tour_training": "tests/test_tour.py goes through it",

@@ -1,30 +1,16 @@
-"""`glass`: verbs to function calls. Parsing and printing only; torch is imported when a verb needs it.
-
-Exit codes: 0 done, 1 a check failed, 2 the input was wrong. Errors a user can cause are one sentence on standard error;
-GLASSFORMER_DEBUG=1 shows the traceback instead.
-"""
+"""`glass size`, `sample`, `convert`, `env`: models as they are."""
 
 import json as json_module
 import os
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from glassformer.cli.common import InputError, Json, report
+
 if TYPE_CHECKING:
     from glassformer.config import ModelConfig
-    from glassformer.finding import Finding
-
-Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, nothing else.")]
-
-
-class InputError(ValueError):
-    """Input this command line cannot work with."""
-
-
-# --- size ------------------------------------------------------------------------------------------------------------
 
 
 def size(
@@ -80,9 +66,6 @@ def read_config(subject: str) -> "ModelConfig":
     return presets.get(subject)  # refuses, naming the nearest presets
 
 
-# --- sample ----------------------------------------------------------------------------------------------------------
-
-
 def sample(
     prompt: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="Text to continue; with --ids, token ids.")],
     model: Annotated[
@@ -136,73 +119,6 @@ def sample(
     return 0
 
 
-# --- train -----------------------------------------------------------------------------------------------------------
-
-
-def train(
-    run: Annotated[
-        tyro.conf.Positional[Path | None], tyro.conf.arg(help="A run file; none: nanoGPT's CPU setting.")
-    ] = None,
-    set: Annotated[
-        tuple[str, ...], tyro.conf.arg(help="Changes to the run, such as optim.lr=3e-4 loop.steps=500.")
-    ] = (),
-    resume: Annotated[str | None, tyro.conf.arg(help="Go on from a run or a checkpoint.")] = None,
-    json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
-) -> int:
-    """Train a model on a text. Ctrl-C stops after the step and saves; --resume goes on, bit for bit."""
-    from glassformer.train.ranks import said_once
-
-    with said_once():  # under torchrun, by one process
-        _train(run, set, resume, json)
-    return 0
-
-
-def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json: bool) -> None:
-    from glassformer.train import open_session, read_run, resume_session
-    from glassformer.train import train as run_training
-    from glassformer.train.ngram import baselines
-    from glassformer.train.ranks import is_main
-    from glassformer.train_text import Display, sample_text
-
-    if resume is not None:
-        if run is not None:
-            raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
-        session = resume_session(resume, changes)
-    else:
-        text = "" if run is None else _read_text(run)
-        session = open_session(read_run(text, changes, source=str(run or "the run")))
-    arguments = (session.run, session.data)
-    try:
-        if not is_main():
-            group = run_training(*arguments, None, sample_text, session.resume).group
-            group.close()
-            return
-        lines = baselines(session.data.train, session.data.val, session.run.model.vocab_size)
-        if json:
-            group = run_training(
-                *arguments, lambda e: print(json_module.dumps(e), flush=True), sample_text, session.resume, lines
-            ).group
-        else:
-            with Display() as display:
-                group = run_training(*arguments, display, sample_text, session.resume, lines).group
-            print(f"the best model is in {session.run.out}/best: glass sample --model {session.run.out}/best")
-        group.close()
-    except ArithmeticError as error:
-        raise InputError(str(error)) from None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist: give a run file.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text: give a TOML run file.") from None
-
-
-# --- convert ---------------------------------------------------------------------------------------------------------
-
-
 def convert(
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")],
     target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")],
@@ -220,9 +136,6 @@ def convert(
     notes = getattr(getattr(model, "origin", None), "notes", ())
     report([finding], json, written=str(target), format=to, notes=list(notes))
     return 0 if finding.passed else 1
-
-
-# --- env -------------------------------------------------------------------------------------------------------------
 
 
 def env(json: Json = False) -> int:
@@ -252,77 +165,3 @@ def env(json: Json = False) -> int:
     for name, version in versions.items():
         print(f"{name:<16}{version}")
     return 0
-
-
-# --- tour ------------------------------------------------------------------------------------------------------------
-
-
-def tour(
-    minutes: Annotated[float, tyro.conf.arg(help="Of training; the rest takes about another half minute.")] = 2.0,
-    out: Annotated[Path, tyro.conf.arg(help="Folder for report.html and the trained model.")] = Path("tour"),
-    json: Json = False,
-) -> int:
-    """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
-    from glassformer import report as page
-    from glassformer import tour as story
-
-    plan = story.Plan(minutes=minutes, out=out)
-    try:
-        if not json:
-            from glassformer.tour_text import print_tour
-
-            return print_tour(plan)
-        told = story.walk(plan)
-    except ArithmeticError as error:
-        raise InputError(str(error)) from None
-    path = page.write(told, out / page.NAME)
-    print(json_module.dumps({**told.to_dict(), "report": str(path)}))
-    return 0 if told.held else 1
-
-
-def report(findings: Sequence["Finding"], json: bool, **facts: Any) -> None:
-    """Findings and facts, for a machine or for a person."""
-    if json:
-        print(json_module.dumps({"findings": [f.to_dict() for f in findings], **facts}))
-        return
-    for name, value in facts.items():
-        if value:
-            print(f"{name}: {value if not isinstance(value, list) else '; '.join(map(str, value))}")
-    for finding in findings:
-        print(finding.text())
-
-
-VERBS: dict[str, Callable[..., int]] = {
-    "tour": tour,
-    "train": train,
-    "sample": sample,
-    "size": size,
-    "convert": convert,
-    "env": env,
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns the exit code."""
-    try:
-        return tyro.extras.subcommand_cli_from_dict(
-            VERBS,
-            prog="glass",
-            description="glassformer: the Transformer you can see through.",
-            args=arguments,
-        )
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # the reader has gone (`glass ... | head`): say nothing, and keep Python from saying it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        if os.environ.get("GLASSFORMER_DEBUG"):
-            raise
-        print(f"glass: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

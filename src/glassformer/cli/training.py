@@ -1,0 +1,93 @@
+"""`glass train` and `glass tour`: models as they learn."""
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from glassformer.cli.common import InputError, Json
+
+
+def train(
+    run: Annotated[
+        tyro.conf.Positional[Path | None], tyro.conf.arg(help="A run file; none: nanoGPT's CPU setting.")
+    ] = None,
+    set: Annotated[
+        tuple[str, ...], tyro.conf.arg(help="Changes to the run, such as optim.lr=3e-4 loop.steps=500.")
+    ] = (),
+    resume: Annotated[str | None, tyro.conf.arg(help="Go on from a run or a checkpoint.")] = None,
+    json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
+) -> int:
+    """Train a model on a text. Ctrl-C stops after the step and saves; --resume goes on, bit for bit."""
+    from glassformer.train.ranks import said_once
+
+    with said_once():  # under torchrun, by one process
+        _train(run, set, resume, json)
+    return 0
+
+
+def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json: bool) -> None:
+    from glassformer.train import open_session, read_run, resume_session
+    from glassformer.train import train as run_training
+    from glassformer.train.ngram import baselines
+    from glassformer.train.ranks import is_main
+    from glassformer.train_text import Display, sample_text
+
+    if resume is not None:
+        if run is not None:
+            raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
+        session = resume_session(resume, changes)
+    else:
+        text = "" if run is None else _read_text(run)
+        session = open_session(read_run(text, changes, source=str(run or "the run")))
+    arguments = (session.run, session.data)
+    try:
+        if not is_main():
+            group = run_training(*arguments, None, sample_text, session.resume).group
+            group.close()
+            return
+        lines = baselines(session.data.train, session.data.val, session.run.model.vocab_size)
+        if json:
+            group = run_training(
+                *arguments, lambda e: print(json_module.dumps(e), flush=True), sample_text, session.resume, lines
+            ).group
+        else:
+            with Display() as display:
+                group = run_training(*arguments, display, sample_text, session.resume, lines).group
+            print(f"the best model is in {session.run.out}/best: glass sample --model {session.run.out}/best")
+        group.close()
+    except ArithmeticError as error:
+        raise InputError(str(error)) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: give a run file.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text: give a TOML run file.") from None
+
+
+def tour(
+    minutes: Annotated[float, tyro.conf.arg(help="Of training; the rest takes about another half minute.")] = 2.0,
+    out: Annotated[Path, tyro.conf.arg(help="Folder for report.html and the trained model.")] = Path("tour"),
+    json: Json = False,
+) -> int:
+    """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
+    from glassformer import report as page
+    from glassformer import tour as story
+
+    plan = story.Plan(minutes=minutes, out=out)
+    try:
+        if not json:
+            from glassformer.tour_text import print_tour
+
+            return print_tour(plan)
+        told = story.walk(plan)
+    except ArithmeticError as error:
+        raise InputError(str(error)) from None
+    path = page.write(told, out / page.NAME)
+    print(json_module.dumps({**told.to_dict(), "report": str(path)}))
+    return 0 if told.held else 1

@@ -1,0 +1,21 @@
+"""Asking the command line as a user does."""
+
+import json
+
+from glassformer.cli import main
+
+
+def run(capsys, *arguments):
+    """(exit code, standard output, standard error)."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = stop.code or 0
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def run_json(capsys, *arguments):
+    code, out, _ = run(capsys, *arguments, "--json")
+    assert len(out.strip().splitlines()) == 1
+    return code, json.loads(out)

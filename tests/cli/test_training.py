@@ -1,0 +1,88 @@
+"""`glass train` and `glass tour` as a user meets them, and one sentence for each mistake."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer.tour import Plan
+from tests.cli.asking import run, run_json
+from tests.train import tiny
+
+
+def test_tour_as_json(capsys, monkeypatch, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog, and again.\n" * 200)
+    small = ("model.n_layers=1", "model.d_model=32", "model.attention.n_heads=2", "model.feedforward.d_ff=64")
+    small = (*small, "loop.eval_batches=2", "model.max_len=48")
+    changes = (*small, f"data.corpus={text}", f"data.cache={tmp_path / 'tokens'}")
+    monkeypatch.setattr("glassformer.tour.Plan", functools.partial(Plan, races=(8,), changes=changes))
+    code, result = run_json(capsys, "tour", "--minutes", "0.01", "--out", tmp_path / "tour")
+    assert code == 0
+    assert not any(f["verdict"] == "fail" for f in result["findings"])
+    assert all(race["same_tokens"] for race in result["cache"])
+    assert Path(result["report"]).read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    for arguments, words in ((["--minutes", "0"], "minutes=0.0"), (["--out", tmp_path / "file"], "is a file")):
+        code, out, err = run(capsys, "tour", *arguments)
+        assert (code, out) == (2, "")
+        assert words in err
+
+
+def train_arguments(folder: Path, *changes: str) -> list[str]:
+    where = (f'data.corpus="{tiny.corpus(folder)}"', f'data.cache="{folder / "tokens"}"', f'out="{folder / "run"}"')
+    return ["train", "--set", *tiny.SMALL, *where, *changes]
+
+
+def test_train_then_sample_then_resume(capsys, tmp_path):
+    code, out, _ = run(capsys, *train_arguments(tmp_path, "loop.sample_every=10"))
+    assert code == 0
+    assert "to beat (nats per token):  uniform" in out
+    assert "done: 20 steps" in out
+    code, out, _ = run(capsys, "sample", "--model", tmp_path / "run" / "best", "the cat", "--max-new-tokens", "8")
+    assert code == 0
+    assert out.startswith("the cat")
+    code, out, err = run(capsys, "train", "--resume", tmp_path / "run")
+    assert code == 2
+    assert "the run is finished (20 of 20 steps): go further with --set loop.steps=N" in err
+    code, out, _ = run(capsys, "train", "--resume", tmp_path / "run", "--set", "loop.steps=25", "--json")
+    assert code == 0
+    assert json.loads(out.strip().splitlines()[-1])["event"] == "end"
+
+
+def written(folder: Path, name: str, data: bytes) -> Path:
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def training(f: Path, *changes: object) -> list[object]:
+    return ["train", "--set", f'out="{f / "out"}"', f'data.cache="{f / "tokens"}"', *changes]
+
+
+BAD_RUNS = {
+    "unknown key": (lambda f: ["train", written(f, "r.toml", b"[loop]\nstep = 3")], "Did you mean steps"),
+    "no such run file": (lambda f: ["train", f / "none.toml"], "does not exist"),
+    "empty text": (lambda f: training(f, f'data.corpus="{written(f, "e.txt", b"")}"'), "e.txt"),
+    "binary text": (lambda f: training(f, f'data.corpus="{written(f, "b.txt", bytes(range(256)))}"'), "b.txt"),
+    "short text": (lambda f: training(f, f'data.corpus="{written(f, "s.txt", b"abc " * 50)}"'), "validation"),
+    "no such text": (lambda f: training(f, "data.corpus=nowhere.txt"), "nowhere.txt"),
+    "no checkpoint": (lambda f: ["train", "--resume", f], "holds no checkpoint"),
+    "run and resume": (lambda f: ["train", f / "r.toml", "--resume", f], "leave out"),
+    "no CUDA": (lambda f: training(f, f'data.corpus="{tiny.corpus(f)}"', "machine.device=cuda"), "no CUDA device"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_RUNS)
+def test_each_bad_run_gets_one_sentence_and_exit_2(capsys, tmp_path, mistake):
+    if mistake == "no CUDA" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    arguments, words = BAD_RUNS[mistake]
+    code, _, err = run(capsys, *arguments(tmp_path))
+    assert code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1, err
