@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
@@ -28,7 +29,7 @@ WIDTH = 6.3
 FORMATS = ("png", "svg", "pdf", "html")
 GREY = "#666666"
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9,
@@ -37,7 +38,7 @@ STYLE: dict[str, Any] = {
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
     "figure.titlesize": 10,
-    "axes.prop_cycle": mpl.cycler(color=list(COLOURS)),
+    "axes.prop_cycle": cycler(color=list(COLOURS)),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.formatter.useoffset": False,

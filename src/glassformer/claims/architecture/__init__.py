@@ -1,0 +1,1 @@
+"""Architecture. Words in the TOML files, checks and figures in the modules."""

@@ -1,0 +1,266 @@
+"""What a claim is: a statement with its sources, derivation, errata, a check that can fail, and its negative control.
+
+The words live in a TOML file per claim (`claims/CHAPTER/ID.toml`), the check and the figure in the Python module beside
+it that the file names:
+
+    @claim("rope-relative")
+    def rope_relative(lab: Lab) -> Iterator[Finding]:
+        yield lab.exact("q R_m . k R_n = q R_(n-m) k", holds=sympy.simplify(difference) == 0, why="...")
+
+    @figure("rope-relative")
+    def draw(lab: Lab) -> Figure: ...
+
+A check yields one Finding per piece of evidence. Under `lab.broken` it examines the same statement with its hypothesis
+broken as `control` says, and at least one Finding must then fail: a check that cannot turn proves nothing.
+An erratum carries a runnable example that binds `holds`, whether the source's own statement holds there: it must not.
+"""
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from glassformer.finding import Finding, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from glassformer.lens.figure import Figure
+
+Check = Callable[["Lab"], Iterator[Finding]]
+Draw = Callable[["Lab"], "Figure"]
+
+CHECKS: dict[str, Check] = {}
+FIGURES: dict[str, Draw] = {}
+
+
+class Kind(enum.StrEnum):
+    """With which tool a piece of evidence was won, strongest first."""
+
+    EXACT = "exact"
+    """A symbolic identity, an SMT proof, exact rationals."""
+    EXHAUSTIVE = "exhaustive"
+    """Every case of a finite range."""
+    STATISTICAL = "statistical"
+    """Fixed seed, with a stated probability of a false alarm."""
+    NUMERICAL = "numerical"
+    """Floating point within a derived tolerance."""
+    EMPIRICAL = "empirical"
+    """A training run or a measurement, within a recorded band."""
+
+
+class Badge(enum.StrEnum):
+    PROVED = "proved"
+    VERIFIED = "verified on stated ranges"
+    ILLUSTRATED = "illustrated"
+
+
+class Truth(enum.StrEnum):
+    """What became of the source's own statement."""
+
+    TRUE = "TRUE"
+    IMPRECISE = "TRUE*"
+    FALSE = "FALSE"
+    TASK = "TASK"
+    """Something to be built; the check says whether ours does it."""
+    DISCUSSION = "DISCUSSION"
+    OPEN = "OPEN"
+    """Asked without an answer."""
+    ILL_POSED = "ILL-POSED"
+    ABSENT = "ABSENT"
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """Where a source is wrong, and the smallest example that shows it."""
+
+    id: str
+    sources: tuple[str, ...]
+    flaw: str
+    """wrong, incomplete, imprecise, absent or arithmetic."""
+    said: str
+    """What the source says, in our words."""
+    fails: str
+    """Why that fails."""
+    correct: str
+    """What holds instead."""
+    example: str
+    """Python that runs on its own and binds `holds`: whether the source's statement holds here."""
+
+    def examine(self) -> Finding:
+        """Run the example. The source's statement starting to hold is a failure of ours."""
+        names: dict[str, Any] = {}
+        exec(compile(self.example, f"<{self.id}>", "exec"), names)  # our own text, never a user's
+        shown = {k: v for k, v in names.items() if isinstance(v, bool | int | float | str) and not k.startswith("_")}
+        held = float(bool(names["holds"]))
+        return Finding.judge(self.id, held, 0.0, "the source's statement fails on the example", values=shown)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A parameter of a check or a figure that a reader may move."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    step: float = 1.0
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One row of the coverage table: an exercise, what it says, and what became of it."""
+
+    cite: str
+    says: str
+    verdict: Truth
+    items: tuple[str, ...]
+    errata: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    chapter: str
+    title: str
+    statement: str
+    """In our own words; formulas between dollar signs."""
+    kinds: tuple[Kind, ...]
+    badge: Badge
+    derivation: tuple[str, ...]
+    """Steps a student can follow."""
+    control: str
+    """What the negative control breaks."""
+    module: str
+    """Of the check and the figure, below the chapter."""
+    sources: tuple[Source, ...]
+    errata: tuple[Erratum, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    slow: bool = False
+    """Needs training or minutes: runs only when asked for."""
+    has_figure: bool = True
+
+    @property
+    def check(self) -> Check:
+        return CHECKS[self.id]
+
+    @property
+    def figure(self) -> Draw | None:
+        return FIGURES.get(self.id)
+
+
+def claim(id: str) -> Callable[[Check], Check]:
+    """Registers the check of a claim."""
+
+    def register(check: Check) -> Check:
+        CHECKS[id] = check
+        return check
+
+    return register
+
+
+def figure(id: str) -> Callable[[Draw], Draw]:
+    """Registers the figure of a claim."""
+
+    def register(draw: Draw) -> Draw:
+        FIGURES[id] = draw
+        return draw
+
+    return register
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where a check runs: its seed, its knobs, whether its hypothesis is broken, whether there is time."""
+
+    seed: int = 0
+    broken: bool = False
+    slow: bool = False
+    knobs: Mapping[str, float] = field(default_factory=dict)
+
+    def rng(self, stream: int = 0) -> "np.random.Generator":
+        """NumPy's generator for this seed; streams are independent."""
+        import numpy as np
+
+        return np.random.default_rng([self.seed, stream])
+
+    def torch_rng(self, stream: int = 0) -> "torch.Generator":
+        import torch
+
+        return torch.Generator().manual_seed(1_000_003 * self.seed + stream)
+
+    # one constructor per kind of evidence, so that each says what it must
+
+    def exact(self, id: str, holds: bool, why: str, **evidence: Any) -> Finding:
+        """A proof or an identity: it holds or it does not."""
+        return self._mark(Kind.EXACT, Finding.judge(id, 0.0 if holds else 1.0, 0.0, why, **evidence))
+
+    def exhaustive(self, id: str, wrong: int, cases: int, why: str, **evidence: Any) -> Finding:
+        """How many of all cases are wrong: none may be, and there must be cases."""
+        measured = float(wrong) if cases else float("nan")
+        return self._mark(Kind.EXHAUSTIVE, Finding.judge(id, measured, 0.0, why, cases=cases, **evidence))
+
+    def statistical(
+        self, id: str, measured: float, bound: float, delta: float, why: str, low: float | None = None, **evidence: Any
+    ) -> Finding:
+        """A sample statistic against its bound; `delta` is the probability that chance alone exceeds it."""
+        found = Finding.within(id, measured, low, bound, why, delta=delta, seed=self.seed, **evidence)
+        return self._mark(Kind.STATISTICAL, found)
+
+    def numerical(
+        self, id: str, measured: float, bound: float | None, why: str, low: float | None = None, **evidence: Any
+    ) -> Finding:
+        """A floating-point measurement against a derived tolerance, or a floor (`low`) a difference must exceed."""
+        return self._mark(Kind.NUMERICAL, Finding.within(id, measured, low, bound, why, **evidence))
+
+    def empirical(
+        self, id: str, measured: float, low: float | None, high: float | None, why: str, **evidence: Any
+    ) -> Finding:
+        """A measurement against its recorded band."""
+        found = Finding.within(id, measured, low, high, why, seed=self.seed, **evidence)
+        return self._mark(Kind.EMPIRICAL, found)
+
+    def skipped(self, id: str, kind: Kind, why: str, remedy: str = "") -> Finding:
+        """Evidence that could not be had here, said aloud."""
+        return self._mark(kind, Finding.skip(id, why, remedy))
+
+    @staticmethod
+    def _mark(kind: Kind, finding: Finding) -> Finding:
+        finding.evidence["kind"] = str(kind)
+        return finding
+
+
+def solve(lab: Lab, id: str, prove: Callable[[Any], bool], why: str, **evidence: Any) -> Finding:
+    """Evidence by z3: `prove(z3)` says whether it answered as it must. Without z3 it is a skip, never a pass."""
+    try:
+        import z3
+    except ImportError:
+        return lab.skipped(
+            id, Kind.EXACT, "z3 is not installed, so this proof did not run", "install glassformer[theory]"
+        )
+    return lab.exact(id, prove(z3), why, solver="z3", **evidence)
+
+
+def conclude(claim: Claim, parts: list[Finding]) -> Finding:
+    """All parts as one Finding: any failure fails it; nothing examined is a skip; a skipped part is named."""
+    failed = [p for p in parts if p.verdict is Verdict.FAIL]
+    skipped = [p for p in parts if p.verdict is Verdict.SKIP]
+    examined = [p for p in parts if p.verdict is not Verdict.SKIP]
+    verdict = Verdict.FAIL if failed else Verdict.PASS if examined else Verdict.SKIP
+    telling = (failed or sorted(examined, key=_tightness))[-1:] or skipped
+    why = f"{telling[0].id}: {telling[0].why}" if telling else "no evidence"
+    if skipped and examined:
+        why += f"; not examined: {', '.join(p.id for p in skipped)} ({skipped[0].why})"
+    evidence = {"parts": [p.to_dict() for p in parts]}
+    first = telling[0] if telling else Finding.skip(claim.id, why)
+    return Finding(claim.id, verdict, first.measured, first.bound, why, first.remedy, evidence, first.low)
+
+
+def _tightness(part: Finding) -> float:
+    """How near its bound a measurement came; exact parts, which have no margin, come first."""
+    if part.measured is None or not part.bound:
+        return -1.0
+    return abs(part.measured) / abs(part.bound)

@@ -1,0 +1,1 @@
+"""Counting and budgets. Words in the TOML files, checks and figures in the modules."""

@@ -1,0 +1,1 @@
+"""Several heads. Words in the TOML files, checks and figures in the modules."""

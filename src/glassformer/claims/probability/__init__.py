@@ -1,0 +1,1 @@
+"""Language-model probability. Words in the TOML files, checks and figures in the modules."""

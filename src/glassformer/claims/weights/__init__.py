@@ -1,0 +1,1 @@
+"""Attention weights and scores. Words in the TOML files, checks and figures in the modules."""
