@@ -2,7 +2,7 @@
 
 import importlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -64,7 +64,8 @@ def load_all() -> Mapping[str, Claim]:
         folder = files(__package__) / chapter
         found = [item for item in folder.iterdir() if item.name.endswith(".toml")]
         read = [_read(chapter, tomllib.loads(item.read_text(encoding="utf-8"))) for item in found]
-        order = {id: n for n, source in enumerate(coverage()) for id in reversed(source.items)}
+        mentioned = dict.fromkeys(id for source in coverage() for id in source.items)  # first mention first
+        order = {id: n for n, id in enumerate(mentioned)}
         claims |= {c.id: c for c in sorted(read, key=lambda c: order.get(c.id, len(order)))}
     return claims
 
@@ -83,10 +84,16 @@ def _read(chapter: str, data: dict[str, Any]) -> Claim:
     )
 
 
+def close_to(name: str, known: Iterable[str]) -> str:
+    """` Did you mean ...?`, or nothing where nothing is near: a list of all would hide the sentence."""
+    hint = nearest(name, list(known))
+    return hint if "Did you mean" in hint else ""
+
+
 def find(id: str) -> Claim:
     claims = load_all()
     if id not in claims:
-        raise ClaimError(f"there is no claim {id!r}: `glass check --list` shows all.{nearest(id, claims)}")
+        raise ClaimError(f"there is no claim {id!r}: `glass check --list` shows all.{close_to(id, claims)}")
     claim = claims[id]
     importlib.import_module(f"{__package__}.{claim.chapter}.{claim.module}")
     return claim
@@ -98,7 +105,8 @@ def check(id: str, *, seed: int = 0, slow: bool = True, broken: bool = False, **
     unknown = set(knobs) - {k.name for k in claim.knobs}
     if unknown:
         name = sorted(unknown)[0]
-        raise ClaimError(f"{id} has no knob {name!r}.{nearest(name, [k.name for k in claim.knobs])}")
+        known = ", ".join(k.name for k in claim.knobs) or "none"
+        raise ClaimError(f"{id} has no knob {name!r}; its knobs: {known}.")
     lab = Lab(seed, broken, slow, {**{k.name: k.default for k in claim.knobs}, **knobs})
     if claim.slow and not slow:
         return Finding.skip(id, "trains a model: runs with --slow")
