@@ -47,6 +47,9 @@ positions = (
             c.Sinusoidal(base=50.0, layout="halves"),
             c.Alibi(),
             c.T5Bias(buckets=8, max_distance=20),
+            c.Infused(),
+            c.Infused(c.Sinusoidal(base=50.0, layout="halves")),
+            c.Infused(c.Learned(offset=2)),
         ]
     )
     | rotary
@@ -88,14 +91,23 @@ common = {
     "embedding": embeddings,
     "head": heads,
 }
-decoders = st.builds(c.DecoderConfig, placement=st.sampled_from(["pre", "post", "parallel"]), **common)
-encoders = st.builds(
-    c.EncoderConfig,
-    placement=st.sampled_from(["pre", "post", "parallel"]),
-    pooler=st.booleans(),
-    **{**common, "embedding": st.builds(c.Embedding, n_segments=st.sampled_from([0, 3]), norm=st.booleans())},
+attention_only = {"feedforward": st.just(c.NoFeedForward()), "placement": st.sampled_from(["pre", "post"])}
+every_placement = {"placement": st.sampled_from(["pre", "post", "parallel"])}
+encoder_parts = {
+    **common,
+    "embedding": st.builds(c.Embedding, n_segments=st.sampled_from([0, 3]), norm=st.booleans()),
+    "pooler": st.booleans(),
+}
+seq2seq_parts = {**common, "placement": st.sampled_from(["pre", "post"]), "n_encoder_layers": st.just(1)}
+decoders = st.builds(c.DecoderConfig, **common, **every_placement) | st.builds(
+    c.DecoderConfig, **{**common, **attention_only}
 )
-seq2seqs = st.builds(c.Seq2SeqConfig, placement=st.sampled_from(["pre", "post"]), n_encoder_layers=st.just(1), **common)
+encoders = st.builds(c.EncoderConfig, **encoder_parts, **every_placement) | st.builds(
+    c.EncoderConfig, **{**encoder_parts, **attention_only}
+)
+seq2seqs = st.builds(c.Seq2SeqConfig, **seq2seq_parts) | st.builds(
+    c.Seq2SeqConfig, **{**seq2seq_parts, **attention_only}
+)
 
 # One of each position scheme, for tests that must see them all in every run.
 POSITIONS: dict[str, c.Position] = {
@@ -108,6 +120,8 @@ POSITIONS: dict[str, c.Position] = {
     "rotary-llama3": c.Rotary(scaling=c.Llama3Scaling(factor=8.0, original_max_len=32)),
     "alibi": c.Alibi(),
     "t5": c.T5Bias(buckets=8, max_distance=20),
+    "infused-sinusoidal": c.Infused(),
+    "infused-learned": c.Infused(c.Learned(offset=1)),
 }
 
 

@@ -20,6 +20,9 @@ from tests import variants
         ({"placement": "middle"}, "placement='middle' is not known"),
         ({"d_head": None}, "d_model=14 is not a multiple of n_heads=6"),
         ({"position": c.Sinusoidal(), "d_model": 15}, "d_model=15 must be even"),
+        ({"position": c.Infused(), "d_model": 15}, "d_model=15 must be even"),
+        ({"position": c.Infused(c.Learned()), "max_len": None}, "learned positions need max_len"),
+        ({"feedforward": c.NoFeedForward(), "placement": "parallel"}, "this model has none: use 'pre'"),
         ({"position": c.Rotary(fraction=0.3)}, "gives 1, which must be even"),
         ({"position": c.Rotary(fraction=0.5, scaling=c.NTKScaling(factor=2.0))}, "NTK scaling"),
         ({"attention": c.Attention(n_heads=7, window=2, window_layers=(2,))}, "window_layers names layer 2"),
@@ -55,6 +58,15 @@ def test_derived_values():
     assert (grouped.n_kv_heads, grouped.d_head, grouped.d_value, grouped.scale) == (3, 4, 5, 1.0)
     assert grouped.out_bias is False
     assert variants.decoder(feedforward=c.MoE(n_experts=3, n_active=1, expert=c.Gated(d_ff=17))).d_ff == 17
+    assert variants.decoder(feedforward=c.NoFeedForward()).d_ff == 0
+
+
+def test_a_learned_table_is_found_wherever_it_is_used():
+    table = c.Learned(offset=3)
+    assert variants.decoder(position=table).learned_positions == table
+    assert variants.decoder(position=c.Infused(table)).learned_positions == table
+    for position in (c.Infused(), c.Sinusoidal(), c.NoPosition(), c.T5Bias()):
+        assert variants.decoder(position=position).learned_positions is None
 
 
 def test_windows_per_layer():

@@ -45,6 +45,21 @@ def test_parallel_branches_read_the_same_norm():
     assert torch.equal(model.blocks[0].feedforward(normed, Wanting()), seen["feedforward.out"])
 
 
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_an_attention_only_block_has_one_branch(placement):
+    model, _ = lively(variants.decoder(feedforward=c.NoFeedForward(), placement=placement))
+    tap = Wanting()
+    model(tokens(2, 5), tap=tap)
+    assert not [site for site in tap.seen if "feedforward" in site]
+    assert not [name for name, _ in model.named_parameters() if "feedforward" in name]
+    for layer in range(2):
+        stream = {name: tap.seen[f"block.{layer}.{name}"] for name in ("resid_pre", "resid_mid", "resid_post")}
+        assert torch.equal(stream["resid_mid"], stream["resid_post"])
+        total = stream["resid_pre"] + tap.seen[f"block.{layer}.attention.out"]
+        expected = total if placement == "pre" else model.blocks[layer].norm_attention(total)
+        assert torch.equal(stream["resid_post"], expected)
+
+
 def test_dropout_acts_in_training_only():
     config = variants.decoder(dropout=0.5)
     model, _ = lively(config)

@@ -63,6 +63,15 @@ def test_standard_deviations_are_those_of_the_table():
     assert (state["decoder.blocks.0.attention.q.bias"] == 0).all()
 
 
+def test_an_attention_only_stream_has_half_the_branches():
+    shape = {"d_model": 120, "attention": c.Attention(n_heads=6), "feedforward": c.NoFeedForward()}
+    alone = build(variants.decoder(**shape, n_layers=4)).state_dict()
+    assert float(alone["decoder.blocks.3.attention.o.weight"].std()) == pytest.approx(0.02 / 2, rel=0.05)
+    both = build(variants.seq2seq(**shape, n_layers=8, n_encoder_layers=4)).state_dict()
+    assert float(both["encoder.blocks.3.attention.o.weight"].std()) == pytest.approx(0.02 / 2, rel=0.05)
+    assert float(both["decoder.blocks.3.cross.o.weight"].std()) == pytest.approx(0.02 / 4, rel=0.05)
+
+
 @pytest.mark.parametrize("name", ["nano", "llama_tiny", "moe_tiny"])
 def test_first_loss_is_close_to_ln_v(name):
     config = presets.get(name)

@@ -58,6 +58,24 @@ def test_gradients_of_x_memory_bias_and_weights(qk_norm: gf.Norm | None, positio
         assert abs(measured - derived) <= ABSOLUTE + RELATIVE * abs(measured), name
 
 
+def test_infused_vectors_get_what_queries_and_keys_send_back() -> None:
+    config = decoder(gf.Attention(6, n_kv_heads=2, d_head=4), gf.Infused())
+    weights = under(random_params(config), "decoder.blocks.0.attention")
+    generator = np.random.default_rng(0)
+    x, infused, d_out, direction = generator.standard_normal((4, 2, 5, 10))
+    allowed = np.broadcast_to(np.tri(5, dtype=bool), (2, 5, 5))
+
+    def run(p: Array) -> tuple[Array, Any]:
+        return attention(config, weights, x, x, allowed, infused=p)
+
+    found = attention_backward(config, weights, run(infused)[1], d_out)
+    up, down = (run(infused + sign * STEP * direction)[0] for sign in (1, -1))
+    measured = float(((up - down) * d_out).sum() / (2 * STEP))
+    derived = float(((found.x + found.keys) * direction).sum())
+    assert abs(measured - derived) <= ABSOLUTE + RELATIVE * abs(measured)
+    assert np.array_equal(run(infused)[1]["v"], run(0 * infused)[1]["v"])
+
+
 def test_nothing_flows_through_a_masked_score() -> None:
     config = decoder(gf.Attention(2), gf.NoPosition())
     weights = under(random_params(config), "decoder.blocks.0.attention")

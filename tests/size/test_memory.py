@@ -52,6 +52,16 @@ T5 = presets.t5_small(**{**SMALL, "n_layers": 2}, n_encoder_layers=2, vocab_size
 MOE = presets.moe_tiny(n_layers=3, d_model=128, vocab_size=31)
 MISTRAL = presets.mistral_7b(**SMALL, n_kv_heads=2, vocab_size=2003, window=64)
 BLOOM = presets.bloom_560m(**SMALL, vocab_size=2003)
+BARE = c.DecoderConfig(
+    vocab_size=97,
+    d_model=256,
+    n_layers=4,
+    attention=c.Attention(4),
+    feedforward=c.NoFeedForward(),
+    position=c.Infused(),
+    max_len=512,
+)
+TRAINED = c.replace(BARE, feedforward=c.Dense(512), position=c.Infused(c.Learned()), vocab_size=2003)
 WIDE = presets.gpt2(n_layers=2, d_model=256, n_heads=4, d_ff=1024, vocab_size=30011, dropout=0.0)
 
 TRAINING = {
@@ -62,6 +72,9 @@ TRAINING = {
     "llama bfloat16": (LLAMA, 2, 256, None, "bfloat16", "loss"),
     "llama, few words float32": (c.replace(LLAMA, vocab_size=97), 4, 256, None, "float32", "backward"),
     "experts float32": (MOE, 4, 256, None, "float32", "backward"),
+    "attention only, infused float32": (BARE, 4, 256, None, "float32", "backward"),
+    "attention only, infused, rms float32": (c.replace(BARE, norm=c.RMSNorm()), 4, 256, None, "float32", "backward"),
+    "infused, trained bfloat16": (TRAINED, 2, 256, None, "bfloat16", "loss"),
     "many words, short text float32": (WIDE, 1, 16, None, "float32", "embedding"),
 }
 
@@ -93,6 +106,9 @@ PREFILL = {
     "t5 bfloat16": (T5, 4, 96, 256, "bfloat16"),
     "window float32": (MISTRAL, 4, 256, None, "float32"),
     "alibi float32": (BLOOM, 2, 256, None, "float32"),
+    "attention only, infused float32": (BARE, 4, 256, None, "float32"),
+    "attention only, infused, post float32": (c.replace(BARE, placement="post"), 4, 256, None, "float32"),
+    "infused, trained float32": (TRAINED, 4, 256, None, "float32"),
     "values of another width float32": (c.replace(GPT, d_value=48), 2, 256, None, "float32"),
 }
 
@@ -123,6 +139,7 @@ DECODE = {
     "t5 float32": (T5, 8, 64, 128, "float32"),
     "values of another width float32": (c.replace(GPT, d_value=48), 8, 256, None, "float32"),
     "the same, grouped float32": (c.replace(GPT, d_value=48, n_kv_heads=2), 8, 256, None, "float32"),
+    "attention only, infused float32": (BARE, 8, 256, None, "float32"),
 }
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models
 
 from glassformer import presets
+from glassformer.config import Infused, Learned, NoFeedForward
 from glassformer.model import build
 from glassformer.weights import WeightsError, export, load, load_tokenizer, save
 from tests.weights.test_gpt2 import config
@@ -30,6 +31,16 @@ def model(seed=1, dtype=torch.float32):
 def same(a, b):
     a, b = a.state_dict(), b.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype for n in a)
+
+
+@pytest.mark.parametrize("position", [Infused(), Infused(Learned())], ids=["waves", "table"])
+def test_attention_only_with_infused_positions_reads_back_from_our_own_format(tmp_path, position):
+    fields = {"d_model": 24, "n_layers": 2, "n_heads": 3, "vocab_size": 31, "max_len": 16}
+    ours = build(presets.gpt2(**fields, feedforward=NoFeedForward(), position=position), seed=1).eval()
+    back, ids = load(save(ours, tmp_path / "out", format="glass")), torch.arange(12)[None]
+    assert back.config == ours.config
+    assert same(back, ours)
+    assert torch.equal(back(ids), ours(ids))
 
 
 @pytest.mark.parametrize("format", ["hf", "glass"])

@@ -4,7 +4,20 @@ import pytest
 import torch
 
 from glassformer import presets
-from glassformer.config import Alibi, Dense, Gated, LayerNorm, Learned, NoPosition, RMSNorm, Rotary, Sinusoidal, replace
+from glassformer.config import (
+    Alibi,
+    Dense,
+    Gated,
+    Infused,
+    LayerNorm,
+    Learned,
+    NoFeedForward,
+    NoPosition,
+    RMSNorm,
+    Rotary,
+    Sinusoidal,
+    replace,
+)
 from glassformer.model import build
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.families import FAMILIES, arithmetic, choose, difference, read_config, recognise, to_hf
@@ -69,6 +82,11 @@ def test_each_preset_is_written_as_what_it_is(name):
         ("gpt2", {"position": Alibi()}, "position=Alibi"),
         ("gpt2", {"position": Sinusoidal()}, "position=Sinusoidal"),
         ("gpt2", {"position": NoPosition()}, "position=NoPosition"),
+        ("gpt2", {"position": Infused()}, "position=Infused"),
+        ("gpt2", {"position": Infused(Learned())}, "position=Infused"),
+        ("gpt2", {"feedforward": NoFeedForward()}, "attention only has no Hugging Face family"),
+        ("llama2_7b", {"feedforward": NoFeedForward()}, "attention only has no Hugging Face family"),
+        ("bert_base", {"feedforward": NoFeedForward()}, "attention only has no Hugging Face family"),
         ("gpt2", {"position": Learned(offset=2)}, "position"),
         ("gpt2", {"norm": RMSNorm()}, "norm"),
         ("gpt2", {"placement": "parallel"}, "placement"),

@@ -1,9 +1,9 @@
 """What a model is: frozen dataclasses, validated when made, with no torch in sight.
 
-A variant is a type, not a flag: the position scheme is one of `Learned | Sinusoidal | Rotary | Alibi | T5Bias |
-NoPosition`, the feed-forward one of `Dense | Gated | MoE`, the norm `LayerNorm | RMSNorm`. A field that means nothing
-for a variant does not exist on it. Everything is a plain value, so a config goes to a dict (`to_dict`), to TOML
-(`to_toml`) and back (`from_dict`, `from_toml`) without loss.
+A variant is a type, not a flag: the position scheme is one of `Learned | Sinusoidal | Rotary | Alibi | T5Bias | Infused
+| NoPosition`, the feed-forward one of `Dense | Gated | MoE | NoFeedForward`, the norm `LayerNorm | RMSNorm`. A field
+that means nothing for a variant does not exist on it. Everything is a plain value, so a config goes to a dict
+(`to_dict`), to TOML (`to_toml`) and back (`from_dict`, `from_toml`) without loss.
 
 The letters are the alphabet of docs/shapes.md: D width, H query heads, G key/value heads, K query/key width of a head,
 U value width, F feed-forward width, E experts, A active experts, L layers, V vocabulary, W window.
@@ -30,12 +30,14 @@ from glassformer.config.parts import (
     Head,
     LayerNorm,
     MoE,
+    NoFeedForward,
     Norm,
     RMSNorm,
     Special,
 )
 from glassformer.config.position import (
     Alibi,
+    Infused,
     Learned,
     LinearScaling,
     Llama3Scaling,
@@ -70,6 +72,7 @@ __all__ = [
     "FeedForward",
     "Gated",
     "Head",
+    "Infused",
     "LayerNorm",
     "Learned",
     "LinearScaling",
@@ -77,6 +80,7 @@ __all__ = [
     "MoE",
     "ModelConfig",
     "NTKScaling",
+    "NoFeedForward",
     "NoPosition",
     "Norm",
     "Placement",

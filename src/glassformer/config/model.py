@@ -5,8 +5,19 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from glassformer.config.errors import require, require_choice, require_positive
-from glassformer.config.parts import Attention, Dense, Embedding, Gated, Head, LayerNorm, MoE, RMSNorm, Special
-from glassformer.config.position import Alibi, Learned, NoPosition, NTKScaling, Rotary, Sinusoidal, T5Bias
+from glassformer.config.parts import (
+    Attention,
+    Dense,
+    Embedding,
+    Gated,
+    Head,
+    LayerNorm,
+    MoE,
+    NoFeedForward,
+    RMSNorm,
+    Special,
+)
+from glassformer.config.position import Alibi, Infused, Learned, NoPosition, NTKScaling, Rotary, Sinusoidal, T5Bias
 
 Placement = Literal["pre", "post", "parallel"]
 
@@ -19,9 +30,9 @@ class ModelConfig:
     d_model: int
     n_layers: int
     attention: Attention
-    feedforward: Dense | Gated | MoE
+    feedforward: Dense | Gated | MoE | NoFeedForward
     norm: LayerNorm | RMSNorm = LayerNorm()
-    position: NoPosition | Learned | Sinusoidal | Rotary | Alibi | T5Bias = Learned()
+    position: NoPosition | Learned | Sinusoidal | Rotary | Alibi | T5Bias | Infused = Learned()
     placement: Placement = "pre"
     """pre: x + f(norm(x)), with a final norm. post: norm(x + f(x)), without one. parallel: x + attention(n) +
     feedforward(n) with one shared n = norm(x), and a final norm."""
@@ -49,6 +60,11 @@ class ModelConfig:
             f"d_model={self.d_model} is not a multiple of n_heads={self.attention.n_heads}, so heads have no "
             f"even width. Use a multiple of {self.attention.n_heads}, or give d_head.",
         )
+        require(
+            self.placement != "parallel" or not isinstance(self.feedforward, NoFeedForward),
+            "placement='parallel' sets a feed-forward beside attention, and this model has none: use 'pre', which "
+            "computes the same.",
+        )
         self._validate_position()
         for layer in self.attention.window_layers or ():
             require(
@@ -64,9 +80,9 @@ class ModelConfig:
 
     def _validate_position(self) -> None:
         match self.position:
-            case Learned():
+            case Learned() | Infused(vectors=Learned()):
                 require(self.max_len is not None, "learned positions need max_len: it is the length of their table.")
-            case Sinusoidal():
+            case Sinusoidal() | Infused():
                 require(
                     self.d_model % 2 == 0, f"sinusoidal positions pair components: d_model={self.d_model} must be even."
                 )
@@ -112,8 +128,20 @@ class ModelConfig:
 
     @property
     def d_ff(self) -> int:
-        """Width of the feed-forward, of one expert when there are several."""
-        return self.feedforward.expert.d_ff if isinstance(self.feedforward, MoE) else self.feedforward.d_ff
+        """Width of the feed-forward, of one expert when there are several; 0 without one."""
+        match self.feedforward:
+            case MoE(expert=expert):
+                return expert.d_ff
+            case NoFeedForward():
+                return 0
+            case Dense(d_ff=width) | Gated(d_ff=width):
+                return width
+
+    @property
+    def learned_positions(self) -> Learned | None:
+        """The trained table of position vectors, added to the embedding or infused; None where there is none."""
+        table = self.position.vectors if isinstance(self.position, Infused) else self.position
+        return table if isinstance(table, Learned) else None
 
     def window(self, layer: int) -> int | None:
         """W of one layer, None when it sees everything."""

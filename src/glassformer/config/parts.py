@@ -128,7 +128,14 @@ class MoE:
         )
 
 
-FeedForward = Dense | Gated | MoE
+@dataclass(frozen=True)
+class NoFeedForward:
+    """Attention only: a block has no second branch and no norm for one. Elhage et al. 2021 study such models."""
+
+    kind: ClassVar[str] = "none"
+
+
+FeedForward = Dense | Gated | MoE | NoFeedForward
 
 
 @dataclass(frozen=True)

@@ -172,4 +172,17 @@ class T5Bias:
         )
 
 
-Position = NoPosition | Learned | Sinusoidal | Rotary | Alibi | T5Bias
+@dataclass(frozen=True)
+class Infused:
+    """Position vectors added to what queries and keys read, in every block, never to values nor to the stream.
+
+    q = (x + p) W_q, k = (x + p) W_k, v = x W_v, with x the (normed) input of attention and p from one table for all
+    blocks of a stack: `vectors` says which, fixed waves or a trained one. The stream then holds nothing but content.
+    Press, Smith and Lewis 2021 ("Shortformer"), section 5.
+    """
+
+    kind: ClassVar[str] = "infused"
+    vectors: Sinusoidal | Learned = Sinusoidal()
+
+
+Position = NoPosition | Learned | Sinusoidal | Rotary | Alibi | T5Bias | Infused

@@ -39,16 +39,23 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         bias: Float[Tensor, "#B H T S"] | None = None,
         store: Store | None = None,
+        infusion: Float[Tensor, "#B T D"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Self-attention: new tokens look at themselves and at what `store` remembers."""
-        k, v = self.project_keys(x, rotation)
+        """Self-attention: new tokens look at themselves and at what `store` remembers.
+
+        Queries and keys read x + infusion, values x alone.
+        """
+        placed = x if infusion is None else x + infusion
+        k, v = self.project_keys(x, rotation, placed)
         if store is not None:
             k, v = store.extend(k, v)
-        return self.attend(x, k, v, view, tap, rotation, bias)
+        return self.attend(placed, k, v, view, tap, rotation, bias)
 
-    def project_keys(self, x: Float[Tensor, "B S D"], rotation: Rotation | None = None) -> KV:
-        """k (B,G,S,K), normed and rotated, and v (B,G,S,U)."""
-        k = _split(self.k(x), self.n_kv_heads)
+    def project_keys(
+        self, x: Float[Tensor, "B S D"], rotation: Rotation | None = None, placed: Float[Tensor, "B S D"] | None = None
+    ) -> KV:
+        """k (B,G,S,K), normed and rotated, and v (B,G,S,U); keys read `placed` where positions are infused."""
+        k = _split(self.k(x if placed is None else placed), self.n_kv_heads)
         if self.k_norm is not None:
             k = self.k_norm(k)
         if rotation is not None:

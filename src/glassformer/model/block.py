@@ -24,6 +24,8 @@ class Surroundings:
 
     views: list[View]
     """One per layer: layers may differ in their window."""
+    infusion: Tensor | None = None
+    """Position vectors (B, T, D) that queries and keys read beside their input."""
     rotation: Rotation | None = None
     bias: Tensor | None = None
     cache: Cache | None = None
@@ -46,7 +48,7 @@ class Block(nn.Module):
         else:
             self.norm_attention = build_norm(cfg.d_model, cfg.norm)
             self.norm_cross = build_norm(cfg.d_model, cfg.norm) if cross else None
-            self.norm_feedforward = build_norm(cfg.d_model, cfg.norm)
+            self.norm_feedforward = build_norm(cfg.d_model, cfg.norm) if self.feedforward is not None else None
 
     def forward(self, x: Float[Tensor, "B T D"], around: Surroundings, tap: Tap) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
@@ -66,6 +68,8 @@ class Block(nn.Module):
         if self.cross is not None and self.norm_cross is not None:
             x = x + self._cross(tap("cross.normed", self.norm_cross(x)), around, tap)
         x = tap("resid_mid", x)
+        if self.norm_feedforward is None:
+            return x
         return x + self._feed(tap("feedforward.normed", self.norm_feedforward(x)), tap)
 
     def _post(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
@@ -73,7 +77,7 @@ class Block(nn.Module):
         if self.cross is not None and self.norm_cross is not None:
             x = self.norm_cross(x + self._cross(x, around, tap))
         x = tap("resid_mid", x)
-        return self.norm_feedforward(x + self._feed(x, tap))
+        return x if self.norm_feedforward is None else self.norm_feedforward(x + self._feed(x, tap))
 
     def _parallel(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
         normed = tap("attention.normed", self.norm(x))
@@ -82,7 +86,7 @@ class Block(nn.Module):
     def _attend(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
         store = around.cache.layers[self.layer] if around.cache is not None else None
         view = around.views[self.layer]
-        out = self.attention(x, view, scoped(tap, "attention."), around.rotation, around.bias, store)
+        out = self.attention(x, view, scoped(tap, "attention."), around.rotation, around.bias, store, around.infusion)
         return F.dropout(out, self.dropout, self.training)
 
     def _cross(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
@@ -97,9 +101,16 @@ class Block(nn.Module):
         return F.dropout(out, self.dropout, self.training)
 
     def _feed(self, x: Tensor, tap: Tap) -> Tensor:
+        assert self.feedforward is not None
         tap = scoped(tap, "feedforward.")
         return F.dropout(tap("out", self.feedforward(x, tap)), self.dropout, self.training)
 
 
-def _build_feedforward(d_model: int, spec: c.FeedForward) -> Dense | Gated | MoE:
-    return MoE(d_model, spec) if isinstance(spec, c.MoE) else build_dense(d_model, spec)
+def _build_feedforward(d_model: int, spec: c.FeedForward) -> Dense | Gated | MoE | None:
+    match spec:
+        case c.NoFeedForward():
+            return None
+        case c.MoE():
+            return MoE(d_model, spec)
+        case _:
+            return build_dense(d_model, spec)

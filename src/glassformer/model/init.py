@@ -83,9 +83,12 @@ def distribution(name: str) -> str:
 
 def _residual_branches(config: c.ModelConfig, name: str) -> int:
     """How many branches are added to the stream that this parameter writes to."""
+    per_block = 1 if isinstance(config.feedforward, c.NoFeedForward) else 2
     if isinstance(config, c.Seq2SeqConfig):
-        return 2 * config.n_encoder_layers if name.startswith("encoder.") else 3 * config.n_layers
-    return 2 * config.n_layers
+        if name.startswith("encoder."):
+            return per_block * config.n_encoder_layers
+        return (per_block + 1) * config.n_layers
+    return per_block * config.n_layers
 
 
 def n_parameters(model: nn.Module) -> int:

@@ -1,7 +1,7 @@
 """Where a token stands: what is added to the embedding, how queries and keys are rotated, what biases the scores.
 
-Every scheme answers the same three questions (`add`, `rotation`, `bias`) and returns nothing for the ones that do not
-concern it, so attention and blocks never ask which scheme is in use.
+Every scheme answers the same four questions (`add`, `infusion`, `rotation`, `bias`) and returns nothing for those that
+do not concern it, so attention and blocks never ask which scheme is in use.
 """
 
 import math
@@ -31,6 +31,10 @@ class NoPosition(nn.Module):
     def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
         return x
 
+    def infusion(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
+        """What queries and keys of every block read beside their input."""
+        return None
+
     def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None) -> Rotation | None:
         """`last` is a bound on the positions where one is known without looking at them."""
         return None
@@ -50,7 +54,10 @@ class Learned(NoPosition):
         self.weight = nn.Parameter(torch.empty(rows, d_model))
 
     def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
-        return x + nn.functional.embedding(positions + self.offset, self.weight)
+        return x + self.vectors(positions)
+
+    def vectors(self, positions: Int[Tensor, "#B T"]) -> Float[Tensor, "#B T D"]:
+        return nn.functional.embedding(positions + self.offset, self.weight)
 
 
 class Sinusoidal(NoPosition):
@@ -62,6 +69,27 @@ class Sinusoidal(NoPosition):
 
     def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
         return x + sinusoids(positions, x.shape[-1], self.spec).to(x.dtype)
+
+
+class InfusedLearned(Learned):
+    """The table's vectors, not added to the stream but read by queries and keys."""
+
+    def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        return x
+
+    def infusion(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
+        return self.vectors(positions).to(dtype)
+
+
+class InfusedSinusoidal(NoPosition):
+    """Waves that queries and keys read."""
+
+    def __init__(self, spec: c.Sinusoidal, d_model: int):
+        super().__init__()
+        self.spec, self.d_model = spec, d_model
+
+    def infusion(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
+        return sinusoids(positions, self.d_model, self.spec).to(dtype)
 
 
 class Rotary(NoPosition):
@@ -141,6 +169,11 @@ def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
             return Alibi(cfg.n_heads)
         case c.T5Bias():
             return T5Bias(cfg.position, cfg.n_heads, causal)
+        case c.Infused(vectors=vectors):
+            if isinstance(vectors, c.Sinusoidal):
+                return InfusedSinusoidal(vectors, cfg.d_model)
+            assert cfg.max_len is not None
+            return InfusedLearned(cfg.max_len + vectors.offset, cfg.d_model, vectors.offset)
         case _:
             assert_never(cfg.position)
 

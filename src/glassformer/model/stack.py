@@ -20,7 +20,7 @@ class Stack(nn.Module):
     def __init__(self, cfg: c.ModelConfig, n_layers: int, causal: bool, cross: bool = False):
         super().__init__()
         self.causal, self.dropout = causal, cfg.dropout
-        self.max_position = cfg.max_len if isinstance(cfg.position, c.Learned) else None
+        self.max_position = cfg.max_len if cfg.learned_positions is not None else None
         self.windows = [cfg.window(layer) for layer in range(n_layers)]
         self.position = build_position(cfg, causal)
         self.embed_norm = build_norm(cfg.d_model, cfg.norm) if cfg.embedding.norm else None
@@ -45,11 +45,13 @@ class Stack(nn.Module):
         x = self.position.add(x, queries)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
+        exact = x.dtype  # what positions are computed in, whatever a tap makes of the stream
         x = tap("embed", F.dropout(x, self.dropout, self.training))
         around = Surroundings(
             views=self._views(counting, pattern),
-            rotation=self.position.rotation(queries, x.dtype, self._last(counting, queries)),
-            bias=self.position.bias(queries, counting.key_positions(), x.dtype),
+            infusion=self.position.infusion(queries, x.dtype),
+            rotation=self.position.rotation(queries, exact, self._last(counting, queries)),
+            bias=self.position.bias(queries, counting.key_positions(), exact),
             cache=cache,
             memory=memory,
             memory_view=View(None if memory_mask is None else padding(memory_mask), False),

@@ -8,7 +8,8 @@ Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` 
 
     embed                            (B,T,D)  tokens (+ segments, + positions, normed)
     block.I.resid_pre                (B,T,D)  the stream entering block I
-    block.I.attention.normed         (B,T,D)  what attention reads (pre-norm and parallel placement)
+    block.I.attention.normed         (B,T,D)  what attention reads (pre-norm and parallel placement), infused
+                                              positions not yet added
     block.I.attention.q              (B,H,T,K)  after QK-norm and rotation
     block.I.attention.k              (B,G,S,K)  cached and new
     block.I.attention.v              (B,G,S,U)
@@ -17,7 +18,8 @@ Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` 
     block.I.attention.heads          (B,H,T,U)  pattern @ v, before the output projection
     block.I.attention.out            (B,T,D)    what is added to the stream
     block.I.cross.*                  the same, over the encoder's output
-    block.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward
+    block.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward; an
+                                              attention-only block has no feedforward.* sites
     block.I.feedforward.normed       (B,T,D)
     block.I.feedforward.pre          (B,T,F)  before the activation (a gate's, when gated)
     block.I.feedforward.post         (B,T,F)  what the down projection reads

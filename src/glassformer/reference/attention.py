@@ -40,16 +40,19 @@ def attention(
     allowed: Mask,
     bias: Array | None = None,
     waves: Waves | None = None,
+    infused: Array | None = None,
 ) -> tuple[Array, Saved]:
     """softmax(scale q k^T + bias) v, projected. Vaswani et al. 2017, 3.2; grouped heads: Ainslie et al. 2023.
 
     x (B,T,D) asks, memory (B,S,D) answers; allowed (B,T,S), True = may attend; bias (B,H,T,S) is ALiBi's or T5's;
-    waves turn q and k (rotary). Queries and keys are normed per head before the rotation when `qk_norm`. A forbidden
-    score is set to -inf, so its probability is exactly 0.
+    waves turn q and k (rotary); infused (B,T,D) is added to what q and k read, not to what v reads. Queries and keys
+    are normed per head before the rotation when `qk_norm`. A forbidden score is set to -inf, so its probability is
+    exactly 0.
     """
     H, G = config.n_heads, config.n_kv_heads
-    q = q_raw = split_heads(linear(weights, "q", x), H)  # (B, H, T, K)
-    k = k_raw = split_heads(linear(weights, "k", memory), G)  # (B, G, S, K)
+    asking, answering = (x, memory) if infused is None else (x + infused, memory + infused)
+    q = q_raw = split_heads(linear(weights, "q", asking), H)  # (B, H, T, K)
+    k = k_raw = split_heads(linear(weights, "k", answering), G)  # (B, G, S, K)
     v = split_heads(linear(weights, "v", memory), G)  # (B, G, S, U)
     if config.attention.qk_norm is not None:
         q = normalize(config.attention.qk_norm, weights, "q_norm", q)
@@ -65,5 +68,6 @@ def attention(
     pattern = softmax(scores)
     heads = pattern @ share_heads(v, H)  # (B, H, T, U)
     out = linear(weights, "o", join_heads(heads))
-    saved = {"x": x, "memory": memory, "q_raw": q_raw, "k_raw": k_raw, "q": q, "k": k, "v": v}
+    saved = {"asking": asking, "answering": answering, "memory": memory, "q_raw": q_raw, "k_raw": k_raw}
+    saved |= {"q": q, "k": k, "v": v}
     return out, saved | {"scores": scores, "pattern": pattern, "heads": heads, "out": out}

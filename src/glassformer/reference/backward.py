@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from glassformer.config import Learned, ModelConfig, Seq2SeqConfig, T5Bias
+from glassformer.config import Infused, Learned, ModelConfig, NoFeedForward, Seq2SeqConfig, T5Bias
 from glassformer.reference.arrays import Array, Params, Saved, Tokens, over, under
 from glassformer.reference.attention import Waves
 from glassformer.reference.backward_attention import attention_backward, t5_bias_backward
@@ -127,7 +127,8 @@ def stack_backward(
 ) -> tuple[Array | None, Params]:
     """Final norm, blocks from last to first, embedding. Returns the gradient of the memory, if one was read.
 
-    The T5 table is read by every block, so its gradient is taken from the sum of the blocks' d_scores.
+    The T5 table is read by every block, so its gradient is taken from the sum of the blocks' d_scores; a trained table
+    of infused positions likewise, from the sum of their d_infused.
     """
     ids = as_tokens(config, tokens)
     B, T = ids.shape
@@ -137,20 +138,23 @@ def stack_backward(
     if config.placement != "post":
         d_x, gradients = normalize_backward(config.norm, weights, f"{stack}.norm", saved["norm.input"], d_x)
     d_memory: Array | None = None
-    d_scores = np.zeros(1)
+    d_scores, d_infused = np.zeros(1), np.zeros(1)
     n_layers = config.n_encoder_layers if isinstance(config, Seq2SeqConfig) and stack == "encoder" else config.n_layers
     for layer in reversed(range(n_layers)):
         name = f"{stack}.blocks.{layer}"
         pass_back = BlockBackward(config, under(weights, name), under(saved, f"block.{layer}"), waves)
         d_x = pass_back(d_x)
         gradients |= over(pass_back.gradients, name)
-        d_scores = d_scores + pass_back.d_scores
+        d_scores, d_infused = d_scores + pass_back.d_scores, d_infused + pass_back.d_infused
         if pass_back.d_memory is not None:
             d_memory = pass_back.d_memory if d_memory is None else d_memory + pass_back.d_memory
     if isinstance(config.position, T5Bias):
         table = f"{stack}.position.weight"
         buckets = t5_buckets(config.position, places, bidirectional=stack == "encoder")
         gradients[table] = t5_bias_backward(weights[table].shape, buckets, d_scores)
+    if isinstance(config.position, Infused) and isinstance(config.position.vectors, Learned):
+        table, rows = f"{stack}.position.weight", places + config.position.vectors.offset
+        gradients[table] = lookup_backward(weights[table].shape, rows, d_infused)
     return d_memory, gradients | embed_backward(config, weights, stack, saved, d_x, ids, places)
 
 
@@ -162,6 +166,8 @@ class BlockBackward:
         self.gradients: Params = {}
         self.d_scores: Array = np.zeros(1)
         """(B,H,T,T): of the self-attention's scores, for the T5 table."""
+        self.d_infused: Array = np.zeros(1)
+        """(B,T,D): of what was added to the input of queries and keys, for a table of infused positions."""
         self.d_memory: Array | None = None
         """(B,S,D): of the encoder's output, when there is cross-attention."""
 
@@ -169,7 +175,8 @@ class BlockBackward:
         """The branches in reverse. Parallel: y = x + a(n) + f(n), n = norm(x), so d_n is the sum from both."""
         if self.config.placement == "parallel":
             return d_y + self._norm("norm", self._attention(d_y) + self._feedforward(d_y))
-        d_y = self._residual("feedforward", self._feedforward, d_y)
+        if not isinstance(self.config.feedforward, NoFeedForward):
+            d_y = self._residual("feedforward", self._feedforward, d_y)
         if "cross.pattern" in self.saved:
             d_y = self._residual("cross", self._cross, d_y)
         return self._residual("attention", self._attention, d_y)
@@ -191,7 +198,7 @@ class BlockBackward:
         weights, saved = under(self.weights, "attention"), under(self.saved, "attention")
         found = attention_backward(self.config, weights, saved, d_y, self.waves)
         self.gradients |= over(found.params, "attention")
-        self.d_scores = found.scores
+        self.d_scores, self.d_infused = found.scores, found.x + found.keys
         return found.x + found.memory  # x asked and answered
 
     def _cross(self, d_y: Array) -> Array:
@@ -201,6 +208,7 @@ class BlockBackward:
         return found.x
 
     def _feedforward(self, d_y: Array) -> Array:
+        assert not isinstance(self.config.feedforward, NoFeedForward)
         weights, saved = under(self.weights, "feedforward"), under(self.saved, "feedforward")
         d_x, found = feedforward_backward(self.config.feedforward, weights, saved, d_y)
         self.gradients |= over(found, "feedforward")

@@ -16,6 +16,8 @@ class AttentionGradients(NamedTuple):
     """(B,T,D): with respect to what asked. In self-attention the whole gradient is x + memory."""
     memory: Array
     """(B,S,D): with respect to what answered."""
+    keys: Array
+    """(B,S,D): the part of `memory` that came through the keys. What is infused gets x + keys."""
     scores: Array
     """(B,H,T,S): with respect to the scores, and so to whatever was added to them."""
     params: Params
@@ -30,6 +32,8 @@ def attention_backward(
     P = softmax(scores)            d_scores = P (d_P - sum_j P d_P)   (0 where the mask put P = 0)
     scores_ij = c q_i . k_j        d_q_i = c sum_j d_scores_ij k_j    d_k_j = c sum_i d_scores_ij q_i
     A key/value head that H/G query heads read gets the sum of their gradients. The additive bias gets d_scores itself.
+    Infused positions p make q read x + p and k read memory + p: a sum passes its gradient on to both, so p gets what q
+    and k send back together, and v sends it nothing.
     """
     q, k, v, pattern, heads = (saved[name] for name in ("q", "k", "v", "pattern", "heads"))
     H, G = config.n_heads, config.n_kv_heads
@@ -46,10 +50,11 @@ def attention_backward(
         d_q, q_gradients = normalize_backward(config.attention.qk_norm, weights, "q_norm", saved["q_raw"], d_q)
         d_k, k_gradients = normalize_backward(config.attention.qk_norm, weights, "k_norm", saved["k_raw"], d_k)
         params |= q_gradients | k_gradients
-    d_x, q_gradients = linear_backward(weights, "q", saved["x"], join_heads(d_q))
-    d_from_k, k_gradients = linear_backward(weights, "k", saved["memory"], join_heads(d_k))
+    d_x, q_gradients = linear_backward(weights, "q", saved["asking"], join_heads(d_q))
+    d_from_k, k_gradients = linear_backward(weights, "k", saved["answering"], join_heads(d_k))
     d_from_v, v_gradients = linear_backward(weights, "v", saved["memory"], join_heads(d_v))
-    return AttentionGradients(d_x, d_from_k + d_from_v, d_scores, params | q_gradients | k_gradients | v_gradients)
+    params |= q_gradients | k_gradients | v_gradients
+    return AttentionGradients(d_x, d_from_k + d_from_v, d_from_k, d_scores, params)
 
 
 def share_heads_backward(d_y: Array, G: int) -> Array:

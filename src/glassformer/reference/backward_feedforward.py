@@ -2,13 +2,15 @@
 
 import numpy as np
 
-from glassformer.config import Dense, FeedForward, Gated, MoE
+from glassformer.config import Dense, Gated, MoE
 from glassformer.reference.arrays import Array, Params, Saved, over, under
 from glassformer.reference.backward_ops import activation_slope, linear_backward, softmax_backward
 from glassformer.reference.ops import activate
 
 
-def feedforward_backward(part: FeedForward, weights: Params, saved: Saved, d_out: Array) -> tuple[Array, Params]:
+def feedforward_backward(
+    part: Dense | Gated | MoE, weights: Params, saved: Saved, d_out: Array
+) -> tuple[Array, Params]:
     if isinstance(part, MoE):
         return mixture_backward(part, weights, saved, d_out)
     return expert_backward(part, weights, saved, d_out)

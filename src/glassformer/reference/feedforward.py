@@ -5,12 +5,12 @@ Dense and gated are one small network for all tokens; a mixture of experts keeps
 
 import numpy as np
 
-from glassformer.config import Dense, FeedForward, Gated, MoE
+from glassformer.config import Dense, Gated, MoE
 from glassformer.reference.arrays import Array, Mask, Params, Saved, over, under
 from glassformer.reference.ops import activate, linear, softmax
 
 
-def feedforward(part: FeedForward, weights: Params, x: Array) -> tuple[Array, Saved]:
+def feedforward(part: Dense | Gated | MoE, weights: Params, x: Array) -> tuple[Array, Saved]:
     """x (B,T,D) -> (B,T,D) by the kind that the config names."""
     if isinstance(part, MoE):
         return mixture(part, weights, x)

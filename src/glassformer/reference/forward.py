@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from glassformer.config import Alibi, EncoderConfig, Learned, ModelConfig, Rotary, Seq2SeqConfig, Sinusoidal, T5Bias
+from glassformer.config import (
+    Alibi,
+    EncoderConfig,
+    Infused,
+    Learned,
+    ModelConfig,
+    NoFeedForward,
+    Rotary,
+    Seq2SeqConfig,
+    Sinusoidal,
+    T5Bias,
+)
 from glassformer.reference.arrays import Array, Mask, Params, Saved, Tokens, over, under
 from glassformer.reference.attention import Waves, attention
 from glassformer.reference.feedforward import feedforward
@@ -138,10 +149,11 @@ def run_stack(
     places = default_positions(B, T, real) if positions is None else _as_positions(positions, B, T)
     x, saved = embed(config, weights, stack, ids, places, segments)
     bias, waves = score_bias(config, weights, stack, places), attention_waves(config, places)
+    infused = infusion(config, weights, stack, places)
     n_layers = config.n_encoder_layers if isinstance(config, Seq2SeqConfig) and stack == "encoder" else config.n_layers
     for layer in range(n_layers):
         allowed = self_mask(B, T, stack == "decoder", config.window(layer), real)
-        around = Surroundings(allowed, bias, waves, memory, memory_allowed)
+        around = Surroundings(allowed, bias, waves, infused, memory, memory_allowed)
         x, saved_block = block(config, under(weights, f"{stack}.blocks.{layer}"), x, around)
         saved |= over(saved_block, f"block.{layer}")
     if config.placement != "post":
@@ -169,18 +181,32 @@ def embed(
         x = x + weights["embed.segments.weight"][kinds]
     elif segments is not None:
         raise ValueError("segments were given, but embedding.n_segments is 0: this model has no segment table.")
-    if isinstance(config.position, Learned):
-        table = weights[f"{stack}.position.weight"]
-        rows = places + config.position.offset
-        if rows.max(initial=0) >= len(table):
-            raise ValueError(f"position {places.max()} is past the learned table of max_len={config.max_len}.")
-        x = x + table[rows]
-    if isinstance(config.position, Sinusoidal):
-        x = x + sinusoidal(config.position, places, config.d_model)
+    if isinstance(config.position, Learned | Sinusoidal):
+        x = x + position_vectors(config, config.position, weights, stack, places)
     saved = {"embed.sum": x}
     if config.embedding.norm:
         x = normalize(config.norm, weights, f"{stack}.embed_norm", x)
     return x, saved | {"embed": x}
+
+
+def position_vectors(
+    config: ModelConfig, kind: Learned | Sinusoidal, weights: Params, stack: str, places: Tokens
+) -> Array:
+    """(B,T) -> (B,T,D): rows of the trained table, or fixed waves."""
+    if isinstance(kind, Sinusoidal):
+        return sinusoidal(kind, places, config.d_model)
+    table = weights[f"{stack}.position.weight"]
+    rows = places + kind.offset
+    if rows.max(initial=0) >= len(table):
+        raise ValueError(f"position {places.max()} is past the learned table of max_len={config.max_len}.")
+    return table[rows]
+
+
+def infusion(config: ModelConfig, weights: Params, stack: str, places: Tokens) -> Array | None:
+    """(B,T,D) that queries and keys of every block read beside their input; None unless positions are infused."""
+    if isinstance(config.position, Infused):
+        return position_vectors(config, config.position.vectors, weights, stack, places)
+    return None
 
 
 def score_bias(config: ModelConfig, weights: Params, stack: str, places: Tokens) -> Array | None:
@@ -210,6 +236,8 @@ class Surroundings:
     """(B,H,T,T): what ALiBi or T5 adds to the scores."""
     waves: Waves | None
     """What rotary positions turn queries and keys by."""
+    infused: Array | None
+    """(B,T,D): what infused positions add to the input of queries and keys."""
     memory: Array | None
     """(B,S,D): the encoder's output, in the decoder of an encoder-decoder."""
     memory_allowed: Mask | None
@@ -222,10 +250,12 @@ def block(config: ModelConfig, weights: Params, x: Array, around: Surroundings) 
     pre       x + attention(norm(x)), then x + cross(norm(x)), then x + feedforward(norm(x))
     post      norm(x + attention(x)), likewise the others: the order of Vaswani et al. 2017
     parallel  n = norm(x); x + attention(n) + feedforward(n): Wang and Komatsuzaki 2021 (GPT-J)
+    An attention-only block is pre or post without its last branch.
     """
 
     def look(n: Array) -> tuple[Array, Saved]:
-        return attention(config, under(weights, "attention"), n, n, around.allowed, around.bias, around.waves)
+        own = under(weights, "attention")
+        return attention(config, own, n, n, around.allowed, around.bias, around.waves, around.infused)
 
     def consult(n: Array) -> tuple[Array, Saved]:
         assert around.memory is not None
@@ -233,6 +263,7 @@ def block(config: ModelConfig, weights: Params, x: Array, around: Surroundings) 
         return attention(config, under(weights, "cross"), n, around.memory, around.memory_allowed)
 
     def think(n: Array) -> tuple[Array, Saved]:
+        assert not isinstance(config.feedforward, NoFeedForward)
         return feedforward(config.feedforward, under(weights, "feedforward"), n)
 
     saved: Saved = {"resid_pre": x}
@@ -244,9 +275,11 @@ def block(config: ModelConfig, weights: Params, x: Array, around: Surroundings) 
         x = x + looked + thought
         saved |= over(saved_attention, "attention") | over(saved_feedforward, "feedforward")
     else:
-        branches: list[tuple[str, Branch]] = [("attention", look), ("feedforward", think)]
+        branches: list[tuple[str, Branch]] = [("attention", look)]
         if around.memory is not None:
-            branches.insert(1, ("cross", consult))
+            branches.append(("cross", consult))
+        if not isinstance(config.feedforward, NoFeedForward):
+            branches.append(("feedforward", think))
         for name, branch in branches:
             x, saved_branch = residual(config, weights, name, branch, x)
             saved |= saved_branch

@@ -13,9 +13,9 @@ from glassformer.config import (
     EncoderConfig,
     Gated,
     LayerNorm,
-    Learned,
     ModelConfig,
     MoE,
+    NoFeedForward,
     Norm,
     Seq2SeqConfig,
     T5Bias,
@@ -57,9 +57,9 @@ def stack_name(config: ModelConfig) -> str:
 def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shapes:
     D = config.d_model
     table: Shapes = {}
-    if isinstance(config.position, Learned):
+    if (learned := config.learned_positions) is not None:
         assert config.max_len is not None  # the config refuses learned positions without it
-        table[f"{stack}.position.weight"] = (config.max_len + config.position.offset, D)
+        table[f"{stack}.position.weight"] = (config.max_len + learned.offset, D)
     if isinstance(config.position, T5Bias):
         table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)
     if config.embedding.norm:
@@ -70,7 +70,8 @@ def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shape
             table |= _norm(config.norm, f"{block}.norm", D)
         else:
             table |= _norm(config.norm, f"{block}.norm_attention", D)
-            table |= _norm(config.norm, f"{block}.norm_feedforward", D)
+            if not isinstance(config.feedforward, NoFeedForward):
+                table |= _norm(config.norm, f"{block}.norm_feedforward", D)
         table |= _attention(config, f"{block}.attention")
         if cross:
             table |= _norm(config.norm, f"{block}.norm_cross", D)
@@ -110,6 +111,8 @@ def _attention(config: ModelConfig, name: str) -> Shapes:
 
 def _feedforward(config: ModelConfig, name: str) -> Shapes:
     D = config.d_model
+    if isinstance(config.feedforward, NoFeedForward):
+        return {}
     if isinstance(config.feedforward, MoE):
         table: Shapes = {f"{name}.router.weight": (config.feedforward.n_experts, D)}
         for expert in range(config.feedforward.n_experts):

@@ -13,7 +13,19 @@ On a GPU the fused kernels keep the same tensors; dropout keeps a byte per entry
 
 from dataclasses import dataclass
 
-from glassformer.config import Alibi, Dense, Gated, LayerNorm, Learned, ModelConfig, MoE, RMSNorm, Rotary, T5Bias
+from glassformer.config import (
+    Alibi,
+    Dense,
+    Gated,
+    Infused,
+    LayerNorm,
+    ModelConfig,
+    MoE,
+    NoFeedForward,
+    RMSNorm,
+    Rotary,
+    T5Bias,
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,14 @@ class Pass:
     def rotates(self, cross: bool) -> bool:
         return isinstance(self.config.position, Rotary) and not cross
 
+    def infuses(self, cross: bool) -> bool:
+        return isinstance(self.config.position, Infused) and not cross
+
+    @property
+    def feeds(self) -> bool:
+        """Whether a block has a feed-forward."""
+        return not isinstance(self.config.feedforward, NoFeedForward)
+
     def masked(self, layer: int) -> bool:
         """Whether a boolean (T, T) mask exists: a window shorter than the sequence."""
         window = self.config.window(layer)
@@ -85,6 +105,8 @@ def saved_by_expert(expert: Dense | Gated, n: int) -> int:
 
 def saved_by_feedforward(run: Pass) -> int:
     ff, D, N = run.config.feedforward, run.config.d_model, run.tokens
+    if isinstance(ff, NoFeedForward):
+        return 0
     if not isinstance(ff, MoE):
         return run.stream + saved_by_expert(ff, N * ff.d_ff) * run.width  # the input of up (and gate); the inside
     E, visits = ff.n_experts, N * ff.n_active
@@ -101,7 +123,7 @@ def saved_by_attention(run: Pass, cross: bool = False) -> int:
     cfg, B, T, w = run.config, run.batch, run.length, run.width
     S = run.memory if cross else T
     H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
-    total = run.stream  # the input of q (and k, v)
+    total = run.stream * (1 + run.infuses(cross))  # the input of q (and k, v); infused, v reads another than q and k
     if cfg.attention.qk_norm is not None:
         total += saved_by_norm(cfg.attention.qk_norm, B * T * H, K, w)
         total += saved_by_norm(cfg.attention.qk_norm, B * S * G, K, w)
@@ -138,7 +160,7 @@ def saved_by_mask(run: Pass, layer: int) -> int:
 def saved_by_block(run: Pass, layer: int) -> int:
     """One block: a norm's and a branch's tensors for each branch, and dropout's noise."""
     cfg = run.config
-    branches = 2 + bool(run.memory)
+    branches = 1 + run.feeds + bool(run.memory)
     norms = 1 if cfg.placement == "parallel" else branches
     total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.width)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
@@ -152,9 +174,9 @@ def saved_by_block(run: Pass, layer: int) -> int:
 def saved_by_entry(run: Pass) -> int:
     """Of a stack, before its first block: positions, embedding norm, dropout."""
     cfg, total = run.config, run.stream * run.drops
+    if cfg.learned_positions is not None:
+        total += 8 * run.length  # embedding look-up: the rows
     match cfg.position:
-        case Learned():
-            total += 8 * run.length  # embedding look-up: the rows
         case Rotary() as rotary:
             total += run.length * rotary.rotated(cfg.d_head) * run.width  # cosines and sines, shared by the blocks
         case T5Bias():

@@ -12,9 +12,9 @@ from glassformer.config import (
     EncoderConfig,
     Gated,
     LayerNorm,
-    Learned,
     ModelConfig,
     MoE,
+    NoFeedForward,
     RMSNorm,
     Seq2SeqConfig,
     T5Bias,
@@ -134,6 +134,8 @@ def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
 def feedforward_terms(config: ModelConfig) -> list[Term]:
     """Parameters of one block's feed-forward, all experts included."""
     ff = config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return []
     expert: Dense | Gated = ff.expert if isinstance(ff, MoE) else ff
     n_in = 2 if isinstance(expert, Gated) else 1
     each = [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
@@ -146,11 +148,10 @@ def _embedding(config: ModelConfig) -> list[Term]:
 
 def _positions(config: ModelConfig, values: dict[str, int]) -> Formula:
     n_stacks = len(stacks(config))
-    match config.position:
-        case Learned(offset=offset):
-            return formula(values | {"rows": (config.max_len or 0) + offset}, [(n_stacks, "rows D")])
-        case T5Bias(buckets=buckets):
-            return formula(values | {"buckets": buckets}, [(n_stacks, "buckets H")])
+    if (learned := config.learned_positions) is not None:
+        return formula(values | {"rows": (config.max_len or 0) + learned.offset}, [(n_stacks, "rows D")])
+    if isinstance(config.position, T5Bias):
+        return formula(values | {"buckets": config.position.buckets}, [(n_stacks, "buckets H")])
     return formula(values, [])
 
 
@@ -172,7 +173,8 @@ def _norms(config: ModelConfig) -> int:
     total = 0
     for stack, n_blocks in stacks(config).items():
         cross = stack == "decoder" and isinstance(config, Seq2SeqConfig)
-        total += n_blocks * (1 if config.placement == "parallel" else 2 + cross)
+        branches = 1 + cross + (not isinstance(config.feedforward, NoFeedForward))
+        total += n_blocks * (1 if config.placement == "parallel" else branches)
         total += config.embedding.norm + (config.placement != "post")
     return total
 
@@ -200,6 +202,8 @@ def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) ->
 
 def _feedforward_products(config: ModelConfig) -> list[Term]:
     ff = config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return []
     expert = ff.expert if isinstance(ff, MoE) else ff
     weights = 3 if isinstance(expert, Gated) else 2
     return [(weights, "A D F"), (1, "E D")] if isinstance(ff, MoE) else [(weights, "D F")]

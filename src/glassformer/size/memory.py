@@ -11,7 +11,7 @@ allocator (the interpreter, code, oneDNN's scratch) is not included.
 import math
 from dataclasses import dataclass
 
-from glassformer.config import Alibi, Dense, EncoderConfig, Gated, ModelConfig, MoE, RMSNorm, T5Bias
+from glassformer.config import Alibi, Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm, T5Bias
 from glassformer.size.activations import (
     Pass,
     saved_by_attention,
@@ -212,8 +212,11 @@ def _block_backward(run: Pass, grads: dict[str, int]) -> int:
     stream = run.stream * (1 + run.drops)  # the gradient coming down; on a dropped branch once more, times the noise
     if run.memory:
         stream += run.batch * run.memory * cfg.d_model * run.width  # the gradient of the encoder's output
-    stages = [_feedforward_backward(run)]
-    change = grads["feedforward"] - saved_by_feedforward(run) - (norm if cfg.placement != "parallel" else -run.stream)
+    stages, change = [], 0
+    if run.feeds:
+        stages.append(_feedforward_backward(run))
+        change = grads["feedforward"] - saved_by_feedforward(run)
+        change -= norm if cfg.placement != "parallel" else -run.stream
     if run.memory:
         stages.append(change + _attention_backward(run, cross=True))
         change += grads["cross"] - saved_by_attention(run, cross=True) - norm
@@ -224,6 +227,7 @@ def _block_backward(run: Pass, grads: dict[str, int]) -> int:
 def _feedforward_backward(run: Pass) -> int:
     """Gradients alive at once inside a feed-forward's backward pass, beyond what it saved."""
     ff = run.config.feedforward
+    assert not isinstance(ff, NoFeedForward)
     expert = ff.expert if isinstance(ff, MoE) else ff
     rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
     hidden = rows * expert.d_ff * run.width
@@ -278,6 +282,8 @@ def _block_forward(run: Pass, layer: int) -> int:
     square = run.length**2
     if isinstance(cfg.position, Alibi | T5Bias):
         entry += cfg.n_heads * square * run.width  # the bias, held by the stack
+    if run.infuses(cross=False):
+        entry += run.length * cfg.d_model * run.width  # the position vectors, likewise
     entry += square * run.masked(layer)  # the window's mask, likewise
     inner = run.stream  # the stream after attention; side by side, attention's output
     return entry + max(_attention_forward(run, layer), inner + _feedforward_forward(run))
@@ -288,6 +294,7 @@ def _attention_forward(run: Pass, layer: int) -> int:
     H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
     q, heads = B * T * H * K * w, B * T * H * U * w
     kv = 0 if run.causal else B * T * G * (K + U) * w
+    kv += run.stream * run.infuses(cross=False)  # and what queries and keys read
     if run.written_out(cross=False):
         copies = (B * H * T * (2 * K + U) + 2 * B * H * T * T) * run.exact  # q, k, v for the products; scores, pattern
         return q + kv + copies + heads + B * H * T * T  # and which scores are masked, a byte each
@@ -301,6 +308,8 @@ def _attention_forward(run: Pass, layer: int) -> int:
 
 def _feedforward_forward(run: Pass) -> int:
     ff = run.config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return 0
     expert = ff.expert if isinstance(ff, MoE) else ff
     rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
     hidden = rows * expert.d_ff * run.width

@@ -8,9 +8,9 @@ from glassformer.config import (
     EncoderConfig,
     Gated,
     LayerNorm,
-    Learned,
     ModelConfig,
     MoE,
+    NoFeedForward,
     RMSNorm,
     Seq2SeqConfig,
     T5Bias,
@@ -62,8 +62,10 @@ def active(config: ModelConfig) -> int:
 
 
 def expert_count(config: ModelConfig) -> int:
-    """Scalars of one feed-forward, or of one expert: 2·D·F (+ F + D), or 3·D·F (+ 2·F + D) when gated."""
+    """Scalars of one feed-forward, or of one expert: 2·D·F (+ F + D), or 3·D·F (+ 2·F + D) when gated; 0 of none."""
     ff = config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return 0
     return sum(math.prod(s) for _, s in _expert(ff.expert if isinstance(ff, MoE) else ff, config.d_model))
 
 
@@ -102,11 +104,10 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
 
 def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[str, Shape]]:
     D = config.d_model
-    match config.position:
-        case Learned(offset=offset):
-            yield "position.weight", ((config.max_len or 0) + offset, D)
-        case T5Bias(buckets=buckets):
-            yield "position.weight", (buckets, config.n_heads)
+    if (learned := config.learned_positions) is not None:
+        yield "position.weight", ((config.max_len or 0) + learned.offset, D)
+    if isinstance(config.position, T5Bias):
+        yield "position.weight", (config.position.buckets, config.n_heads)
     if config.embedding.norm:
         yield from _prefixed("embed_norm", _norm(config.norm, D))
     for index in range(n_blocks):
@@ -120,8 +121,10 @@ def _block(config: ModelConfig, cross: bool) -> Iterator[tuple[str, Shape]]:
     if config.placement == "parallel":
         yield from _prefixed("norm", _norm(config.norm, D))
     else:
-        for name in ("norm_attention", *(("norm_cross",) if cross else ()), "norm_feedforward"):
-            yield from _prefixed(name, _norm(config.norm, D))
+        feeds = not isinstance(config.feedforward, NoFeedForward)
+        branches = {"attention": True, "cross": cross, "feedforward": feeds}
+        for name in (name for name, there in branches.items() if there):
+            yield from _prefixed(f"norm_{name}", _norm(config.norm, D))
     yield from _prefixed("attention", _attention(config))
     if cross:
         yield from _prefixed("cross", _attention(config))

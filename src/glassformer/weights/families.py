@@ -15,6 +15,7 @@ from glassformer.config import (
     Learned,
     ModelConfig,
     MoE,
+    NoFeedForward,
     Rotary,
     Seq2SeqConfig,
     T5Bias,
@@ -130,6 +131,8 @@ def from_hf(
 
 def choose(config: ModelConfig) -> Family:
     """The family whose parts a config has. Its smaller fields are checked by `to_hf`."""
+    if isinstance(config.feedforward, NoFeedForward):
+        raise WeightsError("a model of attention only has no Hugging Face family: save with format='glass'.")
     match config, config.position:
         case DecoderConfig(), Learned():
             return GPT2

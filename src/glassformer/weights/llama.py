@@ -189,6 +189,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     kind = _member_to_write(config)
     assert isinstance(config.position, Rotary)
     expert = config.feedforward.expert if isinstance(config.feedforward, MoE) else config.feedforward
+    assert isinstance(expert, Dense | Gated)  # `choose` refuses a model without one
     data: dict[str, Any] = {
         "architectures": [_CLASSES[kind] + ("ForCausalLM" if config.head else "Model")],
         "model_type": kind,
