@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from glassformer.train.batches import Batches, eval_batches
-from glassformer.train.loop import autocast, prepare_state, stepper
+from glassformer.train.loop import prepare_state, stepper
 from glassformer.train.objective import make_batch
 from glassformer.train.run import read_run, with_model
 
@@ -142,7 +142,7 @@ def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[s
         one_step(state, make_batch(run, order.batch(number), number).to(state.device))
 
     def full(x: torch.Tensor) -> torch.Tensor:
-        with autocast(state):
+        with state.autocast():
             return state.model(x)
 
     def check() -> float:

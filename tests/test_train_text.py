@@ -15,6 +15,10 @@ EVENTS = [
     },
     {"event": "step", "step": 100, "loss": 2.5, "gradient_norm": 1.0, "steps_per_second": 20.0, "seconds": 5.0},
     {"event": "validation", "step": 100, "loss": 2.6, "best": True, "seconds": 5.0},
+    {
+        "event": "probe", "step": 100, "accuracy": {"train": 0.5, "validation": 0.25}, "norms": {"total": 12.0},
+        "heads": {"induction": [[0.1, 0.875], [0.2, None]]},
+    },
     {"event": "sample", "step": 100, "text": "to be\nor [bold]not"},
     {"event": "end", "step": 200, "best": 2.6, "seconds": 10.0},
 ]  # fmt: skip
@@ -36,6 +40,7 @@ def test_plain_lines_say_everything():
         "uniform 4.170  unigram 3.350  5-gram 1.580",
         "validation 2.6000  best",
         "or [bold]not",
+        "train accuracy 0.500  validation accuracy 0.250  best induction head 0.88  weight norm 12.00",
     ):
         assert words in text
     assert "done: 200 steps in 10 s, best validation 2.6000" in text
@@ -43,7 +48,7 @@ def test_plain_lines_say_everything():
 
 def test_the_live_picture_has_rates_and_the_lines_to_beat():
     text = shown(True)
-    for words in ("100 of 200", "15,360 tokens/s", "20 GFLOP/s", "MFU 50%", "unigram", "it says"):
+    for words in ("100 of 200", "15,360 tokens/s", "20 GFLOP/s", "MFU 50%", "unigram", "it says", "best induction"):
         assert words in text
 
 

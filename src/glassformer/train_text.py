@@ -39,6 +39,7 @@ class Display:
         self.facts: dict[str, Any] = {}
         self.losses: list[float] = []
         self.validation: list[tuple[int, float]] = []
+        self.probes: list[dict[str, Any]] = []
         self.text = ""
         self.last: dict[str, Any] = {}
 
@@ -61,6 +62,8 @@ class Display:
                 self.losses.append(event["loss"])
             case "validation":
                 self.validation.append((event["step"], event["loss"]))
+            case "probe":
+                self.probes.append(event)
             case "sample":
                 self.text = event["text"]
         if self.live is not None:
@@ -75,8 +78,9 @@ class Display:
         match event["event"]:
             case "start":
                 lines = "  ".join(f"{name} {value:.3f}" for name, value in baseline_lines(event).items())
+                source = f" of the task {event['task']}" if "task" in event else ""
                 return (
-                    f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens, "
+                    f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens{source}, "
                     f"{event['device']}, {event['precision']}\nto beat (nats per token):  {lines}"
                 )
             case "step":
@@ -88,6 +92,8 @@ class Display:
                 )
             case "validation":
                 return f"step {event['step']:>6}  validation {event['loss']:.4f}{'  best' if event['best'] else ''}"
+            case "probe":
+                return f"step {event['step']:>6}  {probe_text(event)}"
             case "sample":
                 return "  | " + event["text"].replace("\n", "\n  | ")
             case "end":
@@ -108,6 +114,10 @@ class Display:
         if self.validation:
             best = min(loss for _, loss in self.validation)
             table.add_row("validation", f"{self.validation[-1][1]:.4f}   best {best:.4f}")
+        if self.probes:
+            table.add_row("inside", probe_text(self.probes[-1]))
+            if seen := [value for event in self.probes if (value := best_head(event, "induction")) is not None]:
+                table.add_row("induction", f"{seen[-1]:.2f}  {sparkline(seen)}")
         table.add_row("to beat", self.against_baselines())
         # of the rate a plain matrix product reached on this machine, not of a data sheet
         mfu = flops / self.facts.get("peak_flops", math.inf)
@@ -125,6 +135,22 @@ class Display:
         for name, value in baseline_lines(self.facts).items():
             shown.append(f"{name} {value:.3f}  ", style="green" if now < value else "dim")
         return shown
+
+
+def best_head(event: dict[str, Any], score: str) -> float | None:
+    """The highest score of any head at one probe; None where it was not measured or has no meaning."""
+    grid = event.get("heads", {}).get(score, [])
+    return max((value for row in grid for value in row if value is not None), default=None)
+
+
+def probe_text(event: dict[str, Any]) -> str:
+    """One probe in one line: accuracy, best heads, weight norm."""
+    parts = [f"{split} accuracy {value:.3f}" for split, value in event.get("accuracy", {}).items()]
+    heads = {score: best_head(event, score) for score in event.get("heads", {})}
+    parts += [f"best {score} head {value:.2f}" for score, value in heads.items() if value is not None]
+    if "norms" in event:
+        parts.append(f"weight norm {event['norms']['total']:.2f}")
+    return "  ".join(parts)
 
 
 def baseline_lines(facts: dict[str, Any]) -> dict[str, float]:

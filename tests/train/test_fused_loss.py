@@ -57,3 +57,16 @@ def test_all_ignored_is_zero_with_zero_gradient():
     total.backward()
     assert float(plain) == 0
     assert h.grad.abs().max() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own compiler
+def test_compiled_it_has_the_same_gradient():
+    """Compilers have lost gradients written in place here. benchmarks/cuda_check.py asks the same of a GPU's."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 16, requires_grad=True), torch.randn(500, 16, requires_grad=True)
+    targets = torch.randint(0, 500, (64,))
+    wanted = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets)[0], (hidden, weight))
+    found = torch.autograd.grad(torch.compile(linear_cross_entropy)(hidden, weight, targets)[0], (hidden, weight))
+    for a, b in zip(wanted, found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)

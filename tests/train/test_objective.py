@@ -8,7 +8,7 @@ from glassformer import config as c
 from glassformer.model import build
 from glassformer.model.moe import balance_loss
 from glassformer.train.batches import IGNORED
-from glassformer.train.objective import Batch, make_batch, summed_loss
+from glassformer.train.objective import Batch, Narrow, make_batch, summed_loss
 from glassformer.train.run import Loss, read_run
 from tests import variants
 from tests.variants import tokens
@@ -117,3 +117,27 @@ def test_chunked_head_gives_the_same_loss_and_gradients(monkeypatch, tied):
     assert torch.isclose(results[0][1], results[1][1])
     for name, gradient in results[0][2].items():
         assert torch.allclose(gradient, results[1][2][name], atol=1e-5), name
+
+
+def test_a_narrow_stream_carries_bf16_between_blocks_and_moves_the_loss_by_its_rounding_only():
+    model, b = build(variants.decoder()), batch(8, 20)
+
+    class Kinds:
+        def __init__(self):
+            self.seen = {}
+
+        def __call__(self, site, value):
+            self.seen[site] = value.dtype
+            return value
+
+        def wants(self, site):
+            return False
+
+    heard = Kinds()
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = float(summed_loss(model, b, Loss(), True)[1].detach())
+        narrow = float(summed_loss(model, b, Loss(), True, torch.bfloat16)[1].detach())
+        model.encode(b.inputs, tap=Narrow(heard, torch.bfloat16))
+    assert heard.seen["embed"] == torch.float32  # as the model made it, before it is narrowed
+    assert {heard.seen[site] for site in heard.seen if "resid" in site} == {torch.bfloat16}
+    assert 0 < abs(wide - narrow) / wide < 2**-8

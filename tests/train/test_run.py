@@ -72,6 +72,8 @@ def test_with_model_changes_the_vocabulary():
         ("", ("data.validation=1.5",), "data.validation=1.5"),
         ("", ("machine.device=tpu",), "device"),
         ("", ("optim.ema=1",), "optim.ema=1.0 must be between"),
+        ("", ("probe.every=-1",), "probe.every=-1 must be 0 (never) or more"),
+        ("", ("probe.head=true",), "probe.head is not a field. Did you mean heads"),
     ],
 )
 def test_wrong_runs_are_refused_in_words(text, changes, words):
@@ -84,7 +86,9 @@ def test_the_recipes_are_valid_runs():
     from pathlib import Path
 
     recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
-    assert {"bard", "shakespeare_cpu", "shakespeare_gpu", "gpt2_124m"} <= {path.stem for path in recipes}
+    assert {"bard", "shakespeare_cpu", "shakespeare_gpu", "gpt2_124m", "induction", "grokking"} <= {
+        path.stem for path in recipes
+    }
     for path in recipes:
         assert tomllib.loads(path.read_text())
         read_run(path.read_text(), source=path.name)

@@ -30,8 +30,8 @@ def train(
 def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json: bool) -> None:
     from glassformer.train import open_session, read_run, resume_session
     from glassformer.train import train as run_training
-    from glassformer.train.ngram import baselines
     from glassformer.train.ranks import is_main
+    from glassformer.train_probes import PROBES
     from glassformer.train_text import Display, sample_text
 
     if resume is not None:
@@ -44,17 +44,16 @@ def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json:
     arguments = (session.run, session.data)
     try:
         if not is_main():
-            group = run_training(*arguments, None, sample_text, session.resume).group
+            group = run_training(*arguments, None, sample_text, session.resume, probes=PROBES).group
             group.close()
             return
-        lines = baselines(session.data.train, session.data.val, session.run.model.vocab_size)
+        lines = session.data.baselines(session.run.model.vocab_size)
         if json:
-            group = run_training(
-                *arguments, lambda e: print(json_module.dumps(e), flush=True), sample_text, session.resume, lines
-            ).group
+            say = lambda event: print(json_module.dumps(event), flush=True)  # noqa: E731
+            group = run_training(*arguments, say, sample_text, session.resume, lines, PROBES).group
         else:
             with Display() as display:
-                group = run_training(*arguments, display, sample_text, session.resume, lines).group
+                group = run_training(*arguments, display, sample_text, session.resume, lines, PROBES).group
             print(f"the best model is in {session.run.out}/best: glass sample --model {session.run.out}/best")
         group.close()
     except ArithmeticError as error:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-NAMES = ("bard",)
+NAMES = ("bard", "induction")
 
 
 def folder(name: str) -> Path | None:

@@ -7,7 +7,7 @@ the rows of all ranks together are those of a single process.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ _OFFSETS, _SHUFFLE, _MASK = range(3)  # what the numbers are for: streams that n
 _WORD = 1 << 64
 
 
-def _random(stream: int, seed: int, step: int, n: int, skip: int = 0) -> np.ndarray:
+def random_words(stream: int, seed: int, step: int, n: int, skip: int = 0) -> np.ndarray:
     """`n` random 64-bit numbers, n and `skip` (numbers passed over) multiples of 4, of a (stream, seed, step).
 
     Raw bits of a bit generator, which NumPy promises never to change, as it does not for its distributions.
@@ -33,8 +33,20 @@ def _random(stream: int, seed: int, step: int, n: int, skip: int = 0) -> np.ndar
     return generator.random_raw(n)
 
 
-def _four(n: int) -> int:
+def in_fours(n: int) -> int:
+    """n, rounded up to a multiple of 4: Philox gives numbers four at a time."""
     return -(-n // 4) * 4
+
+
+def shuffled(seed: int, epoch: int, n: int) -> np.ndarray:
+    """The numbers below n in the random order of an epoch."""
+    return np.argsort(random_words(_SHUFFLE, seed, epoch, in_fours(n))[:n], kind="stable")
+
+
+class Order(Protocol):
+    """What training asks for its batches, by the number of the step."""
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Batches:
         rows = self.batch_size // self.world
         first = self.rank * rows
         if self.mode == "random":
-            numbers = _random(_OFFSETS, self.seed, step, _four(self.batch_size))[first : first + rows]
+            numbers = random_words(_OFFSETS, self.seed, step, in_fours(self.batch_size))[first : first + rows]
             # the remainder prefers no offset by more than n / 2^64
             return (numbers % np.uint64(len(self.tokens) - self.context)).astype(np.int64)
         epochs, places = np.divmod(step * self.batch_size + first + np.arange(rows), self.n_windows)
@@ -102,8 +114,7 @@ class Batches:
         if epoch not in self._shuffled:
             for old in [known for known in self._shuffled if abs(known - epoch) > 1]:
                 del self._shuffled[old]
-            numbers = _random(_SHUFFLE, self.seed, epoch, _four(self.n_windows))[: self.n_windows]
-            self._shuffled[epoch] = np.argsort(numbers, kind="stable")
+            self._shuffled[epoch] = shuffled(self.seed, epoch, self.n_windows)
         return self._shuffled[epoch]
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -176,8 +187,10 @@ def mask_tokens(
     n_chosen = max(1, round(rate * T))
     if not 0 < rate <= 1 or n_chosen > T:
         raise DataError(f"rate={rate} must be more than 0 and at most 1, such as 0.15.")
-    width = _four(3 * T)
-    numbers = _random(_MASK, seed, step, B * width, first_row * width).reshape(B, width)[:, : 3 * T].reshape(B, 3, T)
+    width = in_fours(3 * T)
+    numbers = (
+        random_words(_MASK, seed, step, B * width, first_row * width).reshape(B, width)[:, : 3 * T].reshape(B, 3, T)
+    )
     chosen = torch.zeros(B, T, dtype=torch.bool)
     order = np.argsort(numbers[:, 0], axis=1, kind="stable")[:, :n_chosen]
     chosen.scatter_(1, torch.from_numpy(order), True)

@@ -16,20 +16,23 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Protocol, get_args
 
 import numpy as np
+from torch import Tensor
 
 from glassformer.files import write_atomically
 from glassformer.train import tokenizer as tok
-from glassformer.train.batches import Batches, eval_batches, mask_tokens, prefix_pairs
+from glassformer.train.batches import Batches, Order, eval_batches, mask_tokens, prefix_pairs
 from glassformer.train.corpus import Corpus, DataError, Document, find
+from glassformer.train.run import RunConfig
 from glassformer.train.tokenizer import Tokenizer, UnknownCharacter
 
 __all__ = [
     "Batches",
     "Manifest",
     "Prepared",
+    "Source",
     "eval_batches",
     "mask_tokens",
     "open_prepared",
@@ -65,6 +68,25 @@ class Manifest:
     dtype: str
 
 
+class Source(Protocol):
+    """What training needs of its data: a prepared text, or a synthetic task (`tasks.TaskData`)."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def order(self, run: RunConfig, rank: int = 0, world: int = 1) -> Order:
+        """Batches of this rank, by step."""
+
+    def validation(self, run: RunConfig) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets, the same ones each time."""
+
+    def facts(self, run: RunConfig) -> dict[str, Any]:
+        """train_tokens and validation_tokens, for the log."""
+
+    def baselines(self, vocab_size: int) -> dict[str, float]:
+        """Losses to beat, by name."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A prepared corpus, its tokens memory-mapped."""
@@ -74,6 +96,20 @@ class Prepared:
     tokenizer: Tokenizer
     train: np.ndarray
     val: np.ndarray
+
+    def order(self, run: RunConfig, rank: int = 0, world: int = 1) -> Order:
+        return Batches(self.train, run.context, run.loop.batch, run.seed, rank, world, mode=run.data.order)
+
+    def validation(self, run: RunConfig) -> Iterator[tuple[Tensor, Tensor]]:
+        return eval_batches(self.val, run.context, run.loop.batch, run.loop.eval_batches)
+
+    def facts(self, run: RunConfig) -> dict[str, Any]:
+        return {"train_tokens": len(self.train), "validation_tokens": len(self.val)}
+
+    def baselines(self, vocab_size: int) -> dict[str, float]:
+        from glassformer.train import ngram  # only where they are asked for
+
+        return ngram.baselines(self.train, self.val, vocab_size)
 
     def check(self, context: int) -> None:
         """Raises DataError when a split is shorter than one window; an empty validation split was asked for."""

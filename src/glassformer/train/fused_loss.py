@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 2**31
+CHUNK_BYTES = 2**32
 """A chunk's logits in float32 take at most this: large enough to fill a GPU, small beside the activations."""
 
 
@@ -71,20 +71,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = 2 ** int(math.log2(max(1, CHUNK_BYTES // (4 * len(w)))))  # a power of two: even chunks of a usual batch
         total = torch.zeros((), device=h.device)
         plain = torch.zeros((), device=h.device)
-        d_hidden = torch.empty_like(h)
-        d_weight = torch.zeros_like(w, dtype=torch.float32)
-        d_bias = None if b is None else torch.zeros_like(b, dtype=torch.float32)
+        # nothing saved for the backward pass is ever written in place: inside a compiled autograd function torch 2.11
+        # loses such writes, and every gradient is zero (benchmarks/cuda_check.py compares them)
+        d_hidden: list[Tensor] = []
+        d_weight: Tensor | float = 0.0
+        d_bias: Tensor | float = 0.0
         for first in range(0, len(h), rows):
             part = h[first : first + rows]
             logits = torch.nn.functional.linear(part, w, b)
             chunk_total, chunk_plain, gradient = kernel(logits, targets[first : first + rows], *settings)
-            total += chunk_total
-            plain += chunk_plain
-            d_hidden[first : first + rows] = gradient @ w
-            d_weight += gradient.T @ part
-            if d_bias is not None:
-                d_bias += gradient.sum(0, dtype=torch.float32)
-        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+            total = total + chunk_total
+            plain = plain + chunk_plain
+            d_hidden.append(gradient @ w)
+            d_weight = d_weight + (gradient.T @ part).float()
+            if b is not None:
+                d_bias = d_bias + gradient.sum(0, dtype=torch.float32)
+        ctx.save_for_backward(torch.cat(d_hidden), d_weight, d_bias if b is not None else None)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(plain)
         return total, plain

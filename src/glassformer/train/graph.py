@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from glassformer.train.loop import NonFinite, TrainState, autocast, explain_non_finite, train_step
+from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
+from glassformer.train.loop import TrainState, train_step
 from glassformer.train.objective import Batch, has_experts
 from glassformer.train.optim import clip, gradient_norm
 from glassformer.train.schedule import factor
@@ -36,6 +37,8 @@ class CapturedStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Batch | None = None
         self.results = torch.zeros(2, device=state.device)
+        self.n_targets = torch.ones((), device=state.device)
+        """Filled before each replay: a masked batch counts other targets than the one that was captured."""
 
     def __call__(self, state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
         assert state is self.state
@@ -50,12 +53,14 @@ class CapturedStep:
             held.copy_(new, non_blocking=True)
         if self.batch.source is not None and batch.source is not None:
             self.batch.source.copy_(batch.source, non_blocking=True)
+        self.n_targets.fill_(max(1, batch.n_targets()))
         scale = factor(state.run.schedule, state.step, state.run.loop.steps)
         state.optimizer.set_rate(scale)
         self.graph.replay()
         value, norm = self.results.tolist()
         if not (math.isfinite(value) and math.isfinite(norm)):
             raise NonFinite(explain_non_finite(state, batch, value))
+        require_gradient(state, value, norm)
         state.step += 1
         if state.average is not None:
             state.average.update(state.model, state.step)
@@ -67,6 +72,7 @@ class CapturedStep:
         assert inputs is not None
         assert targets is not None
         self.batch = dataclasses.replace(batch, inputs=inputs, targets=targets, source=source)
+        self.n_targets.fill_(max(1, batch.n_targets()))
         self.state.optimizer.zero_grad()  # gradients are to live in the graph's own memory
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
@@ -76,12 +82,11 @@ class CapturedStep:
     def _body(self, batch: Batch) -> None:
         """The kernels of a step; Python runs this once, while capturing."""
         state = self.state
-        n_targets = max(1, batch.n_targets())
         state.optimizer.zero_grad()
-        with autocast(state):
+        with state.autocast():
             total, plain = state.loss_function(state.model, batch, state.run.loss, True)
-        (total / n_targets).backward()
+        (total / self.n_targets).backward()
         norm = gradient_norm(state.parameters)
         clip(state.parameters, norm, state.run.optim.clip)
-        self.results.copy_(torch.stack([plain.detach() / n_targets, norm.detach()]).float())
+        self.results.copy_(torch.stack([plain.detach() / self.n_targets, norm.detach()]).float())
         state.optimizer.step_unless((~self.results.isfinite().all()).float())

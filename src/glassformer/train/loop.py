@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,21 +18,19 @@ from glassformer import size as sizing
 from glassformer.model import Model, build
 from glassformer.model.device import choose_device, measure_matmul
 from glassformer.train import checkpoint
-from glassformer.train.batches import IGNORED, Batches, eval_batches
-from glassformer.train.data import Prepared
+from glassformer.train.batches import IGNORED, eval_batches
+from glassformer.train.data import Source
+from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
 from glassformer.train.interrupt import interrupts
 from glassformer.train.log import Log, Report
 from glassformer.train.objective import Batch, make_batch, summed_loss
 from glassformer.train.optim import Average, Optimizer, clip, gradient_norm
 from glassformer.train.parallel import ALONE, Group, start
+from glassformer.train.probes import Probe, chosen_probes
 from glassformer.train.run import RunConfig
 from glassformer.train.schedule import factor
 
 Sampler = Callable[[Model, Any], str]
-
-
-class NonFinite(ArithmeticError):  # noqa: N818  (the name says what happened)
-    """Loss or gradient is no number. Nothing was updated; the message says where it began."""
 
 
 @dataclass
@@ -54,6 +54,12 @@ class TrainState:
     """The processes that train together."""
     compiled: bool = False
 
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Around forward passes: products in `dtype`."""
+        if self.dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
 
 def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     """A fresh state on the chosen device, the model distributed over the group (that of torchrun, or none)."""
@@ -62,7 +68,10 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # where the model is to be cut up, no device holds the whole of it
     model = build(run.model, seed=run.seed, device="cpu" if group.sharded else device).train()
-    loss_function = group.wrap(model, summed_loss, compiled)
+    function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
+    if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
+        function = functools.partial(summed_loss, stream=torch.bfloat16)
+    loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
     average = Average(model, run.optim.ema) if run.optim.ema is not None else None
@@ -109,7 +118,7 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
     for part in range(parts):
         share = batch.rows(part * rows, (part + 1) * rows) if parts > 1 else batch
         with group.accumulating(more=part + 1 < parts):
-            with autocast(state):
+            with state.autocast():
                 total, summed = state.loss_function(state.model, share, run.loss, True)
             (total / (n_targets / group.world)).backward()  # ranks take the mean of their gradients, not the sum
         plain += summed.detach() / n_targets
@@ -117,6 +126,7 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
     (value,) = group.totals(float(plain))
     if not (math.isfinite(value) and math.isfinite(float(norm))):
         raise NonFinite(explain_non_finite(state, batch, value))
+    require_gradient(state, value, float(norm))
     clip(state.parameters, norm, run.optim.clip)
     scale = factor(run.schedule, state.step, run.loop.steps)
     state.optimizer.step(scale)
@@ -126,64 +136,20 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
     return {"loss": value, "gradient_norm": float(norm), "lr": scale * run.optim.lr}
 
 
-def autocast(state: TrainState) -> contextlib.AbstractContextManager[Any]:
-    if state.dtype is torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(state.device.type, state.dtype)
-
-
-class FirstNonFinite:
-    """A tap that remembers the first site whose values are not all numbers."""
-
-    site: str | None = None
-
-    def __call__(self, site: str, value: Tensor) -> Tensor:
-        # masked scores are -inf by design; what matters is what the softmax makes of them
-        looked_at = self.site is None and value.is_floating_point() and not site.endswith("scores")
-        if looked_at and not bool(torch.isfinite(value).all()):
-            self.site = site
-        return value
-
-    def wants(self, site: str) -> bool:
-        return False
-
-
 @torch.no_grad()
-def explain_non_finite(state: TrainState, batch: Batch, value: float) -> str:
-    """Where it began: the first site of the forward pass, or the first parameter with such a gradient, on any rank."""
-    tap, group = FirstNonFinite(), state.group
-    with autocast(state):
-        inputs = (batch.inputs,) if batch.source is None else (batch.source, batch.inputs)
-        group.run(lambda model: model(*inputs, tap=tap), state.model)
-    site = next((site for site in group.gather(tap.site) if site), None)
-    where = f"first at {site}" if site else "not in the forward pass"
-    sick = [
-        name
-        for name, p in state.model.named_parameters()
-        if p.grad is not None and not bool(group.local(p.grad).isfinite().all())
-    ]
-    last = next((names[-1] for names in group.gather(sick) if names), None)
-    if site is None and last:
-        where = f"the forward pass is finite, the gradient of {last} is not"
-    return (
-        f"step {state.step}: the loss is {value} ({where}). Nothing was updated; lower optim.lr, lengthen the warm-up, "
-        "or use machine.precision='float32'."
-    )
-
-
-@torch.no_grad()
-def evaluate(state: TrainState, tokens: Any) -> float:
-    """Cross-entropy per target on fixed windows of the validation split, with averaged weights when there are any."""
+def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Cross-entropy per target on fixed windows of tokens, or on those given; of averaged weights if there are any."""
     run, group = state.run, state.group
     if state.average is not None:
         state.average.swap(state.model)
     state.model.eval()
     total, count = 0.0, 0.0
     try:
-        windows = eval_batches(tokens, run.context, max(run.loop.batch, 1), run.loop.eval_batches)
-        for number, window in enumerate(windows):
+        if isinstance(tokens, np.ndarray):
+            tokens = eval_batches(tokens, run.context, run.loop.batch, run.loop.eval_batches)
+        for number, window in enumerate(tokens):
             batch = _share(make_batch(run, window, step=number), group)
-            with autocast(state):
+            with state.autocast():
                 _, summed = group.run(summed_loss, state.model, batch.to(state.device), run.loss, False)
             total += float(summed)
             count += batch.n_targets()
@@ -245,13 +211,18 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
 
 def train(
     run: RunConfig,
-    data: Prepared,
+    data: Source,
     listen: Report | None = None,
     sampler: Sampler | None = None,
     resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
     baselines: dict[str, float] | None = None,
+    probes: Mapping[str, Probe] | None = None,
 ) -> TrainState:
-    """Train to the end of the run. Events go to RUN/log.jsonl and to `listen`."""
+    """Train to the end of the run. Events go to RUN/log.jsonl and to `listen`.
+
+    `probes` are measurements from rooms above this one, by the name that [probe] asks for them with.
+    """
+    asked = chosen_probes(run.probe, probes or {})
     state = prepare_state(run)
     if resume is not None:
         restore(state, *resume)
@@ -260,11 +231,18 @@ def train(
         Log(root / "log.jsonl", listen, state.step, state.group.is_main, run.loop.tensorboard)
     ) as log:
         log(event="start", **_facts(state, data, baselines))
-        _run(state, data, log, sampler, resume[0] if resume else {})
+        _run(state, data, log, sampler, asked, resume[0] if resume else {})
     return state
 
 
-def _run(state: TrainState, data: Prepared, log: Log, sampler: Sampler | None, resumed: dict[str, Any]) -> None:
+def _run(
+    state: TrainState,
+    data: Source,
+    log: Log,
+    sampler: Sampler | None,
+    probes: dict[str, Probe],
+    resumed: dict[str, Any],
+) -> None:
     run = state.run
     tokenizer_json = data.tokenizer.to_json()
     began, before = time.perf_counter(), resumed.get("seconds", 0.0)
@@ -273,16 +251,21 @@ def _run(state: TrainState, data: Prepared, log: Log, sampler: Sampler | None, r
         return before + time.perf_counter() - began
 
     def check() -> None:
-        loss = evaluate(state, data.val)
+        loss = evaluate(state, data.validation(run))
         is_best = loss < state.best
         state.best = min(state.best, loss)
         log(event="validation", step=state.step, loss=loss, best=is_best, seconds=elapsed())
         if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
             save(state, tokenizer_json, elapsed(), is_best)
 
+    def look() -> None:
+        if probes and state.step % run.probe.every == 0:
+            log(event="probe", step=state.step, **measure(state, data, probes))
+
     one_step = stepper(state)
     if state.step == 0:
         check()
+        look()
     with interrupts(active=state.group.world == 1) as asked_to_stop:
         for batch in _batches(state, data):
             event = one_step(state, batch)
@@ -291,6 +274,7 @@ def _run(state: TrainState, data: Prepared, log: Log, sampler: Sampler | None, r
                 log(event="step", step=state.step, **event, steps_per_second=rate, seconds=elapsed())
             if sampler is not None and run.loop.sample_every and state.step % run.loop.sample_every == 0:
                 log(event="sample", step=state.step, text=_sample(state, sampler, data))
+            look()
             if state.step % run.loop.eval_every == 0 or state.step == run.loop.steps:
                 check()
             elif state.step % run.loop.checkpoint_every == 0:
@@ -308,18 +292,16 @@ def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor
     return CapturedStep(state) if can_capture(state) else train_step
 
 
-def _batches(state: TrainState, data: Prepared) -> Iterator[Batch]:
+def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
     """The remaining batches of the run, each made while the device works on the one before."""
     run, group = state.run, state.group
-    order = Batches(
-        data.train, run.context, run.loop.batch, run.seed, rank=group.rank, world=group.world, mode=run.data.order
-    )
+    order = data.order(run, group.rank, group.world)
     first_row = group.rank * run.loop.batch // group.world
     for step in range(state.step, run.loop.steps):
         yield make_batch(run, order.batch(step), step, first_row).to(state.device)
 
 
-def _sample(state: TrainState, sampler: Sampler, data: Prepared) -> str:
+def _sample(state: TrainState, sampler: Sampler, data: Source) -> str:
     """A text by the present model; sampling draws from its own generator and leaves ours alone."""
     held = checkpoint.random_state(state.device)
     model = state.group.whole_model(state.model)
@@ -328,7 +310,26 @@ def _sample(state: TrainState, sampler: Sampler, data: Prepared) -> str:
     return text
 
 
-def _facts(state: TrainState, data: Prepared, baselines: dict[str, float] | None) -> dict[str, Any]:
+def measure(state: TrainState, data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
+    """What the probes find in the present model: averaged weights when there are any, no dropout, nothing changed."""
+    held, found = checkpoint.random_state(state.device), {}
+    if state.average is not None:
+        state.average.swap(state.model)
+    state.model.eval()
+    try:
+        model = state.group.whole_model(state.model)
+        if model is not None and state.group.is_main:
+            with torch.no_grad(), state.autocast():
+                found = {name: probe(model.eval(), data, state.run) for name, probe in probes.items()}
+    finally:
+        state.model.train()
+        if state.average is not None:
+            state.average.swap(state.model)
+        checkpoint.set_random_state(held, state.device)
+    return found
+
+
+def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
     run = state.run
     counted = sizing.flops(run.model, batch=1, context=run.context)
     return {
@@ -343,8 +344,7 @@ def _facts(state: TrainState, data: Prepared, baselines: dict[str, float] | None
         "precision": str(state.dtype).removeprefix("torch."),
         "compiled": state.compiled,
         "ranks": state.group.world,
-        "train_tokens": len(data.train),
-        "validation_tokens": len(data.val),
+        **data.facts(run),
         "baselines": baselines or {},
         "uniform": math.log(run.model.vocab_size),
     }

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.model import NO_TAP, Model, Seq2Seq
+from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
 from glassformer.model.moe import balance_loss
 from glassformer.train.batches import IGNORED, mask_tokens, prefix_pairs
 from glassformer.train.fused_loss import linear_cross_entropy
@@ -89,14 +89,32 @@ class Routers:
         return False
 
 
-def summed_loss(model: Model, batch: Batch, loss: Loss, training: bool) -> tuple[Tensor, Tensor]:
-    """(what is minimised, plain cross-entropy), both summed over targets.
+class Narrow:
+    """A tap that carries the residual stream in another type than the weights', from the embedding on."""
+
+    def __init__(self, inner: Tap, dtype: torch.dtype):
+        self.inner, self.dtype = inner, dtype
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        value = self.inner(site, value)
+        return value.to(self.dtype) if site.endswith("embed") else value
+
+    def wants(self, site: str) -> bool:
+        return self.inner.wants(site)
+
+
+def summed_loss(
+    model: Model, batch: Batch, loss: Loss, training: bool, stream: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """(what is minimised, plain cross-entropy), both summed over targets; `stream` narrows the residual stream.
 
     Minimised: cross-entropy with label smoothing + z_loss * logsumexp^2 per target + balance * mean balance loss of the
     layers per target. The balance loss is of the batch it sees: in accumulation, the mean over parts.
     """
     routers = Routers() if training and has_experts(model) else None
-    tap = routers if routers is not None else NO_TAP
+    tap: Tap = routers if routers is not None else NO_TAP
+    if stream is not None:
+        tap = Narrow(tap, stream)
     if isinstance(model, Seq2Seq):
         assert batch.source is not None
         memory = model.encode(batch.source, tap=tap)

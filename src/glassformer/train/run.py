@@ -14,6 +14,7 @@ from glassformer.config import ConfigError, DecoderConfig, EncoderConfig, ModelC
 from glassformer.config import replace as replace_model
 from glassformer.config.errors import nearest, require, require_choice, require_positive
 from glassformer.config.schema import build, from_dict, to_dict
+from glassformer.train import tasks
 
 FORMAT = 1
 
@@ -23,7 +24,7 @@ class Data:
     """Where tokens come from."""
 
     corpus: str = "shakespeare"
-    """A text file, a folder of text files, `shakespeare` or `embedded`."""
+    """A text file, a folder of text files, `shakespeare`, `embedded`, or `task:NAME` (see tasks)."""
     tokenizer: str = "char"
     """`char`, `byte`, `bpe`, or the path of a tokenizer.json."""
     vocab_size: int | None = None
@@ -152,6 +153,8 @@ class Machine:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """bfloat16 computes products in bf16 and keeps weights and optimiser in float32."""
+    stream: Literal["float32", "bfloat16"] = "float32"
+    """Type of the residual stream when products are in bfloat16; bfloat16 moves half the bytes between products."""
     compile: Literal["auto", "yes", "no"] = "auto"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Under torchrun with several processes; auto is ddp."""
@@ -159,8 +162,26 @@ class Machine:
     def __post_init__(self) -> None:
         require_choice(self, "device", Literal["auto", "cpu", "cuda"])
         require_choice(self, "precision", Literal["auto", "float32", "bfloat16"])
+        require_choice(self, "stream", Literal["float32", "bfloat16"])
         require_choice(self, "compile", Literal["auto", "yes", "no"])
         require_choice(self, "parallel", Literal["auto", "ddp", "fsdp"])
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is measured on the way and written into log.jsonl as `probe` events. Without `every`, nothing is."""
+
+    every: int = 0
+    """Steps between measurements, the first before training; 0 never."""
+    norms: bool = True
+    """Euclidean norm of all weights, and of each part."""
+    accuracy: bool = True
+    """Share of targets predicted right, of a batch trained on and of the validation batches."""
+    heads: bool = False
+    """Induction and previous-token score of every head, on random repeated tokens."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"probe.every={self.every} must be 0 (never) or more.")
 
 
 @dataclass(frozen=True)
@@ -169,33 +190,53 @@ class RunConfig:
 
     model: ModelConfig
     data: Data = Data()
+    task: tasks.Repeat | tasks.Copy | tasks.Markov | tasks.ModularAddition | None = None
+    """Parameters of the synthetic task that data.corpus names."""
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     loop: Loop = Loop()
     machine: Machine = Machine()
+    probe: Probe = Probe()
     seed: int = 0
     out: str = "runs/latest"
     """Folder of the run: checkpoints, log, resolved run.toml."""
 
     def __post_init__(self) -> None:
         limit = self.model.max_len
-        if self.loop.context is None:
-            require(limit is not None, "loop.context is not set and the model has no max_len: give one of them.")
-        elif limit is not None:
-            require(
-                self.loop.context <= limit,
-                f"loop.context={self.loop.context} exceeds the model's max_len={limit}: shorten it, or raise max_len.",
-            )
+        require(self.context > 0, "loop.context is not set and the model has no max_len: give one of them.")
+        require(
+            limit is None or self.context <= limit,
+            f"loop.context={self.context} exceeds the model's max_len={limit}: shorten it, or raise max_len.",
+        )
+        self._check_task()
         require(self.model.head is not None, "a model without a head predicts nothing: set model.head.")
         require(
             self.schedule.warmup < self.loop.steps,
             f"schedule.warmup={self.schedule.warmup} leaves nothing of loop.steps={self.loop.steps}: shorten it.",
         )
 
+    def _check_task(self) -> None:
+        kind = tasks.named(self.data.corpus)
+        if self.task is None:
+            require(kind is None, f"data.corpus={self.data.corpus!r} needs its task: make the run with read_run.")
+            return
+        require(
+            kind is type(self.task),
+            f"[task] is of {self.task.kind}, but data.corpus={self.data.corpus!r}: name it 'task:{self.task.kind}'.",
+        )
+        require(
+            self.objective == "next",
+            f"a task asks for next tokens, which a model of kind {to_dict(self.model)['kind']!r} does not predict: use "
+            "a decoder.",
+        )
+        self.task.check(self.context)
+
     @property
     def context(self) -> int:
-        return self.loop.context or self.model.max_len or 0
+        """Tokens per sequence: given, fixed by the task, or the model's max_len."""
+        fixed = self.task.context if isinstance(self.task, tasks.ModularAddition) else None
+        return self.loop.context or fixed or self.model.max_len or 0
 
     @property
     def objective(self) -> str:
@@ -211,6 +252,7 @@ SECTIONS: dict[str, type] = {
     "loss": Loss,
     "loop": Loop,
     "machine": Machine,
+    "probe": Probe,
 }
 
 
@@ -226,7 +268,7 @@ def read_run(text: str = "", changes: tuple[str, ...] = (), source: str = "the r
     data.setdefault("model", {"preset": "nano"})
     for change in changes:
         _apply_change(data, change)
-    known = {*SECTIONS, "model", "seed", "out", "format"}
+    known = {*SECTIONS, "model", "task", "seed", "out", "format"}
     for key in data:
         if key not in known:
             raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, known)}")
@@ -235,6 +277,7 @@ def read_run(text: str = "", changes: tuple[str, ...] = (), source: str = "the r
         section = data.get(name, {})
         require(isinstance(section, dict), f"{source}: {name} must be a table.")
         parts[name] = build(kind, section, name)
+    parts["task"] = _read_task(parts["data"].corpus, data.get("task"), source)
     for name, kind in (("seed", int), ("out", str)):
         if name in data:
             require(
@@ -243,6 +286,24 @@ def read_run(text: str = "", changes: tuple[str, ...] = (), source: str = "the r
             )
             parts[name] = data[name]
     return RunConfig(model=_read_model(data["model"]), **parts)
+
+
+def _read_task(corpus: str, given: Any, source: str) -> tasks.Task | None:
+    kind = tasks.named(corpus)
+    if kind is None:
+        require(
+            given is None,
+            f"{source}: [task] is for a synthetic task, but data.corpus={corpus!r} is none: name one, such as "
+            "data.corpus='task:repeat', or leave [task] out.",
+        )
+        return None
+    section = {} if given is None else given
+    require(isinstance(section, dict), f"{source}: task must be a table.")
+    require(
+        section.get("kind", kind.kind) == kind.kind,
+        f"{source}: task.kind={section.get('kind')!r}, but data.corpus={corpus!r}: leave task.kind out.",
+    )
+    return build(kind, section, "task")
 
 
 def _read_model(data: Any) -> ModelConfig:
@@ -294,6 +355,8 @@ def run_to_dict(run: RunConfig) -> dict[str, Any]:
     out: dict[str, Any] = {"format": FORMAT, "seed": run.seed, "out": run.out}
     for name in SECTIONS:
         out[name] = to_dict(getattr(run, name))
+    if run.task is not None:
+        out["task"] = to_dict(run.task)
     out["model"] = to_dict(run.model)
     return out
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from glassformer.config import Special
 from glassformer.train import checkpoint, corpus, parallel
-from glassformer.train.data import Prepared, prepare
+from glassformer.train.data import Source, prepare
 from glassformer.train.run import RunConfig, with_model
+from glassformer.train.tasks import TaskData
 
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 
@@ -23,7 +24,8 @@ class Session:
     """A run whose model has the tokenizer's vocabulary, its data, and where it goes on from, if anywhere."""
 
     run: RunConfig
-    data: Prepared
+    data: Any
+    """`Prepared`, of a text, or `TaskData`: a `Source` either way."""
     resume: Resume | None = None
 
 
@@ -42,7 +44,7 @@ def resume_session(path: str, changes: tuple[str, ...] = ()) -> Session:
         from glassformer.train.run import read_run, run_to_dict
 
         changed = read_run(to_toml(run_to_dict(run)), changes, source="the checkpoint's run")
-        if changed.model != run.model or changed.data != run.data:
+        if (changed.model, changed.data, changed.task) != (run.model, run.data, run.task):
             raise checkpoint.CheckpointError(
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
             )
@@ -61,7 +63,9 @@ def resume_session(path: str, changes: tuple[str, ...] = ()) -> Session:
     return Session(run, data, (meta, model, extra))
 
 
-def _prepare(run: RunConfig) -> Prepared:
+def _prepare(run: RunConfig) -> Source:
+    if run.task is not None:
+        return TaskData(run.task)
     given = run.data
     found = corpus.find(given.corpus)
     if given.cache is not None:
@@ -105,7 +109,7 @@ def _in_turn(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def fit_model(run: RunConfig, data: Prepared) -> RunConfig:
+def fit_model(run: RunConfig, data: Source) -> RunConfig:
     """The model's vocabulary is the tokenizer's, plus one id where the objective needs a mask or a start token."""
     size = data.tokenizer.vocab_size
     match run.objective:
