@@ -9,9 +9,13 @@ from jaxtyping import install_import_hook
 
 # Before anything imports them: every annotated shape and dtype in the engine is checked at each call. The modules that
 # take a user's input (generate.loop, generate.feed) are left out: their own refusals are what is tested there.
-_hook = install_import_hook(
-    ["glassformer.model", "glassformer.generate.sampling", "glassformer.generate.beam"], "beartype.beartype"
-)
+_CHECKED = [
+    "glassformer.model",
+    "glassformer.generate.sampling",
+    "glassformer.generate.beam",
+    *(f"glassformer.lens.{module}" for module in ("heads", "copying", "residual", "patch", "logit_lens", "figures")),
+]
+_hook = install_import_hook(_CHECKED, "beartype.beartype")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402

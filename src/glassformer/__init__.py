@@ -27,6 +27,8 @@ _PUBLIC: dict[str, str | None] = {
     "load": "weights",
     "save": "weights",
     "load_tokenizer": "weights",
+    "trace": "lens",
+    "patch": "lens",
 }
 
 __all__ = [
@@ -44,10 +46,12 @@ __all__ = [
     "load",
     "load_tokenizer",
     "masks",
+    "patch",
     "presets",
     "save",
     "size",
     "stream",
+    "trace",
 ]
 
 if TYPE_CHECKING:
@@ -55,6 +59,8 @@ if TYPE_CHECKING:
     from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig
     from glassformer.finding import Finding, Verdict
     from glassformer.generate import Sampling, stream
+    from glassformer.lens.patch import patch
+    from glassformer.lens.trace import trace
     from glassformer.model import build, masks
     from glassformer.weights import load, load_tokenizer, save
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from glassformer.cli import models, training
+from glassformer.cli import look, models, training
 
 VERBS: dict[str, Callable[..., int]] = {
     "tour": training.tour,
     "train": training.train,
     "sample": models.sample,
     "size": models.size,
+    "look": look.look,
     "convert": models.convert,
     "env": models.env,
 }

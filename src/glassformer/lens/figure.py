@@ -58,6 +58,17 @@ class FigureError(ValueError):
     """A picture that cannot be drawn or written. One sentence."""
 
 
+def format_of(path: str | Path) -> str:
+    """The format that a file's suffix names; refuses those that cannot be written."""
+    format = Path(path).suffix.removeprefix(".").lower()
+    if format not in FORMATS:
+        raise FigureError(
+            f"{path} asks for the format {format or 'of no suffix'!r}, which cannot be written: "
+            f"use one of {', '.join('.' + f for f in FORMATS)}."
+        )
+    return format
+
+
 class Figure:
     """One drawn picture. `.save(path)` writes it; a notebook shows its SVG."""
 
@@ -71,12 +82,7 @@ class Figure:
     def save(self, path: str | Path) -> Path:
         """Write it in the format its suffix names, beside and renamed."""
         path = Path(path)
-        format = path.suffix.removeprefix(".").lower()
-        if format not in FORMATS:
-            raise FigureError(
-                f"{path} asks for the format {format or 'of no suffix'!r}, which cannot be written: "
-                f"use one of {', '.join('.' + f for f in FORMATS)}."
-            )
+        format = format_of(path)
         data = self.html().encode() if format == "html" else self._rendered(format)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

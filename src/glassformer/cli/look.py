@@ -1,0 +1,232 @@
+"""`glass look`: one picture of the inside of a model, or its numbers."""
+
+import json as json_module
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from glassformer.cli.common import InputError, Json
+
+if TYPE_CHECKING:
+    from glassformer.lens.views import Subject
+
+TEXT = "First Citizen:\nBefore we proceed"
+"""What the bundled bard reads when no text is given."""
+NEEDS_NO_TEXT = ("heads", "induction", "positions")
+BUNDLED = {"induction": "induction"}
+"""Kind -> the bundled model it is shown with when none is named; the bard for the rest."""
+USES: dict[str, tuple[str, ...]] = {
+    "attention": ("layer", "head", "target"),
+    "heads": ("seed",),
+    "induction": ("layer", "head", "seed"),
+    "logit-lens": ("target",),
+    "rank": ("target", "seed"),
+    "positions": (),
+    "attribution": ("position", "answer", "wrong", "target"),
+    "patch": ("layer", "position", "answer", "wrong", "against", "target"),
+    "training": (),
+}
+"""Kind -> the options that mean something to it, beside --model, --text, --ids, --show, --out and --json."""
+ANSWER_TOKENS = 24
+"""Greedy tokens of an encoder-decoder when no --target is given."""
+
+
+def look(
+    kind: Annotated[
+        tyro.conf.Positional[str],
+        tyro.conf.arg(
+            help="attention, heads, induction, logit-lens, rank, positions, attribution, patch; training: a run's log."
+        ),
+    ],
+    model: Annotated[str | None, tyro.conf.arg(help="A folder or a hub name; none: a bundled model.")] = None,
+    text: Annotated[str | None, tyro.conf.arg(help="What the model reads; with --ids, token ids.")] = None,
+    out: Annotated[Path | None, tyro.conf.arg(help="A .png, .svg, .pdf or .html file; none: KIND.png.")] = None,
+    show: Annotated[
+        str | None,
+        tyro.conf.arg(help="Which picture of the kind, such as `rank --show variants`; any wrong name lists them."),
+    ] = None,
+    layer: int | None = None,
+    head: int | None = None,
+    position: Annotated[int, tyro.conf.arg(help="Place in the text whose logits are explained; -1 is the last.")] = -1,
+    answer: Annotated[
+        str | None,
+        tyro.conf.arg(aliases=["--token"], help="The token to explain; the likeliest one when left out."),
+    ] = None,
+    wrong: Annotated[str | None, tyro.conf.arg(help="A second token, whose logit is taken away.")] = None,
+    against: Annotated[str | None, tyro.conf.arg(help="patch: the other text, of as many tokens.")] = None,
+    target: Annotated[
+        str | None, tyro.conf.arg(help="Encoder-decoder: what its decoder reads; its own answer.")
+    ] = None,
+    ids: Annotated[bool, tyro.conf.arg(help="Texts and tokens are given as ids.")] = False,
+    seed: Annotated[int, tyro.conf.arg(help="Of random tokens, where a kind uses some.")] = 0,
+    json: Json = False,
+) -> int:
+    """Look inside a model: draw one picture, or print its numbers with --json."""
+    from glassformer.lens.figure import format_of
+
+    out = out if out is not None or json else Path(f"{kind}.png")
+    given = {"layer": layer, "head": head, "position": position, "answer": answer, "wrong": wrong, "seed": seed}
+    _check(kind, {**given, "against": against, "target": target})
+    if out is not None:
+        format_of(out)  # before any work
+    if kind == "training":
+        return _training(model, out, json)
+    from glassformer.lens.views import KINDS, Choice
+
+    reader = _Reader(model or _bundled(kind), ids)
+    subject = reader.subject(_text(kind, model, text, show), target)
+    other = None if against is None else reader.encode(against, "--against")
+    choice = Choice(show, layer, head, position, reader.token(answer), reader.token(wrong), other, seed)
+    view = KINDS[kind](subject, choice)
+    _give(kind, view.numbers, view.draw, out, json)
+    return 0
+
+
+def _check(kind: str, given: dict[str, object]) -> None:
+    """Refuse an unknown kind, and options that a kind would silently ignore."""
+    from glassformer.config.errors import nearest
+
+    if kind not in USES:
+        hint = nearest(kind, USES).replace("Fields:", "Kinds:")
+        raise InputError(f"glass look knows no {kind!r}.{hint}")
+    defaults = {"position": -1, "seed": 0}
+    for name, value in given.items():
+        if value != defaults.get(name) and name not in USES[kind]:
+            raise InputError(f"glass look {kind} has no use for --{name}: leave it out.")
+
+
+def _give(kind: str, numbers: dict[str, Any], draw: Callable[[], Any], out: Path | None, json: bool) -> None:
+    if out is not None:
+        figure = draw()
+        figure.save(out)
+        numbers = {**numbers, "written": str(out)}
+        if not json:
+            print(f"{out}: {figure.title}")
+    if json:
+        if numbers.get("pattern", ()) is None:
+            raise InputError("these are too many attention weights to print: choose --layer and --head, or draw them.")
+        print(json_module.dumps({"kind": kind, **numbers}, allow_nan=False))
+
+
+def _bundled(kind: str) -> str:
+    from glassformer import pretrained
+
+    wanted = BUNDLED.get(kind, "bard")
+    return wanted if pretrained.folder(wanted) is not None else "bard"
+
+
+def _text(kind: str, model: str | None, text: str | None, show: str | None) -> str | None:
+    """The text to read; None where the kind does without one."""
+    if text is not None or kind in NEEDS_NO_TEXT or (kind, show) == ("rank", "variants"):
+        return text
+    if model is None:
+        return TEXT
+    raise InputError(f"glass look {kind} shows what a model does with a text: give --text.")
+
+
+class _Reader:
+    """A model with what turns texts into its tokens."""
+
+    def __init__(self, name: str, ids: bool):
+        from glassformer.weights import load, load_tokenizer
+
+        self.name, self.ids = name, ids
+        self.model = load(name)
+        if next(self.model.parameters()).dtype.itemsize == 2 and self.model.device.type == "cpu":
+            self.model = self.model.float()  # half precisions are for storing and for accelerators
+        self.tokenizer = None if ids else load_tokenizer(name)
+
+    def subject(self, text: str | None, target: str | None) -> "Subject":
+        from glassformer.lens.views import Subject
+        from glassformer.model import Seq2Seq
+
+        tokens = [] if text is None else self.encode(text, "--text")
+        written: list[int] | None = None
+        if isinstance(self.model, Seq2Seq):
+            written = self._answer(tokens) if target is None else self._started(self.encode(target, "--target"))
+        elif target is not None:
+            raise InputError(
+                "--target is what a decoder reads beside a source, and this model has one stack: leave it out."
+            )
+        name = Path(self.name).name or self.name
+        return Subject(name, self.model, tokens, self.say, written)
+
+    def encode(self, text: str, option: str) -> list[int]:
+        """Token ids of a text that a user gave."""
+        from glassformer.generate.text import Continuation
+
+        if not text.strip() and (self.ids or not text):
+            raise InputError(f"{option} is empty: a model reads at least one token.")
+        read = Continuation(self.model, self.tokenizer, text, self.ids).tokens
+        size = self.model.config.vocab_size
+        for token in read:
+            if not 0 <= token < size:
+                raise InputError(f"token id {token} is outside the vocabulary of {size} (0 to {size - 1}).")
+        return list(read)
+
+    def token(self, text: str | None) -> int | None:
+        """The one token that an option names."""
+        if text is None:
+            return None
+        # as it stands, without what a tokenizer puts around a text
+        known = None if self.tokenizer is None else self.tokenizer.token_to_id(text)
+        (token, *more) = self._pieces(text) if known is None else [known]
+        if more:
+            pieces = ", ".join(repr(self.say(i)) for i in (token, *more))
+            raise InputError(f"{text!r} is {1 + len(more)} tokens of this model ({pieces}): give one of them.")
+        return int(token)
+
+    def _pieces(self, text: str) -> list[int]:
+        if self.tokenizer is None or not text:
+            return self.encode(text, "the token")
+        try:
+            found = self.tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception:  # the library raises plain Exception for what its vocabulary lacks
+            found = []
+        if not found:
+            raise InputError(f"{text!r} is no token of this model: give a text of one token.")
+        return list(found)
+
+    def say(self, token: int) -> str:
+        """A token as text: its blanks kept, and its id where it is no whole character."""
+        if self.tokenizer is None:
+            return f"#{token}"
+        piece = self.tokenizer.id_to_token(token)
+        if piece is None:
+            return f"#{token}"
+        if "▁" in piece:  # sentencepiece's blank, which decoding a single token would drop
+            return piece.replace("▁", " ")
+        spoken = self.tokenizer.decode([token], skip_special_tokens=False)
+        if "�" in spoken:
+            return f"#{token}"
+        return spoken if spoken and not piece.startswith("##") else piece
+
+    def _started(self, tokens: list[int]) -> list[int]:
+        start = self.model.config.special.start
+        return tokens if start is None or tokens[:1] == [start] else [start, *tokens]
+
+    def _answer(self, source: list[int]) -> list[int]:
+        """What an encoder-decoder says to its source, greedily."""
+        from glassformer.generate import Sampling, generate
+
+        if not source:
+            return self._started([])
+        room = ANSWER_TOKENS if self.model.config.max_len is None else min(ANSWER_TOKENS, self.model.config.max_len - 1)
+        return self._started(generate(self.model, [source], room, Sampling(0.0)).new[0])
+
+
+def _training(run: str | None, out: Path | None, json: bool) -> int:
+    from glassformer.lens.figures.training import losses_of, probe_series, read_log, training_curves
+
+    if run is None:
+        raise InputError(
+            "glass look training draws a run's log: give its folder with --model, such as runs/shakespeare."
+        )
+    events = read_log(run)
+    numbers = {name: {"steps": steps, "values": values} for name, (steps, values) in losses_of(events).items()}
+    probes = {name: {"steps": steps, "values": values} for name, (steps, values) in probe_series(events).items()}
+    title = f"{Path(run).name}: loss while training" + (", and what the probes saw" if probes else "")
+    _give("training", {**numbers, "probes": probes}, lambda: training_curves(events, title=title), out, json)
+    return 0

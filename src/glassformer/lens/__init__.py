@@ -1,0 +1,59 @@
+"""Look inside a model: record it, change it, take its stream apart, read it at every depth.
+
+`trace` and `patch` are functions here, as in `gf.trace` and `gf.patch`; the modules of those names are reached by
+`from glassformer.lens.trace import ...`.
+"""
+
+from glassformer.lens.logit_lens import LensReading, TunedLens, logit_lens, train_tuned_lens
+from glassformer.lens.patch import (
+    EffectMap,
+    Intervention,
+    PathEffect,
+    from_run,
+    mean,
+    patch,
+    patch_effects,
+    path_effect,
+    resample,
+    value,
+    zero,
+)
+from glassformer.lens.residual import (
+    Attribution,
+    Decomposition,
+    StreamNorms,
+    attribute_logits,
+    decompose,
+    stream_norms,
+)
+from glassformer.lens.trace import LensError, Site, Sites, Trace, sites_of, trace
+
+__all__ = [
+    "Attribution",
+    "Decomposition",
+    "EffectMap",
+    "Intervention",
+    "LensError",
+    "LensReading",
+    "PathEffect",
+    "Site",
+    "Sites",
+    "StreamNorms",
+    "Trace",
+    "TunedLens",
+    "attribute_logits",
+    "decompose",
+    "from_run",
+    "logit_lens",
+    "mean",
+    "patch",
+    "patch_effects",
+    "path_effect",
+    "resample",
+    "sites_of",
+    "stream_norms",
+    "trace",
+    "train_tuned_lens",
+    "value",
+    "zero",
+]

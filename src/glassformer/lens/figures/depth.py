@@ -1,0 +1,146 @@
+"""Pictures against depth: singular values of the stream, its distance to equal rows, its norm."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from torch import Tensor
+
+from glassformer.lens.figure import AMOUNT, COLOURS, GREY, Figure, FigureError
+from glassformer.lens.figures.labels import finite, numbers, stride, titled, wording
+from glassformer.shapes import Float
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = Tensor | np.ndarray
+SHADES = 0.92
+"""The yellow end of the map is left out: a thin yellow line is not seen on white."""
+
+
+def singular_values(
+    spectra: Float[Array, "L R"],
+    depths: Sequence[int] | None = None,
+    *,
+    title: str = "Singular values of the stream at each depth",
+) -> Figure:
+    """One curve per depth, each divided by its largest value: the steeper, the closer to rank one."""
+    values = finite("the singular values", numbers(spectra)).astype(np.float64)
+    if values.min() < 0 or (values[:, 0] <= 0).any():
+        raise FigureError("singular values are never negative, and the largest is above 0: check what was given.")
+    depths = list(range(len(values)) if depths is None else depths)
+    relative = values / values[:, :1]
+    floor = 1e-14  # what is smaller is rounding: the rank ends there
+    shades = mpl.colormaps[AMOUNT]
+    norm = Normalize(min(depths), max(max(depths), min(depths) + 1))
+    with titled(title, height=3.4) as figure:
+        ax = figure.canvas.subplots()
+        places = np.arange(1, values.shape[1] + 1)
+        for depth, row in zip(depths, relative, strict=True):
+            shown = np.where(row > floor, row, np.nan)
+            mark = "o" if values.shape[1] == 1 else None
+            ax.plot(places, shown, color=shades(SHADES * norm(depth)), linewidth=1.1, marker=mark)
+        log_axis(ax)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        ax.set_xlabel("index of the singular value")
+        ax.set_ylabel("σ / largest σ")
+        thin = shades.resampled(256)(np.linspace(0, SHADES, 256))
+        held = ScalarMappable(norm, mpl.colors.ListedColormap(thin))
+        bar = figure.canvas.colorbar(held, ax=ax, label="blocks passed", fraction=0.04, aspect=28, pad=0.02)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def log_axis(ax: "Axes") -> None:
+    """Logarithmic, with at most nine ticks at round powers of ten, even over hundreds of them."""
+    ax.set_yscale("log")
+    low, high = (math.log10(end) for end in ax.get_ylim())
+    decades = math.floor(high) - math.ceil(low) + 1
+    if decades >= 2:
+        step = stride(decades, 8)
+        powers = range(step * math.ceil(low / step), math.floor(high) + 1, step)
+        ax.yaxis.set_major_locator(FixedLocator([10.0**power for power in powers]))
+        ax.yaxis.set_minor_locator(NullLocator())
+
+
+def deviation_by_depth(
+    curves: Mapping[str, Float[Array, "L"]],
+    theory: Mapping[str, Float[Array, "L"]] | None = None,
+    *,
+    title: str = "How far the rows are from equal, by depth",
+    label: str = "|X − 1·mean| / |X|",
+) -> Figure:
+    """One line per variant of the network, layer 0 first, with what theory predicts as dotted lines.
+
+    The axis is logarithmic when the values need it. Zeros (rows equal up to rounding) cannot be shown on it: a line
+    ends where it reaches zero.
+    """
+    if not curves:
+        raise FigureError("no curves were given: there is nothing to draw.")
+    with titled(title, height=3.9) as figure:
+        ax = figure.canvas.subplots()
+        styles = ["-", "--", "-."]  # lines that coincide show through one another
+        for i, (name, line) in enumerate(curves.items()):
+            values = finite(name, numbers(line)).astype(np.float64)
+            shown = np.where(values > 0, values, np.nan)
+            style = styles[i % 3]
+            ax.plot(shown, color=COLOURS[i % 7], linestyle=style, label=wording(name, 40), marker=".", markersize=3)
+        for i, (name, line) in enumerate((theory or {}).items()):
+            values = finite(name, numbers(line)).astype(np.float64)
+            grey = ("black", GREY, "#999999")[i % 3]
+            shown = np.where(values > 0, values, np.nan)
+            ax.plot(shown, color=grey, linestyle=":", linewidth=2, label=f"theory: {wording(name, 40)}")
+        shown = np.concatenate([line.get_ydata() for line in ax.lines])
+        ended = bool(np.isnan(shown).any())
+        if np.nanmin(shown) < 0.05 * np.nanmax(shown):
+            log_axis(ax)
+        else:
+            ax.set_ylim(0, 1.05 * np.nanmax(shown))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        ax.set_xlabel("layer (a line ends where the rows are equal up to rounding)" if ended else "layer")
+        ax.set_ylabel(label)
+        # beside the axes: whatever the curves do, it covers none of them
+        figure.canvas.legend(loc="outside lower center", ncols=2, fontsize=7.5)
+    return figure
+
+
+def norms_by_depth(
+    norms: Mapping[str, Float[Array, "L T"] | Float[Array, "L"]],
+    *,
+    title: str = "How long the vectors of the stream are, by depth",
+) -> Figure:
+    """The median norm over places with the band of the middle half, one colour per stream or part.
+
+    A series shorter than the longest ends with it: what block I writes stands at depth I + 1.
+    """
+    if not norms:
+        raise FigureError("no norms were given: there is nothing to draw.")
+    with titled(title, height=3.4) as figure:
+        ax = figure.canvas.subplots()
+        largest, smallest = 0.0, np.inf
+        deepest = max(len(given) for given in norms.values())
+        for i, (name, given) in enumerate(norms.items()):
+            values = finite(name, numbers(given)).astype(np.float64)
+            values = values[:, None] if values.ndim == 1 else values
+            low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=1)
+            places = np.arange(deepest - len(values), deepest)
+            colour = COLOURS[i % 7]
+            ax.plot(places, middle, color=colour, label=wording(name, 40), marker=".", markersize=4)
+            if values.shape[1] > 1:
+                ax.fill_between(places, low, high, color=colour, alpha=0.2, linewidth=0)
+            largest, smallest = max(largest, float(high.max())), min(smallest, float(low.min()))
+        if smallest > 0 and largest / smallest > 50:
+            log_axis(ax)
+        else:
+            ax.set_ylim(0, largest * 1.05 or 1.0)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_xlabel("blocks passed")
+        ax.set_ylabel("norm (median, middle half of the places)")
+        if len(norms) > 1:
+            figure.canvas.legend(loc="outside lower center", ncols=3, fontsize=7.5)
+    return figure

@@ -1,0 +1,365 @@
+"""What each attention head does: scores of its pattern on repeated random tokens, of its weights, and of real text.
+
+Pattern scores are means of attention over queries that have the target in view. A query that sees one key has no choice
+and is not counted; where no query counts, a score is NaN in a tensor and None in a table, never 0.
+
+    previous_token   A[t, t-1]
+    current_token    A[t, t]
+    first_token      A[t, 0]
+    duplicate_token  Σ_s A[t, s] over the other places of the same token, x_s = x_t (in a decoder: the earlier ones)
+    induction        Σ_s A[t, s+1] over the earlier places of the same token: what followed it before. On a block of
+                     distinct tokens and its copy, that is the place after the first occurrence (Elhage et al. 2021)
+    prefix_matching  the same on a block repeated four times, where a head may look after any copy (Olsson et al. 2022)
+
+Block length and place are random, because on one fixed sequence a head that always looks n places back cannot be told
+from an induction head. A high score is sufficient, not necessary: other algorithms continue a repetition too.
+
+Scores of the weights (`copying`, `copying_top`) are in `glassformer.lens.copying`.
+"""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.config.errors import nearest
+from glassformer.lens.copying import copying_score, copying_top
+from glassformer.lens.trace import LensError, trace
+from glassformer.model import DecoderLM, EncoderLM, Model, masks
+from glassformer.shapes import Bool, Float, Int
+
+Visible = Bool[Tensor, "*v T T"]
+Scores = Float[Tensor, "*r"]
+"""(H,), or a number for a single (T,T) pattern."""
+
+
+def previous_token_score(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
+    """Mean attention to the token before."""
+    size = pattern.shape[-1]
+    return _mean_on(pattern, torch.ones(size, size).tril(-1).triu(-1).bool(), visible)
+
+
+def current_token_score(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
+    """Mean attention of a token to itself."""
+    return _mean_on(pattern, torch.eye(pattern.shape[-1], dtype=torch.bool), visible)
+
+
+def first_token_score(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
+    """Mean attention to the first token of the sequence (the first that any query sees): the share that rests there."""
+    seen = _shaped(pattern, visible)[1]
+    first = torch.nn.functional.one_hot(seen.any(-2).int().argmax(-1), seen.shape[-1]).bool()
+    return _mean_on(pattern, first[:, None].expand_as(seen), visible)
+
+
+def duplicate_token_score(
+    pattern: Float[Tensor, "*h T T"], tokens: Int[Tensor, "*b T"], visible: Visible | None = None
+) -> Scores:
+    """Mean attention to the other places where the same token stands."""
+    same = tokens[..., :, None] == tokens[..., None, :]
+    return _mean_on(pattern, same & ~torch.eye(pattern.shape[-1], dtype=torch.bool, device=same.device), visible)
+
+
+def induction_score(
+    pattern: Float[Tensor, "*h T T"], tokens: Int[Tensor, "*b T"], visible: Visible | None = None
+) -> Scores:
+    """Mean attention to the places after earlier occurrences of the same token.
+
+    The pattern is (T,T), (H,T,T) or (B,H,T,T), the tokens (T,) or (B,T); the result is a number or (H,). `visible` says
+    which keys a query sees, (T,T) or (B,T,T), and is the causal triangle where it is not given.
+
+    TransformerLens' `detect_head(..., "induction_head", error_measure="mul")` has the same targets but divides by all T
+    queries; this score counts only those that have a target, and does not fall with the share of tokens not repeated.
+    """
+    earlier = (tokens[..., :, None] == tokens[..., None, :]).tril(-1)
+    after = torch.nn.functional.pad(earlier, (1, 0))[..., :-1]
+    return _mean_on(pattern, after, visible)
+
+
+def attention_entropy(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> tuple[Scores, Scores]:
+    """Mean of -Σ_s A ln A in nats, and of its quotient by ln(keys in view), the entropy of uniform attention."""
+    heads, seen = _shaped(pattern, visible)
+    counted = seen.sum(-1) > 1
+    nats = torch.special.entr(heads).sum(-1)  # (B, H, T)
+    most = seen.sum(-1).clamp(min=2).to(heads.dtype).log()[:, None]
+    return _average(nats, counted, pattern), _average(nats / most, counted, pattern)
+
+
+def attention_distance(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
+    """Mean of Σ_s A[t,s] |t - s|, in tokens."""
+    heads, seen = _shaped(pattern, visible)
+    index = torch.arange(pattern.shape[-1], dtype=heads.dtype, device=heads.device)
+    away = (index[:, None] - index[None, :]).abs()
+    return _average((heads * away).sum(-1), seen.sum(-1) > 1, pattern)
+
+
+def _mean_on(pattern: Tensor, targets: Tensor, visible: Tensor | None) -> Tensor:
+    """Attention that falls on the targets in view, averaged over the queries that have one and a choice."""
+    heads, seen = _shaped(pattern, visible)
+    targets = targets.to(heads.device)
+    targets = (targets if targets.dim() == 3 else targets[None]) & seen  # (B, T, T)
+    on = (heads * targets[:, None]).sum(-1)
+    return _average(on, targets.any(-1) & (seen.sum(-1) > 1), pattern)
+
+
+def _shaped(pattern: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Pattern as (B,H,T,T) in float64 and visibility as (1 or B,T,T)."""
+    heads = pattern.detach().to("cpu", torch.float64)
+    heads = heads[(None,) * (4 - heads.dim())]
+    size = heads.shape[-1]
+    seen = torch.ones(size, size, dtype=torch.bool).tril() if visible is None else visible.cpu()
+    return heads, seen if seen.dim() == 3 else seen[None]
+
+
+def _average(values: Tensor, counted: Tensor, pattern: Tensor) -> Tensor:
+    """Mean of (B,H,T) over the queries counted (1 or B,T): (H,), or a number for a single pattern. NaN over none."""
+    counted = counted.expand(len(values), -1)
+    mean = (values * counted[:, None]).sum((0, 2)) / counted.sum()
+    return mean[0] if pattern.dim() == 2 else mean
+
+
+SHORTEST, LONGEST = 10, 40
+
+
+def repeated_tokens(
+    vocab_size: int,
+    rows: int = 16,
+    length: int = LONGEST,
+    copies: int = 2,
+    seed: int = 0,
+    exclude: Collection[int] = (),
+) -> Int[Tensor, "B T"]:
+    """Random rows: junk, a block `copies` times in a row, junk. All tokens of a row are distinct but for the copies.
+
+    With two copies the block is a fifth to nine twentieths of the row, with more copies as much shorter; its length
+    and place are uniform. `exclude` are ids that never occur (BOS and its like).
+    """
+    low, high = max(2, 2 * length // (5 * copies)), max(2, 9 * length // (10 * copies))
+    allowed = torch.tensor([v for v in range(vocab_size) if v not in set(exclude)])
+    needed = length - (copies - 1) * low
+    if rows < 1 or copies < 2 or high * copies > length:
+        raise LensError(
+            f"rows={rows}, copies={copies}, length={length} make no repetition: give at least 1 row, 2 copies and "
+            f"{2 * copies} tokens."
+        )
+    if len(allowed) < needed:
+        raise LensError(
+            f"a vocabulary of {len(allowed)} ordinary tokens is too small for {length} places without chance "
+            f"repetitions, which need {needed}: give a shorter length."
+        )
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(least: int, most: int) -> int:
+        return int(torch.randint(least, most + 1, (), generator=generator))
+
+    made = []
+    for _ in range(rows):
+        size = draw(low, high)
+        start = draw(0, length - copies * size)
+        order = allowed[torch.randperm(len(allowed), generator=generator)]
+        block, junk = order[:size], order[size : size + length - copies * size]
+        made.append(torch.cat([junk[:start], block.repeat(copies), junk[start:]]))
+    return torch.stack(made)
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    layer: int
+    head: int
+    scores: dict[str, float | None]
+    """None where the score has no meaning for this head; the table's notes say why."""
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """One row per head. Every score of every row is there; `notes` explains the ones that are None."""
+
+    rows: tuple[HeadRow, ...]
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.rows[0].scores)
+
+    def ranked(self, by: str = "induction") -> "HeadTable":
+        """The same rows, highest first; heads without this score last."""
+        self._check(by)
+
+        def order(row: HeadRow) -> tuple[bool, float]:
+            value = row.scores[by]
+            return value is None, 0.0 if value is None else -value
+
+        return HeadTable(tuple(sorted(self.rows, key=order)), self.notes)
+
+    def score(self, name: str) -> Float[Tensor, "L H"]:
+        """One score of all heads as a matrix; NaN for None."""
+        self._check(name)
+        layers, heads = (1 + max(getattr(row, axis) for row in self.rows) for axis in ("layer", "head"))
+        grid = torch.full((layers, heads), math.nan, dtype=torch.float64)
+        for row in self.rows:
+            value = row.scores[name]
+            if value is not None:
+                grid[row.layer, row.head] = value
+        return grid
+
+    def text(self, by: str = "induction", top: int | None = None) -> str:
+        """Aligned columns, highest `by` first; a dash where a score has no meaning, with the reasons below."""
+        titles = ["layer", "head", *(name.replace("_", " ") for name in self.names)]
+        cells = [
+            [str(row.layer), str(row.head), *("–" if v is None else f"{v:.3f}" for v in row.scores.values())]
+            for row in self.ranked(by).rows[:top]
+        ]
+        words = [title.split(" ") for title in titles]
+        deep = max(map(len, words))
+        head = [[([""] * (deep - len(w)) + w)[i] for w in words] for i in range(deep)]
+        widths = [max(len(line[i]) for line in head + cells) for i in range(len(titles))]
+        lines = ["  ".join(f"{x:>{w}}" for x, w in zip(line, widths, strict=True)) for line in head + cells]
+        return "\n".join([*lines, *(f"– {name}: {why}" for name, why in self.notes.items())]) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, in the table's order."""
+        rows = [{"layer": row.layer, "head": row.head, **row.scores} for row in self.rows]
+        return {"heads": rows, "notes": dict(self.notes)}
+
+    def _check(self, name: str) -> None:
+        if name not in self.names:
+            raise LensError(f"{name!r} is not a score of this table.{nearest(name, self.names)}")
+
+
+def head_table(
+    model: Model,
+    text: Int[Tensor, "B T"] | None = None,
+    mask: Bool[Tensor, "B T"] | None = None,
+    *,
+    rows: int = 16,
+    length: int | None = None,
+    seed: int = 0,
+    weights: bool = True,
+) -> HeadTable:
+    """Every score of every self-attention head of a decoder or an encoder.
+
+    Random rows have `length` tokens (as many as context and vocabulary allow, at most 40) after BOS where the model has
+    one. Token ids given as `text` (with `mask`, which of them are real) add entropy, distance and first-token share on
+    them. `weights=False` leaves out the OV circuit, whose V·D² multiplications outweigh the rest.
+    """
+    if not isinstance(model, DecoderLM | EncoderLM):
+        raise LensError("head scores are of one stack: give a decoder or an encoder, not an encoder-decoder.")
+    cfg = model.config
+    length = _fitting_length(cfg) if length is None else length
+    twice, often = (_with_bos(cfg, _draw(cfg, rows, length, copies, seed)) for copies in (2, 4))
+    columns: dict[str, Callable[[int], Tensor | None]] = {}
+    columns |= _pattern_columns(model, twice, often)
+    if text is not None:
+        columns |= _text_columns(model, text, mask)
+    if weights:
+        columns |= {"copying": _by_layer(copying_score(model)), "copying_top": _by_layer(copying_top(model))}
+    table: list[HeadRow] = []
+    for layer in range(cfg.n_layers):
+        made = {name: column(layer) for name, column in columns.items()}
+        for head in range(cfg.n_heads):
+            scores = {name: _number(None if s is None else s[head]) for name, s in made.items()}
+            table.append(HeadRow(layer, head, scores))
+    missing = [name for name in columns if any(row.scores[name] is None for row in table)]
+    return HeadTable(tuple(table), {name: _why_missing(cfg, name) for name in missing})
+
+
+def _by_layer(scores: Tensor | None) -> Callable[[int], Tensor | None]:
+    return lambda layer: None if scores is None else scores[layer]
+
+
+def _pattern_columns(model: Model, twice: Tensor, often: Tensor) -> dict[str, Callable[[int], Tensor | None]]:
+    causal = isinstance(model, DecoderLM)
+    first, second = (trace(model, ids, sites="block.*.attention.pattern") for ids in (twice, often))
+
+    def of(score: Callable[..., Tensor], run: Any = first, given: tuple[Tensor, ...] = ()) -> Callable[[int], Tensor]:
+        def column(layer: int) -> Tensor:
+            return score(run[f"block.{layer}.attention.pattern"], *given, visibility(model, layer, run.tokens.shape[1]))
+
+        return column
+
+    return {
+        "induction": of(induction_score, first, (twice,)) if causal else lambda layer: None,
+        "prefix_matching": of(induction_score, second, (often,)) if causal else lambda layer: None,
+        "previous_token": of(previous_token_score),
+        "duplicate_token": of(duplicate_token_score, first, (twice,)),
+        "current_token": of(current_token_score),
+        "first_token": of(first_token_score),
+        "entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[0]),
+        "relative_entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[1]),
+        "distance": of(attention_distance),
+    }
+
+
+def _text_columns(model: Model, text: Tensor, mask: Tensor | None) -> dict[str, Callable[[int], Tensor | None]]:
+    run = trace(model, text, sites="block.*.attention.pattern", mask=mask)
+
+    def of(score: Callable[..., Tensor]) -> Callable[[int], Tensor]:
+        def column(layer: int) -> Tensor:
+            return score(run[f"block.{layer}.attention.pattern"], visibility(model, layer, run.tokens.shape[1], mask))
+
+        return column
+
+    return {
+        "text_entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[0]),
+        "text_relative_entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[1]),
+        "text_distance": of(attention_distance),
+        "text_first_token": of(first_token_score),
+    }
+
+
+def visibility(model: Model, layer: int, size: int, mask: Bool[Tensor, "B T"] | None = None) -> Bool[Tensor, "*v T T"]:
+    """Which keys a query of this layer sees: causality, window, padding. A padding query sees none and never counts."""
+    index = torch.arange(size)
+    seen = masks.causal(index, index) if isinstance(model, DecoderLM) else torch.ones(size, size, dtype=torch.bool)
+    width = model.config.window(layer)
+    if width is not None:
+        seen = seen & masks.window(index, index, width)
+    if mask is not None:
+        real = mask.cpu()
+        seen = seen & real[:, :, None] & real[:, None, :]
+    return seen
+
+
+def _special(cfg: c.ModelConfig) -> set[int]:
+    ids = cfg.special
+    return {v for v in (ids.bos, ids.pad, ids.start, *ids.eos) if v is not None}
+
+
+def _draw(cfg: c.ModelConfig, rows: int, length: int, copies: int, seed: int) -> Tensor:
+    return repeated_tokens(cfg.vocab_size, rows, length, copies, seed, _special(cfg))
+
+
+def _with_bos(cfg: c.ModelConfig, tokens: Tensor) -> Tensor:
+    bos = cfg.special.bos
+    return tokens if bos is None else torch.nn.functional.pad(tokens, (1, 0), value=bos)
+
+
+def _fitting_length(cfg: c.ModelConfig) -> int:
+    """The longest row up to LONGEST that context and vocabulary allow."""
+    context = LONGEST if cfg.max_len is None else cfg.max_len - (cfg.special.bos is not None)
+    ordinary = cfg.vocab_size - len(_special(cfg))
+    for length in range(min(LONGEST, context), SHORTEST - 1, -1):
+        if length - max(2, length // 5) <= ordinary:
+            return length
+    raise LensError(
+        f"a context of {context} and {ordinary} ordinary tokens have no room for a repeated block: head scores need a "
+        f"context of {SHORTEST} and {SHORTEST - 2} tokens at least."
+    )
+
+
+def _number(value: Tensor | None) -> float | None:
+    return None if value is None or math.isnan(float(value)) else float(value)
+
+
+def _why_missing(cfg: c.ModelConfig, name: str) -> str:
+    if name.startswith("copying"):
+        return (
+            "nothing this attention head writes reaches logits through matrices alone: the model has no head, one with "
+            "an activation inside, or the product is zero."
+        )
+    if name in ("induction", "prefix_matching") and isinstance(cfg, c.EncoderConfig):
+        return "an encoder's token sees what follows it, so there is no continuation to look up."
+    return "no query has the place it asks for in view, or any choice: a window or a text is too short."

@@ -1,0 +1,397 @@
+"""Change what a model computes at a site and see what follows: ablation, activation patching, path patching.
+
+    patch(model, tokens, {"block.1.attention.heads": zero(heads=[2])})              # logits without head 1.2
+    patch_effects(model, clean, corrupt, answer=5, wrong=7).effects                 # (L,H,T), 0 = corrupt, 1 = clean
+
+An edit is any function of a site's name and value. Those made here replace the whole site, or only some `heads`,
+`positions` (of keys and values: key positions) and `rows` of it. Replacing a site by what was recorded there changes
+nothing, bit for bit, when both runs ask for the same scores and patterns: those make a layer take the explicit path,
+which rounds differently from the fused one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.lens.residual import FrozenNorm, stack_of
+from glassformer.lens.trace import (
+    Edit,
+    Given,
+    LensError,
+    Recorder,
+    Tokens,
+    Trace,
+    evaluating,
+    read_tokens,
+    run_hidden,
+    select,
+    sites_of,
+    trace,
+)
+from glassformer.model import Model
+from glassformer.shapes import Float, Int, Shaped
+
+Some = Sequence[int] | None
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """Replaces a site, or the named heads, positions and rows of it, by what `new` gives."""
+
+    new: Edit
+    heads: Some = None
+    positions: Some = None
+    rows: Some = None
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        new = _fitted(site, self.new(site, value).to(value.device), value)
+        chosen: Tensor | None = None
+        for what, indices, axis in (
+            ("row", self.rows, 0),
+            ("head", self.heads, 1 if value.dim() == 4 else None),
+            ("position", self.positions, value.dim() - 2),
+        ):
+            if indices is not None:
+                mask = _axis_mask(site, what, indices, axis, value)
+                chosen = mask if chosen is None else chosen & mask
+        return new if chosen is None else torch.where(chosen, new, value)
+
+
+def _fitted(site: str, new: Tensor, value: Tensor) -> Tensor:
+    if new.shape == value.shape:
+        return new
+    try:
+        return new.expand_as(value)
+    except RuntimeError:
+        raise LensError(
+            f"{site} is {tuple(value.shape)} here but {tuple(new.shape)} in what replaces it: "
+            "patch between texts of the same length and number of rows (or from one row)."
+        ) from None
+
+
+def _axis_mask(site: str, what: str, indices: Sequence[int], axis: int | None, value: Tensor) -> Tensor:
+    """True at `indices` of one axis, shaped to broadcast over the others."""
+    if axis is None:
+        raise LensError(f"{site} has no heads, its shape is {tuple(value.shape)}: leave heads= out.")
+    size = value.shape[axis]
+    for index in indices:
+        if not -size <= index < size:
+            raise LensError(f"{what} {index} does not exist at {site}, which has {size}: use 0 to {size - 1}.")
+    mask = torch.zeros(size, dtype=torch.bool, device=value.device)
+    mask[list(indices)] = True
+    return mask.view(*(size if i == axis else 1 for i in range(value.dim())))
+
+
+def zero(heads: Some = None, positions: Some = None, rows: Some = None) -> Intervention:
+    """Zero ablation."""
+    return Intervention(lambda site, value: torch.zeros_like(value), heads, positions, rows)
+
+
+def mean(
+    of: Trace | None = None,
+    over: Sequence[str] = ("rows", "positions"),
+    heads: Some = None,
+    positions: Some = None,
+    rows: Some = None,
+) -> Intervention:
+    """Mean ablation: the average over `over` (rows, positions or both) of this run, or of a reference run `of`."""
+    unknown = set(over) - {"rows", "positions"}
+    if unknown or not over:
+        raise LensError(f"over={tuple(over)!r} is not known: average over 'rows', 'positions' or both.")
+
+    def averaged(site: str, value: Tensor) -> Tensor:
+        source = value if of is None else of[site]
+        if not source.is_floating_point():
+            raise LensError(f"{site} holds whole numbers, which have no mean that the model could use: use value().")
+        axes = [axis for name, axis in (("rows", 0), ("positions", source.dim() - 2)) if name in over]
+        return source.mean(axes, keepdim=True).expand(_broadcast(source, value, axes))
+
+    return Intervention(averaged, heads, positions, rows)
+
+
+def _broadcast(source: Tensor, value: Tensor, axes: list[int]) -> list[int]:
+    """The shape of an average once its averaged axes are as long as in this run."""
+    return [value.shape[i] if i in axes else source.shape[i] for i in range(source.dim())]
+
+
+def resample(run: Trace, seed: int = 0, heads: Some = None, positions: Some = None, rows: Some = None) -> Intervention:
+    """Resample ablation: each row gets a random row of another run; equal seeds take equal rows at every site."""
+
+    def drawn(site: str, value: Tensor) -> Tensor:
+        source = run[site]
+        generator = torch.Generator().manual_seed(seed)
+        index = torch.randint(source.shape[0], (value.shape[0],), generator=generator)
+        return source[index.to(source.device)]
+
+    return Intervention(drawn, heads, positions, rows)
+
+
+def value(tensor: Shaped[Tensor, "..."], heads: Some = None, positions: Some = None, rows: Some = None) -> Intervention:
+    """The given tensor, broadcast to the site."""
+    return Intervention(lambda site, value: tensor, heads, positions, rows)
+
+
+def from_run(
+    run: Trace, site: str | None = None, heads: Some = None, positions: Some = None, rows: Some = None
+) -> Intervention:
+    """What another run had at the same site, or at `site` of it."""
+    return Intervention(lambda name, value: run[site or name], heads, positions, rows)
+
+
+def patch(
+    model: Model, tokens: Tokens, edits: Mapping[str, Edit], *, grad: bool = False, **given: Unpack[Given]
+) -> Float[Tensor, "B T V"]:
+    """Logits of a run in which sites (names or patterns) are edited. `trace(..., edits=...)` records such a run."""
+    return trace(model, tokens, sites=(), edits=edits, grad=grad, **given).logits
+
+
+@dataclass(frozen=True)
+class EffectMap:
+    """How much of the logit difference comes back when one place of the corrupt run gets its clean value.
+
+    0 is the corrupt run's difference, 1 the clean one's; below 0 and above 1 are possible.
+    """
+
+    effects: Shaped[Tensor, "L ..."]
+    letters: str
+    """The axes of `effects`: L,H,T (G where keys and values are patched), L,T or L,H."""
+    sites: tuple[str, ...]
+    """The patched site of each layer."""
+    clean: float
+    corrupt: float
+    """Logit differences of the two runs, mean over rows."""
+
+
+@torch.no_grad()
+def patch_effects(
+    model: Model,
+    clean: Tokens,
+    corrupt: Tokens,
+    answer: int | Int[Tensor, "B"],
+    wrong: int | Int[Tensor, "B"],
+    site: str = "attention.heads",
+    *,
+    layers: Sequence[int] | None = None,
+    each_position: bool = True,
+    position: int = -1,
+    batch: int = 64,
+    **given: Unpack[Given],
+) -> EffectMap:
+    """Activation patching from a clean into a corrupt text of the same length (Meng et al. 2022; Wang et al. 2022).
+
+    For each layer and place of `site` ("attention.heads", "resid_pre", "feedforward.out", ... or with its stack,
+    "encoder.block.*.resid_pre"), the model runs on `corrupt` with that place alone set to its clean value;
+
+        effect = (difference(patched) - difference(corrupt)) / (difference(clean) - difference(corrupt)),
+
+    with difference = logit[answer] - logit[wrong] at `position`, averaged over the rows. `each_position=False` patches
+    all positions of a head together. `batch` patched rows share a forward.
+    """
+    names = _layer_sites(model, site, layers)
+    sources = _pair(model, clean, corrupt, given)
+    question = _Question(model, answer, wrong, position)
+    kept, other = (Recorder(names, {}, False, False) for _ in sources)
+    with evaluating(model):
+        high, low = question.ask(sources[0], kept, given), question.ask(sources[1], other, given)
+        gap = float(high.mean() - low.mean())
+        if abs(gap) <= 1e-6 * max(1.0, float(high.abs().max())):
+            raise LensError(
+                f"both texts give the logit difference {float(low.mean()):.4g}: there is nothing to restore, "
+                "choose texts that the model answers differently."
+            )
+        both = [(name, (kept.values[name], other.values[name])) for name in names]
+        rows = [question.sweep(sources[1], low.mean(), *run, each_position, batch, given) for run in both]
+    effects = (torch.stack(rows) - low.mean()) / gap
+    has_heads, heads = kept.values[names[0]].dim() == 4, sites_of(model)[names[0]].letters.split(",")[1]
+    letters = "L" + (f",{heads}" if has_heads else "") + (",T" if each_position or not has_heads else "")
+    return EffectMap(effects, letters, tuple(names), float(high.mean()), float(low.mean()))
+
+
+def _pair(model: Model, clean: Tokens, corrupt: Tokens, given: Given) -> tuple[Tensor, Tensor]:
+    """The two texts as ids of one shape. What else is given is for both; ids in it are read here, once."""
+    if given.get("cache") is not None:
+        raise LensError("patching runs the model several times, and a cache would grow each time: leave it out.")
+    first, second = (read_tokens(model, tokens, given.get("tokenizer")) for tokens in (clean, corrupt))
+    if first.shape != second.shape:
+        shapes = f"the clean tokens are {tuple(first.shape)}, the corrupt {tuple(second.shape)}"
+        raise LensError(f"{shapes}: patching needs texts of equal shape, cut or pad one.")
+    if "target" in given:
+        given["target"] = read_tokens(model, given["target"], given.get("tokenizer"))
+    return first, second
+
+
+def _layer_sites(model: Model, site: str, layers: Sequence[int] | None) -> list[str]:
+    stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
+    names = select(model.config, site if "block." in site else f"{stack}block.*.{site}")
+    if layers is None:
+        return names
+    if not layers or not all(0 <= layer < len(names) for layer in layers):
+        raise LensError(f"layers={list(layers)}: this model's layers are 0 to {len(names) - 1}, name some of those.")
+    return [names[layer] for layer in layers]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The logit difference that is asked for after every run; the head is applied to one place only."""
+
+    model: Model
+    answer: int | Tensor
+    wrong: int | Tensor
+    position: int
+
+    def ask(self, tokens: Tensor, tap: Recorder, given: Given) -> Float[Tensor, "B"]:
+        hidden = run_hidden(self.model, tokens, tap, **given)
+        if not -hidden.shape[1] <= self.position < hidden.shape[1]:
+            raise LensError(f"position {self.position} is outside a text of {hidden.shape[1]} tokens: name one inside.")
+        at = self.position % hidden.shape[1]
+        logits = self.model.logits(hidden[:, at : at + 1])[:, 0]
+        return self.difference(logits)
+
+    def difference(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B"]:
+        size = logits.shape[1]
+        picked = []
+        for token in (self.answer, self.wrong):
+            ids = torch.as_tensor(token, device=logits.device)
+            if int(ids.min()) < 0 or int(ids.max()) >= size:
+                raise LensError(f"token id {token} is outside the vocabulary of {size}: use 0 to {size - 1}.")
+            if ids.numel() == 0 or len(logits) % ids.numel():
+                raise LensError(f"{ids.numel()} answers for {len(logits)} rows: give one token id, or one per row.")
+            ids = ids.flatten().repeat(len(logits) // ids.numel())
+            picked.append(logits.gather(1, ids[:, None])[:, 0])
+        return picked[0] - picked[1]
+
+    def sweep(
+        self,
+        tokens: Int[Tensor, "B T"],
+        low: Float[Tensor, ""],
+        site: str,
+        runs: tuple[Tensor, Tensor],
+        each_position: bool,
+        batch: int,
+        given: Given,
+    ) -> Shaped[Tensor, "..."]:
+        """Mean difference after patching each place of one site, (H,T), (H,) or (T,); `low` where nothing differs."""
+        clean, corrupt = runs
+        B, axes = len(tokens), clean.dim() - 2 if each_position or clean.dim() == 3 else 1
+        differs = (clean != corrupt).flatten(axes + 1).any(-1).any(0)
+        places = differs.flatten().nonzero()[:, 0]  # elsewhere patching would repeat the corrupt run
+        results = low.repeat(differs.numel())
+        for some in places.split(max(1, batch // B)):
+            chosen = torch.zeros(len(some), differs.numel(), dtype=torch.bool, device=clean.device)
+            chosen[torch.arange(len(some)), some] = True
+            chosen = chosen.view(len(some), *differs.shape, *[1] * (clean.dim() - 1 - axes))  # (n, H, T, 1)
+            edit = _Mix(chosen.repeat_interleave(B, 0), clean.repeat(len(some), *[1] * (clean.dim() - 1)))
+            many = {key: _repeated(held, B, len(some)) for key, held in given.items()}
+            tap = Recorder((), {site: edit}, False, False)
+            answers = self.ask(tokens.repeat(len(some), 1), tap, many)  # type: ignore[arg-type]
+            results[some] = answers.view(len(some), B).mean(1)
+        return results.view(differs.shape)
+
+
+@dataclass(frozen=True)
+class _Mix:
+    """An edit that differs from row to row: `clean` where chosen."""
+
+    chosen: Tensor
+    clean: Tensor
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        return torch.where(self.chosen, self.clean, value)
+
+
+def _repeated(held: Any, rows: int, times: int) -> Any:
+    """A tensor with one entry per row, as often as the rows are repeated; one that is shared by all rows stays."""
+    if isinstance(held, Tensor) and held.shape[0] == rows:
+        return held.repeat(times, *[1] * (held.dim() - 1))
+    return held
+
+
+@dataclass(frozen=True)
+class PathEffect:
+    """What one path carries: `change` is the logit difference with the path corrupted less the clean one, per row."""
+
+    change: Float[Tensor, "B"]
+    clean: Float[Tensor, "B"]
+    corrupt: Float[Tensor, "B"]
+
+    @property
+    def share(self) -> float:
+        """The part of the way from the clean to the corrupt difference that this path makes; 1 is all of it."""
+        return float(self.change.mean() / (self.corrupt - self.clean).mean())
+
+
+@torch.no_grad()
+def path_effect(
+    model: Model,
+    clean: Tokens,
+    corrupt: Tokens,
+    answer: int | Int[Tensor, "B"],
+    wrong: int | Int[Tensor, "B"],
+    sender: tuple[str, int | None],
+    receivers: Mapping[str, Some] | None = None,
+    *,
+    position: int = -1,
+    freeze_norm: bool = False,
+    **given: Unpack[Given],
+) -> PathEffect:
+    """Path patching: from one head (or feed-forward) to the logit difference through `receivers` and nothing else.
+
+    `sender` is a site that writes to the stream and its head, ("block.0.attention.heads", 3) or
+    ("block.1.feedforward.out", None); `receivers` are sites with the heads meant ({"block.2.attention.q": [1]}; None is
+    the whole site). The clean run is repeated with the sender's corrupt value while every other head and feed-forward
+    keeps its clean value; what the receivers then read is put into a clean run (Wang et al. 2022; Goldowsky-Dill et al.
+    2023). Without receivers the path is the direct one to the logits. With `freeze_norm` the final norm keeps the clean
+    run's statistics, and the direct path's change is the sender's direct logit attribution, corrupt less clean.
+    """
+    writers = [name for name in sites_of(model) if name.endswith((".heads", "feedforward.out"))]
+    site, head = sender
+    if site not in writers:
+        select(model.config, site)  # refuses what does not exist
+        raise LensError(f"{site} does not write to the stream: send from a site .heads or feedforward.out.")
+    if freeze_norm and receivers is not None:
+        raise LensError("freeze_norm is for the direct path, and receivers were given: leave one of them out.")
+    question = _Question(model, answer, wrong, position)
+    texts = _pair(model, clean, corrupt, given)
+    with evaluating(model):
+        before = Recorder([*writers, _last_stream(model)], {}, False, False)
+        other = Recorder([site], {}, False, False)
+        high, low = question.ask(texts[0], before, given), question.ask(texts[1], other, given)
+        edits: dict[str, Edit] = {name: _constant(before.values[name]) for name in writers}
+        edits[site] = Intervention(_constant(other.values[site]), heads=None if head is None else [head])
+        if freeze_norm:
+            edits |= _frozen_final(model, before.values[_last_stream(model)])
+        through = Recorder(select(model.config, receivers or ()), edits, False, False)
+        result = question.ask(texts[0], through, given)
+        if receivers is not None:
+            arrived = {name: Intervention(_constant(through.values[name]), heads=h) for name, h in receivers.items()}
+            result = question.ask(texts[0], Recorder((), arrived, False, False), given)
+    return PathEffect(result - high, high, low)
+
+
+def _constant(tensor: Tensor) -> Edit:
+    return lambda site, value: tensor
+
+
+def _last_stream(model: Model) -> str:
+    """The site that the final norm reads."""
+    stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
+    return f"{stack}block.{model.config.n_layers - 1}.resid_post"
+
+
+def _frozen_final(model: Model, stream: Float[Tensor, "B T D"]) -> dict[str, Edit]:
+    """Edits under which the final norm uses the statistics of `stream`: what enters it is noted, then normed anew."""
+    norm = stack_of(model).norm
+    if norm is None:
+        raise LensError("with placement='post' there is no final norm to freeze: leave freeze_norm out.")
+    frozen, noted = FrozenNorm.at(norm, stream), {}
+
+    def note(site: str, value: Tensor) -> Tensor:
+        noted["stream"] = value
+        return value
+
+    final = "decoder.final" if isinstance(model.config, c.Seq2SeqConfig) else "final"
+    return {_last_stream(model): note, final: lambda site, value: frozen(noted["stream"])}

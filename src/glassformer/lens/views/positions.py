@@ -1,0 +1,91 @@
+"""Views of position: a model's own scheme, or four schemes by their formulas, all through the engine's functions."""
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.lens import figures
+from glassformer.lens.residual import stack_of
+from glassformer.lens.trace import LensError
+from glassformer.lens.views.subject import Choice, Subject, View, pick
+from glassformer.model.positions import Rotary, alibi_slopes, apply_rotation, sinusoids, t5_buckets
+
+REACH = 128
+"""Positions or offsets shown of a scheme that has no end."""
+
+
+def positions(subject: Subject, choice: Choice) -> View:
+    """The position scheme of the model, or the four schemes by their formulas."""
+    option = pick("positions", choice, "model", "sinusoidal", "schemes")
+    if option == "schemes":
+        return _schemes()
+    if option == "sinusoidal":
+        return _vectors("Sinusoidal positions", sinusoids(torch.arange(REACH), 64, c.Sinusoidal()))
+    model, config = subject.model, subject.model.config
+    stack = stack_of(model)
+    causal = not isinstance(config, c.EncoderConfig)
+    last = min(REACH, config.max_len or REACH) - 1
+    offsets = torch.arange(-last, 1 if causal else last + 1)
+    match config.position:
+        case c.NoPosition():
+            raise LensError(f"{subject.name} has no position scheme: a decoder without one tells order by its mask.")
+        case c.Learned(offset=first) | c.Infused(vectors=c.Learned(offset=first)):
+            return _vectors(f"{subject.name}: learned positions", stack.position.weight[first:].detach())  # type: ignore[index]
+        case c.Sinusoidal() as waves:
+            return _vectors(
+                f"{subject.name}: sinusoidal positions", sinusoids(torch.arange(last + 1), config.d_model, waves)
+            )
+        case c.Infused(vectors=c.Sinusoidal() as waves):
+            title = f"{subject.name}: sinusoidal positions, read by queries and keys only"
+            return _vectors(title, sinusoids(torch.arange(last + 1), config.d_model, waves))
+        case c.Rotary() as spec:
+            return _offsets(
+                subject.name,
+                offsets,
+                {"rotary: score of equal q and k, relative": _rotary(spec, config.d_head, offsets)},
+            )
+        case _:
+            query = torch.tensor([[last]])
+            bias = stack.position.bias(query, query + offsets[None], torch.float64)
+            assert bias is not None  # ALiBi and T5
+            name = "ALiBi" if isinstance(config.position, c.Alibi) else "T5 bias"
+            return _offsets(
+                subject.name, offsets, {f"{name}: added to the score, one line per head": bias[0, :, 0].detach()}
+            )
+
+
+def _vectors(title: str, vectors: Tensor) -> View:
+    heading = f"{title}: one row per position"
+    return View({"vectors": vectors.tolist()}, lambda: figures.position_heatmap(vectors, title=heading))
+
+
+def _offsets(name: str, offsets: Tensor, curves: dict[str, Tensor]) -> View:
+    title = f"{name}: how a score depends on the distance between two tokens"
+    numbers = {"offsets": offsets.tolist(), "curves": {n: line.tolist() for n, line in curves.items()}}
+    return View(numbers, lambda: figures.relative_offset(offsets, curves, title=title))
+
+
+def _rotary(spec: c.Rotary, d_head: int, offsets: Tensor) -> Tensor:
+    """q·k / |q||k| after rotation, for q = k = (1, ..., 1) at a query's place and a key's: by the engine's own turn."""
+    engine = Rotary(spec, d_head)
+    places = offsets - offsets.min()  # what is rotated has no negative place
+    turn = engine.rotation(places[None], torch.float64, int(places.max()))
+    assert turn is not None
+    ones = torch.ones(1, 1, len(places), d_head, dtype=torch.float64)
+    turned = apply_rotation(ones, turn)[0, 0]
+    query = turned[offsets.tolist().index(0)]
+    return turned @ query / (query @ query)
+
+
+def _schemes() -> View:
+    """Sinusoidal, rotary, ALiBi and T5 side by side, from the engine's formulas: width 64, 8 heads."""
+    offsets = torch.arange(-REACH, REACH + 1)
+    waves = sinusoids(torch.arange(2 * REACH + 1), 64, c.Sinusoidal())
+    slopes = torch.tensor(alibi_slopes(8), dtype=torch.float64)
+    curves = {
+        "sinusoidal: dot product of two positions": waves @ waves[REACH],
+        "rotary: score of equal q and k, relative": _rotary(c.Rotary(), 64, offsets),
+        "ALiBi: added to the score": -slopes[:, None] * offsets.abs(),
+        "T5: bucket, one learned number each": t5_buckets(offsets, c.T5Bias(), causal=False).double(),
+    }
+    return _offsets("four schemes", offsets, curves)

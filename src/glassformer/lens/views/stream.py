@@ -1,0 +1,175 @@
+"""Views of the residual stream: read at every depth, its rank, what adds to a logit, what a patch restores."""
+
+from collections.abc import Sequence
+
+import torch
+
+from glassformer.lens import figures, rank
+from glassformer.lens.figure import Figure
+from glassformer.lens.figures.labels import readable
+from glassformer.lens.logit_lens import logit_lens
+from glassformer.lens.patch import patch_effects
+from glassformer.lens.residual import attribute_logits, stream_norms
+from glassformer.lens.trace import LensError, trace
+from glassformer.lens.views.subject import Choice, Subject, View, index, pick, place_of
+from glassformer.model import Seq2Seq
+
+
+def read_depths(subject: Subject, choice: Choice) -> View:
+    """What the model would say at every depth."""
+    quantity = pick("logit-lens", choice, "probability", "entropy")
+    reading = logit_lens(subject.model, subject.tokens, top=1, **subject.given)
+    top = [[subject.say(i) for i in row] for row in reading.top[:, 0, :, 0].tolist()]
+    chances, entropy = reading.probabilities[:, 0, :, 0], reading.entropy[:, 0]
+    rows = ["embedding", *(f"block {i}" for i in range(len(top) - 1))]
+
+    def draw() -> Figure:
+        title = f"{subject.name}: the likeliest token, read off the stream at every depth"
+        if quantity == "entropy":
+            return figures.logit_lens_grid(top, entropy, subject.words, rows, quantity="entropy (nats)", title=title)
+        return figures.logit_lens_grid(top, chances, subject.words, rows, title=title)
+
+    numbers = {"depths": rows, "tokens": subject.words, "top": top, "probability": chances.tolist()}
+    divergence, agreement = reading.divergence[:, 0].tolist(), reading.agreement.tolist()
+    return View({**numbers, "entropy": entropy.tolist(), "divergence": divergence, "agreement": agreement}, draw)
+
+
+def rows_apart(subject: Subject, choice: Choice) -> View:
+    """Whether the stream's rows stay apart: its spectrum, its distance to equal rows, its norms, or the experiment."""
+    option = pick("rank", choice, "spectrum", "deviation", "norms", "variants")
+    if option == "variants":
+        return _variants(choice.seed)
+    if option == "norms":
+        lengths = stream_norms(subject.model, subject.tokens, **subject.given)
+        series = {"stream": lengths.stream[:, 0], **{f"what {k} adds": v[:, 0] for k, v in lengths.branches.items()}}
+        named = {name.replace(".out", "").replace("feedf", "feed-f"): value for name, value in series.items()}
+        title = f"{subject.name}: how long the vectors of the stream are, by depth"
+        return View(
+            {name: value.tolist() for name, value in named.items()},
+            lambda: figures.norms_by_depth(named, title=title),
+        )
+    stack = "decoder." if isinstance(subject.model, Seq2Seq) else ""
+    run = trace(subject.model, subject.tokens, sites=[f"{stack}embed", f"{stack}block.*.resid_post"], **subject.given)
+    found = rank.stream_rank(run, stack)
+    if len(subject.words) < 2:
+        raise LensError("one token has no other rows to be compared with: give a text of at least two.")
+
+    def draw() -> Figure:
+        if option == "deviation":
+            title = f"{subject.name}: how far the rows of the stream are from equal, by depth"
+            return figures.deviation_by_depth({"residual stream": found.deviation[:, 0]}, title=title)
+        title = f"{subject.name}: singular values of the stream ({len(subject.words)} tokens) at each depth"
+        return figures.singular_values(found.singular_values[:, 0], title=title)
+
+    numbers = {
+        "sites": list(found.sites),
+        "singular_values": found.singular_values[:, 0].tolist(),
+        "effective_rank": found.effective_rank[:, 0].tolist(),
+        "stable_rank": found.stable_rank[:, 0].tolist(),
+        "deviation": found.deviation[:, 0].tolist(),
+    }
+    return View(numbers, draw)
+
+
+def _variants(seed: int) -> View:
+    """Fifty random layers of each kind of block, and what theory says of three of them."""
+    runs = {name: rank.collapse(name, seed=seed) for name in rank.VARIANTS}
+    theory = {f"{name}, to leading order": run.theory for name, run in runs.items() if run.theory is not None}
+    theory |= {f"{name}, cubic bound": run.bound.nan_to_num(0.0) for name, run in runs.items() if run.bound is not None}
+
+    def draw() -> Figure:
+        # below that, the lines would show rounding
+        curves = {str(n): torch.where(r.deviation > rank.ROUNDING, r.deviation, 0.0) for n, r in runs.items()}
+        lines = {n: torch.where(line > rank.ROUNDING, line, 0.0) for n, line in theory.items()}
+        title = "How far the rows are from equal after each random layer: what keeps tokens apart"
+        return figures.deviation_by_depth(curves, lines, title=title)
+
+    numbers = {"deviation": {n: r.deviation.tolist() for n, r in runs.items()}}
+    return View({**numbers, "theory": {n: line.tolist() for n, line in theory.items()}}, draw)
+
+
+def attribution(subject: Subject, choice: Choice) -> View:
+    """Direct logit attribution of the likeliest token, or the one chosen, at one place."""
+    order = pick("attribution", choice, "size", "depth")
+    place = place_of(subject, choice.position)
+    answer = _likeliest(subject, subject.ids, place) if choice.answer is None else choice.answer
+    found = attribute_logits(subject.model, subject.tokens, answer, choice.wrong, position=place, **subject.given)
+    names, values = [_part(name) for name in found.names], found.values[:, 0]
+    what = f"the logit of “{readable(subject.say(answer))}”"
+    if choice.wrong is not None:
+        what += f" less that of “{readable(subject.say(choice.wrong))}”"
+
+    def draw() -> Figure:
+        title = f"{subject.name}: what adds to {what} at “{readable(subject.words[place])}” (place {place})"
+        total = float(found.logit[0])
+        return figures.attribution_bars(
+            names, values, total, order="depth" if order == "depth" else "size", what=what, title=title
+        )
+
+    numbers = {"position": place, "answer": subject.say(answer), "logit": float(found.logit[0]), "note": found.note}
+    parts = dict(zip(found.names, values.tolist(), strict=True))
+    return View({**numbers, "parts": parts, "finding": found.finding.to_dict()}, draw)
+
+
+def _likeliest(subject: Subject, ids: Sequence[int], place: int) -> int:
+    return int(trace(subject.model, torch.tensor([list(ids)]), sites=(), **subject.given).logits[0, place].argmax())
+
+
+def _part(name: str) -> str:
+    """block.3.attention.head.1 -> head 3.1; block.3.feedforward -> feed-forward 3."""
+    parts = name.removeprefix("decoder.").split(".")
+    match parts:
+        case ["embed"]:
+            return "embedding"
+        case ["block", layer, "attention", "head", head]:
+            return f"head {layer}.{head}"
+        case ["block", layer, "cross", "head", head]:
+            return f"cross head {layer}.{head}"
+        case ["block", layer, "feedforward"]:
+            return f"feed-forward {layer}"
+        case ["block", layer, *rest]:
+            return f"{' '.join(rest)} {layer}".replace("_", " ")
+    return " ".join(parts).replace("_", " ")
+
+
+PATCHED = {
+    "stream": "resid_pre",
+    "heads": "attention.heads",
+    "attention": "attention.out",
+    "feedforward": "feedforward.out",
+}
+
+
+def patch(subject: Subject, choice: Choice) -> View:
+    """What each clean value, put alone into the run on the other text, brings back of the clean answer."""
+    option = pick("patch", choice, *PATCHED)
+    if choice.against is None:
+        raise LensError("patching needs a second text: give --against, of as many tokens as --text.")
+    layer = index("layer", choice.layer, subject.model.config.n_layers)
+    place = place_of(subject, choice.position)
+    answer = _likeliest(subject, subject.ids, place) if choice.answer is None else choice.answer
+    wrong = _likeliest(subject, choice.against, place) if choice.wrong is None else choice.wrong
+    if answer == wrong:
+        said = subject.say(answer)
+        raise LensError(f"both texts make the model say {said!r} here: give other texts, or --answer and --wrong.")
+    by_head = option == "heads" and layer is None
+    found = patch_effects(
+        subject.model, subject.tokens, torch.tensor([list(choice.against)]), answer, wrong, PATCHED[option],
+        layers=None if layer is None else [layer], each_position=not by_head, position=place, **subject.given,
+    )  # fmt: skip
+    # (L,T), (L,H), or of one layer (H,T)
+    effects = found.effects[0] if option == "heads" and layer is not None else found.effects
+    scope = {"stream": "the stream entering a layer", "heads": "one head", "attention": "one attention's output"}
+    titles = f"{subject.name}: how much of “{readable(subject.say(answer))}” over “{readable(subject.say(wrong))}”"
+    title = f"{titles} comes back with the clean value of {scope.get(option, 'one feed-forward output')}"
+
+    def draw() -> Figure:
+        if by_head:
+            return figures.patching_map(effects, None, None, columns="head", title=title)
+        rows = None if layer is None or option == "heads" else [str(layer)]
+        axis = f"head of layer {layer}" if option == "heads" else "layer"
+        return figures.patching_map(effects, subject.words, rows, axis=axis, title=title)
+
+    numbers = {"site": PATCHED[option], "answer": subject.say(answer), "wrong": subject.say(wrong), "position": place}
+    differences = {"clean_difference": found.clean, "corrupt_difference": found.corrupt}
+    return View({**numbers, **differences, "effects": effects.tolist()}, draw)

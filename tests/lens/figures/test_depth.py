@@ -1,0 +1,53 @@
+"""Curves against depth: relative spectra, lines that end at zero, branches beside the stream they write to."""
+
+import numpy as np
+import pytest
+
+from glassformer.lens.figures import FigureError, deviation_by_depth, norms_by_depth, singular_values
+from tests.lens.figures.cases import drawn
+
+
+def test_spectra_are_relative_and_end_at_rounding():
+    ax = singular_values(np.array([[4.0, 2.0, 1.0], [10.0, 1.0, 1e-16]])).axes[0]
+    first, second = (np.asarray(line.get_ydata()) for line in ax.lines)
+    assert first.tolist() == [1, 0.5, 0.25]
+    assert second[:2].tolist() == [1, 0.1]
+    assert np.isnan(second[2])
+    assert ax.get_yscale() == "log"
+    with pytest.raises(FigureError, match="never negative"):
+        singular_values(np.array([[1.0, -1.0]]))
+
+
+def test_a_line_ends_where_the_rows_are_equal_and_theory_is_dotted():
+    figure = deviation_by_depth(
+        {"attention": np.array([1.0, 1e-3, 0.0, 0.0])}, {"cubic": np.array([1.0, 1e-2, 1e-6, 0.0])}
+    )
+    ax = figure.axes[0]
+    measured, theory = ax.lines
+    assert np.isnan(measured.get_ydata()).tolist() == [False, False, True, True]
+    assert theory.get_linestyle() == ":"
+    assert "a line ends" in ax.get_xlabel()
+    legend = [text.get_text() for text in figure.canvas.legends[0].get_texts()]
+    assert legend == ["attention", "theory: cubic"]
+
+
+def test_the_axis_is_logarithmic_only_when_values_need_it():
+    assert drawn("deviation of one").axes[0].get_yscale() == "linear"
+    ax = drawn("deviation of nine variants").axes[0]
+    assert ax.get_yscale() == "log"
+    inside = [tick for tick in ax.get_yticks() if ax.get_ylim()[0] <= tick <= ax.get_ylim()[1]]
+    assert 3 <= len(inside) <= 9
+
+
+def test_norms_show_the_median_and_what_a_block_writes_stands_after_it():
+    stream = np.arange(12.0).reshape(4, 3)
+    figure = norms_by_depth({"stream": stream, "attention": np.ones((3, 3))})
+    first, second = figure.axes[0].lines
+    assert first.get_ydata().tolist() == [1, 4, 7, 10]
+    assert list(second.get_xdata()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("draw", [norms_by_depth, deviation_by_depth])
+def test_nothing_to_draw_is_one_sentence(draw):
+    with pytest.raises(FigureError, match="nothing to draw"):
+        draw({})

@@ -1,0 +1,434 @@
+"""What a trace records is what transformers and TransformerLens compute there; sites are named or refused."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+
+import glassformer as gf
+from glassformer import config as c
+from glassformer.lens.trace import LensError, MissingSite, sites_of, trace
+from glassformer.model import tap as tap_module
+from glassformer.weights import load
+from tests import folders, variants
+from tests.variants import lively, tokens
+from tests.weights.tiny import batch, random_model, saved
+
+SIZES = {"vocab_size": 97, "max_position_embeddings": 23}
+BERT = {"hidden_size": 35, "intermediate_size": 53, "num_hidden_layers": 2, "num_attention_heads": 5}
+LLAMA = {"hidden_size": 36, "intermediate_size": 53, "num_hidden_layers": 2, "num_attention_heads": 6}
+BOUND = 1e-5
+DECODER, SEQ2SEQ = variants.decoder(), variants.seq2seq()
+
+
+def gap(ours, theirs):
+    return (ours - theirs).abs().max().item()
+
+
+def split(x, heads):
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def joined(heads):
+    return heads.transpose(1, 2).flatten(2)
+
+
+class Hooked:
+    """Outputs (and first inputs) of named submodules of a transformers model in one forward."""
+
+    def __init__(self, model, names):
+        self.outputs, self.inputs, modules = {}, {}, dict(model.named_modules())
+        self.handles = [modules[name].register_forward_hook(self._note(name)) for name in names]
+
+    def _note(self, name):
+        def hook(module, inputs, output):
+            self.outputs[name] = output[0] if isinstance(output, tuple) else output
+            self.inputs[name] = inputs[0] if inputs else None
+
+        return hook
+
+
+@torch.no_grad()
+def hf_run(cls, config, names, tmp_path):
+    model = random_model(cls, config)
+    folder = saved(model, tmp_path)
+    ids = batch("none")[0]
+    hooked = Hooked(model, names)
+    out = model(ids, output_attentions=True, output_hidden_states=True)
+    return trace(load(folder), ids), out, hooked
+
+
+def check_streams(seen, out, layers):
+    for layer in range(layers):
+        assert gap(seen[f"block.{layer}.resid_pre"], out.hidden_states[layer]) <= BOUND
+        assert gap(seen[f"block.{layer}.attention.pattern"], out.attentions[layer]) <= BOUND
+    assert gap(seen["final"], out.hidden_states[-1]) <= BOUND
+    assert gap(seen.logits, out.logits) <= BOUND
+
+
+def test_gpt2_sites_equal_transformers(tmp_path):
+    config = hf.GPT2Config(vocab_size=97, n_embd=35, n_layer=2, n_head=5, n_positions=23)
+    block = "transformer.h.{}"
+    parts = ["", ".ln_1", ".attn.c_attn", ".attn.c_proj", ".ln_2", ".mlp.c_fc", ".mlp.c_proj"]
+    names = [block.format(i) + part for i in range(2) for part in parts]
+    seen, out, hooked = hf_run(hf.GPT2LMHeadModel, config, names, tmp_path)
+    check_streams(seen, out, 2)
+    for layer in range(2):
+        ours, theirs = f"block.{layer}.", block.format(layer)
+        q, k, v = hooked.outputs[f"{theirs}.attn.c_attn"].split(35, dim=-1)
+        for name, value in (("q", q), ("k", k), ("v", v)):
+            assert gap(seen[f"{ours}attention.{name}"], split(value, 5)) <= BOUND
+        assert gap(joined(seen[f"{ours}attention.heads"]), hooked.inputs[f"{theirs}.attn.c_proj"]) <= BOUND
+        assert gap(seen[f"{ours}attention.out"], hooked.outputs[f"{theirs}.attn.c_proj"]) <= BOUND
+        assert gap(seen[f"{ours}attention.normed"], hooked.outputs[f"{theirs}.ln_1"]) <= BOUND
+        assert gap(seen[f"{ours}resid_mid"], hooked.inputs[f"{theirs}.ln_2"]) <= BOUND
+        assert gap(seen[f"{ours}feedforward.pre"], hooked.outputs[f"{theirs}.mlp.c_fc"]) <= BOUND
+        assert gap(seen[f"{ours}feedforward.post"], hooked.inputs[f"{theirs}.mlp.c_proj"]) <= BOUND
+        assert gap(seen[f"{ours}feedforward.out"], hooked.outputs[f"{theirs}.mlp.c_proj"]) <= BOUND
+        assert gap(seen[f"{ours}resid_post"], hooked.outputs[theirs]) <= BOUND
+
+
+def test_llama_sites_equal_transformers(tmp_path):
+    config = hf.LlamaConfig(**SIZES, **LLAMA, num_key_value_heads=2, head_dim=6)
+    names = [f"model.layers.{i}{part}" for i in range(2) for part in ("", ".self_attn.v_proj", ".self_attn.o_proj",
+             ".input_layernorm", ".post_attention_layernorm", ".mlp.gate_proj", ".mlp.down_proj")]  # fmt: skip
+    rotated = []
+    llama = hf.models.llama.modeling_llama
+    original = llama.apply_rotary_pos_emb
+
+    def noting(q, k, *args, **kwargs):
+        rotated.append(original(q, k, *args, **kwargs))
+        return rotated[-1]
+
+    llama.apply_rotary_pos_emb = noting
+    try:
+        seen, out, hooked = hf_run(hf.LlamaForCausalLM, config, names, tmp_path)
+    finally:
+        llama.apply_rotary_pos_emb = original
+    check_streams(seen, out, 2)
+    for layer in range(2):
+        ours, theirs = f"block.{layer}.", f"model.layers.{layer}"
+        assert gap(seen[f"{ours}attention.q"], rotated[layer][0]) <= BOUND
+        assert gap(seen[f"{ours}attention.k"], rotated[layer][1]) <= BOUND
+        assert gap(seen[f"{ours}attention.v"], split(hooked.outputs[f"{theirs}.self_attn.v_proj"], 2)) <= BOUND
+        assert gap(joined(seen[f"{ours}attention.heads"]), hooked.inputs[f"{theirs}.self_attn.o_proj"]) <= BOUND
+        assert gap(seen[f"{ours}attention.normed"], hooked.outputs[f"{theirs}.input_layernorm"]) <= BOUND
+        assert gap(seen[f"{ours}resid_mid"], hooked.inputs[f"{theirs}.post_attention_layernorm"]) <= BOUND
+        assert gap(seen[f"{ours}feedforward.pre"], hooked.outputs[f"{theirs}.mlp.gate_proj"]) <= BOUND
+        assert gap(seen[f"{ours}feedforward.post"], hooked.inputs[f"{theirs}.mlp.down_proj"]) <= BOUND
+        assert gap(seen[f"{ours}resid_post"], hooked.outputs[theirs]) <= BOUND
+
+
+def test_bert_sites_equal_transformers(tmp_path):
+    names = [f"bert.encoder.layer.{i}{part}" for i in range(2) for part in ("", ".attention.self.query",
+             ".attention.self.key", ".attention.self.value", ".attention.output", ".attention.output.dense",
+             ".intermediate.dense", ".output.dense")]  # fmt: skip
+    seen, out, hooked = hf_run(hf.BertForMaskedLM, hf.BertConfig(**SIZES, **BERT), names, tmp_path)
+    check_streams(seen, out, 2)
+    for layer in range(2):
+        ours, theirs = f"block.{layer}.", f"bert.encoder.layer.{layer}"
+        for name, long in (("q", "query"), ("k", "key"), ("v", "value")):
+            value = hooked.outputs[f"{theirs}.attention.self.{long}"]
+            assert gap(seen[f"{ours}attention.{name}"], split(value, 5)) <= BOUND
+        assert gap(joined(seen[f"{ours}attention.heads"]), hooked.inputs[f"{theirs}.attention.output.dense"]) <= BOUND
+        assert gap(seen[f"{ours}attention.out"], hooked.outputs[f"{theirs}.attention.output.dense"]) <= BOUND
+        assert gap(seen[f"{ours}resid_mid"], hooked.outputs[f"{theirs}.attention.output"]) <= BOUND
+        assert gap(seen[f"{ours}feedforward.pre"], hooked.outputs[f"{theirs}.intermediate.dense"]) <= BOUND
+        assert gap(seen[f"{ours}feedforward.out"], hooked.outputs[f"{theirs}.output.dense"]) <= BOUND
+        assert gap(seen[f"{ours}resid_post"], hooked.outputs[theirs]) <= BOUND
+
+
+# Their name of each activation, and how ours is laid out to be compared: TransformerLens puts heads after time.
+LENS_NAMES = {
+    "resid_pre": ("hook_resid_pre", None),
+    "attention.normed": ("ln1.hook_out", None),
+    "attention.q": ("attn.hook_q", "time first"),
+    "attention.k": ("attn.hook_k", "time first"),
+    "attention.v": ("attn.hook_v", "time first"),
+    "attention.scores": ("attn.hook_attn_scores", "visible"),
+    "attention.pattern": ("attn.hook_pattern", None),
+    "attention.heads": ("attn.hook_z", "time first"),
+    "attention.out": ("hook_attn_out", None),
+    "resid_mid": ("hook_resid_mid", None),
+    "feedforward.normed": ("ln2.hook_out", None),
+    "feedforward.pre": ("mlp.hook_pre", None),
+    "feedforward.post": ("mlp.hook_post", None),
+    "feedforward.out": ("hook_mlp_out", None),
+    "resid_post": ("hook_resid_post", None),
+}
+
+
+@pytest.fixture(scope="module")
+def lens_cache(tmp_path_factory):
+    """A GPT-2-shaped model, ours and in TransformerLens (its own weights, nothing folded), on the same tokens."""
+    from transformer_lens import TransformerBridge
+
+    config = hf.GPT2Config(vocab_size=97, n_embd=35, n_layer=2, n_head=5, n_positions=23)
+    model = random_model(hf.GPT2LMHeadModel, config)
+    ours = load(saved(model, tmp_path_factory.mktemp("gpt2")))
+    words = hf.PreTrainedTokenizerFast(tokenizer_object=folders.tokenizer())  # asked for, never used
+    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=words)
+    ids = batch("none")[0]
+    with torch.no_grad():
+        logits, cache = bridge.run_with_cache(ids)
+    return trace(ours, ids), cache, logits
+
+
+@pytest.mark.parametrize("site", LENS_NAMES)
+def test_gpt2_sites_equal_transformer_lens(lens_cache, site):
+    seen, cache, logits = lens_cache
+    name, layout = LENS_NAMES[site]
+    for layer in range(2):
+        ours, theirs = seen[f"block.{layer}.{site}"], cache[f"blocks.{layer}.{name}"]
+        if layout == "time first":
+            ours = ours.transpose(1, 2)
+            theirs = theirs.view_as(ours)  # some of their hooks leave the heads joined
+        if layout == "visible":  # where they write a very small number we write -inf
+            visible = torch.ones(ours.shape[-2:], dtype=torch.bool).tril()
+            assert torch.isinf(ours[..., ~visible]).all()
+            ours, theirs = ours[..., visible], theirs[..., visible]
+        assert gap(ours, theirs) <= BOUND
+        assert gap(ours, theirs.flip(0)) > 0.01  # the control: the rows differ
+    assert gap(seen.logits, logits) <= BOUND
+
+
+@settings(max_examples=60)
+@given(config=variants.decoders | variants.encoders | variants.seq2seqs)
+def test_the_list_of_sites_is_what_a_run_passes(config):
+    model, _ = lively(config)
+    extra = {"target": tokens(2, 5)} if isinstance(config, c.Seq2SeqConfig) else {}
+    met = []
+
+    class Noting:
+        def __call__(self, site, value):
+            met.append((site, tuple(value.shape)))
+            return value
+
+        def wants(self, site):
+            return True
+
+    seen = trace(model, tokens(2, 7), **extra)
+    model(*([tokens(2, 7), *extra.values()]), tap=Noting())
+    assert [name for name, _ in met] == list(sites_of(config)) == list(seen) == list(seen.sites)
+    assert [(site.name, site.shape) for site in seen.sites.values()] == met
+
+
+@settings(max_examples=30)
+@given(config=variants.decoders)
+def test_shapes_in_letters_are_the_shapes_in_numbers(config):
+    model, _ = lively(config)
+    sizes = {"B": 2, "T": 7, "S": 7, "D": config.d_model, "H": config.n_heads, "G": config.n_kv_heads}
+    sizes |= {"K": config.d_head, "U": config.d_value, "F": variants.F, "V": config.vocab_size, "E": 5}
+    sizes["A"] = getattr(config.feedforward, "n_active", None)
+    for site in trace(model, tokens(2, 7)).sites.values():
+        assert tuple(sizes[letter] for letter in site.letters.split(",")) == site.shape, site
+
+
+def test_every_documented_site_is_listed_with_the_documented_shape():
+    documented = dict(re.findall(r"^    (\S+) +\(([A-Z,]+)\)", tap_module.__doc__, re.M))
+    listed = {}
+    for feedforward in (c.Dense(d_ff=5), c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))):
+        for site in sites_of(variants.decoder(feedforward=feedforward)).values():
+            if not site.name.startswith("block.1"):
+                listed[site.name.replace("block.0", "block.I")] = site.letters
+    assert listed == documented
+
+
+def test_sites_are_printed_with_their_shapes():
+    model, _ = lively(variants.decoder())
+    seen = trace(model, tokens(1, 7), sites=["block.0.attention.pattern", "embed"])
+    assert str(seen.sites) == (
+        "embed                      (B,T,D)    (1,7,14)\nblock.0.attention.pattern  (B,H,T,S)  (1,6,7,7)"
+    )
+    assert str(sites_of(model)["logits"]) == "logits  (B,T,V)"
+
+
+def test_only_selected_sites_are_recorded_and_patterns_select_many():
+    model, _ = lively(variants.decoder())
+    seen = trace(model, tokens(2, 7), sites=["block.*.attention.pattern", "final"])
+    assert list(seen) == ["block.0.attention.pattern", "block.1.attention.pattern", "final"]
+    assert seen.stack("block.*.attention.pattern").shape == (2, 2, 6, 7, 7)
+    assert seen.get("embed") is None
+    assert "embed" not in seen
+    assert seen.n_bytes() == 2 * (2 * 6 * 7 * 7 * 8) + 2 * 7 * 14 * 8
+
+
+def test_without_scores_or_pattern_the_fused_path_runs(monkeypatch):
+    from glassformer.model import attention
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the explicit path ran")
+
+    monkeypatch.setattr(attention, "explicit_attention", refuse)
+    model, _ = lively(variants.decoder())
+    ids = tokens(2, 7)
+    quiet = [name for name in sites_of(model) if not name.endswith(("scores", "pattern"))]
+    assert torch.equal(trace(model, ids, sites=quiet).logits, model(ids))
+    assert torch.equal(trace(model, ids, sites=()).logits, model(ids))
+    with pytest.raises(AssertionError, match="explicit path"):
+        trace(model, ids, sites="block.1.attention.scores")
+
+
+def test_tokens_may_be_a_list_a_row_or_text():
+    model, _ = lively(variants.decoder())
+    ids = tokens(1, 7)
+    expected = trace(model, ids, sites=()).logits
+    assert torch.equal(trace(model, ids[0], sites=()).logits, expected)
+    assert torch.equal(trace(model, ids[0].tolist(), sites=()).logits, expected)
+
+    class Letters:
+        def encode(self, text):
+            return np.array([ord(letter) - ord("a") for letter in text])
+
+    text = "".join(chr(ord("a") + i % 26) for i in range(5))
+    assert torch.equal(trace(model, text, tokenizer=Letters(), sites=()).tokens, torch.arange(5)[None])
+    words = folders.tokenizer(300)
+    wide, _ = lively(variants.decoder(vocab_size=300))
+    assert trace(wide, "the cat", tokenizer=words).tokens[0].tolist() == words.encode("the cat").ids
+
+
+def test_masks_positions_and_caches_reach_the_model():
+    model, _ = lively(variants.decoder())
+    ids, mask = tokens(2, 7), variants.ragged_mask([7, 4], 7, "left")
+    assert torch.equal(trace(model, ids, mask=mask, sites="embed").logits, model(ids, mask=mask))
+    shifted = torch.arange(7)[None] + 3
+    assert torch.equal(trace(model, ids, positions=shifted, sites="embed").logits, model(ids, positions=shifted))
+    cache = model.new_cache("static", capacity=9)
+    first = trace(model, ids[:, :5], cache=cache)
+    kept = first["block.0.attention.k"].clone()
+    second = trace(model, ids[:, 5:], cache=cache)
+    assert second["block.0.attention.pattern"].shape == (2, 6, 2, 7)
+    cache.crop(2)
+    trace(model, tokens(2, 5, seed=5), cache=cache)
+    assert torch.equal(first["block.0.attention.k"], kept)  # a static cache writes over its own buffer
+    assert gap(second.logits, model(ids)[:, 5:]) <= 1e-12
+
+
+def test_nothing_is_dropped_and_every_module_keeps_its_mode():
+    model, _ = lively(c.replace(variants.decoder(), dropout=0.5))
+    ids = tokens(2, 7)
+    still = model(ids)
+    model.train()
+    model.blocks[0].eval()
+    assert torch.equal(trace(model, ids, sites="embed").logits, still)
+    assert model.training
+    assert model.blocks[1].attention.training
+    assert not model.blocks[0].attention.training
+
+
+def test_gradients_are_kept_only_when_asked_for():
+    model, _ = lively(variants.decoder())
+    ids = tokens(2, 7)
+    assert not any(value.requires_grad for value in trace(model, ids).values())
+    seen = trace(model, ids, grad=True)
+    grad = torch.autograd.grad(seen.logits[0, -1, 3], seen["block.1.resid_pre"])[0]
+    assert grad[0].abs().max() > 0
+    assert not grad[1].any()
+
+
+def test_a_trace_moves_between_devices():
+    model, _ = lively(variants.decoder())
+    seen = trace(model, tokens(2, 7))
+    moved = seen.to("meta")
+    assert {value.device.type for value in moved.values()} == {moved.logits.device.type} == {"meta"}
+    assert seen["embed"].device.type == "cpu"
+    assert str(moved.sites) == str(seen.sites)
+
+
+def test_an_encoder_decoder_keeps_its_source_and_its_target():
+    model, _ = lively(SEQ2SEQ)
+    source, target = tokens(2, 7), tokens(2, 5, seed=1)
+    seen = trace(model, source, target=target.tolist(), sites="decoder.block.*.cross.pattern")
+    assert torch.equal(seen.tokens, source)
+    assert torch.equal(seen.target, target)
+    assert seen["decoder.block.1.cross.pattern"].shape == (2, 6, 5, 7)
+    assert seen.to("meta").target.device.type == "meta"
+
+
+def test_a_model_without_a_head_is_traced_up_to_its_last_stream():
+    model, _ = lively(variants.decoder(head=None))
+    seen = trace(model, tokens(2, 7))
+    assert gap(seen["final"], model.encode(tokens(2, 7))) <= 1e-12
+    with pytest.raises(LensError, match="no head"):
+        seen.logits  # noqa: B018
+
+
+def test_trace_is_a_public_function():
+    import glassformer.lens.trace  # noqa: F401
+
+    assert gf.trace is trace
+
+
+@pytest.mark.parametrize(
+    ("config", "site", "sentence"),
+    [
+        (DECODER, "block.0.attenton.pattern", "Did you mean block.0.attention.pattern"),
+        (DECODER, "nonsense", "sites_of(model) lists them all"),
+        (DECODER, "block.2.attention.q", "layers are 0 to 1"),
+        (DECODER, "block.0.cross.pattern", "only the decoder of an encoder-decoder has cross-attention"),
+        (DECODER, "block.*.feedforward.router", "only a mixture of experts has a router"),
+        (DECODER, "decoder.block.0.attention.q", "write block.0.attention.q"),
+        (variants.decoder(placement="post"), "block.0.attention.normed", "a branch reads the stream itself"),
+        (variants.decoder(placement="parallel"), "block.0.feedforward.normed", "see attention.normed"),
+        (variants.decoder(placement="parallel"), "block.0.resid_mid", "see attention.normed"),
+        (variants.decoder(feedforward=c.NoFeedForward()), "block.0.feedforward.out", "attention only"),
+        (variants.decoder(head=None), "logits", "has no head"),
+        (SEQ2SEQ, "block.0.attention.q", "write encoder.block.0.attention.q or decoder.block.0.attention.q"),
+        (SEQ2SEQ, "encoder.block.0.cross.q", "only the decoder of an encoder-decoder has cross-attention"),
+        (SEQ2SEQ, "encoder.block.2.resid_pre", "layers are 0 to 1"),
+        (
+            variants.decoder(feedforward=c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))),
+            "block.0.feedforward.pre",
+            "see feedforward.choice",
+        ),
+    ],
+)
+def test_a_site_that_is_not_there_is_refused_with_the_reason(config, site, sentence):
+    model, _ = lively(config)
+    with pytest.raises(MissingSite) as refused:
+        trace(model, tokens(1, 3), sites=["*", site])
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unrecorded_site_says_how_to_record_it():
+    model, _ = lively(DECODER)
+    seen = trace(model, tokens(1, 3), sites="embed")
+    with pytest.raises(ValueError, match="trace again with sites="):
+        seen["final"]
+    with pytest.raises(KeyError, match="trace again with sites="):
+        seen.stack("block.*.resid_pre")
+    with pytest.raises(MissingSite, match="Did you mean final"):
+        seen["finall"]
+
+
+def test_bad_input_is_refused_in_a_sentence():
+    model, _ = lively(variants.decoder(position=c.Rotary()))
+    both, _ = lively(SEQ2SEQ)
+    encoder, _ = lively(c.EncoderConfig(**DECODER.__dict__))
+    row = tokens(1, 3)
+    cases = [
+        (model, tokens(1, 30), {}, "the text has 30 tokens, more than the context of 29"),
+        (model, "text", {}, "text was given without a tokenizer"),
+        (model, [[1, 2], [3]], {}, "rows of one length"),
+        (model, [], {}, "at least one"),
+        (model, torch.rand(2, 3), {}, "whole numbers"),
+        (model, row, {"target": row}, "target= was given, which a model with one stack has no use for"),
+        (model, [31], {}, "token id 31 is outside the vocabulary of 31"),
+        (both, row, {}, "give target="),
+        (both, row, {"target": row, "positions": row}, "positions= was given"),
+        (encoder, row, {"cache": model.new_cache()}, "cache= was given, which an encoder has no use for"),
+    ]
+    for subject, ids, given_, sentence in cases:
+        with pytest.raises(ValueError) as refused:
+            trace(subject, ids, **given_)
+        assert sentence in str(refused.value)
+    cache = model.new_cache()
+    trace(model, tokens(1, 20), cache=cache)
+    with pytest.raises(LensError, match="30 tokens, more than the context of 29"):
+        trace(model, tokens(1, 10), cache=cache)
+    far = torch.arange(40)[None]
+    assert trace(model, tokens(1, 40), positions=far, sites=()).logits.shape[1] == 40  # asked for by naming positions
