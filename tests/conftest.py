@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["GLASSFORMER_NATIVE"] = "0"  # what is tested is the engine, unless a test asks for the kernels
 
 from jaxtyping import install_import_hook
 

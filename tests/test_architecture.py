@@ -36,6 +36,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 TESTED_ELSEWHERE = {
     "__main__": "tests/cli/test_common.py runs it",
     "py.typed": "no code",
+    "structures": "no code; generate.native.library compares it with the compiled structures",
     "tour_text": "tests/test_tour.py prints it",
     "tour_training": "tests/test_tour.py goes through it",
     "train_text": "tests/test_tour.py shows a run with it",

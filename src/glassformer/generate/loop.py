@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.generate.beam import beam_search
 from glassformer.generate.feed import Feed, Prompts, check_length, ends_with, read_prompts
+from glassformer.generate.native.choice import Engine, choose_engine
+from glassformer.generate.native.feed import NativeFeed
+from glassformer.generate.native.pack import Precision
 from glassformer.generate.sampling import GREEDY, Sampling, choose
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
@@ -46,6 +48,8 @@ def generate(
     stop: Stop = None,
     length_penalty: float = 1.0,
     prefill_chunk: int | None = None,
+    engine: Engine = "auto",
+    precision: Precision = "float32",
 ) -> Generated:
     """Continue each prompt. Greedy unless `sampling` is given; beam search when `beams` > 1.
 
@@ -53,11 +57,16 @@ def generate(
     used by every row, so a row's draws do not depend on its neighbours either; a list gives one seed per row.
     `stop` is a token id, or a list of ids and id sequences; a row ends after the first it produces, which is kept. None
     means the config's end-of-text ids; an empty list never stops. `cache` may name a kind; False recomputes everything.
+
+    `engine` is what computes the steps: torch, or native, compiled kernels for a CPU, which give the same logits up to
+    rounding. auto is native where the kernels are built and know the model; a `precision` of the weights other than
+    float32 needs them.
     """
     if type(beams) is not int or beams < 1:
         raise ValueError(f"beams={beams} must be a whole number of at least 1.")
     if beams == 1:
-        return _collect(model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk)
+        steps = stream(model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk, engine, precision)
+        return _collect(model, read_prompts(model, prompts), steps, read_stop(model, stop))
     if sampling is not None and sampling != Sampling(
         sampling.temperature, repetition_penalty=sampling.repetition_penalty
     ):
@@ -67,7 +76,7 @@ def generate(
     rows = read_prompts(model, prompts)
     check_length(model, rows, max_new_tokens)
     with _evaluating(model):
-        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk)
+        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision)
         penalty = 1.0 if sampling is None else sampling.repetition_penalty
         found = beam_search(feed, max_new_tokens, beams, length_penalty, read_stop(model, stop), penalty)
     lengths = [len(row) for row in feed.rows]
@@ -88,6 +97,8 @@ def stream(
     seed: int | Sequence[int] = 0,
     stop: Stop = None,
     prefill_chunk: int | None = None,
+    engine: Engine = "auto",
+    precision: Precision = "float32",
 ) -> Iterator[list[int | None]]:
     """One list per step: the token each row gained, None for a row that has ended. Arguments as for `generate`."""
     rows = read_prompts(model, prompts)
@@ -95,23 +106,22 @@ def stream(
     stops = read_stop(model, stop)
     sampling = sampling or GREEDY
     uniform = uniforms(seed, len(rows), max_new_tokens)
-    return _stream(model, rows, max_new_tokens, sampling, cache, uniform, stops, prefill_chunk)
+    with _evaluating(model):
+        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision)
+    return _stream(model, feed, max_new_tokens, sampling, uniform, stops)
 
 
 def _stream(
     model: Model,
-    rows: list[list[int]],
+    feed: Feed,
     max_new_tokens: int,
     sampling: Sampling,
-    cache: bool | CacheKind,
     uniform: Tensor,
     stops: list[list[int]],
-    chunk: int | None,
 ) -> Iterator[list[int | None]]:
-    new: list[list[int]] = [[] for _ in rows]
-    ended = [False] * len(rows)
+    new: list[list[int]] = [[] for _ in feed.rows]
+    ended = [False] * len(feed.rows)
     with _evaluating(model):
-        feed = _feed(model, rows, max_new_tokens, cache, chunk)
         seen = _seen(feed.rows, model) if sampling.repetition_penalty != 1 else None
         logits = feed.start()
         tokens = torch.empty(0)
@@ -134,24 +144,35 @@ def _stream(
             return
 
 
-def _collect(model: Model, prompts: Prompts, max_new_tokens: int, *rest: Any) -> Generated:
-    prompts = read_prompts(model, prompts)
+def _collect(
+    model: Model, prompts: list[list[int]], steps: Iterator[list[int | None]], stops: list[list[int]]
+) -> Generated:
     start = [[model.config.special.start or 0] for _ in prompts] if isinstance(model, Seq2Seq) else prompts
     new: list[list[int]] = [[] for _ in prompts]
-    for gained in stream(model, prompts, max_new_tokens, *rest):
+    for gained in steps:
         for row, token in zip(new, gained, strict=True):
             if token is not None:
                 row.append(token)
-    stops = read_stop(model, rest[3])
     finished = ["stop" if ends_with(row, stops) else "length" for row in new]
     return Generated([a + b for a, b in zip(start, new, strict=True)], [len(row) for row in start], finished, None)
 
 
-def _feed(model: Model, rows: list[list[int]], max_new_tokens: int, cache: bool | CacheKind, chunk: int | None) -> Feed:
+def _feed(
+    model: Model,
+    rows: list[list[int]],
+    max_new_tokens: int,
+    cache: bool | CacheKind,
+    chunk: int | None,
+    engine: Engine,
+    precision: Precision,
+) -> Feed:
     assert isinstance(model, DecoderLM | Seq2Seq)  # read_prompts refused the rest
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise ValueError(f"prefill_chunk={chunk} must be a whole number of at least 1.")
     kind: CacheKind | None = "static" if cache is True else None if cache is False else cache
+    if choose_engine(model, kind, engine, precision) == "native":
+        assert isinstance(model, DecoderLM)
+        return NativeFeed(model, rows, max_new_tokens, chunk, precision)
     return Feed(model, rows, max_new_tokens, kind, chunk)
 
 

@@ -107,15 +107,15 @@ class Rotary(NoPosition):
     def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None) -> Rotation | None:
         key = (positions.device, dtype)
         if last is None or last >= TABLE_LIMIT:
-            cos, sin = self._waves(positions[:, None], dtype)
+            cos, sin = self.table(positions[:, None], dtype)
             return Rotation(cos, sin, self.spec.pairing)
         if key not in self.tables or len(self.tables[key][0]) <= last:
             rows = 2 ** (max(last, 1023)).bit_length()
-            self.tables[key] = self._waves(torch.arange(rows, device=positions.device), dtype)
+            self.tables[key] = self.table(torch.arange(rows, device=positions.device), dtype)
         cos, sin = (table[positions][:, None] for table in self.tables[key])  # (B, 1, T, R/2)
         return Rotation(cos, sin, self.spec.pairing)
 
-    def _waves(self, positions: Int[Tensor, "*n"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def table(self, positions: Int[Tensor, "*n"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         frequencies, factor = rotary_frequencies(self.spec, self.d_rotated, positions.device)
         angles = positions[..., None].to(torch.float64) * frequencies
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)

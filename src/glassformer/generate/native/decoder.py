@@ -1,0 +1,185 @@
+"""A decoder-only model whose cached step is one call of a compiled kernel."""
+
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.generate.native import library
+from glassformer.generate.native import structures as s
+from glassformer.generate.native.pack import KINDS, Precision, Store, address, linear, matrix, norm, room
+from glassformer.model import DecoderLM
+from glassformer.model.block import Block
+from glassformer.model.positions import Learned, Rotary, Sinusoidal, alibi_slopes, sinusoids
+from glassformer.shapes import Float, Int
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
+PLACEMENTS = ("pre", "post", "parallel")
+_NONE, _TABLE, _HALVES, _PAIRS, _ALIBI = range(5)
+
+
+def unsupported(config: c.ModelConfig) -> str | None:
+    """Why the kernels cannot run a model of this config; None when they can."""
+    if not isinstance(config, c.DecoderConfig):
+        return "only decoder-only models have compiled kernels"
+    if isinstance(config.feedforward, c.MoE):
+        return "a mixture of experts has no compiled kernel"
+    if isinstance(config.position, c.T5Bias | c.Infused):
+        return f"positions of kind {config.position.kind!r} have no compiled kernel"
+    if config.head is None or config.head.transform is not None:
+        return "a head with a transform, or none, has no compiled kernel"
+    if config.embedding.n_segments:
+        return "segment embeddings have no compiled kernel"
+    return None
+
+
+class Weights:
+    """A model as the kernels read it: structures that point at its parameters, or at a packed copy of them."""
+
+    def __init__(self, model: DecoderLM, precision: Precision):
+        cfg, feed = model.config, model.config.feedforward
+        assert model.head is not None
+        self.precision: Precision = precision
+        self.store = Store(room([p for p in model.parameters() if p.dim() == 2], precision))
+        activation = "relu" if isinstance(feed, c.NoFeedForward | c.MoE) else feed.activation
+        self.model = s.Model(
+            layers=cfg.n_layers, d_model=cfg.d_model, heads=cfg.n_heads, kv_heads=cfg.n_kv_heads, d_head=cfg.d_head,
+            d_value=cfg.d_value, d_ff=cfg.d_ff, vocabulary=cfg.vocab_size, placement=PLACEMENTS.index(cfg.placement),
+            activation=ACTIVATIONS.index(activation), gated=isinstance(feed, c.Gated),
+            scale=cfg.scale, embed_scale=cfg.embedding.scale, head_scale=model.head.scale,
+            tokens=self.store.refer(model.embed.tokens.weight),
+            embedded=norm(self.store, model.decoder.embed_norm), last=norm(self.store, model.decoder.norm),
+        )  # fmt: skip
+        layers = [self._layer(block, cfg.window(i)) for i, block in enumerate(model.blocks)]
+        self.layers = (s.Layer * cfg.n_layers)(*layers)
+        self.model.layer = ctypes.cast(self.layers, ctypes.POINTER(s.Layer))
+        table = model.embed.tokens.weight if model.head.weight is None else model.head.weight
+        self.model.head = matrix(self.store, table, model.head.bias, precision)
+
+    def _layer(self, block: Any, window: int | None) -> s.Layer:
+        assert isinstance(block, Block)
+        store, attention, precision = self.store, block.attention, self.precision
+        made = s.Layer(
+            window=window or 0,
+            attention=norm(store, block.norm if block.placement == "parallel" else block.norm_attention),
+            q=norm(store, attention.q_norm),
+            k=norm(store, attention.k_norm),
+            q_of=linear(store, attention.q, precision),
+            k_of=linear(store, attention.k, precision),
+            v_of=linear(store, attention.v, precision),
+            out=linear(store, attention.o, precision),
+        )
+        feed: Any = block.feedforward
+        if feed is not None:
+            if block.placement != "parallel":
+                made.feedforward = norm(store, block.norm_feedforward)
+            made.up, made.down = linear(store, feed.up, precision), linear(store, feed.down, precision)
+            if hasattr(feed, "gate"):
+                made.gate = linear(store, feed.gate, precision)
+        return made
+
+
+_PACKED: "weakref.WeakKeyDictionary[DecoderLM, dict[str, tuple[Any, Weights]]]" = weakref.WeakKeyDictionary()
+
+
+def weights_of(model: DecoderLM, precision: Precision) -> Weights:
+    """Packed once per model and precision, and again when a weight has changed."""
+    if precision == "float32":
+        return Weights(model, precision)  # only addresses
+    held = _PACKED.setdefault(model, {})
+    mark = fingerprint(model)
+    if precision not in held or held[precision][0] != mark:
+        held[precision] = (mark, Weights(model, precision))
+    return held[precision][1]
+
+
+@torch.no_grad()
+def fingerprint(model: DecoderLM) -> list[tuple[int, int, int]]:
+    """Changes with any change of a weight, a swap of rows or columns included; two readings of the weights."""
+    marks = []
+    for parameter in model.parameters():
+        bits = parameter.detach().contiguous().view(-1, parameter.shape[-1])
+        bits = bits.view(torch.int32 if bits.element_size() == 4 else torch.int16)
+        rows, columns = bits.sum(1, dtype=torch.int64), bits.sum(0, dtype=torch.int64)
+        place = torch.arange(1, 1 + max(len(rows), len(columns)))
+        marks.append((parameter.data_ptr(), int(rows @ place[: len(rows)]), int(columns @ place[: len(columns)])))
+    return marks
+
+
+class NativeDecoder:
+    """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it."""
+
+    def __init__(
+        self,
+        model: DecoderLM,
+        rows: int = 1,
+        capacity: int | None = None,
+        precision: Precision = "float32",
+        threads: int | None = None,
+    ):
+        cfg = model.config
+        reason = unsupported(cfg)
+        if reason is not None:
+            raise library.NativeError(f"{reason}: use engine='torch'.")
+        if precision not in KINDS:
+            raise library.NativeError(f"precision={precision!r} is not known: use {', '.join(KINDS)}.")
+        if model.device.type != "cpu":
+            raise library.NativeError(f"the kernels run on a CPU and the model is on {model.device}: move it.")
+        self.library, self.config, self.rows = library.load(), cfg, rows
+        self.threads = threads or max(1, torch.get_num_threads())
+        self.capacity = capacity or cfg.max_len or 1024
+        if cfg.learned_positions is not None and cfg.max_len is not None:
+            self.capacity = min(self.capacity, cfg.max_len)
+        self.weights = weights_of(model, precision)
+        self.model = s.Model.from_buffer_copy(self.weights.model)
+        self.tables = Store(0)
+        self._place(model.decoder.position)
+        self.keys = torch.zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
+        self.values = torch.zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
+        self.lengths = torch.zeros(rows, dtype=torch.int32)
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Logits after one more token per row."""
+        if int(self.lengths.max()) >= self.capacity:
+            raise library.NativeError(f"the cache holds {self.capacity} tokens and is full: make it larger.")
+        ids = tokens.to(torch.int32).contiguous()
+        logits = torch.empty(self.rows, self.config.vocab_size)
+        cache = s.Cache(self.keys.data_ptr(), self.values.data_ptr(), self.rows, self.capacity)
+        pointers = (ctypes.byref(self.model), ctypes.byref(cache), address(ids), address(self.lengths))
+        self.library.glass_step(*pointers, self.threads, address(logits))
+        self.lengths += 1
+        return logits
+
+    def take(self, row: int, layer: int, k: Float[Tensor, "G S K"], v: Float[Tensor, "G S U"]) -> None:
+        """Keys and values of a prompt that the engine has read, for one row and layer; its length is theirs."""
+        self.keys[layer, row, :, : k.shape[1]] = k
+        self.values[layer, row, :, : v.shape[1]] = v
+        self.lengths[row] = k.shape[1]
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        """Row i goes on from the present row parents[i]."""
+        self.keys, self.values = self.keys.index_select(1, parents), self.values.index_select(1, parents)
+        self.lengths = self.lengths.index_select(0, parents)
+        self.rows = len(parents)
+
+    def _place(self, scheme: Any) -> None:
+        """Tables of positions, as long as the cache."""
+        places, keep = torch.arange(self.capacity), self.tables.refer
+        match scheme:
+            case Learned():
+                self.model.position, self.model.places = _TABLE, keep(scheme.weight[scheme.offset :])
+            case Sinusoidal():
+                waves = sinusoids(places, self.config.d_model, scheme.spec)
+                self.model.position, self.model.places = _TABLE, keep(waves)
+            case Rotary():
+                self.model.position = _HALVES if scheme.spec.pairing == "halves" else _PAIRS
+                self.model.rotated = scheme.d_rotated
+                self.model.cosines, self.model.sines = map(keep, scheme.table(places, torch.float32))
+            case _ if isinstance(self.config.position, c.Alibi):
+                self.model.position = _ALIBI
+                self.model.slopes = keep(torch.tensor(alibi_slopes(self.config.n_heads)))
+            case _:
+                self.model.position = _NONE

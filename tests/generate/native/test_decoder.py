@@ -1,0 +1,128 @@
+"""The compiled step against the engine: every variant it claims to know, every precision, any number of threads."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from glassformer import config as c
+from glassformer.generate.native import NativeDecoder, NativeError, library, unsupported
+from glassformer.generate.native.decoder import fingerprint, weights_of
+from tests import variants
+from tests.variants import decoder, lively, tokens
+
+pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
+KNOWN = {name: p for name, p in variants.POSITIONS.items() if unsupported(decoder(position=p)) is None}
+
+
+def float_model(config, std=0.3):
+    return lively(config, std=std)[0].float()
+
+
+def stepped(model, ids, **settings):
+    native = NativeDecoder(model, rows=len(ids), capacity=ids.shape[1], **settings)
+    return torch.stack([native.step(ids[:, t]) for t in range(ids.shape[1])], dim=1)
+
+
+def relative(found, wanted):
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@settings(max_examples=40)
+@given(config=variants.decoders)
+def test_steps_equal_one_full_pass_for_every_variant_that_is_known(config):
+    model = float_model(config)
+    if unsupported(config) is not None:
+        with pytest.raises(NativeError, match="engine='torch'"):
+            NativeDecoder(model)
+        return
+    ids = tokens(3, 12, vocab=config.vocab_size)
+    with torch.no_grad():
+        assert relative(stepped(model, ids), model(ids)) < 2e-5
+
+
+def test_most_variants_are_known():
+    assert len(KNOWN) >= 6
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("window", [None, 5])
+@torch.no_grad()
+def test_every_known_position_scheme_with_and_without_a_window(name, window):
+    model = float_model(decoder(position=KNOWN[name], window=window))
+    ids = tokens(2, 20)
+    assert relative(stepped(model, ids), model(ids)) < 2e-5
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_threads_and_batch_do_not_change_a_bit(precision):
+    """A row of a product is summed by one thread, in one order."""
+    model = float_model(decoder(d_model=64, n_heads=4, d_ff=96))
+    ids = tokens(11, 6)  # 8 + 1 + 1 + 1 rows of a product
+    one = stepped(model, ids, precision=precision, threads=1)
+    assert torch.equal(stepped(model, ids, precision=precision, threads=3), one)
+    alone = stepped(model, ids[4:5], precision=precision, threads=2)
+    assert relative(alone, one[4:5]) < 1e-6
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("bfloat16", 2**-8), ("int8", 1 / 127)])
+@torch.no_grad()
+def test_lower_precisions_equal_the_engine_with_the_same_rounded_weights(precision, bound):
+    """Not "close to float32" but exactly what rounding the matrices means; the rounding itself is bounded too."""
+    from glassformer.generate.native.pack import group_of, quantise
+
+    model = float_model(decoder(d_model=64, n_heads=4, d_ff=96, head=c.Head(tied=False)))
+    ids = tokens(2, 10)
+    found = stepped(model, ids, precision=precision)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2 and not name.startswith(("embed", "decoder.position")):
+            if precision == "bfloat16":
+                rounded = weight.bfloat16().float()
+            else:
+                whole, scales = quantise(weight, group_of(weight.shape[1]))
+                rounded = (whole.float().unflatten(1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
+            assert float((rounded - weight).abs().max()) <= bound * float(weight.abs().max())
+            weight.copy_(rounded)
+    assert relative(found, model(ids)) < 2e-5
+
+
+@torch.no_grad()
+def test_a_changed_weight_is_seen_in_every_precision():
+    model = float_model(decoder(d_model=64, n_heads=4))
+    ids = tokens(1, 4)
+    for precision in ("float32", "bfloat16", "int8"):
+        before = stepped(model, ids, precision=precision)
+        model.blocks[0].attention.v.weight.data[:2] = model.blocks[0].attention.v.weight.data[[1, 0]]  # behind its back
+        after = stepped(model, ids, precision=precision)
+        assert relative(after, before) > 1e-4, precision
+
+
+def test_packing_happens_once_while_nothing_changes():
+    model = float_model(decoder(d_model=64, n_heads=4))
+    assert weights_of(model, "int8") is weights_of(model, "int8")
+    mark = fingerprint(model)
+    with torch.no_grad():
+        model.head.weight.mul_(1) if model.head.weight is not None else model.embed.tokens.weight.mul_(1)
+    assert fingerprint(model) == mark
+
+
+def test_a_full_cache_and_wrong_settings_are_sentences():
+    model = float_model(decoder())
+    native = NativeDecoder(model, capacity=2)
+    for _ in range(2):
+        native.step(torch.tensor([1]))
+    with pytest.raises(NativeError, match="holds 2 tokens and is full"):
+        native.step(torch.tensor([1]))
+    with pytest.raises(NativeError, match="use float32, bfloat16, int8"):
+        NativeDecoder(model, precision="int3")
+
+
+def test_reordered_rows_go_on_from_their_parents():
+    model = float_model(decoder())
+    ids = tokens(3, 5)
+    native = NativeDecoder(model, rows=3, capacity=8)
+    for t in range(4):
+        native.step(ids[:, t])
+    native.reorder(torch.tensor([2, 0, 0, 1]))
+    found = native.step(ids[:, 4][[2, 0, 0, 1]])
+    with torch.no_grad():
+        assert relative(found, model(ids)[[2, 0, 0, 1], -1]) < 2e-5
