@@ -1,0 +1,264 @@
+"""The engine, wrong in one way at a time: what a check of the engine must notice, or it checks nothing.
+
+    with MUTANTS["no_scale"]():
+        ...   # every glassformer model computes wrongly here, those built before included
+
+Each patches functions of `glassformer.model` and undoes itself, also when an exception passes. A mutant that concerns
+one scheme (rotary, ALiBi, pre-norm, ...) leaves models of other schemes as they are.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer.model import attention, feedforward, masks, positions
+from glassformer.model.attention import Attention
+from glassformer.model.block import Block
+from glassformer.model.masks import View
+from glassformer.model.norm import LayerNorm, RMSNorm
+from glassformer.model.positions import Alibi, Rotation
+from glassformer.model.stack import Stack
+from glassformer.model.tap import Tap
+
+Mutant = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def _patched(*targets: tuple[Any, str, Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name, new in targets:
+            stack.enter_context(patch.object(owner, name, new))
+        yield
+
+
+def _mutant(*targets: tuple[Any, str, Any]) -> Mutant:
+    return lambda: _patched(*targets)
+
+
+# masks
+
+ATTEND, PROJECT_KEYS = Attention.attend, Attention.project_keys
+
+
+def _viewing(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Attention whose mask (T,S), causal or given, goes through `change`; attention without a mask is left alone."""
+
+    def attend(self, x, k, v, view, tap, rotation=None, bias=None):
+        mask = view.mask
+        if view.is_causal:
+            mask = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool).tril()[None, None]
+        if mask is not None:
+            view = View(change(mask), False)
+        return ATTEND(self, x, k, v, view, tap, rotation, bias)
+
+    return attend
+
+
+def _own(mask: Tensor) -> Tensor:
+    T, S = mask.shape[-2:]
+    return torch.ones(T, S, dtype=torch.bool).tril(S - T).triu(S - T)
+
+
+def _flipped(mask: Tensor) -> Tensor:
+    return ~mask | _own(mask)
+
+
+def _one_too_wide(mask: Tensor) -> Tensor:
+    return mask | _own(mask).roll(1, -1).triu(mask.shape[-1] - mask.shape[-2] + 1)
+
+
+def _nobody_is_padding(real: Tensor) -> Tensor:
+    return torch.ones_like(real)[:, None, None, :]
+
+
+# scale, projections, softmax
+
+
+def _scaled(scale: Callable[[int], float]) -> Callable[..., Tensor]:
+    def attend(self, x, k, *rest, **named):
+        before, self.scale = self.scale, scale(k.shape[-1])
+        try:
+            return ATTEND(self, x, k, *rest, **named)
+        finally:
+            self.scale = before
+
+    return attend
+
+
+def _values_transposed(self, x, rotation=None, placed=None):
+    """W_v read the wrong way round, as a checkpoint of another layout would be."""
+    k, _ = PROJECT_KEYS(self, x, rotation, placed)
+    wrong = self.v.weight.T.reshape(self.v.weight.shape)
+    return k, F.linear(x, wrong, self.v.bias).unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)
+
+
+def _values_rotated(self, x, rotation=None, placed=None):
+    k, v = PROJECT_KEYS(self, x, rotation, placed)
+    return k, v if rotation is None else positions.apply_rotation(v, rotation)
+
+
+class _Edit:
+    """A tap that edits one site and can ask to see the pattern, which makes attention take its explicit path."""
+
+    def __init__(self, inner: Tap, site: str, edit: Callable[[Tensor], Tensor], explicit: bool = False):
+        self.inner, self.site, self.edit, self.explicit = inner, site, edit, explicit
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        return self.inner(site, self.edit(value) if site == self.site else value)
+
+    def wants(self, site: str) -> bool:
+        return self.explicit or self.inner.wants(site)
+
+
+def _editing(site: str, edit: Callable[[Tensor], Tensor], explicit: bool = False) -> Callable[..., Tensor]:
+    def attend(self, x, k, v, view, tap, rotation=None, bias=None):
+        return ATTEND(self, x, k, v, view, _Edit(tap, site, edit, explicit), rotation, bias)
+
+    return attend
+
+
+def _next_head(q: Tensor) -> Tensor:
+    return q.roll(1, dims=1)
+
+
+def _swapping(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The matrices of q and k exchanged, where they have the same shape."""
+
+    def swapped(self, *args, **named):
+        if self.q.weight.shape != self.k.weight.shape:
+            return method(self, *args, **named)
+        self.q, self.k = self.k, self.q
+        try:
+            return method(self, *args, **named)
+        finally:
+            self.q, self.k = self.k, self.q
+
+    return swapped
+
+
+def _over_queries(q, k, v, scale, mask, bias, tap, dropout=0.0):
+    sharing = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(sharing, dim=1), v.repeat_interleave(sharing, dim=1)
+    scores = q @ k.transpose(-1, -2) * scale
+    scores = scores if bias is None else scores + bias
+    scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-2).nan_to_num(0.0) @ v  # a key that nobody sees has an empty column
+
+
+# positions
+
+PLACE, ALIBI_BIAS, BUCKETS, WAVES = Stack._place, Alibi.bias, positions.t5_buckets, positions.sinusoids
+
+
+def _one_further(self, cache, new, given, real):
+    return PLACE(self, cache, new, given, real) + 1
+
+
+def _one_further_when_cached(self, cache, new, given, real):
+    ahead = 1 if cache.length else 0
+    return PLACE(self, cache, new, given, real) + ahead
+
+
+def _turned_back(x: Tensor, rotation: Rotation) -> Tensor:
+    return positions.apply_rotation(x, Rotation(rotation.cos, -rotation.sin, rotation.pairing))
+
+
+def _queries_not_turned(self, x, k, v, view, tap, rotation=None, bias=None):
+    return ATTEND(self, x, k, v, view, tap, None, bias)
+
+
+def _distance_rewarded(self, queries, keys, dtype):
+    return -ALIBI_BIAS(self, queries, keys, dtype)
+
+
+def _other_direction(offset, spec, causal):
+    return BUCKETS(-offset, spec, causal)
+
+
+def _cosine_first(places, width, spec):
+    """A quarter turn: cosines where sines belong, and sines negated where cosines do."""
+    waves = WAVES(places, width, spec)
+    if spec.layout == "halves":
+        sines, cosines = waves.chunk(2, dim=-1)
+        return torch.cat([cosines, -sines], -1)
+    return torch.stack([waves[..., 1::2], -waves[..., 0::2]], -1).flatten(-2)
+
+
+# feed-forward, norms, wiring
+
+STACK_FORWARD, LAYER_NORM, RMS_NORM = Stack.forward, LayerNorm.forward, RMSNorm.forward
+
+
+class _ExactGelu(SimpleNamespace):
+    """torch.nn.functional with one function changed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(F, name)
+
+    @staticmethod
+    def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+        return F.gelu(x)
+
+
+def _unbiased(self, x):
+    centred = x - x.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(x.var(-1, keepdim=True) + self.eps) * self.weight
+    return normed if self.bias is None else normed + self.bias
+
+
+def _large_eps(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(self, x):
+        before, self.eps = self.eps, 1000 * self.eps
+        try:
+            return method(self, x)
+        finally:
+            self.eps = before
+
+    return forward
+
+
+def _without_final_norm(self, *args, **named):
+    norm, self.norm = self.norm, None
+    try:
+        return STACK_FORWARD(self, *args, **named)
+    finally:
+        self.norm = norm
+
+
+MUTANTS: dict[str, Mutant] = {
+    "mask_flipped": _mutant((Attention, "attend", _viewing(_flipped))),
+    "mask_one_too_wide": _mutant((Attention, "attend", _viewing(_one_too_wide))),
+    "padding_seen": _mutant((masks, "padding", _nobody_is_padding)),
+    "scale_one_over_d": _mutant((Attention, "attend", _scaled(lambda width: 1 / width))),
+    "no_scale": _mutant((Attention, "attend", _scaled(lambda width: 1.0))),
+    "positions_shifted": _mutant((Stack, "_place", _one_further)),
+    "positions_shifted_when_cached": _mutant((Stack, "_place", _one_further_when_cached)),
+    "values_transposed": _mutant((Attention, "project_keys", _values_transposed)),
+    "query_heads_rolled": _mutant((Attention, "attend", _editing("q", _next_head))),
+    "queries_and_keys_swapped": _mutant(
+        (Attention, "attend", _swapping(ATTEND)), (Attention, "project_keys", _swapping(PROJECT_KEYS))
+    ),
+    "softmax_over_queries": _mutant(
+        (attention, "explicit_attention", _over_queries),
+        (Attention, "attend", _editing("", lambda value: value, explicit=True)),
+    ),
+    "gelu_erf_for_tanh": _mutant((feedforward, "F", _ExactGelu())),
+    "unbiased_variance": _mutant((LayerNorm, "forward", _unbiased)),
+    "eps_times_1000": _mutant(
+        (LayerNorm, "forward", _large_eps(LAYER_NORM)), (RMSNorm, "forward", _large_eps(RMS_NORM))
+    ),
+    "final_norm_missing": _mutant((Stack, "forward", _without_final_norm)),
+    "post_for_pre_norm": _mutant((Block, "_pre", Block._post)),
+    "rotary_sign": _mutant((attention, "apply_rotation", _turned_back)),
+    "rotary_keys_only": _mutant((Attention, "attend", _queries_not_turned)),
+    "values_rotated": _mutant((Attention, "project_keys", _values_rotated)),
+    "alibi_sign": _mutant((Alibi, "bias", _distance_rewarded)),
+    "t5_direction": _mutant((positions, "t5_buckets", _other_direction)),
+    "sinusoids_turned": _mutant((positions, "sinusoids", _cosine_first)),
+}
