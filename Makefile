@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # developers keep the corpus beside the checkout; others name their own folder or let it be downloaded
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 
-.PHONY: tour test test-all lint types clean
+.PHONY: tour test test-all lint types docs clean
 
 tour: .venv/installed
 	$(PY) -m glassformer tour
@@ -21,6 +21,10 @@ lint: .venv/installed
 
 types: .venv/installed
 	$(PY) -m mypy
+
+# docs/claims.md and docs/errata.md, from the words of the claims
+docs: .venv/installed
+	$(PY) -m glassformer.claims.documents
 
 # torch first and pinned: an unpinned one brings gigabytes that a CPU machine has no use for
 .venv/installed: pyproject.toml constraints.txt

@@ -27,6 +27,8 @@ _PUBLIC: dict[str, str | None] = {
     "load": "weights",
     "save": "weights",
     "load_tokenizer": "weights",
+    "claims": None,
+    "check": "claims",
     "trace": "lens",
     "patch": "lens",
 }
@@ -41,6 +43,8 @@ __all__ = [
     "Verdict",
     "__version__",
     "build",
+    "check",
+    "claims",
     "config",
     "generate",
     "load",
@@ -55,7 +59,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from glassformer import config, generate, presets, size
+    from glassformer import claims, config, generate, presets, size
+    from glassformer.claims import check
     from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig
     from glassformer.finding import Finding, Verdict
     from glassformer.generate import Sampling, stream

@@ -16,6 +16,7 @@ An erratum carries a runnable example that binds `holds`, whether the source's o
 """
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 Check = Callable[["Lab"], Iterator[Finding]]
 Draw = Callable[["Lab"], "Figure"]
+
+ERRATUM = "erratum"
+"""Kind of a Finding about a source's error: no evidence for the statement itself."""
 
 CHECKS: dict[str, Check] = {}
 FIGURES: dict[str, Draw] = {}
@@ -94,7 +98,8 @@ class Erratum:
         exec(compile(self.example, f"<{self.id}>", "exec"), names)  # our own text, never a user's
         shown = {k: v for k, v in names.items() if isinstance(v, bool | int | float | str) and not k.startswith("_")}
         held = float(bool(names["holds"]))
-        return Finding.judge(self.id, held, 0.0, "the source's statement fails on the example", values=shown)
+        why = "the source's statement fails on the example"
+        return Finding.judge(self.id, held, 0.0, why, values=shown, kind=ERRATUM)
 
 
 @dataclass(frozen=True)
@@ -245,18 +250,36 @@ def solve(lab: Lab, id: str, prove: Callable[[Any], bool], why: str, **evidence:
 
 
 def conclude(claim: Claim, parts: list[Finding]) -> Finding:
-    """All parts as one Finding: any failure fails it; nothing examined is a skip; a skipped part is named."""
+    """All parts as one Finding: any failure fails it; nothing examined is a skip; a skipped part is named.
+
+    An erratum that was refuted says nothing about the statement, so errata alone are no pass.
+    """
     failed = [p for p in parts if p.verdict is Verdict.FAIL]
     skipped = [p for p in parts if p.verdict is Verdict.SKIP]
-    examined = [p for p in parts if p.verdict is not Verdict.SKIP]
+    examined = [p for p in parts if p.verdict is not Verdict.SKIP and p.evidence.get("kind") != ERRATUM]
     verdict = Verdict.FAIL if failed else Verdict.PASS if examined else Verdict.SKIP
     telling = (failed or sorted(examined, key=_tightness))[-1:] or skipped
     why = f"{telling[0].id}: {telling[0].why}" if telling else "no evidence"
     if skipped and examined:
         why += f"; not examined: {', '.join(p.id for p in skipped)} ({skipped[0].why})"
-    evidence = {"parts": [p.to_dict() for p in parts]}
+    evidence = {"parts": [plain(p.to_dict()) for p in parts]}
     first = telling[0] if telling else Finding.skip(claim.id, why)
     return Finding(claim.id, verdict, first.measured, first.bound, why, first.remedy, evidence, first.low)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can carry: arrays and tuples as lists, numbers of every library as Python's, the rest as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # NumPy's and torch's, scalars included
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(item) for item in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)
 
 
 def _tightness(part: Finding) -> float:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from glassformer.claims.claim import Badge, Claim, Erratum, Kind, Knob, Lab, Source, Truth, conclude
-from glassformer.config.errors import nearest
+from glassformer.config.errors import listing, nearest
 from glassformer.finding import Finding
 
 CHAPTERS = (
@@ -86,7 +86,11 @@ def _read(chapter: str, data: dict[str, Any]) -> Claim:
 
 def close_to(name: str, known: Iterable[str]) -> str:
     """` Did you mean ...?`, or nothing where nothing is near: a list of all would hide the sentence."""
-    hint = nearest(name, list(known))
+    known = list(known)
+    within = [other for other in known if len(name) > 2 and name.lower() in other.lower()][:3]
+    if within:
+        return f" Did you mean {listing(within)}?"
+    hint = nearest(name, known)
     return hint if "Did you mean" in hint else ""
 
 

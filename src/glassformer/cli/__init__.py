@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from glassformer.cli import look, models, training
+from glassformer.cli import look, models, theory, training
 
 VERBS: dict[str, Callable[..., int]] = {
     "tour": training.tour,
     "train": training.train,
     "sample": models.sample,
-    "size": models.size,
     "look": look.look,
+    "check": theory.check,
+    "exercise": theory.exercise,
+    "size": models.size,
     "convert": models.convert,
     "env": models.env,
 }

@@ -255,7 +255,7 @@ def draw_tying(lab: Lab) -> "Figure":
             loss, scores = trained(kind, lab.seed)
             shown = scores - scores.mean(1, keepdim=True)  # softmax does not see a row's mean
             reach = max(float(shown.abs().max()), 1.0)
-            image = ax.imshow(shown, cmap=SIGNED, vmin=-reach, vmax=reach)
+            image = ax.imshow(shown.numpy(), cmap=SIGNED, vmin=-reach, vmax=reach)
             for i in range(3):
                 for j in range(3):
                     value = float(shown[i, j])

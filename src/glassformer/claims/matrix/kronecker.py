@@ -177,7 +177,7 @@ def draw_kronecker(lab: Lab) -> "Figure":
         ):
             matrix = torch.kron(left, v.T.contiguous())
             limit = float(matrix.abs().max())
-            shown = ax.imshow(matrix, cmap=SIGNED, vmin=-limit, vmax=limit)
+            shown = ax.imshow(matrix.numpy(), cmap=SIGNED, vmin=-limit, vmax=limit)
             edges = np.arange(n + 1) * d - 0.5
             ax.hlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)
             ax.vlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)

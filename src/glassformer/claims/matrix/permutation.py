@@ -169,7 +169,7 @@ def draw_equivariance(lab: Lab) -> "Figure":
             gaps.append((moved - straight[order]).abs())
         limit = float(gaps[1].max())
         for ax, gap, title in zip(axes[1:], gaps, ("no mask", "causal mask"), strict=True):
-            shown = ax.imshow(gap, cmap=AMOUNT, vmin=0, vmax=limit)
+            shown = ax.imshow(gap.numpy(), cmap=AMOUNT, vmin=0, vmax=limit)
             ax.set(title=f"{title}: at most {float(gap.max()):.1g}", xlabel="component", ylabel="token")
         fig.canvas.colorbar(shown, ax=axes[1:], location="bottom", shrink=0.6, label="|f(PX) - P f(X)|")
     return fig
@@ -268,7 +268,9 @@ def draw_sentences(lab: Lab) -> "Figure":
                 words = sentence.split()
                 # rows by word, not by place, so that equal vectors stand side by side
                 shown = np.argsort(ids).tolist()
-                picture = ax.imshow(_encode(model, [ids])[0][shown], cmap=SIGNED, vmin=-2.5, vmax=2.5, aspect="auto")
+                picture = ax.imshow(
+                    _encode(model, [ids])[0][shown].numpy(), cmap=SIGNED, vmin=-2.5, vmax=2.5, aspect="auto"
+                )
                 ax.set_yticks(range(3), [words[i] for i in shown])
                 ax.set(title=f"“{sentence}”, {title}", xlabel="" if title == "no positions" else "component")
         fig.canvas.colorbar(picture, ax=axes, label="value")

@@ -97,6 +97,13 @@ def shift_rotation(lab: Lab) -> Iterator[Finding]:
         group and orthogonal,
         "block by block, rotations of a plane by multiples of one angle",
     )
+    first = np.tile([0.0, 1.0], 4)
+    yield lab.numerical(
+        "the engine's first place is PE[0]",
+        float(np.abs(engine_table(1, 8)[0] - first).max()),
+        0.0,
+        "sin 0 = 0 and cos 0 = 1 exactly: positions are counted from 0, so a shift by one shows here",
+    )
     yield from _shift_engine(lab)
     residual = best_linear(one_based(64, 8), one_based(67, 8)[3:]).max(axis=0)
     yield lab.numerical(

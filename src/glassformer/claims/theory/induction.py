@@ -330,7 +330,7 @@ def draw_detection(lab: Lab) -> "Figure":
     pattern = trace(model, tokens, sites=site)[site][0, head]
     with drawing("Induction scores and the best head", height=3.4) as fig:
         left, right = fig.canvas.subplots(1, 2, width_ratios=(1, 1.6))
-        image = left.imshow(scores, cmap=AMOUNT, vmin=0, vmax=1)
+        image = left.imshow(scores.numpy(), cmap=AMOUNT, vmin=0, vmax=1)
         for i, j in itertools.product(*map(range, scores.shape)):
             value = float(scores[i, j])
             left.text(j, i, f"{value:.2f}", ha="center", va="center", color="white" if value < 0.6 else "black")

@@ -1,0 +1,146 @@
+"""Examining without touching: copies, quiet calls, time limits, and everything put back as it was."""
+
+import contextlib
+import copy
+import io
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from glassformer.checks.errors import CannotExamineError
+
+LARGE_BYTES = 1 << 30
+"""Above this a model is not copied: it is changed in place and put back."""
+WARM = 6.0
+"""Factor on weight matrices: fresh ones (standard deviation 0.02) make attention almost uniform and hide bugs."""
+
+
+def n_bytes(model: Any) -> int:
+    if not isinstance(model, nn.Module):
+        return 0
+    return sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
+
+
+@contextlib.contextmanager
+def quiet(said: list[str] | None = None) -> Iterator[None]:
+    """What the subject prints is kept (in `said`), its warnings are dropped."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            if said is not None and out.getvalue().strip():
+                said.append(out.getvalue())
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None, doing: str) -> Iterator[None]:
+    """Stop a subject that does not return. Signals only reach the main thread; elsewhere there is no limit."""
+    usable = seconds and hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not usable or not seconds:
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise CannotExamineError(
+            f"{doing} took more than {seconds:g} s: it may loop, or be too large (raise the time limit)."
+        )
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def preserved(model: Any) -> Iterator[None]:
+    """Mode of every module, gradients and random state as they were, whatever happens inside."""
+    state = torch.get_rng_state()
+    modules = [(m, m.training) for m in model.modules()] if isinstance(model, nn.Module) else []
+    gradients = [(p, p.grad) for p in model.parameters()] if isinstance(model, nn.Module) else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        for module, training in modules:
+            module.training = training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def borrowed(model: Any, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator[Any]:
+    """A patient: a deep copy of the model in eval mode, its matrices times `warm`, in `dtype`.
+
+    A model over 1 GB, or one that cannot be copied, is lent itself and restored afterwards.
+    """
+    if not isinstance(model, nn.Module):
+        yield model
+        return
+    patient = model
+    if n_bytes(model) <= LARGE_BYTES:
+        with contextlib.suppress(Exception), quiet():
+            patient = copy.deepcopy(model)
+    with preserved(model):
+        if patient is not model:
+            prepare(patient, warm, dtype, train)
+            yield patient
+            return
+        saved = {name: value.clone() for name, value in model.state_dict(keep_vars=False).items()}
+        own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        try:
+            prepare(model, warm, dtype, train)
+            yield model
+        finally:
+            if dtype is not None and own is not None:
+                model.to(own)
+            with torch.no_grad():
+                for name, value in model.state_dict(keep_vars=True).items():
+                    value.copy_(saved[name])
+
+
+def prepare(model: nn.Module, warm: float, dtype: torch.dtype | None, train: bool) -> None:
+    """Cast, scale the matrices, set the mode, forget gradients."""
+    if dtype is not None:
+        model.to(dtype)
+    if warm != 1.0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() >= 2:
+                    parameter.mul_(warm)
+    model.train(train)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+class NoDropout(TorchFunctionMode):
+    """Dropout as identity wherever it is called from: modules, functions, fused attention."""
+
+    IDENTITY = (F.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self.IDENTITY:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            kwargs["dropout_p"] = 0.0
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if len(args) > 4:
+                del kwargs["dropout_p"]
+        elif func is F.multi_head_attention_forward and len(args) > 10:
+            args = (*args[:10], 0.0, *args[11:])
+        return func(*args, **kwargs)

@@ -1,0 +1,312 @@
+"""The loss a model reports: which target each logit is compared with, and which targets count."""
+
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glassformer.checks import interface as calls
+from glassformer.checks.errors import Unsupported
+from glassformer.checks.measure import ulp
+from glassformer.checks.padding import pad_fill, padded
+from glassformer.checks.subject import Subject
+from glassformer.finding import Finding, Verdict
+
+IGNORE = -100
+MATCH = 1e-2
+"""Relative gradient difference below which two losses are the same one; wrong targets leave about √2."""
+SHIFT_REMEDY = (
+    "Compare logits[:, :-1] with tokens[:, 1:], once: the caller or the model shifts, not both, rows kept apart."
+)
+PAD_REMEDY = (
+    "Sum over counted targets and divide by their number: -100 at padding, ignore_index=-100, one mean over the batch."
+)
+
+
+@dataclass
+class LossCall:
+    """How to ask for the loss: a method `loss`, or labels given to forward."""
+
+    words: str
+    accepted: tuple[int, ...]
+    """Shifts that are right here: 1 where the model shifts, 0 where the caller has."""
+    method: bool
+    labels: str | None
+    mask: str | None
+
+    def __call__(
+        self, patient: Subject, tokens: Tensor, labels: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Loss, and the logits it was made from where they come with it."""
+        given: dict[str, Any] = {}
+        if labels is not None:
+            if self.labels is None:
+                raise Unsupported("its loss takes no labels")
+            given[self.labels] = labels
+        if mask is not None:
+            if self.mask is None:
+                raise Unsupported("its loss takes no mask")
+            given[self.mask] = patient._mask(mask)
+        seq2seq = patient.kind == "seq2seq"
+        if self.method:
+            places = [patient.source(len(tokens)), tokens] if seq2seq else [tokens]
+            output = patient.model.loss(*places, **given)
+            return _scalar(output), None
+        if labels is None and self.labels:
+            given[self.labels] = tokens
+        first = patient.source(len(tokens)) if seq2seq else tokens
+        output = patient.model(first, **patient.interface.flags, **given)
+        return _scalar(output), calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
+
+
+def _scalar(output: Any) -> Tensor:
+    loss = calls.find_loss(output)
+    if loss is None and isinstance(output, tuple | list | Tensor):
+        first = output if isinstance(output, Tensor) else output[0]
+        loss = first.reshape(()) if isinstance(first, Tensor) and first.numel() == 1 else None
+    if loss is None:
+        raise Unsupported("its loss is not one number")
+    return loss
+
+
+def loss_call(subject: Subject) -> LossCall | None:
+    """The way this subject reports a loss; None when it reports none."""
+    method = getattr(subject.model, "loss", None)
+    if callable(method) and not isinstance(method, nn.Module):
+        try:
+            names = list(inspect.signature(method).parameters)
+        except (TypeError, ValueError):
+            return None
+        target_mask = calls.TARGET_MASK if subject.kind == "seq2seq" else calls.MASK
+        labels = next((n for n in calls.LABELS if n in names), None)
+        mask = next((n for n in target_mask if n in names), None)
+        return LossCall("loss()", (0,) if subject.kind == "encoder" else (1,), True, labels, mask)
+    face = subject.interface
+    if face.labels is None:
+        return None
+    if subject.kind == "encoder" or subject.kind == "seq2seq":
+        accepted: tuple[int, ...] = (0,)
+    else:
+        accepted = (1,) if face.foreign_style else (0, 1)
+    return LossCall(f"{face.labels}=", accepted, False, face.labels, face.mask)
+
+
+def own_loss(logits: Tensor, labels: Tensor, shift: int) -> Tensor:
+    """Mean cross-entropy of logits at t against labels at t + shift."""
+    size = logits.shape[1]
+    a = logits[:, max(0, -shift) : size - max(0, shift)]
+    b = labels[:, max(0, shift) : size - max(0, -shift)]
+    return F.cross_entropy(a.flatten(0, 1).float(), b.flatten(), ignore_index=IGNORE)
+
+
+def rows_mixed(logits: Tensor, labels: Tensor) -> Tensor:
+    """The shift taken after flattening: the end of a row predicts the next row's start."""
+    return F.cross_entropy(logits.flatten(0, 1)[:-1].float(), labels.flatten()[1:], ignore_index=IGNORE)
+
+
+def _gradient(loss: Tensor, wrt: list[Tensor]) -> Tensor:
+    found = torch.autograd.grad(loss, wrt, retain_graph=True, allow_unused=True)
+    return torch.cat(
+        [torch.zeros_like(w).flatten() if g is None else g.flatten() for g, w in zip(found, wrt, strict=True)]
+    ).double()
+
+
+def matches(loss: Tensor, logits: Tensor, labels: Tensor, wrt: list[Tensor]) -> dict[str, tuple[float, float]]:
+    """name -> (relative difference of gradients after the best factor, that factor), for each way to shift."""
+    mine = _gradient(loss, wrt)
+    ways = {f"shift {s}": own_loss(logits, labels, s) for s in (1, 0, 2, -1)}
+    ways["rows mixed"] = rows_mixed(logits, labels)
+    found = {}
+    for name, other in ways.items():
+        theirs = _gradient(other, wrt)
+        factor = float(mine @ theirs / (theirs @ theirs).clamp(min=1e-300))
+        left = float((mine - factor * theirs).norm() / mine.norm().clamp(min=1e-300))
+        found[name] = (left, factor)
+    return found
+
+
+def _compare(
+    patient: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
+) -> tuple[dict[str, tuple[float, float]], float]:
+    loss, logits = call(patient, tokens, labels)
+    assert patient.module is not None
+    if logits is None or not logits.requires_grad:
+        logits = patient.logits(tokens)
+        wrt: list[Tensor] = [p for p in patient.module.parameters() if p.requires_grad]
+    else:
+        wrt = [logits]
+    return matches(loss, logits, tokens if labels is None else labels, wrt), float(loss.detach())
+
+
+def label_shift(subject: Subject) -> Iterator[Finding]:
+    """Value and gradient of the reported loss against our own cross-entropy at several shifts."""
+    id = "label_shift/gradient"
+    call = loss_call(subject)
+    if call is None or subject.module is None or not subject.vocabulary_logits:
+        yield Finding.skip(id, "the model reports no loss")
+        return
+    with subject.patient(max(subject.warmth / 2, 1.0)) as patient, torch.enable_grad():
+        tokens = patient.tokens(3, patient.length(17), seed=33)
+        labels = patient.other(tokens) if subject.kind == "encoder" else None
+        if not call.method and subject.kind != "encoder":
+            labels = tokens.clone()
+        found, _ = _compare(patient, call, tokens, labels)
+    best = min(found, key=lambda n: found[n][0])
+    left, factor = found[best]
+    wanted = [f"shift {s}" for s in call.accepted]
+    evidence = {"matches": best, "factor": factor, "difference": left}
+    if left > MATCH:
+        why = f"{call.words}: its gradient is that of no shift of the targets (nearest: {best}, {left:.2g} apart)"
+        yield Finding(id, Verdict.FAIL, left, MATCH, why, SHIFT_REMEDY, evidence)
+    elif best not in wanted:
+        why = f"{call.words} matches {best}; expected {' or '.join(wanted)}"
+        yield Finding(id, Verdict.FAIL, left, MATCH, why, SHIFT_REMEDY, evidence)
+    elif abs(factor - 1) > 1e-2:
+        why = f"{call.words} is {factor:.4g} times the mean over its targets"
+        yield Finding("loss_padding/denominator", Verdict.FAIL, factor, 1.0, why, PAD_REMEDY, evidence)
+    else:
+        yield Finding(id, Verdict.PASS, left, MATCH, f"{call.words}: gradient of {best}")
+        yield from _which_targets_count(subject, call, int(best.split()[1]))
+
+
+def _which_targets_count(subject: Subject, call: LossCall, shift: int) -> Iterator[Finding]:
+    with subject.patient(max(subject.warmth / 2, 1.0)) as patient:
+        for name, probe in (("ignored", _ignored), ("padded", _padded), ("pad-content", _pad_content)):
+            id = f"loss_padding/{name}"
+            try:
+                reported, expected, why = probe(patient, call, shift)
+            except Unsupported as error:
+                yield Finding.skip(id, str(error))
+                continue
+            except (IndexError, RuntimeError) as error:
+                if name == "ignored" and "out of bounds" in str(error):
+                    if not call.method and _minus_one_is_ignored(patient, call, shift):
+                        yield Finding(
+                            id, Verdict.PASS, 0.0, 0.0, "targets of -1 do not count here, those of -100 are refused"
+                        )
+                        continue
+                    why = "a label of -100 is not ignored: " + " ".join(str(error).split())[:80]
+                    yield Finding(id, Verdict.FAIL, math.inf, 0.0, why, PAD_REMEDY)
+                    continue
+                yield Finding.skip(id, f"its loss does not run so: {' '.join(str(error).split())[:80]}")
+                continue
+            bound = 1e3 * ulp(torch.float32) * max(abs(expected), 1e-6)
+            yield Finding.judge(
+                id, abs(reported - expected), bound, why, PAD_REMEDY, reported=reported, expected=expected
+            )
+
+
+def _ignored(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+    """Targets of -100 do not count, neither above nor below the line."""
+    tokens = patient.tokens(3, patient.length(17), seed=34)
+    labels = patient.other(tokens) if patient.kind == "encoder" else tokens.clone()
+    labels[0, 5:] = IGNORE
+    labels[1, 3:7] = IGNORE
+    loss, logits = call(patient, tokens, labels)
+    logits = patient.logits(tokens) if logits is None else logits
+    return float(loss), float(own_loss(logits, labels, shift)), "mean over the targets that are not -100"
+
+
+def _minus_one_is_ignored(patient: Subject, call: LossCall, shift: int) -> bool:
+    """nanoGPT's convention: the caller marks with -1."""
+    tokens = patient.tokens(3, patient.length(17), seed=34)
+    labels = tokens.clone()
+    labels[0, 5:] = -1
+    try:
+        loss, logits = call(patient, tokens, labels)
+    except (IndexError, RuntimeError):
+        return False
+    expected = own_loss(
+        patient.logits(tokens) if logits is None else logits, labels.masked_fill(labels == -1, IGNORE), shift
+    )
+    return abs(float(loss) - float(expected)) < 1e-4
+
+
+def _padded(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+    """A right-padded batch: the mean over all real targets, not the mean of the rows' means."""
+    batch = padded(patient, patient.length(17), [0, 4, 11], "right", pad_fill(patient))
+    labels = None
+    if patient.interface.foreign_style or patient.kind == "encoder" or not call.method:
+        labels = torch.where(batch.mask, batch.tokens, IGNORE)
+    loss, _ = call(patient, batch.tokens, labels, batch.mask)
+    total, count = 0.0, 0
+    for b, row in enumerate(batch.rows):
+        given = {"source": patient.source(3)[b : b + 1]} if patient.kind == "seq2seq" else {}
+        n = row.shape[1] - abs(shift)
+        logits = _seq2seq_logits(patient, call, row, given) if patient.kind == "seq2seq" else patient.logits(row)
+        total += float(own_loss(logits, row, shift)) * n
+        count += n
+    return float(loss), total / count, "token-weighted mean of the rows' own losses"
+
+
+def _seq2seq_logits(patient: Subject, call: LossCall, row: Tensor, given: dict[str, Tensor]) -> Tensor:
+    if call.method:
+        return patient.logits(row, **given)
+    output = patient.model(given["source"], **patient.interface.flags, **{str(call.labels): row})
+    return calls.find_logits(output, (row.shape[0], row.shape[1]))
+
+
+def _pad_content(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+    """Other tokens in padding places leave the loss as it is."""
+    if call.mask is None or not call.method:
+        raise Unsupported("labels of padding are the caller's here")
+    batch = padded(patient, patient.length(17), [0, 4, 11], "right", pad_fill(patient))
+    labels = torch.where(batch.mask, batch.tokens, IGNORE) if patient.kind == "encoder" else None
+    first, _ = call(patient, batch.tokens, labels, batch.mask)
+    junk = batch.tokens.clone()
+    junk[~batch.mask] = patient.other(batch.tokens)[~batch.mask]
+    second, _ = call(patient, junk, labels, batch.mask)
+    return float(second), float(first), "the loss does not depend on what stands in padding"
+
+
+def overfits_one_batch(subject: Subject, steps: int = 200) -> Finding:
+    """Adam on one batch of random tokens: the loss must fall by nine tenths. Slow; asked for with `deep`."""
+    id = "dead_gradient/overfit"
+    if subject.module is None or not subject.vocabulary_logits or subject.kind == "encoder":
+        return Finding.skip(id, "needs a module that predicts tokens")
+    with subject.patient(train=True) as patient, torch.enable_grad():
+        assert patient.module is not None
+        optimiser = torch.optim.Adam([p for p in patient.module.parameters() if p.requires_grad], lr=3e-3)
+        tokens = patient.tokens(4, patient.length(16), seed=35)
+        first = last = 0.0
+        for step in range(steps):
+            loss = own_loss(patient.logits(tokens), tokens, 1)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            last = float(loss.detach())
+            first = last if step == 0 else first
+    remedy = "It cannot learn 4 rows by heart: look for a detached path, a wrong target, a frozen parameter."
+    return Finding.judge(id, last, 0.1 * first, f"{steps} steps on one batch, from {first:.3g}", remedy)
+
+
+def below_entropy(subject: Subject, steps: int = 150) -> Finding:
+    """Train on random tokens, fresh each step: no honest model gets below ln V, a leak that no mask test sees does."""
+    id = "causal_leak/below-entropy"
+    if subject.module is None or not subject.vocabulary_logits or subject.kind != "decoder":
+        return Finding.skip(id, "needs a module that predicts the next token")
+    with subject.patient(train=True) as patient, torch.enable_grad():
+        assert patient.module is not None
+        optimiser = torch.optim.Adam([p for p in patient.module.parameters() if p.requires_grad], lr=3e-3)
+        losses = []
+        for step in range(steps):
+            tokens = torch.randint(
+                0, subject.vocab_size, (8, patient.length(24)), generator=torch.Generator().manual_seed(step)
+            )
+            loss = own_loss(patient.logits(tokens), tokens, 1)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(float(loss.detach()))
+    entropy, n = math.log(subject.vocab_size), 8 * (subject.length(24) - 1)
+    mean = sum(losses[-20:]) / 20
+    # an honest loss is at least the source's entropy in expectation; 20 fresh batches scatter by less than this
+    low = entropy - 5 * entropy / math.sqrt(20 * n)
+    return Finding.within(
+        id, mean, low, None, f"the source has entropy ln V = {entropy:.4g}", "The model knows the next token."
+    )

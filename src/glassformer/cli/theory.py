@@ -1,0 +1,211 @@
+"""`glass check` and `glass exercise`: the theory, run; and the theory as exercises that are graded."""
+
+import json as json_module
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from glassformer.cli.common import InputError, Json
+
+if TYPE_CHECKING:
+    from glassformer.claims.run import Outcome, Plan
+    from glassformer.exercises import Exercise
+
+WORKERS = 2
+"""Processes for several claims."""
+
+
+def check(
+    names: Annotated[
+        tyro.conf.Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="ID", help="Claims, chapters or errata; none: all claims."),
+    ] = (),
+    source: Annotated[str | None, tyro.conf.arg(help='What a source says, such as "Bishop 12.3".')] = None,
+    slow: Annotated[bool, tyro.conf.arg(help="Also what trains a model, which takes minutes.")] = False,
+    control: Annotated[
+        bool, tyro.conf.arg(name="break", help="Break each hypothesis: every check must turn to a failure.")
+    ] = False,
+    explain: Annotated[bool, tyro.conf.arg(help="Derivation, evidence and errata in full.")] = False,
+    list: Annotated[bool, tyro.conf.arg(help="Only list the claims and who makes them.")] = False,
+    figure: Annotated[Path | None, tyro.conf.arg(help="Draw the one claim named: .png, .svg, .pdf or .html.")] = None,
+    report: Annotated[Path | None, tyro.conf.arg(help="Write one self-contained HTML page.")] = None,
+    seed: Annotated[int, tyro.conf.arg(help="Of everything random.")] = 0,
+    workers: Annotated[int | None, tyro.conf.arg(help="Processes; two where there are two cores.")] = None,
+    json: Json = False,
+) -> int:
+    """Run what textbooks claim: each statement is a check with a verdict. Exit 1 when one is not as recorded."""
+    from glassformer.claims import selection
+    from glassformer.claims.run import Plan
+
+    _consistent(control=control, explain=explain, list=list, figure=figure, report=report)
+    if seed < 0:
+        raise InputError(f"--seed {seed} must be 0 or more.")
+    ids = selection.select(names, source)
+    rows = () if source is None else selection.find_sources(source)
+    if list:
+        return _list(ids, json)
+    if figure is not None:
+        return _figure(ids, figure, seed, json)
+    if report is not None:
+        _writable(report)
+    plan = Plan(seed=seed, slow=slow, broken=control, draw=report is not None)
+    workers = min(WORKERS, os.cpu_count() or 1) if workers is None else workers
+    outcomes = _run(ids, plan, workers, rows, json, explain)
+    if report is not None:
+        from glassformer.claims.page import write
+
+        write(outcomes, plan, report)
+    _tell(outcomes, plan, rows, report, json, explain)
+    return 0 if all(outcome.held for outcome in outcomes) else 1
+
+
+def _consistent(**given: Any) -> None:
+    asked = [name for name, value in given.items() if value]
+    pair = {"control": "--break"}
+    if len(asked) > 1:
+        first, second = (pair.get(name, f"--{name}") for name in asked[:2])
+        raise InputError(f"{first} and {second} do not go together: give one of them.")
+
+
+def _writable(report: Path) -> None:
+    """Refuse before a minute of computing, not after."""
+    if report.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--report {report} must be an .html file.")
+    if not report.parent.is_dir():
+        raise InputError(f"--report {report}: there is no folder {report.parent}.")
+
+
+def _list(ids: "list[str]", json: bool) -> int:
+    from glassformer.claims import registry, show
+
+    if not json:
+        show.print_list(ids, show.console())
+        return 0
+    claims = registry.load_all()
+    rows = [
+        {
+            "id": id,
+            "chapter": claims[id].chapter,
+            "title": claims[id].title,
+            "badge": str(claims[id].badge),
+            "kinds": [str(kind) for kind in claims[id].kinds],
+            "slow": claims[id].slow,
+            "sources": [source.cite for source in claims[id].sources],
+            "errata": [erratum.id for erratum in claims[id].errata],
+        }
+        for id in ids
+    ]
+    print(json_module.dumps({"claims": rows}))
+    return 0
+
+
+def _figure(ids: "list[str]", path: Path, seed: int, json: bool) -> int:
+    from glassformer.claims.run import draw
+    from glassformer.lens.figure import format_of
+
+    if len(ids) != 1:
+        raise InputError(f"--figure draws one claim and {len(ids)} are named: give one id.")
+    format_of(path)
+    drawn = draw(ids[0], seed)
+    drawn.save(path)
+    print(json_module.dumps({"id": ids[0], "written": str(path)}) if json else f"{path}: {drawn.title}")
+    return 0
+
+
+def _run(ids: "list[str]", plan: "Plan", workers: int, rows: Any, json: bool, explain: bool) -> "list[Outcome]":
+    from glassformer.claims.run import run
+
+    if json or explain:
+        return [*run(ids, plan, workers=workers)]
+    from glassformer.claims import show
+
+    out = show.console()
+    for row in rows:
+        out.print(show.source_line(row), soft_wrap=True, markup=False)
+    outcomes = []
+    with show.Board(ids, plan, out).shown() as board:
+        for outcome in run(ids, plan, workers=workers):
+            board.add(outcome)
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _tell(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | None, json: bool, explain: bool) -> None:
+    from glassformer.claims import run, show
+    from glassformer.claims.explain import explain as in_full
+
+    if json:
+        sources = [{"cite": row.cite, "says": row.says, "verdict": str(row.verdict), "note": row.note} for row in rows]
+        facts: dict[str, Any] = {"sources": sources} if rows else {}
+        if explain:
+            facts["explained"] = {o.claim.id: in_full(o) for o in outcomes}
+        print(
+            json_module.dumps({**run.summary(outcomes, plan), **facts, **({"report": str(report)} if report else {})})
+        )
+        return
+    if explain:
+        print("\n\n\n".join(in_full(outcome) for outcome in outcomes))
+    elif outcomes:
+        print(show.closing(outcomes, plan))
+    if report is not None:
+        print(f"{report}: {len(outcomes)} claims on one page")
+
+
+def exercise(
+    id: Annotated[
+        tyro.conf.Positional[str | None], tyro.conf.arg(metavar="ID", help="An exercise; none: list them.")
+    ] = None,
+    stub: Annotated[Path | None, tyro.conf.arg(help="Write the stub to this new file.")] = None,
+    grade: Annotated[Path | None, tyro.conf.arg(help="Grade this file.")] = None,
+    json: Json = False,
+) -> int:
+    """Solve it yourself: a problem, a stub, and a grade that says what is wrong. Exit 0 right, 1 wrong, 2 neither."""
+    from glassformer import exercises
+
+    if id is None:
+        if stub is not None or grade is not None:
+            raise InputError("which exercise? Name one: `glass exercise` lists them.")
+        return _exercises(json)
+    chosen = exercises.find(id)
+    if stub is not None and grade is not None:
+        raise InputError("--stub and --grade do not go together: give one of them.")
+    if grade is not None:
+        result = exercises.grade(chosen, grade)
+        print(json_module.dumps(result.to_dict()) if json else result.text())
+        return result.exit_code
+    if stub is not None:
+        return _write_stub(chosen, stub, json)
+    facts = {"id": chosen.id, "title": chosen.title, "problem": chosen.problem, "stub": chosen.stub}
+    if json:
+        print(json_module.dumps({**facts, "function": chosen.function, "claims": chosen.claims}))
+        return 0
+    print(
+        f"{chosen.title}\n\n{chosen.problem}\n\n--- a file to start from (--stub FILE writes it) ---\n{chosen.stub}---"
+    )
+    print(f"then: glass exercise {chosen.id} --grade FILE")
+    return 0
+
+
+def _exercises(json: bool) -> int:
+    from glassformer.exercises import ALL
+
+    if json:
+        rows = [{"id": e.id, "title": e.title, "function": e.function, "claims": e.claims} for e in ALL.values()]
+        print(json_module.dumps({"exercises": rows}))
+        return 0
+    for one in ALL.values():
+        print(f"{one.id:<18}{one.title}")
+    print("\nglass exercise ID shows one, --stub FILE starts a file, --grade FILE grades it.")
+    return 0
+
+
+def _write_stub(chosen: "Exercise", path: Path, json: bool) -> int:
+    try:
+        with open(path, "x", encoding="utf-8") as new:  # never over something that is there
+            new.write(chosen.stub)
+    except FileExistsError:
+        raise InputError(f"{path} exists already and is left as it is: give another name.") from None
+    print(json_module.dumps({"id": chosen.id, "written": str(path)}) if json else f"{path}: write {chosen.function}()")
+    return 0

@@ -1,0 +1,80 @@
+"""Nothing that happens to a patient stays, and nothing it prints is heard."""
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from glassformer.checks import isolate
+from glassformer.checks.errors import CannotExamineError
+from tests.checks.patients import Copycat
+
+
+def test_a_patient_is_a_copy_in_eval_mode():
+    model = Copycat().train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with isolate.borrowed(model, warm=6.0, dtype=torch.float64) as patient:
+        assert patient is not model
+        assert not patient.training
+        assert torch.equal(patient.table.weight, 6 * before["table.weight"].double())
+        patient.table.weight.data.zero_()
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_model_too_large_to_copy_is_put_back(monkeypatch):
+    monkeypatch.setattr(isolate, "LARGE_BYTES", 0)
+    model = Copycat().train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with isolate.borrowed(model, warm=6.0, dtype=torch.float64) as patient:
+        assert patient is model
+        patient.head.weight.data.zero_()
+    assert model.training
+    assert model.head.weight.dtype == torch.float32
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_random_state_and_gradients_are_preserved():
+    model = Copycat()
+    model.head.bias.grad = torch.ones_like(model.head.bias)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    with isolate.preserved(model):
+        torch.rand(10)
+        model.head.bias.grad = None
+    assert torch.equal(torch.rand(1), expected)
+    assert model.head.bias.grad is not None
+
+
+def test_what_is_printed_is_kept_off_the_screen(capsys):
+    said = []
+    with isolate.quiet(said):
+        print("hello")
+    assert capsys.readouterr().out == ""
+    assert said == ["hello\n"]
+
+
+def forever():
+    with isolate.time_limit(0.05, "the call"):
+        while True:
+            time.sleep(0.001)
+
+
+def test_a_loop_ends_at_the_time_limit():
+    with pytest.raises(CannotExamineError, match=r"took more than 0\.05 s"):
+        forever()
+
+
+def test_dropout_is_identity_wherever_it_is_called_from():
+    x = torch.ones(4, 4)
+    q = torch.randn(1, 2, 8, 4)
+    with isolate.NoDropout():
+        assert torch.equal(F.dropout(x, 0.5, True), x)
+        assert torch.equal(nn.Dropout(0.9)(x), x)
+        a = F.scaled_dot_product_attention(q, q, q, dropout_p=0.9)
+        b = F.scaled_dot_product_attention(q, q, q, None, 0.9)
+    assert torch.equal(a, b)
+    assert torch.allclose(a, F.scaled_dot_product_attention(q, q, q))

@@ -1,0 +1,34 @@
+"""A repeated token shows whether positions are used, near and far."""
+
+import pytest
+
+from glassformer.checks import positions
+from glassformer.finding import Verdict
+from tests.checks.patients import bert, gpt2, names, rotary, sick, t5
+
+
+@pytest.mark.parametrize(("make", "kind"), [(gpt2, "learned"), (rotary, "rotary"), (bert, "learned"), (t5, "t5")])
+def test_correct_models_use_their_positions(make, kind):
+    constant = positions.repeated_token(make())
+    assert positions.scheme(make(), constant) == kind
+    assert [f.verdict for f in positions.positions_are_used(make(), constant)] == [Verdict.PASS]
+    assert constant.absolute is (kind == "learned")
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["position_never_added", "position_clamped_at_64", "position_by_row", "position_row_zeroed", "rotary_never_applied",
+     "alibi_never_added"],
+)  # fmt: skip
+def test_positions_that_do_not_arrive_are_found(id):
+    subject = sick(id)
+    assert names(positions.positions_are_used(subject, positions.repeated_token(subject))) == {"position_missing"}
+
+
+def test_no_positions_is_a_legitimate_design():
+    from tests.bugs.healthy import WARD
+    from tests.checks.patients import warmed
+
+    nope = warmed(next(h for h in WARD if h.id == "base-nope").build())
+    (finding,) = positions.positions_are_used(nope, positions.repeated_token(nope))
+    assert finding.verdict is Verdict.SKIP

@@ -1,0 +1,27 @@
+"""The first attention in which a cached step parts from the full pass tells why."""
+
+import pytest
+
+from glassformer.checks.step import explain_step
+from tests.checks.patients import gpt2, sick
+
+
+@pytest.mark.parametrize(
+    ("id", "cause"),
+    [
+        ("cache_never_grows", "cache_mismatch"),
+        ("position_restarts", "decode_position"),
+        ("query_offset_missing", "decode_position"),
+        ("alibi_bias_zero", "decode_position"),
+        ("mask_top_left", "cache_mask"),
+    ],
+)
+def test_causes_are_told_apart(id, cause):
+    found, words, layer = explain_step(sick(id), rows=2, sizes=[4, 1, 1, 1], piece=2, warm=6.0, first=5)
+    assert found == cause
+    assert words
+    assert layer == 0
+
+
+def test_a_correct_step_has_no_cause():
+    assert explain_step(gpt2(), rows=2, sizes=[4, 1, 1], piece=2, warm=6.0, first=5) == (None, "", None)

@@ -1,0 +1,224 @@
+"""`glass check` and `glass exercise` as users meet them: verdicts, exit codes, a sentence for each mistake."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import glassformer as gf
+from glassformer.claims.claim import Kind
+from tests.claims.invented import invented
+from tests.cli.asking import run, run_json
+
+ONE = "rope-relative"
+
+
+def test_a_claim_is_run_and_its_verdict_shown(capsys):
+    code, out, err = run(capsys, "check", ONE)
+    assert (code, err) == (0, "")
+    row = next(line for line in out.splitlines() if ONE in line)
+    assert re.search(r"pass +rope-relative +proved +.*<=.* +\d+\.\d", row)
+    assert "Positions" in out
+    assert "Every verdict is the recorded one." in out
+
+
+def test_chapters_and_sources_choose_claims(capsys):
+    code, told = run_json(capsys, "check", "heads", "--workers", "1")
+    assert code == 0
+    assert [c["id"] for c in told["claims"]] == [id for id, c in gf.claims.ALL.items() if c.chapter == "heads"]
+    code, told = run_json(capsys, "check", "--source", "BISHOP 12.3")
+    assert [c["id"] for c in told["claims"]] == ["orthogonal-inputs-fixed-point"]
+    assert told["sources"] == [
+        {"cite": "Bishop 12.3", "says": "orthogonal inputs => y = x", "verdict": "FALSE", "note": ""}
+    ]
+    code, out, _ = run(capsys, "check", "--source", "ch13 ex 8")
+    assert out.startswith("Ch. 13 ex. 8: ")
+
+
+def test_json_is_one_object_with_the_evidence(capsys):
+    code, told = run_json(capsys, "check", ONE, "--seed", "3")
+    assert code == 0
+    assert (told["seed"], told["slow"], told["broken"], told["held"]) == (3, False, False, True)
+    (claim,) = told["claims"]
+    assert (claim["verdict"], claim["expected"]) == ("pass", "pass")
+    assert {part["evidence"]["kind"] for part in claim["parts"]} == {"exact", "numerical", "erratum"}
+    json.dumps(told, allow_nan=False)
+
+
+def test_the_same_seed_gives_the_same_object(capsys):
+    first, second = (run_json(capsys, "check", "high-dim-orthogonality")[1] for _ in range(2))
+    assert first["claims"][0]["parts"] == second["claims"][0]["parts"]
+
+
+def test_breaking_a_claim_turns_it_and_that_is_success(capsys):
+    code, out, _ = run(capsys, "check", ONE, "--break")
+    assert code == 0
+    assert "turns" in out
+    assert "1 of 1 controls turned their check" in out
+    code, told = run_json(capsys, "check", ONE, "--break")
+    assert (code, told["claims"][0]["verdict"], told["claims"][0]["held"]) == (0, "fail", True)
+
+
+def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatch):
+    def fails(lab):
+        yield lab.numerical("size", 2.0, 1.0, "it must be small")
+
+    def crashes(lab):
+        raise RuntimeError("oh no")
+        yield
+
+    def nothing(lab):
+        yield lab.skipped("by z3", Kind.EXACT, "z3 is not installed", "install glassformer[theory]")
+
+    for check, words in (
+        (fails, "it must be small"),
+        (crashes, "crashed: RuntimeError: oh no"),
+        (nothing, "z3 is not"),
+    ):
+        with invented(monkeypatch, check):
+            code, out, err = run(capsys, "check", "invented")
+            assert (code, err) == (1, "")
+            assert words in out
+            assert "Traceback" not in out
+            assert "1 not as recorded" in out
+            code, told = run_json(capsys, "check", "invented")
+            assert (code, told["held"]) == (1, False)
+
+
+def test_a_control_that_does_not_turn_is_exit_1(capsys, monkeypatch):
+    def stubborn(lab):
+        yield lab.exact("always", True, "so it is")
+
+    with invented(monkeypatch, stubborn):
+        code, out, _ = run(capsys, "check", "invented", "--break")
+    assert code == 1
+    assert "its control did not turn it" in out
+
+
+def test_what_trains_is_skipped_as_recorded(capsys):
+    code, told = run_json(capsys, "check", "pe-extrapolation")
+    assert (code, told["claims"][0]["verdict"], told["claims"][0]["expected"]) == (0, "skip", "skip")
+
+
+def test_explain_prints_the_whole_claim(capsys):
+    code, out, _ = run(capsys, "check", ONE, "--explain")
+    assert code == 0
+    for part in ("Statement", "Derivation", "Evidence", "Negative control", "Errata", "E30", "qᵀ R"):
+        assert part in out
+    code, told = run_json(capsys, "check", ONE, "--explain")
+    assert told["explained"][ONE].startswith(f"{ONE}: ")
+
+
+def test_list_shows_claims_without_running_them(capsys):
+    code, out, _ = run(capsys, "check", "--list")
+    assert code == 0
+    assert all(id in out for id in gf.claims.ALL)
+    assert "Bishop 12.14: ABSENT" in out
+    code, told = run_json(capsys, "check", "--list", "positions")
+    assert {claim["chapter"] for claim in told["claims"]} == {"positions"}
+
+
+def test_a_figure_is_drawn_for_one_claim(capsys, tmp_path):
+    assert run(capsys, "check", ONE, "--figure", tmp_path / "a.svg")[0] == 0
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+    _, told = run_json(capsys, "check", ONE, "--figure", tmp_path / "b.png")
+    assert told == {"id": ONE, "written": str(tmp_path / "b.png")}
+
+
+def test_the_report_is_one_page(capsys, tmp_path):
+    page = tmp_path / "claims.html"
+    code, out, _ = run(capsys, "check", ONE, "softmax-shift-invariance", "--workers", "1", "--report", page)
+    assert code == 0
+    assert f"{page}: 2 claims on one page" in out
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rope-relativ"], "Did you mean rope-relative"),
+        (["convex"], "convex-weights-upper-bound or attention-output-convex-hull?"),
+        (["--source", "Bishp 12.3"], "Did you mean 'Bishop 12.3'"),
+        (["--source", ""], "no source is called ''"),
+        ([ONE, "--figure", "a.bmp"], "cannot be written"),
+        (["heads", "--figure", "a.png"], "draws one claim and 3 are named"),
+        (["softmax-shift-invariance", "--figure", "a.png"], "has no figure"),
+        ([ONE, "--report", "a.pdf"], "must be an .html file"),
+        ([ONE, "--report", "no/such/a.html"], "there is no folder"),
+        ([ONE, "--break", "--explain"], "--break and --explain do not go together"),
+        ([ONE, "--list", "--figure", "a.png"], "do not go together"),
+        ([ONE, "--seed", "-1"], "--seed -1 must be 0 or more"),
+        ([ONE, "--workers", "0"], "must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_2(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "check", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_z3_the_command_says_so_and_still_succeeds():
+    code = "import sys; sys.modules['z3'] = None; from glassformer.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "check", "multihead-separation"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "not examined: one head cannot" in done.stdout
+    assert "z3 is not installed" in done.stdout
+
+
+def test_exercises_are_listed_shown_and_started(capsys, tmp_path):
+    code, out, _ = run(capsys, "exercise")
+    assert code == 0
+    assert "kv-cache" in out
+    code, out, _ = run(capsys, "exercise", "rope")
+    assert "def rope(x, positions, base):" in out
+    assert "--grade FILE" in out
+    stub = tmp_path / "my.py"
+    assert run(capsys, "exercise", "rope", "--stub", stub)[0] == 0
+    assert "def rope(" in stub.read_text()
+    stub.write_text("mine")
+    code, _, err = run(capsys, "exercise", "rope", "--stub", stub)
+    assert (code, stub.read_text()) == (2, "mine")
+    assert "exists already" in err
+    code, told = run_json(capsys, "exercise")
+    assert len(told["exercises"]) == 14
+    assert run_json(capsys, "exercise", "rope")[1]["function"] == "rope"
+
+
+def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
+    file = tmp_path / "my.py"
+    right = (
+        "import numpy as np\n\ndef temperature(z, tau):\n    e = np.exp((z - z.max()) / tau)\n    return e / e.sum()\n"
+    )
+    file.write_text(right)
+    assert run(capsys, "exercise", "temperature", "--grade", file)[0] == 0
+    file.write_text(right.replace("/ tau", "* tau"))
+    code, out, _ = run(capsys, "exercise", "temperature", "--grade", file)
+    assert code == 1
+    assert "you multiply by tau: divide by it" in out
+    file.write_text("def temperature(")
+    code, told = run_json(capsys, "exercise", "temperature", "--grade", file)
+    assert (code, told["result"]) == (2, "ungraded")
+    assert "not Python" in told["wrong"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rop"], "Did you mean"),
+        (["rope", "--grade", "no.py"], "no.py is no file"),
+        (["rope", "--grade", "a.py", "--stub", "b.py"], "do not go together"),
+        (["--grade", "a.py"], "which exercise?"),
+    ],
+)
+def test_bad_exercise_input_is_one_sentence_and_exit_2(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "exercise", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
