@@ -19,10 +19,10 @@ TIERS: list[set[str]] = [
     {"presets", "model", "reference", "size", "pretrained"},
     {"lens", "generate", "weights", "train"},
     {"checks", "tour_training", "train_text", "train_probes", "report_svg", "report_style"},
-    {"doctor", "claims", "exercises", "tour"},
+    {"doctor", "claims", "compare", "exercises", "tour"},
     {"report"},
     {"tour_text"},
-    {"cli", "studio"},
+    {"cli", "studio", "pytest_plugin"},
     {"__init__", "__main__"},
 ]
 TIER = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}

@@ -28,12 +28,15 @@ _PUBLIC: dict[str, str | None] = {
     "save": "weights",
     "load_tokenizer": "weights",
     "claims": None,
+    "compare": None,
+    "Comparison": "compare",
     "check": "claims",
     "trace": "lens",
     "patch": "lens",
 }
 
 __all__ = [
+    "Comparison",
     "DecoderConfig",
     "EncoderConfig",
     "Finding",
@@ -45,6 +48,7 @@ __all__ = [
     "build",
     "check",
     "claims",
+    "compare",
     "config",
     "generate",
     "load",
@@ -59,8 +63,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from glassformer import claims, config, generate, presets, size
+    from glassformer import claims, compare, config, generate, presets, size
     from glassformer.claims import check
+    from glassformer.compare import Comparison
     from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig
     from glassformer.finding import Finding, Verdict
     from glassformer.generate import Sampling, stream

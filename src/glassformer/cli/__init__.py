@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from glassformer.cli import look, models, theory, training
+from glassformer.cli import compare, look, models, theory, training
 
 VERBS: dict[str, Callable[..., int]] = {
     "tour": training.tour,
@@ -19,6 +19,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "look": look.look,
     "check": theory.check,
     "exercise": theory.exercise,
+    "compare": compare.compare,
     "size": models.size,
     "convert": models.convert,
     "env": models.env,
