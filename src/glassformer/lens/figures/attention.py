@@ -266,7 +266,7 @@ def head_scores(
         place_labels(figure, *across, *down)
         settle(figure)
         for ax, grid in drawn:
-            texts = [["" if math.isnan(v) else brief(v) for v in row] for row in grid]
+            texts = [["" if math.isnan(v) else brief(float(v)) for v in row] for row in grid]
             write_cells(figure, ax, ax.images[0], texts)
     return figure
 

@@ -160,5 +160,5 @@ def patching_map(
         down = Labels(ax, "y", named(axis, rows, n))
         place_labels(figure, Labels(ax, "x", named("places", tokens, T), tokens is not None), down)
         settle(figure)
-        write_cells(figure, ax, image, [[brief(v) for v in row] for row in grid])
+        write_cells(figure, ax, image, [[brief(float(v)) for v in row] for row in grid])
     return figure
