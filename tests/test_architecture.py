@@ -22,7 +22,8 @@ TIERS: list[set[str]] = [
     {"doctor", "claims", "compare", "exercises", "tour"},
     {"report"},
     {"tour_text"},
-    {"cli", "studio", "pytest_plugin"},
+    {"studio", "pytest_plugin"},
+    {"cli"},
     {"__init__", "__main__"},
 ]
 TIER = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}

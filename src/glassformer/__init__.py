@@ -31,6 +31,7 @@ _PUBLIC: dict[str, str | None] = {
     "compare": None,
     "Comparison": "compare",
     "check": "claims",
+    "diagnose": "doctor",
     "trace": "lens",
     "patch": "lens",
 }
@@ -50,6 +51,7 @@ __all__ = [
     "claims",
     "compare",
     "config",
+    "diagnose",
     "generate",
     "load",
     "load_tokenizer",
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from glassformer.claims import check
     from glassformer.compare import Comparison
     from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig
+    from glassformer.doctor.diagnose import diagnose
     from glassformer.finding import Finding, Verdict
     from glassformer.generate import Sampling, stream
     from glassformer.lens.patch import patch

@@ -111,6 +111,8 @@ def fit(after: Tensor, terms: list[Tensor]) -> tuple[list[float], float]:
     """Least squares: after = sum of c_i terms_i; the coefficients and the relative residual."""
     columns = torch.stack([t.double().flatten() for t in terms], dim=1)
     target = after.double().flatten()
+    if not bool(torch.isfinite(columns).all() and torch.isfinite(target).all()):
+        return [0.0] * len(terms), torch.inf
     solution = torch.linalg.lstsq(columns, target[:, None], driver="gelsd").solution[:, 0]
     left = columns @ solution - target
     return [float(c) for c in solution], float(left.norm() / target.norm().clamp(min=1e-30))

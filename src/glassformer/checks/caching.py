@@ -14,7 +14,7 @@ from glassformer.checks.errors import Unsupported
 from glassformer.checks.measure import CROSS_WHY, cross_shape_bound, gap
 from glassformer.checks.padding import conventions, pad_fill, padded, step_padded
 from glassformer.checks.step import explain_step
-from glassformer.checks.subject import LARGE, Subject
+from glassformer.checks.subject import Subject
 from glassformer.finding import Finding, Verdict
 
 CROPS = ("crop", "truncate", "trim", "rollback", "rewind")
@@ -47,8 +47,11 @@ def run_chunks(
 
 def plans(subject: Subject) -> list[tuple[str, int, list[int]]]:
     """(what, rows, pieces): each plan is one way to feed a sequence."""
-    limit, small = subject.limit, subject.n_parameters <= LARGE
+    limit, small = subject.limit, not subject.large
     short = min(24, limit)
+    if not small:
+        few = [("steps", 3, [3] + [1] * 9), ("chunks", 2, [4, 2, 5, 7])]
+        return [*few, ("steps", 1, [60] + [1] * 6)] if limit > 66 else few
     found = [("steps", 3, [3] + [1] * (short - 3)), ("steps", 1, [1] * min(12, limit))]
     for prompt in (60, 124):
         if prompt + 4 <= limit and (small or prompt == 60):
@@ -210,7 +213,8 @@ WINDOW_REMEDY = (
 )
 
 
-def _undo(cache: Any, length: int, dropped: int, foreign: bool) -> Any:
+def roll_back(cache: Any, length: int, dropped: int, foreign: bool) -> Any:
+    """Crop to `length`; Hugging Face's takes how many to drop, as a negative number."""
     name = next((n for n in CROPS if callable(getattr(cache, n, None))), None)
     if name is None:
         raise Unsupported("its cache has no crop")
@@ -235,13 +239,13 @@ def rollback(subject: Subject) -> Finding:
         _, cache = run_chunks(patient, tokens, kept)
         wrong = patient.other(tokens.repeat(1, 3))[:, : n + k]
         _, cache = run_chunks(patient, wrong, junk, cache=cache, start=n)
-        cache = _undo(cache, n, k, patient.interface.foreign_style)
+        cache = roll_back(cache, n, k, patient.interface.foreign_style)
         cached, _ = run_chunks(patient, tokens, [1, 1, 3], cache=cache, start=n)
         bound = cross_shape_bound(full, prefix_noise(patient, tokens))
         return Measured(gap(cached, full[:, n:]), bound, CROSS_WHY, {"kept": n, "dropped": k, "rows": rows})
 
     def measure(patient: Subject) -> Measured:
-        cases = [(1, [9], [5]), (3, [4, 1, 1, 1], [1, 1]), (2, [7], [1])]
+        cases = [(2, [9], [5]), (3, [4, 1, 1, 1], [1, 1]), (1, [7], [1])][: 1 if patient.large else 3]
         return first_over([once(patient, *case) for case in cases if sum(case[1]) + 8 < patient.limit])
 
     remedy = (
@@ -250,7 +254,8 @@ def rollback(subject: Subject) -> Finding:
     return judge(subject, id, measure, remedy)
 
 
-def _permute(cache: Any, rows: Tensor) -> Any:
+def permute_rows(cache: Any, rows: Tensor) -> Any:
+    """Row i becomes what row rows[i] was."""
     name = next((n for n in REORDERS if callable(getattr(cache, n, None))), None)
     if name is None:
         raise Unsupported("its cache has no reorder")
@@ -268,7 +273,7 @@ def reorder(subject: Subject) -> Iterator[Finding]:
     def measure(patient: Subject) -> Measured:
         rows = torch.tensor([2, 0, 1], device=patient.device)
         n, found = 6, []
-        for order in (rows, torch.tensor([1, 1, 0], device=patient.device)):
+        for order in (rows,) if patient.large else (rows, torch.tensor([1, 1, 0], device=patient.device)):
             tokens = patient.tokens(3, n + 5, seed=8)
             tokens[:, n:] = patient.tokens(3, 5, seed=9)
             sequence = torch.cat([tokens[order][:, :n], tokens[:, n:]], dim=1)
@@ -276,14 +281,15 @@ def reorder(subject: Subject) -> Iterator[Finding]:
             after = {name: value[order] for name, value in source.items()}
             full = patient.logits(sequence, **after)
             _, cache = run_chunks(patient, tokens, [n], **source)
-            cached, _ = run_chunks(patient, sequence, [1, 1, 3], cache=_permute(cache, order), start=n, **after)
+            cached, _ = run_chunks(patient, sequence, [1, 1, 3], cache=permute_rows(cache, order), start=n, **after)
             bound = cross_shape_bound(full, prefix_noise(patient, sequence, **after))
             found.append(Measured(gap(cached, full[:, n:]), bound, CROSS_WHY, {"order": order.tolist()}))
         return first_over(found)
 
     rows = judge(subject, "cache_reorder/rows", measure, remedy)
     yield rows
-    if rows.passed and subject.interface.mask is not None and not subject.interface.foreign_style:
+    padded_too = subject.interface.mask is not None and not subject.interface.foreign_style and not subject.large
+    if rows.passed and padded_too:
         finding = _reorder_padded(subject, remedy)
         if finding is not None:
             yield finding
@@ -300,7 +306,7 @@ def _reorder_padded(subject: Subject, remedy: str) -> Finding | None:
         sources = patient.source(3) if patient.kind == "seq2seq" else None
         given = {} if sources is None else {"source": sources}
         _, cache = patient.call(batch.tokens, mask=batch.mask, cache=patient.new_cache(), with_cache=True, **given)
-        cache = _permute(cache, order) if permute else cache
+        cache = permute_rows(cache, order) if permute else cache
         steps, _ = step_padded(patient, cache, batch.mask[where], more, way, False)
         worst = Measured(0.0, 1.0, CROSS_WHY)
         for b, row in enumerate(int(r) for r in where):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from glassformer.checks.compare import Measured, first_over, judge, untouched
 from glassformer.checks.isolate import NoDropout
 from glassformer.checks.measure import SAME_WHY, gap, same_shape_bound
-from glassformer.checks.subject import LARGE, Subject, layer_of
+from glassformer.checks.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 from glassformer.shapes import Float
 
@@ -35,7 +35,7 @@ def future_token(subject: Subject) -> Iterator[Finding]:
     def measure(patient: Subject) -> Measured:
         found = []
         for length in patient.lengths():
-            rows = 3 if length == 24 and patient.n_parameters <= LARGE else 1
+            rows = 3 if length == 24 and not patient.large else 1
             found += list(_cuts(patient, rows, length, prefix))
         return first_over(found)
 
@@ -44,7 +44,8 @@ def future_token(subject: Subject) -> Iterator[Finding]:
     def in_training(patient: Subject) -> Measured:
         with NoDropout():
             lengths = [t for t in patient.lengths() if t >= 24] or patient.lengths()
-            return first_over([m for t in lengths[:2] for m in _cuts(patient, 3 if t == 24 else 2, t, prefix)])
+            lengths = lengths[:1] if patient.large else lengths[:2]
+            return first_over([m for t in lengths for m in _cuts(patient, 3 if t == 24 else 2, t, prefix)])
 
     yield judge(subject, "causal_leak/train-mode", in_training, REMEDY, train=True)
     if subject.interface.mask is not None:
@@ -78,7 +79,8 @@ def _cuts(patient: Subject, rows: int, length: int, prefix: int, **given: Any) -
     tokens = patient.tokens(rows, length, seed=length)
     other = patient.other(tokens)
     base = patient.logits(tokens, **given)
-    for cut in [c for c in (*CUTS, length - 2) if prefix <= c < length - 1]:
+    cuts = (3, 37, length - 2) if patient.large else (*CUTS, length - 2)
+    for cut in [c for c in cuts if prefix <= c < length - 1]:
         if length > 24 and cut < 10:
             continue
         changed = tokens.clone()
@@ -86,7 +88,7 @@ def _cuts(patient: Subject, rows: int, length: int, prefix: int, **given: Any) -
         moved = patient.logits(changed, **given)
         where = {"cut": cut, "length": length, "rows": rows}
         yield untouched(base[:, : cut + 1], moved[:, : cut + 1], SAME_WHY, **where)
-        if length == 24 and cut + 2 < length:
+        if length == 24 and cut + 2 < length and not patient.large:
             changed = tokens.clone()
             changed[:, cut + 1] = other[:, cut + 1]
             moved = patient.logits(changed, **given)

@@ -56,7 +56,8 @@ def first_over(measured: list[Measured]) -> Measured:
 def judge(subject: Subject, id: str, measure: Measure, remedy: str, warm: bool = True, train: bool = False) -> Finding:
     """Measure as given, then warm; repeat what is over its bound in float64."""
     seen: list[Measured] = []
-    for factor in dict.fromkeys((1.0, subject.warmth if warm else 1.0)):
+    looks = (subject.warmth,) if warm and subject.large else (1.0, subject.warmth if warm else 1.0)
+    for factor in dict.fromkeys(looks):
         with subject.patient(factor, train=train) as patient:
             found = measure(patient)
         if found.ratio > 1:
@@ -101,7 +102,8 @@ def prefix_noise(patient: Subject, tokens: Tensor, **given: Any) -> float:
         return gap(patient.logits(tokens[:1], **given), patient.logits(tokens[:1].expand(3, -1), **given)[:1])
     length = tokens.shape[1]
     found = 0.0
-    for t in sorted({1, 2, length // 2, max(1, length - 1)}):
+    lengths = {length // 2, length - 1} if patient.large else {1, 2, length // 2, length - 1}
+    for t in sorted(max(1, t) for t in lengths):
         found = max(found, gap(patient.logits(tokens[:, :t], **given), whole[:, :t]))
     # a leak would enter here as a difference; N is rounding, so it is capped at what rounding can be
     return min(found, 1e-4 * rms(whole))

@@ -80,7 +80,9 @@ def _name(subject: Subject, dead: list[str], owners: dict[str, tuple[str, nn.Mod
     at = layer_of(dead[0], subject.blocks())
     shown = ", ".join(dead[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
     evidence = {"parameters": dead[:20], "layer": at[1] if at else None}
-    positional = [n for n in dead if any(w in n.lower() for w in ("pos", "wpe", "relative")) or _is_position_table(subject, n)]
+    positional = [
+        n for n in dead if any(w in n.lower() for w in ("pos", "wpe", "relative")) or _is_position_table(subject, n)
+    ]
     if positional and len(positional) == len(dead):
         why, remedy = (
             f"{shown} gets no gradient: the position embedding is never added",

@@ -42,23 +42,29 @@ def quiet(said: list[str] | None = None) -> Iterator[None]:
                 said.append(out.getvalue())
 
 
+class _OutOfTime(BaseException):
+    """Not an Exception: a probe that catches whatever a model raises must not catch this."""
+
+
 @contextlib.contextmanager
 def time_limit(seconds: float | None, doing: str) -> Iterator[None]:
-    """Stop a subject that does not return. Signals only reach the main thread; elsewhere there is no limit."""
+    """A CannotExamineError after so long. Where signals cannot be used (other threads, other systems): no limit."""
     usable = seconds and hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if not usable or not seconds:
         yield
         return
 
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise CannotExamineError(
-            f"{doing} took more than {seconds:g} s: it may loop, or be too large (raise the time limit)."
-        )
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _OutOfTime
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except _OutOfTime:
+        raise CannotExamineError(
+            f"{doing} took more than {seconds:g} s: it may loop, or be too large (raise the time limit)."
+        ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

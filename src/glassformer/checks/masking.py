@@ -51,6 +51,7 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
             if with_padding and subject.interface.mask is None:
                 continue
             name = f"mask_nan/{str(dtype or subject.dtype).removeprefix('torch.')}{'-padded' if with_padding else ''}"
+            name = "mask_nan/plain" if dtype is None and not with_padding else name
             if dtype is not None and subject.module is None:
                 yield Finding.skip(name, "not a module, so it cannot be cast")
                 continue

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from glassformer.checks.attention import Seen, look
 from glassformer.checks.measure import gap, rms
-from glassformer.checks.subject import LARGE, Subject
+from glassformer.checks.subject import Subject
 from glassformer.checks.trace import hidden_keys, trace_call
 from glassformer.finding import Finding, Verdict
 
@@ -45,7 +45,7 @@ class Constant:
 
 def repeated_token(subject: Subject, warm: float = 1.0) -> Constant:
     """Trace a constant row as long as the model takes."""
-    length = subject.length(129 if subject.n_parameters <= LARGE else 65)
+    length = subject.length(65 if subject.large else 129)
     found = Constant()
     with subject.patient(warm) as patient:
         token = patient.tokens(1, 1, seed=17)

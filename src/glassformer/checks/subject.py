@@ -9,7 +9,7 @@ spelled with the names of `interface.py`, and `config.vocab_size`. docs/doctor.m
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -61,6 +61,11 @@ class Subject:
         return sum(p.numel() for p in self.module.parameters()) if self.module is not None else 0
 
     @property
+    def large(self) -> bool:
+        """Whether the longest probes are shortened and each is made once, with warm weights."""
+        return self.n_parameters > LARGE
+
+    @property
     def device(self) -> torch.device:
         first = next(self.module.parameters(), None) if self.module is not None else None
         return torch.device("cpu") if first is None else first.device
@@ -75,7 +80,9 @@ class Subject:
 
     def lengths(self) -> list[int]:
         """Lengths to probe, within what the model takes."""
-        longest = min(self.limit, LENGTHS[-1] if self.n_parameters <= LARGE else 65)
+        if self.large:
+            return sorted({self.length(24), self.length(65)})
+        longest = min(self.limit, LENGTHS[-1])
         return sorted({*(t for t in LENGTHS if t <= longest), longest})
 
     def length(self, wanted: int) -> int:
@@ -93,9 +100,11 @@ class Subject:
         generator = torch.Generator().manual_seed(seed)
         special = {self.facts.raw.get(n) for n in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
         special |= {self.pad}
-        ids = [i for i in range(min(self.vocab_size, 50_000)) if i not in special] or [0]
+        usable = torch.ones(min(self.vocab_size, 50_000), dtype=torch.bool)
+        usable[[i for i in special if isinstance(i, int) and i < len(usable)]] = False
+        ids = usable.nonzero().flatten() if bool(usable.any()) else torch.zeros(1, dtype=torch.long)
         picked = torch.randint(0, len(ids), (rows, length), generator=generator)
-        return torch.tensor(ids)[picked].to(self.device)
+        return ids[picked].to(self.device)
 
     def other(self, tokens: Int[Tensor, "B T"], seed: int = 1) -> Int[Tensor, "B T"]:
         """Ids of the same shape, different at every place."""
@@ -360,11 +369,3 @@ def _guess_kind(subject: Subject) -> Kind:
         return "decoder"
     subject.notes.append("taken for a decoder: nothing says otherwise. Give kind='encoder' if it reads both ways.")
     return "decoder"
-
-
-def rows_of(subject: Subject) -> tuple[int, ...]:
-    """Batch sizes to probe."""
-    return (1, 3) if subject.n_parameters <= LARGE else (2,)
-
-
-Probe = Callable[[Subject], Any]

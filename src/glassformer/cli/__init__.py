@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from glassformer.cli import compare, look, models, theory, training
+from glassformer.cli import compare, doctor, look, models, serve, theory, training
 
 VERBS: dict[str, Callable[..., int]] = {
     "tour": training.tour,
@@ -19,9 +19,11 @@ VERBS: dict[str, Callable[..., int]] = {
     "look": look.look,
     "check": theory.check,
     "exercise": theory.exercise,
+    "doctor": doctor.doctor,
     "compare": compare.compare,
     "size": models.size,
     "convert": models.convert,
+    "serve": serve.serve,
     "env": models.env,
 }
 

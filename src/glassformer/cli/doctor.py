@@ -1,0 +1,135 @@
+"""`glass doctor`: what is wrong with a Transformer, where, and how to mend it."""
+
+import contextlib
+import json as json_module
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from glassformer.cli.common import InputError, Json
+
+if TYPE_CHECKING:
+    from glassformer.doctor import Report
+
+SECONDS = 600.0
+
+
+def doctor(
+    subject: Annotated[
+        tyro.conf.Positional[str],
+        tyro.conf.arg(
+            help="A model folder, file.py:name or package.module:name (a model, or a function that builds one)."
+        ),
+    ],
+    kind: Annotated[
+        Literal["decoder", "encoder", "seq2seq"] | None, tyro.conf.arg(help="None: told from structure, and said.")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, tyro.conf.arg(help="How many token ids; needed where the model does not say.")
+    ] = None,
+    expect: Annotated[
+        list[str], tyro.conf.arg(help="Declared intent: sliding-window=128, prefix=16, scale=1, ...", metavar="K=V")
+    ] = [],  # noqa: B006 - tyro reads the default, nobody changes it
+    reference: Annotated[
+        str | None, tyro.conf.arg(help="A trusted model of the same weights, named like SUBJECT.")
+    ] = None,
+    quick: Annotated[bool, tyro.conf.arg(help="Causality, cache, padding, positions and attention only.")] = False,
+    deep: Annotated[
+        bool, tyro.conf.arg(help="Train a little too: overfit a batch, a source of known entropy.")
+    ] = False,
+    seconds: Annotated[float, tyro.conf.arg(help="Time limit of the whole examination.")] = SECONDS,
+    junit: Annotated[Path | None, tyro.conf.arg(help="Write JUnit's XML here.")] = None,
+    html: Annotated[Path | None, tyro.conf.arg(help="Write a page with the pictures here.")] = None,
+    json: Json = False,
+) -> int:
+    """Examine any Transformer. Exit 0: healthy, 1: sick, 2: could not be examined."""
+    from glassformer.doctor import diagnose
+    from glassformer.doctor.load import resolve
+
+    intent = expected(expect)
+    for file in (junit, html):
+        if file is not None and not file.parent.is_dir():
+            raise InputError(f"there is no folder {str(file.parent)!r} to write {file.name!r} into: make it first.")
+    model, name = resolve(subject, seconds)
+    trusted = None if reference is None else resolve(reference, seconds)[0]
+    with progress(not json) as tell:
+        report = diagnose(
+            model, kind, trusted, vocab_size, intent, deep=deep, quick=quick, seconds=seconds, tell=tell, name=name
+        )
+    write(report, junit, html)
+    print(json_module.dumps(report.to_dict())) if json else show(report)
+    return 0 if report.healthy else 1
+
+
+def expected(pairs: list[str]) -> dict[str, Any]:
+    """`k=v` texts as a dictionary; whole numbers, numbers and true/false as what they are."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals or not value:
+            raise InputError(f"--expect {pair!r} must be KEY=VALUE, such as sliding-window=128.")
+        found[key] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+@contextlib.contextmanager
+def progress(wanted: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on standard error, where a person is looking."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("first calls", total=1)
+        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
+
+
+def show(report: "Report") -> None:
+    """A table of the families of probes, then the verdict in words."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for column in ("diagnosis", "pass", "fail", "skip", "worst"):
+        table.add_column(column, justify="left" if column in ("diagnosis", "worst") else "right")
+    names = list(dict.fromkeys(f.id.split("/")[0] for f in report.findings))
+    for name in names:
+        mine = [f for f in report.findings if f.id.split("/")[0] == name]
+        counts = {v: sum(str(f.verdict) == v for f in mine) for v in ("pass", "fail", "skip")}
+        worst = next((f for f in mine if str(f.verdict) == "fail"), None)
+        style = "red" if counts["fail"] else "dim" if not counts["pass"] else ""
+        shown = worst.numbers() if worst is not None else ""
+        table.add_row(name, *(str(counts[v] or "") for v in ("pass", "fail", "skip")), shown, style=style)
+    console.print(table)
+    console.print()
+    console.print(report.text(), markup=False)
+    console.print(f"\n{report.seconds:.1f} s", style="dim")
+
+
+def write(report: "Report", junit: Path | None, html: Path | None) -> None:
+    from glassformer.files import write_atomically
+
+    if junit is not None:
+        from glassformer.doctor.junit import to_junit
+
+        write_atomically(junit, to_junit(report))
+    if html is not None:
+        from glassformer.doctor.html import to_html
+
+        write_atomically(html, to_html(report).encode())

@@ -1,0 +1,95 @@
+"""`glass serve`: the studio, a local page for a model."""
+
+import contextlib
+import socket
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from glassformer.cli.common import InputError
+
+if TYPE_CHECKING:
+    from glassformer.studio import Settings
+
+NEEDED = ("starlette", "uvicorn", "pydantic", "plotly", "latex2mathml")
+
+
+def serve(
+    model: Annotated[tuple[Path, ...], tyro.conf.arg(help="Model folders to show beside the bundled ones.")] = (),
+    port: Annotated[int, tyro.conf.arg(help="0 takes a free one.")] = 8000,
+    host: Annotated[str, tyro.conf.arg(help="Another than this machine needs --token.")] = "127.0.0.1",
+    token: Annotated[str | None, tyro.conf.arg(help="What every request must then carry.")] = None,
+    folder: Annotated[
+        Path | None, tyro.conf.arg(help="For uploads and training runs; $GLASSFORMER_STUDIO, or your data folder.")
+    ] = None,
+    open: Annotated[bool, tyro.conf.arg(help="Open the page in a browser.")] = True,
+) -> int:
+    """Open the studio: one page where models are seen, changed, trained, checked and sized. Ctrl-C ends it."""
+    require_extras()
+    from glassformer.studio import Settings
+    from glassformer.studio.settings import default_folder
+
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port {port} must be between 0 and 65535.")
+    settings = Settings(model, host, port, token, folder or default_folder())
+    with contextlib.closing(listen(host, port)) as listening:
+        run(settings, listening, open)
+    return 0
+
+
+def require_extras() -> None:
+    """Refuse, in one sentence, where the studio's packages are not installed."""
+    import importlib.util
+
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"the studio needs {', '.join(missing)}: pip install 'glassformer[studio]'.")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a taken port is told before anything is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(128)  # who connects before the server runs is served when it does
+    except (OSError, OverflowError) as error:
+        made.close()
+        told = getattr(error, "strerror", None) or error
+        raise InputError(f"--host {host} --port {port} cannot be used ({told}): give another port.") from None
+    return made
+
+
+def run(settings: "Settings", listening: socket.socket, open_page: bool) -> None:
+    """Serve until interrupted."""
+    import uvicorn
+
+    from glassformer.studio.app import create_app
+
+    config = uvicorn.Config(
+        create_app(settings),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=3,
+        ws="none",
+    )
+    server: Any = uvicorn.Server(config)
+    address = page_address(settings, listening.getsockname()[1])
+    print(f"the studio is at {address}", flush=True)
+    if open_page and sys.stdout.isatty():
+        threading.Timer(0.5, webbrowser.open, [address]).start()
+    server.run(sockets=[listening])
+
+
+def page_address(settings: "Settings", port: int) -> str:
+    """What to open; a token travels in it once and stays as a cookie."""
+    shown = "127.0.0.1" if settings.is_local or settings.host in ("0.0.0.0", "::") else settings.host
+    shown = f"[{shown}]" if ":" in shown else shown
+    return f"http://{shown}:{port}/" + (f"?token={settings.token}" if settings.token else "")

@@ -1,0 +1,106 @@
+"""`diagnose`: examine a subject, sort causes from consequences, find the place, write it up."""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from glassformer.checks import causality
+from glassformer.checks.attention import open_layers, traced
+from glassformer.checks.isolate import preserved, quiet, time_limit
+from glassformer.checks.subject import Kind, Subject, subject_of
+from glassformer.doctor.causes import name_of, sort_out
+from glassformer.doctor.examine import Examination, run
+from glassformer.doctor.place import layer_of_fault
+from glassformer.doctor.report import TITLES, Diagnosis, Report
+from glassformer.finding import Finding, Verdict
+
+
+def diagnose(
+    subject: Any,
+    kind: Kind | None = None,
+    reference: Any = None,
+    vocab_size: int | None = None,
+    expect: Mapping[str, Any] | None = None,
+    deep: bool = False,
+    quick: bool = False,
+    seconds: float | None = None,
+    tell: Callable[[str, int, int], None] | None = None,
+    name: str | None = None,
+) -> Report:
+    """Examine any model: ours, Hugging Face's, a plain module, a callable from tokens to logits, or a folder.
+
+    kind        "decoder", "encoder" or "seq2seq"; None: told from structure, and said in the report
+    reference   a trusted model of the same weights: shows what only a comparison can (pairing, order of heads)
+    expect      declared intent that the config does not say, such as {"sliding_window": 128, "prefix": 16}
+    deep        train a little too: overfit one batch, and a source of known entropy
+    seconds     time limit of the whole examination
+
+    The model given is never changed: probes run on copies (a very large one is restored after each).
+    Raises CannotExamineError, one sentence, when it cannot be examined at all.
+    """
+    began = time.monotonic()
+    if isinstance(subject, str | Path):
+        from glassformer.weights import load
+
+        name = name or str(subject)
+        subject = load(subject)
+    with preserved(subject), time_limit(seconds, "the examination"):
+        patient = subject_of(subject, kind, vocab_size, expect, name)
+        trusted = None if reference is None else subject_of(reference, patient.kind, vocab_size, expect, "reference")
+        exam = run(Examination(patient, trusted, deep, quick), tell)
+        return _report(exam, time.monotonic() - began)
+
+
+def _report(exam: Examination, seconds: float) -> Report:
+    subject, pictures = exam.subject, dict[str, Any]()
+    diagnoses = []
+    for group, explained in sort_out(exam.findings):
+        diagnosis = name_of(group[0])
+        place = _place(subject, group)
+        if "layer" not in place and (layer := layer_of_fault(subject, group)) is not None:
+            place["layer"] = layer
+        if diagnosis == "causal_leak":
+            if any(f.id != "causal_leak/train-mode" for f in group):
+                place |= _attention_maps(subject, group[0].evidence.get("length", 24))
+            with contextlib.suppress(Exception), quiet(), subject.patient(subject.warmth) as patient:
+                pictures["leak"] = causality.leak_matrix(patient, patient.length(12)).tolist()
+        evidence = tuple(group)
+        diagnoses.append(Diagnosis(diagnosis, TITLES[diagnosis], place, evidence, group[0].remedy, tuple(explained)))
+    return Report(subject.name, subject.kind, tuple(diagnoses), tuple(exam.findings), _notes(exam), seconds, pictures)
+
+
+def _place(subject: Subject, group: list[Finding]) -> dict[str, Any]:
+    """Layer, heads, position and row, as the probes met them."""
+    place: dict[str, Any] = {}
+    for finding in group:
+        for name, key in (
+            ("layer", "layer"),
+            ("heads", "heads"),
+            ("position", "first_bad"),
+            ("row", "row"),
+            ("module", "module"),
+        ):
+            if finding.evidence.get(key) is not None and name not in place:
+                place[name] = finding.evidence[key]
+    return place
+
+
+def _attention_maps(subject: Subject, length: int) -> dict[str, Any]:
+    """Whether a leak goes through attention: masks missing, or masks there and the leak elsewhere."""
+    with contextlib.suppress(Exception), quiet():
+        open_ = open_layers(traced(subject, length=length))
+        words = f"unmasked in layers {open_}" if open_ else "masked everywhere: the leak lies outside attention"
+        return {"attention": words}
+    return {}
+
+
+def _notes(exam: Examination) -> tuple[str, ...]:
+    """What could not be examined, and real findings that are no disease, once each."""
+    notes = [*exam.subject.notes, *exam.notes]
+    for finding in exam.findings:
+        if finding.verdict is Verdict.SKIP:
+            what = "found, no disease" if finding.evidence.get("explained") else "not examined"
+            notes.append(f"{finding.id} ({what}): {finding.why}")
+    return tuple(dict.fromkeys(notes))

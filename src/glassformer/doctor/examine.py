@@ -1,0 +1,196 @@
+"""The examination: every probe in its order, each on a fresh copy, none able to stop the others."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from glassformer.checks import (
+    activation,
+    attention,
+    batching,
+    blocks,
+    caching,
+    causality,
+    decoding,
+    gradients,
+    masking,
+    modes,
+    norms,
+    positions,
+    relative,
+    training,
+    weights,
+)
+from glassformer.checks.errors import CannotExamineError, Unsupported
+from glassformer.checks.isolate import WARM, quiet
+from glassformer.checks.subject import Subject
+from glassformer.checks.trace import as_heads, hidden_keys
+from glassformer.doctor.reference import against_reference
+from glassformer.finding import Finding, Verdict
+
+NEAR_UNIFORM = 0.8
+"""Entropy of attention over that of a uniform one; above it, weights are warmed."""
+
+Step = tuple[str, Callable[[Subject], Finding | Iterable[Finding]]]
+
+
+@dataclass
+class Examination:
+    """Findings so far, and what was learned on the way."""
+
+    subject: Subject
+    reference: Subject | None = None
+    deep: bool = False
+    quick: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def failed(self, name: str) -> bool:
+        return any(f.id.startswith(name) and f.verdict is Verdict.FAIL for f in self.findings)
+
+
+def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
+    """The probes by family, in the order in which failures explain later ones."""
+    causal = exam.subject.kind != "encoder"
+    attention_steps: list[Step] = [("attention", lambda s: _attention(s))]
+    found: list[tuple[str, list[Step]]] = [
+        ("modes", [("state", modes.nothing_is_remembered), ("dropout", modes.training_is_random)]),
+        ("batch", [("norm axis", norms.each_token_by_itself), ("batch", batching.batch_invariance)]),
+        ("causality", [("future", causality.future_token)] if causal else []),
+        ("train and eval", [("modes", modes.train_equals_eval)]),
+        ("attention", attention_steps),
+        ("blocks", [("wiring", blocks.wiring), ("eps", norms.eps_as_declared), ("growth", blocks.residual_growth)]),
+        ("activation", [("activation", activation.as_declared)]),
+        ("positions", [("positions", _positions)]),
+        (
+            "cache",
+            [("cache", caching.cache_equals_recomputation), ("crop", caching.rollback), ("reorder", caching.reorder)],
+        ),
+        ("padding", [("nan", masking.nothing_is_nan), ("padding", masking.padding_is_invisible)]),
+        ("generate", [("generate", decoding.greedy_is_greedy)]),
+        ("weights", [("tying", weights.tying), ("registered", weights.registered), ("state dict", weights.round_trip)]),
+        ("start", [("initial loss", weights.initial_loss), ("residual init", weights.residual_init)]),
+        ("gradients", [("gradients", gradients.reach_every_parameter)]),
+        ("loss", [("label shift", training.label_shift)]),
+    ]
+    if exam.quick:
+        found = [(family, inner) for family, inner in found if family in QUICK]
+    if exam.reference is not None:
+        found.append(("reference", [("reference", lambda s: against_reference(s, exam.reference))]))
+    if exam.deep:
+        found.append(("training", [("overfit", training.overfits_one_batch), ("entropy", training.below_entropy)]))
+    return found
+
+
+QUICK = ("modes", "batch", "causality", "attention", "positions", "cache", "padding", "weights")
+
+
+def _attention(subject: Subject) -> Iterator[Finding]:
+    short = attention.traced(subject)
+    yield attention.scale(subject, short)
+    yield attention.softmax_axis(subject, short)
+    yield attention.head_layout(subject, short, 2, subject.length(23))
+    if subject.kind == "encoder":
+        yield from attention.masks(subject, attention.traced(subject, length=subject.lengths()[-1]))
+        return
+    yield attention.mask_constant(short) if short else Finding.skip("mask_value/constant", attention.NOTHING)
+    yield from masking.padding_constant(subject)
+    for seen in (short, attention.traced(subject, length=subject.lengths()[-1])):
+        found = [f for f in attention.masks(subject, seen) if not f.id.startswith("mask_value")]
+        yield from found
+        if any(f.verdict is Verdict.FAIL for f in found):
+            return
+
+
+def _positions(subject: Subject) -> Iterator[Finding]:
+    constant = positions.repeated_token(subject)
+    yield from positions.positions_are_used(subject, constant)
+    yield from relative.relative_positions(subject, constant)
+
+
+def warmth(subject: Subject) -> float:
+    """6 where attention is almost uniform, 1 where it is sharp already or warming breaks the numbers."""
+    if subject.module is None:
+        return 1.0
+    with contextlib.suppress(Exception), quiet():
+        seen = attention.traced(subject)
+        sharp = [_evenness(one) for one in seen]
+        if sharp and min(sharp) < NEAR_UNIFORM:
+            return 1.0
+        if not sharp and not blocks.is_fresh(subject.module):
+            return 1.0
+        with subject.patient(WARM) as patient:
+            if bool(torch.isfinite(patient.logits(patient.tokens(2, patient.length(24)))).all()):
+                return WARM
+    return 1.0
+
+
+def _evenness(one: attention.Seen) -> float:
+    """Mean over queries of entropy over its largest value, ln of the visible keys."""
+    weights_ = as_heads(one.attention.weights, one.scores.shape[0])
+    if weights_ is None:
+        return 1.0
+    w = weights_.double().clamp(min=1e-30)
+    visible = (~hidden_keys(one.scores)).sum(-1).clamp(min=1)
+    entropy = -(w * w.log()).sum(-1)
+    many = visible > 3
+    return float((entropy[many] / visible[many].double().log()).mean()) if bool(many.any()) else 1.0
+
+
+def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) -> Examination:
+    """Make every probe. `tell(family, done, of)` is called before each."""
+    subject = exam.subject
+    families = steps(exam)
+    total = sum(len(inner) for _, inner in families) + 1
+    if tell:
+        tell("eval mode", 0, total)
+    exam.findings += guard("eval_stochastic/repeat", modes.eval_is_deterministic, subject)
+    if exam.failed("eval_stochastic/repeat"):
+        _mute(exam)
+    subject.warmth = warmth(subject)
+    done = 1
+    for family, inner in families:
+        for name, probe in inner:
+            if tell:
+                tell(f"{family}: {name}", done, total)
+            exam.findings += guard(f"{family}/{name}", probe, subject)
+            done += 1
+    if tell:
+        tell("done", total, total)
+    return exam
+
+
+def _mute(exam: Examination) -> None:
+    """The model drops in eval mode: patch dropout to identity and go on, if that makes it deterministic."""
+    exam.subject.mute = True
+    again = modes.eval_is_deterministic(exam.subject)
+    if again.passed:
+        exam.notes.append("it drops in eval mode; the other probes were made with dropout as identity.")
+        first = next(i for i, f in enumerate(exam.findings) if f.id == "eval_stochastic/repeat")
+        old = exam.findings[first]
+        exam.findings[first] = Finding(
+            "eval_stochastic/dropout", old.verdict, old.measured, old.bound, old.why, old.remedy, old.evidence
+        )
+
+
+def guard(id: str, probe: Callable[[Subject], Any], subject: Subject) -> list[Finding]:
+    """A probe's findings; what it cannot do, and what breaks inside the subject, becomes a SKIP that says so."""
+    found: list[Finding] = []
+    try:
+        with quiet():
+            result = probe(subject)
+            for finding in [result] if isinstance(result, Finding) else result:
+                found.append(finding)
+    except Unsupported as error:
+        found.append(Finding.skip(id, str(error)))
+    except CannotExamineError as error:
+        if "took more than" in str(error):
+            raise
+        found.append(Finding.skip(id, str(error)))
+    except Exception as error:
+        found.append(Finding.skip(id, f"it stopped with {type(error).__name__}: {' '.join(str(error).split())[:160]}"))
+    return [f for f in found if not (f.measured is not None and math.isnan(f.measured) and f.passed)]

@@ -1,0 +1,140 @@
+"""Where a fault sits: the first block whose output differs between two runs that should agree."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.checks.caching import permute_rows, roll_back, run_chunks
+from glassformer.checks.causality import block_outputs, first_leaking_block, layer_number
+from glassformer.checks.isolate import NoDropout, quiet
+from glassformer.checks.measure import gap, rms
+from glassformer.checks.padding import pad_fill, padded
+from glassformer.checks.subject import Subject
+from glassformer.finding import Finding
+
+Outputs = dict[str, Tensor]
+EXACT, ROUNDED = 1e-6, 1e-3
+"""Of a block's size: what should be the same to the bit, and what differs in shape, with warm weights."""
+
+
+def layer_of_fault(subject: Subject, group: list[Finding]) -> int | None:
+    """The layer of a diagnosis whose probes named none; None where there are no blocks or nothing is told."""
+    name = group[0].id.split("/")[0]
+    find = FINDERS.get(name)
+    if find is None or not subject.blocks():
+        return None
+    with contextlib.suppress(Exception), quiet():
+        return layer_number(find(subject, group[0]), subject)
+    return None
+
+
+def first_apart(one: Outputs, two: Outputs, select: Callable[[Tensor], Tensor], tolerance: float) -> str | None:
+    for name, a in one.items():
+        b = two.get(name)
+        if b is not None and gap(select(a), select(b)) > tolerance * max(rms(select(a)), 1e-30):
+            return name
+    return None
+
+
+def _leak(subject: Subject, finding: Finding) -> str | None:
+    train = finding.id == "causal_leak/train-mode"
+    warm = 1.0 if finding.evidence.get("weights", "as given") == "as given" else subject.warmth
+    cut, length = finding.evidence.get("cut", 10), finding.evidence.get("length", 24)
+    return first_leaking_block(subject, train, warm, length, cut)
+
+
+def _padding(subject: Subject, finding: Finding) -> str | None:
+    if "source" in finding.id:
+        return None
+    with subject.patient(subject.warmth) as patient:
+        batch = padded(patient, patient.length(19), [0, 3, 8], finding.evidence.get("side", "left"), pad_fill(patient))
+        junk = batch.tokens.clone()
+        junk[~batch.mask] = patient.other(batch.tokens, 40)[~batch.mask]
+        one, two = (block_outputs(patient, t, mask=batch.mask) for t in (batch.tokens, junk))
+    return first_apart(one, two, lambda t: t[batch.mask] if t.shape[:2] == batch.mask.shape else t[:0], EXACT)
+
+
+def _nan(subject: Subject, finding: Finding) -> str | None:
+    dtype = next((d for d in (torch.bfloat16, torch.float16) if str(d) == finding.evidence.get("dtype")), None)
+    with subject.patient(dtype=dtype) as patient:
+        batch = padded(patient, patient.length(16), [0, 3, 8], "left", pad_fill(patient))
+        outputs = block_outputs(patient, batch.tokens, mask=batch.mask)
+    return next((n for n, out in outputs.items() if not bool(torch.isfinite(out).all())), None)
+
+
+def _neighbour(subject: Subject, finding: Finding) -> str | None:
+    with subject.patient(subject.warmth) as patient:
+        tokens = patient.tokens(3, patient.length(24), seed=2)
+        changed = tokens.clone()
+        changed[1:] = patient.other(tokens)[1:]
+        one, two = block_outputs(patient, tokens), block_outputs(patient, changed)
+    return first_apart(one, two, lambda t: t[0], EXACT)
+
+
+def _repeat(subject: Subject, finding: Finding) -> str | None:
+    """Two calls on the same tokens, others between: random numbers, or something kept."""
+    subject = Subject(**{**vars(subject), "mute": False})
+    with subject.patient() as patient:
+        tokens = patient.tokens(2, patient.lengths()[-1], seed=1)
+        one = block_outputs(patient, tokens)
+        patient.logits(patient.tokens(3, patient.lengths()[-1], seed=5))
+        two = block_outputs(patient, tokens)
+    return first_apart(one, two, lambda t: t, EXACT)
+
+
+def _modes(subject: Subject, finding: Finding) -> str | None:
+    if finding.id != "position_train_infer/modes":
+        return None
+    with subject.patient(subject.warmth) as patient, NoDropout():
+        assert patient.module is not None
+        tokens = patient.tokens(2, finding.evidence.get("length", 24), seed=6)
+        one = block_outputs(patient, tokens)
+        patient.module.train()
+        two = block_outputs(patient, tokens)
+    return first_apart(one, two, lambda t: t, ROUNDED)
+
+
+def _after(subject: Subject, change: Callable[[Subject, Any, Tensor], tuple[Any, Tensor]]) -> str | None:
+    """A cached step after something was done to the cache, against the full pass."""
+    if subject.kind == "seq2seq":
+        return None
+    with subject.patient(subject.warmth) as patient:
+        tokens = patient.tokens(3, 8, seed=8)
+        _, cache = run_chunks(patient, tokens, [6])
+        cache, sequence = change(patient, cache, tokens)
+        step = block_outputs(patient, sequence[:, 6:7], cache=cache, with_cache=True)
+        full = block_outputs(patient, sequence[:, :7])
+    return first_apart({n: t[:, -1:] for n, t in full.items()}, step, lambda t: t[:, -1:], ROUNDED)
+
+
+def _reordered(subject: Subject, finding: Finding) -> str | None:
+    def change(patient: Subject, cache: Any, tokens: Tensor) -> tuple[Any, Tensor]:
+        order = torch.tensor([2, 0, 1], device=tokens.device)
+        return permute_rows(cache, order), torch.cat([tokens[order][:, :6], tokens[:, 6:]], dim=1)
+
+    return _after(subject, change)
+
+
+def _cropped(subject: Subject, finding: Finding) -> str | None:
+    def change(patient: Subject, cache: Any, tokens: Tensor) -> tuple[Any, Tensor]:
+        _, cache = run_chunks(patient, patient.other(tokens), [2], cache=cache, start=6)
+        return roll_back(cache, 6, 2, patient.interface.foreign_style), tokens
+
+    return _after(subject, change)
+
+
+FINDERS: dict[str, Callable[[Subject, Finding], str | None]] = {
+    "causal_leak": _leak,
+    "pad_leak": _padding,
+    "mask_nan": _nan,
+    "batch_variance": _neighbour,
+    "eval_stochastic": _repeat,
+    "state_leak": _repeat,
+    "position_train_infer": _modes,
+    "cache_reorder": _reordered,
+    "cache_rollback": _cropped,
+}
+"""diagnosis -> the experiment that finds its block."""

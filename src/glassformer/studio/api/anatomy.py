@@ -1,0 +1,199 @@
+"""Anatomy: the parts of a model with their formulas, parameters and operations; the tensor at one site."""
+
+import math
+from typing import Any
+
+from glassformer.config import (
+    Alibi,
+    Dense,
+    EncoderConfig,
+    Gated,
+    Infused,
+    LayerNorm,
+    Learned,
+    ModelConfig,
+    MoE,
+    NoFeedForward,
+    NoPosition,
+    Rotary,
+    Seq2SeqConfig,
+    Sinusoidal,
+)
+from glassformer.size import flops, parameters
+from glassformer.studio import schema
+from glassformer.studio.api.reading import read
+from glassformer.studio.errors import LoadingError, StudioError, TooLargeError
+from glassformer.studio.mathml import mathml
+from glassformer.studio.settings import LIMITS
+from glassformer.studio.shelf import Shelf
+from glassformer.studio.wire import Packet
+
+DEFAULT_CONTEXT = 512
+NORMS = {
+    "layer_norm": r"\operatorname{norm}(x) = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \odot w + b",
+    "rms_norm": r"\operatorname{norm}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}} \odot w",
+}
+ATTENTION = (
+    r"\operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V W_O^\top, \quad "
+    r"Q = x W_Q^\top, \; K = x W_K^\top, \; V = x W_V^\top"
+)
+CROSS = ATTENTION.replace("K = x", "K = m").replace("V = x", "V = m")
+
+
+def anatomy(shelf: Shelf, asked: schema.AboutModel, torch_ready: bool = True) -> dict[str, Any]:
+    """Every part in the order of the computation. Of a folder of ours, without torch."""
+    config = shelf.config(asked.model, torch_ready)
+    if config is None:
+        raise LoadingError("torch is still being imported: ask again in a moment.")
+    return describe(config)
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """The parts of a config: paths, formulas, shapes, and per token the operations at its whole context."""
+    context = config.max_len or DEFAULT_CONTEXT
+    shapes = parameters(config)
+    parts: list[dict[str, Any]] = []
+
+    def add(path: str, title: str, site: str, letters: str, formula: str, prefixes: tuple[str, ...], more: int = 0,
+            multiplied: bool = True) -> None:  # fmt: skip
+        own = {name: shape for name, shape in shapes.items() if name.startswith(prefixes)}
+        work = 2 * _multiplied(config, own) if multiplied else 0
+        parts.append(
+            {
+                "path": path,
+                "title": title,
+                "site": site,
+                "letters": letters,
+                "parameters": sum(map(math.prod, own.values())),
+                "flops_per_token": work + more,
+                "formula": formula,
+                "mathml": mathml(formula, True),
+                "params": [{"name": name, "shape": list(shape)} for name, shape in own.items()],
+            }
+        )
+
+    add("embed", "Token embedding", _first_site(config), "B,T,D", r"x_t = c\,E_{id_t}", ("embed.",), multiplied=False)
+    for stack, prefix, layers, cross in _stacks(config):
+        _stack_parts(config, add, stack, prefix, layers, cross, context)
+    if config.head is not None:
+        tied = 2 * config.d_model * config.vocab_size if config.head.tied else 0
+        add("head", "Output head", "logits", "B,T,V", r"l_t = c\, x_t W^\top + b", ("head.",), tied)
+    if isinstance(config, EncoderConfig) and config.pooler:
+        add("pooler", "Pooler", "final", "B,D", r"\tanh(W x_0 + b)", ("pooler.",), multiplied=False)
+    letters = {"D": config.d_model, "H": config.n_heads, "G": config.n_kv_heads, "K": config.d_head,
+               "U": config.d_value, "F": config.d_ff, "L": config.n_layers, "V": config.vocab_size}  # fmt: skip
+    totals = {
+        "parameters": sum(map(math.prod, shapes.values())),
+        "flops_per_token": sum(part["flops_per_token"] for part in parts),
+        "forward_flops": flops(config, 1, context).total_forward,
+        "context": context,
+    }
+    return {"parts": parts, "totals": totals, "letters": letters}
+
+
+def _first_site(config: ModelConfig) -> str:
+    return "decoder.embed" if isinstance(config, Seq2SeqConfig) else "embed"
+
+
+def _stacks(config: ModelConfig) -> list[tuple[str, str, int, bool]]:
+    """(name of the stack in parameters, prefix of its sites, layers, has cross-attention)."""
+    if isinstance(config, Seq2SeqConfig):
+        return [("encoder", "encoder.", config.n_encoder_layers, False), ("decoder", "decoder.", config.n_layers, True)]
+    return [("encoder" if isinstance(config, EncoderConfig) else "decoder", "", config.n_layers, False)]
+
+
+def _stack_parts(
+    config: ModelConfig, add: Any, stack: str, prefix: str, layers: int, cross: bool, context: int
+) -> None:
+    """Positions, blocks and final norm of one stack."""
+    norm = NORMS["layer_norm" if isinstance(config.norm, LayerNorm) else "rms_norm"]
+    scores = 2 * config.n_heads * (config.d_head + config.d_value) * context
+    if not isinstance(config.position, NoPosition):
+        title = {"t5_bias": "T5 bias"}.get(config.position.kind, config.position.kind.capitalize()) + " positions"
+        add(f"{prefix}position", title, f"{prefix}embed", "B,T,D", position_formula(config), (f"{stack}.position.",),
+            multiplied=False)  # fmt: skip
+    if config.embedding.norm:
+        add(f"{prefix}embed_norm", "Embedding norm", f"{prefix}embed", "B,T,D", norm, (f"{stack}.embed_norm.",))
+    post = config.placement == "post"
+    for layer in range(layers):
+        site, own = f"{prefix}block.{layer}.", f"{stack}.blocks.{layer}."
+        branches = [("attention", "Attention", ATTENTION, scores)]
+        branches += [("cross", "Cross-attention", CROSS, scores)] if cross else []
+        if not isinstance(config.feedforward, NoFeedForward):
+            branches.append(("feedforward", "Feed-forward", feed_formula(config), 0))
+        if config.placement == "parallel":
+            add(f"{site}norm", "Norm", f"{site}attention.normed", "B,T,D", norm, (f"{own}norm.",))
+        for name, title, formula, more in branches:
+            if config.placement == "pre":
+                add(f"{site}norm_{name}", "Norm", f"{site}{name}.normed", "B,T,D", norm, (f"{own}norm_{name}.",))
+            add(f"{site}{name}", title, f"{site}{name}.out", "B,T,D", formula, (f"{own}{name}.",), more)
+            if post:
+                after = "resid_post" if name == branches[-1][0] else "resid_mid"
+                add(f"{site}norm_{name}", "Norm", f"{site}{after}", "B,T,D", norm, (f"{own}norm_{name}.",))
+    if not post:
+        add(f"{prefix}norm", "Final norm", f"{prefix}final", "B,T,D", norm, (f"{stack}.norm.",))
+
+
+def _multiplied(config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int:
+    """Weights of matrices that one token is multiplied with: of experts, the active ones only."""
+    total = sum(math.prod(shape) for name, shape in own.items() if len(shape) == 2 and ".experts." not in name)
+    experts = sum(math.prod(shape) for name, shape in own.items() if len(shape) == 2 and ".experts." in name)
+    if isinstance(config.feedforward, MoE):
+        experts = experts * config.feedforward.n_active // config.feedforward.n_experts
+    return total + experts
+
+
+def feed_formula(config: ModelConfig) -> str:
+    """What the feed-forward computes."""
+    match config.feedforward:
+        case Dense():
+            return r"\operatorname{act}(x W_{up}^\top + b)\, W_{down}^\top + b"
+        case Gated():
+            return r"\left(\operatorname{act}(x W_{gate}^\top) \odot x W_{up}^\top\right) W_{down}^\top"
+        case MoE():
+            router = r"p = \operatorname{softmax}(x W_r^\top)"
+            return r"\sum_{e \in \operatorname{top}_A} p_e \operatorname{expert}_e(x), \quad " + router
+        case _:
+            return ""
+
+
+def position_formula(config: ModelConfig) -> str:
+    """How the model knows where a token stands."""
+    match config.position:
+        case Learned():
+            return r"x_t \leftarrow x_t + P_t"
+        case Sinusoidal():
+            return r"x_t \leftarrow x_t + p_t, \quad p_{t,2i} = \sin(t\,\omega_i), \; p_{t,2i+1} = \cos(t\,\omega_i)"
+        case Rotary():
+            return r"q_t \leftarrow R_t q_t, \; k_s \leftarrow R_s k_s, \quad R_t = \text{rotation by } t\,\omega_i"
+        case Alibi():
+            return r"s_{h,t,s} \leftarrow s_{h,t,s} - m_h |t - s|"
+        case Infused():
+            return r"q, k \text{ read } x_t + p_t"
+        case _:
+            return r"s_{h,t,s} \leftarrow s_{h,t,s} + b_{h, \operatorname{bucket}(s - t)}"
+
+
+def tensor(shelf: Shelf, asked: schema.OneTensor, most: int = LIMITS.tensor_bytes) -> Packet:
+    """What stands at one site of one run, without the batch, as float16; of one head when it is named."""
+    from glassformer.lens.trace import sites_of, trace
+
+    reading = read(shelf, asked)
+    run = trace(reading.model, reading.tokens, sites=[asked.site], **reading.given)
+    names = run.sites
+    if len(names) != 1:
+        raise StudioError(f"{asked.site} means {len(names)} sites: name one of them.")
+    (name,) = names
+    value, letters = run[name][0], sites_of(reading.model)[name].letters.removeprefix("B,")
+    if asked.head is not None:
+        if value.dim() != 3:
+            raise StudioError(f"{name} has no heads, its shape is {tuple(value.shape)}: leave head out.")
+        if asked.head >= value.shape[0]:
+            raise StudioError(f"head {asked.head} does not exist at {name}: use 0 to {value.shape[0] - 1}.")
+        value, letters = value[asked.head], letters.split(",", 1)[1]
+    if 2 * value.numel() > most:
+        narrower = "name one head" if value.dim() == 3 else "give fewer tokens"
+        raise TooLargeError(f"{name} is {2 * value.numel():,} bytes here, more than {most:,}: {narrower}.")
+    if not value.is_floating_point():
+        return Packet({"value": (value, "i32")}, {"site": name, "letters": letters, "pieces": reading.words})
+    return Packet({"value": (value, "f16")}, {"site": name, "letters": letters, "pieces": reading.words})

@@ -1,0 +1,80 @@
+/* How long the stream is and how many directions it spans, by depth, beside theory's lines for random layers.
+ *
+ *   depthPanels(view) -> {roots, ask(), draw()}
+ */
+import { post } from "./api.js";
+import { line, plot } from "./charts.js";
+import { h } from "./dom.js";
+import { store } from "./store.js";
+import { panel } from "./view.js";
+
+const mean = (row) => row.reduce((sum, v) => sum + v, 0) / row.length;
+
+export function depthPanels(view) {
+  const at = { got: null };
+  const python = () => ({ view: "depth", model: store.get("model"), ids: store.ids });
+  const norms = panel({
+    title: "Norms by depth", name: "norms", figure: () => (at.got ? lengths : null), python,
+    hint: "Length of the stream and of what each branch adds; of the chosen token, or the mean over all.",
+  });
+  const rank = panel({
+    title: "Rank by depth", name: "rank", figure: () => (at.got ? spread : null), python,
+    hint:
+      "Relative deviation from equal rows. Random attention without skips loses it doubly exponentially and leaves " +
+      "the picture; skips keep it.",
+  });
+  const [lengths, spread, effective] = [h("div", {}), h("div", {}), h("p", { class: "small soft" })];
+  norms.body.append(lengths);
+  rank.body.append(spread, effective);
+
+  async function ask() {
+    if (!store.ids.length) return;
+    const body = { model: store.get("model"), ids: store.ids };
+    const got = await view.work(norms, "depth", (signal) => post("depth", body, { signal }));
+    if (!got) return;
+    at.got = got;
+    draw();
+  }
+
+  function draw() {
+    if (!at.got) return;
+    const { norms: found, rank: ranks, theory } = at.got;
+    const token = store.get("token");
+    const pick = (row) => (token !== null && token < row.length ? row[token] : mean(row));
+    const depth = found.stream.map((_, i) => i);
+    const named = {
+      "attention.out": "attention adds", "cross.out": "cross-attention adds", "feedforward.out": "feed-forward adds",
+    };
+    const stream = { name: "stream", colour: "accent", width: 2.5, markers: true };
+    const lines = [line(depth, found.stream.map(pick), stream)];
+    Object.entries(found.branches).forEach(([name, rows], i) =>
+      lines.push(line(
+        depth.slice(1), rows.map(pick),
+        { name: named[name] ?? name, colour: ["orange", "good", "soft"][i], dash: "dot", markers: true },
+      )));
+    plot(
+      lengths, lines,
+      {
+        height: 300, xaxis: { title: "blocks passed", dtick: depth.length > 14 ? undefined : 1 },
+        yaxis: { title: "Euclidean length", rangemode: "tozero" },
+      },
+    );
+    const floor = (row) => row.map((v) => (v > 0 ? v : null));
+    const least = Math.min(0.02, ...ranks.deviation, ...theory.skip) / 2; // pure attention leaves the picture below
+    plot(spread, [
+      line(depth, floor(ranks.deviation), { name: "this model", colour: "accent", width: 2.5, markers: true }),
+      line(depth, floor(theory.attention), { name: "random, no skips", colour: "orange", dash: "dash" }),
+      line(depth, floor(theory.skip), { name: "random, skips", colour: "good" }),
+      line(depth, floor(theory.skip_predicted), { name: "theory 2^(−l/2)", colour: "soft", dash: "dot" }),
+    ], {
+      height: 300, xaxis: { title: "blocks passed", dtick: depth.length > 14 ? undefined : 1 },
+      yaxis: { title: "deviation from equal rows", type: "log", range: [Math.log10(least), 0.1], nticks: 5 },
+    });
+    effective.textContent =
+      `Effective rank, embedding to last block: ${ranks.effective.map((v) => v.toFixed(1)).join(", ")} of at most ` +
+      `${ranks.singular[0].length}.`;
+    norms.root.dataset.ready = rank.root.dataset.ready = String(depth.length);
+  }
+
+  return { roots: [norms.root, rank.root], ask, draw };
+}

@@ -1,0 +1,87 @@
+/* A Finding on the page: what was measured, against which bound, and why.
+ *
+ *   verdictMark(verdict, text)   "pass", "fail", "skip" or anything else as a coloured word (never by colour alone)
+ *   relation(finding)            "3.1e−15 ≤ 1e−10", "0.3 ≤ 0.5", "" where nothing was measured
+ *   findingTable(caption, {kinds})   -> {root, add(finding), clear(), rows}; rows come one by one and explain
+ *                                themselves; kinds: a column for the kind of evidence
+ *   evidenceText(evidence)       the evidence in one line, long lists cut
+ */
+import { h, number } from "./dom.js";
+
+const SIGNS = { pass: "✓", turned: "✓", fail: "✗", skip: "–" };
+
+export function verdictMark(verdict, text = verdict) {
+  const sign = SIGNS[verdict] ?? "·";
+  return h("span", { class: "verdict", dataset: { verdict: verdict ?? "none" } },
+    h("span", { class: "sign", "aria-hidden": "true", text: sign }), text);
+}
+
+/* Numbers that JSON cannot carry come as text. */
+const SPECIAL = { inf: Infinity, "-inf": -Infinity, nan: NaN };
+const valueOf = (x) => SPECIAL[x] ?? Number(x);
+const numeral = (x) => (Number.isNaN(valueOf(x)) ? "not a number" : number(valueOf(x)));
+
+export function relation({ measured, bound, low }) {
+  if (measured === null || measured === undefined) return "";
+  const sign = (a, b) => (valueOf(a) <= valueOf(b) ? "≤" : "≰");
+  let text = numeral(measured);
+  if (bound !== null && bound !== undefined) text = `${text} ${sign(measured, bound)} ${numeral(bound)}`;
+  if (low !== null && low !== undefined) text = `${numeral(low)} ${sign(low, measured)} ${text}`;
+  return text;
+}
+
+const MANY = 8;
+
+function short(value) {
+  if (Array.isArray(value)) {
+    const shown = value.slice(0, MANY).map(short).join(", ");
+    return `[${shown}${value.length > MANY ? `, … ${value.length} in all` : ""}]`;
+  }
+  if (typeof value === "number") return Number.isInteger(value) ? String(value) : number(value);
+  if (value && typeof value === "object") return Object.entries(value).map(([k, v]) => `${k} ${short(v)}`).join(", ");
+  return String(value);
+}
+
+export function evidenceText(evidence) {
+  return Object.entries(evidence ?? {})
+    .filter(([name, value]) => name !== "kind" && name !== "parts" && !isMatrix(value))
+    .map(([name, value]) => `${name} = ${short(value)}`)
+    .join("; ");
+}
+
+const isMatrix = (value) => Array.isArray(value) && value.length > 1 && value.every((row) => Array.isArray(row));
+
+function cells(finding, kinds) {
+  const told = evidenceText(finding.evidence);
+  const remedy = finding.verdict === "fail" && finding.remedy;
+  return [
+    h("td", {}, verdictMark(finding.verdict)),
+    h("th", { scope: "row" }, h("span", { class: "finding-id", text: finding.id }),
+      h("span", { class: "finding-why", text: finding.why ?? "" }),
+      remedy && h("span", { class: "finding-remedy", text: `Remedy: ${remedy}` }),
+      told && h("details", { class: "finding-evidence" }, h("summary", { text: "evidence" }), h("p", { text: told }))),
+    h("td", { class: "num", text: relation(finding) }),
+    kinds && h("td", { class: "soft", text: finding.evidence?.kind ?? "" }),
+  ];
+}
+
+export function findingTable(caption, { kinds = false } = {}) {
+  const body = h("tbody");
+  const names = ["verdict", "what", "measured and bound", ...(kinds ? ["evidence"] : [])];
+  const head = names.map((name) => h("th", { scope: "col", text: name }));
+  const table = h("table", { class: "findings" }, h("caption", { class: "unseen", text: caption }),
+    h("thead", {}, h("tr", {}, head)), body);
+  const rows = [];
+  return {
+    root: h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": caption }, table),
+    rows,
+    add(finding) {
+      rows.push(finding);
+      body.append(h("tr", { dataset: { verdict: finding.verdict } }, cells(finding, kinds)));
+    },
+    clear() {
+      rows.length = 0;
+      body.replaceChildren();
+    },
+  };
+}

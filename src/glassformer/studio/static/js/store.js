@@ -1,0 +1,103 @@
+/* The selection that all views share. It lives in the URL's hash, so a link is a state and Back goes back.
+ *
+ *   store.get(key)              a value: view, model, prompt (strings), token, layer, head (numbers or null), or any
+ *                               key of your own (a string): store.set({claim: "x"}) puts it into the URL too
+ *   store.set({key: value}, {replace})   change some; null removes. A change of view, model, or a key of your own is a
+ *                               step of history unless `replace`; the rest replaces the present one
+ *   store.subscribe(f)          f(changed: Set of keys) after every change; gives a function that ends it
+ *   store.models, store.model   from /api/state: all models, and the chosen one's entry (undefined before it came)
+ *   store.ids, store.pieces     the prompt's tokens (arrays; empty before they came); changes are told as "ids"
+ *   store.setTokens(ids, pieces), store.setState(state)   for the shell
+ *   store.state                 all of /api/state
+ */
+
+const NUMBERS = new Set(["token", "layer", "head"]);
+const QUIET = new Set(["prompt", "token", "layer", "head"]);
+export const DEFAULTS = { view: "playground", model: "bard", prompt: "ROMEO:\nBut soft, what light" };
+
+function parse(hash) {
+  const found = new Map(Object.entries(DEFAULTS));
+  for (const [key, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!NUMBERS.has(key)) found.set(key, value);
+    else if (/^\d{1,6}$/.test(value)) found.set(key, Number(value));
+  }
+  return found;
+}
+
+class Store {
+  #values = parse(location.hash);
+  #listeners = new Set();
+  state = null;
+  models = [];
+  ids = [];
+  pieces = [];
+
+  constructor() {
+    addEventListener("popstate", () => this.#read());
+    addEventListener("hashchange", () => this.#read());
+  }
+
+  get(key) {
+    return this.#values.get(key) ?? null;
+  }
+
+  get model() {
+    return this.models.find((one) => one.name === this.get("model"));
+  }
+
+  set(values, { replace = false } = {}) {
+    const changed = new Set();
+    for (const [key, value] of Object.entries(values)) {
+      if ((value ?? null) === this.get(key)) continue;
+      changed.add(key);
+      if (value === null || value === undefined) this.#values.delete(key);
+      else this.#values.set(key, value);
+    }
+    if (!changed.size) return;
+    const quiet = replace || [...changed].every((key) => QUIET.has(key));
+    history[quiet ? "replaceState" : "pushState"](null, "", this.link());
+    this.#tell(changed);
+  }
+
+  /* The address of the present selection, with some of it changed. */
+  link(values = {}) {
+    const all = new Map([...this.#values, ...Object.entries(values)]);
+    const query = new URLSearchParams();
+    for (const [key, value] of all) if (value !== null && value !== undefined) query.set(key, value);
+    return `#${query}`;
+  }
+
+  setState(state) {
+    this.state = state;
+    this.models = state.models ?? [];
+    if (this.models.length && !this.model) this.set({ model: this.models[0].name }, { replace: true });
+    this.#tell(new Set(["state"]));
+  }
+
+  setTokens(ids, pieces) {
+    this.ids = ids;
+    this.pieces = pieces;
+    const token = this.get("token");
+    if (token !== null && token >= ids.length) this.set({ token: null });
+    this.#tell(new Set(["ids"]));
+  }
+
+  subscribe(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  #read() {
+    const before = this.#values;
+    this.#values = parse(location.hash);
+    const keys = new Set([...before.keys(), ...this.#values.keys()]);
+    const changed = new Set([...keys].filter((key) => before.get(key) !== this.#values.get(key)));
+    if (changed.size) this.#tell(changed);
+  }
+
+  #tell(changed) {
+    for (const listener of [...this.#listeners]) listener(changed);
+  }
+}
+
+export const store = new Store();

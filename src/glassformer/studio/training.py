@@ -1,0 +1,319 @@
+"""Training runs as processes of their own, kept in the studio's folder; they outlive the server and are gone on with.
+
+    FOLDER/corpora/NAME.txt        uploaded texts
+    FOLDER/runs/ID/spec.toml       what was asked for
+                   studio.json     what is wanted of it (running, paused, stopped), its process, its forecast
+                   events.jsonl    every event, appended; an event's id is the offset of its end
+                   errors.txt      what the process said on standard error
+                   lock            held by the process as long as it lives
+                   out/            the run itself: checkpoints, best, last, log.jsonl
+
+The process is `glass train spec.toml --json`, later `--resume out`. Whether it lives is asked of the lock, which it
+inherits and which ends with it: a process id could meanwhile mean another. A pause is SIGTERM, on which training saves
+after its step. A studio that starts finds runs that are wanted but dead, and goes on with them.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer.files import write_atomically
+from glassformer.studio.errors import BusyError, ConflictError, StudioError, UnknownError
+from glassformer.studio.settings import Limits
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+MOST_RESTARTS = 3
+"""A run that died this often without an event in between is left alone."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def events(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "out" / "best"
+
+    def meta(self) -> dict[str, Any]:
+        try:
+            held = json.loads((self.folder / "studio.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return held if isinstance(held, dict) else {}
+
+    def note(self, **changes: Any) -> dict[str, Any]:
+        meta = {**self.meta(), **changes}
+        write_atomically(self.folder / "studio.json", json.dumps(meta, indent=1).encode())
+        return meta
+
+    def alive(self) -> bool:
+        """Whether its process holds the lock."""
+        import fcntl
+
+        try:
+            handle = os.open(self.folder / "lock", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def last_events(self, size: int = 1 << 16) -> list[dict[str, Any]]:
+        """The whole events in the last bytes of the file."""
+        try:
+            with self.events.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - size))
+                lines = file.read().split(b"\n")[1 if end > size else 0 :]
+        except OSError:
+            return []
+        return [event for line in lines if (event := parse(line)) is not None]
+
+    def error(self) -> str:
+        """The last line the process said on standard error, if it ended in one of `glass`'s sentences."""
+        with contextlib.suppress(OSError):
+            lines = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            said = [line for line in lines if line.startswith("glass: ")]
+            if said:
+                return said[-1].removeprefix("glass: ")
+        return ""
+
+    def memory(self) -> dict[str, int] | None:
+        """Bytes that the process holds now and held at most; None where the system does not tell."""
+        try:
+            text = Path(f"/proc/{int(self.meta()['pid'])}/status").read_text(encoding="utf-8")
+            found = dict(re.findall(r"^Vm(RSS|HWM):\s+(\d+) kB", text, re.MULTILINE))
+            return {"rss": 1024 * int(found["RSS"]), "peak": 1024 * int(found["HWM"])}
+        except (OSError, KeyError, ValueError, TypeError):
+            return None
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """An event; None for a line torn by a crash."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+
+
+def _title(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["title"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+class Trainings:
+    """All runs and corpora of one studio."""
+
+    def __init__(self, folder: Path, limits: Limits):
+        self.folder, self.limits = folder, limits
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.RLock()
+
+    def runs(self) -> list[Run]:
+        """Newest first."""
+        try:
+            found = [Run(p) for p in (self.folder / "runs").iterdir() if NAME.fullmatch(p.name) and p.is_dir()]
+        except OSError:
+            return []
+        return sorted(found, key=lambda run: run.meta().get("created", 0), reverse=True)
+
+    def run(self, id: str) -> Run:
+        run = Run(self.folder / "runs" / id) if NAME.fullmatch(id) else None
+        if run is None or not (run.folder / "studio.json").is_file():
+            raise UnknownError(f"there is no training run {id[:80]!r} here.")
+        return run
+
+    def corpora(self) -> list[dict[str, Any]]:
+        """Uploaded texts, by name."""
+        out = []
+        with contextlib.suppress(OSError):
+            for path in sorted((self.folder / "corpora").glob("*.txt")):
+                if NAME.fullmatch(path.stem):
+                    title = _title(path.with_suffix(".json")) or path.stem
+                    out.append({"name": path.stem, "title": title, "bytes": path.stat().st_size})
+        return out
+
+    def corpus(self, name: str) -> Path | None:
+        """The file of an uploaded corpus; None where there is none of that name."""
+        path = self.folder / "corpora" / f"{name}.txt"
+        return path if NAME.fullmatch(name) and path.is_file() else None
+
+    def keep_corpus(self, data: bytes, title: str = "") -> dict[str, Any]:
+        """Store a text. Raises StudioError for what is no text. The title is for people only, never a path."""
+        if len(self.corpora()) >= self.limits.corpora:
+            raise StudioError(
+                f"{self.limits.corpora} texts are kept here already: remove some from the studio's folder."
+            )
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise StudioError(f"this is not UTF-8 text (byte {error.start}): convert it first.") from None
+        if "\0" in text:
+            raise StudioError("this is not a text: it has a NUL character, as binary files do.")
+        if len(text) < 1000:
+            raise StudioError(f"a text of {len(text)} characters is too short to learn from: give 1,000 at least.")
+        name = f"text-{secrets.token_hex(4)}"
+        (self.folder / "corpora").mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / "corpora" / f"{name}.txt", data)
+        title = "".join(ch for ch in title if ch.isprintable())[:80] or name
+        write_atomically(self.folder / "corpora" / f"{name}.json", json.dumps({"title": title}).encode())
+        return {"corpus": name, "title": title, "characters": len(text), "bytes": len(data)}
+
+    def state(self, run: Run) -> str:
+        """running, pausing, paused, stopping, stopped, finished or failed."""
+        wanted, alive = run.meta().get("wanted", "stopped"), run.alive()
+        child = self._children.get(run.id)
+        if child is not None:
+            child.poll()  # a child that ended must not stay a zombie
+        if alive:
+            return {"running": "running", "paused": "pausing"}.get(wanted, "stopping")
+        if any(event["event"] == "end" for event in run.last_events()):
+            return "finished"
+        return str(wanted) if wanted in ("paused", "stopped") else "failed"
+
+    def describe(self, run: Run) -> dict[str, Any]:
+        meta, state = run.meta(), self.state(run)
+        known = ("created", "name", "corpus", "preset", "fields", "steps", "predicted_bytes", "parameters")
+        events = run.last_events()
+        last: dict[str, Any] = next((e for e in reversed(events) if "step" in e), {})
+        best = [e["loss"] for e in events if e["event"] == "validation" and isinstance(e.get("loss"), float)]
+        out = {"run": run.id, "state": state, "step": last.get("step", 0), **{key: meta.get(key) for key in known}}
+        out |= {"predicted": meta.get("predicted_bytes"), "best": min(best, default=None)}
+        if state == "failed":
+            out["error"] = run.error() or "the process ended without a word: resume the run, or see its errors.txt."
+        return {**out, "model": run.id if (run.best / "model.safetensors").exists() else None}
+
+    def models(self) -> dict[str, Path]:
+        """Runs whose best model can be loaded, by id."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for path in (self.folder / "runs").iterdir():
+                if NAME.fullmatch(path.name) and (path / "out" / "best" / "model.safetensors").exists():
+                    found[path.name] = path / "out" / "best"
+        return found
+
+    def start(self, spec: str, facts: dict[str, Any]) -> Run:
+        """A new run from the TOML of its specification."""
+        with self._lock:
+            self._room()
+            if len(self.runs()) >= self.limits.kept_runs:
+                raise StudioError(f"{self.limits.kept_runs} runs are kept here: remove some from the studio's folder.")
+            id = f"run-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+            run = Run(self.folder / "runs" / id)
+            run.folder.mkdir(parents=True)
+            write_atomically(run.folder / "spec.toml", spec.encode())
+            run.note(created=time.time(), wanted="running", restarts=0, **facts)
+            self._spawn(run)
+            return run
+
+    def resume(self, run: Run) -> None:
+        with self._lock:
+            state = self.state(run)
+            if state not in ("paused", "stopped", "failed"):
+                raise ConflictError(f"{run.id} is {state}: only a paused, stopped or failed run can be resumed.")
+            self._room()
+            run.note(wanted="running", restarts=0)
+            self._spawn(run)
+
+    def end(self, run: Run, wanted: str) -> None:
+        """Pause or stop: training saves after its step and its process ends."""
+        with self._lock:
+            state = self.state(run)
+            if state == "paused" and wanted == "stopped":
+                run.note(wanted=wanted)
+                return
+            if state not in ("running", "pausing"):
+                raise ConflictError(f"{run.id} is {state}: only a running one can be {wanted}.")
+            run.note(wanted=wanted)
+            self._signal(run)
+
+    def recover(self) -> list[str]:
+        """Go on with runs that are wanted and whose process has died; returns their ids."""
+        resumed = []
+        with self._lock:
+            for run in reversed(self.runs()):
+                meta = run.meta()
+                if meta.get("wanted") != "running" or self.state(run) != "failed" or run.error():
+                    continue
+                if meta.get("restarts", 0) >= MOST_RESTARTS or self._busy() >= self.limits.runs:
+                    continue
+                run.note(restarts=meta.get("restarts", 0) + 1)
+                self._spawn(run)
+                resumed.append(run.id)
+        return resumed
+
+    def close(self) -> None:
+        """The server stops in good order: its runs save and wait to be gone on with. They stay wanted."""
+        with self._lock:
+            for run in self.runs():
+                if run.alive():
+                    self._signal(run)
+            for child in self._children.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(10)
+
+    def _busy(self) -> int:
+        return sum(run.alive() for run in self.runs())
+
+    def _room(self) -> None:
+        if self._busy() >= self.limits.runs:
+            raise BusyError(f"{self.limits.runs} training is running already: pause or stop it first.")
+
+    def _signal(self, run: Run) -> None:
+        with contextlib.suppress(ProcessLookupError, KeyError, TypeError, PermissionError):
+            os.kill(int(run.meta()["pid"]), signal.SIGTERM)
+
+    def _spawn(self, run: Run) -> None:
+        import fcntl
+
+        resumed = any((run.folder / "out" / "checkpoints").glob("step-*"))
+        what = ["--resume", "out"] if resumed else ["spec.toml"]
+        with run.events.open("ab") as events, (run.folder / "errors.txt").open("wb") as errors:
+            if events.tell() and not run.events.read_bytes().endswith(b"\n"):
+                events.write(b"\n")  # a line torn by a crash
+            events.flush()
+            lock = os.open(run.folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "glassformer", "train", *what, "--json"],
+                    cwd=run.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=events,
+                    stderr=errors,
+                    pass_fds=(lock,),
+                    start_new_session=True,
+                )
+            except BlockingIOError:
+                raise ConflictError(f"{run.id} is still ending: ask again in a moment.") from None
+            finally:
+                os.close(lock)  # the child has its own hold of it
+        self._children[run.id] = child
+        run.note(pid=child.pid)

@@ -1,0 +1,139 @@
+"""`glass doctor` as a user meets it: exit codes, forms of output, and a sentence for each mistake."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import glassformer as gf
+from tests.cli.asking import run
+
+ROOT = Path(__file__).parents[2]
+BAD = """
+import time
+import torch
+from torch import nn
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 11)
+class Nothing(Base):
+    def forward(self, idx): return None
+class Words(Base):
+    def forward(self, idx): return {"text": "hello"}
+class Pair(Base):
+    def forward(self, idx): return (1, 2)
+class Crash(Base):
+    def forward(self, idx): raise KeyError("weights")
+class Loop(Base):
+    def forward(self, idx):
+        while True: time.sleep(0.01)
+class More(Base):
+    def forward(self, idx, image): return self.table(idx)
+class Writes(Base):
+    def forward(self, idx):
+        idx[:] = 0
+        return self.table(idx)
+class Cuda(Base):
+    def forward(self, idx): return self.table(idx).to("cuda")
+class Prints(Base):
+    def forward(self, idx):
+        print("debug")
+        return self.table(idx)
+def mystery(idx): return torch.zeros(*idx.shape, 5)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("subject") / "bad_models.py"
+    path.write_text(BAD)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    target = tmp_path_factory.mktemp("model") / "tiny"
+    gf.save(
+        gf.build(gf.presets.gpt2(vocab_size=61, d_model=32, n_layers=1, n_heads=4, max_len=40)), target, format="glass"
+    )
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Nothing", "returned None"),
+        ("Words", "a dictionary with 'text'"),
+        ("Pair", "a tuple"),
+        ("Crash", "weights"),
+        ("More", "needs the argument 'image'"),
+        ("Writes", "changes its input"),
+        ("Cuda", "CPU copy"),
+        ("mystery", "give vocab_size"),
+        ("nowhere", "no name 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_examined_is_a_sentence_and_exit_2(capsys, file, name, words):
+    code, out, err = run(capsys, "doctor", f"{file}:{name}")
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_a_loop_ends_at_the_time_limit(capsys, file):
+    code, _, err = run(capsys, "doctor", f"{file}:Loop", "--seconds", "0.3")
+    assert code == 2
+    assert "took more than 0.3 s" in err
+
+
+def test_prints_are_kept_off_the_report(capsys, file):
+    code, out, _ = run(capsys, "doctor", f"{file}:Prints", "--quick", "--json")
+    assert code == 0
+    assert any("prints" in note for note in json.loads(out)["notes"])
+
+
+def test_a_healthy_folder_is_exit_0_and_says_whose_engine(capsys, folder):
+    code, out, err = run(capsys, "doctor", folder, "--quick")
+    assert (code, err) == (0, "")
+    assert "healthy as far as" in out
+    assert "own engine" in out
+
+
+def test_a_sick_model_is_exit_1_in_every_form(capsys, tmp_path):
+    page, xml = tmp_path / "a.html", tmp_path / "a.xml"
+    subject = f"{ROOT / 'tests/cli/sick_model.py'}:build"
+    code, out, _ = run(capsys, "doctor", subject, "--quick", "--json", "--html", page, "--junit", xml)
+    assert code == 1
+    data = json.loads(out)
+    assert data["diagnoses"][0]["id"] == "causal_leak"
+    assert int(ET.fromstring(xml.read_bytes()).get("failures")) >= 1
+    assert "causal_leak" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--expect", "window"], "must be KEY=VALUE"),
+        (["--html", "no/such/folder/a.html"], "no folder"),
+        (["--junit", "no/such/folder/a.xml"], "no folder"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(capsys, file, arguments, words):
+    code, _, err = run(capsys, "doctor", f"{file}:Crash", *arguments)
+    assert code == 2
+    assert words in err
+
+
+def test_expectations_are_read_as_what_they_are():
+    from glassformer.cli.doctor import expected
+
+    assert expected(["window=128", "scale=0.5", "causal=false", "kind=a=b"]) == {
+        "window": 128,
+        "scale": 0.5,
+        "causal": False,
+        "kind": "a=b",
+    }

@@ -1,0 +1,75 @@
+"""The doctor names planted bugs, with their layer, and leaves healthy models in peace. The whole zoo is slow."""
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.checks import CannotExamineError
+from tests.bugs.healthy import WARD
+from tests.bugs.zoo import ZOO
+
+EXAMPLES = (
+    *("no_causal_mask", "cache_never_grows", "position_restarts", "position_never_added", "scale_missing"),
+    *("mask_ignored", "drops_in_eval", "head_not_tied"),
+)
+"""The eight of the contract."""
+BUGS = {bug.id: bug for bug in ZOO}
+
+
+def examine(bug):
+    reference = bug.reference() if bug.reference else None
+    return gf.diagnose(bug.build(), kind=bug.kind, reference=reference, expect=dict(bug.expect))
+
+
+@pytest.mark.parametrize("id", EXAMPLES)
+def test_the_eight_examples_are_named_first(id):
+    report = examine(BUGS[id])
+    assert not report.healthy
+    assert report.diagnoses[0].id == BUGS[id].diagnosis
+    assert report.diagnoses[0].remedy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", ZOO, ids=lambda bug: bug.id)
+def test_every_bug_of_the_zoo_is_named_first(bug):
+    report = examine(bug)
+    assert report.diagnoses, report.text()
+    assert report.diagnoses[0].id in (bug.diagnosis, *bug.also), report.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("healthy", WARD, ids=lambda healthy: healthy.id)
+def test_no_healthy_subject_raises_an_alarm(healthy):
+    report = gf.diagnose(healthy.build(), healthy.kind, vocab_size=healthy.vocab_size, expect=dict(healthy.expect))
+    assert report.healthy, report.text()
+
+
+@pytest.mark.parametrize("id", ["base-llama-like", "odd-dict-output", "hf-bert"])
+def test_some_healthy_subjects_raise_no_alarm(id):
+    healthy = next(h for h in WARD if h.id == id)
+    report = gf.diagnose(healthy.build(), healthy.kind, vocab_size=healthy.vocab_size)
+    assert report.healthy, report.text()
+    assert report.counts["pass"] > 20
+
+
+def test_a_leak_in_one_layer_is_placed_there_with_its_matrix():
+    report = gf.diagnose(BUGS["leak_one_layer"].build(), quick=True)
+    assert report.diagnoses[0].layer == 1
+    assert len(report.pictures["leak"]) == 12
+
+
+def test_the_model_given_is_not_changed():
+    model = BUGS["cache_never_grows"].build().train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    gf.diagnose(model, quick=True)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_time_limit_stops_the_examination():
+    with pytest.raises(CannotExamineError, match="took more than"):
+        gf.diagnose(BUGS["no_causal_mask"].build(), seconds=0.05)

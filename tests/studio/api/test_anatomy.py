@@ -1,0 +1,84 @@
+import hypothesis
+import numpy as np
+import pytest
+
+import glassformer as gf
+from glassformer import presets
+from glassformer.lens import sites_of, trace
+from glassformer.size import count, flops
+from glassformer.studio.api.anatomy import describe
+from tests import variants
+
+SMALL = [name for name in presets.ALL if count(presets.get(name)) < 2e9]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_parts_add_up_to_the_size_sheet(name):
+    config = presets.get(name)
+    told = describe(config)
+    assert sum(part["parameters"] for part in told["parts"]) == count(config) == told["totals"]["parameters"]
+    context = told["totals"]["context"]
+    work = flops(config, 1, context).total_forward / context
+    assert sum(part["flops_per_token"] for part in told["parts"]) == work
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(variants.decoders | variants.encoders | variants.seq2seqs)
+def test_of_every_variant_parts_add_up_and_sites_exist(config):
+    told = describe(config)
+    assert sum(part["parameters"] for part in told["parts"]) == count(config)
+    assert told["totals"]["flops_per_token"] * told["totals"]["context"] == told["totals"]["forward_flops"]
+    known = sites_of(config)
+    for part in told["parts"]:
+        assert part["site"] in known, part["path"]
+        assert part["path"] == "pooler" or part["letters"] == known[part["site"]].letters
+    paths = [part["path"] for part in told["parts"]]
+    assert len(set(paths)) == len(paths)
+
+
+def test_anatomy_is_answered_by_name(ask):
+    told = ask("anatomy", model="bard")
+    assert told["letters"]["D"] == 160
+    assert all(part["mathml"].startswith("<math") for part in told["parts"])
+
+
+@pytest.mark.parametrize("model", ["bard", "both", "pair"])
+def test_a_tensor_is_what_trace_records(ask, shelf, model):
+    loaded = shelf.get(model)
+    given = {"target": [[0, 3, 5]]} if model == "pair" else {}
+    body = {"target": [0, 3, 5]} if model == "pair" else {}
+    run = trace(loaded.model, [[1, 2, 3, 4]], **given)
+    for site in list(run)[:: 3 if model == "bard" else 1]:
+        arrays, meta = ask.tensors("tensor", model=model, ids=[1, 2, 3, 4], site=site, **body)
+        wanted = run[site][0].numpy()
+        assert np.allclose(arrays["value"], wanted, atol=1e-5, rtol=1e-3), site
+        assert len(meta["letters"].split(",")) == wanted.ndim
+
+
+def test_one_head_can_be_asked_for(ask, shelf):
+    site = "block.1.attention.scores"
+    run = gf.trace(shelf.get("bard").model, [[1, 2, 3]], sites=site)
+    arrays, meta = ask.tensors("tensor", model="bard", ids=[1, 2, 3], site=site, head=2)
+    assert np.allclose(arrays["value"], run[site][0, 2].numpy(), rtol=1e-3)
+    assert meta["letters"] == "T,S"
+
+
+def test_what_does_not_exist_is_told_by_name(ask):
+    body = {"model": "bard", "ids": [1, 2]}
+    assert "layers are 0 to 5" in ask.refused("tensor", site="block.9.resid_pre", **body)[1]
+    assert "is not a site" in ask.refused("tensor", site="<script>", **body)[1]
+    assert "means 6 sites" in ask.refused("tensor", site="block.*.resid_pre", **body)[1]
+    assert "no heads" in ask.refused("tensor", site="embed", head=0, **body)[1]
+    assert "does not exist" in ask.refused("tensor", site="block.0.attention.q", head=5, **body)[1]
+
+
+def test_too_large_a_tensor_says_what_to_narrow(shelf):
+    from glassformer.studio import schema
+    from glassformer.studio.api.anatomy import tensor
+    from glassformer.studio.errors import TooLargeError
+
+    asked = schema.OneTensor(model="bard", ids=[1] * 50, site="block.0.attention.pattern")
+    with pytest.raises(TooLargeError, match="name one head"):
+        tensor(shelf, asked, most=10_000)
+    with pytest.raises(TooLargeError, match="fewer tokens"):
+        tensor(shelf, schema.OneTensor(model="bard", ids=[1] * 50, site="embed"), most=10_000)

@@ -1,0 +1,55 @@
+import pytest
+
+from glassformer.studio.api.doctor import leak_matrix
+
+
+def test_a_healthy_model_is_said_to_be_and_its_future_does_not_leak(ask):
+    events = ask.events("doctor", model="table", quick=True)
+    names = [name for name, _ in events]
+    assert names[-1] == "done"
+    assert names.index("finding") > names.index("progress")
+    done = events[-1][1]
+    assert done["healthy"], done["text"]
+    leak = done["leak"]
+    assert all(leak[t][s] == 0 for t in range(len(leak)) for s in range(t + 1, len(leak)))
+    assert max(map(max, leak)) > 0
+    findings = [data for name, data in events if name == "finding"]
+    assert any(f["id"].startswith("causal_leak") and f["verdict"] == "pass" for f in findings)
+
+
+def test_the_model_on_the_shelf_is_left_alone(ask, shelf):
+    before = {name: value.clone() for name, value in shelf.get("table").model.state_dict().items()}
+    ask.events("doctor", model="table", quick=True)
+    after = shelf.get("table").model.state_dict()
+    assert all((before[name] == after[name]).all() for name in before)
+    assert not shelf.get("table").model.training
+
+
+def test_a_leaking_model_is_found(shelf, ask, monkeypatch):
+    """A negative control: without its causal mask, the same model is sick and the matrix shows the future."""
+    fresh = type(shelf).fresh
+
+    def broken(self, name):
+        loaded = fresh(self, name)
+        loaded.model.decoder.causal = False
+        return loaded
+
+    monkeypatch.setattr(type(shelf), "fresh", broken)
+    events = ask.events("doctor", model="table", quick=True)
+    done = events[-1][1]
+    assert not done["healthy"]
+    assert next(data["id"] for name, data in events if name == "diagnosis") == "causal_leak"
+    assert done["leak"][0][5] > 0
+
+
+def test_an_encoder_has_no_leak_matrix(shelf):
+    assert leak_matrix(shelf.get("both").model) is None
+
+
+def test_an_unknown_model_is_404(ask):
+    assert ask.refused("doctor", model="nobody")[0] == 404
+
+
+@pytest.mark.parametrize("body", [{"model": "bard", "quick": "yes"}, {"model": 3}, {}])
+def test_wrong_types_are_422(ask, body):
+    assert ask.refused("doctor", **body)[0] == 422

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+
+from glassformer.lens import mean, patch, trace, zero
+from glassformer.lens.heads import head_table
+from glassformer.studio import schema
+from glassformer.studio.api.heads import patterns
+from glassformer.studio.errors import TooLargeError
+
+IDS = [18, 47, 56, 57, 58, 1]
+
+
+def test_patterns_are_those_of_trace_to_a_byte(ask, shelf):
+    arrays, meta = ask.tensors("patterns", model="bard", ids=IDS)
+    site = "block.*.attention.pattern"
+    wanted = trace(shelf.get("bard").model, [IDS], sites=site).stack(site)[:, 0].numpy()
+    assert arrays["pattern"].shape == (6, 5, 6, 6)
+    assert np.abs(arrays["pattern"] - wanted).max() <= 0.5 / 255 + 1e-6
+    assert meta["pieces"] == list("First ")
+
+
+def test_one_layer_can_be_asked_for(ask):
+    arrays, _ = ask.tensors("patterns", model="bard", ids=IDS, layer=3)
+    every, _ = ask.tensors("patterns", model="bard", ids=IDS)
+    assert np.array_equal(arrays["pattern"][0], every["pattern"][3])
+    assert "layers are 0 to 5" in ask.refused("patterns", model="bard", ids=IDS, layer=6)[1]
+
+
+@pytest.mark.parametrize(
+    ("where", "site"),
+    [
+        ("self", "decoder.block.*.attention.pattern"),
+        ("cross", "decoder.block.*.cross.pattern"),
+        ("encoder", "encoder.block.*.attention.pattern"),
+    ],
+)
+def test_an_encoder_decoder_attends_in_three_places(ask, shelf, where, site):
+    arrays, meta = ask.tensors("patterns", model="pair", ids=[1, 2, 3, 4], target=[0, 5], where=where)
+    run = trace(shelf.get("pair").model, [[1, 2, 3, 4]], target=[[0, 5]], sites=site)
+    assert np.allclose(arrays["pattern"], run.stack(site)[:, 0].numpy(), atol=0.002 + 1e-6)
+    assert len(meta["keys"]) == arrays["pattern"].shape[3]
+    assert "not: ask for self" in ask.refused("patterns", model="bard", ids=IDS, where="cross")[1]
+
+
+def test_too_many_are_refused_before_they_are_computed(shelf):
+    with pytest.raises(TooLargeError, match="name one layer"):
+        patterns(shelf, schema.Patterns(model="bard", ids=[1] * 100), most=1000)
+
+
+def test_scores_are_those_of_the_head_table(ask, shelf):
+    told = ask("heads", model="induction", seed=1)
+    table = head_table(shelf.get("induction").model, seed=1)
+    assert [(row["layer"], row["head"]) for row in told["rows"]] == [(r.layer, r.head) for r in table.rows]
+    assert told["rows"][3]["scores"] == table.rows[3].scores
+    assert told["notes"] == table.notes
+
+
+@pytest.mark.parametrize(("mode", "make"), [("zero", zero), ("mean", mean)])
+def test_ablation_is_that_of_patch(ask, shelf, mode, make):
+    model = shelf.get("bard").model
+    told = ask("ablate", model="bard", ids=IDS, heads=[[0, 1], [0, 3], [4, 2]], mode=mode, top=65)
+    edits = {"block.0.attention.heads": make(heads=[1, 3]), "block.4.attention.heads": make(heads=[2])}
+    after = patch(model, [IDS], edits)[0, -1].double().softmax(-1)
+    for row in told["after"]:
+        assert row["p"] == pytest.approx(float(after[row["id"]]), abs=1e-6)
+    before = model(torch.tensor([IDS]))[0, -1].double().softmax(-1)
+    assert told["kl"] == pytest.approx(float((before * (before.log() - after.log())).sum().detach()), abs=1e-6)
+    assert told["kl"] > 0.01
+
+
+def test_without_heads_nothing_changes(ask):
+    told = ask("ablate", model="bard", ids=IDS, heads=[])
+    assert told["kl"] == pytest.approx(0, abs=1e-12)
+    assert "head 6.0 does not exist" in ask.refused("ablate", model="bard", ids=IDS, heads=[[6, 0]])[1]

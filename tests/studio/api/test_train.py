@@ -1,0 +1,143 @@
+import asyncio
+import json
+
+import pytest
+
+from glassformer.config import ConfigError
+from glassformer.studio import schema
+from glassformer.studio.api import train as view
+from glassformer.studio.errors import StudioError
+from glassformer.studio.settings import Limits
+from glassformer.studio.training import Run, Trainings
+from glassformer.train import read_run
+from glassformer.train.run import SECTIONS
+from tests.studio.serving import parse_events
+
+SMALL = {"model.n_layers": 1, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16, "model.max_len": 16}
+
+
+@pytest.fixture
+def trainings(tmp_path, monkeypatch):
+    """Trainings that start nothing: what would be started is kept."""
+    made = Trainings(tmp_path, Limits())
+    monkeypatch.setattr(made, "_spawn", lambda run: None)
+    return made
+
+
+def started(trainings, **body):
+    told = view.start(trainings, schema.Train(**body))
+    return told, read_run((trainings.run(told["run"]).folder / "spec.toml").read_text())
+
+
+def test_fields_are_those_of_the_run_with_their_docs():
+    fields = view.fields()
+    assert fields["optim.lr"].help == "AdamW's peak learning rate."
+    assert fields["optim.kind"].choices == ("adamw", "muon")
+    assert fields["optim.clip"].optional
+    assert fields["loop.steps"].default == 500
+    for name in fields:
+        section, _, field = name.rpartition(".")
+        assert section in ("model", "") or field in SECTIONS[section].__dataclass_fields__
+    assert not {"out", "data.corpus", "data.cache", "machine.device"} & set(fields)  # nothing that is a path
+
+
+@pytest.mark.parametrize("name", list(view.RANGES))
+def test_ranges_are_inside_what_the_dataclasses_accept(trainings, name):
+    """Both ends are accepted by the run itself; what lies below is refused here."""
+    low, high = view.RANGES[name]
+    field = view.fields()[name]
+    for value in (low, high):
+        if value is None:
+            continue
+        value = type(field.kinds[0](0))(value)
+        section, _, last = name.rpartition(".")
+        if section not in ("model", ""):
+            SECTIONS[section](
+                **{last: field.read(value)}
+                | ({"accumulate": 1} if section == "loop" and last == "batch" else {})
+                | ({"batch": 4096} if last == "accumulate" else {})
+            )
+    with pytest.raises(StudioError, match="outside its range"):
+        field.read(type(field.kinds[0](0))(low - 1))
+
+
+def test_a_run_is_what_was_asked_for(trainings):
+    told, run = started(
+        trainings,
+        corpus="embedded",
+        preset="llama_tiny",
+        fields={**SMALL, "model.n_kv_heads": 1, "loop.steps": 7, "optim.lr": 1, "optim.clip": None, "seed": 5},
+    )
+    assert (run.model.n_layers, run.model.d_model, run.model.n_kv_heads) == (1, 16, 1)
+    assert (run.loop.steps, run.optim.lr, run.optim.clip, run.seed) == (7, 1.0, None, 5)
+    assert (run.data.corpus, run.out, run.data.cache) == ("embedded", "out", "tokens")
+    assert run.loop.log_every == 1
+    assert told["steps"] == 7
+    assert told["predicted_bytes"] > 4 * told["parameters"]
+
+
+def test_a_task_and_an_upload_can_be_trained_on(trainings):
+    _, run = started(trainings, corpus="task:repeat", preset="nano", fields={"model.max_len": 40})
+    assert run.task is not None
+    kept = trainings.keep_corpus(("ab cd\n" * 300).encode(), "../../my <b>.txt")
+    _, run = started(trainings, corpus=kept["corpus"], preset="nano", fields=SMALL)
+    assert run.data.corpus == str((trainings.folder / "corpora" / f"{kept['corpus']}.txt").resolve())
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"corpus": "/etc/passwd"}, "no corpus"),
+        ({"corpus": "../../x"}, "no corpus"),
+        ({"preset": "nonsense"}, "not a preset"),
+        ({"preset": "t5_small"}, "no decoder"),
+        ({"preset": "llama2_7b"}, "larger|more than"),
+        ({"fields": {"out": "/tmp/x"}}, "not a field"),
+        ({"fields": {"data.tokenizer": "/etc/passwd"}}, "not known"),
+        ({"fields": {"data.corpus": "/etc/passwd"}}, "not a field"),
+        ({"fields": {"machine.device": "cuda"}}, "not a field"),
+        ({"fields": {"model.n_heads": 3}}, "not a multiple"),
+        ({"fields": {"model.n_layers": "4"}}, "wrong type"),
+        ({"fields": {"model.n_layers": 10**18}}, "larger|parameters"),
+        ({"fields": {"loop.steps": 10**9}}, "outside its range"),
+        ({"fields": {"loop.batch": 4096, "model.max_len": 4096, "model.d_model": 512}}, "GB"),
+        ({"fields": {"optim.lr": "fast"}}, "wrong type"),
+        ({"fields": {"optim.lr": None}}, "wrong type"),
+        ({"fields": {"schedule.warmup": 900}}, "leaves nothing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused_in_words(trainings, body, words):
+    with pytest.raises((StudioError, ConfigError), match=words):
+        view.start(trainings, schema.Train(**body))
+    assert trainings.runs() == []
+
+
+def test_the_form_has_everything(client, studio):
+    told = client.get("/api/train/presets").json()
+    assert {"name", "section", "kind", "default", "doc", "low", "high", "choices", "main"} <= set(told["fields"][0])
+    assert told["presets"][0]["name"] == "nano"
+    assert told["presets"][0]["values"]["model.n_layers"] == 4
+    assert "shakespeare" in [row["name"] for row in told["corpora"]]
+
+
+def follow(trainings, run, after=0):
+    async def collect():
+        return b"".join([part async for part in view.follow(trainings, run, after)]).decode()
+
+    return asyncio.run(collect())
+
+
+def test_events_are_followed_from_where_a_client_was(trainings):
+    told, _ = started(trainings, corpus="embedded", fields=SMALL)
+    run = Run(trainings.folder / "runs" / told["run"])
+    lines = [json.dumps({"event": "step", "step": n}) + "\n" for n in range(5)]
+    run.events.write_text("".join(lines[:3]) + '{"event": "st\n' + "".join(lines[3:]) + '{"event": "end", "step": 5}\n')
+    text = follow(trainings, run)
+    heard = [data["step"] for name, data in parse_events(text) if name == "step"]
+    assert heard == [0, 1, 2, 3, 4]
+    assert parse_events(text)[-1][0] == "state"
+    assert parse_events(text)[-1][1]["state"] == "finished"
+    ids = [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
+    again = [data["step"] for name, data in parse_events(follow(trainings, run, ids[1])) if name == "step"]
+    assert again == [2, 3, 4]
+    assert [name for name, _ in parse_events(follow(trainings, run, 10**9))] == ["state"]

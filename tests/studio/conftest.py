@@ -1,0 +1,58 @@
+"""A studio in this process with four small models, and a client that asks it."""
+
+import pytest
+from starlette.testclient import TestClient
+
+import glassformer as gf
+from glassformer import config as c
+from glassformer.studio import Settings
+from glassformer.studio.app import create_app
+from tests import folders
+from tests.studio.serving import Asker, serving
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory):
+    """Folders named `tiny` (decoder, byte tokenizer), `both` (encoder), `pair` (encoder-decoder), `table` (learned)."""
+    root = tmp_path_factory.mktemp("models")
+    folders.write(root / "tiny")
+    small = {"vocab_size": 37, "d_model": 24, "n_layers": 2, "feedforward": c.Dense(d_ff=20), "max_len": 48}
+    heads = c.Attention(n_heads=4, n_kv_heads=2, d_head=8)
+    gf.save(gf.build(c.EncoderConfig(attention=c.Attention(n_heads=4), init_std=0.3, **small)), root / "both", "glass")
+    pair = c.Seq2SeqConfig(n_encoder_layers=2, attention=heads, init_std=0.3, position=c.T5Bias(), **small)
+    gf.save(gf.build(pair), root / "pair", "glass")
+    gf.save(gf.build(c.DecoderConfig(attention=heads, init_std=0.3, **small)), root / "table", "glass")
+    return [root / name for name in ("tiny", "both", "pair", "table")]
+
+
+@pytest.fixture(scope="session")
+def app(model_folders, tmp_path_factory):
+    return create_app(Settings(tuple(model_folders), folder=tmp_path_factory.mktemp("studio"), warm=False))
+
+
+@pytest.fixture(scope="session")
+def studio(app):
+    return app.state.studio
+
+
+@pytest.fixture(scope="session")
+def shelf(studio):
+    return studio.shelf
+
+
+@pytest.fixture(scope="session")
+def client(app):
+    with TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """`glass serve` as a process of its own."""
+    with serving(tmp_path_factory.mktemp("served")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def ask(client):
+    return Asker(client)

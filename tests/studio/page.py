@@ -1,0 +1,124 @@
+"""The studio's page in Debian's Chromium: a server on a free port, a browser, and pages that may not misbehave."""
+
+import contextlib
+import importlib.util
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+missing = [
+    name for name in ("playwright", "starlette", "uvicorn", "pydantic") if importlib.util.find_spec(name) is None
+]
+needs_browser = pytest.mark.skipif(
+    not CHROMIUM.exists() or bool(missing), reason=f"needs {CHROMIUM} and the studio extra; missing: {missing}"
+)
+if not missing:
+    from playwright.sync_api import expect
+else:
+    expect = None
+ROMEO = "ROMEO:\nBut soft, what light"
+REPEAT = "7KQ2M8XB7KQ2M8X"
+
+
+class Opened:
+    """A browser and the address of the studio; every page made here is watched."""
+
+    def __init__(self, browser: Any, address: str):
+        self.browser, self.address = browser, address
+        self.problems: list[str] = []
+
+    def open(self, width: int = 1280, height: int = 900, theme: str = "light", **selection: Any) -> Any:
+        """A page at a selection: console errors, exceptions and requests to elsewhere are kept in `problems`."""
+        page = self.browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+        page.set_default_timeout(20_000)
+        page.on("console", lambda m: self.problems.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        own = (self.address, "data:", "blob:")
+        page.on("request", lambda r: None if r.url.startswith(own) else self.problems.append(f"outside: {r.url}"))
+        page.goto(f"{self.address}/#{urlencode(selection)}")
+        return page
+
+    def close_all(self) -> list[str]:
+        """What the pages did wrong since the last time."""
+        for context in self.browser.contexts:
+            context.close()
+        found, self.problems = self.problems, []
+        return found
+
+
+@contextlib.contextmanager
+def served(folder: Path, **given: Any) -> Iterator[str]:
+    """The studio on a free port of this machine, in a thread."""
+    import uvicorn
+
+    import glassformer as gf
+    from glassformer.studio.app import create_app
+    from glassformer.studio.settings import Settings
+
+    gf.load("bard")  # what torch imports late is imported here, so that no test waits for it
+    app = create_app(Settings(folder=folder, warm=False, **given))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        for _ in range(400):
+            if server.started:
+                break
+            time.sleep(0.025)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, **given: Any) -> Iterator[Opened]:
+    """A served studio and a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with served(folder, **given) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield Opened(browser, address)
+        browser.close()
+
+
+def selection(page: Any) -> dict[str, str]:
+    """What the page's address says is selected."""
+    return dict(page.evaluate("[...new URLSearchParams(location.hash.slice(1))]"))
+
+
+def panel(page: Any, name: str) -> Any:
+    return page.locator(f'[data-panel="{name}"]')
+
+
+def run_python(page: Any, name: str) -> Any:
+    """`result` of the lines that "Copy as Python" of a panel gives."""
+    panel(page, name).get_by_role("button", name="Copy as Python").click()
+    lines = page.locator("dialog pre").inner_text()
+    page.get_by_role("button", name="Close").click()
+    space: dict[str, Any] = {}
+    exec(lines, space)
+    return space["result"]
+
+
+def module(page: Any, name: str, body: str, *values: Any) -> Any:
+    """Run `body`, a function's body, in the page with a module as `m` and the values as `v`."""
+    script = f"async (v) => {{ const m = await import('/static/js/{name}.js'); {body} }}"
+    return page.evaluate(script, json.loads(json.dumps(list(values))))

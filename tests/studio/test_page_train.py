@@ -1,0 +1,167 @@
+"""The view "Train": a run is started, followed, survives a reload, pauses and goes on; every point is drawn."""
+
+import json
+import time
+
+import pytest
+
+import glassformer as gf
+from tests.studio.page import module, needs_browser, opened, panel, selection
+
+pytestmark = needs_browser
+TEXT = (
+    "ROMEO:\nBut soft, what light? the cat sat on the mat and the dog on the log <b>and</b> then they ran away. " * 40
+)
+TINY = {"Layers L": 1, "Width D": 16, "Heads H": 2, "Longest context": 32, "Batch": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("studio")
+
+
+@pytest.fixture(scope="module")
+def studio(folder):
+    with opened(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(studio):
+    return studio.open(view="train")
+
+
+@pytest.fixture(autouse=True)
+def _well_behaved(studio):
+    yield
+    assert studio.problems == []
+
+
+def control(page, label):
+    return page.locator("glass-train").get_by_label(label, exact=True)
+
+
+def start(page, steps, **more):
+    """Upload the text, set the fields, start; gives the id of the run."""
+    page.locator("button:enabled", has_text="Start training").wait_for()
+    page.get_by_label("Or upload one").set_input_files(
+        {"name": "<b>cats</b>.txt", "mimeType": "text/plain", "buffer": TEXT.encode()}
+    )
+    page.get_by_text("characters, chosen.").wait_for()
+    for label, value in {**TINY, "Steps": steps, **more}.items():
+        control(page, label).fill(str(value))
+    before = selection(page).get("run", "none")
+    page.get_by_role("button", name="Start training").click()
+    page.locator(f"tr.chosen:not([data-run={before}])").wait_for()
+    return selection(page)["run"]
+
+
+def logged(folder, run):
+    lines = (folder / "runs" / run / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def state(page, run, wanted):
+    page.locator(f"tr[data-run={run}] .run-state[data-state={wanted}]").wait_for(timeout=60_000)
+
+
+def curve(page, name, number=0):
+    return page.locator(f"[data-panel={name}] .chart").evaluate(
+        f"node => [[...node.data[{number}].x], [...node.data[{number}].y]]"
+    )
+
+
+def test_a_run_is_started_followed_to_its_end_and_still_there_after_a_reload(page, folder):
+    run = start(page, 30)
+    state(page, run, "finished")
+    events = logged(folder, run)
+    steps = [event for event in events if event["event"] == "step"]
+    assert len(steps) == 30
+    for _ in range(2):  # as it came, and again after a reload
+        page.locator("[data-panel=loss][data-points='30']").wait_for()
+        x, y = curve(page, "loss")
+        assert x == [event["step"] for event in steps]
+        assert y == [event["loss"] for event in steps]
+        assert curve(page, "gradient")[1] == [event["gradient_norm"] for event in steps]
+        checks = [event for event in events if event["event"] == "validation"]
+        assert curve(page, "loss", 1)[1] == [event["loss"] for event in checks]
+        lines = page.locator("[data-panel=loss] .chart").evaluate(
+            "node => node.layout.annotations.map((one) => one.text)"
+        )
+        began = events[0]
+        wanted = {"uniform": began["uniform"], **began["baselines"]}
+        assert sorted(lines) == sorted(f"{name} {value:.2f}" for name, value in wanted.items())
+        page.reload()
+    page.locator(f"tr[data-run={run}]", has_text="<b>cats</b>.txt").wait_for()
+    page.locator(f"tr[data-run={run}]").get_by_role("button", name="Play with it").click()
+    page.locator("glass-playground:not([hidden])").wait_for()
+    assert page.input_value("#model") == run
+    assert gf.load(folder / "runs" / run / "out" / "best").config.d_model == 16
+    page.go_back()
+    page.locator("glass-train:not([hidden])").wait_for()
+
+
+def test_limits_are_the_dataclasses_and_a_refusal_is_a_sentence(page):
+    control(page, "Steps").fill("0")
+    page.get_by_role("button", name="Start training").click()
+    assert not control(page, "Steps").evaluate("node => node.validity.valid")
+    control(page, "Steps").fill("30")
+    page.locator("summary", has_text="All fields").click()
+    assert control(page, "Floor").get_attribute("max") == "1"
+    page.locator("summary", has_text="All fields").click()
+
+
+def test_every_point_is_kept_and_a_long_curve_keeps_its_peaks(page):
+    kept, xs, ys = module(
+        page, "train-live",
+        """const run = new m.LiveRun();
+        run.take("start", {step: 0, steps: 5000, tokens_per_step: 10, parameters: 1, device: "cpu", uniform: 4});
+        for (let step = 1; step <= 5000; step++)
+          run.take("step", {step, loss: step === 3333 ? 99 : 1 / step, gradient_norm: 1, steps_per_second: 2, lr: 1});
+        const {x, y} = run.curves.loss;
+        run.take("start", {step: 4000, steps: 5000, tokens_per_step: 10, parameters: 1, device: "cpu", uniform: 4});
+        run.take("step", {step: 4001, loss: 7, gradient_norm: 1, steps_per_second: 2, lr: 1});
+        const kept = [x.length, y.at(-1)];
+        run.clear();
+        const long = Array.from({length: 5000}, (_, i) => i);
+        const [xs, ys] = m.thin(long, long.map((i) => (i === 3333 ? 99 : 0)));
+        return [kept, xs, ys];""",
+    )  # fmt: skip
+    assert kept == [4001, 7]  # 5000 points, then a resumed run that does the last thousand again
+    assert len(xs) <= 2000
+    assert xs == sorted(xs)
+    assert ys[xs.index(3333)] == 99
+
+
+def test_nothing_is_wider_than_the_window_at_either_width(page):
+    for width, theme in ((400, "dark"), (1280, "light")):
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": width, "height": 900})
+        wide = "document.documentElement.scrollWidth"
+        assert any(page.evaluate(wide) <= width or page.wait_for_timeout(100) for _ in range(30))
+
+
+@pytest.mark.slow
+def test_a_run_pauses_resumes_and_stops(page, folder):
+    run = start(page, 100_000)
+    page.locator("[data-panel=loss][data-points]").wait_for(timeout=60_000)
+    row = page.locator(f"tr[data-run={run}]")
+    row.get_by_role("button", name="Pause").click()
+    state(page, run, "paused")
+    before = [event["step"] for event in logged(folder, run) if event["event"] == "step"]
+    row.get_by_role("button", name="Resume").click()
+    state(page, run, "running")
+    for _ in range(600):
+        steps = [event["step"] for event in logged(folder, run) if event["event"] == "step"]
+        if steps[-1] > before[-1] + 200:
+            break
+        time.sleep(0.1)
+    row.get_by_role("button", name="Stop").click()
+    state(page, run, "stopped")
+    last = max(event["step"] for event in logged(folder, run) if event["event"] == "step")
+    page.locator(f"[data-panel=loss][data-points='{last}']").wait_for()
+    x, _ = curve(page, "loss")
+    assert x == sorted(set(x))
+    assert panel(page, "loss").locator("progress").evaluate("node => node.value") == pytest.approx(
+        last / 100_000, rel=0.01
+    )

@@ -1,0 +1,181 @@
+import json
+import os
+import signal
+import urllib.request
+
+import pytest
+
+from glassformer.studio import training as module
+from glassformer.studio.errors import BusyError, ConflictError, StudioError, UnknownError
+from glassformer.studio.settings import Limits
+from glassformer.studio.training import Trainings
+from tests.studio.serving import Server, parse_events, serving, wait_until
+
+FIELDS = {
+    "model.n_layers": 1, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16, "model.max_len": 16,
+    "loop.batch": 4, "loop.eval_batches": 1, "loop.eval_every": 100, "loop.checkpoint_every": 20,
+    "loop.sample_every": 0, "probe.every": 0,
+}  # fmt: skip
+TEXT = ("the cat sat on a mat and saw that dog ate hat of man red van " * 200).encode()
+
+
+@pytest.fixture
+def trainings(tmp_path):
+    return Trainings(tmp_path, Limits(corpora=2))
+
+
+@pytest.mark.parametrize("id", ["..", "../x", "/etc", "a/b", "", "RUN", "run\n", "run-" + "x" * 100, "\0"])
+def test_only_names_of_runs_are_known(trainings, id):
+    (trainings.folder / "runs").mkdir()
+    (trainings.folder / "studio.json").write_text("{}")
+    with pytest.raises(UnknownError):
+        trainings.run(id)
+    assert trainings.corpus(id) is None
+
+
+def test_uploads_are_texts_of_some_length_and_number(trainings):
+    for data, words in ((b"\xff\xfe" * 1000, "UTF-8"), (b"a\0" * 1000, "NUL"), (b"short", "too short")):
+        with pytest.raises(StudioError, match=words):
+            trainings.keep_corpus(data)
+    kept = trainings.keep_corpus("é".encode() * 1000, "a\nb\x07.txt")
+    assert (kept["characters"], kept["bytes"], kept["title"]) == (1000, 2000, "ab.txt")
+    trainings.keep_corpus(b"b" * 1000)
+    assert [row["name"] for row in trainings.corpora()] == sorted(row["name"] for row in trainings.corpora())
+    with pytest.raises(StudioError, match="2 texts are kept"):
+        trainings.keep_corpus(b"c" * 1000)
+
+
+def fake(trainings, monkeypatch):
+    """A run whose process is only told to be there: a lock that we hold."""
+    monkeypatch.setattr(trainings, "_spawn", lambda run: None)
+    run = trainings.start("", {"steps": 5})
+    return run
+
+
+def hold(run):
+    import fcntl
+
+    handle = os.open(run.folder / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def test_states_follow_from_lock_wish_and_events(trainings, monkeypatch):
+    run = fake(trainings, monkeypatch)
+    assert trainings.state(run) == "failed"  # wanted, but nobody there
+    handle = hold(run)
+    states = []
+    for wanted in ("running", "paused", "stopped"):
+        run.note(wanted=wanted)
+        states.append(trainings.state(run))
+    assert states == ["running", "pausing", "stopping"]
+    with pytest.raises(BusyError):
+        trainings.start("", {})
+    with pytest.raises(ConflictError, match="only a paused"):
+        trainings.resume(run)
+    os.close(handle)
+    assert trainings.state(run) == "stopped"
+    run.events.write_text(json.dumps({"event": "end", "step": 5}) + "\n")
+    assert trainings.state(run) == "finished"
+    with pytest.raises(ConflictError):
+        trainings.end(run, "paused")
+    with pytest.raises(ConflictError):
+        trainings.resume(run)
+
+
+def test_only_what_is_wanted_dead_and_blameless_is_recovered(trainings, monkeypatch):
+    spawned = []
+    monkeypatch.setattr(trainings, "_spawn", lambda run: spawned.append(run.id))
+    run = trainings.start("", {})
+    spawned.clear()
+    assert trainings.recover() == [run.id] == spawned
+    (run.folder / "errors.txt").write_text("glass: the loss is nan.\n")
+    assert trainings.recover() == []
+    assert trainings.describe(run)["error"] == "the loss is nan."
+    (run.folder / "errors.txt").unlink()
+    run.note(restarts=module.MOST_RESTARTS)
+    assert trainings.recover() == []
+    run.note(restarts=0, wanted="paused")
+    assert trainings.recover() == []
+
+
+def test_a_torn_or_foreign_studio_json_is_no_crash(trainings, monkeypatch):
+    run = fake(trainings, monkeypatch)
+    for text in ("", "{", "[1]", "null"):
+        (run.folder / "studio.json").write_text(text)
+        assert trainings.describe(run)["run"] == run.id
+
+
+def events_of(server, run, last="0", until=lambda name, data: False):
+    """Events until one says stop; then the connection is closed."""
+    request = urllib.request.Request(f"{server.address}/api/train/{run}/events", headers={"Last-Event-ID": last})
+    heard, block = [], b""
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        for line in reply:
+            block += line
+            if line == b"\n":
+                for name, data in parse_events(block.decode()):
+                    heard.append((name, data))
+                    if until(name, data):
+                        return heard
+                block = b""
+    return heard
+
+
+def start(server, steps):
+    server.wait_for_torch()
+    request = urllib.request.Request(server.address + "/api/train/upload?name=x", TEXT, {"content-type": "text/plain"})
+    with urllib.request.urlopen(request) as reply:
+        corpus = json.loads(reply.read())["corpus"]
+    status, told = server.post(
+        "/api/train", {"corpus": corpus, "preset": "nano", "fields": {**FIELDS, "loop.steps": steps}}
+    )
+    assert status == 200, told
+    return told["run"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_server_and_training_were_killed(tmp_path):
+    """kill -9 of both in mid-training: the next server goes on from the checkpoint and the run ends."""
+    server = Server(tmp_path)
+    run = start(server, 400)
+    events_of(server, run, until=lambda name, data: name == "step" and data["step"] >= 60)
+    status, told = server.post("/api/train", {"corpus": "embedded", "preset": "nano", "fields": FIELDS})
+    assert status == 429
+    assert "pause or stop it first" in told["error"]
+    pid = json.loads((tmp_path / "runs" / run / "studio.json").read_text())["pid"]
+    server.kill()
+    os.kill(pid, signal.SIGKILL)
+    with serving(tmp_path) as again:
+        heard = events_of(again, run)
+        starts = [data["step"] for name, data in heard if name == "start"]
+        assert len(starts) == 2
+        assert starts[1] >= 20
+        assert heard[-1][0] == "state"
+        assert heard[-1][1]["state"] == "finished"
+        steps = [data["step"] for name, data in heard if name == "step"]
+        assert set(steps) >= set(range(1, 401))  # every step was told, some twice
+        assert run in [row["name"] for row in again.get("/api/state")["models"]]
+
+
+@pytest.mark.slow
+def test_a_run_survives_its_server_and_can_be_paused_resumed_and_stopped(tmp_path):
+    server = Server(tmp_path)
+    run = start(server, 20_000)
+    events_of(server, run, until=lambda name, data: name == "step" and data["step"] >= 20)
+    server.kill()
+    with serving(tmp_path) as again:
+        assert again.get("/api/train")["runs"][0]["state"] == "running"  # the same process, found by its lock
+        heard = events_of(again, run, until=lambda name, data: name == "memory")
+        heard += events_of(again, run, until=lambda name, data: name == "step" and data["step"] >= 40)
+        assert [data["step"] for name, data in heard if name == "start"] in ([0], [0, 0])  # it was never begun anew
+        assert any(name == "memory" and data["bytes"] > 1e7 for name, data in heard)
+        assert again.post(f"/api/train/{run}/pause", {})[0] == 200
+        wait_until(lambda: again.get("/api/train")["runs"][0]["state"] == "paused", 60)
+        again.wait_for_torch()
+        assert again.post(f"/api/train/{run}/resume", {})[0] == 200
+        begun = events_of(again, run, until=lambda name, data: name == "start" and data["step"] > 0)
+        assert begun[-1][1]["step"] >= 40
+        assert again.post(f"/api/train/{run}/stop", {})[0] == 200
+        wait_until(lambda: again.get("/api/train")["runs"][0]["state"] == "stopped", 60)
+        assert again.post(f"/api/train/{run}/dance", {})[0] == 400

@@ -1,0 +1,27 @@
+"""The fixture examines, returns a healthy report, and fails with the doctor's words."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["glassformer.pytest_plugin"]
+
+
+def test_a_healthy_model_gives_its_report(glass_doctor):
+    from tests.checks.patients import Copycat
+
+    assert glass_doctor(Copycat(), quick=True).healthy
+
+
+def test_a_sick_model_fails_the_test_in_words(glass_doctor):
+    from tests.bugs.zoo import ZOO
+
+    model = next(b for b in ZOO if b.id == "no_causal_mask").build()
+    with pytest.raises(pytest.fail.Exception, match="causal_leak"):
+        glass_doctor(model, quick=True)
+
+
+def test_the_plugin_does_not_import_torch():
+    code = "import sys, glassformer.pytest_plugin; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
