@@ -1,11 +1,9 @@
-"""The fixture examines, returns a healthy report, and fails with the doctor's words."""
+"""The fixture, known to pytest by installation, examines, reports, and fails with the doctor's words."""
 
 import subprocess
 import sys
 
 import pytest
-
-pytest_plugins = ["glassformer.pytest_plugin"]
 
 
 def test_a_healthy_model_gives_its_report(glass_doctor):

@@ -203,7 +203,15 @@ def test_which_claims_have_a_figure():
     assert {id for id, claim in CLAIMS.items() if not claim.has_figure} == WITHOUT_FIGURE & set(CLAIMS)
 
 
-@pytest.mark.parametrize("id", CLAIMS)
+def in_default_suite(id):
+    """Two figures a chapter; all of them in `make test-all`, for the drawing takes longer than most proofs."""
+    chapter = [other for other, claim in CLAIMS.items() if claim.chapter == CLAIMS[id].chapter]
+    return id in chapter[:2]
+
+
+@pytest.mark.parametrize(
+    "id", [id if in_default_suite(id) else pytest.param(id, marks=pytest.mark.slow) for id in CLAIMS]
+)
 def test_the_figure_draws(id):
     claim = CLAIMS[id]
     if not claim.has_figure:
