@@ -8,7 +8,7 @@ import torch
 
 from glassformer.checks.attention import Seen
 from glassformer.checks.compare import Measured, judge, prefix_noise
-from glassformer.checks.measure import cross_shape_bound, gap, rms
+from glassformer.checks.measure import cross_shape_bound, gap, rms, ulp
 from glassformer.checks.positions import Constant, scheme
 from glassformer.checks.rotation import Rotation, rotation_of
 from glassformer.checks.step import vectors
@@ -84,7 +84,10 @@ def _toeplitz(constant: Constant, kind: str) -> Finding | None:
                     off = float((line - line[:, :1]).abs().max()) / size
                     if off > worst_gap:
                         worst_gap, where = off, one
-    bound = 2e-3  # float32 angles at 129 places: 129 times 6e-8, over scores that vary by a thousandth of their size
+    # in half precision an ulp of a score is more than that
+    bound = (
+        max(2e-3, 40 * ulp(where.scores.dtype)) if where is not None else 2e-3
+    )  # float32 angles at 129 places: 129 times 6e-8, over scores that vary by a thousandth of their size
     if where is None:
         return None
     remedy = "q and k must be rotated alike, by their own positions, with the same angles."
@@ -176,12 +179,16 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
         if base is None or q.pairing is None or len(q.angles) < 2:
             continue
         expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)
-        large = expected > 1e-3
+        # an angle is read off vectors of the model's precision
+        coarse = ulp(one.scores.dtype)
+        large = expected > max(1e-3, 10 * coarse)
         off = float((q.angles[large] / expected[large] - 1).abs().max())
         measured = float(q.angles[1]) ** (-q.width / 2)
         why = f"angles per place are those of base {measured:.4g}; declared {base:.4g}"
         remedy = "Make the frequencies from the declared base: θ_i = base^(-2i/d)."
-        finding = Finding.judge("rope_relative/base", off, 1e-2, why, remedy, layer=one.layer, measured_base=measured)
+        finding = Finding.judge(
+            "rope_relative/base", off, max(1e-2, 30 * coarse), why, remedy, layer=one.layer, measured_base=measured
+        )
         if not finding.passed or one is rotations[-1][0]:
             yield finding
             return

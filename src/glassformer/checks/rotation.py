@@ -38,7 +38,7 @@ def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) ->
         a, b = split_pairs(x[:, :width], pairing)
         lengths = (a**2 + b**2).sqrt()
         scale = float(lengths.amax().clamp(min=1e-30))
-        if float((lengths - lengths[:1]).abs().max()) <= 1e-3 * scale:
+        if float((lengths - lengths[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(vectors.dtype).eps) * scale:
             # cross and dot product of places 0 and 1: exact for small angles too
             angle = torch.atan2(a[0] * b[1] - b[0] * a[1], a[0] * a[1] + b[0] * b[1]).abs()
             return Rotation(pairing, width, True, angle)

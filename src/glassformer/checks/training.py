@@ -195,7 +195,7 @@ def _which_targets_count(subject: Subject, call: LossCall, shift: int) -> Iterat
                     continue
                 yield Finding.skip(id, f"its loss does not run so: {' '.join(str(error).split())[:80]}")
                 continue
-            bound = 1e3 * ulp(torch.float32) * max(abs(expected), 1e-6)
+            bound = max(1e3 * ulp(torch.float32), 8 * ulp(subject.dtype)) * max(abs(expected), 1e-6)
             yield Finding.judge(
                 id, abs(reported - expected), bound, why, PAD_REMEDY, reported=reported, expected=expected
             )
