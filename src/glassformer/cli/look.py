@@ -190,18 +190,10 @@ class _Reader:
         return list(found)
 
     def say(self, token: int) -> str:
-        """A token as text: its blanks kept, and its id where it is no whole character."""
-        if self.tokenizer is None:
-            return f"#{token}"
-        piece = self.tokenizer.id_to_token(token)
-        if piece is None:
-            return f"#{token}"
-        if "▁" in piece:  # sentencepiece's blank, which decoding a single token would drop
-            return piece.replace("▁", " ")
-        spoken = self.tokenizer.decode([token], skip_special_tokens=False)
-        if "�" in spoken:
-            return f"#{token}"
-        return spoken if spoken and not piece.startswith("##") else piece
+        """A token as text."""
+        from glassformer.generate.text import token_text
+
+        return token_text(self.tokenizer, token)
 
     def _started(self, tokens: list[int]) -> list[int]:
         start = self.model.config.special.start

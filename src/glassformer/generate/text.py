@@ -147,3 +147,16 @@ def _read_ids(text: str) -> list[int]:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError:
         raise ValueError(f"with --ids, text is token ids such as '15 27 3': got {text!r}.") from None
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """A token as text: its blanks kept, and its id where it is no whole character or there is no tokenizer."""
+    piece = None if tokenizer is None else tokenizer.id_to_token(token)
+    if piece is None:
+        return f"#{token}"
+    if "▁" in piece:  # sentencepiece's blank, which decoding a single token would drop
+        return str(piece).replace("▁", " ")
+    spoken = tokenizer.decode([token], skip_special_tokens=False)
+    if "\ufffd" in spoken:
+        return f"#{token}"
+    return str(spoken if spoken and not piece.startswith("##") else piece)

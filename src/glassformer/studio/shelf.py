@@ -73,16 +73,10 @@ class Loaded:
         return ids
 
     def say(self, token: int) -> str:
-        """A token as text: its blanks kept, and its id where it is no whole character."""
-        piece = None if self.tokenizer is None else self.tokenizer.id_to_token(token)
-        if piece is None:
-            return f"#{token}"
-        if "▁" in piece:  # sentencepiece's blank, which decoding a single token would drop
-            return str(piece).replace("▁", " ")
-        spoken = self.tokenizer.decode([token], skip_special_tokens=False)
-        if "\ufffd" in spoken:
-            return f"#{token}"
-        return str(spoken if spoken and not piece.startswith("##") else piece)
+        """A token as text."""
+        from glassformer.generate.text import token_text
+
+        return token_text(self.tokenizer, token)
 
     def pieces(self) -> list[str]:
         """The word of every id of the vocabulary."""
