@@ -1,5 +1,7 @@
 """A wrong edit to the engine is noticed by the theory: at least three claims fail for each of the classic ones."""
 
+import sys
+
 import pytest
 
 from glassformer.claims import check
@@ -12,6 +14,22 @@ CLASSIC = {
     "positions_shifted_when_cached": ("kv-cache-exact", "kv-cache-validity", "generation-bug-triage"),
     "values_transposed": ("worked-example-qkv", "mlp-vs-transformer", "multihead-separation"),
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered():
+    """What a claim keeps of a sound engine must not answer for a spoilt one, nor the other way round."""
+    forget()
+    yield
+    forget()
+
+
+def forget():
+    for name, module in list(sys.modules.items()):
+        if name.startswith("glassformer."):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def holds(id):
