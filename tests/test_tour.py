@@ -165,6 +165,7 @@ def test_out_must_be_a_folder(tmp_path):
         Plan(out=tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_the_printed_tour_tells_the_truth(capsys, tmp_path):
     plan = tiny_plan(tmp_path)
     assert tour_text.print_tour(plan) == 0
@@ -178,6 +179,7 @@ def test_the_printed_tour_tells_the_truth(capsys, tmp_path):
     assert (plan.out / "trained" / "best" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_second_tour_replaces_the_first_and_a_failure_is_told(capsys, monkeypatch, tmp_path):
     plan = tiny_plan(tmp_path)
     (plan.out / "trained").mkdir(parents=True)

@@ -180,7 +180,14 @@ def verify(id, slow):
     assert turned["finding"].verdict is Verdict.FAIL, f"the control did not turn it: {claim.control}"
 
 
-@pytest.mark.parametrize("id", QUICK)
+LONGEST = {
+    "kv-cache-exact", "kv-cache-cost", "prenorm-vs-postnorm", "unit-variance-scaling", "train-nano-gpt",
+    "generation-bug-triage",
+}  # fmt: skip
+"""Together half the time of all; the engine's own tests look at the same things. `make test-all` has them."""
+
+
+@pytest.mark.parametrize("id", [pytest.param(id, marks=[pytest.mark.slow] * (id in LONGEST)) for id in QUICK])
 def test_the_claim_passes_and_its_control_turns_it(id):
     verify(id, slow=False)
 

@@ -162,6 +162,7 @@ def test_bad_input_is_one_sentence_and_exit_2(capsys, tmp_path, monkeypatch, arg
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_z3_the_command_says_so_and_still_succeeds():
     code = "import sys; sys.modules['z3'] = None; from glassformer.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "check", "multihead-separation"]

@@ -12,6 +12,7 @@ from tests.cli.asking import run, run_json
 from tests.train import tiny
 
 
+@pytest.mark.slow
 def test_tour_as_json(capsys, monkeypatch, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog, and again.\n" * 200)

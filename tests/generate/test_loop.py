@@ -22,19 +22,20 @@ def long(config):
 
 @pytest.mark.parametrize("name", variants.POSITIONS)
 @pytest.mark.parametrize("window", [None, 7])
-def test_100_cached_tokens_equal_recomputation(name, window):
+@pytest.mark.parametrize("n", [24, pytest.param(100, marks=pytest.mark.slow)])
+def test_cached_tokens_equal_recomputation(name, window, n):
     """Every position scheme, every kind of cache, greedy and sampled."""
     # an untied head: a tied one with random weights repeats its input
     config = decoder(position=variants.POSITIONS[name], window=window, head=c.Head(tied=False))
     model, _ = lively(long(config), std=0.5)
     prompts = [[3, 1, 4], [1, 5, 9]]
     for sampling in (None, LIVELY):
-        full = generate(model, prompts, 100, sampling=sampling, cache=False)
-        assert [len(row) for row in full.new] == [100, 100]
+        full = generate(model, prompts, n, sampling=sampling, cache=False)
+        assert [len(row) for row in full.new] == [n, n]
         if sampling is not None:  # greedy may fall into a cycle, which any cache would reproduce; this does not
-            assert len(set(full.new[0])) > 10
+            assert len(set(full.new[0])) > min(10, n // 4)
         for kind in ("growing", "static", *(["windowed"] if window else [])):
-            assert generate(model, prompts, 100, sampling=sampling, cache=kind) == full, kind
+            assert generate(model, prompts, n, sampling=sampling, cache=kind) == full, kind
 
 
 @settings(max_examples=15)

@@ -175,7 +175,7 @@ def kill_at_random_moments(tmp_path, times, seed):
 
 
 def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path):
-    kill_at_random_moments(tmp_path, times=4, seed=0)
+    kill_at_random_moments(tmp_path, times=2, seed=0)
 
 
 @pytest.mark.slow

@@ -171,6 +171,7 @@ def ranks_by_hand(ranks: int, *changes: str) -> list[tuple[int, str, str]]:
     return [(process.returncode, *texts) for process, texts in zip(started, out, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_batch_that_ranks_cannot_share_is_one_sentence(tmp_path):
     corpus(tmp_path)
     first, second = ranks_by_hand(2, *SHORT, *where(tmp_path, "run"), "loop.batch=9")

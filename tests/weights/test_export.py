@@ -236,7 +236,7 @@ def test_readers_see_a_whole_folder_while_it_is_replaced(tmp_path):
     out = save(model(seed=0), tmp_path / "out", format="glass")
     script = (
         "from tests.weights.test_export import model\nfrom glassformer.weights import save\n"
-        f"for seed in range(1, 20): save(model(seed % 3), {str(out)!r}, format='glass')\n"
+        f"for seed in range(1, 8): save(model(seed % 3), {str(out)!r}, format='glass')\n"
     )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
