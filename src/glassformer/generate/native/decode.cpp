@@ -12,7 +12,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-#include "kernels.h"
+#include "integers.h"
 
 using namespace glass;
 

@@ -1,9 +1,10 @@
 // Products of a weight matrix with a few vectors, at the speed memory delivers the matrix.
 //
-// Written with the compiler's own vector types, not with one processor's intrinsics: 16 floats at a time, which becomes
-// AVX-512, two AVX registers or four NEON ones. Activations are float32 throughout; weights are float32, bfloat16 or
-// int8 with one scale per group of columns, widened in registers. Sums are float32, in a fixed order that does not
-// depend on the number of threads: a row is always summed by one thread.
+// Written with the compiler's own vector types: 16 floats at a time, which becomes AVX-512, two AVX registers or four
+// NEON ones. Weights are float32, bfloat16, int8 or int4 (the last two with one scale per row and group of columns) and
+// are widened in registers; activations stay float32, and sums are float32 in a fixed order that does not depend on the
+// number of threads: a row is always summed by one thread. Whole-number weights meet activations rounded to 16 bits
+// where the processor multiplies bytes (integers.h).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -15,43 +16,56 @@
 namespace glass {
 
 constexpr int W = 16;
-constexpr int AHEAD = 1024;  // bytes that are asked for before they are needed
+constexpr int AHEAD = 2048;  // bytes that are asked for before they are needed
 typedef float vf __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t vh __attribute__((vector_size(32), aligned(2), may_alias));
-typedef int8_t vb __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint8_t vb __attribute__((vector_size(16), aligned(1), may_alias));
 
-enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2 };
+enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 };
 
 struct Matrix {           // rows of `columns` weights; y = weights x + bias
     const void* weights;
-    const float* scales;  // INT8: (rows, columns / group)
+    const float* scales;  // INT8, INT4: (rows, columns / group)
     const float* bias;    // or null
     int32_t rows, columns, group;
     int32_t kind;
 };
 
 inline vf load(const float* p) { return *(const vf*)p; }
-#if defined(__AVX512F__)  // compilers still widen element by element here
-inline vf load(const uint16_t* p) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
-    return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-}
-inline vf load(const int8_t* p) {
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
-#else
-inline vf load(const uint16_t* p) { return (vf)(__builtin_convertvector(*(const vh*)p, vu) << 16); }
-inline vf load(const int8_t* p) { return __builtin_convertvector(__builtin_convertvector(*(const vb*)p, vi), vf); }
-#endif
+
+// How weights lie in memory, and how STEP of them become floats for as many consecutive activations.
+struct Floats {
+    typedef float T;
+    static constexpr int STEP = W, N = 1;
+    static void widen(const T* p, vf* out) { out[0] = load(p); }
+    static float one(T w) { return w; }
+};
+struct Brains {  // columns i and 16 + i of each 32 are neighbours: a word holds both, a shift and a mask part them
+    typedef uint16_t T;
+    static constexpr int STEP = 2 * W, N = 2;
+    static void widen(const T* p, vf* out) {
+        vu both = *(const vu*)p;
+        out[0] = (vf)(both << 16), out[1] = (vf)(both & 0xffff0000u);
+    }
+    static float one(T w) {
+        uint32_t bits = (uint32_t)w << 16;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return value;
+    }
+};
 
 inline float total(vf v) {  // pairwise, the same tree every time
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float a[W];
     std::memcpy(a, &v, sizeof a);
     for (int step = W / 2; step; step /= 2)
         for (int i = 0; i < step; i++) a[i] += a[i + step];
     return a[0];
+#endif
 }
 
 inline float sum_of(const float* a, int n) {
@@ -72,94 +86,60 @@ inline float dot(const float* a, const float* b, int n) {
     return rest;
 }
 
-// R rows times B vectors. x is (B, columns), y is (B, stride).
-template <class T, int R, int B>
-inline void tile(const T* w, int columns, const float* x, vf (&sums)[R][B], int from, int to) {
-    vf held[R][B];  // in registers: what is reached through a reference need not be
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int b = 0; b < B; b++) held[r][b] = sums[r][b];
-    for (int i = from; i < to; i += W) {
-        vf in[B];
-#pragma GCC unroll 8
-        for (int b = 0; b < B; b++) in[b] = load(x + (long)b * columns + i);
+// R rows times B vectors, K sums for each so that one addition need not wait for the last. x is (B, columns).
+template <class L, int R, int B, int K>
+inline void rows_times(const Matrix& m, int row, const float* x, float* y, long stride) {
+    typedef typename L::T T;
+    const T* w = (const T*)m.weights + (long)row * m.columns;
+    const long columns = m.columns, whole = columns / L::STEP * L::STEP;
+    constexpr int N = L::N, SPAN = K * L::STEP / N;
+    vf sums[R][B][K] = {};
+    auto step = [&](long i, int k) __attribute__((always_inline)) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const T* at = w + (long)r * columns + i;
-            __builtin_prefetch((const char*)at + AHEAD, 0, 3);
-            vf weights = load(at);
+            vf weights[N];
+            L::widen(w + r * columns + i, weights);
+#pragma GCC unroll 2
+            for (int n = 0; n < N; n++)
 #pragma GCC unroll 8
-            for (int b = 0; b < B; b++) held[r][b] += weights * in[b];
+                for (int b = 0; b < B; b++) sums[r][b][(k + n) % K] += weights[n] * load(x + b * columns + i + n * W);
         }
+    };
+    long i = 0;
+    for (; i + SPAN <= whole; i += SPAN) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (unsigned long at = 0; at < SPAN * sizeof(T); at += 64)
+                __builtin_prefetch((const char*)(w + r * columns + i) + AHEAD + at, 0, 3);
+#pragma GCC unroll 8
+        for (int k = 0; k < K / N; k++) step(i + k * L::STEP, k * N);
     }
-#pragma GCC unroll 8
+    for (; i < whole; i += L::STEP) step(i, 0);
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int b = 0; b < B; b++) sums[r][b] = held[r][b];
+        for (int b = 0; b < B; b++) {
+            vf sum = sums[r][b][0];
+            for (int k = 1; k < K; k++) sum += sums[r][b][k];
+            float out = total(sum);
+            for (long c = whole; c < columns; c++) out += L::one(w[r * columns + c]) * x[b * columns + c];
+            y[b * stride + row + r] = out + (m.bias ? m.bias[row + r] : 0.0f);
+        }
 }
 
-template <class T, int R, int B>
-inline void rows_times(const Matrix& m, int row, const float* x, float* y, long stride) {
-    const T* w = (const T*)m.weights + (long)row * m.columns;
-    const int whole = m.columns / W * W, groups = m.group ? m.columns / m.group : 1;
-    vf sums[R][B] = {};
-    float out[R][B];
-    if (m.kind == INT8) {
-        const int group = m.group ? m.group : m.columns;
-        const float* scales = m.scales + (long)row * groups;
-        for (int g = 0; g < groups; g++) {
-            vf part[R][B] = {};
-            tile<T, R, B>(w, m.columns, x, part, g * group, (g + 1) * group);
-            for (int r = 0; r < R; r++)
-                for (int b = 0; b < B; b++) sums[r][b] += part[r][b] * scales[(long)r * groups + g];
-        }
-    } else {
-        tile<T, R, B>(w, m.columns, x, sums, 0, whole);
-    }
-    for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) out[r][b] = total(sums[r][b]);
-    if (m.kind != INT8)  // int8 matrices are packed only where columns are whole vectors
-        for (int i = whole; i < m.columns; i++)
-            for (int r = 0; r < R; r++) {
-                float weight;
-                if constexpr (sizeof(T) == 4) weight = w[(long)r * m.columns + i];
-                else {
-                    uint32_t bits = (uint32_t)(uint16_t)w[(long)r * m.columns + i] << 16;
-                    std::memcpy(&weight, &bits, 4);
-                }
-                for (int b = 0; b < B; b++) out[r][b] += weight * x[(long)b * m.columns + i];
-            }
-    for (int r = 0; r < R; r++)
-        for (int b = 0; b < B; b++) y[b * stride + row + r] = out[r][b] + (m.bias ? m.bias[row + r] : 0.0f);
-}
-
-template <class T, int B>
+// One vector is a single stream through the weights; several share each weight among more sums than one row has.
+template <class L, int B>
 inline void band(const Matrix& m, int first, int last, const float* x, float* y, long stride) {
-    constexpr int R = B == 1 ? 4 : B <= 4 ? 4 : 2;
+    constexpr int R = B == 1 ? 1 : B == 4 ? 4 : 2, K = B == 1 ? 4 : L::N;
     int row = first;
-    for (; row + R <= last; row += R) rows_times<T, R, B>(m, row, x, y, stride);
-    for (; row < last; row++) rows_times<T, 1, B>(m, row, x, y, stride);
+    for (; row + R <= last; row += R) rows_times<L, R, B, K>(m, row, x, y, stride);
+    for (; row < last; row++) rows_times<L, 1, B, K>(m, row, x, y, stride);
 }
 
-template <class T>
+template <class L>
 inline void band_of(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
-    while (batch >= 8) {
-        band<T, 8>(m, first, last, x, y, stride);
-        x += 8L * m.columns, y += 8 * stride, batch -= 8;
-    }
-    if (batch >= 4) {
-        band<T, 4>(m, first, last, x, y, stride);
-        x += 4L * m.columns, y += 4 * stride, batch -= 4;
-    }
-    for (; batch; batch--, x += m.columns, y += stride) band<T, 1>(m, first, last, x, y, stride);
-}
-
-// Rows first..last of y = m x (+ bias) for `batch` vectors.
-inline void multiply(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
-    if (m.kind == F32) band_of<float>(m, first, last, x, batch, y, stride);
-    else if (m.kind == BF16) band_of<uint16_t>(m, first, last, x, batch, y, stride);
-    else band_of<int8_t>(m, first, last, x, batch, y, stride);
+    for (; batch >= 8; batch -= 8, x += 8L * m.columns, y += 8 * stride) band<L, 8>(m, first, last, x, y, stride);
+    for (; batch >= 4; batch -= 4, x += 4L * m.columns, y += 4 * stride) band<L, 4>(m, first, last, x, y, stride);
+    for (; batch; batch--, x += m.columns, y += stride) band<L, 1>(m, first, last, x, y, stride);
 }
 
 // exp to about 2 ulp: x = n ln 2 + r, a polynomial on |r| <= ln(2)/2, and 2^n by its bits. Loops over it vectorise.

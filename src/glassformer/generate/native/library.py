@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCES = ("decode.cpp", "kernels.h")
+SOURCES = ("decode.cpp", "kernels.h", "integers.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120

@@ -1,7 +1,7 @@
 """A model's weights as the kernels read them.
 
 In float32 the kernels read the parameters themselves: nothing is copied, and a changed weight is seen at once. In
-bfloat16 and int8 they read a packed copy, in huge pages where the system has them.
+bfloat16, int8 and int4 they read a packed copy, in huge pages where the system has them.
 """
 
 import ctypes
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from glassformer.generate.native.structures import Matrix, Norm
 from glassformer.model.norm import LayerNorm, RMSNorm
 
-Precision = Literal["float32", "bfloat16", "int8"]
-KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
-GROUPS = (128, 64, 32, 16)
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+GROUPS = {"int8": (128, 64), "int4": (64,)}
 """Columns that share a scale: the largest that divides a row. Fewer scales are less to read, more are more exact."""
+_LARGEST = {"int8": 127, "int4": 7}
+_SPAN = {"int8": 64, "int4": 128}
+"""Columns that are packed together: a row must be whole numbers of them."""
 _LINE = 64
 
 
@@ -59,34 +62,64 @@ def room(weights: list[Tensor], precision: Precision) -> int:
     """Bytes that packing these matrices takes, at most."""
     if precision == "float32":
         return 0
-    return sum(2 * w.numel() + 4 * w.numel() // GROUPS[-1] + 4 * _LINE for w in weights)
+    return sum(2 * w.numel() + 4 * w.numel() // 64 + 4 * _LINE for w in weights)
 
 
-def quantise(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """int8 weights and their scales (rows, columns / group): w = q * scale, scale = max|w| / 127 of the group."""
+def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple[Tensor, Tensor]:
+    """Whole numbers and their scales (rows, columns / group): w = q * scale, scale = max|w| of the group / 127 or 7."""
+    largest = _LARGEST[precision]
     parts = weight.float().unflatten(1, (-1, group))
-    scales = parts.abs().amax(-1).clamp(min=1e-30) / 127
-    whole = (parts / scales[..., None]).round().clamp(-127, 127)
+    scales = parts.abs().amax(-1).clamp(min=1e-30) / largest
+    whole = (parts / scales[..., None]).round().clamp(-largest, largest)
     return whole.to(torch.int8).flatten(1), scales
 
 
-def group_of(columns: int) -> int | None:
-    return next((g for g in GROUPS if columns % g == 0), None)
+def group_of(columns: int, precision: Precision = "int8") -> int | None:
+    """The columns of a group, or None where rows of this length are not packed so."""
+    if precision not in GROUPS or columns % _SPAN[precision]:
+        return None
+    return next(g for g in GROUPS[precision] if columns % g == 0)
+
+
+def packed_as(columns: int, precision: Precision) -> Precision:
+    """int4 wants rows of whole 128 columns, int8 of 64; others are kept one step more exact."""
+    if precision == "int4" and group_of(columns, "int4") is None:
+        precision = "int8"
+    if precision == "int8" and group_of(columns, "int8") is None:
+        precision = "bfloat16"
+    return precision
+
+
+def neighbours(weight: Tensor) -> Tensor:
+    """bfloat16 rows with columns i and 16 + i of each whole 32 side by side, as the kernel's words hold them."""
+    whole = weight.shape[1] // 32 * 32
+    paired = weight[:, :whole].unflatten(1, (-1, 2, 16)).transpose(2, 3).flatten(1)
+    return torch.cat([paired, weight[:, whole:]], 1)
+
+
+def halves(whole: Tensor) -> Tensor:
+    """int4 rows: of each 128 columns the first 64 in the low halves of 64 bytes, the others in the high ones."""
+    low, high = (whole + 8).to(torch.uint8).unflatten(1, (-1, 2, 64)).unbind(2)
+    return (low | high << 4).flatten(1)
 
 
 def matrix(store: Store, weight: Tensor, bias: Tensor | None, precision: Precision) -> Matrix:
-    """A matrix for the kernels. Rows that int8 cannot group (not a multiple of 16 columns) stay in bfloat16."""
+    """A matrix for the kernels."""
     weight = weight.detach()
     made = Matrix(rows=weight.shape[0], columns=weight.shape[1], bias=store.refer(bias))
-    group = group_of(weight.shape[1]) if precision == "int8" else None
+    precision = packed_as(weight.shape[1], precision)
+    made.kind = KINDS[precision]
     if precision == "float32":
-        made.kind, made.weights = KINDS["float32"], store.refer(weight)
-    elif group is None:
-        made.kind, made.weights = KINDS["bfloat16"], store.keep(weight.to(torch.bfloat16))
+        made.weights = store.refer(weight)
+    elif precision == "bfloat16":
+        made.weights = store.keep(neighbours(weight.to(torch.bfloat16)))
     else:
-        whole, scales = quantise(weight, group)
-        made.kind, made.group = KINDS["int8"], group
-        made.weights, made.scales = store.keep(whole), store.keep(scales)
+        group = group_of(weight.shape[1], precision)
+        assert group is not None
+        whole, scales = quantise(weight, group, precision)
+        made.group = group
+        stored = halves(whole) if precision == "int4" else (whole.to(torch.int16) + 128).to(torch.uint8)
+        made.weights, made.scales = store.keep(stored), store.keep(scales)
     return made
 
 

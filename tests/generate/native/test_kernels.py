@@ -1,0 +1,90 @@
+"""One product of a packed matrix with a few vectors, within the rounding that its precision allows and no more."""
+
+import ctypes
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassformer.generate.native import library
+from glassformer.generate.native.pack import Store, address, group_of, matrix, packed_as, quantise, room
+
+pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
+
+
+def product(weight, bias, x, precision, threads=2, kernels=None):
+    store = Store(room([weight], precision))
+    packed = matrix(store, weight, bias, precision)
+    y = torch.empty(len(x), len(weight))
+    (kernels or library.load()).glass_multiply(ctypes.byref(packed), address(x), len(x), threads, address(y))
+    return y
+
+
+def rounded(weight, precision):
+    """The matrix that the kernel stands for."""
+    kind = packed_as(weight.shape[1], precision)
+    if kind in ("float32", "bfloat16"):
+        return weight.to(getattr(torch, kind)).double()
+    whole, scales = quantise(weight, group_of(weight.shape[1], kind), kind)
+    return (whole.double().unflatten(1, (scales.shape[1], -1)) * scales[..., None].double()).flatten(1)
+
+
+@given(
+    rows=st.integers(1, 9),
+    columns=st.sampled_from([1, 15, 16, 33, 64, 80, 96, 128, 192, 256, 320, 384]),
+    batch=st.sampled_from([1, 2, 3, 4, 5, 8, 9, 13]),
+    precision=st.sampled_from(["float32", "bfloat16", "int8", "int4"]),
+    biased=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_a_product_is_exact_to_the_rounding_of_its_sums(rows, columns, batch, precision, biased, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator)
+    x = torch.randn(batch, columns, generator=generator) * torch.tensor([1.0, 30.0])[torch.arange(columns) % 2]
+    bias = torch.randn(rows, generator=generator) if biased else None
+    exact, size = rounded(weight, precision), rounded(weight, precision).abs()
+    wanted = x.double() @ exact.T + (0 if bias is None else bias.double())
+    # float32 sums: every product and every addition of `columns` terms in trees at least 16 wide
+    bound = x.abs().double() @ size.T * 2**-23 * (4 + columns / 16) + 1e-6
+    if packed_as(columns, precision) in ("int8", "int4"):  # and half a step of 1/32512 of the largest activation
+        bound += x.abs().amax(1, keepdim=True).double() / 65024 * size.sum(1)
+    assert ((product(weight, bias, x, precision).double() - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_whole_numbers_are_multiplied_exactly(precision):
+    """Activations that 16 bits hold: every bit of the result is right, the extremes included."""
+    weight = torch.full((3, 256), 7.0 if precision == "int4" else 127.0)
+    weight[1] *= -1
+    weight[2, ::2] *= -1
+    x = torch.full((1, 256), 32512.0)
+    x[0, 1::3] = -32512.0
+    x[0, 2::3] = 1.0
+    assert torch.equal(product(weight, None, x, precision).double(), x.double() @ weight.double().T)
+
+
+def test_a_vector_of_zeros_gives_the_bias():
+    weight, bias = torch.randn(5, 128), torch.randn(5)
+    for precision in ("float32", "bfloat16", "int8", "int4"):
+        assert torch.equal(product(weight, bias, torch.zeros(2, 128), precision), bias.expand(2, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of one family")
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_other_processors_get_the_same_whole_numbers_and_close_sums(processor, tmp_path):
+    """Built for an older processor, the lane-by-lane code runs; v4 has wide vectors but no byte products."""
+    out = tmp_path / "other.so"
+    source = Path(library.__file__).parent / library.SOURCES[0]
+    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in library.FLAGS]
+    subprocess.run([library.compiler(), *flags, "-w", str(source), "-o", str(out)], check=True)
+    other = ctypes.CDLL(str(out))
+    other.glass_multiply.argtypes = library.load().glass_multiply.argtypes
+    weight, x = torch.randn(7, 384), torch.randn(9, 384)
+    for precision in ("float32", "bfloat16", "int8", "int4"):
+        found, wanted = product(weight, None, x, precision, kernels=other), product(weight, None, x, precision)
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-4), precision
