@@ -258,6 +258,13 @@ def llama2_7b(**changes: Any) -> ModelConfig:
     return _llama(changes, 32000, 4096, 32, Attention(32, bias=False), Gated(11008), special, max_len=4096)
 
 
+def llama2_70b(**changes: Any) -> ModelConfig:
+    """Llama 2 70B, 68,976,648,192 parameters. Touvron et al. 2023, table 1; F, eps and ids from its config.json."""
+    attention = Attention(64, n_kv_heads=8, bias=False)
+    special = Special(bos=1, eos=(2,))
+    return _llama(changes, 32000, 8192, 80, attention, Gated(28672), special, max_len=4096)
+
+
 def llama3_8b(**changes: Any) -> ModelConfig:
     """Llama 3 8B (the 8,192-token release, rope without scaling), 8,030,261,248 parameters.
 
@@ -380,8 +387,8 @@ def moe_tiny(**changes: Any) -> ModelConfig:
 # fmt: off
 _PRESETS: tuple[Callable[..., ModelConfig], ...] = (
     gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, bert_large, roberta_base, distilbert_base, t5_small, t5_base,
-    t5_v1_1_small, transformer_base, transformer_big, llama2_7b, llama3_8b, mistral_7b, mixtral_8x7b, qwen2_0_5b,
-    qwen3_0_6b, gptj_6b, bloom_560m, nano, shakespeare, llama_tiny, moe_tiny,
+    t5_v1_1_small, transformer_base, transformer_big, llama2_7b, llama2_70b, llama3_8b, mistral_7b, mixtral_8x7b,
+    qwen2_0_5b, qwen3_0_6b, gptj_6b, bloom_560m, nano, shakespeare, llama_tiny, moe_tiny,
 )
 # fmt: on
 ALL: dict[str, Callable[..., ModelConfig]] = {preset.__name__: preset for preset in _PRESETS}

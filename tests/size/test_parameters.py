@@ -87,6 +87,7 @@ PEERS = {
     "transformer_base": marian(512, 8),
     "transformer_big": marian(1024, 16),
     "llama2_7b": llama_like("Llama", **width(4096, 32, 32, 32, 11008, 32000)),
+    "llama2_70b": llama_like("Llama", **width(8192, 80, 64, 8, 28672, 32000)),
     "llama3_8b": llama_like("Llama", **width(4096, 32, 32, 8, 14336, 128256)),
     "mistral_7b": llama_like("Mistral", **width(4096, 32, 32, 8, 14336, 32000)),
     "mixtral_8x7b": llama_like("Mixtral", **width(4096, 32, 32, 8, 14336, 32000)),

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def size(
     subject: Annotated[
         tyro.conf.Positional[str],
-        tyro.conf.arg(help="A preset, a model folder, a TOML file; or `chinchilla`, or `jl`."),
+        tyro.conf.arg(help="A preset, a model folder, a TOML file; or `chinchilla`, `jl`, `plan`."),
     ],
-    batch: int = 1,
+    batch: Annotated[int | None, tyro.conf.arg(help="1; plan: 8 on each device.")] = None,
     context: int | None = None,
     dtype: Literal["float64", "float32", "bfloat16", "float16", "int8", "int4"] = "float32",
     optimizer: Literal["adamw", "sgd", "none"] = "adamw",
@@ -27,9 +27,12 @@ def size(
     tokens: Annotated[float | None, tyro.conf.arg(help="chinchilla: training tokens D instead of C.")] = None,
     points: Annotated[float | None, tyro.conf.arg(help="jl: how many points keep their distances.")] = None,
     eps: Annotated[float, tyro.conf.arg(help="jl: by how much a distance may change.")] = 0.1,
+    model: Annotated[str | None, tyro.conf.arg(help="plan: a preset, a folder or a TOML file; none: a ladder.")] = None,
+    gpus: Annotated[int, tyro.conf.arg(help="plan: how many devices.")] = 8,
+    gpu: Annotated[str, tyro.conf.arg(help="plan: h200, or a TOML file with measured rates.")] = "h200",
     json: Json = False,
 ) -> int:
-    """Parameters, FLOPs and memory of a model; compute-optimal training; Johnson-Lindenstrauss dimension."""
+    """Parameters, FLOPs and memory of a model; compute-optimal training; training on many GPUs; JL dimension."""
     from glassformer import size as sizing
 
     if subject == "chinchilla":
@@ -38,8 +41,17 @@ def size(
         if points is None:
             raise InputError("`glass size jl` needs --points: how many points are to keep their distances.")
         result = sizing.johnson_lindenstrauss(points, eps)
+    elif subject == "plan":
+        device, each = sizing.device(gpu), 8 if batch is None else batch
+        if model is None:
+            ladder = {name: read_config(name) for name in sizing.LADDER}
+            result = sizing.plan_ladder(ladder, device, each, context, tokens)
+        else:
+            result = sizing.plan_model(read_config(model), model, gpus, device, each, context, tokens)
     else:
-        result = sizing.size(read_config(subject), batch=batch, context=context, dtype=dtype, optimizer=optimizer)
+        result = sizing.size(
+            read_config(subject), batch=1 if batch is None else batch, context=context, dtype=dtype, optimizer=optimizer
+        )
     print(json_module.dumps(result.to_dict()) if json else result.text())
     return 0
 

@@ -6,6 +6,7 @@ at once the place of these functions and the function `gf.size(config)` of the p
 
 from glassformer.callable_module import make_callable
 from glassformer.size.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
+from glassformer.size.devices import DEVICES, Device, device
 from glassformer.size.flops import Flops, decode_flops, flops, seen_pairs
 from glassformer.size.johnson_lindenstrauss import JohnsonLindenstrauss, johnson_lindenstrauss
 from glassformer.size.memory import (
@@ -17,20 +18,27 @@ from glassformer.size.memory import (
     training_memory,
 )
 from glassformer.size.parameters import PARTS, active, count, count_by_part, parameters
+from glassformer.size.plan import Plan, plan
+from glassformer.size.plan_text import LADDER, Plans, plan_ladder, plan_model
 from glassformer.size.sheet import Sheet, size
 
 __all__ = [
     "BYTES",
     "CORRECTED",
+    "DEVICES",
+    "LADDER",
     "PARTS",
     "PUBLISHED",
     "STATES",
     "Allocation",
     "Chinchilla",
+    "Device",
     "Flops",
     "InferenceMemory",
     "JohnsonLindenstrauss",
     "LossFit",
+    "Plan",
+    "Plans",
     "Sheet",
     "TrainingMemory",
     "active",
@@ -38,10 +46,14 @@ __all__ = [
     "count",
     "count_by_part",
     "decode_flops",
+    "device",
     "flops",
     "inference_memory",
     "johnson_lindenstrauss",
     "parameters",
+    "plan",
+    "plan_ladder",
+    "plan_model",
     "seen_pairs",
     "size",
     "training_memory",
