@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.generate.native import NativeDecoder, NativeError, library, unsupported
@@ -38,6 +39,37 @@ def test_steps_equal_one_full_pass_for_every_variant_that_is_known(config):
     ids = tokens(3, 12, vocab=config.vocab_size)
     with torch.no_grad():
         assert relative(stepped(model, ids), model(ids)) < 2e-5
+
+
+@settings(max_examples=30)
+@given(config=variants.decoders, chunk=st.sampled_from([None, 1, 7, 16, 20]))
+def test_prompts_of_any_length_read_at_once_or_in_chunks_equal_each_alone(config, chunk):
+    """Rows of 1 to 45 tokens side by side: products of few and of many vectors, runs that a chunk cuts."""
+    config = c.replace(config, max_len=64)
+    if unsupported(config) is not None:
+        return
+    model = float_model(config)
+    prompts = [tokens(1, n, vocab=config.vocab_size, seed=n)[0].tolist() for n in (1, 45, 5, 17)]
+    native = NativeDecoder(model, rows=4, capacity=64)
+    found, after = native.read(prompts, chunk), native.step(torch.tensor([1, 2, 3, 4]))
+    for row, prompt in enumerate(prompts):
+        with torch.no_grad():
+            whole = model(torch.tensor([[*prompt, row + 1]]))[0]
+        assert relative(found[row], whole[-2]) < 3e-5
+        assert relative(after[row], whole[-1]) < 3e-5
+
+
+@pytest.mark.parametrize("window", [None, 9, 40])
+@pytest.mark.parametrize("name", KNOWN)
+@torch.no_grad()
+def test_heads_wide_enough_for_panels_see_what_narrow_ones_see(name, window):
+    """Values 32 wide take the way of blocks and panels; groups of heads, windows and positions included."""
+    config = decoder(d_model=64, n_heads=2, n_kv_heads=1, d_head=32, position=KNOWN[name], window=window, max_len=128)
+    model = float_model(config)
+    prompt = tokens(1, 100)
+    native = NativeDecoder(model, rows=1, capacity=120)
+    assert relative(native.read([prompt[0].tolist()]), model(prompt)[:, -1]) < 3e-5
+    assert relative(native.step(torch.tensor([3])), model(torch.cat([prompt, torch.tensor([[3]])], 1))[:, -1]) < 3e-5
 
 
 def test_most_variants_are_known():

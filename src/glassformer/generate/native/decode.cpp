@@ -3,16 +3,8 @@
 // All threads walk through the layers together. Each keeps the residual stream of every row for itself and computes
 // its share of the rows of each matrix; shares are exchanged through one buffer and a barrier. The definition is
 // glassformer.model; tests/generate/native holds the two together.
-#include <atomic>
-#include <condition_variable>
-#include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-#include "integers.h"
+#include "panels.h"
+#include "pool.h"
 
 using namespace glass;
 
@@ -48,77 +40,6 @@ struct Cache {        // (layers, rows, kv_heads, capacity, width)
 };
 
 namespace {
-
-void pause() {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-}
-
-struct Barrier {
-    int n;
-    std::atomic<int> waiting{0}, round{0};
-    void wait() {
-        if (n == 1) return;
-        int now = round.load(std::memory_order_relaxed);
-        if (waiting.fetch_add(1, std::memory_order_acq_rel) + 1 == n) {
-            waiting.store(0, std::memory_order_relaxed);
-            round.store(now + 1, std::memory_order_release);
-            return;
-        }
-        // a thread that is not running cannot arrive: give the processor away when it takes long
-        for (long spins = 0; round.load(std::memory_order_acquire) == now; spins++)
-            spins < 20000 ? pause() : std::this_thread::yield();
-    }
-};
-
-// Threads that wait for work: awake for a moment after each call, because a decoder calls again at once, then asleep.
-class Pool {
-    std::mutex mutex;
-    std::condition_variable wake;
-    std::vector<std::thread> workers;
-    std::atomic<long> round{0}, done{0};
-    std::atomic<int> asked{0};
-    const std::function<void(int)>* work = nullptr;
-
-    void serve(int t, long seen) {
-        for (;;) {
-            for (long spins = 0; round.load(std::memory_order_acquire) == seen && spins < 40000; spins++) pause();
-            if (round.load(std::memory_order_acquire) == seen) {
-                std::unique_lock<std::mutex> lock(mutex);
-                wake.wait(lock, [&] { return round.load() != seen; });
-            }
-            seen++;
-            if (t < asked) (*work)(t);
-            done.fetch_add(1, std::memory_order_release);
-        }
-    }
-
-public:
-    // one call at a time: a second caller waits for the first
-    std::mutex turn;
-    void run(int threads, const std::function<void(int)>& body) {
-        while ((int)workers.size() < threads - 1) {
-            int t = (int)workers.size() + 1;
-            workers.emplace_back([this, t, seen = round.load()] { serve(t, seen); });
-            workers.back().detach();
-        }
-        work = &body, asked = threads, done = 0;
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            round.fetch_add(1, std::memory_order_release);
-        }
-        wake.notify_all();
-        body(0);
-        for (long spins = 0; done.load(std::memory_order_acquire) < (long)workers.size(); spins++)
-            spins < 20000 ? pause() : std::this_thread::yield();
-    }
-};
-
-Pool& pool() {  // never destroyed: its threads outlive the interpreter's end
-    static Pool* made = new Pool;
-    return *made;
-}
 
 void normalise(const Norm& norm, const float* x, int n, float* y) {
     const float mean = norm.centred ? sum_of(x, n) / n : 0.0f;
@@ -159,81 +80,176 @@ void rotate(const Model& m, float* x, int place) {
     }
 }
 
+int cut_rows(int rows, int t, int threads) {
+    return t == threads ? rows : (int)((long)rows * t / threads) / WIDE * WIDE;
+}
+
+struct Entry {  // a token to be read: of which row of the cache, at which place of it
+    int32_t token, row, place;
+};
+
 struct Step {
     const Model& m;
     Cache& cache;
-    const int32_t *tokens, *lengths;  // lengths: tokens of each row already in the cache
-    int batch, threads;
+    const Entry* entries;
+    const int32_t* wanted;  // entries whose logits are asked for
+    int count, asked, threads;
     float* logits;
+    bool split;  // many entries: each thread keeps the stream of its share of them; few: each thread that of all
     Barrier barrier;
-    std::vector<float> qkv, mixed, delta, hidden, gates;
+    std::vector<float> qkv, mixed, delta, hidden, gates, shared, shared_normed;
 
-    Step(const Model& m, Cache& cache, const int32_t* tokens, const int32_t* lengths, int threads, float* logits)
-        : m(m), cache(cache), tokens(tokens), lengths(lengths), batch(cache.rows), threads(threads), logits(logits) {
+    Step(const Model& m, Cache& cache, const Entry* entries, int count, const int32_t* wanted, int asked, int threads,
+         float* logits)
+        : m(m), cache(cache), entries(entries), wanted(wanted), count(count), asked(asked), threads(threads),
+          logits(logits), split(count >= MANY) {
         barrier.n = threads;
-        qkv.resize((long)batch * width());
-        mixed.resize((long)batch * m.heads * m.d_value);
-        delta.resize((long)batch * m.d_model * 2);
-        hidden.resize((long)batch * m.d_ff);
+        qkv.resize((long)count * width());
+        mixed.resize((long)count * m.heads * m.d_value);
+        delta.resize((long)count * m.d_model * 2);
+        hidden.resize((long)count * m.d_ff);
         if (m.gated) gates.resize(hidden.size());
+        if (split) shared.resize((long)count * m.d_model), shared_normed.resize(shared.size());
     }
     int width() const { return m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value); }
 
-    // rows of a matrix that belong to thread t, in multiples of 4
-    int cut(int rows, int t) const { return t == threads ? rows : (int)((long)rows * t / threads) / 4 * 4; }
+    // rows of a matrix that belong to thread t, in whole panels
+    int cut(int rows, int t) const { return cut_rows(rows, t, threads); }
 
     void share(int t, const Matrix& w, const float* x, float* y, long stride) {
-        multiply(w, cut(w.rows, t), cut(w.rows, t + 1), x, batch, y, stride);
+        multiply(w, cut(w.rows, t), cut(w.rows, t + 1), x, count, y, stride);
     }
 
-    void attend(int t, int index) {
+    bool turns() const { return m.position == ROTARY_HALF || m.position == ROTARY_PAIRS; }
+    float* row_of(int i) { return qkv.data() + (long)i * width(); }
+    float* kept(float* cached, int layer, int row, int g, int wide) {
+        return cached + (((long)layer * cache.rows + row) * m.kv_heads + g) * cache.capacity * wide;
+    }
+
+    void store(int i, int g, int index) {  // the key and value of entry i, in the cache
         const Layer& layer = m.layer[index];
-        const int group = m.heads / m.kv_heads, dk = m.d_head, dv = m.d_value;
+        const int dk = m.d_head, dv = m.d_value, place = entries[i].place;
+        float *row = row_of(i), *k = row + m.heads * dk + g * dk;
+        if (layer.k.weight) normalise(layer.k, k, dk, k);
+        if (turns()) rotate(m, k, place);
+        std::memcpy(kept(cache.keys, index, entries[i].row, g, dk) + (long)place * dk, k, dk * sizeof(float));
+        std::memcpy(kept(cache.values, index, entries[i].row, g, dv) + (long)place * dv,
+                    row + (m.heads + m.kv_heads) * dk + g * dv, dv * sizeof(float));
+    }
+
+    void query(int i, int h, int index) {
+        const Layer& layer = m.layer[index];
+        float* q = row_of(i) + h * m.d_head;
+        if (layer.q.weight) normalise(layer.q, q, m.d_head, q);
+        if (turns()) rotate(m, q, entries[i].place);
+    }
+
+    int seen_from(int place, int index) const {
+        const int window = m.layer[index].window;
+        return window && place + 1 > window ? place + 1 - window : 0;
+    }
+
+    void attend(int t, int index) {  // few entries: the thread that stores a key is the one that reads it
+        const int group = m.heads / m.kv_heads, dv = m.d_value;
         std::vector<float> weights(cache.capacity);
-        const int first = m.kv_heads * t / threads, last = m.kv_heads * (t + 1) / threads;
-        for (int b = 0; b < batch; b++) {
-            const int place = lengths[b], count = place + 1;
-            const int from = layer.window && count > layer.window ? count - layer.window : 0;
-            for (int g = first; g < last; g++) {
-                const long at = (((long)index * batch + b) * m.kv_heads + g) * cache.capacity;
-                float *keys = cache.keys + at * dk, *values = cache.values + at * dv;
-                float *row = qkv.data() + (long)b * width(), *k = row + m.heads * dk + g * dk;
-                if (layer.k.weight) normalise(layer.k, k, dk, k);
-                if (m.position == ROTARY_HALF || m.position == ROTARY_PAIRS) rotate(m, k, place);
-                std::memcpy(keys + (long)place * dk, k, dk * sizeof(float));
-                std::memcpy(values + (long)place * dv, row + (m.heads + m.kv_heads) * dk + g * dv, dv * sizeof(float));
+        for (int i = 0; i < count; i++)
+            for (int g = m.kv_heads * t / threads; g < m.kv_heads * (t + 1) / threads; g++) {
+                store(i, g, index);
                 for (int h = g * group; h < (g + 1) * group; h++) {
-                    float* q = row + h * dk;
-                    if (layer.q.weight) normalise(layer.q, q, dk, q);
-                    if (m.position == ROTARY_HALF || m.position == ROTARY_PAIRS) rotate(m, q, place);
-                    head(q, keys, values, from, count, h, weights.data(), mixed.data() + ((long)b * m.heads + h) * dv);
+                    query(i, h, index);
+                    float* out = mixed.data() + ((long)i * m.heads + h) * dv;
+                    head(i, h, index, weights.data(), out);
                 }
             }
+    }
+
+    void attend_many(int t, int index) {
+        for (int i = share_of(t); i < share_of(t + 1); i++)
+            for (int g = 0; g < m.kv_heads; g++) store(i, g, index);
+        barrier.wait();
+        std::vector<float> weights(cache.capacity + WIDE), keys, scores;
+        for (int i = 0; i < count;) {  // a run: entries of one row that follow each other
+            int end = i + 1;
+            while (end < count && entries[end].row == entries[i].row && entries[end].place == entries[end - 1].place + 1)
+                end++;
+            for (int h = t; h < m.heads; h += threads) {
+                for (int j = i; j < end; j++) query(j, h, index);
+                if (m.d_value % WIDE == 0 && end - i >= 4) run_of(i, end, h, index, keys, scores);
+                else
+                    for (int j = i; j < end; j++)
+                        head(j, h, index, weights.data(), mixed.data() + ((long)j * m.heads + h) * m.d_value);
+            }
+            i = end;
         }
     }
 
-    void head(const float* q, const float* keys, const float* values, int from, int count, int h, float* w, float* out) {
-        const int dk = m.d_head, dv = m.d_value;
-        float highest = -INFINITY, sum = 0;
-        for (int s = from; s < count; s++) {
-            w[s] = dot(q, keys + (long)s * dk, dk) * m.scale;
-            if (m.position == ALIBI) w[s] -= m.slopes[h] * (count - 1 - s);
-            highest = w[s] > highest ? w[s] : highest;
+    // One head of a run: keys as panels, scores of a block of queries, their softmax, and values, which are panels.
+    void run_of(int first, int end, int h, int index, std::vector<float>& keys, std::vector<float>& scores) {
+        constexpr int BLOCK = 28;
+        const int g = h / (m.heads / m.kv_heads), dk = m.d_head, dv = m.d_value, row = entries[first].row;
+        const int last = entries[end - 1].place + 1, begin = seen_from(entries[first].place, index) / WIDE * WIDE;
+        const long pitch = (last - begin + WIDE - 1) / WIDE * WIDE;
+        const Matrix all{kept(cache.keys, index, row, g, dk), nullptr, nullptr, last, dk, 0, F32};
+        const float* values = kept(cache.values, index, row, g, dv);
+        keys.resize(pitch * dk + W), scores.resize(BLOCK * pitch + W);
+        for (int s = begin; s < last; s += WIDE) fill_panel(all, s, 0, dk, &keys[(long)(s - begin) * dk]);
+        for (int i = first; i < end; i += BLOCK) {
+            const int n = std::min(BLOCK, end - i), most = entries[i + n - 1].place + 1;
+            const int from = seen_from(entries[i].place, index) / WIDE * WIDE;
+            for (int s = from; s < most; s += WIDE)
+                meet_all(&keys[(long)(s - begin) * dk], WIDE, dk, row_of(i) + h * dk, width(), n, &scores[s - begin],
+                         pitch, WIDE, true, nullptr);
+            for (int j = 0; j < n; j++) {
+                const int place = entries[i + j].place, seen = seen_from(place, index);
+                float *w = &scores[j * pitch] - begin, sum = soften(w, seen, place + 1, h);
+                for (int s = from; s < seen; s++) w[s] = 0;
+                for (int s = place + 1; s < most; s++) w[s] = 0;
+                for (int s = seen; s <= place; s++) w[s] /= sum;
+            }
+            float* out = mixed.data() + ((long)i * m.heads + h) * dv;
+            for (int c = 0; c < dv; c += WIDE)
+                meet_all(values + (long)from * dv + c, dv, most - from, &scores[from - begin], pitch, n, out + c,
+                         (long)m.heads * dv, WIDE, true, nullptr);
         }
+    }
+
+    // scores of keys from..count become exp(scale · score - slope · distance - highest); returns their sum
+    float soften(float* w, int from, int count, int h) {
+        float highest = -INFINITY, sum = 0;
+        for (int s = from; s < count; s++) w[s] *= m.scale;
+        if (m.position == ALIBI)
+            for (int s = from; s < count; s++) w[s] -= m.slopes[h] * (count - 1 - s);
+        for (int s = from; s < count; s++) highest = w[s] > highest ? w[s] : highest;
         for (int s = from; s < count; s++) w[s] = exp_of(w[s] - highest);
         for (int s = from; s < count; s++) sum += w[s];
-        for (int i = 0; i < dv; i++) out[i] = 0;
-        for (int s = from; s < count; s++)
-            for (int i = 0; i < dv; i++) out[i] += w[s] * values[(long)s * dv + i];
-        for (int i = 0; i < dv; i++) out[i] /= sum;
+        return sum;
     }
 
-    void add(std::vector<float>& x, const float* from) {
-        for (size_t i = 0; i < x.size(); i++) x[i] += from[i];
+    void head(int i, int h, int index, float* w, float* out) {
+        const int g = h / (m.heads / m.kv_heads), dk = m.d_head, dv = m.d_value, row = entries[i].row;
+        const float *keys = kept(cache.keys, index, row, g, dk), *values = kept(cache.values, index, row, g, dv);
+        const float* q = row_of(i) + h * dk;
+        const int end = entries[i].place + 1, from = seen_from(entries[i].place, index);
+        for (int s = from; s < end; s++) w[s] = dot(q, keys + (long)s * dk, dk);
+        const float sum = soften(w, from, end, h);
+        for (int c = 0; c < dv; c++) out[c] = 0;
+        for (int s = from; s < end; s++)
+            for (int c = 0; c < dv; c++) out[c] += w[s] * values[(long)s * dv + c];
+        for (int c = 0; c < dv; c++) out[c] /= sum;
     }
 
-    void norm_rows(const Norm& norm, const std::vector<float>& x, std::vector<float>& y) {
-        for (int b = 0; b < batch; b++) normalise(norm, &x[(long)b * m.d_model], m.d_model, &y[(long)b * m.d_model]);
+    // entries whose stream thread t keeps
+    int share_of(int t) const { return (int)((long)count * t / threads); }
+    int begin(int t) const { return split ? share_of(t) : 0; }
+    int end(int t) const { return split ? share_of(t + 1) : count; }
+    void together() { if (split) barrier.wait(); }
+
+    void add(int t, float* x, const float* from) {
+        for (long i = (long)begin(t) * m.d_model; i < (long)end(t) * m.d_model; i++) x[i] += from[i];
+    }
+
+    void norm_rows(int t, const Norm& norm, const float* x, float* y) {
+        for (long i = begin(t); i < end(t); i++) normalise(norm, x + i * m.d_model, m.d_model, y + i * m.d_model);
     }
 
     void project(int t, const Layer& layer, const float* in) {  // queries, keys, values: side by side in a row
@@ -245,9 +261,9 @@ struct Step {
 
     void feed(int t, const Layer& layer, const float* in) {  // up, gate and activation
         const int a = cut(m.d_ff, t), z = cut(m.d_ff, t + 1);
-        multiply(layer.up, a, z, in, batch, hidden.data(), m.d_ff);
-        if (m.gated) multiply(layer.gate, a, z, in, batch, gates.data(), m.d_ff);
-        for (int b = 0; b < batch; b++) {
+        multiply(layer.up, a, z, in, count, hidden.data(), m.d_ff);
+        if (m.gated) multiply(layer.gate, a, z, in, count, gates.data(), m.d_ff);
+        for (int b = 0; b < count; b++) {
             float* row = &hidden[(long)b * m.d_ff];
             if (!m.gated) {
                 activate(m.activation, row + a, z - a);
@@ -261,44 +277,58 @@ struct Step {
 
     void down(int t, const Layer& layer, float* out) { share(t, layer.down, hidden.data(), out, m.d_model); }
 
-    void run(int t) {
+    void embed(int t, float* x) {
         const int D = m.d_model;
-        std::vector<float> x((long)batch * D), normed((long)batch * D);
-        float *first = delta.data(), *second = first + (long)batch * D;
-        for (int b = 0; b < batch; b++)
+        for (int b = begin(t); b < end(t); b++)
             for (int i = 0; i < D; i++)
-                x[(long)b * D + i] = m.tokens[(long)tokens[b] * D + i] * m.embed_scale +
-                                     (m.position == TABLE ? m.places[(long)lengths[b] * D + i] : 0.0f);
-        if (m.embedded.weight) norm_rows(m.embedded, x, x);
-        for (int l = 0; l < m.layers; l++) {
-            const Layer& layer = m.layer[l];
-            const bool post = m.placement == POST, has_feed = m.d_ff > 0;
-            if (!post) norm_rows(layer.attention, x, normed);
-            const float* in = post ? x.data() : normed.data();
-            project(t, layer, in);
-            if (m.placement == PARALLEL) feed(t, layer, in);
-            barrier.wait();
-            attend(t, l);
-            if (m.placement == PARALLEL) down(t, layer, second);
-            barrier.wait();
-            share(t, layer.out, mixed.data(), first, D);
-            barrier.wait();
-            add(x, first);
-            if (m.placement == PARALLEL) add(x, second);
-            if (post) norm_rows(layer.attention, x, x);
-            if (m.placement == PARALLEL || !has_feed) continue;
-            if (!post) norm_rows(layer.feedforward, x, normed);
-            feed(t, layer, post ? x.data() : normed.data());
-            barrier.wait();
-            down(t, layer, second);
-            barrier.wait();
-            add(x, second);
-            if (post) norm_rows(layer.feedforward, x, x);
+                x[(long)b * D + i] = m.tokens[(long)entries[b].token * D + i] * m.embed_scale +
+                                     (m.position == TABLE ? m.places[(long)entries[b].place * D + i] : 0.0f);
+        if (m.embedded.weight) norm_rows(t, m.embedded, x, x);
+    }
+
+    void block(int t, int l, float* x, float* normed) {
+        const Layer& layer = m.layer[l];
+        const bool post = m.placement == POST, has_feed = m.d_ff > 0;
+        float *first = delta.data(), *second = first + (long)count * m.d_model, *in = post ? x : normed;
+        if (!post) norm_rows(t, layer.attention, x, normed);
+        together();
+        project(t, layer, in);
+        if (m.placement == PARALLEL) feed(t, layer, in);
+        barrier.wait();
+        split ? attend_many(t, l) : attend(t, l);
+        if (m.placement == PARALLEL) down(t, layer, second);
+        barrier.wait();
+        share(t, layer.out, mixed.data(), first, m.d_model);
+        barrier.wait();
+        add(t, x, first);
+        if (m.placement == PARALLEL) add(t, x, second);
+        if (post) norm_rows(t, layer.attention, x, x);
+        if (m.placement == PARALLEL || !has_feed) return;
+        if (!post) norm_rows(t, layer.feedforward, x, normed);
+        together();
+        feed(t, layer, in);
+        barrier.wait();
+        down(t, layer, second);
+        barrier.wait();
+        add(t, x, second);
+        if (post) norm_rows(t, layer.feedforward, x, x);
+    }
+
+    void run(int t) {
+        const long D = m.d_model;
+        std::vector<float> own(split ? 0 : count * D), own_normed(own.size()), last(asked * D);
+        float *x = split ? shared.data() : own.data(), *normed = split ? shared_normed.data() : own_normed.data();
+        embed(t, x);
+        for (int l = 0; l < m.layers; l++) block(t, l, x, normed);
+        if (!asked) return;
+        together();
+        for (int i = 0; i < asked; i++) {
+            float* one = &last[i * D];
+            std::memcpy(one, x + wanted[i] * D, D * sizeof(float));
+            if (m.last.weight) normalise(m.last, one, D, one);
+            for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
-        if (m.last.weight) norm_rows(m.last, x, x);
-        if (m.head_scale != 1)
-            for (auto& value : x) value *= m.head_scale;
-        share(t, m.head, x.data(), logits, m.vocabulary);
+        multiply(m.head, cut(m.head.rows, t), cut(m.head.rows, t + 1), last.data(), asked, logits, m.vocabulary);
         barrier.wait();
     }
 };
@@ -307,11 +337,11 @@ struct Step {
 
 extern "C" {
 
-// Writes logits (rows, vocabulary) of the tokens; the caller advances the lengths.
-void glass_step(const Model* model, Cache* cache, const int32_t* tokens, const int32_t* lengths, int32_t threads,
-                float* logits) {
+// Reads `count` tokens; writes logits (asked, vocabulary) of those entries that are wanted.
+void glass_step(const Model* model, Cache* cache, const Entry* entries, int32_t count, const int32_t* wanted,
+                int32_t asked, int32_t threads, float* logits) {
     std::lock_guard<std::mutex> turn(pool().turn);
-    Step step(*model, *cache, tokens, lengths, threads, logits);
+    Step step(*model, *cache, entries, count, wanted, asked, threads, logits);
     pool().run(threads, [&step](int t) { step.run(t); });
 }
 
@@ -319,8 +349,8 @@ void glass_step(const Model* model, Cache* cache, const int32_t* tokens, const i
 void glass_multiply(const Matrix* matrix, const float* x, int32_t batch, int32_t threads, float* y) {
     std::lock_guard<std::mutex> turn(pool().turn);
     pool().run(threads, [&](int t) {
-        auto cut = [&](int i) { return i == threads ? matrix->rows : (int)((long)matrix->rows * i / threads) / 4 * 4; };
-        multiply(*matrix, cut(t), cut(t + 1), x, batch, y, matrix->rows);
+        const int first = cut_rows(matrix->rows, t, threads), last = cut_rows(matrix->rows, t + 1, threads);
+        multiply(*matrix, first, last, x, batch, y, matrix->rows);
     });
 }
 

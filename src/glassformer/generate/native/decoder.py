@@ -18,6 +18,8 @@ from glassformer.shapes import Float, Int
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
 PLACEMENTS = ("pre", "post", "parallel")
+CHUNK = 1024
+"""Tokens of prompts that are read at once: their hidden layers must be held."""
 _NONE, _TABLE, _HALVES, _PAIRS, _ALIBI = range(5)
 
 
@@ -143,21 +145,36 @@ class NativeDecoder:
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Logits after one more token per row."""
-        if int(self.lengths.max()) >= self.capacity:
-            raise library.NativeError(f"the cache holds {self.capacity} tokens and is full: make it larger.")
-        ids = tokens.to(torch.int32).contiguous()
-        logits = torch.empty(self.rows, self.config.vocab_size)
-        cache = s.Cache(self.keys.data_ptr(), self.values.data_ptr(), self.rows, self.capacity)
-        pointers = (ctypes.byref(self.model), ctypes.byref(cache), address(ids), address(self.lengths))
-        self.library.glass_step(*pointers, self.threads, address(logits))
-        self.lengths += 1
+        rows = torch.arange(self.rows, dtype=torch.int32)
+        entries = torch.stack([tokens.to(torch.int32), rows, self.lengths], 1)
+        return self._run(entries, rows)
+
+    def read(self, prompts: list[list[int]], chunk: int | None = None) -> Float[Tensor, "B V"]:
+        """Logits after a prompt per row, each as long as it is: no padding. `chunk`: the most tokens read at once."""
+        rows, last = [], []
+        for row, prompt in enumerate(prompts):
+            start = int(self.lengths[row])
+            rows += [(token, row, start + i) for i, token in enumerate(prompt)]
+            last.append(len(rows) - 1)
+        entries, ends = torch.tensor(rows, dtype=torch.int32), torch.tensor(last, dtype=torch.int32)
+        size = chunk or CHUNK
+        logits = torch.empty(len(prompts), self.config.vocab_size)
+        for first in range(0, len(entries), size):
+            here = (ends >= first) & (ends < first + size)
+            logits[here] = self._run(entries[first : first + size], ends[here] - first)
         return logits
 
-    def take(self, row: int, layer: int, k: Float[Tensor, "G S K"], v: Float[Tensor, "G S U"]) -> None:
-        """Keys and values of a prompt that the engine has read, for one row and layer; its length is theirs."""
-        self.keys[layer, row, :, : k.shape[1]] = k
-        self.values[layer, row, :, : v.shape[1]] = v
-        self.lengths[row] = k.shape[1]
+    def _run(self, entries: Int[Tensor, "N 3"], wanted: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
+        """Read tokens (token, row, place); logits of those wanted."""
+        if int(entries[:, 2].max()) >= self.capacity:
+            raise library.NativeError(f"the cache holds {self.capacity} tokens and is full: make it larger.")
+        entries, wanted = entries.contiguous(), wanted.contiguous()
+        logits = torch.empty(len(wanted), self.config.vocab_size)
+        cache = s.Cache(self.keys.data_ptr(), self.values.data_ptr(), self.rows, self.capacity)
+        given = (ctypes.byref(self.model), ctypes.byref(cache), address(entries), len(entries), address(wanted))
+        self.library.glass_step(*given, len(wanted), self.threads, address(logits))
+        self.lengths.index_put_((entries[:, 1].long(),), torch.ones_like(entries[:, 1]), accumulate=True)
+        return logits
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
         """Row i goes on from the present row parents[i]."""

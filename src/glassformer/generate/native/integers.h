@@ -136,7 +136,7 @@ inline void band_of_integers(const Matrix& m, int first, int last, const float* 
 }
 
 // Rows first..last of y = m x (+ bias) for `batch` vectors.
-inline void multiply(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
+inline void multiply_few(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
     switch (m.kind) {
         case F32: return band_of<Floats>(m, first, last, x, batch, y, stride);
         case BF16: return band_of<Brains>(m, first, last, x, batch, y, stride);

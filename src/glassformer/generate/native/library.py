@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCES = ("decode.cpp", "kernels.h", "integers.h")
+SOURCES = ("decode.cpp", "kernels.h", "integers.h", "panels.h", "pool.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120
@@ -85,11 +85,10 @@ def load() -> ctypes.CDLL:
 
     library = ctypes.CDLL(str(build()))
     pointer = ctypes.c_void_p
-    library.glass_step.argtypes = [
-        ctypes.POINTER(s.Model), ctypes.POINTER(s.Cache), pointer, pointer, ctypes.c_int32, pointer
-    ]  # fmt: skip
+    model, number = (ctypes.POINTER(s.Model), ctypes.POINTER(s.Cache)), ctypes.c_int32
+    library.glass_step.argtypes = [*model, pointer, number, pointer, number, number, pointer]
     library.glass_step.restype = None
-    library.glass_multiply.argtypes = [ctypes.POINTER(s.Matrix), pointer, ctypes.c_int32, ctypes.c_int32, pointer]
+    library.glass_multiply.argtypes = [ctypes.POINTER(s.Matrix), pointer, number, number, pointer]
     library.glass_multiply.restype = None
     for what, mirror in enumerate((s.Matrix, s.Norm, s.Layer, s.Model, s.Cache)):
         if library.glass_sizes(what) != ctypes.sizeof(mirror):
