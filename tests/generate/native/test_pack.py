@@ -18,7 +18,7 @@ def test_whole_numbers_are_within_half_a_step_of_every_weight(rows, columns, pre
 
 
 def test_the_largest_group_that_divides_a_row():
-    assert [group_of(n) for n in (768, 64, 96, 48, 20)] == [128, 64, None, None, None]
+    assert [group_of(n) for n in (768, 64, 96, 48, 20)] == [256, 64, None, None, None]
     assert [group_of(n, "int4") for n in (768, 64, 96)] == [64, None, None]
 
 

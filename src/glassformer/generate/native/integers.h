@@ -67,7 +67,7 @@ struct Rounded {
         scales[g] = scale;
         int8_t *h = &high[g * group], *l = &low[g * group];
         int32_t* start = &starts[g * W];
-        int32_t whole[2 * CHUNK];
+        int32_t whole[4 * CHUNK];
         for (int i = 0; i < group; i++) whole[i] = (int32_t)std::nearbyintf(x[i] * inverse);
         for (int i = 0; i < group; i++) {
             l[i] = (int8_t)whole[i];

@@ -16,7 +16,7 @@ from glassformer.model.norm import LayerNorm, RMSNorm
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-GROUPS = {"int8": (128, 64), "int4": (64,)}
+GROUPS = {"int8": (256, 128, 64), "int4": (64,)}
 """Columns that share a scale: the largest that divides a row. Fewer scales are less to read, more are more exact."""
 _LARGEST = {"int8": 127, "int4": 7}
 _SPAN = {"int8": 64, "int4": 128}

@@ -34,9 +34,43 @@ inline float weight_at(const Matrix& m, long row, long column) {
     }
 }
 
+// out[c][0..16) = rows[0..16)[c] for 16 columns c: neighbours change places at distances 8, 4, 2 and 1.
+inline void turn(const float* rows, long pitch, float* out, long out_pitch) {
+#if defined(__clang__)  // has no shuffle by a variable
+    for (int c = 0; c < W; c++)
+        for (int r = 0; r < W; r++) out[c * out_pitch + r] = rows[r * pitch + c];
+#else
+    vf v[W];
+    for (int i = 0; i < W; i++) v[i] = load(rows + i * pitch);
+#define GLASS_EXCHANGE(D)                                                                                   \
+    for (int i = 0; i < W; i++)                                                                             \
+        if (!(i & D)) {                                                                                     \
+            vi low, high;                                                                                   \
+            for (int c = 0; c < W; c++) low[c] = c & D ? c - D + W : c, high[c] = c & D ? c + W : c + D;    \
+            const vf a = __builtin_shuffle(v[i], v[i + D], low), b = __builtin_shuffle(v[i], v[i + D], high); \
+            v[i] = a, v[i + D] = b;                                                                         \
+        }
+    GLASS_EXCHANGE(8)
+    GLASS_EXCHANGE(4)
+    GLASS_EXCHANGE(2)
+    GLASS_EXCHANGE(1)
+#undef GLASS_EXCHANGE
+    for (int c = 0; c < W; c++) *(vf*)(out + c * out_pitch) = v[c];
+#endif
+}
+
 // panel[c - from][r] = weight (row + r, c); rows beyond the last are 0.
 inline void fill_panel(const Matrix& m, int row, int from, int to, float* panel) {
     const int rows = std::min(WIDE, m.rows - row);
+    if (m.kind == F32 && rows == WIDE) {
+        const float* w = (const float*)m.weights + (long)row * m.columns;
+        int c = from;
+        for (; c + W <= to; c += W)
+            for (int r = 0; r < WIDE; r += W) turn(w + r * m.columns + c, m.columns, panel + (c - from) * WIDE + r, WIDE);
+        for (; c < to; c++)
+            for (int r = 0; r < WIDE; r++) panel[(c - from) * WIDE + r] = w[(long)r * m.columns + c];
+        return;
+    }
     for (int r = 0; r < WIDE; r++) {
         if (r >= rows) {
             for (int c = from; c < to; c++) panel[(long)(c - from) * WIDE + r] = 0;
