@@ -1,0 +1,1 @@
+"""Decoding on a GPU by one kernel that stays there; imported only where Triton is."""
