@@ -19,7 +19,7 @@ TIERS: list[set[str]] = [
     {"presets", "model", "reference", "size", "pretrained"},
     {"lens", "generate", "weights", "train"},
     {"checks", "tour_training", "train_text", "train_probes", "report_svg", "report_style"},
-    {"doctor", "claims", "compare", "exercises", "tour"},
+    {"doctor", "claims", "compare", "exercises", "tour", "bench"},
     {"report"},
     {"tour_text"},
     {"studio", "pytest_plugin"},
@@ -30,7 +30,9 @@ TIER = {room: tier for tier, rooms in enumerate(TIERS) for room in rooms}
 
 LONG_FILES: dict[str, str] = {}
 """Files over 400 lines, each with its reason."""
-LONG_FUNCTIONS: dict[str, str] = {}
+LONG_FUNCTIONS = {
+    "generate/cuda/kernel.py:decode": "one GPU kernel: a third is its arguments; the stream lives in its registers",
+}
 """Functions over 60 lines, each with its reason."""
 
 # Modules without a test file of their own name, and where they are tested instead.

@@ -34,6 +34,8 @@ from glassformer.config import (
     replace,
 )
 
+LLAMA_IDS = Special(bos=1, eos=(2,))
+
 
 def _vary(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     """`config` with `changes`; a smaller vocabulary drops the published special ids that fall outside it."""
@@ -254,15 +256,12 @@ def _llama(
 
 def llama2_7b(**changes: Any) -> ModelConfig:
     """Llama 2 7B, 6,738,415,616 parameters. Touvron et al. 2023, table 1; F, eps and ids from its config.json."""
-    special = Special(bos=1, eos=(2,))
-    return _llama(changes, 32000, 4096, 32, Attention(32, bias=False), Gated(11008), special, max_len=4096)
+    return _llama(changes, 32000, 4096, 32, Attention(32, bias=False), Gated(11008), LLAMA_IDS, max_len=4096)
 
 
 def llama2_70b(**changes: Any) -> ModelConfig:
     """Llama 2 70B, 68,976,648,192 parameters. Touvron et al. 2023, table 1; F, eps and ids from its config.json."""
-    attention = Attention(64, n_kv_heads=8, bias=False)
-    special = Special(bos=1, eos=(2,))
-    return _llama(changes, 32000, 8192, 80, attention, Gated(28672), special, max_len=4096)
+    return _llama(changes, 32000, 8192, 80, Attention(64, 8, bias=False), Gated(28672), LLAMA_IDS, max_len=4096)
 
 
 def llama3_8b(**changes: Any) -> ModelConfig:
@@ -278,16 +277,13 @@ def llama3_8b(**changes: Any) -> ModelConfig:
 def mistral_7b(**changes: Any) -> ModelConfig:
     """Mistral 7B v0.1 with its window of 4,096, 7,241,732,096 parameters. Jiang et al. 2023, table 1; config.json."""
     attention = Attention(32, n_kv_heads=8, bias=False, window=4096)
-    special = Special(bos=1, eos=(2,))
-    return _llama(changes, 32000, 4096, 32, attention, Gated(14336), special, max_len=32768)
+    return _llama(changes, 32000, 4096, 32, attention, Gated(14336), LLAMA_IDS, max_len=32768)
 
 
 def mixtral_8x7b(**changes: Any) -> ModelConfig:
     """Mixtral 8x7B v0.1, 46,702,792,704 parameters, 12,879,925,248 active. Jiang et al. 2024, table 1; config.json."""
-    attention = Attention(32, n_kv_heads=8, bias=False)
-    moe = MoE(n_experts=8, n_active=2, expert=Gated(14336))
-    special = Special(bos=1, eos=(2,))
-    return _llama(changes, 32000, 4096, 32, attention, moe, special, max_len=32768, base=1e6)
+    attention, moe = Attention(32, n_kv_heads=8, bias=False), MoE(n_experts=8, n_active=2, expert=Gated(14336))
+    return _llama(changes, 32000, 4096, 32, attention, moe, LLAMA_IDS, max_len=32768, base=1e6)
 
 
 def qwen2_0_5b(**changes: Any) -> ModelConfig:

@@ -51,6 +51,18 @@ def _put(tile, x, bias, out, first, rows, R: tl.constexpr, BIASED: tl.constexpr)
 
 
 @triton.jit
+def _multiply(
+    tile, weights, x, bias, out, rows, at, real, K: tl.constexpr, R: tl.constexpr, BIASED: tl.constexpr
+):  # fmt: skip
+    """This program's rows of weights x + bias; `tile` holds the first R of them already."""
+    first = tl.program_id(0) * R
+    while first < rows:
+        _put(tile, x, bias, out, first, rows, R, BIASED)
+        first += tl.num_programs(0) * R
+        tile = _tile(weights, first, rows, at, real, K, R)
+
+
+@triton.jit
 def _activated(y, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         y = tl.maximum(y, 0.0)
@@ -65,6 +77,65 @@ def _activated(y, ACTIVATION: tl.constexpr):
     else:
         y = 2 * tl.sigmoid(2 * y) - 1
     return y
+
+
+@triton.jit
+def _raise(
+    tile, weights, y, bias, out, at, real,
+    D: tl.constexpr, F: tl.constexpr, R: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """This program's share of the hidden layer. The gate's rows come after up's."""
+    first = tl.program_id(0) * R
+    while first < F:
+        r = first + tl.arange(0, R)
+        up = tl.sum(tile.to(tl.float32) * y[None, :], 1)
+        if BIASED:
+            up += tl.load(bias + r, r < F, other=0.0)
+        if GATED:
+            gate = _tile(weights + F * D, first, F, at, real, D, R)
+            up *= _activated(tl.sum(gate.to(tl.float32) * y[None, :], 1), ACTIVATION)
+        else:
+            up = _activated(up, ACTIVATION)
+        tl.store(out + r, up, r < F, cache_modifier=".cg")
+        first += tl.num_programs(0) * R
+        tile = _tile(weights, first, F, at, real, D, R)
+
+
+@triton.jit
+def _judge(
+    tile, head, y, bias, logits, best, best_at, at, real,
+    D: tl.constexpr, V: tl.constexpr, R: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """This program's share of the logits; the highest of them and where it stands, the first of equals."""
+    first = tl.program_id(0) * R
+    highest = float("-inf")
+    place = V
+    while first < V:
+        r = first + tl.arange(0, R)
+        z = tl.sum(tile.to(tl.float32) * y[None, :], 1)
+        if BIASED:
+            z += tl.load(bias + r, r < V, other=0.0)
+        tl.store(logits + r, z, r < V)
+        z = tl.where(r < V, z, float("-inf"))
+        peak = tl.max(z, 0)
+        here = tl.min(tl.where(z == peak, r, V), 0)
+        place = tl.where(peak > highest, here, place)
+        highest = tl.maximum(highest, peak)
+        first += tl.num_programs(0) * R
+        tile = _tile(head, first, V, at, real, D, R)
+    tl.store(best + tl.program_id(0), highest, cache_modifier=".cg")
+    tl.store(best_at + tl.program_id(0), place, cache_modifier=".cg")
+
+
+@triton.jit
+def _choose(best, best_at, V: tl.constexpr, PP: tl.constexpr):
+    """The likeliest token of all programs' shares."""
+    p = tl.arange(0, PP)
+    there = p < tl.num_programs(0)
+    peaks = tl.load(best + p, there, other=float("-inf"), cache_modifier=".cg")
+    ids = tl.load(best_at + p, there, other=V, cache_modifier=".cg")
+    return tl.min(tl.where(peaks == tl.max(peaks, 0), ids, V), 0)
 
 
 @triton.jit
@@ -174,13 +245,10 @@ def decode(
     HEAD_BIASED: tl.constexpr,
 ):  # fmt: skip
     """Read tokens[place] and write tokens[place + 1], `count` times; the logits of the last step are left."""
-    pid = tl.program_id(0)
-    programs = tl.num_programs(0)
+    pid, programs = tl.program_id(0), tl.num_programs(0)
     met = 0
-    d = tl.arange(0, DP)
-    real = d < D
-    j = tl.arange(0, MP)
-    f = tl.arange(0, FP)
+    d, j, f = tl.arange(0, DP), tl.arange(0, MP), tl.arange(0, FP)
+    real, mixes, inner = d < D, j < H * U, f < F
     N_QKV: tl.constexpr = (H + G) * K + G * U
     token = tl.load(tokens + place)
     for _ in range(count):
@@ -188,90 +256,49 @@ def decode(
         if PLACED:
             x += tl.load(places + place * D + d, real, other=0.0)
         for layer in range(L):
-            first = pid * R_QKV
-            tile = _tile(w_qkv + layer * N_QKV * D, first, N_QKV, d, real, D, R_QKV)
+            w = w_qkv + layer * N_QKV * D
+            tile = _tile(w, pid * R_QKV, N_QKV, d, real, D, R_QKV)
             if layer > 0:
                 met += 1
                 _meet(counter, met * programs)
                 x += tl.load(fed + d, real, other=0.0, cache_modifier=".cg")
             y = _normalised(x, d, real, norm_a + layer * D, norm_a_bias + layer * D, eps, D, CENTRED, SHIFTED)
-            while first < N_QKV:
-                _put(tile, y, b_qkv + layer * N_QKV, qkv, first, N_QKV, R_QKV, BIASED)
-                first += programs * R_QKV
-                tile = _tile(w_qkv + layer * N_QKV * D, first, N_QKV, d, real, D, R_QKV)
+            _multiply(tile, w, y, b_qkv + layer * N_QKV, qkv, N_QKV, d, real, D, R_QKV, BIASED)
             met += 1
             _meet(counter, met * programs)
-            window = tl.load(windows + layer)
             for unit in range(pid, H * SPLITS, programs):
                 _attend(
-                    unit, place, window, scale, qkv, keys + layer * G * CAPACITY * K, values + layer * G * CAPACITY * U,
-                    peaks, sums, parts, cosines, sines, H, G, K, KP, U, UP, CAPACITY, SPLITS, KEYS, ROTATED, HALVES,
+                    unit, place, tl.load(windows + layer), scale, qkv, keys + layer * G * CAPACITY * K,
+                    values + layer * G * CAPACITY * U, peaks, sums, parts, cosines, sines, H, G, K, KP, U, UP, CAPACITY,
+                    SPLITS, KEYS, ROTATED, HALVES,
                 )  # fmt: skip
-            first = pid * R_OUT
-            mixing = _tile(w_out + layer * D * H * U, first, D, j, j < H * U, H * U, R_OUT)
+            w = w_out + layer * D * H * U
+            mixing = _tile(w, pid * R_OUT, D, j, mixes, H * U, R_OUT)
             met += 1
             _meet(counter, met * programs)
-            heads = _mixed(j, j < H * U, peaks, sums, parts, H, U, SPLITS)
-            while first < D:
-                _put(mixing, heads, b_out + layer * D, mix, first, D, R_OUT, BIASED)
-                first += programs * R_OUT
-                mixing = _tile(w_out + layer * D * H * U, first, D, j, j < H * U, H * U, R_OUT)
-            first = pid * R_UP
-            tile = _tile(w_up + layer * F * D * (1 + GATED), first, F, d, real, D, R_UP)
+            heads = _mixed(j, mixes, peaks, sums, parts, H, U, SPLITS)
+            _multiply(mixing, w, heads, b_out + layer * D, mix, D, j, mixes, H * U, R_OUT, BIASED)
+            w = w_up + layer * F * D * (1 + GATED)
+            tile = _tile(w, pid * R_UP, F, d, real, D, R_UP)
             met += 1
             _meet(counter, met * programs)
             x += tl.load(mix + d, real, other=0.0, cache_modifier=".cg")
             y = _normalised(x, d, real, norm_f + layer * D, norm_f_bias + layer * D, eps, D, CENTRED, SHIFTED)
-            while first < F:
-                r = first + tl.arange(0, R_UP)
-                up = tl.sum(tile.to(tl.float32) * y[None, :], 1)
-                if BIASED:
-                    up += tl.load(b_up + layer * F + r, r < F, other=0.0)
-                if GATED:  # the gate's rows come after up's
-                    gate = _tile(w_up + layer * F * D * 2 + F * D, first, F, d, real, D, R_UP)
-                    up *= _activated(tl.sum(gate.to(tl.float32) * y[None, :], 1), ACTIVATION)
-                else:
-                    up = _activated(up, ACTIVATION)
-                tl.store(hidden + r, up, r < F, cache_modifier=".cg")
-                first += programs * R_UP
-                tile = _tile(w_up + layer * F * D * (1 + GATED), first, F, d, real, D, R_UP)
-            first = pid * R_DOWN
-            wide = _tile(w_down + layer * D * F, first, D, f, f < F, F, R_DOWN)
+            _raise(tile, w, y, b_up + layer * F, hidden, d, real, D, F, R_UP, GATED, ACTIVATION, BIASED)
+            w = w_down + layer * D * F
+            wide = _tile(w, pid * R_DOWN, D, f, inner, F, R_DOWN)
             met += 1
             _meet(counter, met * programs)
-            inner = tl.load(hidden + f, f < F, other=0.0, cache_modifier=".cg")
-            while first < D:
-                _put(wide, inner, b_down + layer * D, fed, first, D, R_DOWN, BIASED)
-                first += programs * R_DOWN
-                wide = _tile(w_down + layer * D * F, first, D, f, f < F, F, R_DOWN)
-        first = pid * R_HEAD
-        tile = _tile(head, first, V, d, real, D, R_HEAD)
+            z = tl.load(hidden + f, inner, other=0.0, cache_modifier=".cg")
+            _multiply(wide, w, z, b_down + layer * D, fed, D, f, inner, F, R_DOWN, BIASED)
+        tile = _tile(head, pid * R_HEAD, V, d, real, D, R_HEAD)
         met += 1
         _meet(counter, met * programs)
         x += tl.load(fed + d, real, other=0.0, cache_modifier=".cg")
         y = _normalised(x, d, real, last_norm, last_norm_bias, eps, D, CENTRED, SHIFTED) * head_scale
-        highest = float("-inf")
-        at = V
-        while first < V:
-            r = first + tl.arange(0, R_HEAD)
-            z = tl.sum(tile.to(tl.float32) * y[None, :], 1)
-            if HEAD_BIASED:
-                z += tl.load(head_bias + r, r < V, other=0.0)
-            tl.store(logits + r, z, r < V)
-            z = tl.where(r < V, z, float("-inf"))
-            peak = tl.max(z, 0)
-            here = tl.min(tl.where(z == peak, r, V), 0)
-            at = tl.where(peak > highest, here, at)
-            highest = tl.maximum(highest, peak)
-            first += programs * R_HEAD
-            tile = _tile(head, first, V, d, real, D, R_HEAD)
-        tl.store(best + pid, highest, cache_modifier=".cg")
-        tl.store(best_at + pid, at, cache_modifier=".cg")
+        _judge(tile, head, y, head_bias, logits, best, best_at, d, real, D, V, R_HEAD, HEAD_BIASED)
         met += 1
         _meet(counter, met * programs)
-        p = tl.arange(0, PP)
-        peaks_of = tl.load(best + p, p < programs, other=float("-inf"), cache_modifier=".cg")
-        ids = tl.load(best_at + p, p < programs, other=V, cache_modifier=".cg")
-        token = tl.min(tl.where(peaks_of == tl.max(peaks_of, 0), ids, V), 0)
+        token = _choose(best, best_at, V, PP)
         place += 1
         tl.store(tokens + place, token)
