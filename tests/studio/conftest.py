@@ -8,6 +8,7 @@ from glassformer import config as c
 from glassformer.studio import Settings
 from glassformer.studio.app import create_app
 from tests import folders
+from tests.studio.page import opened, served
 from tests.studio.serving import Asker, serving
 
 
@@ -51,6 +52,41 @@ def server(tmp_path_factory):
     """`glass serve` as a process of its own."""
     with serving(tmp_path_factory.mktemp("served")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def page_folder(tmp_path_factory):
+    """Where the studio of the page tests keeps its runs."""
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="session")
+def address(page_folder, model_folders):
+    """One studio for all tests of the page, with the four small models beside the bundled ones."""
+    with served(page_folder, models=tuple(model_folders)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser(address, model_folders):
+    """A browser; not for the whole session, because playwright's loop is in the way of tests that run their own."""
+    with opened(address) as found:
+        found.folders = {folder.name: folder for folder in model_folders}
+        yield found
+
+
+@pytest.fixture
+def well_behaved(browser):
+    """No console error, no exception, no request to elsewhere."""
+    yield
+    assert browser.problems == []
+
+
+@pytest.fixture
+def site(browser):
+    """The browser for a test that opens pages of its own."""
+    yield browser
+    assert browser.close_all() == []
 
 
 @pytest.fixture(scope="session")

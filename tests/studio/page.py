@@ -31,10 +31,12 @@ needs_browser = pytest.mark.skipif(
 )
 if not missing:
     from playwright.sync_api import expect
+
+    expect.set_options(timeout=20_000)  # a loaded machine is no fault of the page
 else:
     expect = None
 ROMEO = "ROMEO:\nBut soft, what light"
-REPEAT = "7KQ2M8XB7KQ2M8X"
+REPEAT = "H7KQ2M8XB7KQ2"
 
 
 class Opened:
@@ -42,6 +44,8 @@ class Opened:
 
     def __init__(self, browser: Any, address: str):
         self.browser, self.address = browser, address
+        self.folders: dict[str, Path] = {}
+        """Models served beside the bundled ones, by name."""
         self.problems: list[str] = []
 
     def open(self, width: int = 1280, height: int = 900, theme: str = "light", **selection: Any) -> Any:
@@ -89,14 +93,27 @@ def served(folder: Path, **given: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, **given: Any) -> Iterator[Opened]:
-    """A served studio and a browser."""
+def opened(address: str) -> Iterator[Opened]:
+    """A browser for the studio at an address."""
     from playwright.sync_api import sync_playwright
 
-    with served(folder, **given) as address, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         yield Opened(browser, address)
         browser.close()
+
+
+def slide(page: Any, label: str, value: Any) -> None:
+    """Move a slider as a hand would."""
+    page.get_by_label(label, exact=True).evaluate(
+        "(one, v) => { one.value = v; one.dispatchEvent(new Event('input')); }", str(value)
+    )
+
+
+def fits(page: Any, width: int) -> bool:
+    """Whether nothing sticks out of the window, once the charts have followed it."""
+    wide = "document.documentElement.scrollWidth"
+    return any(page.evaluate(wide) <= width or page.wait_for_timeout(100) for _ in range(30))
 
 
 def selection(page: Any) -> dict[str, str]:

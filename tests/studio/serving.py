@@ -87,7 +87,7 @@ class Server:
                 return error.code, json.loads(error.read())
 
     def wait_for_torch(self, seconds=60):
-        urllib.request.urlopen(self.address + "/").close()
+        assert self.post("/api/warm", {})[0] == 200
         wait_until(lambda: self.get("/api/state")["torch"] == "ready", seconds)
 
     def kill(self):

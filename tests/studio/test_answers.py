@@ -85,6 +85,10 @@ def test_until_torch_is_there_only_canned_answers_are_given(tmp_path, monkeypatc
         reply = client.post("/api/tokens", json={"model": "bard", "text": "other"})
         assert reply.status_code == 503
         assert reply.json()["loading"] is True
+        # the page, which asks so, is told the same without an error in its console
+        reply = client.post("/api/tokens", json={"model": "bard", "text": "other"}, headers={"prefer": "respond-async"})
+        assert reply.status_code == 202
+        assert reply.json()["loading"] is True
         assert client.post("/api/anatomy", json={"model": "bard"}).status_code == 200
         assert client.post("/api/size", json={"preset": "gpt2"}).status_code == 200
         assert client.get("/api/train/presets").status_code == 503

@@ -3,11 +3,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 import glassformer
-from tests.studio.serving import serving, wait_until
+from tests.studio.serving import serving
 
 LIGHT = """
 import asyncio, sys
@@ -45,14 +46,21 @@ def test_the_page_its_state_and_canned_answers_need_no_torch(tmp_path):
     assert done.stdout.strip() == "[200, 200, 200, 200, 200, 200, 400, 200, 200, 200] []"
 
 
-def test_torch_is_imported_after_the_first_page(tmp_path):
+def test_torch_is_imported_once_the_page_says_it_is_drawn(tmp_path):
     with serving(tmp_path) as server:
-        assert server.get("/api/state")["torch"] == "loading"
-        time.sleep(0.3)
-        assert server.get("/api/state")["torch"] == "loading"  # nobody has opened the page
         with urllib.request.urlopen(server.address) as page:
             assert b"<html" in page.read().lower()
-        wait_until(lambda: server.get("/api/state")["torch"] == "ready", 60)
+        told = {"model": "bard", "text": "ROMEO:\nBut soft, what light"}
+        status, answer = server.post("/api/tokens", told)
+        assert (status, len(answer["ids"])) == (200, 27)  # from the can
+        time.sleep(0.3)
+        assert not imports_torch(server)  # the page has not said so yet
+        server.wait_for_torch()
+        assert imports_torch(server)
+
+
+def imports_torch(server):
+    return "libtorch" in Path(f"/proc/{server.process.pid}/maps").read_text()
 
 
 def test_state_tells_version_models_and_limits(client):

@@ -85,10 +85,6 @@ def held(server, seconds, warm_up):
     return statuses, slowest, before, after
 
 
-def test_64_clients_for_some_seconds(server):
-    held(server, 3, 2)
-
-
 @pytest.mark.slow
 def test_64_clients_for_a_minute(tmp_path):
     with serving(tmp_path) as server:

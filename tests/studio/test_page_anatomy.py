@@ -6,21 +6,9 @@ import pytest
 import torch
 
 import glassformer as gf
-from tests.studio.page import ROMEO, expect, needs_browser, opened, panel, run_python, selection
+from tests.studio.page import ROMEO, expect, needs_browser, panel, run_python, selection
 
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory, model_folders):
-    with opened(tmp_path_factory.mktemp("studio"), models=tuple(model_folders)) as found:
-        yield found
-
-
-@pytest.fixture
-def site(browser):
-    yield browser
-    assert browser.close_all() == []
 
 
 def run_of(name, text, sites):

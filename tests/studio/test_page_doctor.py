@@ -8,26 +8,14 @@ import torch
 import glassformer as gf
 from glassformer import size
 from glassformer.finding import Finding
-from tests.studio.page import needs_browser, opened, panel, run_python
+from tests.studio.page import fits, needs_browser, panel, run_python
 
-pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory):
-    with opened(tmp_path_factory.mktemp("studio")) as found:
-        yield found
+pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
 
 
 @pytest.fixture(scope="module")
-def page(studio):
-    return studio.open(view="doctor", model="induction", prompt="ABCABC")
-
-
-@pytest.fixture(autouse=True)
-def _well_behaved(studio):
-    yield
-    assert studio.problems == []
+def page(browser):
+    return browser.open(view="doctor", model="induction", prompt="ABCABC")
 
 
 def tiles(page):
@@ -52,6 +40,7 @@ def test_a_healthy_model_is_examined_live(page):
     assert f"{verdicts.count('pass')} pass, 0 fail" in line
     assert verdicts.count("pass") > 10
     ids = rows.locator(".finding-id").all_inner_texts()
+    assert "causality" in rows.locator(".finding-family").all_inner_texts()
     assert {"causal_leak/future-token"} <= set(ids)
     # whatever numbers a row shows must agree with its verdict
     for verdict, text in zip(verdicts, rows.locator("td.num").all_inner_texts(), strict=True):
@@ -59,11 +48,11 @@ def test_a_healthy_model_is_examined_live(page):
     page.locator("[data-panel=leak] canvas").first.wait_for()
 
 
-def test_a_sick_model_gets_its_diagnosis_and_its_picture(studio, page):
+def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     leak = [[1.5, 0.25, 0.0], [0.5, 2.0, 0.125], [0.1, 0.2, 3.0]]
     seen = Finding.judge("causal_leak/future-token", 0.25, 1e-6, "nothing <b>later</b> may count", "mask the scores")
     answer = {
-        "id": "causal_leak", "title": "a place sees tokens after it", "place": {"layer": 1, "heads": [0, 2]},
+        "id": "causal_leak", "title": "a place sees tokens after it", "place": "layer 1, heads 0 and 2",
         "remedy": "mask the scores", "evidence": [seen.to_dict()], "consequences": ["cache_mismatch/step"],
     }  # fmt: skip
     done = {"healthy": False, "notes": ["padding (not examined): it takes no mask"], "leak": leak, "text": ""}
@@ -77,7 +66,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(studio, page):
     for part in (
         "a place sees tokens after it",
         "causal_leak",
-        "layer 1; heads 0, 2",
+        "layer 1, heads 0 and 2",
         "mask the scores",
         "cache_mismatch/step",
     ):
@@ -147,14 +136,8 @@ def test_the_chinchilla_plot_moves_with_the_budget(page):
     assert run_python(page, "chinchilla").value == 6e20
 
 
-def settled(page, width):
-    """Whether nothing sticks out of the window, once the charts have followed it."""
-    wide = "document.documentElement.scrollWidth"
-    return any(page.evaluate(wide) <= width or page.wait_for_timeout(100) for _ in range(30))
-
-
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 900})
-        assert settled(page, width)
+        assert fits(page, width)

@@ -6,21 +6,9 @@ import torch
 import glassformer as gf
 from glassformer.lens import zero
 from glassformer.lens.heads import head_table
-from tests.studio.page import REPEAT, expect, module, needs_browser, opened, panel, run_python, selection
+from tests.studio.page import REPEAT, expect, module, needs_browser, panel, run_python, selection
 
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory, model_folders):
-    with opened(tmp_path_factory.mktemp("studio"), models=tuple(model_folders)) as found:
-        yield found
-
-
-@pytest.fixture
-def site(browser):
-    yield browser
-    assert browser.close_all() == []
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +31,7 @@ def test_the_large_map_reads_the_traces_attention_and_a_click_locks_the_query(si
     for key in ["ArrowDown"] * 13 + ["ArrowRight"] * 5:
         page.keyboard.press(key)
     shown = panel(page, "head").locator(".readout").inner_text()
-    assert shown.startswith("M → 8: ")
+    assert shown.startswith("2 → M: ")
     assert float(shown.split(": ")[1]) == pytest.approx(float(pattern[12, 5]), abs=1 / 255)
     page.keyboard.press("Enter")
     assert selection(page)["token"] == "12"
@@ -51,7 +39,7 @@ def test_the_large_map_reads_the_traces_attention_and_a_click_locks_the_query(si
     weights = page.locator("#inspector td:last-child").all_inner_texts()
     assert float(weights[0].removesuffix(" %")) / 100 == pytest.approx(float(pattern[12].max()), abs=1 / 255)
     torch.testing.assert_close(run_python(page, "head"), pattern)
-    assert run_python(page, "grid").shape == (2, 2, 15, 15)
+    assert run_python(page, "grid").shape == (2, 2, 13, 13)
 
 
 def test_lines_are_drawn_for_short_texts_and_the_grid_takes_the_keyboard(site):

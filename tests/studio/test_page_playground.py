@@ -1,26 +1,16 @@
 """Playground: the bars, the text and the tree on the page are those of the library."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 import glassformer as gf
 from glassformer.generate import Sampling, distribution
-from tests.studio.page import ROMEO, expect, module, needs_browser, opened, panel, run_python, selection
+from tests.studio.page import ROMEO, expect, module, needs_browser, panel, run_python, selection, slide
 
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with opened(tmp_path_factory.mktemp("studio")) as found:
-        yield found
-
-
-@pytest.fixture
-def site(browser):
-    yield browser
-    assert browser.close_all() == []
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +31,6 @@ def shown(page):
     rows = page.locator(".bar-row").all()
     texts = [(r.locator(".piece").inner_text(), r.locator(".p").inner_text()) for r in rows]
     return [(word, 0.0 if p.startswith("(") else float(p.removesuffix(" %"))) for word, p in texts]
-
-
-def slide(page, label, value):
-    page.get_by_label(label, exact=True).evaluate(
-        "(one, v) => { one.value = v; one.dispatchEvent(new Event('input')); }", str(value)
-    )
 
 
 CASES = [
@@ -152,3 +136,10 @@ def test_the_beam_trees_filled_path_is_the_beam_searchs_text(site, bard):
     assert [w.replace("·", " ").replace("⏎", "\n") for w in filled[1:]] == [tokenizer.id_to_token(i) for i in wanted]
     assert run_python(page, "beam") == wanted
     assert page.locator(".tree g.kept").count() == 1 + 6 * 3
+    page.locator(".tree").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):  # enters at the prompt
+        page.keyboard.press(key)
+    assert page.locator(".tree g.pointed").count() == 1
+    expect(page.locator("#inspector-title")).to_have_text(re.compile("Beam: ."))
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".tree g.pointed text").first).to_have_text("prompt")

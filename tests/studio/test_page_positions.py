@@ -8,9 +8,9 @@ import torch
 
 import glassformer as gf
 from glassformer.model import positions
-from tests.studio.page import needs_browser, opened, panel, run_python
+from tests.studio.page import fits, needs_browser, panel, run_python, slide
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
 SCHEMES = ("sinusoidal", "rotary", "alibi", "t5", "learned")
 FIRST = {
     "Width D": 64,
@@ -23,35 +23,23 @@ OPENED = ('"width":64', '"length":128', '"pair":4', '"base":10000,')
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """A model with a learned table, beside the bundled ones, which have none."""
-    config = gf.config.replace(gf.presets.nano(), n_layers=1, d_model=32, d_ff=32, max_len=24, vocab_size=11)
-    model = gf.build(config, seed=3)
-    folder = tmp_path_factory.mktemp("models") / "tabled"
-    gf.save(model, folder, format="glass")
-    return folder, model.decoder.position.weight.detach()
+def table(model_folders):
+    """The learned table of the model `table`; the bundled ones have none."""
+    return gf.load(model_folders[-1]).decoder.position.weight.detach()
 
 
 @pytest.fixture(scope="module")
-def studio(tmp_path_factory, table):
-    with opened(tmp_path_factory.mktemp("studio"), models=(table[0],)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def page(studio):
+def page(browser):
     """One page for all tests: plotly.js is large."""
-    return studio.open(view="positions")
+    return browser.open(view="positions", model="table", prompt="3 1 4")
 
 
 @pytest.fixture(autouse=True)
-def _well_behaved(studio, page):
-    """Every test begins with the page as it opens, and ends without a problem."""
+def _as_it_opens(page):
+    """Every test begins with the page as it opens."""
     for label, value in FIRST.items():
-        move(page, label, value)
+        slide(page, label, value)
     page.locator("[data-panel=positions-rotary]" + "".join(f"[data-ready*='{part}']" for part in OPENED)).wait_for()
-    yield
-    assert studio.problems == []
 
 
 def shown(page, kind):
@@ -76,13 +64,7 @@ def cell(page, kind, row, column):
     return float(told.rpartition(": ")[2].replace("−", "-")), told
 
 
-def move(page, label, value):
-    page.get_by_label(label, exact=True).evaluate(
-        "(node, value) => { node.value = value; node.dispatchEvent(new Event('input')); }", value
-    )
-
-
-def test_every_scheme_shows_the_engines_numbers(page, table):
+def test_every_scheme_shows_the_engines_numbers(page, table, model_folders):
     asked, curves, shape = shown(page, "sinusoidal")
     waves = positions.sinusoids(torch.arange(255), 64, gf.config.Sinusoidal()).double()
     assert shape == [128, 64]
@@ -99,14 +81,16 @@ def test_every_scheme_shows_the_engines_numbers(page, table):
     np.testing.assert_allclose(curves[:, 1], -slopes[:, None] * np.abs(np.arange(-127, 128)), rtol=1e-6)
     assert cell(page, "alibi", 5, 1)[0] == pytest.approx(-4 * slopes[0], rel=1e-3)
 
-    _, curves, _ = shown(page, "t5")
-    buckets = positions.t5_buckets(torch.arange(-127, 128), gf.config.T5Bias(), causal=False)
-    np.testing.assert_array_equal(curves[0, 1], buckets.numpy())
+    asked, curves, _ = shown(page, "t5")
+    assert asked["model"] == "pair"  # the one here that has trained biases
+    biases = gf.load(model_folders[2]).decoder.position
+    buckets = positions.t5_buckets(torch.arange(-127, 128), biases.spec, causal=True)
+    np.testing.assert_allclose(curves[:, 1], biases.weight.detach()[buckets].T.numpy(), rtol=1e-6)
 
     asked, _, shape = shown(page, "learned")
-    assert asked["model"] == "tabled"
-    assert shape == [24, 32]
-    assert cell(page, "learned", 7, 4)[0] == pytest.approx(float(table[1][7, 4]), rel=5e-3)
+    assert asked["model"] == "table"
+    assert shape == [48, 24]
+    assert cell(page, "learned", 7, 4)[0] == pytest.approx(float(table[7, 4]), rel=5e-3)
 
 
 def test_the_rotation_is_that_of_the_offset_and_the_pair(page):
@@ -127,16 +111,16 @@ def test_the_rotation_is_that_of_the_offset_and_the_pair(page):
 
 def test_sliders_ask_again_and_a_narrow_width_keeps_its_pair(page):
     shown(page, "rotary")
-    move(page, "Pair that turns", 20)
-    move(page, "Length T", 40)
-    move(page, "Width D", 16)
+    slide(page, "Pair that turns", 20)
+    slide(page, "Length T", 40)
+    slide(page, "Width D", 16)
     changed = page.locator("[data-panel=positions-rotary][data-ready*='\"width\":16']")
     changed.wait_for()
     asked, curves, shape = shown(page, "rotary")
     assert (asked["pair"], asked["length"]) == (7, 40)  # 16 components are 8 pairs
     assert shape == [40, 8]
     assert curves.shape[-1] == 79
-    move(page, "Base", float(np.log(100)))
+    slide(page, "Base", float(np.log(100)))
     page.locator("[data-panel=positions-rotary][data-ready*='\"base\":100,']").wait_for()
     assert "0.0178" in panel(page, "positions-rotary").locator(".turn p").first.inner_text()  # 100^(-14/16)
 
@@ -149,14 +133,8 @@ def test_copy_as_python_gives_the_numbers_on_screen(page, table):
         assert cell(page, kind, 2, 1)[0] == pytest.approx(float(result.detach()[..., 2, 1]), rel=5e-3, abs=1e-3)
 
 
-def settled(page, width):
-    """Whether nothing sticks out of the window, once the charts have followed it."""
-    wide = "document.documentElement.scrollWidth"
-    return any(page.evaluate(wide) <= width or page.wait_for_timeout(100) for _ in range(30))
-
-
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 900})
-        assert settled(page, width)
+        assert fits(page, width)

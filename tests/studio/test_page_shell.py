@@ -10,12 +10,11 @@ import pytest
 
 import glassformer as gf
 from glassformer.studio.wire import Packet
-from tests.studio.page import CHROMIUM, FLAGS, ROMEO, expect, module, needs_browser, opened, panel, selection
+from tests.studio.page import CHROMIUM, FLAGS, ROMEO, expect, module, needs_browser, panel, selection
 from tests.studio.serving import serving
 
 STATIC = Path(gf.__file__).parent / "studio" / "static"
 SCRIPTS = sorted((STATIC / "js").glob("*.js"))
-VIEWS = ["playground", "anatomy", "heads", "stream", "positions", "theory", "train", "doctor"]
 
 
 @pytest.mark.parametrize("path", [*SCRIPTS, *sorted(STATIC.glob("*.css")), STATIC / "index.html"], ids=lambda p: p.name)
@@ -30,17 +29,17 @@ def test_files_of_the_page_are_short_plain_and_self_contained(path):
         assert not re.search(r"<script>|\son\w+=|style=", text)
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with opened(tmp_path_factory.mktemp("studio")) as found:
-        yield found
-
-
-@pytest.fixture
-def site(browser):
-    """No console error, no exception, no request to elsewhere, in any test of the page."""
-    yield browser
-    assert browser.close_all() == []
+def test_what_the_first_view_imports_is_preloaded():
+    """Each import that is not in the page's head costs a round trip before the page answers."""
+    needed, waiting = set(), ["shell", "view-playground"]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += re.findall(r'(?:from|import) "\./([\w-]+)\.js"', (STATIC / "js" / f"{name}.js").read_text())
+    told = re.findall(r'modulepreload" href="/static/js/([\w-]+)\.js"', (STATIC / "index.html").read_text())
+    assert sorted(told) == sorted(needed - {"shell"})
+    assert "plotly" not in (STATIC / "index.html").read_text()
 
 
 @needs_browser
@@ -90,25 +89,67 @@ def test_the_theme_is_switched_and_kept(site):
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
-NAMELESS = """() => [...document.querySelectorAll(
-    'button, a, input, select, textarea, canvas[tabindex], [role=button]')].filter((one) => {
-  if (!one.offsetParent && !(one instanceof SVGElement)) return false;
-  return !(one.getAttribute('aria-label') || one.textContent.trim() || one.labels?.[0]?.textContent);
-}).map((one) => one.outerHTML.slice(0, 90))"""
+@needs_browser
+def test_while_torch_loads_the_state_is_polled_and_nothing_stands_in_the_console(site):
+    page = site.open(view="playground")
+    page.wait_for_selector("[data-panel=next][data-ready]")
+    asked, states = [], iter(["loading", "loading"])
+
+    def lens(route):
+        asked.append(route.request.headers["prefer"])
+        if len(asked) > 1:
+            return route.continue_()
+        return route.fulfill(status=202, json={"error": "torch is still being imported.", "loading": True})
+
+    def state(route):
+        told = route.fetch().json()
+        return route.fulfill(json={**told, "torch": next(states, "ready")})
+
+    page.route("**/api/lens", lens)
+    page.route("**/api/state", state)
+    page.click("nav a[data-view=stream]")
+    expect(page.locator("#engine")).to_have_text("Loading the engine …")
+    page.wait_for_selector("glass-stream [data-panel=lens][data-ready]")
+    expect(page.locator("#engine")).to_have_text("")
+    assert asked == ["respond-async"] * 2  # once, and again when it was there
+    assert next(states, None) is None
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 400])
-def test_every_control_has_a_name_and_the_page_does_not_scroll_sideways(site, width):
-    page = site.open(width=width, view="playground")
-    for view in VIEWS[:4]:
+def test_another_model_takes_the_places_of_the_former_along(site):
+    page = site.open(view="stream", model="bard", prompt="ROMEO: be", token=5, layer=4, head=3, answer="60")
+    page.wait_for_selector("glass-stream [data-panel=lens][data-ready]")
+    assert module(page, "store", "m.store.set({model: 'induction', prompt: 'ABAB'}); return m.store.ids;") == []
+    page.wait_for_selector("glass-stream [data-panel=lens][data-ready='4']")
+    assert selection(page) == {"view": "stream", "model": "induction", "prompt": "ABAB"}
+    page.go_back()
+    page.wait_for_selector("glass-stream [data-panel=lens][data-ready='9']")
+    assert selection(page)["token"] == "5"
+
+
+@needs_browser
+def test_an_encoder_decoder_has_a_field_for_its_answer_and_fills_it_itself(site):
+    page = site.open(view="playground", model="pair", prompt="3 1 4 1 5")
+    own = list(gf.generate(gf.load(site.folders["pair"]), [[3, 1, 4, 1, 5]], 24, gf.Sampling(0.0))[0])
+    expect(page.locator("#target-tokens .chip")).to_have_count(len(own))
+    page.wait_for_selector(f"[data-panel=next][data-ready='{len(own)}']")
+    page.get_by_label("What the decoder reads").fill("0 7 9")
+    page.wait_for_selector("[data-panel=next][data-ready='3']")
+    page.locator("#target-tokens .chip").nth(1).click()
+    page.wait_for_selector("[data-panel=next][data-ready='2']")
+    for view, ready in (
+        ("heads", "grid][data-drawn"),
+        ("stream", "lens][data-ready='3'"),
+        ("anatomy", "part][data-site"),
+    ):
         page.click(f"nav a[data-view={view}]")
-        page.wait_for_selector(f"glass-{view} .panel")
-        assert page.evaluate(NAMELESS) == []
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    page.reload()
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
+        page.wait_for_selector(f"[data-panel={ready}]")
+    page.click("nav a[data-view=playground]")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_selector("button:enabled:text-is('Use as prompt')")
+    page.select_option("#model", "table")
+    expect(page.locator("#target-field")).to_be_hidden()
+    page.wait_for_selector("#target-strip", state="hidden")
 
 
 @needs_browser
@@ -144,7 +185,6 @@ def test_tensors_arrive_as_they_were_sent(site):
     ("view", "name", "kind", "drawn"),
     [
         ("playground", "next", "svg", "[data-panel=next][data-ready]"),
-        ("playground", "next", "png", "[data-panel=next][data-ready]"),
         ("heads", "grid", "png", "[data-panel=grid][data-drawn]"),
         ("stream", "norms", "svg", "[data-panel=norms] .js-plotly-plot"),
     ],

@@ -5,21 +5,9 @@ import torch
 
 import glassformer as gf
 from glassformer.lens import attribute_logits, logit_lens, patch_effects, stream_norms
-from tests.studio.page import ROMEO, expect, needs_browser, opened, panel, run_python, selection
+from tests.studio.page import ROMEO, expect, needs_browser, panel, run_python, selection
 
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with opened(tmp_path_factory.mktemp("studio")) as found:
-        yield found
-
-
-@pytest.fixture
-def site(browser):
-    yield browser
-    assert browser.close_all() == []
 
 
 @pytest.fixture(scope="module")

@@ -4,28 +4,16 @@ import pytest
 
 import glassformer as gf
 from glassformer.claims import TITLES
-from tests.studio.page import needs_browser, opened, panel, run_python, selection
+from tests.studio.page import fits, needs_browser, panel, run_python, selection
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
 CLAIM = "softmax-row-stochastic"  # it has a knob, a figure and an erratum, and is quick
 OTHER = "rope-relative"
 
 
 @pytest.fixture(scope="module")
-def studio(tmp_path_factory):
-    with opened(tmp_path_factory.mktemp("studio")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def page(studio):
-    return studio.open(view="theory", claim=CLAIM)
-
-
-@pytest.fixture(autouse=True)
-def _well_behaved(studio):
-    yield
-    assert studio.problems == []
+def page(browser):
+    return browser.open(view="theory", claim=CLAIM)
 
 
 def choose(page, id):
@@ -61,6 +49,11 @@ def test_every_claim_is_listed_under_its_chapter_and_the_search_narrows(page):
     page.get_by_label("Search the claims").fill("rope proved")
     page.get_by_text(f"1 of {count} claims").wait_for()
     assert links.count() == 1
+    named = [id for id, claim in gf.claims.ALL.items() if any("E32" in source.errata for source in claim.sources)]
+    for wanted, ids in (("E32", named), ("Bishop 12.3", ["orthogonal-inputs-fixed-point"])):
+        page.get_by_label("Search the claims").fill(wanted)
+        page.get_by_text(f"{len(ids)} of {count} claims").wait_for()
+        assert links.evaluate_all("all => all.map((a) => a.dataset.claim)") == ids
     page.get_by_label("Search the claims").fill("<b>nothing</b>")
     page.get_by_text(f"0 of {count} claims").wait_for()
     page.get_by_label("Search the claims").fill("")
@@ -113,14 +106,8 @@ def test_a_claim_runs_live_its_control_turns_it_and_its_knob_moves_the_figure(pa
     run(page, CLAIM, "whole")
 
 
-def settled(page, width):
-    """Whether nothing sticks out of the window, once the charts have followed it."""
-    wide = "document.documentElement.scrollWidth"
-    return any(page.evaluate(wide) <= width or page.wait_for_timeout(100) for _ in range(30))
-
-
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 900})
-        assert settled(page, width)
+        assert fits(page, width)

@@ -1,14 +1,16 @@
 """The view "Train": a run is started, followed, survives a reload, pauses and goes on; every point is drawn."""
 
 import json
+import os
+import signal
 import time
 
 import pytest
 
 import glassformer as gf
-from tests.studio.page import module, needs_browser, opened, panel, selection
+from tests.studio.page import fits, module, needs_browser, panel, selection
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
 TEXT = (
     "ROMEO:\nBut soft, what light? the cat sat on the mat and the dog on the log <b>and</b> then they ran away. " * 40
 )
@@ -16,25 +18,13 @@ TINY = {"Layers L": 1, "Width D": 16, "Heads H": 2, "Longest context": 32, "Batc
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("studio")
+def folder(page_folder):
+    return page_folder
 
 
 @pytest.fixture(scope="module")
-def studio(folder):
-    with opened(folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def page(studio):
-    return studio.open(view="train")
-
-
-@pytest.fixture(autouse=True)
-def _well_behaved(studio):
-    yield
-    assert studio.problems == []
+def page(browser):
+    return browser.open(view="train")
 
 
 def control(page, label):
@@ -133,12 +123,51 @@ def test_every_point_is_kept_and_a_long_curve_keeps_its_peaks(page):
     assert ys[xs.index(3333)] == 99
 
 
+def test_a_run_that_was_interrupted_can_be_resumed_and_its_memory_is_known(page, folder):
+    """A run whose process has died, as the folder shows it; what Resume asks the server is kept from it here."""
+    run = folder / "runs" / "run-dead"
+    run.mkdir(parents=True)
+    facts = {"created": time.time(), "wanted": "running", "corpus": "embedded", "preset": "nano", "steps": 9}
+    (run / "studio.json").write_text(json.dumps({**facts, "peak_bytes": 300 * 2**20, "predicted_bytes": 2**20}))
+    events = [
+        {"event": "start", "step": 0, "steps": 9, "tokens_per_step": 8, "parameters": 5, "device": "cpu", "uniform": 4},
+        {"event": "step", "step": 1, "loss": 3.5, "gradient_norm": 1.0, "steps_per_second": 5.0, "lr": 0.1},
+    ]
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    page.goto(page.url.split("#")[0] + "#view=train&run=run-dead")
+    state(page, "run-dead", "failed")
+    shown = panel(page, "loss")
+    shown.locator(".run-state[data-state=failed]").wait_for()
+    page.locator("[data-panel=memory] .chart").wait_for()
+    bars = page.locator("[data-panel=memory] .chart").evaluate(
+        "node => node.data[0].x.map((v, i) => [node.data[0].y[i], v])"
+    )
+    assert dict(bars) == {"predicted": 1, "highest": 300}
+    asked = []
+    page.route("**/api/train/run-dead/resume", lambda r: (asked.append(r.request.method), r.fulfill(json={})))
+    shown.get_by_role("button", name="Resume").click()
+    page.locator("tr[data-run=run-dead]").get_by_role("button", name="Resume").click()
+    page.wait_for_timeout(200)
+    assert asked == ["POST", "POST"]
+    page.unroute("**/api/train/run-dead/resume")
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_when_resumed(page, folder):
+    run = start(page, 400)
+    page.locator("[data-panel=loss][data-points]").wait_for(timeout=60_000)
+    os.kill(json.loads((folder / "runs" / run / "studio.json").read_text())["pid"], signal.SIGKILL)
+    state(page, run, "failed")
+    panel(page, "loss").get_by_role("button", name="Resume").click()
+    state(page, run, "finished")
+    page.locator("[data-panel=loss][data-points='400']").wait_for()
+
+
 def test_nothing_is_wider_than_the_window_at_either_width(page):
     for width, theme in ((400, "dark"), (1280, "light")):
         page.emulate_media(color_scheme=theme)
         page.set_viewport_size({"width": width, "height": 900})
-        wide = "document.documentElement.scrollWidth"
-        assert any(page.evaluate(wide) <= width or page.wait_for_timeout(100) for _ in range(30))
+        assert fits(page, width)
 
 
 @pytest.mark.slow

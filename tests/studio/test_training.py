@@ -6,6 +6,7 @@ import urllib.request
 import pytest
 
 from glassformer.studio import training as module
+from glassformer.studio.api import train as train_view
 from glassformer.studio.errors import BusyError, ConflictError, StudioError, UnknownError
 from glassformer.studio.settings import Limits
 from glassformer.studio.training import Trainings
@@ -81,6 +82,22 @@ def test_states_follow_from_lock_wish_and_events(trainings, monkeypatch):
         trainings.end(run, "paused")
     with pytest.raises(ConflictError):
         trainings.resume(run)
+
+
+def test_the_most_memory_a_run_held_is_kept_and_survives_a_restart(trainings, monkeypatch):
+    """A run that outlived its server: this process plays it, and holds its lock."""
+    monkeypatch.setattr(module, "WATCH_SECONDS", 0.01)
+    run = fake(trainings, monkeypatch)
+    run.note(pid=os.getpid(), peak_bytes=1)
+    handle = hold(run)
+    assert trainings.recover() == []  # nothing to begin anew, but it is watched
+    peak = wait_until(lambda: held if (held := run.meta().get("peak_bytes", 0)) > 1 else 0)
+    os.close(handle)
+    assert peak <= run.memory()["peak"]
+    assert peak > 1e7
+    assert Trainings(trainings.folder, Limits()).describe(run)["peak"] >= peak
+    run.note(peak_bytes=10**15)  # a former process held more
+    assert train_view._memory(run)["peak"] == 10**15
 
 
 def test_only_what_is_wanted_dead_and_blameless_is_recovered(trainings, monkeypatch):

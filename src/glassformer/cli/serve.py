@@ -6,7 +6,7 @@ import sys
 import threading
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -80,12 +80,19 @@ def run(settings: "Settings", listening: socket.socket, open_page: bool) -> None
         timeout_graceful_shutdown=3,
         ws="none",
     )
-    server: Any = uvicorn.Server(config)
     address = page_address(settings, listening.getsockname()[1])
-    print(f"the studio is at {address}", flush=True)
-    if open_page and sys.stdout.isatty():
-        threading.Timer(0.5, webbrowser.open, [address]).start()
-    server.run(sockets=[listening])
+
+    class Announced(uvicorn.Server):
+        """Says where it is once it answers."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                print(f"the studio is at {address}", flush=True)
+                if open_page and sys.stdout.isatty():
+                    threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+
+    Announced(config).run(sockets=[listening])
 
 
 def page_address(settings: "Settings", port: int) -> str:

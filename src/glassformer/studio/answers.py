@@ -60,7 +60,6 @@ class Studio:
 
     def from_the_can(self, path: str, request: Request, asked: Asked) -> Response | None:
         """An answer computed at build time, as long as torch is not there; None: compute it."""
-        self.engine.start()
         if self.engine.state == "ready":
             return None
         wanted = MEDIA_TYPE in request.headers.get("accept", "")
@@ -160,6 +159,11 @@ def answered(handler: Callable[[Request], Awaitable[Any]], v1: bool = False) -> 
             return await handler(request)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
+        except LoadingError as error:
+            status, body = explained(error, v1)
+            # the page asks so: a 503 would stand in its console as an error, and waiting here would hold a connection
+            waits = request.headers.get("prefer") == "respond-async"
+            return json_response(body, 202 if waits else status, {"retry-after": "1"})
         except Exception as error:
             status, body = explained(error, v1)
             return json_response(body, status, {"retry-after": "1"} if status in (429, 503) else None)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -87,6 +86,7 @@ def _routes(studio: Studio) -> list[Route | Mount]:
         *(route(f"/api/{name}", functools.partial(_light, name), "POST") for name in LIGHT),
         *(route(f"/api/{name}", functools.partial(_streamed, name), "POST") for name in STREAMED),
         route("/api/next", _next, "POST"),
+        route("/api/warm", _warm, "POST"),
         route("/api/claims/{id}/run", _run_claim, "POST"),
         route("/api/train/upload", _upload, "POST"),
         route("/api/train/{run}/{action}", _act, "POST"),
@@ -125,8 +125,15 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 
 async def _page(studio: Studio, request: Request) -> Response:
-    """The page; torch is imported once it has been sent."""
-    return FileResponse(STATIC / "index.html", background=BackgroundTask(studio.engine.start))
+    """The page. It asks for torch (`warm`) once it is drawn: an import beside it would slow every file it loads."""
+    return FileResponse(STATIC / "index.html")
+
+
+async def _warm(studio: Studio, request: Request) -> Response:
+    """Begin to import torch, if nobody has."""
+    await studio.read(request, schema.Asked)
+    studio.engine.start()
+    return json_response({"torch": studio.engine.state})
 
 
 async def _plotly(studio: Studio, request: Request) -> Response:
@@ -169,7 +176,6 @@ async def _posted(name: str, studio: Studio, request: Request) -> Response:
 async def _light(name: str, studio: Studio, request: Request) -> Response:
     kind, function = LIGHT[name]
     asked = await studio.read(request, kind)
-    studio.engine.start()
     ready = studio.engine.state == "ready"
     return await studio.answer(request, lambda ticket: function(studio.shelf, asked, ready))
 

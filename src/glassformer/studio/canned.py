@@ -18,7 +18,7 @@ from glassformer.studio.settings import Limits
 from glassformer.studio.wire import MEDIA_TYPE, Packet, to_json
 
 FOLDER = Path(__file__).parent / "static" / "canned"
-PROMPTS = {"bard": "ROMEO:\nBut soft, what light", "induction": "7KQ2M8XB7KQ2M8X"}
+PROMPTS = {"bard": "ROMEO:\nBut soft, what light", "induction": "H7KQ2M8XB7KQ2"}
 """What the page shows each bundled model with."""
 SLIDERS = {"width": 64, "base": 10000.0, "length": 128, "offset": -8, "heads": 8, "pair": 4}
 """Where the sliders of the positions stand at first."""

@@ -24,7 +24,8 @@ Index = Annotated[int, Field(ge=0, le=10_000)]
 class Asked(BaseModel):
     """The base of all requests."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    # validators are built when a request first needs them: the page does not wait for those of forty kinds
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, defer_build=True)
 
 
 class AboutModel(Asked):
@@ -32,7 +33,8 @@ class AboutModel(Asked):
 
 
 class AboutText(AboutModel):
-    """A model and what it reads: ids, or a text. An encoder-decoder's `target` is what its decoder reads."""
+    """A model and what it reads: ids, or a text. An encoder-decoder's `target` is what its decoder reads; its own
+    greedy answer when it is left out."""
 
     ids: Ids | None = None
     text: Text | None = None
@@ -46,7 +48,9 @@ class AboutText(AboutModel):
 
 
 class Tokens(AboutText):
-    pass
+    """`target_text` is the decoder's text of an encoder-decoder; without it and `target`, its own answer is told."""
+
+    target_text: Text | None = None
 
 
 class Sampled(Asked):

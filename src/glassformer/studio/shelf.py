@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from glassformer.model import Model
 
 TITLES = {
-    "bard": "Shakespeare, character by character",
-    "induction": "Two layers of attention that continue repetitions",
+    "bard": "Shakespeare, by characters",
+    "induction": "Two layers, continues repetitions",
 }
 
 
@@ -113,7 +113,7 @@ class Shelf:
     def entries(self) -> dict[str, Entry]:
         """Everything that can be named now."""
         trained = {name: Entry(name, path, f"Trained here: {name}") for name, path in self.more().items()}
-        return {**trained, **self._fixed}
+        return {**self._fixed, **{name: entry for name, entry in trained.items() if name not in self._fixed}}
 
     def entry(self, name: str) -> Entry:
         entries = self.entries()

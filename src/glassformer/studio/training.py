@@ -2,7 +2,8 @@
 
     FOLDER/corpora/NAME.txt        uploaded texts
     FOLDER/runs/ID/spec.toml       what was asked for
-                   studio.json     what is wanted of it (running, paused, stopped), its process, its forecast
+                   studio.json     what is wanted of it (running, paused, stopped), its process, its forecast and
+                                   the most memory it held
                    events.jsonl    every event, appended; an event's id is the offset of its end
                    errors.txt      what the process said on standard error
                    lock            held by the process as long as it lives
@@ -32,6 +33,8 @@ from glassformer.studio.errors import BusyError, ConflictError, StudioError, Unk
 from glassformer.studio.settings import Limits
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+WATCH_SECONDS = 0.5
+"""Between two looks at the memory of a running process."""
 MOST_RESTARTS = 3
 """A run that died this often without an event in between is left alone."""
 
@@ -135,6 +138,7 @@ class Trainings:
         self.folder, self.limits = folder, limits
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.RLock()
+        self._closed = threading.Event()
 
     def runs(self) -> list[Run]:
         """Newest first."""
@@ -205,7 +209,8 @@ class Trainings:
         last: dict[str, Any] = next((e for e in reversed(events) if "step" in e), {})
         best = [e["loss"] for e in events if e["event"] == "validation" and isinstance(e.get("loss"), float)]
         out = {"run": run.id, "state": state, "step": last.get("step", 0), **{key: meta.get(key) for key in known}}
-        out |= {"predicted": meta.get("predicted_bytes"), "best": min(best, default=None)}
+        out |= {"predicted": meta.get("predicted_bytes"), "peak": meta.get("peak_bytes")}
+        out["best"] = min(best, default=None)
         if state == "failed":
             out["error"] = run.error() or "the process ended without a word: resume the run, or see its errors.txt."
         return {**out, "model": run.id if (run.best / "model.safetensors").exists() else None}
@@ -260,6 +265,8 @@ class Trainings:
         with self._lock:
             for run in reversed(self.runs()):
                 meta = run.meta()
+                if run.alive():  # it outlived the last server
+                    self._watch(run)
                 if meta.get("wanted") != "running" or self.state(run) != "failed" or run.error():
                     continue
                 if meta.get("restarts", 0) >= MOST_RESTARTS or self._busy() >= self.limits.runs:
@@ -278,6 +285,7 @@ class Trainings:
             for child in self._children.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(10)
+        self._closed.set()
 
     def _busy(self) -> int:
         return sum(run.alive() for run in self.runs())
@@ -317,3 +325,18 @@ class Trainings:
                 os.close(lock)  # the child has its own hold of it
         self._children[run.id] = child
         run.note(pid=child.pid)
+        self._watch(run)
+
+    def _watch(self, run: Run) -> None:
+        """Keep the most memory that the run's process held, in a thread that ends with it or with this server."""
+
+        def look() -> None:
+            while run.alive():
+                held = run.memory()
+                with self._lock:
+                    if held and held["peak"] > run.meta().get("peak_bytes", 0) and run.folder.exists():
+                        run.note(peak_bytes=held["peak"])
+                if self._closed.wait(WATCH_SECONDS):
+                    return
+
+        threading.Thread(target=look, name=f"memory of {run.id}", daemon=True).start()

@@ -31,26 +31,51 @@ class Packet:
     """low and high of a u8 tensor; its own range where it is not given."""
 
     def encode(self) -> bytes:
-        import numpy as np
-
         payload, rows = bytearray(), []
         for name, (tensor, wanted) in self.tensors.items():
-            array = np.asarray(tensor.detach().cpu().double().numpy() if hasattr(tensor, "detach") else tensor)
-            finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
-            low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+            array = _array(tensor, exact=wanted != "u8")
+            low, high = self.ranges.get(name) or _range(array)
             dtype = "f32" if wanted == "f16" and max(abs(low), abs(high)) > HALF_MAX else wanted
             if dtype == "u8":
-                low, high = self.ranges.get(name, (low, high))
-                span = (high - low) or 1.0
-                array = np.clip(np.rint((np.nan_to_num(array) - low) / span * 255), 0, 255)
+                array = _in_bytes(array, low, high)
             offset = len(payload)
-            payload += array.astype(_NUMPY[dtype]).tobytes()
+            payload += array.astype(_NUMPY[dtype], copy=False).tobytes()
             payload += bytes(-len(payload) % 4)
             shape = list(array.shape)
             rows.append({"name": name, "dtype": dtype, "shape": shape, "offset": offset, "low": low, "high": high})
         header = to_json({"tensors": rows, "meta": self.meta})
         header += b" " * (-(len(header) + 8) % 4)
         return MAGIC + struct.pack("<I", len(header)) + header + bytes(payload)
+
+
+def _array(tensor: Any, exact: bool) -> Any:
+    """As numpy; patterns that become bytes stay as they are, for there are millions of them."""
+    import numpy as np
+
+    if not hasattr(tensor, "detach"):
+        return np.asarray(tensor)
+    held = tensor.detach().cpu()
+    return (held.double() if exact else held.float()).numpy()
+
+
+def _range(array: Any) -> tuple[float, float]:
+    """The least and the largest finite number."""
+    import numpy as np
+
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+
+
+def _in_bytes(array: Any, low: float, high: float) -> Any:
+    """0 to 255 over the range, row by row of the first axis: no copy is larger than one of them."""
+    import numpy as np
+
+    out = np.empty(array.shape, np.uint8)
+    scale = 255 / ((high - low) or 1.0)
+    for row, target in zip(np.atleast_2d(array), np.atleast_2d(out), strict=True):
+        part = np.nan_to_num(row - low, copy=False) * scale
+        target[...] = np.clip(np.rint(part, out=part), 0, 255, out=part)
+    return out
 
 
 def decode(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,26 +3,25 @@ import pytest
 from glassformer.studio.api.doctor import leak_matrix
 
 
-def test_a_healthy_model_is_said_to_be_and_its_future_does_not_leak(ask):
+def test_a_healthy_model_is_said_to_be_its_future_does_not_leak_and_it_is_left_alone(ask, shelf):
+    before = {name: value.clone() for name, value in shelf.get("table").model.state_dict().items()}
     events = ask.events("doctor", model="table", quick=True)
     names = [name for name, _ in events]
     assert names[-1] == "done"
     assert names.index("finding") > names.index("progress")
+    last = len(names) - 1 - names[::-1].index("progress")
+    assert names[:last].count("finding") > 5  # they come while probes still run
     done = events[-1][1]
     assert done["healthy"], done["text"]
     leak = done["leak"]
     assert all(leak[t][s] == 0 for t in range(len(leak)) for s in range(t + 1, len(leak)))
     assert max(map(max, leak)) > 0
-    findings = [data for name, data in events if name == "finding"]
-    assert any(f["id"].startswith("causal_leak") and f["verdict"] == "pass" for f in findings)
-
-
-def test_the_model_on_the_shelf_is_left_alone(ask, shelf):
-    before = {name: value.clone() for name, value in shelf.get("table").model.state_dict().items()}
-    ask.events("doctor", model="table", quick=True)
     after = shelf.get("table").model.state_dict()
     assert all((before[name] == after[name]).all() for name in before)
     assert not shelf.get("table").model.training
+    findings = [data for name, data in events if name == "finding"]
+    assert {"modes", "causality"} <= {data["family"] for data in findings}
+    assert any(f["id"].startswith("causal_leak") and f["verdict"] == "pass" for f in findings)
 
 
 def test_a_leaking_model_is_found(shelf, ask, monkeypatch):

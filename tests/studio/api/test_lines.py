@@ -109,10 +109,42 @@ def test_the_lines_of_every_view_run_and_give_its_numbers(client, ask, view, tmp
         assert state.step == 2
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "alibi", "t5", "learned"])
-def test_lines_of_every_position_scheme(client, ask, kind):
-    more = {"model": "table"} if kind == "learned" else {}
-    asked = {"kind": kind, "length": 48, "width": 24, **more}
+PAIR = {"model": "pair", "ids": [3, 1, 4, 1, 5]}
+SAID = {**PAIR, "target": [0, 9, 2]}
+
+
+@pytest.mark.parametrize("asked", [PAIR, SAID], ids=["its own answer", "an answer given"])
+def test_the_lines_of_an_encoder_decoder_make_the_target_that_the_view_has(client, ask, asked):
+    """The decoder's input is the request's, or the model's own answer: the lines say which and give its numbers."""
+    table = {
+        "lens": lambda r: close(r.entropy[:, 0], ask("lens", **asked)["entropy"]),
+        "attribution": lambda r: close(r.values[:, 0], ask("attribution", **asked)["values"]),
+        "depth": lambda r: close(r.deviation[:, 0], ask("depth", **asked)["rank"]["deviation"]),
+        "next": lambda r: all(close(r[row["id"]], row["p"]) for row in ask("next", **asked)["top"]),
+        "generate": lambda r: r == ask.events("generate", **asked, max_new_tokens=5, seed=2)[-1][1]["ids"],
+    }
+    for view, holds in table.items():
+        more = {"max_new_tokens": 5, "seed": 2} if view == "generate" else {}
+        code = python(client, view, **asked, **more)
+        result = run(code)
+        assert holds(result), (view, code)
+    for where in ("self", "cross", "encoder"):
+        wanted = torch.tensor(ask.tensors("patterns", **asked, where=where)[0]["pattern"])
+        assert (run(python(client, "patterns", **asked, where=where)) - wanted).abs().max() < 3e-3
+    heads = {"heads": [[1, 2]], "mode": "zero"}
+    after = ask("ablate", **asked, **heads)["after"]
+    result = run(python(client, "ablate", **asked, **heads))
+    assert all(close(result[row["id"]], row["p"]) for row in after)
+    cell = {"site": "decoder.block.0.cross.pattern", "index": [0, 1, 2]}
+    assert close(run(python(client, "cell", **asked, **cell)), ask("cell", **asked, **cell)["value"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("sinusoidal", None), ("rotary", None), ("alibi", None), ("t5", None), ("t5", "pair"), ("learned", "table")],
+)
+def test_lines_of_every_position_scheme(client, ask, kind, model):
+    asked = {"kind": kind, "length": 40, "width": 24, **({"model": model} if model else {})}
     result = run(python(client, "positions", **asked))
     assert close(result.detach(), ask.tensors("positions", **asked)[0]["map"].copy())
 

@@ -119,6 +119,26 @@ def test_every_level_of_the_tree_keeps_as_many_as_there_are_beams(ask, bard):
         assert all(told["nodes"][parent]["kept"] for parent in parents)
 
 
+def test_an_encoder_decoder_tells_what_its_decoder_reads_and_goes_on_from_it(ask, shelf):
+    """Its own greedy answer when nothing is given; the next token and a longer answer follow what was said."""
+    model, source = shelf.get("pair").model, [3, 1, 4, 1, 5]
+    own = list(gf.generate(model, [source], 24, gf.Sampling(0.0))[0])
+    told = ask("tokens", model="pair", ids=source)
+    assert told["target"]["ids"] == own
+    assert ask("tokens", model="pair", ids=source, target=[0, 7])["target"]["ids"] == [0, 7]
+    assert "target" not in ask("tokens", model="bard", text="To be")
+    logits, _ = ask.tensors("next", model="pair", ids=source, target=own[:4])
+    with torch.no_grad():
+        wanted = model(torch.tensor([source]), torch.tensor([own[:4]]))[0, -1]
+    torch.testing.assert_close(torch.tensor(logits["logits"]), wanted, rtol=1e-5, atol=1e-5)
+    about = {"model": "pair", "ids": source, "temperature": 0.0, "max_new_tokens": 6}
+    for cache in (True, False):
+        done = ask.events("generate", **about, target=own[:4], cache=cache)[-1][1]
+        assert done["ids"] == own[4:10]
+    status, told = ask.refused("tokens", model="pair", ids=source, target_text="hello")
+    assert (status, "token ids" in told) == (400, True)
+
+
 def test_an_encoder_cannot_continue(ask):
     for path, more in (("next", {}), ("beam", {})):
         status, sentence = ask.refused(path, model="both", ids=[1, 2], **more)

@@ -34,6 +34,14 @@ def test_words_of_every_claim_come_in_pieces_of_text_and_wellformed_mathml(clien
             assert "$" not in piece["text"]
 
 
+def test_a_claim_is_listed_with_its_sources_and_errata(client):
+    """What the page's search looks through: `E32` and `Bishop 12.3` must be found."""
+    rows = {row["id"]: row for row in client.get("/api/claims").json()}
+    assert "kv-cache-exact" in [id for id, row in rows.items() if "E32" in row["errata"]]
+    assert "Bishop 12.3" in rows["orthogonal-inputs-fixed-point"]["sources"]
+    assert {"E01", "E02", "E03"} <= set(rows["orthogonal-inputs-fixed-point"]["errata"])
+
+
 def test_running_a_claim_gives_the_finding_of_check(ask):
     events = ask.events(f"claims/{QUICK}/run", seed=3)
     wanted = plain(gf.check(QUICK, seed=3).to_dict())

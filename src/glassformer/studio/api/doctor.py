@@ -1,17 +1,20 @@
 """Doctor: a model of the shelf examined, and what it has."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glassformer.studio import schema
 from glassformer.studio.events import Emit
 from glassformer.studio.jobs import Ticket
 from glassformer.studio.shelf import Shelf
 
+if TYPE_CHECKING:
+    from glassformer.finding import Finding
+
 LEAK_LENGTH = 12
 
 
 def examine(shelf: Shelf, asked: schema.Doctor, ticket: Ticket, emit: Emit) -> None:
-    """Events `progress` while probes run, then each `finding`, each `diagnosis`, and `done` with the leak matrix.
+    """Events `progress` and `finding` while probes run, then each `diagnosis`, and `done` with the leak matrix.
 
     The patient is a copy of its own: a large model is changed and restored by some probes, and others may be using it.
     """
@@ -23,9 +26,10 @@ def examine(shelf: Shelf, asked: schema.Doctor, ticket: Ticket, emit: Emit) -> N
     def tell(what: str, done: int, of: int) -> None:
         emit("progress", {"what": what, "done": done, "of": of})
 
-    report = diagnose(loaded.model, quick=asked.quick, tell=tell, name=loaded.name)
-    for finding in report.findings:
-        emit("finding", plain(finding.to_dict()))
+    def found(finding: "Finding", family: str) -> None:
+        emit("finding", {**plain(finding.to_dict()), "family": family})
+
+    report = diagnose(loaded.model, quick=asked.quick, tell=tell, found=found, name=loaded.name)
     for diagnosis in report.diagnoses:
         emit("diagnosis", {**plain(diagnosis.to_dict()), "place": diagnosis.where(), "text": diagnosis.text()})
     leak = report.pictures.get("leak") or leak_matrix(loaded.model)

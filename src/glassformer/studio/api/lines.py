@@ -1,12 +1,15 @@
 """Copy as Python: the lines that give the numbers on screen. Every view's lines are run in a test."""
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from glassformer.claims.registry import ClaimError
+from glassformer.config import Seq2SeqConfig
 from glassformer.studio import schema
 from glassformer.studio.api import theory
+from glassformer.studio.api.reading import answer_room
 from glassformer.studio.errors import StudioError
 from glassformer.studio.shelf import Shelf
 from glassformer.studio.training import NAME
@@ -45,7 +48,25 @@ def _load(shelf: Shelf, asked: Any) -> list[str]:
         out += [f"tokens = gf.load_tokenizer({name!r}).encode({asked.text!r}).ids", "tokens = torch.tensor([tokens])"]
     elif getattr(asked, "ids", None) is not None:
         out += [f"tokens = torch.tensor([{asked.ids!r}])"]
+    else:
+        return out
+    config = _pair(shelf, asked)
+    if config is None or isinstance(asked, schema.Beam | schema.Tokens):
+        return out
+    if asked.target is not None:
+        out += [f"target = torch.tensor([{asked.target!r}])"]
+    elif isinstance(asked, schema.Next):
+        out += ["target = torch.tensor([[model.config.special.start]])"]
+    elif not isinstance(asked, schema.Generate):
+        answer = f"gf.generate(model, tokens, {answer_room(config)}, gf.Sampling(0.0))"
+        out += [f"target = torch.tensor({answer})  # its own answer"]
     return out
+
+
+def _pair(shelf: Shelf, asked: Any) -> Seq2SeqConfig | None:
+    """The config of an encoder-decoder, whose decoder needs a target too; None for other models."""
+    config = shelf.config(asked.model, torch_ready="torch" in sys.modules)
+    return config if isinstance(config, Seq2SeqConfig) else None
 
 
 def _name(shelf: Shelf, model: str) -> str:
@@ -58,8 +79,17 @@ def _loading(shelf: Shelf, model: str) -> str:
     return f"gf.load({_name(shelf, model)!r}, dtype={shelf.dtype(model)!r})"
 
 
-def _given(asked: Any) -> str:
-    return "" if asked.target is None else f", target=torch.tensor([{asked.target!r}])"
+def _given(shelf: Shelf, asked: Any) -> str:
+    return "" if _pair(shelf, asked) is None else ", target=target"
+
+
+def _stack(shelf: Shelf, asked: Any) -> str:
+    """What stands before the decoder's sites of an encoder-decoder."""
+    return "" if _pair(shelf, asked) is None else "decoder."
+
+
+def _logits(shelf: Shelf, asked: Any) -> str:
+    return "model(tokens)" if _pair(shelf, asked) is None else "model(tokens, target)"
 
 
 def _join(shelf: Shelf, asked: Any, *more: str) -> str:
@@ -74,17 +104,37 @@ def _next(shelf: Shelf, asked: schema.Next) -> str:
     return _join(
         shelf, asked,
         "with torch.no_grad():",
-        "    logits = model(tokens)[:, -1]",
+        f"    logits = {_logits(shelf, asked)}[:, -1]",
         "from glassformer.generate import distribution",
         f"result = distribution(logits, {_sampling(asked)})[0]  # probability of every token",
     )  # fmt: skip
 
 
 def _generate(shelf: Shelf, asked: schema.Generate) -> str:
+    if asked.target is not None and _pair(shelf, asked) is not None:
+        return _go_on(shelf, asked)
     return _join(
         shelf, asked,
         f"result = gf.generate(model, tokens, {asked.max_new_tokens}, {_sampling(asked)}, "
         f"seed={asked.seed}, cache={asked.cache}).new[0]",
+    )  # fmt: skip
+
+
+def _go_on(shelf: Shelf, asked: schema.Generate) -> str:
+    """An answer that goes on from what was said already: `gf.generate` begins at the start token."""
+    return _join(
+        shelf, asked,
+        "from glassformer.generate.loop import uniforms",
+        "from glassformer.generate.sampling import choose",
+        f"draws, result = uniforms({asked.seed}, 1, {asked.max_new_tokens}), []",
+        "for step in range(draws.shape[1]):",
+        "    with torch.no_grad():",
+        "        logits = model(tokens, target)[:, -1]",
+        f"    said = choose(logits, {_sampling(asked)}, draws[:, step])",
+        "    target = torch.cat([target, said[:, None]], 1)",
+        "    result.append(int(said))",
+        "    if result[-1] in model.config.special.eos:",
+        "        break",
     )  # fmt: skip
 
 
@@ -99,7 +149,9 @@ def _tokens(shelf: Shelf, asked: schema.Tokens) -> str:
 def _tensor(shelf: Shelf, asked: schema.OneTensor) -> str:
     head = "" if asked.head is None else f"[{asked.head}]"
     return _join(
-        shelf, asked, f"result = gf.trace(model, tokens, sites={asked.site!r}{_given(asked)})[{asked.site!r}][0]{head}"
+        shelf,
+        asked,
+        f"result = gf.trace(model, tokens, sites={asked.site!r}{_given(shelf, asked)})[{asked.site!r}][0]{head}",
     )
 
 
@@ -108,13 +160,13 @@ def _anatomy(shelf: Shelf, asked: schema.AboutModel) -> str:
 
 
 def _patterns(shelf: Shelf, asked: schema.Patterns) -> str:
-    stack = {"encoder": "encoder.", "cross": "decoder."}.get(asked.where, "" if asked.target is None else "decoder.")
+    stack = {"encoder": "encoder.", "cross": "decoder."}.get(asked.where, _stack(shelf, asked))
     kind = "cross" if asked.where == "cross" else "attention"
     site = f"{stack}block.{'*' if asked.layer is None else asked.layer}.{kind}.pattern"
     return _join(
         shelf,
         asked,
-        f"result = gf.trace(model, tokens, sites={site!r}{_given(asked)}).stack({site!r})[:, 0]  # (L,H,T,S)",
+        f"result = gf.trace(model, tokens, sites={site!r}{_given(shelf, asked)}).stack({site!r})[:, 0]  # (L,H,T,S)",
     )
 
 
@@ -129,12 +181,12 @@ def _ablate(shelf: Shelf, asked: schema.Ablate) -> str:
     by_layer: dict[int, list[int]] = {}
     for layer, head in asked.heads:
         by_layer.setdefault(layer, []).append(head)
-    stack = "" if asked.target is None else "decoder."
+    stack = _stack(shelf, asked)
     edits = ", ".join(f"'{stack}block.{n}.attention.heads': {asked.mode}(heads={h})" for n, h in by_layer.items())
     return _join(
         shelf, asked,
         "from glassformer.lens import mean, zero",
-        f"result = gf.patch(model, tokens, {{{edits}}}{_given(asked)})[0, -1].softmax(-1)",
+        f"result = gf.patch(model, tokens, {{{edits}}}{_given(shelf, asked)})[0, -1].softmax(-1)",
     )  # fmt: skip
 
 
@@ -142,27 +194,30 @@ def _lens(shelf: Shelf, asked: schema.Lens) -> str:
     return _join(
         shelf, asked,
         "from glassformer.lens import logit_lens",
-        f"result = logit_lens(model, tokens, top={asked.top}{_given(asked)})",
+        f"result = logit_lens(model, tokens, top={asked.top}{_given(shelf, asked)})",
     )  # fmt: skip
 
 
 def _attribution(shelf: Shelf, asked: schema.Attribution) -> str:
-    answer = f"int(model(tokens)[0, {asked.position}].argmax())" if asked.answer is None else str(asked.answer)
+    logits, given = f"{_logits(shelf, asked)}[0, {asked.position}]", _given(shelf, asked)
+    answer = f"int({logits}.argmax())" if asked.answer is None else str(asked.answer)
     return _join(
         shelf, asked,
         "from glassformer.lens import attribute_logits",
         f"answer = {answer}",
-        f"result = attribute_logits(model, tokens, answer, {asked.wrong}, position={asked.position}{_given(asked)})",
+        f"result = attribute_logits(model, tokens, answer, {asked.wrong}, position={asked.position}{given})",
         "print(result.ranked()[:10])",
     )  # fmt: skip
 
 
 def _depth(shelf: Shelf, asked: schema.AboutText) -> str:
+    stack = _stack(shelf, asked)
     return _join(
         shelf, asked,
         "from glassformer.lens import rank, stream_norms",
-        f"norms = stream_norms(model, tokens{_given(asked)})",
-        "result = rank.rank_by_depth(model, tokens)",
+        f"norms = stream_norms(model, tokens{_given(shelf, asked)})",
+        f"sites = [{stack + 'embed'!r}, {stack + 'block.*.resid_post'!r}]",
+        f"result = rank.stream_rank(gf.trace(model, tokens, sites=sites{_given(shelf, asked)}), {stack!r})",
     )  # fmt: skip
 
 
@@ -205,8 +260,13 @@ def _positions(shelf: Shelf, asked: schema.Positions) -> str:
             body = [f"places = {places}", "offsets = places[None, :] - places[:, None]"]
             body += ["result = positions.t5_buckets(offsets, gf.config.T5Bias(), causal=False)"]
         case _:
-            body = [f"model = {_loading(shelf, asked.model or '')}"]
-            body += ["result = next(p for name, p in model.named_parameters() if '.position.' in name)"]
+            body = ["from glassformer.lens.residual import stack_of", f"model = {_loading(shelf, asked.model or '')}"]
+            body += [f"places = {places}[None]"]
+            if asked.kind == "t5":
+                body += ["result = stack_of(model).position.bias(places, places, torch.float64)[0, 0]"]
+            else:
+                body += ["offset = model.config.learned_positions.offset  # rows before position 0",
+                         f"result = stack_of(model).position.weight[offset:][:{n}]"]  # fmt: skip
     return "\n".join([*head, "", *body]) + "\n"
 
 
@@ -242,7 +302,7 @@ def _cell(shelf: Shelf, asked: schema.Cell) -> str:
     index = ", ".join(map(str, asked.index))
     return _join(
         shelf, asked,
-        f"result = gf.trace(model, tokens, sites={asked.site!r}{_given(asked)})[{asked.site!r}][0, {index}]",
+        f"result = gf.trace(model, tokens, sites={asked.site!r}{_given(shelf, asked)})[{asked.site!r}][0, {index}]",
     )  # fmt: skip
 
 

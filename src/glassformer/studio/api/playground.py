@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glassformer.studio import schema
+from glassformer.studio.api.reading import target_of
+from glassformer.studio.errors import StudioError
 from glassformer.studio.events import Emit
 from glassformer.studio.jobs import Ticket
 from glassformer.studio.shelf import Loaded, Shelf
@@ -19,15 +21,34 @@ if TYPE_CHECKING:
 
 
 def tokens(shelf: Shelf, asked: schema.Tokens) -> dict[str, Any]:
-    """Ids and pieces of a text; offsets say where in the text each piece stands."""
+    """Ids and pieces of a text; offsets say where in the text each piece stands. Of an encoder-decoder also what its
+    decoder reads: as given, or its own answer."""
     loaded = shelf.get(asked.model)
     if asked.ids is not None:
-        ids = loaded.checked(asked.ids)
-        return {"ids": ids, "pieces": [loaded.say(i) for i in ids], "text": loaded.decode(ids)}
-    text = asked.text or ""
-    ids = loaded.encode(text) if text else []
-    offsets = [list(pair) for pair in loaded.tokenizer.encode(text).offsets] if ids else []
-    return {"ids": ids, "pieces": [loaded.say(i) for i in ids], "offsets": offsets, "text": text}
+        told = {**_told(loaded, loaded.checked(asked.ids)), "text": loaded.decode(asked.ids)}
+    else:
+        text = asked.text or ""
+        ids = loaded.encode(text) if text else []
+        offsets = [list(pair) for pair in loaded.tokenizer.encode(text).offsets] if ids else []
+        told = {**_told(loaded, ids), "offsets": offsets, "text": text}
+    given = _started(loaded, asked)
+    target = target_of(loaded, told["ids"], given) if told["ids"] or given is not None else None
+    return told if target is None else {**told, "target": {**_told(loaded, target), "text": loaded.decode(target[1:])}}
+
+
+def _told(loaded: Loaded, ids: list[int]) -> dict[str, Any]:
+    return {"ids": ids, "pieces": [loaded.say(i) for i in ids]}
+
+
+def _started(loaded: Loaded, asked: schema.Tokens) -> list[int] | None:
+    """The decoder's tokens of a request; a text begins after the start token and has no end token."""
+    if not asked.target_text:
+        return asked.target
+    if loaded.tokenizer is None:
+        raise StudioError(f"{loaded.name} has no tokenizer.json beside its weights: give target as token ids.")
+    start = loaded.config.special.start
+    ids = loaded.tokenizer.encode(asked.target_text, add_special_tokens=False).ids
+    return ([] if start is None else [start]) + ids
 
 
 def vocabulary(shelf: Shelf, asked: schema.AboutModel) -> dict[str, Any]:
@@ -82,14 +103,21 @@ def sampling_of(asked: schema.Sampled) -> "Sampling":
 
 
 def start_feed(loaded: Loaded, asked: schema.AboutText, new: int, cache: bool, kind: "type[Feed] | None" = None) -> Any:
-    """A feed of one prompt, checked as `generate` checks it."""
+    """A feed of one prompt, checked as `generate` checks it; an encoder-decoder goes on from its `target`, if any."""
+    import torch
+
     from glassformer.generate.feed import Feed, check_length, read_prompts
 
     ids = loaded.checked(asked.ids if asked.ids is not None else loaded.encode(asked.text or ""))
     model: Any = loaded.model  # an encoder is refused by the next line
     rows = read_prompts(model, [ids])
+    target = None if asked.target is None else target_of(loaded, ids, asked.target)
+    new += 0 if target is None else len(target) - 1
     check_length(model, rows, new)
-    return (kind or Feed)(model, rows, new, "static" if cache else None, None)
+    feed = (kind or Feed)(model, rows, new, "static" if cache else None, None)
+    if target is not None:
+        feed.tokens = torch.tensor([target], device=model.device)
+    return feed
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from glassformer.config import ModelConfig
 from glassformer.studio.errors import StudioError
 from glassformer.studio.schema import AboutText
 from glassformer.studio.shelf import Loaded, Shelf
@@ -52,10 +53,11 @@ def read(shelf: Shelf, asked: AboutText) -> Reading:
     """The model and tokens of a request; the target of an encoder-decoder is its own answer when none is given."""
     loaded = shelf.get(asked.model)
     ids = loaded.checked(asked.ids if asked.ids is not None else loaded.encode(asked.text or ""))
-    return Reading(loaded, ids, _target(loaded, ids, asked.target))
+    return Reading(loaded, ids, target_of(loaded, ids, asked.target))
 
 
-def _target(loaded: Loaded, ids: list[int], given: list[int] | None) -> list[int] | None:
+def target_of(loaded: Loaded, ids: list[int], given: list[int] | None) -> list[int] | None:
+    """What the decoder of an encoder-decoder reads: as given, or its own greedy answer; None for one stack."""
     from glassformer.model import Seq2Seq
 
     if not isinstance(loaded.model, Seq2Seq):
@@ -66,10 +68,12 @@ def _target(loaded: Loaded, ids: list[int], given: list[int] | None) -> list[int
         return loaded.checked(given)
     from glassformer.generate import Sampling, generate
 
-    start = loaded.config.special.start
-    room = ANSWER_TOKENS if loaded.config.max_len is None else min(ANSWER_TOKENS, loaded.config.max_len - 1)
-    answer = generate(loaded.model, [ids], room, Sampling(0.0)).new[0]
-    return ([] if start is None else [start]) + answer
+    return list(generate(loaded.model, [ids], answer_room(loaded.config), Sampling(0.0))[0])
+
+
+def answer_room(config: ModelConfig) -> int:
+    """How many tokens an encoder-decoder answers when nobody says what it answered."""
+    return ANSWER_TOKENS if config.max_len is None else min(ANSWER_TOKENS, config.max_len - 1)
 
 
 def top_tokens(loaded: Loaded, logits: "Tensor", count: int) -> list[dict[str, Any]]:

@@ -31,11 +31,18 @@ def listing() -> list[dict[str, Any]]:
             "slow": claim.slow,
             "sources": [source.cite for source in claim.sources],
             "errata_count": len(claim.errata),
+            "errata": _errata(claim),
             "has_figure": claim.has_figure,
             "verdict": VERDICTS.get(claim.id),
         }
         for claim in load_all().values()
     ]
+
+
+def _errata(claim: Claim) -> list[str]:
+    """Every erratum that the claim has, or that its sources name, and whom it corrects: what a search looks for."""
+    own = [word for erratum in claim.errata for word in (erratum.id, *erratum.sources)]
+    return sorted({*own, *(id for source in claim.sources for id in source.errata)})
 
 
 def known(id: str) -> Claim:

@@ -321,11 +321,12 @@ async def follow(trainings: Trainings, run: Run, after: int) -> AsyncIterator[by
 
 def _memory(run: Run) -> dict[str, Any]:
     meta, held = run.meta(), run.memory()
+    peaks = [peak for peak in (meta.get("peak_bytes"), held and held["peak"]) if peak]
     since = time.time() - float(meta.get("created") or time.time())
     return {
         "seconds": since,
         "bytes": held and held["rss"],
-        "peak": held and held["peak"],
+        "peak": max(peaks, default=None),
         "predicted": meta.get("predicted_bytes"),
     }
 

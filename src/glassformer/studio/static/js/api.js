@@ -10,8 +10,11 @@
  *   ApiError                          .message is the server's sentence, .status its code
  *   aborted(error)                    true for a request that we ended ourselves
  *
- * While torch is still loading (503 with loading: true) a request waits and is repeated; "glass-loading" on document
- * tells {loading: bool}. A busy server (429) is asked again after its Retry-After, a few times.
+ *   warm()                            the page is drawn: the server may load its engine now
+ *
+ * While torch is still loading the server says so (202 with loading: true, as we prefer); then the state alone is asked
+ * until it is there, and the request is repeated. "glass-loading" on document tells {loading: bool}. A busy server
+ * (429) is asked again after its Retry-After, a few times.
  */
 import { decode } from "./wire.js";
 
@@ -32,13 +35,36 @@ if (address.searchParams.has("token")) {
 }
 
 const BUSY_TRIES = 4;
-const LOADING_TRIES = 400; // of 300 ms: two minutes for torch
-let loading = false;
+const LOADING_TRIES = 480; // of 250 ms: two minutes for torch
+const tellLoading = (loading) => document.dispatchEvent(new CustomEvent("glass-loading", { detail: { loading } }));
+let coming = null;
 
-function tellLoading(now) {
-  if (now === loading) return;
-  loading = now;
-  document.dispatchEvent(new CustomEvent("glass-loading", { detail: { loading } }));
+/* One poll for all who wait. */
+function engine() {
+  coming ??= (async () => {
+    tellLoading(true);
+    try {
+      for (let tries = 0; tries < LOADING_TRIES; tries++) {
+        await pause(250);
+        if ((await get("state")).torch !== "loading") return;
+      }
+      throw new ApiError("the engine did not load within two minutes: see the terminal of glass serve.", 503);
+    } finally {
+      coming = null;
+      tellLoading(false);
+    }
+  })();
+  return coming;
+}
+
+/* What comes of a promise, or the end of those who wait for it. */
+function unless(signal, promise) {
+  if (!signal) return promise;
+  return Promise.race([promise, new Promise((_, reject) => {
+    const stop = () => reject(new DOMException("left", "AbortError"));
+    if (signal.aborted) stop();
+    else signal.addEventListener("abort", stop, { once: true });
+  })]);
 }
 
 function pause(ms, signal) {
@@ -53,17 +79,17 @@ async function refusal(response) {
   const text = await response.text();
   try {
     const answer = JSON.parse(text);
-    return { message: answer.error?.message ?? answer.error ?? text, loading: answer.loading === true };
+    return answer.error?.message ?? answer.error ?? text;
   } catch {
-    return { message: text || `the server answered ${response.status}.`, loading: false };
+    return text || `the server answered ${response.status}.`;
   }
 }
 
 async function request(path, { method = "GET", body, type = "application/json", accept, signal, headers = {} } = {}) {
-  const sent = { ...headers };
+  const sent = { Prefer: "respond-async", ...headers };
   if (body !== undefined) sent["Content-Type"] = type;
   if (accept) sent.Accept = accept;
-  for (let busy = 0, waited = 0; ; ) {
+  for (let busy = 0; ; ) {
     let response;
     try {
       response = await fetch(`/api/${path}`, { method, body, signal, headers: sent });
@@ -71,17 +97,11 @@ async function request(path, { method = "GET", body, type = "application/json", 
       if (aborted(error)) throw error;
       throw new ApiError("the server does not answer: is glass serve still running?", 0);
     }
-    if (response.ok) {
-      tellLoading(false);
-      return response;
-    }
-    const problem = await refusal(response);
-    if (response.status === 503 && problem.loading && ++waited < LOADING_TRIES) {
-      tellLoading(true);
-      await pause(300, signal);
-    } else if (response.status === 429 && ++busy < BUSY_TRIES) {
+    if (response.status === 202) await unless(signal, engine());
+    else if (response.ok) return response;
+    else if (response.status === 429 && ++busy < BUSY_TRIES)
       await pause(1000 * Math.min(5, Number(response.headers.get("Retry-After")) || 1), signal);
-    } else throw new ApiError(problem.message, response.status);
+    else throw new ApiError(await refusal(response), response.status);
   }
 }
 
@@ -114,6 +134,15 @@ export async function text(path, { signal } = {}) {
 }
 
 export const url = (path) => `/api/${path}`;
+
+let warmed = false;
+
+export function warm() {
+  if (warmed) return;
+  warmed = true;
+  // while it loads it is waited for, so that what only the engine can read (a Hugging Face folder) is then read
+  post("warm", {}).then(({ torch }) => torch === "loading" && engine()).catch(() => (warmed = false));
+}
 
 function parseEvent(block) {
   const found = { event: "message", id: null, data: null };

@@ -46,14 +46,14 @@ export function attribution(view) {
   }
 
   async function ask() {
-    const ids = store.ids;
-    if (!ids.length) return;
-    const model = store.get("model");
+    if (!store.ids.length) return;
+    const about = store.about;
+    const last = store.words.length - 1;
     const got = await view.work(where, "attribution", async (signal) => {
-      const words = await offer(model);
+      const words = await offer(about.model);
       const inside = (id) => (id !== null && id < words.length ? id : null);
       const body = {
-        model, ids, position: Math.min(store.get("token") ?? ids.length - 1, ids.length - 1),
+        ...about, position: Math.min(store.get("token") ?? last, last),
         answer: inside(asNumber("answer")), wrong: inside(asNumber("wrong")),
       };
       return { body, ...(await post("attribution", body, { signal })) };
@@ -72,7 +72,7 @@ export function attribution(view) {
       : ""}`;
     const sum = got.values.reduce((total, v) => total + v, 0);
     said.textContent =
-      `After “${visible(store.pieces[got.position] ?? "")}” the ${what} is ${number(got.logit, 5)}; the parts add ` +
+      `After “${visible(store.words[got.position] ?? "")}” the ${what} is ${number(got.logit, 5)}; the parts add ` +
       `up to ${number(sum, 5)}. ${got.note}`;
     where.root.dataset.logit = got.logit;
     const [up, down] = [shown.map(([, v]) => Math.max(0, v)), shown.map(([, v]) => Math.min(0, v))];

@@ -18,12 +18,17 @@ export function beams(view) {
     name: "beam",
     wide: true,
     figure: () => tree.querySelector("svg"),
-    python: () => ({ view: "beam", model: store.get("model"), ids: store.ids, beams: many.value, steps: deep.value }),
+    python: () => ({ view: "beam", ...asked(), beams: many.value, steps: deep.value }),
   });
+  const asked = () => ({ model: store.get("model"), ids: store.ids }); // an answer is searched from its start
   const many = slider({ label: "Beams", min: 2, max: 8, value: 3 });
   const deep = slider({ label: "Steps", min: 1, max: 16, value: 6 });
   const go = h("button", { text: "Search", on: { click: search } });
-  const tree = h("div", { class: "tree", tabindex: 0, role: "group", "aria-label": "Tree of the beam search" });
+  const tree = h("div", {
+    class: "tree", tabindex: 0, role: "group", "aria-label": "Tree of the beam search: arrow keys go from node to node",
+    on: { keydown: walk },
+  });
+  const shown = { nodes: [], groups: new Map(), here: null };
   const best = h("p", { class: "mono small" });
   where.body.append(
     h("div", { class: "row end" }, h("div", { class: "grow" }, many.root), h("div", { class: "grow" }, deep.root), go),
@@ -32,15 +37,16 @@ export function beams(view) {
 
   function reset() {
     view.stop("beam");
-    go.disabled = !store.ids.length;
+    go.disabled = !store.ids.length || store.model?.kind === "encoder";
     fill(tree, h("p", { class: "empty", text: "Press Search to see which continuations are considered." }));
     fill(best);
   }
 
   async function search() {
-    const body = { model: store.get("model"), ids: store.ids, beams: many.value, steps: deep.value };
+    const body = { ...asked(), beams: many.value, steps: deep.value };
     const found = await view.work(where, "beam", (signal) => post("beam", body, { signal }));
     if (!found) return;
+    Object.assign(shown, { nodes: found.nodes, groups: new Map(), here: null });
     fill(tree, draw(found));
     const [first] = found.best;
     fill(best, `best: ${first.pieces.map(visible).join("")}   score ${number(first.score, 4)} per token`);
@@ -90,15 +96,39 @@ export function beams(view) {
       }
       const label = node.parent === null ? "prompt" : visible(node.piece);
       const chance = node.parent === null ? "" : percent(Math.exp(node.logp), 0);
-      boxes.push(svg("g", { class: kind, transform: `translate(${x} ${y})`, on: { pointerenter: () => show(node) } },
+      const box = svg("g", { class: kind, transform: `translate(${x} ${y})`, on: { pointerenter: () => show(node) } },
         svg("rect", { width: BOX, height: 20, rx: 4 }), svg("text", { x: 6, y: 14, text: label.slice(0, 6) }),
         svg("text", { x: BOX - 5, y: 14, "text-anchor": "end", text: chance }),
-        svg("title", { text: `${label}: log p ${number(node.logp, 4)}, sum ${number(node.score, 4)}` })));
+        svg("title", { text: `${label}: log p ${number(node.logp, 4)}, sum ${number(node.score, 4)}` }));
+      shown.groups.set(node.id, box);
+      boxes.push(box);
     }
     return svg(
       "svg", { class: "figure-svg", width: width + 4, height: height + 4, viewBox: `-2 -2 ${width + 4} ${height + 4}` },
       lines, boxes,
     );
+  }
+
+  /* Right: the likeliest continuation; left: back; up and down: the next of the same step, as they are drawn. */
+  function walk(event) {
+    const { here, nodes } = shown;
+    const height = (node) => shown.groups.get(node.id).getCTM().f;
+    const level = nodes.filter((node) => node.level === here?.level).sort((a, b) => height(a) - height(b));
+    const near = {
+      ArrowRight: () => nodes.filter((node) => node.parent === here?.id).sort((a, b) => b.score - a.score)[0],
+      ArrowLeft: () => nodes.find((node) => node.id === here?.parent),
+      ArrowUp: () => level[level.indexOf(here) - 1],
+      ArrowDown: () => level[level.indexOf(here) + 1],
+    }[event.key];
+    if (!near || !nodes.length) return;
+    event.preventDefault();
+    const next = here ? near() : nodes[0];
+    if (!next) return;
+    shown.groups.get(here?.id)?.classList.remove("pointed");
+    shown.here = next;
+    shown.groups.get(next.id).classList.add("pointed");
+    shown.groups.get(next.id).scrollIntoView({ block: "nearest", inline: "nearest" });
+    show(next);
   }
 
   function show(node) {

@@ -15,7 +15,7 @@ export function cellPanel(view) {
   const at = { site: null, index: null, answer: null };
   const where = panel({
     title: "One cell", name: "cell", wide: true, figure: () => (at.answer ? body : null),
-    python: () => ({ view: "cell", model: store.get("model"), ids: store.ids, site: at.site, index: at.index }),
+    python: () => ({ view: "cell", ...store.about, site: at.site, index: at.index }),
     hint: "Choose a cell of the tensor above: the numbers that make it, one by one.",
   });
   const body = h("div", {});
@@ -35,12 +35,12 @@ export function cellPanel(view) {
     fill(body);
   }
 
-  const key = () => `${store.get("model")} ${store.ids.join()} ${at.index}`;
+  const key = () => `${JSON.stringify(store.about)} ${at.index}`;
 
   async function ask(site, index) {
     Object.assign(at, { site, index });
     at.key = key();
-    const asked = { model: store.get("model"), ids: store.ids, site, index };
+    const asked = { ...store.about, site, index };
     const got = await view.work(where, "cell", (signal) => post("cell", asked, { signal }));
     if (!got) return;
     at.answer = got;

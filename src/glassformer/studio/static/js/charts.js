@@ -1,14 +1,16 @@
 /* Charts by plotly.js, which the installed plotly package carries; it is loaded when the first chart is drawn.
  *
  *   await plot(node, traces, layout, {click})   draw or redraw; colours, fonts and margins follow the theme. A trace's
- *                                      `colour: "accent"` (a name of colours()) is filled in for you on each theme
+ *                                      `colour: "accent"` (a name of colours(), or a number of its series) is filled
+ *                                      in for you on each theme. A layout may be a function of whether the node is
+ *                                      narrow (under 480 pixels): it is drawn again when that changes
  *   await extend(node, {x: [[..]], y: [[..]]}, [trace numbers], keep)   add points at the end (training curves)
  *   line(x, y, {name, colour, dash, width, markers})   a line trace;  bars(x, y, {name, colour, text, horizontal})
  *   heat(z, {x, y, low, high, scale, name})            a heat map trace, "viridis" or "rdbu"
  *   colours() -> {ink, soft, edge, paper, panel, accent, orange, good, bad, series: [...]}
- *   onTheme(f)                         f() after the theme changed; gives a function that ends it
  */
 import { stops } from "./maps.js";
+import { onTheme } from "./theming.js";
 
 let loaded = null;
 
@@ -35,17 +37,6 @@ export function colours() {
   return found;
 }
 
-const themed = new Set();
-new MutationObserver(() => themed.forEach((f) => f())).observe(
-  document.documentElement, { attributeFilter: ["data-theme"] },
-);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => themed.forEach((f) => f()));
-
-export function onTheme(f) {
-  themed.add(f);
-  return () => themed.delete(f);
-}
-
 function merge(base, extra) {
   const out = { ...base };
   for (const [key, value] of Object.entries(extra ?? {}))
@@ -61,7 +52,8 @@ function axis(c) {
 }
 
 function dress(trace, c, number) {
-  const colour = c[trace.colour] ?? trace.colour ?? c.series[number % c.series.length];
+  const numbered = c.series[(typeof trace.colour === "number" ? trace.colour : number) % c.series.length];
+  const colour = typeof trace.colour === "string" ? (c[trace.colour] ?? trace.colour) : numbered;
   const { colour: _, ...rest } = trace;
   if (trace.type === "heatmap") return rest;
   const line = { color: colour, width: 2, ...rest.line };
@@ -92,7 +84,16 @@ function layoutFor(layout, c) {
 }
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: "reset" };
+const NARROW = 480;
 const drawn = new WeakMap();
+const widths = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const last = drawn.get(target);
+    if (typeof last?.layout !== "function" || !target.clientWidth) continue;
+    const narrow = target.clientWidth < NARROW;
+    if (last.narrow !== undefined && last.narrow !== narrow) plot(target, last.traces, last.layout);
+  }
+});
 const nodes = new Set();
 onTheme(() => {
   for (const reference of nodes) {
@@ -106,12 +107,14 @@ onTheme(() => {
 export async function plot(node, traces, layout = {}, { click } = {}) {
   const first = !drawn.has(node);
   drawn.set(node, { traces, layout });
-  if (first) nodes.add(new WeakRef(node));
+  if (first) nodes.add(new WeakRef(node)), widths.observe(node);
   const library = await plotly();
   const now = drawn.get(node);
   if (now.traces !== traces || now.layout !== layout) return node; // a later call has overtaken this one
   const c = colours();
-  await library.react(node, traces.map((trace, i) => dress(trace, c, i)), layoutFor(layout, c), CONFIG);
+  now.narrow = node.clientWidth < NARROW;
+  const wanted = typeof layout === "function" ? layout(now.narrow) : layout;
+  await library.react(node, traces.map((trace, i) => dress(trace, c, i)), layoutFor(wanted, c), CONFIG);
   node.classList.add("chart");
   if (first && click) node.on("plotly_click", (event) => click(event.points[0], event));
   return node;

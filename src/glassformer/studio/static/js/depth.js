@@ -12,7 +12,7 @@ const mean = (row) => row.reduce((sum, v) => sum + v, 0) / row.length;
 
 export function depthPanels(view) {
   const at = { got: null };
-  const python = () => ({ view: "depth", model: store.get("model"), ids: store.ids });
+  const python = () => ({ view: "depth", ...store.about });
   const norms = panel({
     title: "Norms by depth", name: "norms", figure: () => (at.got ? lengths : null), python,
     hint: "Length of the stream and of what each branch adds; of the chosen token, or the mean over all.",
@@ -29,7 +29,7 @@ export function depthPanels(view) {
 
   async function ask() {
     if (!store.ids.length) return;
-    const body = { model: store.get("model"), ids: store.ids };
+    const body = { ...store.about };
     const got = await view.work(norms, "depth", (signal) => post("depth", body, { signal }));
     if (!got) return;
     at.got = got;
@@ -68,7 +68,7 @@ export function depthPanels(view) {
       line(depth, floor(theory.skip_predicted), { name: "theory 2^(−l/2)", colour: "soft", dash: "dot" }),
     ], {
       height: 300, xaxis: { title: "blocks passed", dtick: depth.length > 14 ? undefined : 1 },
-      yaxis: { title: "deviation from equal rows", type: "log", range: [Math.log10(least), 0.1], nticks: 5 },
+      yaxis: { title: "deviation from equal rows", type: "log", range: [Math.log10(least), 0.1], dtick: 1 },
     });
     effective.textContent =
       `Effective rank, embedding to last block: ${ranks.effective.map((v) => v.toFixed(1)).join(", ")} of at most ` +

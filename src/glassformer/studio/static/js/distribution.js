@@ -10,20 +10,23 @@ import { panel } from "./view.js";
 import { vocabulary } from "./vocabulary.js";
 
 const SHOWN = 18;
+const NO_NEXT = "This model reads in both directions and has no next token: choose a decoder, or look at its heads.";
 
-/* The tokens up to the chosen one: what follows the token one points at, or the whole prompt. */
+/* The tokens up to the chosen one: what follows the token one points at, or the whole prompt. In an encoder-decoder the
+ * source stays whole, and what the decoder has read ends there. */
 export function upToToken() {
-  const token = store.get("token");
-  return token === null ? store.ids : store.ids.slice(0, token + 1);
+  const { about } = store;
+  const end = (store.get("token") ?? store.words.length - 1) + 1;
+  return about.target ? { ...about, target: about.target.slice(0, end) } : { ...about, ids: about.ids.slice(0, end) };
 }
 
 export function nextToken(view) {
-  const at = { logits: null, order: null, words: [], ids: [] };
+  const at = { logits: null, order: null, words: [], body: null, read: [] };
   const where = panel({
     title: "Next token",
     name: "next",
     figure: () => (at.logits ? figure : null),
-    python: () => ({ view: "next", model: store.get("model"), ids: at.ids, ...sampling() }),
+    python: () => ({ view: "next", ...at.body, ...sampling() }),
   });
   const temperature = slider({
     label: "Temperature", min: 0, max: 2, step: 0.05, value: 1, format: (v) => (v === 0 ? "0, greedy" : v.toFixed(2)),
@@ -96,7 +99,7 @@ export function nextToken(view) {
       one.button.classList.toggle("cut", p[id] === 0);
       one.button.setAttribute("aria-label", `${piece}, ${percent(p[id], 2)}: add it to the prompt`);
     });
-    const after = visible(store.pieces[at.ids.length - 1] ?? "");
+    const after = visible(store.words[at.read.length - 1] ?? "");
     summary.textContent =
       `After “${after}”: ${kept} of ${at.order.length} tokens may be drawn, entropy ${number(entropy)} nats ` +
       `(the model's own ${number(own.entropy)}). Grey is the model's own probability, blue what is drawn from.`;
@@ -104,36 +107,37 @@ export function nextToken(view) {
   }
 
   async function append(id) {
-    const model = store.get("model");
-    const ids = [...at.ids, id];
-    if (store.model?.tokenizer === false) return store.set({ prompt: ids.join(" "), token: null });
-    const told = await view.work(where, "append", (signal) => post("tokens", { model, ids }, { signal }));
-    if (told) store.set({ prompt: told.text, token: null });
+    const ids = [...at.read, id];
+    const key = at.body.target ? "answered" : "prompt";
+    if (store.model?.tokenizer === false) return store.set({ [key]: ids.join(" "), token: null });
+    const body = at.body.target ? { ...at.body, target: ids } : { ...at.body, ids };
+    const told = await view.work(where, "append", (signal) => post("tokens", body, { signal }));
+    if (told) store.set({ [key]: (told.target ?? told).text, token: null });
   }
 
   async function ask() {
-    const ids = upToToken();
-    if (!ids.length) {
+    const body = upToToken();
+    const read = body.target ?? body.ids;
+    if (!read.length || store.model?.kind === "encoder") {
       view.stop("next");
       at.logits = null;
-      fill(summary, "Type a prompt, and what the model expects next stands here.");
+      fill(summary, read.length ? NO_NEXT : "Type a prompt, and what the model expects next stands here.");
       rows.splice(0).forEach((one) => one.root.remove());
       return;
     }
-    const body = { model: store.get("model"), ids };
     const got = await view.work(where, "next", async (signal) => ({
       ...(await postTensor("next", body, { signal })),
       words: await vocabulary(body.model),
     }));
     if (!got) return;
     at.words = got.words;
-    at.ids = ids;
+    Object.assign(at, { body, read });
     at.logits = got.tensors.logits.data;
     at.order = ordered(at.logits);
     at.own = distribution(at.logits, at.order);
     topK.control.max = Math.min(200, at.logits.length - 1);
     redraw();
-    where.root.dataset.ready = String(ids.length);
+    where.root.dataset.ready = String(read.length);
   }
 
   return { root: where.root, ask, sampling };

@@ -2,8 +2,8 @@
  *
  *   verdictMark(verdict, text)   "pass", "fail", "skip" or anything else as a coloured word (never by colour alone)
  *   relation(finding)            "3.1e−15 ≤ 1e−10", "0.3 ≤ 0.5", "" where nothing was measured
- *   findingTable(caption, {kinds})   -> {root, add(finding), clear(), rows}; rows come one by one and explain
- *                                themselves; kinds: a column for the kind of evidence
+ *   findingTable(caption, {kinds})   -> {root, add(finding), failsFirst(), clear(), rows}; rows come one by one and
+ *                                explain themselves; kinds: a column for the kind of evidence
  *   evidenceText(evidence)       the evidence in one line, long lists cut
  */
 import { h, number } from "./dom.js";
@@ -57,6 +57,7 @@ function cells(finding, kinds) {
   return [
     h("td", {}, verdictMark(finding.verdict)),
     h("th", { scope: "row" }, h("span", { class: "finding-id", text: finding.id }),
+      finding.family && h("span", { class: "finding-family", text: finding.family }),
       h("span", { class: "finding-why", text: finding.why ?? "" }),
       remedy && h("span", { class: "finding-remedy", text: `Remedy: ${remedy}` }),
       told && h("details", { class: "finding-evidence" }, h("summary", { text: "evidence" }), h("p", { text: told }))),
@@ -78,6 +79,9 @@ export function findingTable(caption, { kinds = false } = {}) {
     add(finding) {
       rows.push(finding);
       body.append(h("tr", { dataset: { verdict: finding.verdict } }, cells(finding, kinds)));
+    },
+    failsFirst() {
+      body.prepend(...body.querySelectorAll('tr[data-verdict="fail"]'));
     },
     clear() {
       rows.length = 0;

@@ -108,7 +108,7 @@ export function ablation(view) {
   let offered = [0, 0];
   const where = panel({
     title: "Without a head", name: "ablate", wide: true, figure: () => (heads.size ? result : null),
-    python: () => ({ view: "ablate", model: store.get("model"), ids: store.ids, heads: pairs(), mode }),
+    python: () => ({ view: "ablate", ...store.about, heads: pairs(), mode }),
     hint:
       "Take heads out and see how the next token's distribution changes: zero removes what a head writes, mean puts " +
       "its average over the text in its place.",
@@ -172,7 +172,7 @@ export function ablation(view) {
 
   async function ask() {
     if (!heads.size || !store.ids.length) return fill(result);
-    const body = { model: store.get("model"), ids: store.ids, heads: pairs(), mode };
+    const body = { ...store.about, heads: pairs(), mode };
     const got = await view.work(where, "ablate", (signal) => post("ablate", body, { signal }));
     if (!got) return undefined;
     where.root.dataset.kl = got.kl;

@@ -14,7 +14,7 @@ export function lensGrid(view) {
   const at = { got: null, by: "p", model: null };
   const where = panel({
     title: "Logit lens", name: "lens", wide: true, figure: () => (at.got ? table : null),
-    python: () => ({ view: "lens", model: store.get("model"), ids: store.ids, top: 5 }),
+    python: () => ({ view: "lens", ...store.about, top: 5 }),
     hint:
       "What the model would say if it stopped at each depth: its own final norm and head on the stream. Choose a " +
       "cell to see what made it.",
@@ -33,9 +33,8 @@ export function lensGrid(view) {
   table.addEventListener("keydown", keys);
 
   async function ask() {
-    const ids = store.ids;
-    if (!ids.length) return where.say("Type a prompt, and what each layer would say stands here.");
-    const body = { model: store.get("model"), ids, top: 5 };
+    if (!store.ids.length) return where.say("Type a prompt, and what each layer would say stands here.");
+    const body = { ...store.about, top: 5 };
     const got = await view.work(where, "lens", (signal) => post("lens", body, { signal }));
     if (!got) return undefined;
     at.got = got;

@@ -14,6 +14,7 @@
  *        describe(row, column, value) -> text of the read-out
  */
 import { h, number } from "./dom.js";
+import { onTheme } from "./theming.js";
 
 const VIRIDIS =
   "440154 470d60 48186a 482374 472d7b 453781 424086 3e4989 3b528b 375b8d 33638d 2f6b8e 2c728e 297a8e 26828e " +
@@ -112,6 +113,7 @@ export class Heat {
     this.canvas.addEventListener("click", (event) => this.#take(this.#cell(event)));
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
     new ResizeObserver(() => this.what && this.#layout()).observe(this.root);
+    onTheme(() => this.what && this.#paint());
   }
 
   draw(what) {

@@ -42,10 +42,10 @@ export function patching(view) {
   });
   map.root.hidden = true;
   const box = (node) => h("div", { class: "grow" }, node);
-  where.body.append(h("div", { class: "row end" }, box(field("First (clean) text", clean)), box(field(
+  where.body.append(h("div", { class: "texts" }, field("First (clean) text", clean), field(
     "Second (corrupt) text", corrupt,
   )),
-    box(field("What is patched", site)), go, stop), said, map.root);
+    h("div", { class: "row end" }, box(field("What is patched", site)), go, stop), said, map.root);
 
   function start() {
     const model = store.get("model");
@@ -100,8 +100,8 @@ export function patching(view) {
     const columns = done.axis === "head" ? Array.from({ length: n }, (_, i) => `head ${i}`) : words;
     map.draw({
       tensor: new Tensor("effects", "f32", [L, n], new Float32Array(done.effects.flat())), scale: "rdbu", columns,
-      rows: Array.from({ length: L }, (_, i) => `block ${i}`), cell: [14, 34], columnTitle: done.axis === "head" ? ""
-        : "place", low: -1, high: 1,
+      rows: Array.from({ length: L }, (_, i) => `block ${i}`), cell: [8, 34], square: false,
+      columnTitle: done.axis === "head" ? "" : "place", low: -1, high: 1,
     });
     said.textContent =
       `Difference of the logits of “${visible(done.answer.piece)}” and “${visible(done.wrong.piece)}”: ` +

@@ -9,14 +9,14 @@ import { fill, h, later, svg, toast } from "./dom.js";
 import { store } from "./store.js";
 
 const VIEWS = [
-  ["playground", "Playground", "M4 6h16M4 12h10M4 18h6M17 14l3 3-3 3"],
+  ["playground", "Playground", "M4 6h16M4 12h10M4 18h6M17 14l3 3-3 3", "Play"],
   ["anatomy", "Anatomy", "M6 3h12v4H6zM6 10h12v4H6zM6 17h12v4H6zM12 7v3M12 14v3"],
   ["heads", "Heads", "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z"],
   ["stream", "Stream", "M12 3v18M12 7h6M12 12H6M12 17h6"],
   ["positions", "Positions", "M3 12c3-8 6-8 9 0s6 8 9 0M3 12h18"],
   ["theory", "Theory", "M6 4h9l3 3v13H6zM9 11h6M9 15h6"],
   ["train", "Train", "M4 4v16h16M7 8c2 7 5 8 12 9"],
-  ["doctor", "Doctor, size", "M12 4v16M4 12h16M7 4h10M7 20h10"],
+  ["doctor", "Doctor, size", "M12 4v16M4 12h16M7 4h10M7 20h10", "Doctor"],
 ];
 
 const $ = (id) => document.getElementById(id);
@@ -27,10 +27,11 @@ function icon(path) {
 }
 
 function buildRail() {
-  fill($("views"), VIEWS.map(([name, title, path]) =>
+  fill($("views"), VIEWS.map(([name, title, path, short = title]) =>
     h(
       "li", {},
-      h("a", { href: store.link({ view: name }), dataset: { view: name } }, icon(path), h("span", { text: title })),
+      h("a", { href: store.link({ view: name }), dataset: { view: name } }, icon(path),
+        h("span", { class: "long", text: title }), h("span", { class: "short", text: short })),
     )));
   $("views").addEventListener("click", (event) => {
     const link = event.target.closest("a");
@@ -85,29 +86,33 @@ async function showView() {
 let asked = null;
 let tokensOf = null;
 
-/* Ids instead of text for a model without a tokenizer: "3 1 4". */
+/* Ids instead of text for a model without a tokenizer: "3 1 4". An encoder-decoder's answer goes along if typed. */
 function request() {
-  const text = store.get("prompt") ?? "";
-  if (!store.model || store.model.tokenizer) return { model: store.get("model"), text };
-  return { model: store.get("model"), ids: text.split(/[\s,]+/).filter((word) => /^\d{1,9}$/.test(word)).map(Number) };
+  const [text, said] = [store.get("prompt") ?? "", store.get("answered") ?? ""];
+  const model = store.get("model");
+  const answer = Boolean(said) && store.model?.kind === "seq2seq";
+  if (!store.model || store.model.tokenizer) return { model, text, ...(answer ? { target_text: said } : {}) };
+  const read = (line) => line.split(/[\s,]+/).filter((word) => /^\d{1,9}$/.test(word)).map(Number);
+  return { model, ids: read(text), ...(answer && read(said).length ? { target: read(said) } : {}) };
 }
 
 async function tokenize() {
   const body = request();
   const key = JSON.stringify(body);
-  if (key === tokensOf) return;
+  if (key === tokensOf && store.ids.length) return;
   tokensOf = key;
   asked?.abort();
   asked = new AbortController();
   try {
-    const { ids, pieces } = await post("tokens", body, { signal: asked.signal });
-    if (tokensOf === key) store.setTokens(ids, pieces);
+    const empty = { ids: [], pieces: [] };
+    const told = body.ids?.length === 0 ? empty : await post("tokens", body, { signal: asked.signal });
+    if (tokensOf === key) store.setTokens(told);
     $("prompt").setAttribute("aria-invalid", "false");
     $("prompt-hint").textContent = "";
   } catch (error) {
     if (aborted(error)) return;
     tokensOf = null;
-    store.setTokens([], []);
+    store.setTokens({ ids: [], pieces: [] });
     $("prompt").setAttribute("aria-invalid", "true");
     $("prompt-hint").textContent = error.message;
   }
@@ -116,7 +121,11 @@ async function tokenize() {
 const tokenizeSoon = later(tokenize, 120);
 
 function showTokens() {
-  $("tokens").show(store.pieces, store.ids, { selected: store.get("token") });
+  const { target } = store;
+  $("tokens").show(store.pieces, store.ids, { selected: target ? null : store.get("token") });
+  $("target-strip").hidden = !target;
+  $("target-tokens").show(target?.pieces ?? [], target?.ids ?? [], { selected: store.get("token") });
+  $("target-count").textContent = `${target?.ids.length ?? 0} in the decoder`;
   const limit = store.model?.context;
   const many = store.ids.length;
   $("token-count").textContent = `${many} token${many === 1 ? "" : "s"}${limit ? ` of ${limit}` : ""}`;
@@ -127,13 +136,18 @@ function chooseModel(name) {
   const examples = store.state?.canned?.prompts ?? {};
   const untouched = Object.values(examples).includes(store.get("prompt"));
   const prompt = untouched && examples[name] ? examples[name] : store.get("prompt");
-  store.set({ model: name, prompt, token: null, layer: null, head: null });
+  store.set({ model: name, prompt });
 }
 
 function buildTop() {
   $("model").addEventListener("change", (event) => chooseModel(event.target.value));
   $("prompt").addEventListener("input", (event) => store.set({ prompt: event.target.value }));
-  $("tokens").addEventListener("pick", (event) => store.set({ token: event.detail }));
+  $("target").addEventListener("input", (event) => store.set({ answered: event.target.value || null }));
+  for (const id of ["tokens", "target-tokens"])
+    $(id).addEventListener("pick", (event) => {
+      if (store.target && id === "tokens") $(id).selected = null; // places are counted in the decoder
+      else store.set({ token: event.detail });
+    });
 }
 
 function showSelection(changed) {
@@ -147,13 +161,16 @@ function showSelection(changed) {
     $("model").value = store.get("model");
     const words = store.model?.tokenizer === false;
     if (idle) resetInspector();
+    $("target-field").hidden = store.model?.kind !== "seq2seq";
     $("prompt").placeholder = words ? "token ids: 3 1 4" : "Text for the model";
   }
   if (changed.has("prompt") && $("prompt").value !== store.get("prompt")) $("prompt").value = store.get("prompt") ?? "";
-  if (changed.has("model") || changed.has("prompt")) tokenizeSoon();
+  if (changed.has("answered") && $("target").value !== (store.get("answered") ?? ""))
+    $("target").value = store.get("answered") ?? "";
+  if (["model", "prompt", "answered"].some((key) => changed.has(key))) tokenizeSoon();
   if (changed.has("state")) tokenize();
   if (changed.has("ids")) showTokens();
-  else if (changed.has("token")) $("tokens").selected = store.get("token");
+  else if (changed.has("token")) $(store.target ? "target-tokens" : "tokens").selected = store.get("token");
   showView();
 }
 
@@ -227,6 +244,7 @@ async function start() {
   buildTheme();
   buildNotices();
   $("prompt").value = store.get("prompt") ?? "";
+  $("target").value = store.get("answered") ?? "";
   store.subscribe(showSelection);
   showView();
   try {

@@ -7,12 +7,16 @@
  *   store.subscribe(f)          f(changed: Set of keys) after every change; gives a function that ends it
  *   store.models, store.model   from /api/state: all models, and the chosen one's entry (undefined before it came)
  *   store.ids, store.pieces     the prompt's tokens (arrays; empty before they came); changes are told as "ids"
- *   store.setTokens(ids, pieces), store.setState(state)   for the shell
+ *   store.target                what the decoder of an encoder-decoder reads, {ids, pieces}; null for other models
+ *   store.words                 the tokens that `token` counts: the target's where there is one, else the prompt's
+ *   store.about                 {model, ids} or {model, ids, target}: what a request about the prompt says
+ *   store.setTokens({ids, pieces, target}), store.setState(state)   for the shell
  *   store.state                 all of /api/state
  */
 
 const NUMBERS = new Set(["token", "layer", "head"]);
-const QUIET = new Set(["prompt", "token", "layer", "head"]);
+const QUIET = new Set(["prompt", "answered", "token", "layer", "head"]);
+const OF_A_MODEL = ["token", "layer", "head", "answer", "wrong", "part", "site", "answered"];
 export const DEFAULTS = { view: "playground", model: "bard", prompt: "ROMEO:\nBut soft, what light" };
 
 function parse(hash) {
@@ -31,6 +35,7 @@ class Store {
   models = [];
   ids = [];
   pieces = [];
+  target = null;
 
   constructor() {
     addEventListener("popstate", () => this.#read());
@@ -45,9 +50,22 @@ class Store {
     return this.models.find((one) => one.name === this.get("model"));
   }
 
+  get words() {
+    return this.target?.pieces ?? this.pieces;
+  }
+
+  get about() {
+    const about = { model: this.get("model"), ids: this.ids };
+    return this.target ? { ...about, target: this.target.ids } : about;
+  }
+
+  /* Places, heads and tokens are a model's own: with another model they go. */
   set(values, { replace = false } = {}) {
     const changed = new Set();
-    for (const [key, value] of Object.entries(values)) {
+    const other = "model" in values && values.model !== this.get("model");
+    const gone = other ? Object.fromEntries(OF_A_MODEL.map((key) => [key, null])) : {};
+    if (other) this.#forget();
+    for (const [key, value] of Object.entries({ ...gone, ...values })) {
       if ((value ?? null) === this.get(key)) continue;
       changed.add(key);
       if (value === null || value === undefined) this.#values.delete(key);
@@ -74,12 +92,15 @@ class Store {
     this.#tell(new Set(["state"]));
   }
 
-  setTokens(ids, pieces) {
-    this.ids = ids;
-    this.pieces = pieces;
+  setTokens({ ids, pieces, target = null }) {
+    Object.assign(this, { ids, pieces, target });
     const token = this.get("token");
-    if (token !== null && token >= ids.length) this.set({ token: null });
+    if (token !== null && token >= this.words.length) this.set({ token: null });
     this.#tell(new Set(["ids"]));
+  }
+
+  #forget() {
+    Object.assign(this, { ids: [], pieces: [], target: null });
   }
 
   subscribe(listener) {
@@ -92,6 +113,7 @@ class Store {
     this.#values = parse(location.hash);
     const keys = new Set([...before.keys(), ...this.#values.keys()]);
     const changed = new Set([...keys].filter((key) => before.get(key) !== this.#values.get(key)));
+    if (changed.has("model")) this.#forget();
     if (changed.size) this.#tell(changed);
   }
 

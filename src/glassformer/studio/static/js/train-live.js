@@ -60,7 +60,7 @@ export class LiveRun {
     this.loss = chart("Loss", "loss",
       "Nats per token. Dashed: what guessing, and counting words or characters, reach on the same text.", true);
     this.gradient = chart("Gradient norm", "gradient", "Before clipping.");
-    this.speed = chart("Tokens per second", "speed");
+    this.speed = chart("Speed", "speed", "Tokens per second.");
     this.heads = chart("Head scores", "head-scores",
       "Of every head, on random repeated tokens: does it copy what followed last time, or look one back?");
     this.memory = chart("Memory", "memory",
@@ -95,6 +95,7 @@ export class LiveRun {
     const changed = this.forecast !== run.predicted;
     this.run = run;
     this.forecast = run.predicted;
+    this.peak = Math.max(this.peak, run.peak ?? 0);
     if (changed) this.redraw("memory");
   }
 
@@ -222,14 +223,18 @@ export class LiveRun {
     this.score.hidden = false;
     const score = this.score.value || scores[0];
     const steps = measured.map((one) => one.step);
-    const look = { markers: steps.length < 12, width: 1.5 };
+    const dashes = ["solid", "dash", "dot", "dashdot"]; // by layer; colours by head
+    const look = (layer, head) => ({
+      name: `layer ${layer} head ${head}`, markers: steps.length < 12, width: 1.5, dash: dashes[layer % 4],
+      colour: head,
+    });
     const curve = (layer, head) => measured.map((one) => one.heads[score][layer][head]);
     const traces = measured[0].heads[score].flatMap((row, layer) =>
-      row.map((_, head) => line(steps, curve(layer, head), { name: `layer ${layer} head ${head}`, ...look })));
+      row.map((_, head) => line(steps, curve(layer, head), look(layer, head))));
     this.heads.node.hidden = false;
     plot(this.heads.node, traces, {
-      height: 240, xaxis: { title: "step" }, yaxis: { title: `${score} score`, range: [0, 1.02] },
-      showlegend: traces.length <= 8, legend: { y: -0.3, yanchor: "top" },
+      height: 290, xaxis: { title: "step" }, yaxis: { title: `${score} score`, range: [0, 1.02] },
+      showlegend: traces.length <= 8, legend: { y: -0.42, yanchor: "top" },
     });
   }
 

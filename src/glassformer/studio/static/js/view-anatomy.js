@@ -32,7 +32,7 @@ class Anatomy extends View {
     this.right = panel({
       title: "Part", name: "part", figure: () => (this.tensor ? this.map.root : null),
       python: () => ({
-        view: "tensor", model: store.get("model"), ids: store.ids, site: this.sites.value, head: this.headOf(),
+        view: "tensor", ...store.about, site: this.sites.value, head: this.headOf(),
       }),
     });
     this.words = h("div", {});
@@ -179,7 +179,7 @@ class Anatomy extends View {
     const [site, head] = [this.sites.value, this.headOf()];
     if (head !== null) this.heads.value = head;
     if (!store.ids.length) return this.right.say("Type a prompt, and its tensors stand here.");
-    const body = { model: store.get("model"), ids: store.ids, site, ...(head === null ? {} : { head }) };
+    const body = { ...store.about, site, ...(head === null ? {} : { head }) };
     const got = await this.work(this.right, "tensor", (signal) => postTensor("tensor", body, { signal }));
     if (!got) return;
     this.tensor = Object.values(got.tensors)[0];

@@ -16,17 +16,20 @@ const BEFORE = "Comes with the examination.";
 const FLOOR = 1e-9;
 const places = (n) => Array.from({ length: n }, (_, i) => String(i));
 
-/* "layer 1; heads 0, 2": what the doctor knows of the place. */
-function whereabouts(place) {
-  const known = Object.entries(place ?? {}).filter(([, value]) => value !== null && String(value) !== "");
-  return known.map(([name, value]) => `${name} ${[value].flat().join(", ")}`).join("; ");
+/* "a/one, a/two: why": findings that say the same stand together. */
+function seenBy(evidence) {
+  const said = new Map();
+  for (const finding of evidence) {
+    const why = finding.evidence?.cause ?? finding.why;
+    said.set(why, [...(said.get(why) ?? []), finding.id]);
+  }
+  return [...said].slice(0, 3).map(([why, ids]) => `${ids.join(", ")}: ${why}`).join("; ");
 }
 
 function diagnosisCard(one) {
-  const seen = one.evidence.map((finding) => `${finding.id}: ${finding.evidence?.cause ?? finding.why}`);
   const facts = [
-    ["where", whereabouts(one.place)],
-    ["seen by", seen.slice(0, 3).join("; ")],
+    ["where", one.place],
+    ["seen by", seenBy(one.evidence)],
     ["remedy", one.remedy],
     ["probably follows", one.consequences.join(", ")],
   ].filter(([, text]) => text);
@@ -128,6 +131,7 @@ export class Doctor extends View {
     const said = done.healthy ? "Healthy: no check failed." : "Sick: see the diagnosis.";
     const told = ` ${counts.pass} pass, ${counts.fail} fail, ${counts.skip} could not be examined.`;
     fill(this.verdict, verdictMark(done.healthy ? "pass" : "fail", said), h("span", { class: "soft", text: told }));
+    this.table.failsFirst();
     fill(this.notes, done.notes.map((text) => h("li", { text })));
     if (done.leak) this.showLeak(done.leak);
     else this.noLeak.textContent = "No leak was met, so there is no matrix to show.";
@@ -144,7 +148,7 @@ export class Doctor extends View {
     this.map.draw({
       tensor: new Tensor("leak", "f32", shape, data), low: Math.log10(FLOOR), high: 1, rows: places(shape[0]),
       columns: places(shape[1]), rowTitle: "answer at", columnTitle: "token changed (colour: power of ten)",
-      cell: [6, 22],
+      cell: [6, 32],
     });
   }
 

@@ -1,13 +1,13 @@
 /* Heads: every head's attention as a small map, one large, what each head does, and what is lost without it. */
 import { postTensor } from "./api.js";
 import { attentionLines, LONGEST } from "./attention-lines.js";
-import { onTheme } from "./charts.js";
 import { Chips } from "./chips.js";
 import { h, inspect, number, percent, visible } from "./dom.js";
 import { HeadGrid } from "./head-grid.js";
 import { ablation, headScores } from "./head-work.js";
 import { css, heatMap, inkOn } from "./maps.js";
 import { store } from "./store.js";
+import { onTheme } from "./theming.js";
 import { panel, View } from "./view.js";
 
 const segment = (text, pressed, action) =>
@@ -23,7 +23,7 @@ class Heads extends View {
     const place = () => (this.whereField.hidden ? {} : { where: this.where.value });
     this.grid = panel({
       title: "All heads", name: "grid", figure: () => this.patterns && this.all.canvas,
-      python: () => ({ view: "patterns", model: store.get("model"), ids: store.ids, ...place() }),
+      python: () => ({ view: "patterns", ...store.about, ...place() }),
       hint:
         "A row per layer, a column per head; bright is much attention. In a small map each pixel is the largest " +
         "weight under it.",
@@ -43,7 +43,7 @@ class Heads extends View {
         this.lines.root.hidden ? this.map.root : this.lines.root.firstChild
       ),
       python: () => ({
-        view: "tensor", model: store.get("model"), ids: store.ids, site: this.site.replace("*", this.chosen()[0]),
+        view: "tensor", ...store.about, site: this.site.replace("*", this.chosen()[0]),
         head: this.chosen()[1],
       }),
     });
@@ -67,7 +67,6 @@ class Heads extends View {
     onTheme(() => {
       if (!this.patterns || this.hidden) return;
       this.all.mark(...this.chosen(), this.ablation.heads);
-      this.drawLarge();
     });
   }
 
@@ -107,7 +106,7 @@ class Heads extends View {
   async ask() {
     this.whereField.hidden = store.model?.kind !== "seq2seq";
     const body = {
-      model: store.get("model"), ids: store.ids, where: this.whereField.hidden ? "self" : this.where.value,
+      ...store.about, where: this.whereField.hidden ? "self" : this.where.value,
     };
     if (!body.ids.length) return this.grid.say("Type a prompt, and its attention stands here.");
     const key = JSON.stringify(body);

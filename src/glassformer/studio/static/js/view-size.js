@@ -52,10 +52,12 @@ function memoryChart(node, { training, inference }) {
     const hovertemplate = `${name}: %{text}<extra>%{y}</extra>`;
     traces.push(bars(where, held.map((v) => v / 2 ** 20), { ...look, name, text, hovertemplate }));
   }
-  const room = node.clientWidth < 480 ? 90 : 0; // the legend needs more lines
-  return plot(node, traces, {
-    barmode: "stack", height: 110 + 44 * where.length + room, margin: { l: 8, r: 16, t: 4, b: 36 },
-    xaxis: { title: "MiB", nticks: 6 }, uniformtext: { minsize: 9, mode: "hide" }, legend: { traceorder: "normal" },
+  return plot(node, traces, (narrow) => {
+    const room = narrow ? 20 * traces.length : 0; // the legend needs a line for each
+    return {
+      barmode: "stack", height: 110 + 44 * where.length + room, margin: { l: 8, r: 16, t: 10 + room, b: 36 },
+      xaxis: { title: "MiB", nticks: 6 }, uniformtext: { minsize: 9, mode: "hide" }, legend: { traceorder: "normal" },
+    };
   });
 }
 
@@ -191,10 +193,11 @@ class Chinchilla {
     traces.push(line(allocations.map(() => value), allocations.map((one) => one.parameters), dots));
     const { name, parameters: own } = store.model ?? {};
     if (own) traces.push(line(ENDS, [own, own], { name: `${name}: N`, colour: "soft", dash: "dot", width: 1.5 }));
-    return plot(this.chart, traces, {
-      height: 320, margin: { t: 60 }, xaxis: { ...POWERS, title: "budget C, FLOPs", dtick: 2 },
+    return plot(this.chart, traces, (narrow) => ({
+      height: narrow ? 380 : 320, margin: { t: narrow ? 110 : 60 },
+      xaxis: { ...POWERS, title: "budget C, FLOPs", dtick: 2 },
       yaxis: { ...POWERS, title: "parameters N" },
-    });
+    }));
   }
 
   /* Loss along the budget: a smaller model sees more tokens, a larger one fewer; each fit has one best place. */

@@ -18,7 +18,8 @@ function badge(name) {
 }
 
 const words = (claim) =>
-  [claim.id, claim.title, claim.chapter, claim.chapter_title, claim.badge, ...claim.sources].join(" ").toLowerCase();
+  [claim.id, claim.title, claim.chapter, claim.chapter_title, claim.badge, ...claim.sources, ...claim.errata]
+    .join(" ").toLowerCase();
 
 export class Theory extends View {
   claims = [];
@@ -33,7 +34,7 @@ export class Theory extends View {
   buildList() {
     this.list = panel({ title: "Claims", name: "claims" });
     const label = "Search the claims";
-    this.search = h("input", { type: "search", placeholder: "rotary, Bishop 12.3 …", "aria-label": label });
+    this.search = h("input", { type: "search", placeholder: "Bishop 12.3, E32, …", "aria-label": label });
     this.search.addEventListener("input", later(() => this.showList(), 80));
     this.found = h("p", { class: "soft small", role: "status" });
     this.nav = h("nav", { class: "claim-list", "aria-label": "Claims by chapter" });

@@ -68,6 +68,7 @@ class NewRun {
     this.main = h("div", { class: "controls" });
     this.more = h("div", { class: "folds" });
     const upload = field("Or upload one", this.file, "plain text, at most 20 MB");
+    upload.classList.add("two-wide");
     this.panel.body.append(
       h("div", { class: "controls" }, field("Text", this.corpus), upload, field("Model", this.preset)), this.main,
       h("details", { class: "fold" }, h("summary", { text: "All fields" }), this.more), this.start);
@@ -79,7 +80,7 @@ class NewRun {
     this.answer = answer;
     const option = ({ name, words }) => h("option", { value: name, text: words });
     const corpus = ({ name, title, bytes: size }) => ({ name, words: size ? `${title} (${bytes(size)})` : title });
-    const preset = ({ name, parameters }) => ({ name, words: `${name}, ${count(parameters)} parameters` });
+    const preset = ({ name, parameters }) => ({ name, words: `${name} (${count(parameters)})` });
     fill(this.corpus, answer.corpora.map(corpus).map(option));
     fill(this.preset, answer.presets.map(preset).map(option));
     this.choosePreset();
@@ -182,7 +183,12 @@ export class Train extends View {
     fill(this.table, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
     if (focused) this.table.querySelector(`[data-act="${CSS.escape(focused)}"]`)?.focus();
     const chosen = this.known.find((one) => one.run === store.get("run"));
-    if (chosen) this.live.about(chosen);
+    if (!chosen) return;
+    this.live.about(chosen);
+    if (this.offered === `${chosen.run} ${chosen.state} ${chosen.model}`) return;
+    this.offered = `${chosen.run} ${chosen.state} ${chosen.model}`;
+    const state = h("span", { class: "run-state", dataset: { state: chosen.state }, text: chosen.state });
+    fill(this.live.loss.tools, state, this.buttons(chosen));
   }
 
   row(one) {
@@ -221,7 +227,6 @@ export class Train extends View {
     const state = await this.work(this.runs, "state", (signal) => get("state", { signal }));
     if (!state) return;
     store.setState(state);
-    store.setTokens([], []); // those of the other model's vocabulary
     store.set({ model, view: "playground" });
   }
 

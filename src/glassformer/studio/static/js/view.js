@@ -12,7 +12,7 @@
  *     figure() -> the node that "Save figure" saves (null: nothing yet); python() -> parameters for "Copy as Python";
  *     tools: the place for controls beside the title; say("") clears; name: the file's name
  */
-import { aborted } from "./api.js";
+import { aborted, warm } from "./api.js";
 import { h, toast } from "./dom.js";
 import { showPython } from "./python.js";
 import { saveFigure } from "./save.js";
@@ -136,6 +136,7 @@ export class View extends HTMLElement {
     } finally {
       where.busy(false);
       if (this.#works.get(name) === control) this.#works.delete(name);
+      if (!this.#works.size) warm();
     }
   }
 }

@@ -18,7 +18,9 @@ export function writing(view, sampling) {
   });
   const button = (text, action, kind) => h("button", { text, class: kind, on: { click: action } });
   const [step, run, stop] = [
-    button("Step", () => write(1)), button("Run", () => write(Number(length.value)), "primary"), button("Stop", halt),
+    button("Step", () => write(1)),
+    button("Run", () => write(Math.min(room(), Number(length.value) || 1)), "primary"),
+    button("Stop", halt),
   ];
   const clear = button("Clear", () => reset());
   const keep = button("Use as prompt", () => take());
@@ -39,14 +41,21 @@ export function writing(view, sampling) {
 
   function enable() {
     const running = view.busy("write");
-    for (const one of [step, run]) one.disabled = running || !store.ids.length;
+    for (const one of [step, run]) one.disabled = running || !store.ids.length || store.model?.kind === "encoder";
     stop.disabled = !running;
     for (const one of [keep, clear]) one.disabled = running || !at.said.length;
+  }
+
+  /* How many tokens the context still holds. */
+  function room() {
+    const read = store.target ? 1 : store.ids.length;
+    return Math.max(1, Math.min(1024, (store.model?.context ?? Infinity) - read - at.said.length));
   }
 
   function reset() {
     halt();
     Object.assign(at, { said: [], steps: 0, body: null });
+    length.max = room();
     fill(page, h("span", { class: "soft", text: store.pieces.join("") }));
     fill(tiles, tile("–", "per token"), tile("–", "tokens per second"), tile("–", "KV cache"));
     enable();
@@ -68,9 +77,15 @@ export function writing(view, sampling) {
       tile(token.kv_bytes ? bytes(token.kv_bytes) : "none", "KV cache"));
   }
 
+  /* An encoder-decoder reads the prompt and writes its answer from the start token on. */
+  function going() {
+    if (!store.target) return { ids: [...store.ids, ...at.said] };
+    return { ids: store.ids, ...(at.said.length ? { target: [store.target.ids[0], ...at.said] } : {}) };
+  }
+
   function request(many) {
     return {
-      model: store.get("model"), ids: [...store.ids, ...at.said], max_new_tokens: many, cache: cache.checked,
+      model: store.get("model"), ...going(), max_new_tokens: many, cache: cache.checked,
       seed: (Number(seed.value) + at.steps) % 2 ** 32, ...sampling(),
     };
   }
@@ -116,10 +131,12 @@ export function writing(view, sampling) {
 
   async function take() {
     const model = store.get("model");
-    const ids = [...store.ids, ...at.said];
-    if (store.model?.tokenizer === false) return store.set({ prompt: ids.join(" "), token: null });
-    const text = await view.work(where, "take", (signal) => post("tokens", { model, ids }, { signal }));
-    if (text) store.set({ prompt: text.text, token: null });
+    const { ids, target } = going();
+    const key = target ? "answered" : "prompt";
+    if (store.model?.tokenizer === false) return store.set({ [key]: (target ?? ids).join(" "), token: null });
+    const body = { model, ids, ...(target ? { target } : {}) };
+    const told = await view.work(where, "take", (signal) => post("tokens", body, { signal }));
+    if (told) store.set({ [key]: (told.target ?? told).text, token: null });
   }
 
   return { root: where.root, reset, stop: halt };
