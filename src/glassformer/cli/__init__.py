@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from glassformer.cli import compare, doctor, look, models, serve, theory, training
+from glassformer.cli import bench, compare, doctor, look, models, serve, theory, training
 
 VERBS: dict[str, Callable[..., int]] = {
     "tour": training.tour,
@@ -21,6 +21,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "exercise": theory.exercise,
     "doctor": doctor.doctor,
     "compare": compare.compare,
+    "bench": bench.bench,
     "size": models.size,
     "convert": models.convert,
     "serve": serve.serve,

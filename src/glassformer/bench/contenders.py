@@ -1,0 +1,120 @@
+"""Who can take part: a table, and who of it is here."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from glassformer import config as c
+from glassformer.bench.plan import ALL, PRECISIONS, BenchError, Plan, nearest
+
+GENERATING = ("decode", "prefill", "startup")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row: where its code is, what it can do, and what it needs."""
+
+    name: str
+    module: str
+    """Of `glassformer.bench.peers`."""
+    precisions: tuple[str, ...]
+    tasks: tuple[str, ...] = GENERATING
+    packages: tuple[str, ...] = ()
+    install: str = ""
+    """What would install the packages, or give the checkout."""
+    checkout: tuple[str, ...] = ()
+    """Files by which a checkout is known; none: it is a package."""
+    ours: bool = False
+    only_gpt2: bool = False
+    """Its converter here writes GPT-2 and nothing else."""
+    converts: bool = False
+    """Its module has `prepare`, which writes a file of its own format."""
+    same_model: bool = True
+    """False: an architecture of its own with as many parameters, whose tokens mean nothing to others."""
+
+
+# fmt: off
+TABLE: tuple[Contender, ...] = (
+    Contender("glassformer", "ours", PRECISIONS, (*GENERATING, "train"), ours=True),
+    Contender("glassformer-torch", "ours", ("float32", "bfloat16"), ours=True),
+    Contender("transformers", "hugging", ("float32", "bfloat16"), packages=("transformers",),
+              install="pip install transformers"),
+    Contender("transformers-compiled", "hugging", ("float32", "bfloat16"), ("decode", "prefill"),
+              packages=("transformers",), install="pip install transformers"),
+    Contender("ctranslate2", "ctranslate", ("float32", "int8"), packages=("ctranslate2", "transformers"),
+              install="pip install ctranslate2 transformers", converts=True),
+    Contender("onnxruntime", "onnxrt", ("float32", "int8"), packages=("onnxruntime", "onnx"),
+              install="pip install onnxruntime onnx", only_gpt2=True, converts=True),
+    Contender("llama.cpp", "llama", PRECISIONS, packages=("llama_cpp", "gguf"),
+              install="pip install llama-cpp-python gguf", only_gpt2=True, converts=True),
+    Contender("nanogpt", "nanogpt", ("float32", "bfloat16"), (*GENERATING, "train"), checkout=("model.py", "train.py"),
+              install="give its checkout with --nanogpt PATH", only_gpt2=True),
+    Contender("gpt-fast", "gptfast", ("bfloat16", "int8"), ("decode", "prefill"),
+              checkout=("model.py", "generate.py"), install="give its checkout with --gpt-fast PATH", only_gpt2=True,
+              same_model=False),
+)
+# fmt: on
+NAMED = {contender.name: contender for contender in TABLE}
+
+
+def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
+    """Contenders that can run, ours first, and for each of the others that was asked for why it does not.
+
+    An unknown name, or a path that is no checkout, is refused; a peer that is only missing never is.
+    """
+    peers = [contender.name for contender in TABLE if not contender.ours]
+    for name in plan.against:
+        if name != ALL and name not in NAMED:
+            raise BenchError(nearest(name, [ALL, *peers], "contender"))
+    for name, path in plan.checkouts.items():
+        require_checkout(NAMED[name], path)
+    wanted = NAMED if ALL in plan.against else plan.against
+    chosen: list[Contender] = []
+    missing: dict[str, str] = {}
+    for contender in TABLE:
+        if not contender.ours and contender.name not in wanted:
+            continue
+        if plan.task not in contender.tasks:
+            if contender.name in plan.against:
+                missing[contender.name] = f"has no part in {plan.task} here"
+            continue
+        reason = absence(contender, plan)
+        if reason is None:
+            chosen.append(contender)
+        else:
+            missing[contender.name] = reason
+    return chosen, missing
+
+
+def require_checkout(contender: Contender, path: Path) -> None:
+    """Refuse a path that is not a checkout of it."""
+    lacking = [name for name in contender.checkout if not (path / name).is_file()]
+    if lacking:
+        raise BenchError(
+            f"{path} is no checkout of {contender.name} (it has no {' and no '.join(lacking)}): give the folder that "
+            "git made."
+        )
+
+
+def absence(contender: Contender, plan: Plan) -> str | None:
+    """Why a contender is not here, with what would bring it; None when it is."""
+    if contender.checkout:
+        return None if contender.name in plan.checkouts else contender.install
+    lacking = [name for name in contender.packages if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(lacking)} not installed ({contender.install})" if lacking else None
+
+
+def is_gpt2(config: c.ModelConfig) -> bool:
+    """Whether the converters that write GPT-2 only can write this model."""
+    return (
+        isinstance(config, c.DecoderConfig)
+        and isinstance(config.position, c.Learned)
+        and isinstance(config.norm, c.LayerNorm)
+        and isinstance(config.feedforward, c.Dense)
+        and config.feedforward.activation == "gelu_tanh"
+        and config.d_ff == 4 * config.d_model
+        and config.placement == "pre"
+        and config.n_kv_heads == config.n_heads
+        and config.head is not None
+        and config.head.tied
+    )

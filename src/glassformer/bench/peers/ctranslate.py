@@ -1,0 +1,50 @@
+"""CTranslate2 through its own converter; int8 is its quantisation of the same weights."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from glassformer.bench.peers.base import Mark, Order, library
+
+
+def folder(order: Order) -> Path:
+    return order.root / f"ctranslate2-{order.precision}"
+
+
+def prepare(order: Order) -> None:
+    """Convert once; written beside and renamed."""
+    if folder(order).exists():
+        return
+    converters = library("ctranslate2.converters")
+    with tempfile.TemporaryDirectory(dir=order.root) as beside:
+        made = Path(beside) / "model"
+        converters.TransformersConverter(str(order.model)).convert(str(made), quantization=order.precision)
+        for name in ("tokenizer.json", "config.json"):  # what the generator itself needs is in model.bin and beside it
+            if not (made / name).exists():
+                shutil.copyfile(order.model / name, made / name)
+        os.replace(made, folder(order))
+
+
+class Peer:
+    def __init__(self, order: Order):
+        package = library("ctranslate2")
+        self.version = str(package.__version__)
+        self.generator = package.Generator(
+            str(folder(order)), device="cpu", compute_type=order.precision, intra_threads=order.threads, inter_threads=1
+        )
+
+    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+        last = len(prompts) - 1
+
+        def told(step: Any) -> bool:
+            if step.batch_id == last:
+                mark()
+            return False
+
+        results = self.generator.generate_batch(
+            [[f"t{token}" for token in prompt] for prompt in prompts],
+            max_length=new, end_token=[], sampling_topk=1, include_prompt_in_result=False, callback=told,
+        )  # fmt: skip
+        return [list(result.sequences_ids[0]) for result in results]

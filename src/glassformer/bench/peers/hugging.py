@@ -1,0 +1,53 @@
+"""transformers: `generate` with its growing cache, and with the static one and a compiled forward."""
+
+from collections.abc import Callable
+from typing import Any
+
+from glassformer.bench.peers.base import Mark, Order, library
+
+
+class Times:
+    """A streamer: told of every token, it notes the time."""
+
+    def __init__(self, mark: Callable[[], None]):
+        self.mark, self.seen = mark, 0
+
+    def put(self, value: Any) -> None:
+        if self.seen:  # the first call hands over the prompt
+            self.mark()
+        self.seen += 1
+
+    def end(self) -> None:
+        pass
+
+
+class Peer:
+    def __init__(self, order: Order):
+        import torch
+
+        torch.set_num_threads(order.threads)
+        package = library("transformers")
+        package.logging.set_verbosity_error()
+        package.logging.disable_progress_bar()
+        self.version = str(package.__version__)
+        dtype = getattr(torch, order.precision)
+        self.model = package.AutoModelForCausalLM.from_pretrained(order.model, dtype=dtype).eval()
+        settings: dict[str, Any] = {"do_sample": False, "use_cache": True, "pad_token_id": 0, "eos_token_id": None}
+        if order.name == "transformers-compiled":
+            compiling = package.CompileConfig(fullgraph=True, mode="default")
+            compiling._compile_all_devices = True  # on a CPU it is off unless asked for
+            settings |= {"cache_implementation": "static", "compile_config": compiling}
+            if order.task == "prefill":  # generate compiles the steps after the prompt only
+                self.model.forward = torch.compile(self.model.forward)
+        self.settings = package.GenerationConfig(**settings)
+
+    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+        import torch
+
+        ids = torch.tensor(prompts)
+        self.settings.max_new_tokens = new
+        made = self.model.generate(
+            ids, attention_mask=torch.ones_like(ids), generation_config=self.settings, streamer=Times(mark)
+        )
+        rows: list[list[int]] = made[:, ids.shape[1] :].tolist()
+        return rows

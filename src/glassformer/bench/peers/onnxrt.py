@@ -1,0 +1,79 @@
+"""ONNX Runtime on a graph that is built here; int8 by its own dynamic quantisation of the matrices, per channel."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from glassformer.bench.peers.base import Mark, Order, arrays, config_of, library
+from glassformer.bench.peers.onnx_graph import build
+
+FILE, DATA = "model.onnx", "model.data"
+
+
+def folder(order: Order) -> Path:
+    return order.root / f"onnx-{order.precision}"
+
+
+def prepare(order: Order) -> None:
+    """Build the graph, quantise it where asked, once; written beside and renamed."""
+    if folder(order).exists():
+        return
+    onnx = library("onnx")
+    with tempfile.TemporaryDirectory(dir=order.root) as beside:
+        plain, made = Path(beside) / "float32", Path(beside) / order.precision
+        plain.mkdir()
+        model = build(config_of(order), arrays(order))
+        onnx.save_model(
+            model, plain / FILE, save_as_external_data=True, all_tensors_to_one_file=True, location=DATA
+        )  # fmt: skip
+        if order.precision == "int8":
+            quantization = library("onnxruntime.quantization")
+            made.mkdir()
+            quantization.quantize_dynamic(
+                plain / FILE, made / FILE, op_types_to_quantize=["MatMul"], per_channel=True,
+                weight_type=quantization.QuantType.QInt8, use_external_data_format=True,
+                extra_options={"MatMulConstBOnly": True},
+            )  # fmt: skip
+        os.replace(made, folder(order))
+
+
+class Peer:
+    """A greedy loop over the session: outputs of a step are bound as inputs of the next and never copied."""
+
+    def __init__(self, order: Order):
+        package = library("onnxruntime")
+        self.package, self.version = package, str(package.__version__)
+        self.cfg = config_of(order)
+        options = package.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = order.threads, 1
+        options.graph_optimization_level = package.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 3
+        self.session = package.InferenceSession(str(folder(order) / FILE), options, providers=["CPUExecutionProvider"])
+        self.names = [f"{part}_{i}" for i in range(self.cfg["n_layer"]) for part in "kv"]
+
+    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+        import numpy as np
+
+        heads = self.cfg["n_head"]
+        empty = np.zeros((len(prompts), heads, 0, self.cfg["n_embd"] // heads), dtype=np.float32)
+        past: dict[str, Any] = {name: self.package.OrtValue.ortvalue_from_numpy(empty) for name in self.names}
+        ids, positions = np.array(prompts, dtype=np.int64), np.arange(len(prompts[0]), dtype=np.int64)
+        found = []
+        for _ in range(new):
+            binding = self.session.io_binding()
+            binding.bind_cpu_input("ids", ids)
+            binding.bind_cpu_input("positions", positions)
+            for name in self.names:
+                binding.bind_ortvalue_input(f"past_{name}", past[name])
+            binding.bind_output("logits", "cpu")
+            for name in self.names:
+                binding.bind_output(f"present_{name}", "cpu")
+            self.session.run_with_iobinding(binding)
+            logits, *present = binding.get_outputs()
+            past = dict(zip(self.names, present, strict=True))
+            ids = logits.numpy().argmax(-1)[:, None]
+            positions = positions[-1:] + 1
+            found.append(ids[:, 0].tolist())
+            mark()
+        return [list(row) for row in zip(*found, strict=True)]

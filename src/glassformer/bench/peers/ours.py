@@ -1,0 +1,37 @@
+"""glassformer itself: the compiled kernels in any precision, and the plain engine."""
+
+from glassformer.bench.peers.base import Mark, Order
+
+
+class Peer:
+    """`glassformer.generate.stream`, as a user would call it."""
+
+    def __init__(self, order: Order):
+        import torch
+
+        from glassformer import __version__
+        from glassformer.weights import load
+
+        torch.set_num_threads(order.threads)
+        self.version = __version__
+        self.native = order.name == "glassformer"
+        self.precision = order.precision
+        self.model = load(order.model, dtype="float32" if self.native else order.precision)
+        if self.native:
+            from glassformer.generate.native import build
+
+            build()  # cached on disk: nothing to do but once per machine and version
+
+    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+        from glassformer.generate import stream
+
+        rows: list[list[int]] = [[] for _ in prompts]
+        engine, precision = ("native", self.precision) if self.native else ("torch", "float32")
+        for gained in stream(
+            self.model, prompts, new, stop=[], engine=engine, precision=precision  # type: ignore[arg-type]
+        ):  # fmt: skip
+            mark()
+            for row, token in zip(rows, gained, strict=True):
+                assert token is not None  # nothing stops a row
+                row.append(token)
+        return rows

@@ -1,0 +1,98 @@
+"""What is to be measured, checked before anything is loaded."""
+
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Task = Literal["decode", "prefill", "train", "startup"]
+TASKS: tuple[str, ...] = get_args(Task)
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+"""Of one weight, without scales."""
+PRECISIONS = tuple(BYTES)
+ALL = "all"
+
+# What a task measures unless told otherwise, as in docs/benchmarks.md. In training `new` counts the steps of one turn.
+_PROMPT = {"decode": 32, "prefill": 512, "startup": 32, "train": 0}
+_NEW = {"decode": 128, "prefill": 1, "startup": 1, "train": 10}
+
+
+class BenchError(ValueError):
+    """A benchmark that cannot be run. One sentence."""
+
+
+def nearest(name: str, known: Iterable[str], what: str) -> str:
+    """The sentence that refuses an unknown name."""
+    names = list(known)
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    hint = f"Did you mean {' or '.join(close)}?" if close else f"Use one of {', '.join(names)}."
+    return f"{name!r} is not a {what}. {hint}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measurement. 0 for `prompt`, `new` and `threads` means what the task and the machine give."""
+
+    task: str
+    against: tuple[str, ...] = (ALL,)
+    precisions: tuple[str, ...] = ()
+    batch: int = 1
+    prompt: int = 0
+    new: int = 0
+    rounds: int = 5
+    threads: int = 0
+    model: str = "gpt2"
+    checkouts: dict[str, Path] = field(default_factory=dict)
+    """Folders of peers that are not packages, by contender."""
+    keep: Path | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise BenchError(nearest(self.task, TASKS, "benchmark"))
+        for precision in self.precisions:
+            if precision not in PRECISIONS:
+                raise BenchError(nearest(precision, PRECISIONS, "precision"))
+        for name, least in (("batch", 1), ("rounds", 1), ("prompt", 0), ("new", 0), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise BenchError(f"--{name} {getattr(self, name)} must be a whole number of at least {max(least, 1)}.")
+        if self.task == "decode" and self.length_new < 3:
+            raise BenchError(f"--new {self.new} is too few: rates count from the second token on, give 3 or more.")
+        if self.task in ("prefill", "startup") and self.length_new != 1:
+            raise BenchError(f"{self.task} ends with the first token: leave --new out.")
+        if self.task == "startup" and self.batch != 1:
+            raise BenchError("startup is the wait for one token of one prompt: leave --batch out.")
+        if self.task == "train" and (self.model != "gpt2" or self.batch != 1 or self.prompt):
+            raise BenchError("train has nanoGPT's two CPU settings: leave --model, --batch and --prompt out.")
+
+    @property
+    def length_prompt(self) -> int:
+        return self.prompt or _PROMPT[self.task]
+
+    @property
+    def length_new(self) -> int:
+        return self.new or _NEW[self.task]
+
+    @property
+    def n_threads(self) -> int:
+        return self.threads or available_cores()
+
+    def checkout(self, contender: str) -> str:
+        """The folder given for a contender, or nothing."""
+        return str(self.checkouts[contender].resolve()) if contender in self.checkouts else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.task, "against": list(self.against), "precisions": list(self.precisions), "batch": self.batch,
+            "prompt": self.length_prompt, "new": self.length_new, "rounds": self.rounds, "threads": self.n_threads,
+            "model": self.model, "seed": self.seed,
+        }  # fmt: skip
+
+
+def available_cores() -> int:
+    """Cores this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

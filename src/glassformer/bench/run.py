@@ -1,0 +1,126 @@
+"""From a plan to a result: choose, write the model, convert, let them take turns, judge."""
+
+import signal
+from collections.abc import Callable, Sequence
+
+from glassformer.bench import judge, race, startup, training
+from glassformer.bench import subject as subjects
+from glassformer.bench.contenders import NAMED, Contender, choose, is_gpt2
+from glassformer.bench.machine import facts
+from glassformer.bench.peers.base import Order
+from glassformer.bench.plan import PRECISIONS, BenchError, Plan
+from glassformer.bench.processes import Died, Worker, crew
+from glassformer.bench.result import Group, Result, Row
+from glassformer.finding import Finding
+
+Say = Callable[[str], None]
+REFERENCE = "glassformer-torch"
+"""Whose float32 ids are the measure for everyone: the plain engine, which the oracle holds."""
+
+
+def run(plan: Plan, say: Say = lambda line: None) -> Result:
+    """Measure. `say` is told what is going on."""
+    if not hasattr(signal, "SIGSTOP"):
+        raise BenchError("contenders that wait are stopped by a signal this system does not have: use Linux or macOS.")
+    chosen, missing = choose(plan)
+    result = Result(plan.to_dict(), facts(), missing, [])
+    plain: list[Row] = []
+    if plan.task == "train":
+        result.groups, result.findings = _train(plan, chosen, say)
+    else:
+        result.groups, result.findings, plain = _generate(plan, chosen, missing, say)
+    targets = judge.targets(result.plan, result.groups, plain)
+    if plain:
+        result.groups.append(Group("", "seconds", "without a model", rows=plain, fewer_is_better=True, compared=False))
+    result.findings = [*judge.deaths(result.groups), *result.findings, *targets]
+    return result
+
+
+def _generate(
+    plan: Plan, chosen: Sequence[Contender], missing: dict[str, str], say: Say
+) -> tuple[list[Group], list[Finding], list[Row]]:
+    """Decoding, prefill and start-up: one group per precision."""
+    subject = subjects.subject(plan)
+    if not is_gpt2(subject.config):
+        missing |= {c.name: "its converter here writes GPT-2 and nothing else" for c in chosen if c.only_gpt2}
+        chosen = [contender for contender in chosen if not contender.only_gpt2]
+    prompts = subject.prompts(plan.batch, plan.length_prompt, plan.seed)
+
+    def order(contender: Contender, precision: str, task: str) -> Order:
+        return Order(
+            contender.name, contender.module, task, precision, str(subject.root), plan.n_threads, prompts,
+            plan.length_new, plan.checkout(contender.name),
+        )  # fmt: skip
+
+    say("the plain engine says what everyone should say")
+    reference = _reference(order(NAMED[REFERENCE], "float32", "reference"))
+    comparable = {contender.name for contender in chosen if contender.same_model}
+    groups: list[Group] = []
+    findings: list[Finding] = []
+    plain = startup.plain_rows() if plan.task == "startup" else []
+    for precision in dict.fromkeys(plan.precisions or PRECISIONS):
+        able = [contender for contender in chosen if precision in contender.precisions]
+        rows = {contender.name: Row(contender.name, precision, contender.ours) for contender in able}
+        group = Group(precision, _unit(plan), rows=list(rows.values()), batch=plan.batch)
+        group.fewer_is_better = plan.task == "startup"
+        converting = [(order(c, precision, "prepare"), rows[c.name]) for c in able if c.converts]
+        race.prepare(converting, say)
+        racing = [(order(c, precision, plan.task), rows[c.name]) for c in able if not rows[c.name].died]
+        if plan.task == "startup":
+            startup.measure(racing, plain if not groups else [], subject.root / "hf", plan.rounds, say)
+        elif plan.task == "decode":
+            group.touched = subject.touched(precision)
+            group.bandwidth = Row("memory", precision, ours=False)
+            reading = Order("memory", "bandwidth", "bandwidth", precision, "", plan.n_threads)
+            race.race([*racing, (reading, group.bandwidth)], plan.rounds, say)
+        else:
+            race.race(racing, plan.rounds, say)
+        findings += judge.compare_ids(group, reference, comparable)
+        groups.append(group)
+    return groups, findings, plain
+
+
+def _unit(plan: Plan) -> str:
+    return "seconds to the first token" if plan.task == "startup" else "tokens/s"
+
+
+def _reference(order: Order) -> list[list[int]]:
+    """The engine's own greedy ids, from a process that ends again."""
+    with crew() as workers:
+        workers.append(Worker(order))
+        try:
+            workers[0].load()
+            found: list[list[int]] = workers[0].turn(0)["ids"]
+        except Died as death:
+            raise BenchError(f"the plain engine, which the others are compared with, failed: {death}.") from None
+    return found
+
+
+def _train(plan: Plan, chosen: Sequence[Contender], say: Say) -> tuple[list[Group], list[Finding]]:
+    """One group per setting and precision."""
+    groups, findings = [], []
+    wanted = [p for p in ("float32", "bfloat16") if p in (plan.precisions or PRECISIONS)]
+    if not wanted:
+        raise BenchError("training is in float32 or bfloat16: give one of them as --precision.")
+    folder = subjects.shelf(plan.keep)
+    for setting in training.settings():
+        label = f"train-{setting.config.n_layers}x{setting.config.d_model}"
+        start = subjects.write(folder, setting.config, label, training.SEED, lively=False)
+        for precision in wanted:
+            say(f"{setting.name}, {precision}")
+            group = Group(precision, "steps/s", setting.name)
+            orders = []
+            for contender in chosen:
+                row = Row(contender.name, precision, contender.ours)
+                group.rows.append(row)
+                orders.append((
+                    Order(
+                        contender.name, contender.module, "train", precision, str(start.root), plan.n_threads, (),
+                        plan.length_new, plan.checkout(contender.name), setting.facts(),
+                    ),
+                    row,
+                ))  # fmt: skip
+            race.race(orders, plan.rounds, say)
+            findings += judge.compare_losses(group)
+            groups.append(group)
+    return groups, findings

@@ -1,0 +1,81 @@
+"""A result for a terminal: one table per group, and a sentence per target."""
+
+from typing import IO, TYPE_CHECKING
+
+from glassformer.bench.judge import sentence
+from glassformer.bench.result import Group, Result, Row, number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN_WIDTH = 160
+SHORT = 80
+"""Of a last line, in the table; below it stands whole."""
+BUSY = 0.3
+"""Load average per core above which a measurement is told to be of a busy machine."""
+
+
+def show(result: Result, file: IO[str] | None = None) -> None:
+    """Print it: with rich's lines on a terminal, plain columns otherwise."""
+    from rich.console import Console
+
+    console = Console(file=file, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(file=file, highlight=False, soft_wrap=True, width=max(console.width, PLAIN_WIDTH))
+    machine, plan = result.machine, result.plan
+    console.print(
+        f"{plan['task']}: {machine['processor']}, {plan['threads']} threads, {' '.join(machine['flags'])}",
+        markup=False,
+    )
+    if machine["load_average"] and machine["load_average"][0] > BUSY * machine["cores"]:
+        busy = machine["load_average"][0]
+        console.print(f"the machine was busy when this began (load {busy}): measure again on a quiet one.")
+    for group in result.groups:
+        _table(console, group)
+    for name, why in result.missing.items():
+        console.print(f"{name}: not here, {why}", markup=False)
+    for finding in result.findings:
+        told = sentence(finding) if finding.id.startswith("target") else finding.text()
+        if finding.id.startswith("target") or not finding.passed:
+            console.print(told, markup=False)
+
+
+def _table(console: "Console", group: Group) -> None:
+    from rich import box
+    from rich.table import Table
+
+    heading = ", ".join(filter(None, (group.setting, group.precision, group.unit)))
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE if console.is_terminal else None)
+    table.add_column("contender")
+    for column in ("median", "lowest", "highest", "spread", "to ours", "to best peer"):
+        table.add_column(column, justify="right")
+    has_limit = group.bandwidth is not None and group.bandwidth.measured
+    if has_limit:
+        table.add_column("of bandwidth", justify="right")
+    table.add_column("remarks")
+    for row in sorted(group.rows, key=lambda row: _rank(group, row)):
+        table.add_row(*_cells(group, row, has_limit))
+    console.print()
+    console.print(table)
+    if has_limit and group.bandwidth is not None:
+        read = group.bandwidth
+        console.print(f"memory is read at {read.median / 1e9:.1f} GB/s (spread {read.spread:.0%}) in the same rounds")
+
+
+def _rank(group: Group, row: Row) -> tuple[bool, float]:
+    if not row.measured:
+        return True, 0.0
+    return False, row.median if group.fewer_is_better else -row.median
+
+
+def _cells(group: Group, row: Row, has_limit: bool) -> list[str]:
+    if not row.measured:
+        return [row.name, *([""] * (7 if has_limit else 6)), f"died: {row.died[:SHORT]}" if row.died else row.agrees]
+    numbers = [row.median, min(row.rounds), max(row.rounds)]
+    shares = [group.ratio(row, group.ours()), group.ratio(row, group.best_peer())]
+    cells = [row.name, *map(number, numbers), f"{row.spread:.0%}"]
+    cells += ["" if share is None else f"{share:.3f}" for share in shares]
+    if has_limit:
+        share = group.of_limit(row)
+        cells.append("" if share is None else f"{share:.0%}")
+    return [*cells, row.agrees]

@@ -1,0 +1,120 @@
+"""The model that everybody runs: seeded random weights in the Hugging Face layout, written once and kept."""
+
+import hashlib
+import json
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer import config as c
+from glassformer import presets
+from glassformer.bench.plan import BYTES, BenchError, Plan
+from glassformer.files import write_atomically
+from glassformer.size import count
+from glassformer.weights import load, load_config, save
+
+FORMAT = 1
+"""Changes with the recipe below: models of an older one are not taken from the cache."""
+GAIN = 3.0
+"""On the matrices of the blocks. At GPT-2's own initial scale a tied model repeats its last token for ever, and any two
+implementations agree on that; at 3 a hundred tokens are almost all different and the best logit leads by 0.1."""
+DONE = "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model folder: `root/hf`, and room for conversions beside it."""
+
+    root: Path
+    config: c.ModelConfig
+    label: str
+
+    def touched(self, precision: str) -> float:
+        """Bytes of weights read per token: all but the table of positions and, of an untied head, the embedding."""
+        numbers = count(self.config)
+        if isinstance(self.config.position, c.Learned):
+            numbers -= (self.config.max_len or 0) * self.config.d_model
+        if self.config.head is None or not self.config.head.tied:
+            numbers -= self.config.vocab_size * self.config.d_model
+        return numbers * BYTES[precision]
+
+    def prompts(self, rows: int, length: int, seed: int) -> tuple[tuple[int, ...], ...]:
+        draw = random.Random(seed)
+        return tuple(tuple(draw.randrange(self.config.vocab_size) for _ in range(length)) for _ in range(rows))
+
+
+def shelf(keep: Path | None) -> Path:
+    """Where models and conversions stay."""
+    import platformdirs
+
+    kept = os.environ.get("GLASSFORMER_CACHE") or platformdirs.user_cache_dir("glassformer")
+    folder = (keep or Path(kept) / "bench").expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise BenchError(f"--keep {folder} is a file: give a folder.")
+    return folder
+
+
+def subject(plan: Plan) -> Subject:
+    """The model of a plan: a folder's, or a preset with seeded weights."""
+    path = Path(plan.model).expanduser()
+    config = load_config(path) if path.is_dir() else c.replace(presets.get(plan.model), dropout=0.0)
+    if not isinstance(config, c.DecoderConfig):
+        raise BenchError(f"--model {plan.model} does not generate text: give a decoder-only model.")
+    if config.max_len is not None and plan.length_prompt + plan.length_new > config.max_len:
+        raise BenchError(
+            f"a prompt of {plan.length_prompt} and {plan.length_new} new tokens exceed the model's context of "
+            f"{config.max_len}: give a smaller --prompt or --new."
+        )
+    if not path.is_dir():
+        return write(shelf(plan.keep), config, plan.model, plan.seed)
+    stamps = [[file.name, file.stat().st_mtime_ns, file.stat().st_size] for file in sorted(path.glob("*.safetensors"))]
+    root = shelf(plan.keep) / f"{path.resolve().name}-{digest(str(path.resolve()), stamps)}"
+    if not (root / "hf" / DONE).exists():
+        _store(load(path, dtype="float32"), root)
+    return Subject(root, config, str(path))
+
+
+def write(folder: Path, config: c.ModelConfig, label: str, seed: int, lively: bool = True) -> Subject:
+    """A preset with seeded weights; `lively` ones say something, the others are where training starts."""
+    from glassformer.model import build
+
+    root = folder / f"{label}-{digest(c.to_dict(config), seed, lively)}"
+    if not (root / "hf" / DONE).exists():
+        model = build(config, seed=seed)
+        if lively:
+            _enliven(model, seed)
+        _store(model, root)
+    return Subject(root, config, label)
+
+
+def digest(*facts: object) -> str:
+    return hashlib.sha256(json.dumps([FORMAT, *facts], sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _enliven(model: Any, seed: int) -> None:
+    """Blocks that outweigh the token they stand on, biases that are not zero, norms that are not one."""
+    import torch
+
+    draw = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".blocks." in name and parameter.dim() == 2:
+                parameter.mul_(GAIN)
+            elif parameter.dim() == 1:
+                spread = 0.02 if name.endswith(".bias") else 0.1
+                parameter.add_(spread * torch.randn(parameter.shape, generator=draw))
+
+
+def _store(model: Any, root: Path) -> None:
+    """The Hugging Face folder with a tokenizer of made-up words: some converters will not do without one."""
+    from tokenizers import Tokenizer, models
+
+    root.mkdir(parents=True, exist_ok=True)
+    size = model.config.vocab_size
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(size)}, unk_token="t0"))
+    save(model, root / "hf", format="hf", tokenizer=words)
+    special = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}
+    special |= {"bos_token": f"t{size - 1}", "eos_token": f"t{size - 1}"}
+    write_atomically(root / "hf" / DONE, json.dumps(special).encode())

@@ -1,0 +1,134 @@
+"""One contender's process: `python -m glassformer.bench.worker`, an order on standard input, JSON lines out.
+
+The first line in is the Order. The process loads, warms up and answers {"ready": ...}; every further line is a turn,
+{"turn": n}, and is answered with what was measured. Whatever libraries print goes to standard error; the process ends
+with its parent.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, TextIO
+
+from glassformer.bench.peers.base import Order
+
+WARM_UP = 2
+"""Calls before anything is timed: the first compiles, the second finds everything in place."""
+
+
+def main() -> int:
+    """Serve turns until standard input ends."""
+    _end_with_parent()
+    out = _own_output()
+    order = Order.from_json(sys.stdin.readline())
+    began = time.perf_counter()
+    if order.task == "prepare":
+        importlib.import_module(f"glassformer.bench.peers.{order.module}").prepare(order)
+        _say(out, {"ready": {"seconds": time.perf_counter() - began}})
+        return 0
+    serve = _SERVED[order.task](order)
+    _say(out, {"ready": {"seconds": time.perf_counter() - began, **serve.facts()}})
+    for line in sys.stdin:
+        _say(out, serve.turn(int(json.loads(line)["turn"])))
+    return 0
+
+
+class Speaking:
+    """Decoding and prefill: one continuation of the prompts per turn."""
+
+    def __init__(self, order: Order):
+        self.order = order
+        self.peer = importlib.import_module(f"glassformer.bench.peers.{order.module}").Peer(order)
+        for _ in range(WARM_UP if order.task in ("decode", "prefill") else 0):
+            self.peer.speak(order.prompts, order.new, _nothing)
+        self.first = self.peer.speak(order.prompts, 1, _nothing) if order.task == "startup" else []
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.peer.version, "ids": self.first}
+
+    def turn(self, number: int) -> dict[str, Any]:
+        marks: list[float] = []
+        start = time.perf_counter()
+        ids = self.peer.speak(self.order.prompts, self.order.new, lambda: marks.append(time.perf_counter()))
+        end = time.perf_counter()
+        if self.order.task == "prefill":
+            return {"ids": ids, "seconds": end - start, "units": sum(map(len, self.order.prompts))}
+        # from the first token that is told of on: reading the prompt is another benchmark
+        steps = (len(marks) - 1) * len(ids)
+        return {"ids": ids, "seconds": marks[-1] - marks[0], "units": steps, "first": marks[0] - start}
+
+
+class Reading:
+    """The memory's own speed."""
+
+    def __init__(self, order: Order):
+        self.peer = importlib.import_module("glassformer.bench.peers.bandwidth").Peer(order, **order.setting)
+        self.peer.read()
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": ""}
+
+    def turn(self, number: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        units = self.peer.read()
+        return {"seconds": time.perf_counter() - start, "units": units}
+
+
+class Training:
+    """Some steps per turn, on the same batches for everyone; the losses are the ids of training."""
+
+    def __init__(self, order: Order):
+        from glassformer.bench import training
+
+        self.order, self.made = order, training
+        self.trainer = training.trainer(order)
+        self.done = 0
+        self.losses = self._steps(WARM_UP)
+
+    def _steps(self, count: int) -> list[float]:
+        batches = [self.made.batch(self.order, self.done + i) for i in range(count)]
+        self.done += count
+        self.start = time.perf_counter()
+        return [self.trainer.step(*batch) for batch in batches]
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": self.trainer.version, "ids": [self.losses]}
+
+    def turn(self, number: int) -> dict[str, Any]:
+        losses = self._steps(self.order.new)
+        return {"ids": [losses], "seconds": time.perf_counter() - self.start, "units": self.order.new}
+
+
+_SERVED: dict[str, Any] = {
+    **dict.fromkeys(("decode", "prefill", "startup", "reference"), Speaking), "bandwidth": Reading, "train": Training
+}  # fmt: skip
+
+
+def _nothing() -> None:
+    pass
+
+
+def _own_output() -> TextIO:
+    """Standard output for the answers alone: what others print goes to standard error."""
+    kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return kept
+
+
+def _say(out: TextIO, answer: dict[str, Any]) -> None:
+    out.write(json.dumps(answer) + "\n")
+    out.flush()
+
+
+def _end_with_parent() -> None:
+    """Linux kills this process when its parent is gone, however that ended: a stopped one would otherwise stay."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

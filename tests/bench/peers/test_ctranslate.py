@@ -1,0 +1,21 @@
+"""CTranslate2 through its converter runs the same model."""
+
+import pytest
+
+pytest.importorskip("ctranslate2", reason="a peer that is not installed here")
+
+from glassformer.bench.peers import ctranslate
+from tests.bench import tiny
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_it_says_what_the_engine_says(subject, precision):
+    order = tiny.order(subject, "ctranslate2", "ctranslate", precision)
+    ctranslate.prepare(order)
+    ctranslate.prepare(order)  # already there
+    marks = []
+    made = ctranslate.Peer(order).speak(order.prompts, order.new, lambda: marks.append(1))
+    assert len(marks) == order.new
+    assert [len(row) for row in made] == [order.new] * 2
+    if precision == "float32":
+        assert made == tiny.engine_ids(subject, order)

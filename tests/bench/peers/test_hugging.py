@@ -1,0 +1,29 @@
+"""transformers runs the same model and tells of every token."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from glassformer.bench.peers import hugging
+from tests.bench import tiny
+
+
+def test_it_says_what_the_engine_says(subject):
+    order = tiny.order(subject, "transformers", "hugging")
+    marks = []
+    made = hugging.Peer(order).speak(order.prompts, order.new, lambda: marks.append(1))
+    assert made == tiny.engine_ids(subject, order)
+    assert len(marks) == order.new
+
+
+def test_the_compiled_one_has_a_static_cache(subject):
+    peer = hugging.Peer(tiny.order(subject, "transformers-compiled", "hugging", "bfloat16"))
+    assert peer.settings.cache_implementation == "static"
+    assert peer.settings.compile_config._compile_all_devices
+    assert str(peer.model.dtype) == "torch.bfloat16"
+
+
+@pytest.mark.slow
+def test_the_compiled_one_says_what_the_engine_says(subject):
+    order = tiny.order(subject, "transformers-compiled", "hugging")
+    assert hugging.Peer(order).speak(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)

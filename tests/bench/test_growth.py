@@ -1,0 +1,36 @@
+"""Exponents: the fit finds those of known curves, and what is counted has those of the theory."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassformer.bench import growth
+
+
+@given(st.floats(0.2, 2.8), st.floats(0, 5), st.floats(0.1, 9))
+def test_the_fit_finds_the_exponent_of_a_power_with_or_without_a_constant(p, a, b):
+    n = np.array([1, 2, 4, 8, 16, 32])
+    assert growth.fit(n, a + b * n**p) == pytest.approx(p, abs=0.03)
+
+
+def test_a_constant_does_not_grow():
+    assert growth.fit([1, 2, 4, 8], [3.0, 3.0, 3.0, 3.0]) == pytest.approx(0, abs=0.02)
+
+
+def test_what_is_counted_grows_as_the_theory_says_and_bytes_are_bytes():
+    cached, again, held = growth.measure(contexts=(64, 128, 256), lengths=(64, 128, 256), batches=(1, 2, 4), rounds=1)
+    assert cached.expected == pytest.approx(1, abs=0.02)
+    assert 1.1 < again.expected < 2
+    assert held.exponent == held.expected == pytest.approx(1, abs=0.02)
+    assert held.measured == held.counted
+    assert "with a cache" in growth.text([cached, again, held])
+    assert cached.to_dict()["limit"] == 1
+
+
+def test_at_long_lengths_the_counted_exponent_reaches_its_limit():
+    from glassformer.size import flops
+
+    lengths = (2**14, 2**15, 2**16, 2**17)
+    counted = [float(sum(flops(growth.config(2**17), 1, n).needed.values())) for n in lengths]
+    assert growth.fit(lengths, counted) == pytest.approx(2, abs=0.03)

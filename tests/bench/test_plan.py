@@ -1,0 +1,44 @@
+"""What a plan fills in and what it refuses."""
+
+import pytest
+
+from glassformer.bench.plan import BenchError, Plan, available_cores, nearest
+
+
+@pytest.mark.parametrize(
+    ("task", "prompt", "new"), [("decode", 32, 128), ("prefill", 512, 1), ("startup", 32, 1), ("train", 0, 10)]
+)
+def test_each_task_has_the_lengths_of_its_published_setting(task, prompt, new):
+    plan = Plan(task)
+    assert (plan.length_prompt, plan.length_new, plan.n_threads) == (prompt, new, available_cores())
+
+
+def test_given_lengths_are_kept():
+    plan = Plan("decode", prompt=7, new=9, threads=3)
+    assert plan.to_dict() | {"prompt": 7, "new": 9, "threads": 3} == plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"task": "decod"}, "Did you mean decode"),
+        ({"precisions": ("float16",)}, "'float16' is not a precision. Did you mean bfloat16 or float32?"),
+        ({"precisions": ("zzz",)}, "Use one of float32, bfloat16, int8, int4."),
+        ({"batch": 0}, "--batch 0 must be a whole number of at least 1"),
+        ({"rounds": -1}, "--rounds -1"),
+        ({"threads": -2}, "--threads -2"),
+        ({"new": 2}, "--new 2 is too few"),
+        ({"task": "prefill", "new": 4}, "leave --new out"),
+        ({"task": "startup", "batch": 2}, "leave --batch out"),
+        ({"task": "train", "model": "nano"}, "leave --model"),
+    ],
+)
+def test_a_plan_that_cannot_be_measured_is_one_sentence(changes, sentence):
+    with pytest.raises(BenchError) as error:
+        Plan(**{"task": "decode", **changes})
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_nearest_name_is_offered():
+    assert nearest("lama.cpp", ["llama.cpp", "nanogpt"], "contender").endswith("Did you mean llama.cpp?")

@@ -1,0 +1,101 @@
+"""A contender's process: asked, stopped, and ended whatever happens."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from glassformer.bench.peers.base import Order
+from glassformer.bench.processes import Died, Worker, ask_once, crew, environment
+
+pytestmark = pytest.mark.usefixtures("fake_processes")
+
+
+def order(**setting):
+    return Order("fake", "ours", "decode", "float32", "", setting=setting)
+
+
+def state(pid: int) -> str:
+    """R running, S asleep, T stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_it_runs_in_its_turn_only():
+    with crew() as workers:
+        workers.append(Worker(order()))
+        assert workers[0].load()["version"] == "1.0"
+        workers[0].signal(signal.SIGSTOP)
+        for turn in range(2):
+            answer = workers[0].turn(turn)
+            assert answer["units"] == 100.0
+            os.waitid(os.P_PID, workers[0].process.pid, os.WSTOPPED | os.WNOWAIT)
+            assert state(workers[0].process.pid) == "T"
+
+
+def test_one_that_dies_while_loading_says_why():
+    with pytest.raises(Died, match="RuntimeError: no weights here"):
+        ask_once(order(die_at="load"))
+
+
+def test_one_that_dies_in_its_turn_says_why():
+    with crew() as workers:
+        workers.append(Worker(order(die_at=1)))
+        workers[0].load()
+        workers[0].turn(0)
+        with pytest.raises(Died, match="MemoryError"):
+            workers[0].turn(1)
+
+
+def test_advice_after_the_error_is_not_its_last_word():
+    with pytest.raises(Died) as death:
+        ask_once(order(die_at="load", advice="Set VERBOSE=1 for more"))
+    assert str(death.value) == "RuntimeError: no weights here"
+
+
+def test_one_that_is_killed_says_by_what():
+    with crew() as workers:
+        workers.append(Worker(order()))
+        workers[0].load()
+        workers[0].signal(signal.SIGKILL)
+        workers[0].process.wait()
+        with pytest.raises(Died, match="ended by SIGKILL after: loading"):
+            workers[0].turn(0)
+
+
+def test_one_that_says_nothing_is_given_up():
+    with crew() as workers:
+        workers.append(Worker(order(silent=True)))
+        workers[0].tell(workers[0].order.to_json())
+        with pytest.raises(Died, match="gave no answer in 0 s"):
+            workers[0].hear(0.2)
+
+
+def test_an_interrupt_ends_all_stopped_ones_included():
+    held = []
+
+    def interrupted():
+        with crew() as workers:
+            for _ in range(2):
+                workers.append(Worker(order()))
+                workers[-1].load()
+                workers[-1].signal(signal.SIGSTOP)
+                held.append(workers[-1].process.pid)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not any(is_alive(pid) for pid in held)
+
+
+def test_the_environment_carries_the_threads():
+    assert environment(3)["OMP_NUM_THREADS"] == "3"

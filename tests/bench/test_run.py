@@ -1,0 +1,123 @@
+"""From a plan to a result: with real processes on a tiny model, and with fake ones for what goes wrong."""
+
+import json
+
+import pytest
+
+from glassformer.bench import processes, race, training
+from glassformer.bench import run as running
+from glassformer.bench.plan import BenchError, Plan
+from glassformer.generate.native import library
+from tests.bench import checkout, tiny
+
+
+@pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler")
+@pytest.mark.slow
+def test_a_tiny_model_end_to_end(subject, tmp_path):
+    pytest.importorskip("transformers")
+    plan = Plan(
+        "decode", against=("transformers", "llama.cpp"), precisions=("float32",), batch=2, prompt=5, new=6, rounds=2,
+        threads=1, model=str(subject.root / "hf"), keep=tmp_path,
+    )  # fmt: skip
+    result = running.run(plan)
+    told = json.loads(json.dumps(result.to_dict()))
+    (group,) = told["groups"]
+    assert {row["name"] for row in group["rows"]} >= {"glassformer", "glassformer-torch", "transformers"}
+    for row in group["rows"]:
+        assert row["agrees"] == "the same ids"
+        assert len(row["rounds"]) == 2
+        assert 0 < row["low"] <= row["median"] <= row["high"]
+        assert row["of_bandwidth"] > 0
+        assert row["first_token_seconds"] > 0
+    assert group["bandwidth_bytes_per_second"] > 1e8
+    assert result.sound
+    assert not any(finding["id"].startswith("target") for finding in told["findings"])  # another model than GPT-2
+
+
+@pytest.fixture
+def fakes(monkeypatch, fake_processes):
+    """Fake processes; `told[name]` is what that contender shall do."""
+    told: dict[str, dict] = {}
+    real = processes.Worker.load
+
+    def load(self):
+        import dataclasses
+
+        self.order = dataclasses.replace(self.order, setting=told.get(self.order.name, {"ids": [[1, 2, 3]]}))
+        return real(self)
+
+    monkeypatch.setattr(processes.Worker, "load", load)
+    return told
+
+
+def plan(subject, tmp_path, **changes):
+    base = {"task": "decode", "against": ("transformers",), "precisions": ("float32",), "prompt": 4, "new": 3}
+    return Plan(**{**base, "rounds": 2, "model": str(subject.root / "hf"), "keep": tmp_path, **changes})
+
+
+def test_other_ids_in_float32_make_the_run_unsound(subject, tmp_path, fakes):
+    pytest.importorskip("transformers")
+    fakes["transformers"] = {"ids": [[1, 2, 9]]}
+    result = running.run(plan(subject, tmp_path))
+    assert not result.sound
+    assert [f.id for f in result.findings if not f.passed] == ["same-ids:transformers"]
+    fakes["transformers"] = {"ids": [[1, 2, 9]]}
+    assert running.run(plan(subject, tmp_path, precisions=("bfloat16",))).sound
+
+
+def test_one_that_dies_is_named_and_the_others_are_measured(subject, tmp_path, fakes):
+    pytest.importorskip("transformers")
+    fakes["transformers"] = {"die_at": 1}
+    said = []
+    result = running.run(plan(subject, tmp_path), said.append)
+    assert "transformers died: MemoryError: all of it is gone" in said
+    assert not result.sound
+    rows = {row.name: row for row in result.groups[0].rows}
+    assert rows["glassformer"].measured
+    assert not rows["transformers"].measured
+
+
+def test_without_the_engine_there_is_nothing_to_compare_with(subject, tmp_path, fakes):
+    fakes["glassformer-torch"] = {"die_at": "load"}
+    with pytest.raises(BenchError, match="the plain engine, which the others are compared with, failed: RuntimeError"):
+        running.run(plan(subject, tmp_path))
+
+
+def test_converters_that_write_gpt2_only_are_left_out_of_others(tmp_path, fakes, monkeypatch):
+    made = tiny.write(tmp_path, attention__bias=True, activation="relu")
+    given = plan(made, tmp_path, against=("all",), checkouts={"nanogpt": checkout.nanogpt(tmp_path)})
+    result = running.run(given)
+    assert result.missing["nanogpt"] == "its converter here writes GPT-2 and nothing else"
+
+
+def test_training_of_fakes_compares_losses(tmp_path, fakes, monkeypatch):
+    small = training.Setting("tiny", training.settings()[0].config, 2)
+    monkeypatch.setattr(training, "settings", lambda: (small,))
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    fakes["glassformer"] = {"ids": [[4.0, 3.0]], "rate": 3.0}
+    fakes["nanogpt"] = {"ids": [[4.0, 3.0]], "rate": 2.0}
+    given = Plan("train", rounds=2, keep=tmp_path, checkouts={"nanogpt": checkout.nanogpt(theirs)})
+    result = running.run(given)
+    assert [group.precision for group in result.groups] == ["float32", "bfloat16"]
+    assert result.sound
+    assert {f.id: str(f.verdict) for f in result.findings if f.id.startswith("target")} == {
+        "target:train:float32:tiny": "pass", "target:train:bfloat16:tiny": "pass"
+    }  # fmt: skip
+    fakes["nanogpt"] = {"ids": [[4.0, 2.0]]}
+    assert not running.run(given).sound
+    with pytest.raises(BenchError, match="float32 or bfloat16"):
+        running.run(Plan("train", precisions=("int8",), keep=tmp_path))
+
+
+def test_startup_has_the_unavoidable_beside_it(subject, tmp_path, fakes, monkeypatch):
+    monkeypatch.setattr("glassformer.bench.startup.PLAIN", {"import torch": ["-S", "-c", "pass"]})
+    result = running.run(plan(subject, tmp_path, task="startup", new=0, against=("nanogpt",), rounds=1))
+    assert [group.setting for group in result.groups] == ["", "without a model"]
+    assert [row.name for row in result.groups[1].rows] == ["import torch", "reading the file"]
+
+
+def test_an_interrupt_passes_through(subject, tmp_path, fakes, monkeypatch):
+    monkeypatch.setattr(race, "rotated", lambda rows, turn: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        running.run(plan(subject, tmp_path))

@@ -1,0 +1,103 @@
+"""Inside a contender's process: what is timed, and that the answers have a channel of their own."""
+
+import json
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from glassformer.bench import training, worker
+from glassformer.bench.peers.base import Order
+from tests.bench import tiny
+
+
+class Slow:
+    """A peer whose first token takes 20 ms and every other 5 ms."""
+
+    version = "7"
+
+    def __init__(self, order):
+        self.calls = []
+
+    def speak(self, prompts, new, mark):
+        self.calls.append(new)
+        for step in range(new):
+            time.sleep(0.005 if step else 0.02)
+            mark()
+        return [[0] * new for _ in prompts]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    module = types.ModuleType("glassformer.bench.peers.slow")
+    module.Peer = Slow
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def order(task, new=5):
+    return Order("slow", "slow", task, "float32", "", 1, ((1, 2, 3), (4, 5, 6)), new)
+
+
+@pytest.mark.usefixtures("slow")
+def test_decoding_is_timed_from_the_first_token_on():
+    served = worker.Speaking(order("decode"))
+    assert served.peer.calls == [5] * worker.WARM_UP
+    answer = served.turn(0)
+    assert answer["units"] == 4 * 2
+    assert answer["seconds"] >= 0.02
+    assert answer["first"] >= 0.02
+    assert answer["ids"] == [[0] * 5] * 2
+
+
+@pytest.mark.usefixtures("slow")
+def test_prefill_is_timed_as_a_whole_and_counts_the_prompt():
+    answer = worker.Speaking(order("prefill", new=1)).turn(0)
+    assert answer["units"] == 6
+    assert answer["seconds"] >= 0.02
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_cold_start_warms_nothing():
+    served = worker.Speaking(order("startup", new=1))
+    assert served.peer.calls == [1]
+    assert served.facts() == {"version": "7", "ids": [[0], [0]]}
+
+
+def test_training_goes_through_the_batches_in_order(monkeypatch):
+    seen = []
+    trainer = types.SimpleNamespace(version="7", step=lambda a, b: seen.append(a) or float(a))
+    monkeypatch.setattr(training, "trainer", lambda order: trainer)
+    monkeypatch.setattr(training, "batch", lambda order, step: (step, step))
+    served = worker.Training(order("train", new=3))
+    assert served.facts()["ids"] == [[0.0, 1.0]]
+    assert served.turn(0)["ids"] == [[2.0, 3.0, 4.0]]
+    assert served.turn(1)["units"] == 3
+    assert seen == list(range(8))
+
+
+def test_reading_gives_bytes_and_seconds():
+    served = worker.Reading(Order("memory", "bandwidth", "bandwidth", "float32", "", setting={"size": 1 << 20}))
+    answer = served.turn(0)
+    assert answer["units"] == 1 << 20
+    assert answer["seconds"] > 0
+
+
+def test_starting_a_process_imports_nothing_of_weight():
+    code = "import glassformer.bench.worker, sys; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"torch", "numpy", "tyro", "rich"}
+
+
+def test_the_process_answers_in_json_whatever_is_printed(subject, tmp_path):
+    from tests.bench import checkout
+
+    given = tiny.order(subject, "nanogpt", "nanogpt", checkout=str(checkout.nanogpt(tmp_path)), new=3)
+    lines = f"{given.to_json()}\n" + '{"turn": 0}\n'
+    run = [sys.executable, "-m", "glassformer.bench.worker"]
+    done = subprocess.run(run, input=lines, capture_output=True, text=True, check=True)
+    ready, answer = map(json.loads, done.stdout.splitlines())
+    assert ready["ready"]["version"] == "checkout"
+    assert answer["ids"] == tiny.engine_ids(subject, given)
+    assert "number of parameters" in done.stderr

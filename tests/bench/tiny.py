@@ -1,0 +1,36 @@
+"""A tiny GPT-2 and the order of a contender that runs it."""
+
+from pathlib import Path
+
+import glassformer as gf
+from glassformer import config as c
+from glassformer.bench import subject
+from glassformer.bench.peers.base import Order
+
+VOCAB, CONTEXT = 61, 48
+
+
+def config(**changes):
+    made = gf.presets.gpt2(
+        vocab_size=VOCAB, d_model=64, n_layers=2, attention=c.Attention(4), feedforward=c.Dense(256, "gelu_tanh"),
+        max_len=CONTEXT, dropout=0.0, init_std=0.08,
+    )  # fmt: skip
+    return c.replace(made, **changes)
+
+
+def write(folder: Path, **changes) -> subject.Subject:
+    return subject.write(folder, config(**changes), "tiny", seed=0)
+
+
+def order(made: subject.Subject, name: str, module: str, precision: str = "float32", task: str = "decode", **more):
+    prompts = made.prompts(more.pop("rows", 2), more.pop("length", 6), seed=0)
+    return Order(name, module, task, precision, str(made.root), 1, prompts, more.pop("new", 8), **more)
+
+
+def engine_ids(made: subject.Subject, given: Order) -> list[list[int]]:
+    """What the plain engine says."""
+    return gf.generate(gf.load(made.root / "hf"), given.prompts, given.new, stop=[], engine="torch").new
+
+
+def nothing():
+    """A mark that nobody looks at."""
