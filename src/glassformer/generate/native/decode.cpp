@@ -215,14 +215,12 @@ struct Step {
 
     // scores of keys from..count become exp(scale · score - slope · distance - highest); returns their sum
     float soften(float* w, int from, int count, int h) {
-        float highest = -INFINITY, sum = 0;
         for (int s = from; s < count; s++) w[s] *= m.scale;
         if (m.position == ALIBI)
             for (int s = from; s < count; s++) w[s] -= m.slopes[h] * (count - 1 - s);
-        for (int s = from; s < count; s++) highest = w[s] > highest ? w[s] : highest;
+        const float highest = largest_of(w + from, count - from);
         for (int s = from; s < count; s++) w[s] = exp_of(w[s] - highest);
-        for (int s = from; s < count; s++) sum += w[s];
-        return sum;
+        return sum_of(w + from, count - from);
     }
 
     void head(int i, int h, int index, float* w, float* out) {

@@ -77,6 +77,20 @@ inline float sum_of(const float* a, int n) {
     return rest;
 }
 
+inline float largest_of(const float* a, int n) {
+    vf top = {};
+    top -= INFINITY;
+    int i = 0;
+    for (; i + W <= n; i += W) {
+        const vf here = load(a + i);
+        top = here > top ? here : top;
+    }
+    float rest = -INFINITY;
+    for (int k = 0; k < W; k++) rest = top[k] > rest ? top[k] : rest;
+    for (; i < n; i++) rest = a[i] > rest ? a[i] : rest;
+    return rest;
+}
+
 inline float dot(const float* a, const float* b, int n) {
     vf sum = {};
     int i = 0;
@@ -93,6 +107,7 @@ inline void rows_times(const Matrix& m, int row, const float* x, float* y, long 
     const T* w = (const T*)m.weights + (long)row * m.columns;
     const long columns = m.columns, whole = columns / L::STEP * L::STEP;
     constexpr int N = L::N, SPAN = K * L::STEP / N;
+    const long ahead = R == 1 ? AHEAD : R * columns * (long)sizeof(T);  // of several rows at once: the next ones
     vf sums[R][B][K] = {};
     auto step = [&](long i, int k) __attribute__((always_inline)) {
 #pragma GCC unroll 8
@@ -111,7 +126,7 @@ inline void rows_times(const Matrix& m, int row, const float* x, float* y, long 
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
             for (unsigned long at = 0; at < SPAN * sizeof(T); at += 64)
-                __builtin_prefetch((const char*)(w + r * columns + i) + AHEAD + at, 0, 3);
+                __builtin_prefetch((const char*)(w + r * columns + i) + ahead + at, 0, 3);
 #pragma GCC unroll 8
         for (int k = 0; k < K / N; k++) step(i + k * L::STEP, k * N);
     }

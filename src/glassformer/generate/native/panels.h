@@ -123,12 +123,15 @@ inline void meet_all(const float* panel, long pitch, int depth, const float* x, 
 
 // Rows first..last of y = m x (+ bias) for many vectors; `first` is a multiple of 32.
 inline void multiply_many(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
-    static thread_local std::vector<float> panel(WIDE * DEEP + W);
+    static thread_local std::vector<float> panel(WIDE * DEEP + W), vectors;
+    vectors.resize((long)batch * DEEP);
     for (int from = 0; from < m.columns; from += DEEP) {
-        const int to = std::min(from + DEEP, m.columns);
+        const int to = std::min(from + DEEP, m.columns), depth = to - from;
+        // side by side: at a distance of a power of two they would push each other out of the cache
+        for (long i = 0; i < batch; i++) std::memcpy(&vectors[i * depth], x + i * m.columns + from, depth * sizeof(float));
         for (int row = first; row < last; row += WIDE) {
             fill_panel(m, row, from, to, panel.data());
-            meet_all(panel.data(), WIDE, to - from, x + from, m.columns, batch, y + row, stride,
+            meet_all(panel.data(), WIDE, depth, vectors.data(), depth, batch, y + row, stride,
                      std::min(WIDE, last - row), from == 0, m.bias ? m.bias + row : nullptr);
         }
     }
