@@ -91,6 +91,12 @@ MISMATCHES = (
         cache=OtherLayersValues,
         layer=2,
     ),
+    plant(
+        *("target_other_layers_values", "cache_mismatch", "the same in the decoder of an encoder-decoder"),
+        Config(kind="seq2seq"),
+        cache=OtherLayersValues,
+        layer=2,
+    ),
 )
 
 

@@ -32,3 +32,12 @@ def test_every_function_is_told_from_the_others(name):
     assert activation.between([first, second], Linear(2, f(u) * gate, u, "")) == name
     fused = Linear(0, u, torch.cat([u, gate], dim=-1), "")
     assert activation.between([fused], Linear(2, f(u) * gate, u, "")) == name
+
+
+def test_a_function_of_no_known_name_is_still_seen():
+    torch.manual_seed(0)
+    u, other = 2 * torch.randn(40, 32), torch.randn(40, 32)
+    first = Linear(0, u, u, "")
+    steep = torch.nn.functional.leaky_relu(u, 0.1)
+    assert activation.between([first], Linear(2, steep, u, "")) == activation.OTHER
+    assert activation.between([first], Linear(2, other, u, "")) is None

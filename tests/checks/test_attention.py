@@ -1,4 +1,4 @@
-"""Scale, axis, masks, windows and head layout are read from the trace, with their layer."""
+"""Scale, axis, masks and windows are read from the trace, with their layer."""
 
 import pytest
 
@@ -11,7 +11,6 @@ def everything(subject):
     seen = attention.traced(subject)
     yield attention.scale(subject, seen)
     yield attention.softmax_axis(subject, seen)
-    yield attention.head_layout(subject, seen, 2, 23)
     yield from attention.masks(subject, attention.traced(subject, length=subject.lengths()[-1]))
 
 
@@ -24,7 +23,7 @@ def test_correct_models_pass_all_of_it(make):
 @pytest.mark.parametrize(
     "id",
     ["scale_missing", "scale_d_model", "scale_heads_one_layer", "scale_fused", "softmax_over_heads",
-     "softmax_over_queries", "merge_without_transpose", "split_without_transpose", "mask_minus_1e4",
+     "softmax_over_queries", "mask_minus_1e4",
      "mask_minus_30_one_layer", "over_mask_diagonal",
      "over_mask_far_keys", "over_mask_first_token", "over_mask_causal_encoder", "over_mask_square_cross",
      "window_off_by_one", "window_one_short", "window_missing_in_one_layer"],

@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.checks import caching
 from glassformer.finding import Verdict
-from tests.checks.patients import BUGS, failures, gpt2, listed, rotary, sick, t5
+from tests.checks.patients import BUGS, failures, listed, rotary, sick, t5
 
 
 def everything(subject):
@@ -13,19 +13,20 @@ def everything(subject):
     yield from caching.reorder(subject)
 
 
-@pytest.mark.parametrize("make", [gpt2, rotary, t5])
+@pytest.mark.parametrize("make", [rotary, t5])
 def test_correct_caches_agree_with_recomputation(make):
     findings = list(everything(make()))
     assert all(f.verdict is Verdict.PASS for f in findings), [f.text() for f in findings]
     assert {f.id for f in findings} >= {"cache_mask/prompt", "cache_mismatch/steps", "cache_mask/chunks"}
 
 
-@pytest.mark.parametrize(
-    "id",
-    ["cache_never_grows", "cache_first_row", "cache_keeps_64", "cache_half_precision", "position_restarts",
-     "rope_off_by_one_when_cached", "query_offset_missing", "alibi_bias_zero", "no_mask_with_cache", "mask_top_left",
-     "chunk_sees_itself", "mask_offset_ends_at_64", "window_ignored_when_cached", "window_of_the_chunk"],
-)  # fmt: skip
+FAULTS = ("cache_never_grows", "cache_keeps_64", "position_restarts", "query_offset_missing", "alibi_bias_zero",
+          "no_mask_with_cache", "mask_top_left", "chunk_sees_itself", "window_ignored_when_cached")  # fmt: skip
+MORE = ("cache_first_row", "cache_half_precision", "rope_off_by_one_when_cached", "mask_offset_ends_at_64",
+        "window_of_the_chunk")  # fmt: skip
+
+
+@pytest.mark.parametrize("id", [*FAULTS, *(pytest.param(id, marks=pytest.mark.slow) for id in MORE)])
 def test_each_fault_of_a_cache_has_its_own_name(id):
     bug = BUGS[id]
     found = failures(caching.cache_equals_recomputation(sick(id)))

@@ -52,6 +52,7 @@ def test_scales_that_are_not_one_over_root_d():
     assert facts(model_type="gpt_neo").attention_scale(16)[0] == 1.0
     assert facts(attention_scale=0.3).attention_scale(16)[0] == 0.3
     assert facts(scale_attn_by_inverse_layer_idx=True).attention_scale(16, 3)[0] == 1 / 16
+    assert facts(relative_attention=True, pos_att_type=["c2p", "p2c"]).attention_scale(12)[0] == 1 / 6
     assert known_scales(16, 64, 4)["1/√d_model"] == 1 / 8
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.checks import positions
 from glassformer.finding import Verdict
-from tests.checks.patients import bert, gpt2, names, rotary, sick, t5
+from tests.checks.patients import bert, gpt2, names, rotary, sick, sound, t5, warmed
 
 
 @pytest.mark.parametrize(("make", "kind"), [(gpt2, "learned"), (rotary, "rotary"), (bert, "learned"), (t5, "t5")])
@@ -27,8 +27,21 @@ def test_positions_that_do_not_arrive_are_found(id):
 
 def test_no_positions_is_a_legitimate_design():
     from tests.bugs.healthy import WARD
-    from tests.checks.patients import warmed
 
     nope = warmed(next(h for h in WARD if h.id == "base-nope").build())
     (finding,) = positions.positions_are_used(nope, positions.repeated_token(nope))
     assert finding.verdict is Verdict.SKIP
+
+
+def test_layers_that_are_declared_to_go_without_positions_may():
+    model = sound("opposite_turns").model
+    attention = model.blocks[1].attention
+
+    class Unturned(type(attention)):
+        def rotate(self, q, k, v, positions):
+            return q, k, v
+
+    attention.__class__ = Unturned
+    for expect, found in (({}, {"position_missing"}), ({"no_rope_layers": [1]}, set())):
+        subject = warmed(model, expect=expect)
+        assert names(positions.positions_are_used(subject, positions.repeated_token(subject))) == found

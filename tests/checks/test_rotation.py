@@ -31,6 +31,11 @@ def test_pairing_width_and_angles_are_found(pairing, width):
     assert torch.allclose(found.angles, expected, rtol=1e-6)
 
 
+def test_rotated_components_may_stand_last():
+    found = rotation_of(rotated("halves", base=500.0, width=6).roll(6, dims=1))
+    assert (found.pairing, found.width) == ("halves", 6)
+
+
 def test_angles_of_one_layout_on_components_of_the_other_keep_no_length():
     assert rotation_of(rotated("halves", mixed=True)).pairing is None
 

@@ -3,7 +3,7 @@
 import pytest
 
 from glassformer.checks.step import explain_step
-from tests.checks.patients import gpt2, sick
+from tests.checks.patients import gpt2, sick, t5
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,8 @@ from tests.checks.patients import gpt2, sick
         ("query_offset_missing", "decode_position"),
         ("alibi_bias_zero", "decode_position"),
         ("mask_top_left", "cache_mask"),
+        ("target_position_restarts", "decode_position"),
+        ("target_cache_never_grows", "cache_mismatch"),
     ],
 )
 def test_causes_are_told_apart(id, cause):
@@ -21,6 +23,14 @@ def test_causes_are_told_apart(id, cause):
     assert found == cause
     assert words
     assert layer == 0
+
+
+@pytest.mark.parametrize("sizes", [[4, 1, 1, 1], [9, 1, 1, 1]])
+def test_the_layer_of_an_encoder_decoder_is_told(sizes):
+    """Also where the target has as many places as the source: then the two attentions must not be taken for another."""
+    found, _, layer = explain_step(sick("target_other_layers_values"), rows=2, sizes=sizes, piece=1, warm=6.0, first=4)
+    assert (found, layer) == ("cache_mismatch", 2)
+    assert explain_step(t5(), rows=2, sizes=sizes, piece=2, warm=6.0, first=5) == (None, "", None)
 
 
 def test_a_correct_step_has_no_cause():

@@ -30,6 +30,30 @@ def test_other_targets_are_found(id):
     assert names(training.label_shift(sick(id))) == {BUGS[id].diagnosis}
 
 
+def test_micro_batches_weighted_by_their_targets_give_the_large_batch():
+    """The mean of means is found by accumulation itself, and told from the shift, which is right."""
+    findings = {f.id: f for f in listed(training.label_shift(sick("mean_of_means")))}
+    assert findings["label_shift/gradient"].passed
+    assert findings["loss_padding/accumulation"].verdict is Verdict.FAIL
+    for id in ("mean_of_means", "target_shifted_twice"):
+        healthy = {f.id: f.verdict for f in listed(training.label_shift(sound(id)))}
+        assert healthy["loss_padding/accumulation"] is Verdict.PASS
+
+
+def test_an_id_that_never_counts_is_no_matter_of_the_shift():
+    subject = sound("mean_of_means")
+
+    class WithoutLast(type(subject.model)):
+        def loss(self, idx, labels=None, attention_mask=None):
+            labels = idx if labels is None else labels
+            return super().loss(idx, labels.masked_fill(labels == self.config.vocab_size - 1, -100), attention_mask)
+
+    subject.model.__class__ = WithoutLast
+    findings = {f.id: f for f in listed(training.label_shift(subject))}
+    assert findings["label_shift/gradient"].passed
+    assert findings["loss_padding/every-id"].verdict is Verdict.FAIL
+
+
 def test_a_caller_who_shifts_is_right_too():
     findings = listed(training.label_shift(warmed(nano_style(), kind="decoder")))
     assert failures(findings) == []
@@ -43,8 +67,20 @@ def test_own_loss_is_cross_entropy_at_a_shift():
     assert training.own_loss(logits, labels, 0) != training.rows_mixed(logits, labels)
 
 
-@pytest.mark.slow
-def test_a_batch_is_learned_by_heart_and_noise_is_not():
-    assert training.overfits_one_batch(gpt2()).passed
-    assert training.below_entropy(gpt2()).passed
-    assert training.below_entropy(sick("no_causal_mask")).verdict is Verdict.FAIL
+@pytest.mark.parametrize(("drop", "words"), [("low ids", "(ids "), ("last", "of its targets")])
+def test_targets_left_out_are_no_matter_of_the_shift(drop, words):
+    subject = sound("mean_of_means")
+
+    class Drops(type(subject.model)):
+        def loss(self, idx, labels=None, attention_mask=None):
+            labels = (idx if labels is None else labels).clone()
+            if drop == "last":
+                labels[:, -1] = -100
+            return super().loss(
+                idx, labels.masked_fill(labels < 20, -100) if drop == "low ids" else labels, attention_mask
+            )
+
+    subject.model.__class__ = Drops
+    (finding, *_) = listed(training.label_shift(subject))
+    assert finding.id == "loss_padding/targets"
+    assert words in finding.why

@@ -1,5 +1,6 @@
 """`glass doctor` as a user meets it: exit codes, forms of output, and a sentence for each mistake."""
 
+import io
 import json
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -41,6 +42,33 @@ class Prints(Base):
     def forward(self, idx):
         print("debug")
         return self.table(idx)
+class Leaves(Base):
+    def forward(self, idx): raise SystemExit(7)
+class LeavesLate(Base):
+    def forward(self, idx):
+        if idx.shape == (2, 13): raise SystemExit(7)
+        return self.table(idx)
+class Speaks(Base):
+    def forward(self, idx):
+        import os, sys
+        os.write(1, b"past python")
+        print("aloud", file=sys.stderr)
+        return self.table(idx)
+class Needs(Base):
+    def __init__(self, width): super().__init__()
+class OnlyCuda(Base):
+    def __init__(self):
+        super().__init__()
+        self.table.cuda()
+class Empty(Base):
+    def forward(self, idx): return ()
+class Flat(Base):
+    def forward(self, idx): return self.table(idx).argmax(-1)
+class NoInput(Base):
+    def forward(self): return self.table.weight
+def loud():
+    print("built")
+    return Prints()
 def mystery(idx): return torch.zeros(*idx.shape, 5)
 """
 
@@ -72,7 +100,13 @@ def folder(tmp_path_factory):
         ("Writes", "changes its input"),
         ("Cuda", "CPU copy"),
         ("mystery", "give vocab_size"),
-        ("nowhere", "no name 'nowhere'"),
+        ("nowhere", "has no nowhere"),
+        ("Leaves", "SystemExit: 7"),
+        ("Needs", "needs width to be built"),
+        ("OnlyCuda", "failed when it was called to build a model"),
+        ("Empty", "a tuple of nothing"),
+        ("Flat", "a tensor of shape (2, 5) and type torch.int64"),
+        ("NoInput", "takes no arguments"),
     ],
 )
 def test_what_cannot_be_examined_is_a_sentence_and_exit_2(capsys, file, name, words):
@@ -90,10 +124,47 @@ def test_a_loop_ends_at_the_time_limit(capsys, file):
     assert "took more than 0.3 s" in err
 
 
-def test_prints_are_kept_off_the_report(capsys, file):
-    code, out, _ = run(capsys, "doctor", f"{file}:Prints", "--quick", "--json")
+@pytest.mark.parametrize("name", ["Prints", "loud", "Speaks", "LeavesLate"])
+def test_a_model_that_only_speaks_is_examined_and_stdout_is_the_report_alone(capfd, file, name):
+    code, out, err = run(capfd, "doctor", f"{file}:{name}", "--quick", "--json")
     assert code == 0
-    assert any("prints" in note for note in json.loads(out)["notes"])
+    report = json.loads(out)
+    assert (err == "") == (name != "Speaks")
+    if name == "LeavesLate":
+        assert any("stopped with SystemExit: 7" in note for note in report["notes"])
+    else:
+        assert any("prints" in note for note in report["notes"])
+
+
+def test_a_file_that_prints_or_exits_while_it_is_imported(capsys, tmp_path):
+    (tmp_path / "talks.py").write_text("print('loading')\n" + BAD)
+    code, out, err = run(capsys, "doctor", f"{tmp_path / 'talks.py'}:Base", "--quick", "--json")
+    assert (code, out) == (2, "")
+    assert "loading" not in err
+    (tmp_path / "leaves.py").write_text("import sys\nprint('loading')\nsys.exit(0)")
+    code, out, err = run(capsys, "doctor", f"{tmp_path / 'leaves.py'}:Base", "--json")
+    assert (code, out) == (2, "")
+    assert err.strip().endswith("leaves.py cannot be imported: SystemExit: 0.")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_person_sees_the_table_fill_and_a_machine_does_not(capsys, monkeypatch, file):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    code, out, _ = run(capsys, "doctor", f"{file}:Prints", "--quick")
+    assert code == 0
+    assert "healthy as far as" in out
+    shown = screen.getvalue()
+    assert "debug" not in shown
+    # a family stands there alone before the next one comes
+    assert 0 < shown.index("modes") < shown.index("causality") < shown.index("weights")
+    screen.truncate(0)
+    run(capsys, "doctor", f"{file}:Prints", "--quick", "--json")
+    assert screen.getvalue().strip("\0") == ""
 
 
 def test_a_healthy_folder_is_exit_0_and_says_whose_engine(capsys, folder):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from glassformer.checks import CannotExamineError, Unsupported
-from glassformer.doctor.examine import Examination, guard, run, steps, warmth
+from glassformer.checks import CannotExamineError, Unsupported, subject_of
+from glassformer.doctor.examine import FAMILIES, QUICK, Examination, guard, run, steps, warmth
 from glassformer.finding import Finding, Verdict
 from tests.bugs.healthy import WARD
-from tests.checks.patients import gpt2, sick, warmed
+from tests.checks.patients import Copycat, gpt2, sick, warmed
 
 
 def test_a_probe_that_breaks_becomes_a_skip_with_its_reason():
@@ -17,10 +17,14 @@ def test_a_probe_that_breaks_becomes_a_skip_with_its_reason():
     def lacking(subject):
         raise Unsupported("it has no cache")
 
-    found = guard("family/probe", broken, gpt2())
+    def leaving(subject):
+        raise SystemExit(3)
+
+    found = list(guard("family/probe", broken, gpt2()))
     assert [f.verdict for f in found] == [Verdict.PASS, Verdict.SKIP]
     assert "inside the model" in found[1].why
-    assert guard("family/probe", lacking, gpt2())[0].why == "it has no cache"
+    assert next(guard("family/probe", lacking, gpt2())).why == "it has no cache"
+    assert next(guard("family/probe", leaving, gpt2())).why == "it stopped with SystemExit: 3"
 
 
 def test_the_time_limit_is_not_swallowed():
@@ -28,7 +32,7 @@ def test_the_time_limit_is_not_swallowed():
         raise CannotExamineError("the examination took more than 1 s")
 
     with pytest.raises(CannotExamineError):
-        guard("family/probe", slow, gpt2())
+        list(guard("family/probe", slow, gpt2()))
 
 
 def test_uniform_attention_is_warmed_and_sharp_attention_is_not():
@@ -43,6 +47,29 @@ def test_a_model_that_drops_in_eval_is_muted_and_examined_further():
     run(exam)
     assert subject.mute
     assert {f.id for f in exam.findings if f.verdict is Verdict.FAIL} == {"eval_stochastic/dropout"}
+
+
+def test_each_finding_is_told_as_it_is_made_with_its_family():
+    seen, asked = [], []
+
+    def found(finding, family):
+        seen.append((finding, family, len(asked)))
+        print("heard")
+
+    exam = Examination(subject_of(Copycat()), quick=True, found=found)
+    run(exam, lambda what, done, of: asked.append(what))
+    assert [finding for finding, _, _ in seen] == exam.findings
+    assert list(dict.fromkeys(family for _, family, _ in seen)) == [n for n in FAMILIES if n in QUICK]
+    # told between the probes, not at the end
+    assert len({when for _, _, when in seen}) > 8
+
+
+def test_what_the_listener_raises_ends_the_examination():
+    def found(finding, family):
+        raise InterruptedError(family)
+
+    with pytest.raises(InterruptedError, match="modes"):
+        run(Examination(gpt2(), quick=True, found=found))
 
 
 def test_quick_makes_fewer_probes_and_encoders_need_not_be_causal():

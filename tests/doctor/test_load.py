@@ -52,7 +52,7 @@ def test_instances_classes_builders_and_functions_are_models(file, name):
         ("Needs", "needs size to be built"),
         ("nothing", "returns NoneType"),
         ("crash", "no weights here"),
-        ("number", "is a int"),
+        ("number", "int cannot be called"),
     ],
 )
 def test_each_mistake_is_one_sentence(file, name, words):
@@ -62,13 +62,18 @@ def test_each_mistake_is_one_sentence(file, name, words):
 
 
 def test_missing_and_broken_files_and_modules_are_said(tmp_path):
-    with pytest.raises(CannotExamineError, match="there is no file"):
+    with pytest.raises(CannotExamineError, match="does not exist"):
         resolve(f"{tmp_path}/none.py:x")
     (tmp_path / "bad.py").write_text("1/0")
     with pytest.raises(CannotExamineError, match="ZeroDivisionError"):
         resolve(f"{tmp_path}/bad.py:x")
-    with pytest.raises(CannotExamineError, match="there is no module"):
+    with pytest.raises(CannotExamineError, match="cannot be imported: No module named"):
         resolve("no_such_package.module:x")
+    with pytest.raises(CannotExamineError, match="is neither a Python file nor a module"):
+        resolve("a b:x")
+    for text in ("nowhere", "nowhere:", ":x"):
+        with pytest.raises(CannotExamineError, match="is no folder and names nothing"):
+            resolve(text)
     assert resolve("glassformer.presets:gpt2".replace("presets:gpt2", "checks.measure:rms"))[0] is not None
 
 
@@ -78,3 +83,20 @@ def test_a_folder_is_loaded_into_our_engine_and_says_so(tmp_path):
     model, label = resolve(str(tmp_path / "m"))
     assert "own engine" in label
     assert model.config == config
+
+
+def test_two_files_of_one_name_stay_apart(tmp_path):
+    for size in (5, 7):
+        (tmp_path / str(size)).mkdir()
+        (tmp_path / str(size) / "neighbour.py").write_text(f"SIZE = {size}")
+        code = CODE + f"\nfrom dataclasses import dataclass\n@dataclass\nclass Facts:\n    size: int = {size}\n"
+        (tmp_path / str(size) / "model.py").write_text(code + "def made():\n    return Net(Facts().size)\n")
+    one, two = (resolve(f"{tmp_path}/{size}/model.py:made")[0] for size in (5, 7))
+    assert (one.table.num_embeddings, two.table.num_embeddings) == (5, 7)
+
+
+def test_what_exits_or_prints_while_it_is_imported_is_kept(tmp_path, capsys):
+    (tmp_path / "leaves.py").write_text("import sys\nprint('bye')\nsys.exit(3)")
+    with pytest.raises(CannotExamineError, match="cannot be imported: SystemExit: 3"):
+        resolve(f"{tmp_path}/leaves.py:x")
+    assert capsys.readouterr().out == ""

@@ -53,12 +53,23 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 CLOSE = 1e-5
 """Relative to the largest value: float32 evaluates each function to 1e-6; exact and tanh GELU differ by 5e-4."""
 
+OTHER = "a function of another name"
+
 
 def _named(u: Tensor, p: Tensor) -> str | None:
     """The function with p = f(u)."""
     errors = {name: float((f(u) - p).abs().max()) for name, f in FUNCTIONS.items()}
     best = min(errors, key=lambda n: errors[n])
     return best if errors[best] <= CLOSE * max(float(p.abs().max()), 1e-6) else None
+
+
+def _pointwise(u: Tensor, p: Tensor) -> bool:
+    """Whether p is some function of u alone, of bounded slope: neighbours in u are neighbours in p."""
+    u, order = u.flatten().sort()
+    steps, rises = u.diff(), p.flatten()[order].diff().abs()
+    wide = steps > 1e-9 * float(u.abs().max().clamp(min=1e-30))
+    slopes = rises[wide] / steps[wide]
+    return len(slopes) > 99 and float(slopes.quantile(0.99)) < 4
 
 
 def _gated(a: Tensor, b: Tensor, p: Tensor) -> str | None:
@@ -79,6 +90,9 @@ def between(before: list[Linear], after: Linear) -> str | None:
     for a, b in permutations(same, 2):
         if (name := _gated(a.reshape_as(p), b.reshape_as(p), p)) is not None:
             return name
+    for u in reversed(same):
+        if _pointwise(u.reshape_as(p), p) and not torch.equal(u.reshape_as(p), p):
+            return OTHER
     for fused in (o for o in near if o.numel() == 2 * p.numel()):
         halves = fused.reshape(p.shape[0], -1).chunk(2, dim=-1)
         for a, b in permutations(halves, 2):

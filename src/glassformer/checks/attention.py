@@ -1,4 +1,4 @@
-"""Inside attention: scale, softmax axis, masks and their values, windows, head layout. Read from a trace."""
+"""Inside attention: scale, softmax axis, masks and their values, windows. Read from a trace."""
 
 import math
 from collections.abc import Iterator
@@ -239,7 +239,7 @@ def _beside(one: Seen) -> float | None:
 
 
 def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
-    sparse = [k for k, v in subject.facts.raw.items() if v and _sparse(k) and subject.facts.window != v]
+    sparse = sparse_fields(subject)
     for one in seen:
         hidden = hidden_keys(one.scores)
         window = subject.facts.window_of(one.layer or 0)
@@ -273,8 +273,14 @@ def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
     yield Finding("over_mask/pattern", Verdict.PASS, 0.0, 0.0, "every key that should be visible is")
 
 
-def _sparse(key: str) -> bool:
-    return any(word in key.lower() for word in ("window", "local", "chunk", "sparse", "block_sparse", "dilat"))
+def sparse_fields(subject: Subject) -> list[str]:
+    """Fields of the config that speak of attention that leaves keys out, beyond a window that is understood."""
+    words = ("window", "local", "chunk", "sparse", "dilat", "index_topk")
+    raw, known = subject.facts.raw, subject.facts.window
+    said = [
+        k for k, v in raw.items() if (any(v) if isinstance(v, list | tuple) else v) and v != known and k != "windows"
+    ]
+    return [k for k in said if any(word in k.lower() for word in words)]
 
 
 def _over_mask(one: Seen, wrong: Tensor) -> Finding:
@@ -292,56 +298,3 @@ def _over_mask(one: Seen, wrong: Tensor) -> Finding:
         "Mask only the future and padding (decoder: key <= query, itself included; encoder and source: nothing).",
         {"layer": one.layer, "heads": heads, "query": query, "key": key},
     )
-
-
-def head_layout(subject: Subject, seen: list[Seen], rows: int, length: int) -> Finding:
-    """Splitting and merging heads keeps each token's numbers together."""
-    known = False
-    for one in seen:
-        attention = one.attention
-        for what, mixed in (("merged", _merge_mixes(one, rows)), ("split", _split_mixes(one, rows))):
-            known = known or mixed is not None
-            if mixed:
-                return Finding(
-                    "head_layout/tokens",
-                    Verdict.FAIL,
-                    1.0,
-                    0.0,
-                    f"in {one.place} the heads are {what} without a transpose: a row holds other tokens' numbers",
-                    "transpose(1, 2) between (B,H,T,K) and (B,T,H·K), on the way in and on the way out.",
-                    {"layer": one.layer, "where": what, "path": attention.path},
-                )
-    if not known:
-        return Finding.skip(
-            "head_layout/tokens", "heads are not joined by views alone, so their layout was not compared"
-        )
-    return Finding("head_layout/tokens", Verdict.PASS, 0.0, 0.0, "each token's row holds its own heads and no others")
-
-
-def _merge_mixes(one: Seen, rows: int) -> bool | None:
-    """None when it cannot be told; else whether what the output map reads at a token is not that token's heads."""
-    out, merged = one.attention.out, one.attention.merged
-    if out is None or merged is None:
-        return None
-    heads = out.reshape(rows, -1, *out.shape[-2:]) if out.dim() == 3 else out
-    if heads.dim() != 4 or heads.shape[1] == 1 or merged.numel() != heads.numel():
-        return None
-    t = heads.shape[2]
-    have = merged.reshape(rows * t, -1).sort(-1).values
-    # batch first, or time first as torch's own attention has it
-    wants = [heads.permute(order).reshape(rows * t, -1).sort(-1).values for order in ((0, 2, 1, 3), (2, 0, 1, 3))]
-    return wants[0].shape == have.shape and not any(torch.equal(want, have) for want in wants)
-
-
-def _split_mixes(one: Seen, rows: int) -> bool | None:
-    """Whether v of a token holds numbers that its projection did not give."""
-    v, linear = one.attention.v, one.attention.v_linear
-    if v is None or linear is None:
-        return None
-    v = v.reshape(rows, -1, *v.shape[-2:]) if v.dim() == 3 else v
-    if v.dim() != 4 or linear.numel() % (rows * v.shape[2]):
-        return None
-    t = v.shape[2]
-    have, middle = v.permute(0, 2, 1, 3).reshape(rows, t, -1), t // 2
-    owns = (linear.reshape(rows, t, -1), linear.reshape(t, rows, -1).transpose(0, 1))
-    return not any(bool(torch.isin(have[0, middle], own[0, middle]).all()) for own in owns)

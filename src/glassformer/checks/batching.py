@@ -22,7 +22,7 @@ def batch_invariance(subject: Subject) -> Iterator[Finding]:
         return
 
     def neighbour(patient: Subject) -> Measured:
-        tokens = patient.tokens(3, patient.length(24), seed=2)
+        tokens = patient.tokens(3, patient.length(24, if_large=13), seed=2)
         base, found = patient.logits(tokens), []
         for row in range(3):
             changed = tokens.clone()
@@ -34,13 +34,13 @@ def batch_invariance(subject: Subject) -> Iterator[Finding]:
     yield judge(subject, "batch_variance/neighbour", neighbour, REMEDY)
 
     def alone(patient: Subject) -> Measured:
-        tokens = patient.tokens(3, patient.length(24), seed=2)
+        tokens = patient.tokens(3, patient.length(24, if_large=13), seed=2)
         sources = patient.source(3) if patient.kind == "seq2seq" else None
         together, found = patient.logits(tokens), []
         for row in range(3):
             given = {} if sources is None else {"source": sources[row : row + 1]}
             one = patient.logits(tokens[row : row + 1], **given)
-            bound = cross_shape_bound(one, prefix_noise(patient, tokens[row : row + 1], **given))
+            bound = cross_shape_bound(one, prefix_noise(patient, tokens[row : row + 1], one, **given))
             found.append(Measured(gap(one, together[row : row + 1]), bound, CROSS_WHY, {"row": row}))
         return worst(found)
 
@@ -50,7 +50,7 @@ def batch_invariance(subject: Subject) -> Iterator[Finding]:
         def mixed(patient: Subject) -> Measured:
             found = []
             for side in ("left", "right"):
-                batch = padded(patient, patient.length(19), [0, 3, 8], side, pad_fill(patient))
+                batch = padded(patient, patient.length(19, if_large=12), [0, 3, 8], side, pad_fill(patient))
                 base = patient.logits(batch.tokens, mask=batch.mask)
                 changed = batch.tokens.clone()
                 other = patient.other(batch.tokens)

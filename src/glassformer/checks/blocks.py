@@ -27,6 +27,8 @@ class Block:
     after: Tensor
     parts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     norms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    normed: bool = False
+    """A part ends in a norm of its own, so that what it gives may be the stream already."""
     entangled: bool = False
     """A part is handed a second stream and may add it itself: sums then say nothing."""
 
@@ -76,6 +78,7 @@ def watch_blocks(patient: Subject, length: int = 9) -> list[Block]:
                 if name in calls and given is not None and out is not None and out.shape == calls[name].before.shape:
                     where = calls[name].norms if is_norm(m) else calls[name].parts
                     where[part] = (given.detach().clone(), out.detach().clone())
+                    calls[name].normed |= not is_norm(m) and any(is_norm(inner) for inner in m.modules())
                     calls[name].entangled |= _streams([*args, *kwargs.values()], out.shape) > 1
 
             handles.append(part.register_forward_hook(kept, with_kwargs=True))
@@ -165,6 +168,11 @@ def _judge(patient: Subject, block: Block) -> Finding | None:
             id, Verdict.PASS, left, FIT, "output = stream + parts"
         )
     if _is_post(block):
+        if not block.normed and (lost := _lost(block, parts, placement == "post")) is not None:
+            why = f"{block.name}: {lost} reads what a part gives, and the stream is not added before it"
+            return Finding(
+                id, Verdict.FAIL, 0.0, 1.0, why, "Norm the sum: x = norm(x + f(x)).", {**where, "module": lost}
+            )
         if placement == "pre":
             why = f"{block.name} norms its sums (post-norm); pre-norm is declared"
             return Finding(id, Verdict.FAIL, left, None, why, "Norm what each part reads: x = x + f(norm(x)).", where)
@@ -192,6 +200,20 @@ def _is_post(block: Block) -> bool:
     return any(
         float((out - block.after).abs().max()) <= 1e-5 * max(rms(block.after), 1e-12) for _, out in block.norms.values()
     )
+
+
+def _lost(block: Block, parts: list[Tensor], declared: bool) -> str | None:
+    """In a post-norm block: a norm that reads parts alone, though its output is the stream of what follows.
+
+    Where post-norm is declared, no norm may: one on a branch is another design.
+    """
+    for name, (read, out) in block.norms.items():
+        later = [other for n, (other, _) in block.norms.items() if n != name]
+        sums = [fit(other, [out, *parts]) for other in later]
+        onward = declared or torch.equal(out, block.after) or any(left < FIT and c[0] > 0.5 for c, left in sums)
+        if onward and fit(read, parts)[1] < FIT:
+            return name
+    return None
 
 
 def _declared_placement(subject: Subject) -> str | None:
@@ -266,6 +288,21 @@ def _adds_its_parts(block: Block) -> bool:
     return fit(block.after, [block.before, *(out for _, out in block.parts.values())])[1] < 1e-3
 
 
+def _norms_inside(module: nn.Module | None) -> bool:
+    """Whether a part of a block holds a norm of its own, other than those of q and k."""
+    names = [n for n, m in module.named_modules() if is_norm(m) and n.count(".")] if module is not None else []
+    return any(not any(w in n.lower().rpartition(".")[2] for w in ("q_", "k_", "qk", "query", "key")) for n in names)
+
+
+def _biases(module: nn.Module | None, width: int) -> float:
+    """What biases add by themselves: PyTorch draws them as large as the matrices, however small those were made."""
+    named = [] if module is None else list(module.named_modules())
+    found = [
+        p.detach().float() for _, m in named if not is_norm(m) for n, p in m.named_parameters(recurse=False) if "b" in n
+    ]
+    return float(sum(p.square().mean() for p in found if p.shape == (width,)))
+
+
 def _expected_growth(subject: Subject, block: Block) -> float:
     """What matrices of standard deviation s can add to a normed stream: s²D by attention, s²√(D·4D) by feed-forward.
 
@@ -276,5 +313,7 @@ def _expected_growth(subject: Subject, block: Block) -> float:
     if not stds:
         return GROWTH[1]
     width, s = block.before.shape[-1], stds[len(stds) // 2]
-    added = (s**2 * width) ** 2 + (2 * s**2 * width) ** 2
+    # heads that are normed before they are joined come to the output map at size 1, whatever v was
+    attention = s**2 * width if _norms_inside(module) else (s**2 * width) ** 2
+    added = attention + (2 * s**2 * width) ** 2 + _biases(module, width)
     return max(GROWTH[1], 1.3 * (1 + added / max(rms(block.before), 1e-30) ** 2) ** 0.5)

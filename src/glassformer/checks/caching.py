@@ -73,7 +73,7 @@ def against_full(patient: Subject, rows: int, sizes: list[int], explicit: bool =
     tokens = patient.tokens(rows, min(sum(sizes), patient.limit), seed=sum(sizes) + rows)
     full = patient.logits(tokens)
     cached, _ = run_chunks(patient, tokens, sizes, explicit)
-    bound = cross_shape_bound(full, prefix_noise(patient, tokens))
+    bound = cross_shape_bound(full, prefix_noise(patient, tokens, full))
     off = (cached.double() - full.double()).abs().nan_to_num(nan=torch.inf).amax(dim=2)
     bad = (off > bound).nonzero()
     first = int(bad[:, 1].min()) if len(bad) else None
@@ -140,14 +140,14 @@ POSITION_REMEDY = "Positions of cached tokens continue at the cache's length: ar
 
 def _prompt(patient: Subject) -> Measured:
     length = patient.length(24)
-    return first_over([against_full(patient, rows, [length]) for rows in (1, 3)])
+    return first_over([against_full(patient, rows, [length]) for rows in (1, patient.rows(3, 2))])
 
 
 def _prompt_cause(subject: Subject, finding: Finding) -> Finding:
     if _vanishes(subject, finding):
         return change(finding, id="decode_position/prompt", remedy=POSITION_REMEDY)
     cause, words, layer = explain_step(subject, **_scene(subject, finding))
-    if cause in ("decode_position", "window"):
+    if cause in ("decode_position", "window", "cache_mismatch"):
         return change(finding, id=f"{cause}/prompt", evidence={**finding.evidence, "cause": words, "layer": layer})
     return change(finding, evidence={**finding.evidence, "cause": words, "layer": layer})
 
@@ -199,7 +199,7 @@ def explained(subject: Subject, finding: Finding, otherwise: str = "cache_mismat
         cause = otherwise
         if window is not None and abs(first - window) <= 1:
             cause, words = "window", f"the first bad place, {first}, is the window"
-    if otherwise == "cache_mask" and cause != "decode_position":
+    if otherwise == "cache_mask" and cause not in ("decode_position", "cache_mismatch"):
         cause = otherwise  # single steps agree: what several tokens need beyond that is the mask among them
     remedy = {"decode_position": POSITION_REMEDY, "cache_mask": CHUNK_REMEDY, "window": WINDOW_REMEDY}.get(
         cause, finding.remedy
@@ -241,7 +241,7 @@ def rollback(subject: Subject) -> Finding:
         _, cache = run_chunks(patient, wrong, junk, cache=cache, start=n)
         cache = roll_back(cache, n, k, patient.interface.foreign_style)
         cached, _ = run_chunks(patient, tokens, [1, 1, 3], cache=cache, start=n)
-        bound = cross_shape_bound(full, prefix_noise(patient, tokens))
+        bound = cross_shape_bound(full, prefix_noise(patient, tokens, full))
         return Measured(gap(cached, full[:, n:]), bound, CROSS_WHY, {"kept": n, "dropped": k, "rows": rows})
 
     def measure(patient: Subject) -> Measured:
@@ -282,7 +282,7 @@ def reorder(subject: Subject) -> Iterator[Finding]:
             full = patient.logits(sequence, **after)
             _, cache = run_chunks(patient, tokens, [n], **source)
             cached, _ = run_chunks(patient, sequence, [1, 1, 3], cache=permute_rows(cache, order), start=n, **after)
-            bound = cross_shape_bound(full, prefix_noise(patient, sequence, **after))
+            bound = cross_shape_bound(full, prefix_noise(patient, sequence, full, **after))
             found.append(Measured(gap(cached, full[:, n:]), bound, CROSS_WHY, {"order": order.tolist()}))
         return first_over(found)
 
@@ -313,7 +313,7 @@ def _reorder_padded(subject: Subject, remedy: str) -> Finding | None:
             whole = torch.cat([batch.rows[row], more[b : b + 1]], dim=1)
             alone = {} if sources is None else {"source": sources[row : row + 1]}
             full = patient.logits(whole, **alone)
-            bound = cross_shape_bound(full, prefix_noise(patient, whole, **alone))
+            bound = cross_shape_bound(full, prefix_noise(patient, whole, full, **alone))
             found = Measured(gap(steps[b : b + 1], full[:, -3:]), bound, CROSS_WHY, {"row": row, "padded": True})
             worst = max(worst, found, key=lambda m: m.ratio)
         return worst

@@ -1,4 +1,4 @@
-"""The future cannot change the past: perturbation and gradient, in eval and train mode, with and without a mask."""
+"""The future cannot change the past: by perturbation, in eval and train mode, with and without a mask."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,13 +30,13 @@ WATCHED = (
 
 def future_token(subject: Subject) -> Iterator[Finding]:
     """Replace the tokens after t: the logits up to t must not move."""
-    prefix = _prefix(subject)
+    prefix = declared_prefix(subject)
 
     def measure(patient: Subject) -> Measured:
         found = []
         for length in patient.lengths():
             rows = 3 if length == 24 and not patient.large else 1
-            found += list(_cuts(patient, rows, length, prefix))
+            found += list(moved_by_future(patient, rows, length, prefix))
         return first_over(found)
 
     yield judge(subject, "causal_leak/future-token", measure, REMEDY)
@@ -45,22 +45,26 @@ def future_token(subject: Subject) -> Iterator[Finding]:
         with NoDropout():
             lengths = [t for t in patient.lengths() if t >= 24] or patient.lengths()
             lengths = lengths[:1] if patient.large else lengths[:2]
-            return first_over([m for t in lengths for m in _cuts(patient, 3 if t == 24 else 2, t, prefix)])
+            return first_over(
+                [m for t in lengths for m in moved_by_future(patient, patient.rows(3 if t == 24 else 2), t, prefix)]
+            )
 
     yield judge(subject, "causal_leak/train-mode", in_training, REMEDY, train=True)
     if subject.interface.mask is not None:
 
         def masked(patient: Subject) -> Measured:
             length = patient.length(24)
-            ones = torch.ones(3, length, dtype=torch.bool, device=patient.device)
-            return first_over(list(_cuts(patient, 3, length, prefix, mask=ones)))
+            rows = patient.rows(3)
+            ones = torch.ones(rows, length, dtype=torch.bool, device=patient.device)
+            return first_over(list(moved_by_future(patient, rows, length, prefix, mask=ones)))
 
         yield judge(subject, "causal_leak/with-mask", masked, REMEDY)
     if subject.interface.attentions is not None:
         name = subject.interface.attentions
 
         def watched(patient: Subject) -> Measured:
-            return first_over(list(_cuts(patient, 1, patient.length(24), prefix, **{name: True})))
+            given: dict[str, Any] = {name: True}
+            return first_over(list(moved_by_future(patient, 1, patient.length(24), prefix, **given)))
 
         finding = judge(subject, "causal_leak/attentions-returned", watched, REMEDY)
         if finding.verdict is Verdict.FAIL and subject.interface.foreign_style:
@@ -70,29 +74,40 @@ def future_token(subject: Subject) -> Iterator[Finding]:
         yield finding
 
 
-def _prefix(subject: Subject) -> int:
+def declared_prefix(subject: Subject) -> int:
+    """How many first tokens may see one another."""
     said = next((value for key, value in subject.expect.items() if key.startswith("prefix")), 0)
     return int(said) if isinstance(said, int | float | str) and str(said).isdigit() else 0
 
 
-def _cuts(patient: Subject, rows: int, length: int, prefix: int, **given: Any) -> Iterator[Measured]:
+def moved_by_future(
+    patient: Subject, rows: int, length: int, prefix: int, cuts: tuple[int, ...] = (), **given: Any
+) -> Iterator[Measured]:
+    """Tokens after each cut replaced, all of them and the next alone: how far the logits up to the cut move."""
     tokens = patient.tokens(rows, length, seed=length)
     other = patient.other(tokens)
-    base = patient.logits(tokens, **given)
-    cuts = (3, 37, length - 2) if patient.large else (*CUTS, length - 2)
+    base = _seeded(patient, tokens, **given)
+    few = bool(cuts) or patient.large
+    cuts = cuts or ((3, 37, length - 2) if patient.large else (*CUTS, length - 2))
     for cut in [c for c in cuts if prefix <= c < length - 1]:
         if length > 24 and cut < 10:
             continue
         changed = tokens.clone()
         changed[:, cut + 1 :] = other[:, cut + 1 :]
-        moved = patient.logits(changed, **given)
+        moved = _seeded(patient, changed, **given)
         where = {"cut": cut, "length": length, "rows": rows}
         yield untouched(base[:, : cut + 1], moved[:, : cut + 1], SAME_WHY, **where)
-        if length == 24 and cut + 2 < length and not patient.large:
+        if length == 24 and cut + 2 < length and not few:
             changed = tokens.clone()
             changed[:, cut + 1] = other[:, cut + 1]
-            moved = patient.logits(changed, **given)
+            moved = _seeded(patient, changed, **given)
             yield untouched(base[:, : cut + 1], moved[:, : cut + 1], SAME_WHY, only=cut + 1, **where)
+
+
+def _seeded(patient: Subject, tokens: Tensor, **given: Any) -> Tensor:
+    """The same random numbers in every call: training draws some beyond dropout (layers left out, noise of routers)."""
+    torch.manual_seed(0)
+    return patient.logits(tokens, **given)
 
 
 def leak_matrix(patient: Subject, length: int = 12) -> Float[Tensor, "T T"]:

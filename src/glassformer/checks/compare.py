@@ -92,12 +92,21 @@ def _in_double(subject: Subject, measure: Measure, factor: float, train: bool) -
     return None
 
 
-def prefix_noise(patient: Subject, tokens: Tensor, **given: Any) -> float:
+def prefix_noise(patient: Subject, tokens: Tensor, whole: Tensor | None = None, **given: Any) -> float:
     """N = max over t of |f(x[:t]) - f(x)[:t]|: the model's own rounding between shapes. No cache, no mask.
 
-    An encoder's prefixes differ for a reason, so there a row alone is compared with itself in a batch.
+    An encoder's prefixes differ for a reason, so there a row alone is compared with itself in a batch. `whole` is f(x)
+    where it is known. N over the logits' size belongs to the weights: of a large model it is measured once per look.
     """
-    whole = patient.logits(tokens, **given)
+    whole = patient.logits(tokens, **given) if whole is None else whole
+    if patient.large and patient.look:
+        if patient.look not in patient.noise:
+            patient.noise[patient.look] = _noise(patient, tokens, whole, **given) / max(rms(whole), 1e-30)
+        return patient.noise[patient.look] * rms(whole)
+    return _noise(patient, tokens, whole, **given)
+
+
+def _noise(patient: Subject, tokens: Tensor, whole: Tensor, **given: Any) -> float:
     if patient.kind == "encoder":
         return gap(patient.logits(tokens[:1], **given), patient.logits(tokens[:1].expand(3, -1), **given)[:1])
     length = tokens.shape[1]

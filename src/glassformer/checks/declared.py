@@ -240,6 +240,10 @@ def declared_scale(facts: Declared, width: int, layer: int) -> tuple[float, str]
         return 1 / width, "muP: 1/d"
     if raw.get("scale_attn_by_inverse_layer_idx"):
         return width**-0.5 / (layer + 1), "scale_attn_by_inverse_layer_idx of the config"
+    terms = raw.get("pos_att_type")
+    if raw.get("relative_attention") and terms:  # DeBERTa sums content and position terms of the same size
+        count = 1 + sum(term in terms for term in ("c2p", "p2c"))
+        return (width * count) ** -0.5, f"1/√({count} d_head): scores are a sum of {count} terms"
     model_type = str(raw.get("model_type", ""))
     if model_type in ("gpt_neo", "t5", "mt5", "umt5", "longt5"):
         return 1.0, "an architecture that folds the scale into its initial weights (T5, GPT-Neo)"

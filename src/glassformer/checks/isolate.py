@@ -2,13 +2,15 @@
 
 import contextlib
 import copy
+import ctypes
 import io
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +31,54 @@ def n_bytes(model: Any) -> int:
     return sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
 
 
+class _Ears:
+    """A stream that keeps what listening threads write and passes on what others do.
+
+    Replacing `sys.stdout` is felt by every thread; an examination must not swallow what a server prints beside it.
+    """
+
+    lock = threading.RLock()
+
+    def __init__(self, real: TextIO):
+        self.real = real
+        self.heard: dict[int, list[io.StringIO]] = {}
+
+    def _stream(self) -> TextIO:
+        mine = self.heard.get(threading.get_ident())
+        return mine[-1] if mine else self.real
+
+    def write(self, text: str) -> int:
+        return self._stream().write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream(), name)
+
+
+@contextlib.contextmanager
+def _listening(name: str, out: io.StringIO) -> Iterator[None]:
+    """What this thread writes to `sys.<name>` goes to `out`."""
+    me = threading.get_ident()
+    with _Ears.lock:
+        now = getattr(sys, name)
+        ears = now if isinstance(now, _Ears) else _Ears(now)
+        ears.heard.setdefault(me, []).append(out)
+        setattr(sys, name, ears)
+    try:
+        yield
+    finally:
+        with _Ears.lock:
+            ears.heard[me].remove(out)
+            if not ears.heard[me]:
+                del ears.heard[me]
+            if not ears.heard and getattr(sys, name) is ears:
+                setattr(sys, name, ears.real)
+
+
 @contextlib.contextmanager
 def quiet(said: list[str] | None = None) -> Iterator[None]:
     """What the subject prints is kept (in `said`), its warnings are dropped."""
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
+    with _listening("stdout", out), _listening("stderr", out), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
@@ -46,28 +91,79 @@ class _OutOfTime(BaseException):
     """Not an Exception: a probe that catches whatever a model raises must not catch this."""
 
 
+_restoring: set[int] = set()
+"""Threads that are putting a model back: a limit that passes meanwhile takes effect afterwards."""
+AGAIN = 1.0
+"""Seconds until a limit that was swallowed, or came while a model was being put back, is raised again."""
+
+
 @contextlib.contextmanager
 def time_limit(seconds: float | None, doing: str) -> Iterator[None]:
-    """A CannotExamineError after so long. Where signals cannot be used (other threads, other systems): no limit."""
-    usable = seconds and hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
-    if not usable or not seconds:
+    """A CannotExamineError after so long, in any thread.
+
+    The main thread is stopped by a signal. Any other is watched by a second one, which raises in it between two
+    steps of Python: a loop or a slow model ends there, a single call of C (a long sleep) only when it returns.
+    """
+    if not seconds:
         yield
         return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    main = threading.current_thread() is threading.main_thread()
     try:
-        yield
+        with _alarm(seconds) if main and hasattr(signal, "setitimer") else _watchdog(seconds):
+            yield
     except _OutOfTime:
         raise CannotExamineError(
             f"{doing} took more than {seconds:g} s: it may loop, or be too large (raise the time limit)."
         ) from None
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        if threading.get_ident() not in _restoring:
+            raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+    try:
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _watchdog(seconds: float) -> Iterator[None]:
+    watched, over, lock = threading.get_ident(), threading.Event(), threading.Lock()
+
+    def raise_there(error: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(watched), error)
+
+    def watch() -> None:
+        wait = seconds
+        while not over.wait(wait):
+            with lock:
+                if not over.is_set() and watched not in _restoring:
+                    raise_there(ctypes.py_object(_OutOfTime))
+            wait = AGAIN
+
+    threading.Thread(target=watch, name="doctor's time limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        with lock:
+            over.set()
+            raise_there(None)  # what was raised too late to arrive is taken back
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    me = threading.get_ident()
+    _restoring.add(me)
+    try:
+        yield
+    finally:
+        _restoring.discard(me)
 
 
 @contextlib.contextmanager
@@ -79,11 +175,12 @@ def preserved(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_rng_state(state)
-        for module, training in modules:
-            module.training = training
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+        with _uninterrupted():
+            torch.set_rng_state(state)
+            for module, training in modules:
+                module.training = training
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
 
 
 @contextlib.contextmanager
@@ -110,9 +207,9 @@ def borrowed(model: Any, warm: float = 1.0, dtype: torch.dtype | None = None, tr
             prepare(model, warm, dtype, train)
             yield model
         finally:
-            if dtype is not None and own is not None:
-                model.to(own)
-            with torch.no_grad():
+            with _uninterrupted(), torch.no_grad():
+                if dtype is not None and own is not None:
+                    model.to(own)
                 for name, value in model.state_dict(keep_vars=True).items():
                     value.copy_(saved[name])
 

@@ -18,6 +18,13 @@ from glassformer.checks.trace import hidden_keys, trace_call
 from glassformer.finding import Finding, Verdict
 
 AMOUNTS = [0, 3, 8]
+
+
+def amounts_for(subject: Subject) -> list[int]:
+    """Padding places per row; a large model gets two rows."""
+    return AMOUNTS[: subject.rows(3, 2)]
+
+
 HALVES = (torch.bfloat16, torch.float16)
 LEAK = (
     "Add the padding mask to the scores of every attention, before softmax, for the keys of each row: -inf at padding."
@@ -36,14 +43,14 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
     """No NaN or infinity at real tokens: plain and left-padded, in the model's own precision, bfloat16 and float16."""
 
     def count(patient: Subject, with_padding: bool) -> int:
-        length = patient.length(16)
+        length, amounts = patient.length(16, if_large=8), amounts_for(patient)
         if not with_padding:
-            return int((~torch.isfinite(patient.logits(patient.tokens(2, length)))).sum())
+            return int((~torch.isfinite(patient.logits(patient.tokens(patient.rows(2), length)))).sum())
         bad = 0
         for side in ("left", "right"):
-            batch = padded(patient, length, AMOUNTS, side, pad_fill(patient))
+            batch = padded(patient, length, amounts, side, pad_fill(patient))
             logits = patient.logits(batch.tokens, mask=batch.mask, **_places(patient, batch))
-            bad += sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(AMOUNTS)))
+            bad += sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(amounts)))
         return bad
 
     for dtype in (None, *HALVES):
@@ -115,17 +122,16 @@ def padding_is_invisible(subject: Subject) -> Iterator[Finding]:
 def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
     content = judge(subject, f"pad_leak/content-{side}", _content(side), LEAK)
     if content.verdict is Verdict.FAIL and _positions_follow_ids(subject, side):
-        why = "its positions are derived from the padding id, so other ids in padding places are other positions"
-        content = Finding(
-            "pad_leak/content-" + side, Verdict.SKIP, content.measured, content.bound, why, "", {"explained": True}
-        )
+        content = change(content, verdict=Verdict.SKIP, why=FOLLOW, remedy="", evidence={"explained": True})
     if content.verdict is Verdict.FAIL:
         content = _alone_or_together(subject, content, _content(side, together=False))
     yield content
     if content.verdict is Verdict.FAIL:
         return
     amount = judge(subject, f"pad_leak/amount-{side}", _amount(side), LEAK)
-    if amount.verdict is Verdict.FAIL and side == "left":
+    if amount.verdict is Verdict.FAIL:
+        amount = _alone_or_together(subject, amount, _amount(side, together=False))
+    if amount.verdict is Verdict.FAIL and side == "left" and amount.id.startswith("pad_leak"):
         amount = _left_amount(subject, amount)
     yield amount
     if amount.verdict is Verdict.PASS and side == "left" and _places_wanted(subject):
@@ -150,14 +156,15 @@ def _places_wanted(subject: Subject) -> bool:
 
 def _content(side: str, together: bool = True) -> Callable[[Subject], Measured]:
     def measure(patient: Subject) -> Measured:
-        batches = [AMOUNTS] if together else [[amount] for amount in AMOUNTS[1:]]
+        amounts = amounts_for(patient)
+        batches = [amounts] if together else [[amount] for amount in amounts[1:]]
         return worst([_content_of(patient, amounts, side) for amounts in batches])
 
     return measure
 
 
 def _content_of(patient: Subject, amounts: list[int], side: str) -> Measured:
-    one = padded(patient, patient.length(19), amounts, side, pad_fill(patient))
+    one = padded(patient, patient.length(19, if_large=12), amounts, side, pad_fill(patient))
     base, found = patient.logits(one.tokens, mask=one.mask, **_places(patient, one)), []
     for seed in (0, 1):
         two = one.tokens.clone()
@@ -168,22 +175,30 @@ def _content_of(patient: Subject, amounts: list[int], side: str) -> Measured:
     return worst(found)
 
 
-def _amount(side: str, places: bool = True, explicit: bool = False) -> Callable[[Subject], Measured]:
+def _amount(
+    side: str, places: bool = True, explicit: bool = False, together: bool = True
+) -> Callable[[Subject], Measured]:
     def measure(patient: Subject) -> Measured:
-        batch = padded(patient, patient.length(19), AMOUNTS, side, pad_fill(patient))
-        given = {"positions": batch.positions} if explicit else _places(patient, batch) if places else {}
-        logits = patient.logits(batch.tokens, mask=batch.mask, **given)
-        found = []
-        for b, row in enumerate(batch.rows):
-            alone = patient.logits(row, **_row_source(patient, b, len(batch.rows)))
-            noise = prefix_noise(patient, row, **_row_source(patient, b, len(batch.rows)))
-            evidence = {"row": b, "padding": AMOUNTS[b], "side": side}
-            found.append(
-                Measured(gap(batch.real(logits, b), alone), cross_shape_bound(alone, noise), CROSS_WHY, evidence)
-            )
-        return worst(found)
+        amounts = amounts_for(patient)
+        batches = [amounts] if together else [[amount] for amount in amounts]
+        return worst([_amount_of(patient, several, side, places, explicit) for several in batches])
 
     return measure
+
+
+def _amount_of(patient: Subject, amounts: list[int], side: str, places: bool, explicit: bool) -> Measured:
+    """Each row of a padded batch against the row alone, without padding."""
+    batch = padded(patient, patient.length(19, if_large=12), amounts, side, pad_fill(patient))
+    given = {"positions": batch.positions} if explicit else _places(patient, batch) if places else {}
+    logits = patient.logits(batch.tokens, mask=batch.mask, **given)
+    found = []
+    for b, row in enumerate(batch.rows):
+        source = _row_source(patient, b, len(batch.rows))
+        alone = patient.logits(row, **source)
+        bound = cross_shape_bound(alone, prefix_noise(patient, row, alone, **source))
+        evidence = {"row": b, "padding": amounts[b], "side": side}
+        found.append(Measured(gap(batch.real(logits, b), alone), bound, CROSS_WHY, evidence))
+    return worst(found)
 
 
 def _row_source(patient: Subject, row: int, rows: int) -> dict[str, Any]:
@@ -210,23 +225,31 @@ def _left_amount(subject: Subject, finding: Finding) -> Finding:
     return finding
 
 
-def _positions_follow_ids(subject: Subject, side: str) -> bool:
+FOLLOW = "its positions are derived from the padding id, so other ids in padding places are other positions"
+
+
+def _positions_follow_ids(subject: Subject, side: str, source: bool = False) -> bool:
     """Whether other ids in padding places look up other rows of a table that is not the vocabulary's."""
     try:
         with subject.patient() as patient:
-            batch = padded(patient, patient.length(19), AMOUNTS, side, pad_fill(patient))
+            batch = padded(patient, 11 if source else patient.length(19), AMOUNTS, side, pad_fill(patient))
             junk = batch.tokens.clone()
             junk[~batch.mask] = patient.other(batch.tokens)[~batch.mask]
-            one = trace_call(patient, batch.tokens, mask=batch.mask, **_places(patient, batch))
-            two = trace_call(patient, junk, mask=batch.mask, **_places(patient, batch))
+            target = patient.tokens(len(AMOUNTS), patient.length(9), seed=31)
+
+            def looked_up(tokens: Tensor) -> list[tuple[int, int, Tensor, str]]:
+                given: dict[str, Any] = {"mask": batch.mask, **_places(patient, batch)}
+                if source:
+                    given = {"source": tokens, "source_mask": batch.mask}
+                return trace_call(patient, target if source else tokens, **given).lookups
+
+            one, two = looked_up(batch.tokens), looked_up(junk)
     except Exception:
         return False
-    for (_, rows, a, _), (_, _, b, _) in zip(one.lookups, two.lookups, strict=False):
-        if (
-            rows != subject.vocab_size
-            and a.shape == b.shape == batch.mask.shape
-            and not torch.equal(a[batch.mask], b[batch.mask])
-        ):
+    real = batch.mask.reshape(-1)
+    for (_, rows, a, _), (_, _, b, _) in zip(one, two, strict=False):
+        fits = rows != subject.vocab_size and a.numel() == b.numel() == real.numel()
+        if fits and not torch.equal(a.reshape(-1)[real], b.reshape(-1)[real]):
             return True
     return False
 
@@ -251,12 +274,14 @@ def _source_padding(subject: Subject) -> Iterator[Finding]:
             found = []
             for b, row in enumerate(source.rows):
                 alone = patient.logits(target[b : b + 1], source=row)
-                noise = prefix_noise(patient, target[b : b + 1], source=row)
+                noise = prefix_noise(patient, target[b : b + 1], alone, source=row)
                 bound = cross_shape_bound(alone, noise)
                 found.append(Measured(gap(together[b : b + 1], alone), bound, CROSS_WHY, {"row": b, "where": "source"}))
             return worst(found)
 
         first = judge(subject, f"pad_leak/source-content-{side}", content, LEAK)
+        if first.verdict is Verdict.FAIL and _positions_follow_ids(subject, side, source=True):
+            first = change(first, verdict=Verdict.SKIP, why=FOLLOW, remedy="", evidence={"explained": True})
         yield first
         if first.verdict is Verdict.FAIL:
             return
@@ -274,15 +299,17 @@ def _with_cache(subject: Subject) -> Iterator[Finding]:
     ways = conventions(subject)
 
     def measure(patient: Subject, way: str, fill: int | None = 0) -> Measured:
-        batch = padded(patient, patient.length(13), AMOUNTS, "left", pad_fill(patient) if fill == 0 else fill)
-        more = patient.tokens(3, 4, seed=55)
+        amounts = amounts_for(patient)
+        batch = padded(patient, patient.length(13), amounts, "left", pad_fill(patient) if fill == 0 else fill)
+        more = patient.tokens(len(amounts), 4, seed=55)
         steps, _ = feed_padded(patient, batch, more, way, explicit)
         found = []
         for b, row in enumerate(batch.rows):
             whole = torch.cat([row, more[b : b + 1]], dim=1)
-            alone = patient.logits(whole, **_row_source(patient, b, 3))
-            noise = prefix_noise(patient, whole, **_row_source(patient, b, 3))
-            evidence = {"row": b, "padding": AMOUNTS[b], "cache": way}
+            source = _row_source(patient, b, len(amounts))
+            alone = patient.logits(whole, **source)
+            noise = prefix_noise(patient, whole, alone, **source)
+            evidence = {"row": b, "padding": amounts[b], "cache": way}
             found.append(
                 Measured(gap(steps[b : b + 1], alone[:, -4:]), cross_shape_bound(alone, noise), CROSS_WHY, evidence)
             )
@@ -313,10 +340,10 @@ def _cached_cause(subject: Subject, finding: Finding, measure: Callable[..., Mea
     if kind == "none" or (subject.kind != "seq2seq" and finding.evidence.get("padding") == 0):
         return finding
     with subject.patient() as patient:
-        more = patient.tokens(3, 4, seed=55)
+        more = patient.tokens(len(amounts_for(patient)), 4, seed=55)
         ends = []
         for fill in (pad_fill(patient), None):
-            batch = padded(patient, patient.length(13), AMOUNTS, "left", fill)
+            batch = padded(patient, patient.length(13), amounts_for(patient), "left", fill)
             ends.append(feed_padded(patient, batch, more, way, _places_wanted(subject))[0])
     if gap(ends[0], ends[1]) <= untouched(ends[0], ends[0], "").bound:
         words = "after a left-padded prompt the content of the padding is silent, its amount is not"

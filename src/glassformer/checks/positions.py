@@ -21,6 +21,9 @@ from glassformer.finding import Finding, Verdict
 FLAT = 1e-5
 """Relative; rounding of float32 over a few layers stays below, any scheme of positions far above."""
 
+FREE = ("nope", "no_rope", "norope", "no_position")
+"""Words of fields that say which layers go without positions."""
+
 
 @dataclass
 class Constant:
@@ -122,7 +125,9 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
         return
     flat = [(s, spread(s)) for s in own]
     everywhere = all(float(s.max()) <= 0 for _, s in flat)
-    foreign = subject.interface.foreign_style
+    # layers without positions are a design, where it is declared
+    free = any(v and any(w in k.lower() for w in FREE) for k, v in subject.facts.raw.items() if k != "position")
+    foreign = subject.interface.foreign_style or free
     if kind == "rotary" and (turned := _turned_but_flat(flat)) is not None:
         yield turned
         return

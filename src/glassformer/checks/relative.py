@@ -25,6 +25,9 @@ RELATIVE = ("rotary", "alibi", "t5")
 def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding]:
     """In a relative scheme only distances matter; what breaks it is told apart by q, k and v of the first layer."""
     kind = scheme(subject, constant)
+    if subject.facts.capacity is not None:
+        yield Finding.skip("rope_relative/shift", "experts with a capacity: a repeated token finds its expert full")
+        return
     if kind not in RELATIVE or constant.absolute:
         yield Finding.skip("rope_relative/shift", "positions are not relative, so a shift may move logits")
         return
@@ -176,7 +179,7 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
             )
     base = declared_base(subject)
     for one, q, _ in rotations:
-        if base is None or q.pairing is None or len(q.angles) < 2:
+        if base is None or q.pairing is None or len(q.angles) < 2 or not float(q.angles[1]) > 0:
             continue
         expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)
         # an angle is read off vectors of the model's precision

@@ -32,7 +32,10 @@ def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) ->
     if fraction is not None and 0 < fraction < 1:
         width = int(x.shape[1] * fraction)
     elif len(moving) < width:
-        width = int(moving.max()) + 1
+        # rotated components stand together, first or last among the others
+        first = int(moving.min()) // 2 * 2
+        x = x[:, first:]
+        width = int(moving.max()) + 1 - first
         width += width % 2
     for pairing in ("halves", "interleaved"):
         a, b = split_pairs(x[:, :width], pairing)

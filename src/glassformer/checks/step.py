@@ -22,10 +22,14 @@ def explain_step(
 ) -> Cause:
     """(diagnosis, words, layer) for the piece of a plan that went wrong; (None, "", None) where the trace is silent."""
     try:
+        start = sum(sizes[:piece])
+        end = start + sizes[piece]
+        # a source as long as the target would make the attentions look alike
+        source = 13 if end == 11 else 11
+        if subject.kind == "seq2seq" and "source" not in given:
+            given["source"] = subject.source(rows, source)
         with subject.patient(warm) as patient:
             tokens = patient.tokens(rows, min(sum(sizes), patient.limit), seed=sum(sizes) + rows)
-            start = sum(sizes[:piece])
-            end = start + sizes[piece]
             cache = patient.new_cache()
             done = 0
             for size in sizes[:piece]:
@@ -38,15 +42,23 @@ def explain_step(
         return None, "", None
     blocks = subject.blocks()
     news = end - start
-    pairs = [
-        (c, f) for c, f in zip(_own(cached.attentions, rows, news), _own(full.attentions, rows, end), strict=False)
-    ]
-    for one, other in pairs:
-        found = _part(one, other, rows, news, subject)
+    for one, other in _pairs(_own(cached.attentions, rows, news), _own(full.attentions, rows, end)):
+        found = _part(one, other, rows, news, subject, source)
         if found is not None:
             at = layer_of(one.path, blocks)
             return found[0], f"layer {at[1]}: {found[1]}" if at else found[1], at[1] if at else None
     return None, "", None
+
+
+def _pairs(cached: list[Attention], full: list[Attention]) -> list[tuple[Attention, Attention]]:
+    """The same attention in both calls: by its path and how often it was met there. An encoder runs in one of them."""
+    left, found = list(full), []
+    for one in cached:
+        other = next((f for f in left if f.path == one.path), None)
+        if other is not None:
+            left.remove(other)
+            found.append((one, other))
+    return found
 
 
 def _own(attentions: list[Attention], rows: int, queries: int) -> list[Attention]:
@@ -60,34 +72,53 @@ def _own(attentions: list[Attention], rows: int, queries: int) -> list[Attention
 
 
 def vectors(one: Attention, rows: int) -> tuple[Tensor, Tensor, Tensor] | None:
-    """q (B,H,T,K), k (B,H,S,K), v (B,H,S,U)."""
+    """q (B,H,T,K), k (B,G,S,K), v (B,G,S,U); G is H where keys are repeated for the heads that share them."""
     if one.v is None:
         return None
-    q, k, v = as_heads(one.q, rows), as_heads(one.k, rows), as_heads(one.v, rows)
-    if q is None or k is None or v is None:
+    q, k, v, scores = (as_heads(x, rows) for x in (one.q, one.k, one.v, one.scores))
+    if q is None or k is None or v is None or scores is None:
         return None
-    scores = as_heads(one.scores, rows)
-    assert scores is not None
     if k.shape[-2] != scores.shape[-1]:
         k = k.transpose(-1, -2)
-    return q, k, v
+    if q.shape[-2] != scores.shape[-2]:
+        q = _grouped(one, q, k, scores)
+    return None if q is None else (q, k, v)
+
+
+def _grouped(one: Attention, q: Tensor, k: Tensor, scores: Tensor) -> Tensor | None:
+    """Queries of a group's heads lie in one matrix, (B,G,R·T,K): rows (r,t) or (t,r), whichever gives the scores."""
+    (b, heads, t, _), groups = scores.shape, q.shape[1]
+    if groups != k.shape[1] or heads % groups or q.shape[2] != heads // groups * t:
+        return None
+    r, visible = heads // groups, ~hidden_keys(scores)
+    orders = [q.reshape(b, groups, r, t, -1), q.reshape(b, groups, t, r, -1).transpose(2, 3)]
+
+    def misfit(order: Tensor) -> float:
+        product = (order @ k[:, :, None].transpose(-1, -2)).flatten(1, 2) * one.scale
+        return float((product - scores)[visible].abs().mean())
+
+    return min(orders, key=misfit).flatten(1, 2)
 
 
 def _differs(a: Tensor, b: Tensor) -> bool:
     return a.shape != b.shape or gap(a, b) > 1e-4 * max(rms(b), 1e-12)
 
 
-def _part(one: Attention, other: Attention, rows: int, news: int, subject: Subject) -> tuple[str, str] | None:
+def _part(
+    one: Attention, other: Attention, rows: int, news: int, subject: Subject, source: int
+) -> tuple[str, str] | None:
     """What differs between a cached attention and the same one of the full pass; None when nothing does."""
     mine, theirs = vectors(one, rows), vectors(other, rows)
     if mine is None or theirs is None:
         return None
     (q, k, v), (q2, k2, v2) = mine, theirs
     window = subject.facts.whole("window")
-    if _differs(v[:, :, -news:], v2[:, :, -news:]):
-        return "decode_position", "the new token enters with another vector: its position embedding is another one"
-    if _differs(q, q2[:, :, -news:]) or _differs(k[:, :, -news:], k2[:, :, -news:]):
-        return "decode_position", "the new token's query or key is rotated to another position"
+    if subject.kind == "seq2seq" and k2.shape[2] == source:
+        return _source_part((q, k, v), (q2[:, :, -news:], k2, v2))
+    if _differs(q, q2[:, :, -news:]):
+        if k.shape[2] == k2.shape[2] and _differs(v[:, :, -news:], v2[:, :, -news:]):
+            return "decode_position", "the new token enters with another vector: its position embedding is another one"
+        return "decode_position", "the new token's query is rotated to another position"
     scores, scores2 = as_heads(one.scores, rows), as_heads(other.scores, rows)
     assert scores is not None
     assert scores2 is not None
@@ -100,6 +131,14 @@ def _part(one: Attention, other: Attention, rows: int, news: int, subject: Subje
         if visible == visible2 and window is not None:
             return None  # a window's cache may forget what nobody sees
         return "cache_mismatch", f"{k.shape[2]} keys are there, {k2.shape[2]} should be"
+    # the query is right, so the new token is: what is wrong with its key or value happened on the way into the cache
+    if _differs(v[:, :, -news:], v2[:, :, -news:]):
+        return "cache_mismatch", "the new token's value is not stored at its place"
+    if _differs(k[:, :, -news:], k2[:, :, -news:]):
+        turned = not _differs(k[:, :, -news:].norm(dim=-1), k2[:, :, -news:].norm(dim=-1))
+        if turned and one.turned[1]:
+            return "decode_position", "the new token's key is rotated to another position"
+        return "cache_mismatch", "the new token's key is not stored at its place"
     if _differs(v[:, :, :-news], v2[:, :, :-news]) or _differs(k[:, :, :-news], k2[:, :, :-news]):
         return "cache_mismatch", "keys or values of earlier tokens are not what they were"
     if not torch.equal(hidden, hidden2):
@@ -108,4 +147,13 @@ def _part(one: Attention, other: Attention, rows: int, news: int, subject: Subje
         return "cache_mask", f"{visible} of {k.shape[2]} keys are visible, {visible2} without a cache"
     if _differs(torch.where(hidden, 0.0, scores), torch.where(hidden2, 0.0, scores2)):
         return "decode_position", "the scores' position bias (ALiBi, relative) is that of other places"
+    return None
+
+
+def _source_part(mine: tuple[Tensor, Tensor, Tensor], theirs: tuple[Tensor, Tensor, Tensor]) -> tuple[str, str] | None:
+    """Over the source every key is old: only its keys and values can be wrong, or the query that reads them."""
+    if _differs(mine[1], theirs[1]) or _differs(mine[2], theirs[2]):
+        return "cache_mismatch", "keys or values of the source are not what they were"
+    if _differs(mine[0], theirs[0]):
+        return "cache_mismatch", "the query over the source is another one, though the layer's self-attention agrees"
     return None

@@ -51,6 +51,10 @@ class Subject:
     """Whether the last axis is the vocabulary; False for an encoder without a head."""
     mute: bool = False
     """Dropout replaced by identity, because the model drops in eval mode."""
+    look: tuple[Any, ...] = ()
+    """Of a patient: warmth, precision, mode."""
+    noise: dict[Any, float] = field(default_factory=dict)
+    """Prefix noise over the logits' size by look, kept for a large model: see `compare.prefix_noise`."""
 
     @property
     def module(self) -> nn.Module | None:
@@ -85,15 +89,19 @@ class Subject:
         longest = min(self.limit, LENGTHS[-1])
         return sorted({*(t for t in LENGTHS if t <= longest), longest})
 
-    def length(self, wanted: int) -> int:
-        return min(wanted, self.limit)
+    def length(self, wanted: int, if_large: int | None = None) -> int:
+        """A length within what the model takes; a large model may get a shorter one, its width makes up for it."""
+        return min(if_large if if_large is not None and self.large else wanted, self.limit)
+
+    def rows(self, usual: int, if_large: int = 1) -> int:
+        return if_large if self.large else usual
 
     @contextlib.contextmanager
     def patient(self, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator["Subject"]:
         """This subject with a copy of its model, in eval mode; see `isolate.borrowed`."""
         dropping: Any = NoDropout() if self.mute else contextlib.nullcontext()
         with borrowed(self.model, warm, dtype, train) as model, torch.no_grad(), dropping:
-            yield replace(self, model=model)
+            yield replace(self, model=model, look=(warm, dtype, train))
 
     def tokens(self, rows: int, length: int, seed: int = 0) -> Int[Tensor, "B T"]:
         """Random ids, none of them special: a padding id in the text would be a different question."""
@@ -305,7 +313,8 @@ def _first_call(patient: Subject, subject: Subject) -> None:
     except CannotExamineError:
         raise
     except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())[:200] or type(error).__name__
+        text = " ".join(str(error).split())[:200]
+        text = f"{type(error).__name__}: {text}" if isinstance(error, SystemExit) else text or type(error).__name__
         hint = (
             "give a CPU copy, or run where its device is" if "cuda" in text.lower() else "it must take (B,T) token ids"
         )

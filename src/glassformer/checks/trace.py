@@ -50,6 +50,8 @@ VIEWS = frozenset(
         "unfold",
         "flip",
         "lift_fresh",
+        "view_as_complex",
+        "view_as_real",
         "index",
         "movedim",
     ]
@@ -123,6 +125,8 @@ class Attention:
     """The weights as the second product read them: (N, T, S), summing to 1 over the last axis."""
     merged: Tensor | None = None
     """What the next linear map read, if only views lie between."""
+    maps: frozenset[int] = frozenset()
+    """Storages of the linear maps that q and k come from."""
     v_linear: Tensor | None = None
     """Output of the linear map that v is a view of, if only views lie between."""
 
@@ -144,6 +148,7 @@ class Lineage:
     softmax: Attention | None = None
     heads: Attention | None = None
     linear: Linear | None = None
+    maps: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -169,6 +174,8 @@ def as_heads(scores: Tensor, rows: int) -> Tensor | None:
         return scores.reshape(rows, scores.shape[0] // rows, *scores.shape[1:])
     if scores.dim() == 5 and scores.shape[0] == rows:  # grouped: (B,G,H/G,T,S)
         return scores.flatten(1, 2)
+    if scores.dim() == 5 and scores.shape[1] == rows and scores.shape[0] == scores.shape[-1]:  # (T,B,G,H/G,S)
+        return scores.permute(1, 2, 3, 0, 4).flatten(1, 2)
     return None
 
 
@@ -201,6 +208,9 @@ class _Recorder(TorchDispatchMode):
         return tensor.untyped_storage().data_ptr() in self.storages
 
     def _see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if name == "index_select" and args[0].dim() == 2 and args[1] == 0:
+            table = args[0]
+            self.trace.lookups.append((table.untyped_storage().data_ptr(), len(table), args[2].clone(), self.path[-1]))
         if name in VIEWS:
             self._view(args, out)
         elif name in ("mul", "div", "mul_", "div_"):
@@ -217,7 +227,7 @@ class _Recorder(TorchDispatchMode):
             self.info[id(out)] = replace(self.of(args[0]), capped=True, linear=None, heads=None)
             self.trace.activations.append((self.path[-1], "tanh"))
         elif name in ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"):
-            self.info[id(out[0])] = Lineage(normed=True)
+            self.info[id(out[0])] = Lineage(normed=True, maps=self.of(args[0]).maps)
             if name != "native_batch_norm":
                 axes = tuple(range(-len(args[1]), 0)) if isinstance(args[1], list) else ()
                 self.trace.reductions.append((self.path[-1], name, tuple(args[0].shape), axes))
@@ -267,8 +277,11 @@ class _Recorder(TorchDispatchMode):
 
     def _factor(self, name: str, args: tuple[Any, ...], out: Tensor) -> None:
         main = self._main(args)
-        if main is None:
-            return
+        if main is None:  # of unknown origin: a number is a factor all the same
+            plain = [a for a in args[:2] if isinstance(a, Tensor) and a.numel() > 1]
+            if len(plain) != 1:
+                return
+            main = plain[0]
         was = replace(self.of(main), linear=None, heads=None)
         other = args[1] if args[0] is main else args[0]
         divides = name.startswith("div")
@@ -298,12 +311,13 @@ class _Recorder(TorchDispatchMode):
         heads = self.of(read).heads
         if heads is not None and heads.merged is None:
             heads.merged = read
-        self.info[id(out)] = Lineage(linear=record)
+        self.info[id(out)] = Lineage(linear=record, maps=frozenset([record.weight]))
 
     def _product(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         left, right = (args[1], args[2]) if name in ("baddbmm", "addmm") else (args[0], args[1])
         if self.is_parameter(left) or self.is_parameter(right):
-            self.info[id(out)] = Lineage()
+            weight = left if self.is_parameter(left) else right
+            self.info[id(out)] = Lineage(maps=frozenset([weight.untyped_storage().data_ptr()]))
             return
         a, b = self.of(left), self.of(right)
         if a.softmax is not None or b.softmax is not None:
@@ -319,7 +333,10 @@ class _Recorder(TorchDispatchMode):
         alpha = kwargs.get("alpha", 1) if name == "baddbmm" else 1
         normed, learned = a.normed or b.normed, a.learned or b.learned
         self.info[id(out)] = Lineage(
-            a.scale * b.scale * float(alpha), (left, right), normed, learned, sides=(a.turned, b.turned)
+            a.scale * b.scale * float(alpha),
+            *((left, right), normed, learned),
+            sides=(a.turned, b.turned),
+            maps=a.maps | b.maps,
         )
 
     def _softmax(self, args: tuple[Any, ...], out: Tensor) -> None:
@@ -332,6 +349,7 @@ class _Recorder(TorchDispatchMode):
         seen = Attention(
             *(q, k, was.scale, was.normed, was.learned, was.capped, was.sides),
             *(read.clone(), out, dim % read.dim(), self.path[-1]),
+            maps=was.maps,
         )
         self.trace.attentions.append(seen)
         self.info[id(out)] = Lineage(softmax=seen)

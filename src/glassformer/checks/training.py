@@ -1,8 +1,9 @@
 """The loss a model reports: which target each logit is compared with, and which targets count."""
 
+import contextlib
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.checks import interface as calls
-from glassformer.checks.errors import Unsupported
+from glassformer.checks.errors import CannotExamineError, Unsupported
 from glassformer.checks.measure import ulp
 from glassformer.checks.padding import pad_fill, padded
 from glassformer.checks.subject import Subject
@@ -40,7 +41,12 @@ class LossCall:
     mask: str | None
 
     def __call__(
-        self, patient: Subject, tokens: Tensor, labels: Tensor | None = None, mask: Tensor | None = None
+        self,
+        patient: Subject,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        mask: Tensor | None = None,
+        source: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Loss, and the logits it was made from where they come with it."""
         given: dict[str, Any] = {}
@@ -52,14 +58,15 @@ class LossCall:
             if self.mask is None:
                 raise Unsupported("its loss takes no mask")
             given[self.mask] = patient._mask(mask)
+        source = patient.source(len(tokens)) if source is None else source
         seq2seq = patient.kind == "seq2seq"
         if self.method:
-            places = [patient.source(len(tokens)), tokens] if seq2seq else [tokens]
+            places = [source, tokens] if seq2seq else [tokens]
             output = patient.model.loss(*places, **given)
             return _scalar(output), None
         if labels is None and self.labels:
             given[self.labels] = tokens
-        first = patient.source(len(tokens)) if seq2seq else tokens
+        first = source if seq2seq else tokens
         output = patient.model(first, **patient.interface.flags, **given)
         return _scalar(output), calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
 
@@ -130,17 +137,53 @@ def matches(loss: Tensor, logits: Tensor, labels: Tensor, wrt: list[Tensor]) -> 
     return found
 
 
+@contextlib.contextmanager
+def _overheard(patient: Subject, shape: tuple[int, int]) -> Iterator[list[Tensor]]:
+    """The logits that the model computes meanwhile, also where a loss keeps them to itself."""
+    assert patient.module is not None
+    heard: list[Tensor] = []
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        with contextlib.suppress(Unsupported, CannotExamineError):
+            heard.append(calls.find_logits(output, shape))
+
+    handle = patient.module.register_forward_hook(keep)
+    try:
+        yield heard
+    finally:
+        handle.remove()
+
+
 def _compare(
     patient: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
-) -> tuple[dict[str, tuple[float, float]], float]:
-    loss, logits = call(patient, tokens, labels)
+) -> tuple[dict[str, tuple[float, float]], Tensor | None]:
+    """How each way to shift matches; and the gradient with respect to the logits, where they are seen."""
+    with _overheard(patient, (tokens.shape[0], tokens.shape[1])) as heard:
+        loss, logits = call(patient, tokens, labels)
     assert patient.module is not None
-    if logits is None or not logits.requires_grad:
-        logits = patient.logits(tokens)
-        wrt: list[Tensor] = [p for p in patient.module.parameters() if p.requires_grad]
-    else:
-        wrt = [logits]
-    return matches(loss, logits, tokens if labels is None else labels, wrt), float(loss.detach())
+    logits = heard[0] if logits is None and len(heard) == 1 else logits
+    labels = tokens if labels is None else labels
+    if logits is not None and logits.requires_grad:
+        (rows,) = torch.autograd.grad(loss, [logits], retain_graph=True, allow_unused=True)
+        if rows is not None:
+            return matches(loss, logits, labels, [logits]), rows
+    wrt: list[Tensor] = [p for p in patient.module.parameters() if p.requires_grad]
+    return matches(loss, patient.logits(tokens), labels, wrt), None
+
+
+def _uncounted(rows: Tensor, labels: Tensor, shift: int) -> Tensor | None:
+    """Targets that do not count though every one that does is at this shift; None where the shift is another.
+
+    The gradient of cross-entropy at a place is softmax less the target: its only negative entry is the target, and it
+    is 0 where the place does not count.
+    """
+    size = labels.shape[1]
+    rows = rows[:, max(0, -shift) : size - max(0, shift)]
+    targets = labels[:, max(0, shift) : size - max(0, -shift)]
+    counted = rows.abs().amax(-1) > 1e-9 * float(rows.abs().max())
+    if not bool(counted.any()) or not torch.equal(rows.argmin(-1)[counted], targets[counted]):
+        return None
+    return targets[~counted]
 
 
 def label_shift(subject: Subject) -> Iterator[Finding]:
@@ -151,16 +194,26 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         yield Finding.skip(id, "the model reports no loss")
         return
     with subject.patient(max(subject.warmth / 2, 1.0)) as patient, torch.enable_grad():
-        tokens = patient.tokens(3, patient.length(17), seed=33)
-        labels = patient.other(tokens) if subject.kind == "encoder" else None
+        tokens = _ordinary(patient, patient.tokens(3, patient.length(17), seed=33))
+        labels = _ordinary(patient, patient.other(tokens)) if subject.kind == "encoder" else None
         if not call.method and subject.kind != "encoder":
             labels = tokens.clone()
-        found, _ = _compare(patient, call, tokens, labels)
+        found, rows = _compare(patient, call, tokens, labels)
     best = min(found, key=lambda n: found[n][0])
     left, factor = found[best]
     wanted = [f"shift {s}" for s in call.accepted]
     evidence = {"matches": best, "factor": factor, "difference": left}
-    if left > MATCH:
+    missing = None
+    if left > MATCH and rows is not None:
+        told = tokens if labels is None else labels
+        missing = next((m for s in call.accepted if (m := _uncounted(rows, told, s)) is not None), None)
+    if missing is not None and len(missing):
+        ids = sorted({int(i) for i in missing})
+        shown = ", ".join(map(str, ids[:6])) + (" …" if len(ids) > 6 else "")
+        why = f"{call.words} leaves out {len(missing)} of its targets, the rest are at the right shift (ids {shown})"
+        evidence = {**evidence, "ids": ids[:20]}
+        yield Finding("loss_padding/targets", Verdict.FAIL, float(len(missing)), 0.0, why, PAD_REMEDY, evidence)
+    elif left > MATCH:
         why = f"{call.words}: its gradient is that of no shift of the targets (nearest: {best}, {left:.2g} apart)"
         yield Finding(id, Verdict.FAIL, left, MATCH, why, SHIFT_REMEDY, evidence)
     elif best not in wanted:
@@ -176,7 +229,7 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
 
 def _which_targets_count(subject: Subject, call: LossCall, shift: int) -> Iterator[Finding]:
     with subject.patient(max(subject.warmth / 2, 1.0)) as patient:
-        for name, probe in (("ignored", _ignored), ("padded", _padded), ("pad-content", _pad_content)):
+        for name, probe in PROBES:
             id = f"loss_padding/{name}"
             try:
                 reported, expected, why = probe(patient, call, shift)
@@ -199,6 +252,23 @@ def _which_targets_count(subject: Subject, call: LossCall, shift: int) -> Iterat
             yield Finding.judge(
                 id, abs(reported - expected), bound, why, PAD_REMEDY, reported=reported, expected=expected
             )
+
+
+def _ordinary(patient: Subject, tokens: Tensor) -> Tensor:
+    """Without the first and the last id: whether those count as targets is another question."""
+    return tokens.clamp(1, patient.vocab_size - 2) if patient.vocab_size > 4 else tokens
+
+
+def _every_id(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+    """The first and the last id are targets as good as any, unless one is the declared padding."""
+    tokens = _ordinary(patient, patient.tokens(3, patient.length(17), seed=36))
+    ends = [i for i in (0, patient.vocab_size - 1) if i != patient.pad]
+    for place, id in enumerate(ends):
+        tokens[:, 3 + 4 * place : 6 + 4 * place] = id
+    labels = None if call.method and patient.kind != "encoder" else tokens.clone()
+    loss, logits = call(patient, tokens, labels)
+    logits = patient.logits(tokens) if logits is None else logits
+    return float(loss), float(own_loss(logits, tokens, shift)), f"targets of id {' and '.join(map(str, ends))} count"
 
 
 def _ignored(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
@@ -264,49 +334,33 @@ def _pad_content(patient: Subject, call: LossCall, shift: int) -> tuple[float, f
     return float(second), float(first), "the loss does not depend on what stands in padding"
 
 
-def overfits_one_batch(subject: Subject, steps: int = 200) -> Finding:
-    """Adam on one batch of random tokens: the loss must fall by nine tenths. Slow; asked for with `deep`."""
-    id = "dead_gradient/overfit"
-    if subject.module is None or not subject.vocabulary_logits or subject.kind == "encoder":
-        return Finding.skip(id, "needs a module that predicts tokens")
-    with subject.patient(train=True) as patient, torch.enable_grad():
-        assert patient.module is not None
-        optimiser = torch.optim.Adam([p for p in patient.module.parameters() if p.requires_grad], lr=3e-3)
-        tokens = patient.tokens(4, patient.length(16), seed=35)
-        first = last = 0.0
-        for step in range(steps):
-            loss = own_loss(patient.logits(tokens), tokens, 1)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            last = float(loss.detach())
-            first = last if step == 0 else first
-    remedy = "It cannot learn 4 rows by heart: look for a detached path, a wrong target, a frozen parameter."
-    return Finding.judge(id, last, 0.1 * first, f"{steps} steps on one batch, from {first:.3g}", remedy)
+def _accumulated(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+    """Uneven rows in one batch, and in two micro-batches weighted by their counted targets: the same loss.
+
+    Rows keep their padded length, so that what padding does to logits is the same on both sides.
+    """
+    batch = padded(patient, patient.length(17), [0, 12, 9, 3], "right", pad_fill(patient))
+    parts = (slice(0, 1), slice(1, 4))
+    marked = call.labels is not None and (call.mask is None or not call.method or patient.kind == "encoder")
+
+    def loss(rows: slice) -> float:
+        tokens, mask = batch.tokens[rows], batch.mask[rows]
+        labels = torch.where(mask, tokens, IGNORE) if marked else None
+        source = patient.source(4)[rows]  # a source belongs to its row
+        return float(call(patient, tokens, labels, None if call.mask is None else mask, source)[0])
+
+    if not marked and call.mask is None:
+        raise Unsupported("its loss takes neither labels nor a mask, so every target counts")
+    counts = [sum(row.shape[1] - abs(shift) for row in batch.rows[rows]) for rows in parts]
+    weighted = sum(n * loss(rows) for n, rows in zip(counts, parts, strict=True)) / sum(counts)
+    return loss(slice(0, 4)), weighted, "micro-batches weighted by their counted targets give the large batch's loss"
 
 
-def below_entropy(subject: Subject, steps: int = 150) -> Finding:
-    """Train on random tokens, fresh each step: no honest model gets below ln V, a leak that no mask test sees does."""
-    id = "causal_leak/below-entropy"
-    if subject.module is None or not subject.vocabulary_logits or subject.kind != "decoder":
-        return Finding.skip(id, "needs a module that predicts the next token")
-    with subject.patient(train=True) as patient, torch.enable_grad():
-        assert patient.module is not None
-        optimiser = torch.optim.Adam([p for p in patient.module.parameters() if p.requires_grad], lr=3e-3)
-        losses = []
-        for step in range(steps):
-            tokens = torch.randint(
-                0, subject.vocab_size, (8, patient.length(24)), generator=torch.Generator().manual_seed(step)
-            )
-            loss = own_loss(patient.logits(tokens), tokens, 1)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            losses.append(float(loss.detach()))
-    entropy, n = math.log(subject.vocab_size), 8 * (subject.length(24) - 1)
-    mean = sum(losses[-20:]) / 20
-    # an honest loss is at least the source's entropy in expectation; 20 fresh batches scatter by less than this
-    low = entropy - 5 * entropy / math.sqrt(20 * n)
-    return Finding.within(
-        id, mean, low, None, f"the source has entropy ln V = {entropy:.4g}", "The model knows the next token."
-    )
+PROBES: tuple[tuple[str, Callable[[Subject, LossCall, int], tuple[float, float, str]]], ...] = (
+    ("every-id", _every_id),
+    ("ignored", _ignored),
+    ("padded", _padded),
+    ("pad-content", _pad_content),
+    ("accumulation", _accumulated),
+)
+"""Made only where the unpadded loss is right (label_shift): what is left is which targets count, and by what."""

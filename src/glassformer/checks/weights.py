@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from glassformer.checks.blocks import is_fresh
 from glassformer.checks.measure import gap, rms
@@ -70,7 +70,7 @@ def _after_changes(subject: Subject) -> Iterator[tuple[str, bool | None]]:
             patient.logits(patient.tokens(1, 4)).square().mean().backward()
             optimiser.step()
         yield "an optimiser step", _tied(patient)
-        patient.module.to(torch.float64)
+        patient.module.to(torch.bfloat16)
         patient.module.to(subject.dtype)
         yield "a cast", _tied(patient)
 
@@ -131,7 +131,7 @@ def initial_loss(subject: Subject) -> Finding:
     if subject.module is None or not subject.vocabulary_logits or not is_fresh(subject.module):
         return Finding.skip(id, "judged on fresh weights of a model with a vocabulary head")
     with subject.patient() as patient:
-        tokens = patient.tokens(4, patient.length(24), seed=23)
+        tokens = patient.tokens(patient.rows(4, 2), patient.length(24), seed=23)
         logits = patient.logits(tokens).double()
     size = logits.shape[-1]
     targets = subject.tokens(len(tokens), tokens.shape[1], 24)
@@ -145,9 +145,18 @@ def initial_loss(subject: Subject) -> Finding:
     if off > ALARM and subject.interface.foreign_style:
         note = f"{why}: its library starts the head so; train it from other initial weights, or load trained ones"
         return Finding(id, Verdict.SKIP, off, ALARM, note, "", {"explained": True, "std": std})
+    if off > ALARM and abs(_without_own(logits, tokens) - math.log(size)) <= ALARM:
+        note = f"{why}; all of it is the token's own logit (a tied table as large as its stream), which training undoes"
+        return Finding(id, Verdict.SKIP, off, ALARM, note, "", {"explained": True, "std": std})
     return Finding.judge(
         id, off, ALARM, why + (f" (note: more than {NOTE} off)" if off > NOTE else ""), remedy, std=std, loss=loss
     )
+
+
+def _without_own(logits: Tensor, tokens: Tensor) -> float:
+    """The loss on random targets where the token that was read is left out, as a logit and as a target."""
+    others = logits.scatter(-1, tokens[..., None].to(logits.device), -torch.inf)
+    return float((others.logsumexp(-1) - others.where(others.isfinite(), 0).sum(-1) / (logits.shape[-1] - 1)).mean())
 
 
 def residual_init(subject: Subject) -> Finding:

@@ -1,11 +1,8 @@
 """`glass compare`: two implementations of one model to the first operation where they part."""
 
-import importlib
-import importlib.util
 import json as json_module
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -45,9 +42,11 @@ def compare(
             raise InputError(f"--html {html}: there is no folder {html.parent}.")
     from glassformer.compare.page import write
     from glassformer.compare.run import compare as side_by_side
+    from glassformer.doctor.load import resolve
 
+    one, two = resolve(a)[0], resolve(b)[0]
     result = side_by_side(
-        find(a), find(b), tokens=list(tokens) or None, vocab_size=vocab_size, kind=kind, dtype=dtype, names=(a, b)
+        one, two, tokens=list(tokens) or None, vocab_size=vocab_size, kind=kind, dtype=dtype, names=(a, b)
     )
     if html is not None:
         write(result, html)
@@ -58,82 +57,3 @@ def compare(
         if html is not None:
             print(f"{html}: the same as a page")
     return 0 if result.same else 1
-
-
-def find(subject: str) -> Any:
-    """The model that a command line names: a folder's, or what a name in a file or module is or builds."""
-    if Path(subject).is_dir():
-        from glassformer.weights import load
-
-        return load(subject)
-    place, colon, name = subject.rpartition(":")
-    if not colon or not place or not name:
-        raise InputError(
-            f"{subject} is no folder and names nothing: give a folder, file.py:name or package.module:name."
-        )
-    module = _file(Path(place)) if place.endswith(".py") else _module(place)
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            from glassformer.config.errors import nearest
-
-            public = [n for n in vars(module) if not n.startswith("_")]
-            raise InputError(f"{place} has no {name}.{nearest(name, public).replace('Fields', 'It has')}")
-        found = getattr(found, part)
-    return _built(found, subject)
-
-
-def _built(found: Any, subject: str) -> Any:
-    """A model as it is; a class or function without required arguments is called for one."""
-    import inspect
-
-    from torch import nn
-
-    if isinstance(found, nn.Module) or not callable(found):
-        return found
-    if not isinstance(found, type):
-        required = [p for p in inspect.signature(found).parameters.values() if _required(p)]
-        if required:  # a function of tokens
-            return found
-    try:
-        return found()
-    except Exception as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{subject} failed when it was called to build a model: {said}.") from None
-
-
-def _required(parameter: Any) -> bool:
-    return parameter.default is parameter.empty and parameter.kind in (0, 1, 3)
-
-
-def _file(path: Path) -> Any:
-    if not path.is_file():
-        raise InputError(f"{path} does not exist: give a Python file, a folder or package.module:name.")
-    spec = importlib.util.spec_from_file_location(f"_glass_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and deep copies look their module up
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        return _executed(lambda: spec.loader.exec_module(module), module, str(path))
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
-
-
-def _module(name: str) -> Any:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise InputError(f"{name} is neither a Python file nor a module: give file.py:name or package.module:name.")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return _executed(lambda: importlib.import_module(name), None, name)
-    finally:
-        sys.path.remove(str(Path.cwd()))
-
-
-def _executed(run: Any, module: Any, name: str) -> Any:
-    try:
-        return run() or module
-    except (Exception, SystemExit) as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{name} cannot be imported: {said}.") from None

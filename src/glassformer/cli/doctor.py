@@ -2,8 +2,9 @@
 
 import contextlib
 import json as json_module
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,10 @@ import tyro
 from glassformer.cli.common import InputError, Json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from glassformer.doctor import Report
+    from glassformer.finding import Finding
 
 SECONDS = 600.0
 
@@ -53,12 +57,12 @@ def doctor(
     for file in (junit, html):
         if file is not None and not file.parent.is_dir():
             raise InputError(f"there is no folder {str(file.parent)!r} to write {file.name!r} into: make it first.")
-    model, name = resolve(subject, seconds)
-    trusted = None if reference is None else resolve(reference, seconds)[0]
-    with progress(not json) as tell:
-        report = diagnose(
-            model, kind, trusted, vocab_size, intent, deep=deep, quick=quick, seconds=seconds, tell=tell, name=name
-        )
+    with aside():
+        model, name = resolve(subject, seconds)
+        trusted = None if reference is None else resolve(reference, seconds)[0]
+    asked: dict[str, Any] = {"deep": deep, "quick": quick, "seconds": seconds}
+    with live(not json) as (tell, found), aside():
+        report = diagnose(model, kind, trusted, vocab_size, intent, **asked, tell=tell, name=name, found=found)
     write(report, junit, html)
     print(json_module.dumps(report.to_dict())) if json else show(report)
     return 0 if report.healthy else 1
@@ -85,38 +89,74 @@ def _value(text: str) -> Any:
 
 
 @contextlib.contextmanager
-def progress(wanted: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on standard error, where a person is looking."""
+def aside() -> Iterator[None]:
+    """What a model writes past Python (a child process, a library in C) goes to standard error, not into the report."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+Tell = Callable[[str, int, int], None]
+Found = Callable[["Finding", str], None]
+
+
+@contextlib.contextmanager
+def live(wanted: bool) -> Iterator[tuple[Tell | None, Found | None]]:
+    """A table on standard error that fills as findings are made, where a person is looking; it goes when it is done."""
     if not wanted or not sys.stderr.isatty():
-        yield None
+        yield None, None
         return
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("first calls", total=1)
-        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
+    # the stream of now: while a model computes, sys.stderr is where its prints are kept
+    console = Console(file=sys.stderr)
+    bar = Progress(TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn(), console=console)
+    task, families = bar.add_task("first calls", total=1), dict[str, list["Finding"]]()
+    options: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
+    with Live(bar, console=console, transient=True, refresh_per_second=8, **options) as screen:
+
+        def tell(what: str, done: int, of: int) -> None:
+            bar.update(task, description=what, completed=done, total=of)
+
+        def found(finding: "Finding", family: str) -> None:
+            families.setdefault(family, []).append(finding)
+            screen.update(Group(tabulated(families, "probes"), bar))
+
+        yield tell, found
+
+
+def tabulated(groups: "Mapping[str, list[Finding]]", title: str) -> "Table":
+    """A row for each group: how many passed, failed and were not made, and the first failure."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in (title, "pass", "fail", "skip", "worst"):
+        table.add_column(column, justify="left" if column in (title, "worst") else "right")
+    for name, findings in groups.items():
+        counts = {v: sum(str(f.verdict) == v for f in findings) for v in ("pass", "fail", "skip")}
+        worst = next((f for f in findings if str(f.verdict) == "fail"), None)
+        style = "red" if counts["fail"] else "dim" if not counts["pass"] else ""
+        said = "" if worst is None else worst.numbers() if title == "diagnosis" else f"{worst.id} {worst.numbers()}"
+        table.add_row(name, *(str(counts[v] or "") for v in ("pass", "fail", "skip")), said, style=style)
+    return table
 
 
 def show(report: "Report") -> None:
-    """A table of the families of probes, then the verdict in words."""
+    """A table of the diagnoses that were looked for, then the verdict in words."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for column in ("diagnosis", "pass", "fail", "skip", "worst"):
-        table.add_column(column, justify="left" if column in ("diagnosis", "worst") else "right")
-    names = list(dict.fromkeys(f.id.split("/")[0] for f in report.findings))
-    for name in names:
-        mine = [f for f in report.findings if f.id.split("/")[0] == name]
-        counts = {v: sum(str(f.verdict) == v for f in mine) for v in ("pass", "fail", "skip")}
-        worst = next((f for f in mine if str(f.verdict) == "fail"), None)
-        style = "red" if counts["fail"] else "dim" if not counts["pass"] else ""
-        shown = worst.numbers() if worst is not None else ""
-        table.add_row(name, *(str(counts[v] or "") for v in ("pass", "fail", "skip")), shown, style=style)
-    console.print(table)
+    groups: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        groups.setdefault(finding.id.split("/")[0], []).append(finding)
+    console.print(tabulated(groups, "diagnosis"))
     console.print()
     console.print(report.text(), markup=False)
     console.print(f"\n{report.seconds:.1f} s", style="dim")

@@ -11,7 +11,7 @@ from glassformer.checks.attention import open_layers, traced
 from glassformer.checks.isolate import preserved, quiet, time_limit
 from glassformer.checks.subject import Kind, Subject, subject_of
 from glassformer.doctor.causes import name_of, sort_out
-from glassformer.doctor.examine import Examination, run
+from glassformer.doctor.examine import Examination, Found, run
 from glassformer.doctor.place import layer_of_fault
 from glassformer.doctor.report import TITLES, Diagnosis, Report
 from glassformer.finding import Finding, Verdict
@@ -28,6 +28,7 @@ def diagnose(
     seconds: float | None = None,
     tell: Callable[[str, int, int], None] | None = None,
     name: str | None = None,
+    found: Found | None = None,
 ) -> Report:
     """Examine any model: ours, Hugging Face's, a plain module, a callable from tokens to logits, or a folder.
 
@@ -35,7 +36,9 @@ def diagnose(
     reference   a trusted model of the same weights: shows what only a comparison can (pairing, order of heads)
     expect      declared intent that the config does not say, such as {"sliding_window": 128, "prefix": 16}
     deep        train a little too: overfit one batch, and a source of known entropy
-    seconds     time limit of the whole examination
+    seconds     time limit of the whole examination, in any thread
+    tell        called before each probe: tell(what, done, of)
+    found       called with each finding as it is made: found(finding, family); what it raises ends the examination
 
     The model given is never changed: probes run on copies (a very large one is restored after each).
     Raises CannotExamineError, one sentence, when it cannot be examined at all.
@@ -49,7 +52,7 @@ def diagnose(
     with preserved(subject), time_limit(seconds, "the examination"):
         patient = subject_of(subject, kind, vocab_size, expect, name)
         trusted = None if reference is None else subject_of(reference, patient.kind, vocab_size, expect, "reference")
-        exam = run(Examination(patient, trusted, deep, quick), tell)
+        exam = run(Examination(patient, trusted, deep, quick, found), tell)
         return _report(exam, time.monotonic() - began)
 
 

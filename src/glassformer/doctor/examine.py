@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,15 @@ from glassformer.checks import (
     causality,
     decoding,
     gradients,
+    layout,
+    learning,
     masking,
     modes,
     norms,
     positions,
+    reach,
     relative,
+    scores,
     training,
     weights,
 )
@@ -36,6 +40,8 @@ NEAR_UNIFORM = 0.8
 """Entropy of attention over that of a uniform one; above it, weights are warmed."""
 
 Step = tuple[str, Callable[[Subject], Finding | Iterable[Finding]]]
+Found = Callable[[Finding, str], None]
+"""Called with each finding as it is made, and the family of its probe."""
 
 
 @dataclass
@@ -46,8 +52,14 @@ class Examination:
     reference: Subject | None = None
     deep: bool = False
     quick: bool = False
+    found: Found | None = None
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def add(self, finding: Finding, family: str) -> None:
+        self.findings.append(finding)
+        if self.found is not None:
+            self.found(finding, family)
 
     def failed(self, name: str) -> bool:
         return any(f.id.startswith(name) and f.verdict is Verdict.FAIL for f in self.findings)
@@ -56,11 +68,15 @@ class Examination:
 def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
     """The probes by family, in the order in which failures explain later ones."""
     causal = exam.subject.kind != "encoder"
-    attention_steps: list[Step] = [("attention", lambda s: _attention(s))]
+    attention_steps: list[Step] = [
+        ("attention", _attention),
+        *([("large scores", scores.masks_hold)] if causal else []),
+        ("reach", reach.past_by_gradient),
+    ]
     found: list[tuple[str, list[Step]]] = [
         ("modes", [("state", modes.nothing_is_remembered), ("dropout", modes.training_is_random)]),
         ("batch", [("norm axis", norms.each_token_by_itself), ("batch", batching.batch_invariance)]),
-        ("causality", [("future", causality.future_token)] if causal else []),
+        ("causality", [("future", causality.future_token), ("gradient", reach.future_by_gradient)] if causal else []),
         ("train and eval", [("modes", modes.train_equals_eval)]),
         ("attention", attention_steps),
         ("blocks", [("wiring", blocks.wiring), ("eps", norms.eps_as_declared), ("growth", blocks.residual_growth)]),
@@ -82,10 +98,15 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
     if exam.reference is not None:
         found.append(("reference", [("reference", lambda s: against_reference(s, exam.reference))]))
     if exam.deep:
-        found.append(("training", [("overfit", training.overfits_one_batch), ("entropy", training.below_entropy)]))
+        found.append(("training", [("overfit", learning.overfits_one_batch), ("entropy", learning.below_entropy)]))
     return found
 
 
+FAMILIES = (
+    *("modes", "batch", "causality", "train and eval", "attention", "blocks", "activation", "positions", "cache"),
+    *("padding", "generate", "weights", "start", "gradients", "loss", "reference", "training"),
+)
+"""In the order of the examination; the last two are made when asked for."""
 QUICK = ("modes", "batch", "causality", "attention", "positions", "cache", "padding", "weights")
 
 
@@ -93,12 +114,12 @@ def _attention(subject: Subject) -> Iterator[Finding]:
     short = attention.traced(subject)
     yield attention.scale(subject, short)
     yield attention.softmax_axis(subject, short)
-    yield attention.head_layout(subject, short, 2, subject.length(23))
+    yield layout.head_layout(subject, short)
+    yield from masking.padding_constant(subject)
     if subject.kind == "encoder":
         yield from attention.masks(subject, attention.traced(subject, length=subject.lengths()[-1]))
         return
     yield attention.mask_constant(short) if short else Finding.skip("mask_value/constant", attention.NOTHING)
-    yield from masking.padding_constant(subject)
     for seen in (short, attention.traced(subject, length=subject.lengths()[-1])):
         found = [f for f in attention.masks(subject, seen) if not f.id.startswith("mask_value")]
         yield from found
@@ -148,49 +169,54 @@ def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) 
     total = sum(len(inner) for _, inner in families) + 1
     if tell:
         tell("eval mode", 0, total)
-    exam.findings += guard("eval_stochastic/repeat", modes.eval_is_deterministic, subject)
-    if exam.failed("eval_stochastic/repeat"):
-        _mute(exam)
+    for finding in guard("eval_stochastic/repeat", modes.eval_is_deterministic, subject):
+        drops = finding.id == "eval_stochastic/repeat" and finding.verdict is Verdict.FAIL
+        exam.add(_muted(exam, finding) if drops else finding, "modes")
     subject.warmth = warmth(subject)
     done = 1
     for family, inner in families:
         for name, probe in inner:
             if tell:
                 tell(f"{family}: {name}", done, total)
-            exam.findings += guard(f"{family}/{name}", probe, subject)
+            for finding in guard(f"{family}/{name}", probe, subject):
+                exam.add(finding, family)
             done += 1
     if tell:
         tell("done", total, total)
     return exam
 
 
-def _mute(exam: Examination) -> None:
-    """The model drops in eval mode: patch dropout to identity and go on, if that makes it deterministic."""
+def _muted(exam: Examination, finding: Finding) -> Finding:
+    """The model drops in eval mode: patch dropout to identity and go on; it is dropout if that makes it repeat."""
     exam.subject.mute = True
-    again = modes.eval_is_deterministic(exam.subject)
-    if again.passed:
-        exam.notes.append("it drops in eval mode; the other probes were made with dropout as identity.")
-        first = next(i for i, f in enumerate(exam.findings) if f.id == "eval_stochastic/repeat")
-        old = exam.findings[first]
-        exam.findings[first] = Finding(
-            "eval_stochastic/dropout", old.verdict, old.measured, old.bound, old.why, old.remedy, old.evidence
-        )
+    if not modes.eval_is_deterministic(exam.subject).passed:
+        return finding
+    exam.notes.append("it drops in eval mode; the other probes were made with dropout as identity.")
+    return replace(finding, id="eval_stochastic/dropout")
 
 
-def guard(id: str, probe: Callable[[Subject], Any], subject: Subject) -> list[Finding]:
-    """A probe's findings; what it cannot do, and what breaks inside the subject, becomes a SKIP that says so."""
-    found: list[Finding] = []
-    try:
-        with quiet():
-            result = probe(subject)
-            for finding in [result] if isinstance(result, Finding) else result:
-                found.append(finding)
-    except Unsupported as error:
-        found.append(Finding.skip(id, str(error)))
-    except CannotExamineError as error:
-        if "took more than" in str(error):
-            raise
-        found.append(Finding.skip(id, str(error)))
-    except Exception as error:
-        found.append(Finding.skip(id, f"it stopped with {type(error).__name__}: {' '.join(str(error).split())[:160]}"))
-    return [f for f in found if not (f.measured is not None and math.isnan(f.measured) and f.passed)]
+def guard(id: str, probe: Callable[[Subject], Any], subject: Subject) -> Iterator[Finding]:
+    """A probe's findings as it makes them; what breaks inside the subject, or cannot be done, becomes a SKIP."""
+    source: Iterator[Finding] | None = None
+    while True:
+        try:
+            with quiet():
+                if source is None:
+                    result = probe(subject)
+                    source = iter([result] if isinstance(result, Finding) else result)
+                finding = next(source, None)
+        except Unsupported as error:
+            yield Finding.skip(id, str(error))
+            return
+        except CannotExamineError as error:
+            if "took more than" in str(error):
+                raise
+            yield Finding.skip(id, str(error))
+            return
+        except (Exception, SystemExit) as error:
+            yield Finding.skip(id, f"it stopped with {type(error).__name__}: {' '.join(str(error).split())[:160]}")
+            return
+        if finding is None:
+            return
+        if not (finding.passed and finding.measured is not None and math.isnan(finding.measured)):
+            yield finding

@@ -1,9 +1,11 @@
 """From what a user types to a model: a folder, `file.py:name` or `package.module:name`. Code runs only when named."""
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,58 +17,59 @@ from glassformer.checks.isolate import quiet, time_limit
 from glassformer.config.errors import nearest
 from glassformer.weights import load as load_folder
 
+GIVE = "give a folder, file.py:name or package.module:name"
+
 
 def resolve(text: str, seconds: float | None = None) -> tuple[Any, str]:
     """The model that a text names, and what to call it. Raises CannotExamineError or WeightsError, one sentence."""
-    path, _, name = text.rpartition(":")
-    if not path or Path(text).is_dir():
-        model: Any = load_folder(text)
-        return model, f"{Path(text).name or text} (loaded into glassformer's own engine)"
-    with time_limit(seconds, f"importing {path}"), quiet():
-        module = _from_file(Path(path)) if path.endswith(".py") else _from_name(path)
-        thing = _attribute(module, name, text)
-        return _built(thing, text), text
+    if Path(text).is_dir():
+        return load_folder(text), f"{Path(text).name or text} (loaded into glassformer's own engine)"
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise CannotExamineError(f"{text} is no folder and names nothing: {GIVE}.")
+    with time_limit(seconds, f"importing {place}"), quiet():
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
+        return _built(_attribute(module, name, place), text), text
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise CannotExamineError(f"there is no file {str(path)!r}: give file.py:name with a path that exists.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+        raise CannotExamineError(f"{path} does not exist: {GIVE}.")
+    # a name of its own: two files of one name, or of an installed module's, stay apart
+    spec = importlib.util.spec_from_file_location(f"_glass_{path.stem}_{abs(hash(path.resolve()))}", path)
     if spec is None or spec.loader is None:
-        raise CannotExamineError(f"{str(path)!r} is no Python file: give file.py:name.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except CannotExamineError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise CannotExamineError(f"{str(path)!r} stops while it is imported: {_words(error)}.") from None
-    finally:
-        sys.path.pop(0)
+        raise CannotExamineError(f"{path} is no Python file: {GIVE}.")
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    sys.modules[spec.name] = module  # dataclasses and deep copies look their module up
+    _imported(lambda: loader.exec_module(module), str(path), path.resolve().parent)
     return module
 
 
 def _from_name(name: str) -> ModuleType:
-    sys.path.insert(0, "")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise CannotExamineError(f"{name} is neither a Python file nor a module: {GIVE}.")
+    return _imported(lambda: importlib.import_module(name), name, Path.cwd())
+
+
+def _imported(run: Callable[[], Any], name: str, beside: Path) -> Any:
+    """What is imported finds its neighbours; whatever stops it is said."""
+    sys.path.insert(0, str(beside))
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise CannotExamineError(f"there is no module {name!r} ({_words(error)}): give package.module:name.") from None
+        return run()
     except (Exception, SystemExit) as error:
-        raise CannotExamineError(f"module {name!r} stops while it is imported: {_words(error)}.") from None
+        raise CannotExamineError(f"{name} cannot be imported: {_words(error)}.") from None
     finally:
-        sys.path.pop(0)
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(beside))
 
 
-def _attribute(module: ModuleType, name: str, text: str) -> Any:
+def _attribute(module: ModuleType, name: str, place: str) -> Any:
     thing: Any = module
     for part in name.split("."):
         if not hasattr(thing, part):
             known = [n for n in vars(thing) if not n.startswith("_")] if hasattr(thing, "__dict__") else []
-            hint = nearest(part, known).replace("Fields:", "Names:") if known else ""
-            raise CannotExamineError(f"{text!r}: there is no name {part!r} there.{hint}")
+            hint = nearest(part, known).replace("Fields:", "It has:") if known else ""
+            raise CannotExamineError(f"{place} has no {name}.{hint}")
         thing = getattr(thing, part)
     return thing
 
@@ -76,7 +79,9 @@ def _built(thing: Any, text: str) -> Any:
     if isinstance(thing, nn.Module):
         return thing
     if not callable(thing):
-        raise CannotExamineError(f"{text!r} is a {type(thing).__name__}: name a model, or a function that builds one.")
+        raise CannotExamineError(
+            f"{text}: {type(thing).__name__} cannot be called: name a model, or a function that builds one."
+        )
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
@@ -88,23 +93,23 @@ def _built(thing: Any, text: str) -> Any:
     ]
     if required and isinstance(thing, type):
         raise CannotExamineError(
-            f"{text!r} needs {', '.join(required)} to be built: name an instance, or a function that builds one."
+            f"{text} needs {', '.join(required)} to be built: name an instance, or a function that builds one."
         )
     if required:
         return thing
     try:
         built = thing()
-    except CannotExamineError:
-        raise
     except (Exception, SystemExit) as error:
-        raise CannotExamineError(f"{text!r} stops while it builds the model: {_words(error)}.") from None
-    if built is None or not callable(built):
+        raise CannotExamineError(f"{text} failed when it was called to build a model: {_words(error)}.") from None
+    if not callable(built):
         raise CannotExamineError(
-            f"{text!r} returns {type(built).__name__}: it must return a model, tokens in and logits out."
+            f"{text} returns {type(built).__name__}: it must return a model, tokens in and logits out."
         )
     return built
 
 
 def _words(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text}".rstrip(".: ") if text else type(error).__name__
+    """What an error says; its kind where it says nothing, or only a name or a number."""
+    text = " ".join(str(error).split())[:200].rstrip(".: ")
+    bare = isinstance(error, SystemExit | KeyError | ArithmeticError) or not text
+    return f"{type(error).__name__}: {text}".rstrip(": ") if bare else text

@@ -97,31 +97,35 @@ def _modes(subject: Subject, finding: Finding) -> str | None:
     return first_apart(one, two, lambda t: t, ROUNDED)
 
 
-def _after(subject: Subject, change: Callable[[Subject, Any, Tensor], tuple[Any, Tensor]]) -> str | None:
+Given = dict[str, Any]
+
+
+def _after(subject: Subject, change: Callable[[Subject, Any, Tensor, Given], tuple[Any, Tensor, Given]]) -> str | None:
     """A cached step after something was done to the cache, against the full pass."""
-    if subject.kind == "seq2seq":
-        return None
     with subject.patient(subject.warmth) as patient:
         tokens = patient.tokens(3, 8, seed=8)
-        _, cache = run_chunks(patient, tokens, [6])
-        cache, sequence = change(patient, cache, tokens)
-        step = block_outputs(patient, sequence[:, 6:7], cache=cache, with_cache=True)
-        full = block_outputs(patient, sequence[:, :7])
+        given: Given = {"source": patient.source(3)} if patient.kind == "seq2seq" else {}
+        _, cache = run_chunks(patient, tokens, [6], **given)
+        cache, sequence, given = change(patient, cache, tokens, given)
+        step = block_outputs(patient, sequence[:, 6:7], cache=cache, with_cache=True, **given)
+        full = block_outputs(patient, sequence[:, :7], **given)
+    # an encoder's blocks run in both calls on the same source, or in one of them
     return first_apart({n: t[:, -1:] for n, t in full.items()}, step, lambda t: t[:, -1:], ROUNDED)
 
 
 def _reordered(subject: Subject, finding: Finding) -> str | None:
-    def change(patient: Subject, cache: Any, tokens: Tensor) -> tuple[Any, Tensor]:
+    def change(patient: Subject, cache: Any, tokens: Tensor, given: Given) -> tuple[Any, Tensor, Given]:
         order = torch.tensor([2, 0, 1], device=tokens.device)
-        return permute_rows(cache, order), torch.cat([tokens[order][:, :6], tokens[:, 6:]], dim=1)
+        moved = {name: value[order] for name, value in given.items()}
+        return permute_rows(cache, order), torch.cat([tokens[order][:, :6], tokens[:, 6:]], dim=1), moved
 
     return _after(subject, change)
 
 
 def _cropped(subject: Subject, finding: Finding) -> str | None:
-    def change(patient: Subject, cache: Any, tokens: Tensor) -> tuple[Any, Tensor]:
-        _, cache = run_chunks(patient, patient.other(tokens), [2], cache=cache, start=6)
-        return roll_back(cache, 6, 2, patient.interface.foreign_style), tokens
+    def change(patient: Subject, cache: Any, tokens: Tensor, given: Given) -> tuple[Any, Tensor, Given]:
+        _, cache = run_chunks(patient, patient.other(tokens), [2], cache=cache, start=6, **given)
+        return roll_back(cache, 6, 2, patient.interface.foreign_style), tokens, given
 
     return _after(subject, change)
 
