@@ -72,6 +72,7 @@ DECODERS: dict[str, Callable[[], tuple[type, object]]] = {
         t.PersimmonConfig(**COMMON, intermediate_size=80, max_position_embeddings=128),
     ),
     "smollm3_some_nope": lambda: (t.SmolLM3ForCausalLM, t.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0])),
+    "roberta_decoder": lambda: (t.RobertaForCausalLM, t.RobertaConfig(**BERT, is_decoder=True)),
     "xglm": lambda: (
         t.XGLMForCausalLM,
         t.XGLMConfig(

@@ -194,11 +194,16 @@ def _amount_of(patient: Subject, amounts: list[int], side: str, places: bool, ex
     found = []
     for b, row in enumerate(batch.rows):
         source = _row_source(patient, b, len(batch.rows))
-        alone = patient.logits(row, **source)
+        alone = patient.logits(row, **source, **_counted(row, bool(given)))
         bound = cross_shape_bound(alone, prefix_noise(patient, row, alone, **source))
         evidence = {"row": b, "padding": amounts[b], "side": side}
         found.append(Measured(gap(batch.real(logits, b), alone), bound, CROSS_WHY, evidence))
     return worst(found)
+
+
+def _counted(row: Tensor, explicit: bool) -> dict[str, Any]:
+    """Positions of a row alone, where the padded one is given its own: a model may count from elsewhere than 0."""
+    return {"positions": torch.arange(row.shape[1], device=row.device)[None]} if explicit else {}
 
 
 def _row_source(patient: Subject, row: int, rows: int) -> dict[str, Any]:
@@ -307,7 +312,7 @@ def _with_cache(subject: Subject) -> Iterator[Finding]:
         for b, row in enumerate(batch.rows):
             whole = torch.cat([row, more[b : b + 1]], dim=1)
             source = _row_source(patient, b, len(amounts))
-            alone = patient.logits(whole, **source)
+            alone = patient.logits(whole, **source, **_counted(whole, explicit))
             noise = prefix_noise(patient, whole, alone, **source)
             evidence = {"row": b, "padding": amounts[b], "cache": way}
             found.append(
