@@ -3,7 +3,7 @@
 // All threads walk through the layers together. Each keeps the residual stream of every row for itself and computes
 // its share of the rows of each matrix; shares are exchanged through one buffer and a barrier. The definition is
 // glassformer.model; tests/generate/native holds the two together.
-#include "panels.h"
+#include "pairs.h"
 #include "pool.h"
 
 using namespace glass;

@@ -56,17 +56,39 @@ struct Rounded {
     void take(const float* x, int batch, int columns_, int group_, int zero) {
         columns = columns_, group = group_;
         const long n = (long)batch * columns, groups = n / group;
-        high.resize(n), low.resize(n), scales.resize(groups), starts.assign(groups * W, 0);
+        high.resize(n), low.resize(n), scales.resize(groups);
+        starts.assign(groups * W, 0);
         for (long g = 0; g < groups; g++) one(x + g * group, g, zero);
     }
 
     void one(const float* x, long g, int zero) {
+        vf most = {};
+        for (int i = 0; i < group; i += W) {
+            const vf here = load(x + i), size = here < 0 ? -here : here;
+            most = size > most ? size : most;
+        }
         float largest = 1e-30f;
-        for (int i = 0; i < group; i++) largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
-        const float scale = largest / 32512, inverse = 32512 / largest;
-        scales[g] = scale;
+        for (int k = 0; k < W; k++) largest = most[k] > largest ? most[k] : largest;
+        const float inverse = 32512 / largest;
+        scales[g] = largest / 32512;
         int8_t *h = &high[g * group], *l = &low[g * group];
         int32_t* start = &starts[g * W];
+#if defined(__AVX512VNNI__)
+        const __m512i ones = _mm512_set1_epi8(1);
+        Sums highs = nothing(), lows = nothing();
+        for (int c = 0; c < group; c += CHUNK) {
+            for (int i = c; i < c + CHUNK; i += W) {
+                const __m512i whole = _mm512_cvtps_epi32((__m512)(load(x + i) * inverse));
+                const __m128i bottom = _mm512_cvtepi32_epi8(whole);
+                const __m512i rest = _mm512_sub_epi32(whole, _mm512_cvtepi8_epi32(bottom));
+                _mm_storeu_si128((__m128i*)(l + i), bottom);
+                _mm_storeu_si128((__m128i*)(h + i), _mm512_cvtepi32_epi8(_mm512_srai_epi32(rest, 8)));
+            }
+            highs = dot_bytes(highs, ones, h + c), lows = dot_bytes(lows, ones, l + c);
+        }
+        const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(highs, 8), lows);
+        _mm512_storeu_si512(start, _mm512_mullo_epi32(sum, _mm512_set1_epi32(-zero)));
+#else
         int32_t whole[4 * CHUNK];
         for (int i = 0; i < group; i++) whole[i] = (int32_t)std::nearbyintf(x[i] * inverse);
         for (int i = 0; i < group; i++) {
@@ -76,6 +98,7 @@ struct Rounded {
         for (int c = 0; c < group; c += CHUNK)
             for (int k = 0; k < W; k++)
                 for (int j = 0; j < 4; j++) start[k] -= zero * whole[c + 4 * k + j];
+#endif
     }
 };
 

@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCES = ("decode.cpp", "kernels.h", "integers.h", "panels.h", "pool.h")
+SOURCES = ("decode.cpp", "kernels.h", "integers.h", "panels.h", "pairs.h", "pool.h")
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-trapping-math", "-fno-math-errno"
 )  # fmt: skip

@@ -137,10 +137,4 @@ inline void multiply_many(const Matrix& m, int first, int last, const float* x, 
     }
 }
 
-// Rows first..last of y = m x (+ bias) for `batch` vectors, by whichever way suits their number.
-inline void multiply(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
-    if (batch >= MANY) multiply_many(m, first, last, x, batch, y, stride);
-    else multiply_few(m, first, last, x, batch, y, stride);
-}
-
 }  // namespace glass
