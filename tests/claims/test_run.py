@@ -29,6 +29,7 @@ def test_outcomes_come_in_order_and_hold(alone):
     assert all(outcome.held and outcome.finding.passed for outcome in alone)
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_same_as_one(alone):
     assert stripped(run(FEW, workers=2)) == stripped(alone)
 

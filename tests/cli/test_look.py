@@ -235,6 +235,7 @@ COMMANDS = re.findall(r"^glass (.+)$", GALLERY, re.MULTILINE)
 """Each command line of the gallery."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("look") and "training" not in c])
 def test_each_command_of_the_gallery_makes_its_picture(capsys, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)

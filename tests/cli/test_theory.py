@@ -47,6 +47,7 @@ def test_json_is_one_object_with_the_evidence(capsys):
     json.dumps(told, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_object(capsys):
     first, second = (run_json(capsys, "check", "high-dim-orthogonality")[1] for _ in range(2))
     assert first["claims"][0]["parts"] == second["claims"][0]["parts"]

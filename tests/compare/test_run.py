@@ -166,6 +166,7 @@ def test_a_planted_convention_is_found_where_it_is_and_named(name):
     assert not result.same
 
 
+@pytest.mark.slow
 def test_the_difference_is_named_from_either_side():
     for name in ("exact GELU", "eps", "scale", "rotary pairing", "position offset", "missing bias"):
         build, place, convention = PLANTS[name]
@@ -348,7 +349,7 @@ def test_a_callable_is_compared_by_its_logits_where_nothing_else_shows():
     assert any("position 0" in note for note in result.notes) or result.first == "logits"
 
 
-@hypothesis.settings(max_examples=6, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=4, phases=[hypothesis.Phase.generate])
 @hypothesis.given(variants.decoders, st.data())
 def test_a_changed_weight_is_found_in_its_own_part(config, data):
     model, _ = variants.lively(config)

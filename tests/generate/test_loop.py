@@ -38,7 +38,7 @@ def test_cached_tokens_equal_recomputation(name, window, n):
             assert generate(model, prompts, n, sampling=sampling, cache=kind) == full, kind
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     config=variants.decoders,
     sampling=st.sampled_from([None, LIVELY, Sampling(repetition_penalty=1.3)]),

@@ -46,6 +46,7 @@ def check_bands(decayed: GrokRun, free: GrokRun) -> None:
     assert free.norm[-1] > 1.3 * decayed.norm[-1]
 
 
+@pytest.mark.slow
 def test_with_weight_decay_it_is_memorised_then_understood_and_without_it_never_is():
     check_bands(run(0.5), run(0.0))
 
@@ -56,6 +57,7 @@ def test_the_bands_hold_for_other_seeds(seed):
     check_bands(run(0.5, seed), run(0.0, seed))
 
 
+@pytest.mark.slow
 def test_units_that_understand_are_pure_waves_and_units_that_memorise_are_not():
     """All fifteen frequencies are used, so the sum over units is flat; each unit for itself is what tells."""
     p, understood, memorised = 31, run(0.5), run(0.0)

@@ -146,6 +146,7 @@ def test_every_objective_gives_the_curve_of_one_process(tmp_path, changes):
     compare(tmp_path, 2, {"it": changes})
 
 
+@pytest.mark.slow
 def test_the_command_line_speaks_with_one_voice(tmp_path):
     corpus(tmp_path)
     changes = (*SHORT, *where(tmp_path, "run"), "machine.parallel=fsdp", "loop.sample_every=20", "model.dropout=0.1")

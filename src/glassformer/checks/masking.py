@@ -195,7 +195,8 @@ def _amount_of(patient: Subject, amounts: list[int], side: str, places: bool, ex
     for b, row in enumerate(batch.rows):
         source = _row_source(patient, b, len(batch.rows))
         alone = patient.logits(row, **source, **_counted(row, bool(given)))
-        bound = cross_shape_bound(alone, prefix_noise(patient, row, alone, **source))
+        noise = prefix_noise(patient, row, None if given else alone, **source)  # prefixes are placed by the model
+        bound = cross_shape_bound(alone, noise)
         evidence = {"row": b, "padding": amounts[b], "side": side}
         found.append(Measured(gap(batch.real(logits, b), alone), bound, CROSS_WHY, evidence))
     return worst(found)
@@ -313,7 +314,7 @@ def _with_cache(subject: Subject) -> Iterator[Finding]:
             whole = torch.cat([row, more[b : b + 1]], dim=1)
             source = _row_source(patient, b, len(amounts))
             alone = patient.logits(whole, **source, **_counted(whole, explicit))
-            noise = prefix_noise(patient, whole, alone, **source)
+            noise = prefix_noise(patient, whole, None if explicit else alone, **source)
             evidence = {"row": b, "padding": amounts[b], "cache": way}
             found.append(
                 Measured(gap(steps[b : b + 1], alone[:, -4:]), cross_shape_bound(alone, noise), CROSS_WHY, evidence)

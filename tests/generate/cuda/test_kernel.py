@@ -33,7 +33,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 def test_interpreted_it_is_the_engine():
-    check([("learned", False, 1), ("rotary-halves", True, 12)])
+    check([("rotary-halves", True, 12)])
 
 
 @needs_triton
