@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.generate.native import NativeDecoder, NativeError, library, unsupported
-from glassformer.generate.native.decoder import fingerprint, weights_of
+from glassformer.generate.native.decoder import fingerprint, settle, weights_of
 from tests import variants
 from tests.variants import decoder, lively, tokens
 
@@ -140,6 +140,14 @@ def test_packing_happens_once_while_nothing_changes():
     with torch.no_grad():
         model.head.weight.mul_(1) if model.head.weight is not None else model.embed.tokens.weight.mul_(1)
     assert fingerprint(model) == mark
+
+
+def test_weights_move_to_huge_pages_once_and_stay_what_they_are():
+    model = float_model(decoder())
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    assert [settle(model, n) for n in (150, 49, 1, 500)] == [False, False, True, False]
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert settle(float_model(decoder()), 1000)
 
 
 def test_a_full_cache_and_wrong_settings_are_sentences():

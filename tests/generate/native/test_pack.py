@@ -4,7 +4,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassformer.generate.native.pack import Store, group_of, halves, matrix, neighbours, packed_as, quantise, room
+from glassformer.generate.native.pack import (
+    Store,
+    collapse,
+    group_of,
+    halves,
+    matrix,
+    neighbours,
+    packed_as,
+    quantise,
+    room,
+)
 
 
 @given(st.integers(1, 5), st.sampled_from([128, 256, 384]), st.sampled_from(["int8", "int4"]), st.integers(0, 99))
@@ -39,6 +49,13 @@ def test_layouts_hold_every_weight_once():
     assert packed.shape == (3, 128)
     assert torch.equal((packed & 15).to(torch.int8)[:, :64] - 8, whole[:, :64])
     assert torch.equal((packed >> 4).to(torch.int8)[:, 64:] - 8, whole[:, 192:])
+
+
+def test_memory_in_huge_pages_holds_what_it_held():
+    numbers = torch.arange(3_000_000)
+    collapse(numbers.data_ptr(), numbers.data_ptr() + numbers.nbytes)  # whether it was granted is the system's affair
+    assert torch.equal(numbers, torch.arange(3_000_000))
+    assert not collapse(numbers.data_ptr(), numbers.data_ptr() + 100)  # no whole page inside
 
 
 def test_float32_is_read_where_it_lies_and_other_layouts_are_copied():

@@ -89,6 +89,7 @@ struct Entry {  // a token to be read: of which row of the cache, at which place
 };
 
 struct Step {
+    enum { Q, K, V, OUT, UP, DOWN, PRODUCTS };
     const Model& m;
     Cache& cache;
     const Entry* entries;
@@ -97,12 +98,13 @@ struct Step {
     float* logits;
     bool split;  // many entries: each thread keeps the stream of its share of them; few: each thread that of all
     Barrier barrier;
+    std::vector<std::atomic<int>> taken;  // rows of each product that somebody has
     std::vector<float> qkv, mixed, delta, hidden, gates, shared, shared_normed;
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, const int32_t* wanted, int asked, int threads,
          float* logits)
         : m(m), cache(cache), entries(entries), wanted(wanted), count(count), asked(asked), threads(threads),
-          logits(logits), split(count >= MANY) {
+          logits(logits), split(count >= MANY), taken(m.layers * PRODUCTS + 1) {
         barrier.n = threads;
         qkv.resize((long)count * width());
         mixed.resize((long)count * m.heads * m.d_value);
@@ -116,8 +118,20 @@ struct Step {
     // rows of a matrix that belong to thread t, in whole panels
     int cut(int rows, int t) const { return cut_rows(rows, t, threads); }
 
-    void share(int t, const Matrix& w, const float* x, float* y, long stride) {
-        multiply(w, cut(w.rows, t), cut(w.rows, t + 1), x, count, y, stride);
+    // Rows of one product, shared out: of many vectors each thread its part, so that a panel is turned once; of few
+    // whoever is free takes the next 128 rows, because memory serves threads unevenly. Who sums a row changes no bit.
+    template <class F>
+    void share_out(int t, int product, int rows, F work) {
+        if (split) return work(cut(rows, t), cut(rows, t + 1), true);
+        bool fresh = true;
+        for (int first; (first = taken[product].fetch_add(128, std::memory_order_relaxed)) < rows; fresh = false)
+            work(first, std::min(first + 128, rows), fresh);
+    }
+
+    void share(int t, int product, const Matrix& w, const float* x, float* y, long stride) {
+        share_out(t, product, w.rows, [&](int first, int last, bool fresh) {
+            multiply(w, first, last, x, count, y, stride, fresh);
+        });
     }
 
     bool turns() const { return m.position == ROTARY_HALF || m.position == ROTARY_PAIRS; }
@@ -250,30 +264,31 @@ struct Step {
         for (long i = begin(t); i < end(t); i++) normalise(norm, x + i * m.d_model, m.d_model, y + i * m.d_model);
     }
 
-    void project(int t, const Layer& layer, const float* in) {  // queries, keys, values: side by side in a row
+    void project(int t, int l, const float* in) {  // queries, keys, values: side by side in a row
+        const Layer& layer = m.layer[l];
         float *q = qkv.data(), *k = q + m.heads * m.d_head, *v = k + m.kv_heads * m.d_head;
-        share(t, layer.q_of, in, q, width());
-        share(t, layer.k_of, in, k, width());
-        share(t, layer.v_of, in, v, width());
+        share(t, l * PRODUCTS + Q, layer.q_of, in, q, width());
+        share(t, l * PRODUCTS + K, layer.k_of, in, k, width());
+        share(t, l * PRODUCTS + V, layer.v_of, in, v, width());
     }
 
-    void feed(int t, const Layer& layer, const float* in) {  // up, gate and activation
-        const int a = cut(m.d_ff, t), z = cut(m.d_ff, t + 1);
-        multiply(layer.up, a, z, in, count, hidden.data(), m.d_ff);
-        if (m.gated) multiply(layer.gate, a, z, in, count, gates.data(), m.d_ff);
-        for (int b = 0; b < count; b++) {
-            float* row = &hidden[(long)b * m.d_ff];
-            if (!m.gated) {
-                activate(m.activation, row + a, z - a);
-                continue;
+    void feed(int t, int l, const float* in) {  // up, gate and activation
+        const Layer& layer = m.layer[l];
+        share_out(t, l * PRODUCTS + UP, m.d_ff, [&](int a, int z, bool fresh) {
+            multiply(layer.up, a, z, in, count, hidden.data(), m.d_ff, fresh);
+            if (m.gated) multiply(layer.gate, a, z, in, count, gates.data(), m.d_ff, fresh);
+            for (int b = 0; b < count; b++) {
+                float *row = &hidden[(long)b * m.d_ff], *gate = m.gated ? &gates[(long)b * m.d_ff] : row;
+                activate(m.activation, gate + a, z - a);
+                if (m.gated)
+                    for (int i = a; i < z; i++) row[i] *= gate[i];
             }
-            float* gate = &gates[(long)b * m.d_ff];
-            activate(m.activation, gate + a, z - a);
-            for (int i = a; i < z; i++) row[i] *= gate[i];
-        }
+        });
     }
 
-    void down(int t, const Layer& layer, float* out) { share(t, layer.down, hidden.data(), out, m.d_model); }
+    void down(int t, int l, float* out) {
+        share(t, l * PRODUCTS + DOWN, m.layer[l].down, hidden.data(), out, m.d_model);
+    }
 
     void embed(int t, float* x) {
         const int D = m.d_model;
@@ -290,13 +305,13 @@ struct Step {
         float *first = delta.data(), *second = first + (long)count * m.d_model, *in = post ? x : normed;
         if (!post) norm_rows(t, layer.attention, x, normed);
         together();
-        project(t, layer, in);
-        if (m.placement == PARALLEL) feed(t, layer, in);
+        project(t, l, in);
+        if (m.placement == PARALLEL) feed(t, l, in);
         barrier.wait();
         split ? attend_many(t, l) : attend(t, l);
-        if (m.placement == PARALLEL) down(t, layer, second);
+        if (m.placement == PARALLEL) down(t, l, second);
         barrier.wait();
-        share(t, layer.out, mixed.data(), first, m.d_model);
+        share(t, l * PRODUCTS + OUT, layer.out, mixed.data(), first, m.d_model);
         barrier.wait();
         add(t, x, first);
         if (m.placement == PARALLEL) add(t, x, second);
@@ -304,9 +319,9 @@ struct Step {
         if (m.placement == PARALLEL || !has_feed) return;
         if (!post) norm_rows(t, layer.feedforward, x, normed);
         together();
-        feed(t, layer, in);
+        feed(t, l, in);
         barrier.wait();
-        down(t, layer, second);
+        down(t, l, second);
         barrier.wait();
         add(t, x, second);
         if (post) norm_rows(t, layer.feedforward, x, x);
@@ -326,7 +341,10 @@ struct Step {
             if (m.last.weight) normalise(m.last, one, D, one);
             for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
-        multiply(m.head, cut(m.head.rows, t), cut(m.head.rows, t + 1), last.data(), asked, logits, m.vocabulary);
+        auto judge = [&](int first, int end, bool fresh) {
+            multiply(m.head, first, end, last.data(), asked, logits, m.vocabulary, fresh);
+        };
+        share_out(t, m.layers * PRODUCTS, m.head.rows, judge);
         barrier.wait();
     }
 };

@@ -146,9 +146,10 @@ inline void row_of_integers(const Matrix& m, int row, const Rounded& x, long fro
 }
 
 template <int KIND>
-inline void band_of_integers(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
+inline void band_of_integers(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride,
+                             bool fresh) {
     static thread_local Rounded rounded;
-    rounded.take(x, batch, m.columns, m.group, ZERO<KIND>);
+    if (fresh) rounded.take(x, batch, m.columns, m.group, ZERO<KIND>);
     constexpr int MOST = KIND == INT4 ? 4 : 8;  // what the registers hold
     long b = 0;
     for (; b + MOST <= batch; b += MOST)
@@ -158,13 +159,14 @@ inline void band_of_integers(const Matrix& m, int first, int last, const float* 
         for (int row = first; row < last; row++) row_of_integers<KIND, 1>(m, row, rounded, b, y + b * stride, stride);
 }
 
-// Rows first..last of y = m x (+ bias) for `batch` vectors.
-inline void multiply_few(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
+// Rows first..last of y = m x (+ bias) for `batch` vectors. Not `fresh`: the same x as in this thread's last call.
+inline void multiply_few(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride,
+                         bool fresh = true) {
     switch (m.kind) {
         case F32: return band_of<Floats>(m, first, last, x, batch, y, stride);
         case BF16: return band_of<Brains>(m, first, last, x, batch, y, stride);
-        case INT8: return band_of_integers<INT8>(m, first, last, x, batch, y, stride);
-        default: return band_of_integers<INT4>(m, first, last, x, batch, y, stride);
+        case INT8: return band_of_integers<INT8>(m, first, last, x, batch, y, stride, fresh);
+        default: return band_of_integers<INT4>(m, first, last, x, batch, y, stride, fresh);
     }
 }
 

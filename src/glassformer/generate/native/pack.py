@@ -6,6 +6,7 @@ bfloat16, int8 and int4 they read a packed copy, in huge pages where the system 
 
 import ctypes
 import mmap
+import sys
 from typing import Literal
 
 import torch
@@ -56,6 +57,20 @@ class Store:
         plain = tensor.detach().float().contiguous()  # itself when it is both already
         self.held.append(plain)
         return int(plain.data_ptr())
+
+
+_HUGE = 2 << 20
+_COLLAPSE = 25
+"""MADV_COLLAPSE of Linux 6.1: huge pages now, for memory that is there already."""
+
+
+def collapse(first: int, last: int) -> bool:
+    """Ask for huge pages from address `first` to `last`; whether the system gave them. Nothing else changes."""
+    first, last = -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
+    if not sys.platform.startswith("linux") or last <= first:
+        return False
+    size = ctypes.c_size_t(last - first)
+    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), size, _COLLAPSE)) == 0
 
 
 def room(weights: list[Tensor], precision: Precision) -> int:

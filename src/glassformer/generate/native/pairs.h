@@ -121,8 +121,9 @@ inline void multiply_pairs(const Matrix&, int, int, const float*, int, float*, l
 #endif
 
 // Rows first..last of y = m x (+ bias) for `batch` vectors, by whichever way suits their number.
-inline void multiply(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
-    if (batch < MANY) multiply_few(m, first, last, x, batch, y, stride);
+inline void multiply(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride,
+                     bool fresh = true) {
+    if (batch < MANY) multiply_few(m, first, last, x, batch, y, stride, fresh);
     else if (suits(m)) multiply_pairs(m, first, last, x, batch, y, stride);
     else multiply_many(m, first, last, x, batch, y, stride);
 }
