@@ -18,7 +18,8 @@ def events(tmp_path, source, cases=({"x": 2},), function="f", seconds=5):
         json.dumps({"file": str(file), "function": function, "cases": cases, "seconds": seconds, "memory": 2 << 30})
     )
     ours, theirs = os.pipe()
-    process = subprocess.Popen([sys.executable, "-I", str(RUNNER), str(job), str(theirs)], pass_fds=(theirs,))
+    command = [sys.executable, "-I", str(RUNNER), str(job), str(theirs)]
+    process = subprocess.Popen(command, pass_fds=(theirs,), cwd=tmp_path)
     os.close(theirs)
     with os.fdopen(ours) as out:
         told = [json.loads(line) for line in out]
