@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.checks.activation import FUNCTIONS
 from glassformer.shapes import Float
 
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -119,20 +120,20 @@ def norm_with(fit: NormFit, x: Float[Tensor, "*n D"], y: Float[Tensor, "*n D"]) 
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "exact GELU": F.gelu,
-    "tanh GELU": lambda x: F.gelu(x, approximate="tanh"),
-    "sigmoid GELU (x·σ(1.702x))": lambda x: x * torch.sigmoid(1.702 * x),
-    "SiLU": F.silu,
-    "ReLU": F.relu,
-    "squared ReLU": lambda x: F.relu(x).square(),
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "leaky ReLU (0.01)": F.leaky_relu,
-    "ELU": F.elu,
+    "exact GELU": FUNCTIONS["gelu"],
+    "tanh GELU": FUNCTIONS["gelu_tanh"],
+    "sigmoid GELU (x·σ(1.702x))": FUNCTIONS["quick_gelu"],
+    "SiLU": FUNCTIONS["silu"],
+    "ReLU": FUNCTIONS["relu"],
+    "squared ReLU": FUNCTIONS["relu2"],
+    "tanh": FUNCTIONS["tanh"],
+    "sigmoid": FUNCTIONS["sigmoid"],
+    "leaky ReLU (0.01)": FUNCTIONS["leaky_relu"],
+    "ELU": FUNCTIONS["elu"],
     "SELU": F.selu,
-    "softplus": F.softplus,
-    "Mish": F.mish,
-    "no activation": lambda x: x,
+    "softplus": FUNCTIONS["softplus"],
+    "Mish": FUNCTIONS["mish"],
+    "no activation": FUNCTIONS["identity"],
 }
 
 

@@ -61,15 +61,12 @@ DEVICES = {device.name: device for device in (H200,)}
 
 def device(name: str) -> Device:
     """A device by name, or from a TOML file with these fields."""
-    from glassformer.config.errors import nearest
-
     if name in DEVICES:
         return DEVICES[name]
     path = Path(name)
     if path.suffix != ".toml":
         raise ValueError(
-            f"no rates were measured for {name!r}: known are {', '.join(DEVICES)}{nearest(name, DEVICES)}; "
-            "or give a TOML file with yours."
+            f"no rates were measured for {name!r}: use {' or '.join(DEVICES)}, or give a TOML file with your own."
         )
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))

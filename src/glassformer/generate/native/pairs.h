@@ -9,8 +9,6 @@
 namespace glass {
 
 #if defined(__AVX512BF16__)
-constexpr bool PAIRS = true;
-
 inline bool suits(const Matrix& m) { return m.kind != F32 && m.columns % 32 == 0; }
 
 // 32 floats as 16 words: numbers i and 16 + i, rounded to bfloat16.
@@ -115,7 +113,6 @@ inline void multiply_pairs(const Matrix& m, int first, int last, const float* x,
     }
 }
 #else
-constexpr bool PAIRS = false;
 inline bool suits(const Matrix&) { return false; }
 inline void multiply_pairs(const Matrix&, int, int, const float*, int, float*, long) {}
 #endif
