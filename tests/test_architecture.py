@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A room may import rooms of lower tiers, never a neighbour of its own tier. Root modules are rooms too.
 TIERS: list[set[str]] = [
     {"shapes", "callable_module", "files"},
-    {"config", "finding"},
+    {"config", "finding", "nvrtc", "cxx"},
     {"presets", "model", "reference", "size", "pretrained"},
     {"lens", "generate", "weights", "train"},
     {"checks", "tour_training", "train_text", "train_probes", "report_svg", "report_style"},

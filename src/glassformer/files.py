@@ -1,4 +1,7 @@
-"""Writing so that nothing is lost: a file is written beside, brought to the disk, and renamed over the old one."""
+"""Writing so that nothing is lost: a file is written beside, brought to the disk, and renamed over the old one.
+
+And where what can be made again is kept.
+"""
 
 import os
 import tempfile
@@ -35,3 +38,15 @@ def flush_folder(folder: Path) -> None:
         if item.is_file():
             flush(item)
     flush(folder)
+
+
+def cache_folder() -> Path:
+    """For downloads, token files and compiled kernels: $GLASSFORMER_CACHE, or the user's cache."""
+    named = os.environ.get("GLASSFORMER_CACHE")
+    if named:
+        return Path(named)
+    try:
+        import platformdirs  # not on the machines that only compute
+    except ImportError:
+        return Path.home() / ".cache" / "glassformer"
+    return Path(platformdirs.user_cache_dir("glassformer", appauthor=False))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from glassformer.files import write_atomically
+from glassformer.files import cache_folder, write_atomically
 
 SHAKESPEARE = "tinyshakespeare.txt"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -180,15 +180,6 @@ def embedded() -> str:
             "this Python comes without pydoc_data, so there is no embedded corpus: give a text file."
         ) from None
     return "\n".join(topics[name].strip("\n") + "\n" for name in sorted(topics))
-
-
-def cache_folder() -> Path:
-    """Where downloads stay."""
-    try:
-        import platformdirs  # not on the machines that only compute
-    except ImportError:
-        return Path.home() / ".cache" / "glassformer"
-    return Path(platformdirs.user_cache_dir("glassformer", appauthor=False))
 
 
 def shakespeare() -> Path:

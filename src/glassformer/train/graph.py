@@ -15,7 +15,8 @@ from torch import Tensor
 from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
 from glassformer.train.loop import TrainState, train_step
 from glassformer.train.objective import Batch, has_experts
-from glassformer.train.optim import clip, gradient_norm
+from glassformer.train.batches import IGNORED
+from glassformer.train.optim import gradient_norm
 from glassformer.train.schedule import factor
 
 WARM_UP = 3
@@ -37,8 +38,6 @@ class CapturedStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Batch | None = None
         self.results = torch.zeros(2, device=state.device)
-        self.n_targets = torch.ones((), device=state.device)
-        """Filled before each replay: a masked batch counts other targets than the one that was captured."""
 
     def __call__(self, state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
         assert state is self.state
@@ -53,7 +52,6 @@ class CapturedStep:
             held.copy_(new, non_blocking=True)
         if self.batch.source is not None and batch.source is not None:
             self.batch.source.copy_(batch.source, non_blocking=True)
-        self.n_targets.fill_(max(1, batch.n_targets()))
         scale = factor(state.run.schedule, state.step, state.run.loop.steps)
         state.optimizer.set_rate(scale)
         self.graph.replay()
@@ -72,7 +70,6 @@ class CapturedStep:
         assert inputs is not None
         assert targets is not None
         self.batch = dataclasses.replace(batch, inputs=inputs, targets=targets, source=source)
-        self.n_targets.fill_(max(1, batch.n_targets()))
         self.state.optimizer.zero_grad()  # gradients are to live in the graph's own memory
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
@@ -85,8 +82,10 @@ class CapturedStep:
         state.optimizer.zero_grad()
         with state.autocast():
             total, plain = state.loss_function(state.model, batch, state.run.loss, True)
-        (total / self.n_targets).backward()
+        n_targets = (batch.targets != IGNORED).sum().clamp(min=1)  # a masked batch counts other targets than this one
+        (total / n_targets).backward()
         norm = gradient_norm(state.parameters)
-        clip(state.parameters, norm, state.run.optim.clip)
-        self.results.copy_(torch.stack([plain.detach() / self.n_targets, norm.detach()]).float())
-        state.optimizer.step_unless((~self.results.isfinite().all()).float())
+        self.results.copy_(torch.stack([plain.detach() / n_targets, norm.detach()]).float())
+        limit = state.run.optim.clip
+        shrink = None if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
+        state.optimizer.step_unless((~self.results.isfinite().all()).float(), shrink)

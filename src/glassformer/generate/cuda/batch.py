@@ -1,0 +1,163 @@
+"""Many sequences on a GPU: a step is one CUDA graph of matrix products and two kernels of our own between them."""
+
+import ctypes
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer import nvrtc
+from glassformer.generate.cuda import library
+from glassformer.generate.cuda.library import CudaDecodeError
+from glassformer.generate.cuda.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.model import DecoderLM
+from glassformer.model.feedforward import ACTIVATIONS
+from glassformer.shapes import Float, Int
+
+WARPS = 4
+PARTS = (*library.SHARED, "batch.cu")
+TENSORS = (
+    "tokens", "lengths", "table", "delta", "qkv", "places", "cosines", "sines", "weight", "bias", "stream", "normed",
+    "keys", "values", "mixed",
+)  # fmt: skip
+
+
+class Given(ctypes.Structure):
+    """The argument of both kernels (batch.cu)."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in TENSORS),
+        *((name, ctypes.c_float) for name in ("embed_scale", "factor", "scale", "eps")),
+        *((name, ctypes.c_int32) for name in ("capacity", "window")),
+    ]
+
+
+class CudaBatch:
+    """The caches of `rows` sequences of at most `capacity` tokens, and the step that extends them together."""
+
+    def __init__(self, model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype = torch.bfloat16):
+        cfg = model.config
+        reason = obstacle(cfg)
+        if reason is not None:
+            raise CudaDecodeError(f"{reason}: use engine='torch'.")
+        assert isinstance(cfg, c.DecoderConfig)
+        self.config, self.device, self.rows, self.dtype = cfg, model.device, rows, dtype
+        self.capacity = min(capacity, cfg.max_len or capacity)
+        self.held = {**stacked_weights(model, dtype), **position_tables(model, self.capacity)}
+        self.sizes = kernel_sizes(model, dtype, 1, WARPS)
+        biases = ("b_qkv", "b_out", "b_up", "b_down") if self.sizes["BIASED"] else ()
+        self.biases = {name: self.held[name].to(dtype) for name in biases}
+        # rows of 50,257 logits would begin at odd places, which products with tensor cores do not like
+        spare = -cfg.vocab_size % 8
+        self.head = F.pad(self.held["head"], (0, 0, 0, spare))
+        self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if self.sizes["HEAD_BIASED"] else None
+        self.text = library.source(self.sizes, PARTS)
+        stored = (cfg.n_layers, rows, cfg.n_kv_heads, self.capacity)
+
+        def new(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=self.device)
+
+        self.keys, self.values = new(*stored, cfg.d_head), new(*stored, cfg.d_value)
+        self.tokens, self.lengths = new(rows, kind=torch.int32), new(rows, kind=torch.int32)
+        self.stream, self.normed = new(rows, cfg.d_model, kind=torch.float32), new(rows, cfg.d_model)
+        self.mixed = new(rows, cfg.n_heads * cfg.d_value)
+        self.logits = new(rows, cfg.vocab_size)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def take(self, rows: list[int], length: int, kept: list[tuple[Tensor, Tensor]]) -> None:
+        """Prompts of one length that the engine has read but for their last token: k, v (n,G,S,K) of each layer."""
+        for layer, (k, v) in enumerate(kept):
+            self.keys[layer, rows, :, :length] = k.to(self.dtype)
+            self.values[layer, rows, :, :length] = v.to(self.dtype)
+        self.lengths[rows] = length
+
+    def greedy(self, tokens: Int[Tensor, "B"], count: int) -> Int[Tensor, "B N"]:
+        """The `count` tokens after the given ones, each the likeliest; nothing waits for the GPU."""
+        self.tokens.copy_(tokens)
+        found = torch.empty(self.rows, count, dtype=torch.int32, device=self.device)
+        for i in range(count):
+            self._run()
+            found[:, i] = self.tokens
+        return found
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Logits after one more token per row."""
+        self.tokens.copy_(tokens)
+        self._run()
+        return self.logits.float()
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None
+        self.graph.replay()
+
+    def _capture(self) -> None:
+        tokens, lengths = self.tokens.clone(), self.lengths.clone()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):  # compiles, chooses kernels and makes work spaces
+            self._body()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        self.tokens.copy_(tokens)
+        self.lengths.copy_(lengths)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._body()
+
+    def _body(self) -> None:
+        """The kernels of a step; Python runs this while capturing."""
+        cfg, h = self.config, self.held
+        self._advance(None, h["norm_a"][0], h["norm_a_bias"][0])
+        for layer in range(cfg.n_layers):
+            qkv = self._product(self.normed, h["w_qkv"][layer], "b_qkv", layer)
+            window = cfg.window(layer) or ENDLESS
+            caches = {"keys": self.keys[layer], "values": self.values[layer]}
+            self._launch("attend", self.rows * cfg.n_heads, qkv=qkv, window=window, **caches)
+            delta = self._product(self.mixed, h["w_out"][layer], "b_out", layer)
+            self._advance(delta, h["norm_f"][layer], h["norm_f_bias"][layer])
+            delta = self._product(self._hidden(layer), h["w_down"][layer], "b_down", layer)
+            if layer + 1 < cfg.n_layers:
+                self._advance(delta, h["norm_a"][layer + 1], h["norm_a_bias"][layer + 1])
+        self._advance(delta, h["last_norm"], h["last_norm_bias"], h["head_scale"])
+        self.logits = F.linear(self.normed, self.head, self.head_bias)[:, : cfg.vocab_size]
+        self.tokens.copy_(self.logits.argmax(-1))
+        self.lengths.add_(1)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: str, layer: int) -> Tensor:
+        return F.linear(x, weight, self.biases[bias][layer] if self.biases else None)
+
+    def _hidden(self, layer: int) -> Tensor:
+        feed, weight = self.config.feedforward, self.held["w_up"][layer]
+        assert isinstance(feed, c.Dense | c.Gated)
+        if isinstance(feed, c.Gated):
+            up, gate = F.linear(self.normed, weight).chunk(2, -1)
+            return ACTIVATIONS[feed.activation](gate) * (up + self.biases["b_up"][layer] if self.biases else up)
+        if feed.activation == "gelu_tanh" and self.biases and self.device.type == "cuda":
+            given = (self.biases["b_up"][layer], self.normed, weight.T)
+            fused: Tensor = torch._addmm_activation(*given, use_gelu=True)  # cuBLAS's GELU is the one with tanh
+            return fused
+        return ACTIVATIONS[feed.activation](self._product(self.normed, weight, "b_up", layer))
+
+    def _advance(self, delta: Tensor | None, weight: Tensor, bias: Tensor, factor: float = 1.0) -> None:
+        start = {"tokens": self.tokens} if delta is None else {"delta": delta}
+        self._launch("advance", self.rows, weight=weight, bias=bias, factor=factor, **start)
+
+    def _launch(self, name: str, blocks: int, **changes: Any) -> None:
+        kernel = nvrtc.kernel(self.text, name, self.device.index or 0)
+        kernel.launch(self.arguments(**changes), blocks, 32 * WARPS)
+
+    def arguments(self, **changes: Any) -> Given:
+        """What a kernel is given; without tokens the stream goes on."""
+        cfg, given = self.config, Given()
+        held = {**self.held, **{name: getattr(self, name) for name in ("lengths", "stream", "normed", "mixed")}}
+        for name in TENSORS:
+            tensor = changes.get(name, held.get(name))
+            setattr(given, name, None if tensor is None else tensor.data_ptr())
+        given.embed_scale, given.factor, given.scale = cfg.embedding.scale, changes.get("factor", 1.0), cfg.scale
+        given.eps, given.capacity = getattr(cfg.norm, "eps", 1e-5), self.capacity
+        given.window = changes.get("window", ENDLESS)
+        return given

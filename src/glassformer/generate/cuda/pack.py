@@ -1,0 +1,132 @@
+"""A model as the CUDA kernels read it: matrices of all layers stacked, tables of positions, sizes as macros."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.model import DecoderLM
+from glassformer.model.block import Block
+from glassformer.model.norm import LayerNorm
+from glassformer.model.positions import Learned, Rotary, Sinusoidal, sinusoids
+from glassformer.shapes import Float
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
+"""By the numbers they have in rows.cuh."""
+ENDLESS = 2**30
+"""The window of a layer that has none."""
+
+
+def obstacle(config: c.ModelConfig) -> str | None:
+    """Why the kernel cannot run a model of this config; None when it can."""
+    if not isinstance(config, c.DecoderConfig):
+        return "only decoder-only models have a persistent kernel"
+    if config.placement != "pre" or isinstance(config.feedforward, c.MoE | c.NoFeedForward):
+        return "the persistent kernel knows pre-norm blocks with one feed-forward"
+    if config.attention.qk_norm is not None or config.embedding.norm or config.embedding.n_segments:
+        return "norms of queries, keys or embeddings and segments are not in the persistent kernel"
+    if isinstance(config.position, c.T5Bias | c.Infused | c.Alibi):
+        return f"positions of kind {config.position.kind!r} are not in the persistent kernel"
+    if config.head is None or config.head.transform is not None:
+        return "a head with a transform, or none, is not in the persistent kernel"
+    if config.d_head != config.d_value or config.d_head not in (16, 32, 64, 128):
+        return "heads other than 16, 32, 64 or 128 wide are not in the persistent kernel"
+    if any(n % 8 for n in (config.d_model, config.d_ff)):
+        return "widths that are no multiple of 8 are not in the persistent kernel"
+    if config.d_model > 4096 or config.d_ff > 8192:
+        return "streams of more than 4,096 or hidden layers of more than 8,192 do not fit a block's memory"
+    return None
+
+
+def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
+    """Tables of positions, as long as the cache; a number where there is none."""
+    scheme: Any = model.decoder.position
+    nothing = torch.zeros(1, device=model.device)
+    found = {"places": nothing, "cosines": nothing, "sines": nothing}
+    steps = torch.arange(capacity, device=model.device)
+    match scheme:
+        case Learned():
+            found["places"] = scheme.weight.detach()[scheme.offset :].float().contiguous()
+        case Sinusoidal():
+            found["places"] = sinusoids(steps, model.config.d_model, scheme.spec).float().contiguous()
+        case Rotary():
+            found["cosines"], found["sines"] = (t.contiguous() for t in scheme.table(steps, torch.float32))
+    return found
+
+
+def kernel_sizes(model: DecoderLM, dtype: torch.dtype, programs: int, warps: int) -> dict[str, int]:
+    """What the kernels are compiled for."""
+    cfg, norm = model.config, model.decoder.norm
+    scheme: Any = model.decoder.position
+    feed = cfg.feedforward
+    assert isinstance(feed, c.Dense | c.Gated)
+    rotary, gated = isinstance(scheme, Rotary), isinstance(feed, c.Gated)
+    projected = (cfg.n_heads + cfg.n_kv_heads) * cfg.d_head + cfg.n_kv_heads * cfg.d_value
+    # sums of parts of rows that a block holds at once: a row has at most one part for every 128 numbers
+    shares = ((projected, cfg.d_model), (cfg.d_model, max(cfg.d_ff, projected)), (2 * cfg.d_ff, cfg.d_model))
+    partials = max((-(-rows // programs) + 1) * -(-width // 128) for rows, width in shares)
+    return {
+        "L": cfg.n_layers, "D": cfg.d_model, "H": cfg.n_heads, "G": cfg.n_kv_heads, "K": cfg.d_head,
+        "U": cfg.d_value, "F": cfg.d_ff, "V": cfg.vocab_size, "WARPS": warps, "PARTIALS": partials, "REACH": 1,
+        "HALF": int(dtype is torch.bfloat16), "PLACED": int(isinstance(scheme, Learned | Sinusoidal)),
+        "ROTATED": scheme.d_rotated if rotary else 0,
+        "HALVES": int(rotary and scheme.spec.pairing == "halves"), "GATED": int(gated),
+        "ACTIVATION": ACTIVATIONS.index(feed.activation), "CENTRED": int(isinstance(norm, LayerNorm)),
+        "SHIFTED": int(getattr(norm, "bias", None) is not None), "BIASED": int(_biased(model)),
+        "HEAD_BIASED": int(model.head is not None and model.head.bias is not None),
+    }  # fmt: skip
+
+
+def _biased(model: DecoderLM) -> bool:
+    return any(module.bias is not None for module in model.modules() if isinstance(module, torch.nn.Linear))
+
+
+@torch.no_grad()
+def stacked_weights(model: DecoderLM, dtype: torch.dtype) -> dict[str, Any]:
+    """Matrices of all layers stacked, in `dtype`; norms and biases in float32, a missing bias as zeros."""
+    blocks = [block for block in model.blocks if isinstance(block, Block)]
+
+    def stacked(*names: str) -> Tensor:
+        modules: list[list[Any]] = [[block.get_submodule(name) for name in names] for block in blocks]
+        rows = [torch.cat([module.weight for module in row]) for row in modules]
+        return torch.stack(rows).to(dtype).contiguous()
+
+    def shifts(*names: str) -> Tensor:
+        def one(block: Block, name: str) -> Tensor:
+            module: Any = block.get_submodule(name)
+            bias = getattr(module, "bias", None)
+            return module.weight.new_zeros(module.weight.shape[0]) if bias is None else bias
+
+        return torch.stack([torch.cat([one(block, name) for name in names]) for block in blocks]).float().contiguous()
+
+    assert model.head is not None
+    gated = isinstance(model.config.feedforward, c.Gated)
+    projections = ("attention.q", "attention.k", "attention.v")
+    ups = ("feedforward.up", "feedforward.gate") if gated else ("feedforward.up",)
+    last: Any = model.decoder.norm
+    zeros = last.weight.new_zeros(1).float()
+    table = model.embed.tokens.weight
+    return {
+        "table": table.to(dtype).contiguous(),
+        "head": (table if model.head.weight is None else model.head.weight).to(dtype).contiguous(),
+        "head_bias": zeros if model.head.bias is None else model.head.bias.float(), "head_scale": model.head.scale,
+        "norm_a": _norms(blocks, "norm_attention", "weight"),
+        "norm_a_bias": _norms(blocks, "norm_attention", "bias"),
+        "norm_f": _norms(blocks, "norm_feedforward", "weight"),
+        "norm_f_bias": _norms(blocks, "norm_feedforward", "bias"),
+        "last_norm": last.weight.float().contiguous(),
+        "last_norm_bias": zeros if getattr(last, "bias", None) is None else last.bias.float().contiguous(),
+        "w_qkv": stacked(*projections), "b_qkv": shifts(*projections),
+        "w_out": stacked("attention.o"), "b_out": shifts("attention.o"),
+        "w_up": stacked(*ups), "b_up": shifts("feedforward.up"),
+        "w_down": stacked("feedforward.down"), "b_down": shifts("feedforward.down"),
+    }  # fmt: skip
+
+
+def _norms(blocks: list[Block], name: str, what: str) -> Float[Tensor, "L D"]:
+    """A norm's weight or bias of every layer; zeros where it has none."""
+    norms: list[Any] = [block.get_submodule(name) for block in blocks]
+    found = [getattr(norm, what, None) for norm in norms]
+    rows = [n.weight.new_zeros(n.weight.shape) if t is None else t for n, t in zip(norms, found, strict=True)]
+    return torch.stack(rows).float().contiguous()

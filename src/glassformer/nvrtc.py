@@ -1,0 +1,109 @@
+"""CUDA C++ compiled at run time by NVRTC, the compiler that comes with torch: kept on disk, launched by the driver."""
+
+import ctypes
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer.files import cache_folder, write_atomically
+
+
+class CudaError(ValueError):
+    """What CUDA refused. One sentence."""
+
+
+@cache
+def _compiler() -> Any:
+    major = (torch.version.cuda or "").partition(".")[0]
+    homes = [p for entry in torch.__path__ for p in Path(entry).parent.glob("nvidia/**/libnvrtc.so*")]
+    for name in (f"libnvrtc.so.{major}", "libnvrtc.so", *map(str, sorted(homes))):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CudaError(
+        "CUDA's run-time compiler (libnvrtc) was not found: install torch with CUDA, or use engine='torch'."
+    )
+
+
+def compiled(text: str, capability: tuple[int, int]) -> bytes:
+    """Machine code for a GPU, from the cache where it was made before."""
+    compiler = _compiler()
+    version = (ctypes.c_int * 2)()
+    compiler.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    mark = hashlib.sha256(f"{text}{capability}{list(version)}".encode()).hexdigest()[:16]
+    folder = cache_folder() / "cuda"
+    path = folder / f"{mark}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    made = _compile(compiler, text, [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, made)
+    return made
+
+
+def _compile(compiler: Any, text: str, options: list[str]) -> bytes:
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    compiler.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = compiler.nvrtcCompileProgram(program, len(options), given)
+    if failed:
+        compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        compiler.nvrtcGetProgramLog(program, log)
+        lines = log.value.decode(errors="replace").splitlines()
+        reason = next((line for line in lines if "error" in line), f"error {failed}")
+        raise CudaError(
+            f"CUDA could not compile a kernel ({reason.strip()}): report it with the output of `glass env`."
+        )
+    compiler.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    made = ctypes.create_string_buffer(size.value)
+    compiler.nvrtcGetCUBIN(program, made)
+    compiler.nvrtcDestroyProgram(ctypes.byref(program))
+    return made.raw
+
+
+class Kernel:
+    """A function of compiled code on the current device. Its one argument is a structure, passed by value."""
+
+    def __init__(self, code: bytes, name: str, shared: int = 0):
+        """`shared`: bytes of memory that its launches ask for beside what the code declares."""
+        torch.cuda.current_stream()  # makes a context
+        self.driver, self.shared = ctypes.CDLL("libcuda.so.1"), shared
+        self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(self.module), code)
+        self._call("cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode())
+        if shared:
+            self._call("cuFuncSetAttribute", self.function, _MOST_SHARED, shared)
+
+    def launch(self, given: ctypes.Structure, blocks: int, threads: int, together: bool = False) -> None:
+        """`together`: all blocks at once or an error, where blocks wait for each other."""
+        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(given), ctypes.c_void_p))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        shape = (self.function, blocks, 1, 1, threads, 1, 1, self.shared, stream, arguments)
+        if together:
+            self._call("cuLaunchCooperativeKernel", *shape)
+        else:
+            self._call("cuLaunchKernel", *shape, None)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        failed = getattr(self.driver, name)(*arguments)
+        if failed:
+            message = ctypes.c_char_p()
+            self.driver.cuGetErrorString(failed, ctypes.byref(message))
+            said = (message.value or b"?").decode()
+            raise CudaError(f"CUDA answered {name} with {said!r} (error {failed}): use engine='torch'.")
+
+
+_MOST_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+
+
+@cache
+def kernel(text: str, name: str, device: int, shared: int = 0) -> Kernel:
+    """Compiled and loaded once per text and device."""
+    with torch.cuda.device(device):
+        return Kernel(compiled(text, torch.cuda.get_device_capability(device)), name, shared)

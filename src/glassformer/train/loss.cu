@@ -1,0 +1,158 @@
+// Cross-entropy of rows of logits and its gradient: each row is read from memory once and written once.
+//
+// A block keeps its row, 100 KB at 50,000 columns of bfloat16, in shared memory between the two passes that a softmax
+// needs; two blocks of a multiprocessor take turns at waiting for memory and at computing. The formulas are those of
+// fused_loss.py. COLUMNS and THREADS are macros, and so is EIGHT: unless 0, the gradient is written in e5m2, times EIGHT
+// (a power of two), after the text of eight.cuh. tests/train compiles the same text for a CPU.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+struct alignas(16) Pack { u32 word[4]; };  // eight numbers
+#if EIGHT
+struct alignas(8) Made { u32 word[2]; };
+#else
+typedef Pack Made;
+#endif
+
+struct Given {
+    const Pack* logits;
+    Made* gradients;
+    const long long* targets;
+    float *totals, *plains;
+    long long ignored;
+    float smoothing, z_loss;
+};
+
+#define WARPS (THREADS / 32)
+#define PACKS (COLUMNS / 8)
+#define EVERYONE 0xffffffffu
+#define NOTHING __uint_as_float(0xff800000u)
+#define TO_BITS 1.4426950408889634f  // exp(x) = 2^(x log2 e)
+#define TIMES (EIGHT ? (float)EIGHT : 1.f)
+
+#ifdef __CUDACC__
+#define ROW extern __shared__ Pack row[]
+__device__ inline void ask(Pack* kept, const Pack* at) {
+    u32 here = (u32)__cvta_generic_to_shared(kept);
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(here), "l"(at));
+}
+__device__ inline void asked() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline u32 narrowed(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+#if EIGHT
+__device__ inline void put(Made* at, const Made& p) {
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(p.word[0]), "r"(p.word[1]) : "memory");
+}
+#else
+__device__ inline void put(Made* at, const Made& p) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(p.word[0]), "r"(p.word[1]), "r"(p.word[2]),
+                 "r"(p.word[3])
+                 : "memory");
+}
+#endif
+#else
+#include "emulated_loss.h"
+#endif
+
+__device__ inline float low(u32 both) { return __uint_as_float(both << 16); }
+__device__ inline float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+
+// Two sums of exponentials, each 2^highest times its sum, as one.
+__device__ inline void merge(float& highest, float& sum, float other_highest, float other_sum) {
+    float higher = fmaxf(highest, other_highest);
+    if (higher == NOTHING) return;
+    sum = sum * power(highest - higher) + other_sum * power(other_highest - higher);
+    highest = higher;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
+    ROW;
+    __shared__ float board[3][32];
+    const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+    const long long r = blockIdx.x;
+    const Pack* logits = a.logits + r * PACKS;
+    for (int i = t; i < PACKS; i += THREADS) ask(row + i, logits + i);
+    const long long target = a.targets[r];
+    const bool counted = target != a.ignored;
+    asked();  // a thread reads only what it asked for itself
+
+    float highest = NOTHING, sum = 0, plain_sum = 0;  // of z log2 e
+    for (int i = t; i < PACKS; i += THREADS) {
+        float z[8], here = NOTHING, added = 0;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            z[2 * n] = low(row[i].word[n]) * TO_BITS;
+            z[2 * n + 1] = high(row[i].word[n]) * TO_BITS;
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) here = fmaxf(here, z[n]);
+        here = fmaxf(here, highest);
+#pragma unroll
+        for (int n = 0; n < 8; n++) added += power(z[n] - here);
+        if (here != NOTHING) sum = sum * power(highest - here) + added, highest = here;
+#if SMOOTHED
+#pragma unroll
+        for (int n = 0; n < 8; n++) plain_sum += z[n];
+#endif
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(EVERYONE, highest, step), more = __shfl_xor_sync(EVERYONE, sum, step);
+        merge(highest, sum, other, more);
+        plain_sum += __shfl_xor_sync(EVERYONE, plain_sum, step);
+    }
+    if (lane == 0) board[0][warp] = highest, board[1][warp] = sum, board[2][warp] = plain_sum;
+    __syncthreads();
+    highest = lane < WARPS ? board[0][lane] : NOTHING;
+    sum = lane < WARPS ? board[1][lane] : 0.f;
+    plain_sum = lane < WARPS ? board[2][lane] : 0.f;
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(EVERYONE, highest, step), more = __shfl_xor_sync(EVERYONE, sum, step);
+        merge(highest, sum, other, more);
+        plain_sum += __shfl_xor_sync(EVERYONE, plain_sum, step);
+    }
+    const float bits = highest + log2f(sum), lse = bits / TO_BITS;  // a row with NaN has a NaN here
+    if (t == 0) {
+        const u16* numbers = (const u16*)logits;
+        float picked = counted ? low(numbers[target]) : 0.f;
+        float plain = counted ? lse - picked : 0.f, flat = counted ? lse - plain_sum / TO_BITS / COLUMNS : 0.f;
+        a.plains[r] = plain;
+        a.totals[r] = (1 - a.smoothing) * plain + a.smoothing * flat + (counted ? a.z_loss * lse * lse : 0.f);
+    }
+    const float weight = counted ? (1 + 2 * a.z_loss * lse) * TIMES : 0.f;
+    const float even = SMOOTHED && counted ? a.smoothing / COLUMNS * TIMES : 0.f;
+    const float own = counted ? (1 - a.smoothing) * TIMES : 0.f;
+    const int its_pack = counted ? (int)(target / 8) : -1, its_place = (int)(target & 7);
+    Made* gradients = a.gradients + r * PACKS;
+    for (int i = t; i < PACKS; i += THREADS) {
+        float g[8];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            g[2 * n] = power(low(row[i].word[n]) * TO_BITS - bits) * weight - even;
+            g[2 * n + 1] = power(high(row[i].word[n]) * TO_BITS - bits) * weight - even;
+        }
+        if (i == its_pack) {
+#pragma unroll
+            for (int n = 0; n < 8; n++) g[n] -= n == its_place ? own : 0.f;
+        }
+        Made p;
+#if EIGHT
+#pragma unroll
+        for (int n = 0; n < 8; n++) g[n] = visible(g[n]);
+        p.word[0] = four_e5m2(g[0], g[1], g[2], g[3]);
+        p.word[1] = four_e5m2(g[4], g[5], g[6], g[7]);
+#else
+#pragma unroll
+        for (int n = 0; n < 4; n++) p.word[n] = narrowed(g[2 * n], g[2 * n + 1]);
+#endif
+        put(gradients + i, p);
+    }
+}

@@ -1,0 +1,35 @@
+"""CUDA kernels compiled for the CPU: blocks are threads of the system, their threads fibers (cuda.h)."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from glassformer.generate.native.library import compiler
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+HERE = Path(__file__).parent
+
+
+def built(text: str, kernel: str, folder: Path, headers: Path) -> ctypes.CDLL:
+    """A library with `run(argument, blocks, threads)`, which launches a kernel of one argument `Given`."""
+    way_in = f"""
+static Given given;
+static void fiber() {{
+    {kernel}(given);
+    (*fibers)[threadIdx.x].done = true;
+}}
+extern "C" void run(const Given* a, int blocks, int threads) {{
+    given = *a;
+    launch(fiber, blocks, threads);
+}}
+extern "C" int size() {{ return (int)sizeof(Given); }}
+"""
+    file, made = folder / f"{kernel}.cpp", folder / f"{kernel}.so"
+    file.write_text(f'#include "cuda.h"\n{text}\n{way_in}')
+    command = [compiler(), "-O1", "-std=c++17", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]
+    command += [f"-I{HERE}", f"-I{headers}", str(file), "-o", str(made)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(made))

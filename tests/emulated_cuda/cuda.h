@@ -1,0 +1,99 @@
+// CUDA on a CPU, for tests: a block is a thread of the system, its threads are fibers that take turns.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__ static thread_local
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+using std::max;
+using std::min;
+
+struct Index { int x; };
+static thread_local Index threadIdx, blockIdx;
+static Index gridDim, blockDim;
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    bool done = false;
+};
+static thread_local std::vector<Fiber>* fibers;
+static thread_local ucontext_t scheduler;
+static thread_local int barrier_count, barrier_turn;
+static thread_local std::vector<int> warp_count, warp_turn;
+static thread_local std::vector<unsigned> slots;
+
+static void give_way() {
+    int me = threadIdx.x;
+    swapcontext(&(*fibers)[me].context, &scheduler);
+    threadIdx.x = me;
+}
+static void wait_for(int& count, int& turn, int all) {
+    int mine = turn;
+    if (++count == all) {
+        count = 0;
+        turn++;
+    }
+    while (turn == mine) give_way();
+}
+static inline void __syncthreads() { wait_for(barrier_count, barrier_turn, blockDim.x); }
+template <typename T>
+static inline T __shfl_xor_sync(unsigned, T value, int step) {
+    int warp = threadIdx.x / 32;
+    memcpy(&slots[threadIdx.x], &value, 4);
+    wait_for(warp_count[warp], warp_turn[warp], 32);
+    T other;
+    memcpy(&other, &slots[threadIdx.x ^ step], 4);
+    wait_for(warp_count[warp], warp_turn[warp], 32);
+    return other;
+}
+static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
+static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
+static inline float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }
+static inline int __float_as_int(float f) { int u; memcpy(&u, &f, 4); return u; }
+static inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+
+// Runs `body` once for each thread of each block.
+static inline void launch(void (*body)(), int blocks, int threads) {
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    std::vector<std::thread> running;
+    for (int block = 0; block < blocks; block++)
+        running.emplace_back([=] {
+            std::vector<Fiber> mine(threads);
+            fibers = &mine;
+            blockIdx.x = block;
+            barrier_count = barrier_turn = 0;
+            warp_count.assign(threads / 32, 0);
+            warp_turn.assign(threads / 32, 0);
+            slots.assign(threads, 0);
+            for (auto& fiber : mine) {
+                fiber.stack.resize(1 << 17);
+                getcontext(&fiber.context);
+                fiber.context.uc_stack.ss_sp = fiber.stack.data();
+                fiber.context.uc_stack.ss_size = fiber.stack.size();
+                fiber.context.uc_link = &scheduler;
+                makecontext(&fiber.context, body, 0);
+            }
+            for (bool left = true; left;) {
+                left = false;
+                for (int i = 0; i < threads; i++) {
+                    if (mine[i].done) continue;
+                    left = true;
+                    threadIdx.x = i;
+                    swapcontext(&scheduler, &mine[i].context);
+                }
+            }
+        });
+    for (auto& thread : running) thread.join();
+}

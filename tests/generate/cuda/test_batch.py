@@ -1,0 +1,76 @@
+"""Steps of many sequences: the kernels compiled for the CPU, between torch's products, give the engine's logits."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer import config as c
+from glassformer.generate.cuda import batch, library
+from tests.emulated_cuda import built, needs_compiler
+from tests.variants import POSITIONS, decoder, lively
+
+HERE = Path(__file__).parent
+
+
+class Emulated(batch.CudaBatch):
+    """Without a graph, and with launches on the CPU."""
+
+    def __init__(self, model, rows, capacity, folder, dtype=torch.float32):
+        super().__init__(model, rows, capacity, dtype)
+        text = library.source(self.sizes, batch.PARTS, (HERE / "emulated_machine.h").read_text())
+        self.kernels = {name: built(text, name, folder, HERE) for name in ("advance", "attend")}
+        assert all(k.size() == ctypes.sizeof(batch.Given) for k in self.kernels.values())
+
+    def _run(self):
+        self._body()
+
+    def _launch(self, name, blocks, **changes):
+        self.kernels[name].run(ctypes.byref(self.arguments(**changes)), blocks, 32 * batch.WARPS)
+
+
+@torch.no_grad()
+def differences(config, folder, dtype=torch.float32):
+    """Rows of unequal lengths, three greedy steps: relative differences of each step's logits, and of the tokens."""
+    model = lively(config, std=0.4)[0].float()
+    prompts = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13], [9, 2, 4, 1]]
+    made = Emulated(model, 3, 20, folder, dtype)
+    for rows, length in (([0, 2], 3), ([1], 6)):
+        cache = model.new_cache("growing")
+        model(torch.tensor([prompts[r][:-1] for r in rows]), cache=cache)
+        made.take(rows, length, [(layer.k, layer.v) for layer in cache.layers])
+    tokens, found = torch.tensor([p[-1] for p in prompts]), []
+    for _ in range(3):
+        logits = made.step(tokens)
+        wanted = torch.stack([model(torch.tensor([p]))[0, -1] for p in prompts])
+        found.append(float((logits - wanted).abs().max() / wanted.abs().max()))
+        tokens = wanted.argmax(-1)
+        prompts = [[*p, int(t)] for p, t in zip(prompts, tokens, strict=True)]
+    return found
+
+
+def small(name, modern):
+    changes = (
+        {"window": 5, "feedforward": c.Gated(48), "norm": c.RMSNorm()} if modern else {"feedforward": c.Dense(136)}
+    )
+    return decoder(position=POSITIONS[name], head=c.Head(tied=False), d_model=40, attention__d_head=16, **changes)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "modern"), [("learned", False), ("rotary-halves", True)])
+def test_it_is_the_engine(name, modern, tmp_path):
+    assert max(differences(small(name, modern), tmp_path)) < 3e-6  # float32 sums in another order
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("modern", [False, True])
+@pytest.mark.parametrize("name", ["none", "sinusoidal", "rotary-interleaved", "rotary-yarn", "rotary-llama3"])
+def test_every_position_scheme(name, modern, tmp_path):
+    assert max(differences(small(name, modern), tmp_path)) < 3e-6
+
+
+def test_what_it_does_not_know_is_said():
+    with pytest.raises(library.CudaDecodeError, match="use engine='torch'"):
+        batch.CudaBatch(lively(decoder(placement="post"))[0], 2, 20)
