@@ -54,6 +54,21 @@ def test_sample_continues_the_prompt_and_repeats_itself(capsys, folder):
     assert uncached[1] == first[1]
 
 
+def test_sample_with_a_draft_says_the_same_and_counts(capsys, folder):
+    greedy = ["sample", "--model", folder, "the cat", "--max-new-tokens", "20", "--temperature", "0"]
+    _, plain, quiet = run(capsys, *greedy)
+    assert quiet == ""
+    code, out, err = run(capsys, *greedy, "--draft", folder, "--draft-tokens", "3")
+    assert (code, out) == (0, plain)
+    assert err == "draft: 15 of 15 proposed tokens accepted (100%); 20 tokens in 5 passes of the model\n"
+    code, out, err = run(capsys, *greedy, "--draft", "lookup")
+    assert (code, out) == (0, plain)
+    assert err.startswith("draft: ")
+    code, result = run_json(capsys, *greedy, "--draft", folder, "--draft-tokens", "3")
+    assert code == 0
+    assert result["draft"] == {"proposed": 15, "accepted": 15, "passes": 5}
+
+
 def test_the_bundled_bard_speaks_without_a_word_about_models(capsys):
     code, out, _ = run(capsys, "sample", "ROMEO:", "--max-new-tokens", "40")
     assert code == 0
@@ -116,6 +131,15 @@ def hf(folder: Path, **changes) -> Path:
     return target
 
 
+def an_encoder(folder: Path) -> Path:
+    gf.save(
+        gf.build(gf.presets.bert_base(n_layers=1, d_model=8, n_heads=2, vocab_size=65)),
+        folder.parent / "encoder",
+        format="glass",
+    )
+    return folder.parent / "encoder"
+
+
 def bad_toml(folder: Path) -> Path:
     (folder / "bad.toml").write_text("a = = 3")
     return folder / "bad.toml"
@@ -138,6 +162,12 @@ MISTAKES = {
     "top-p of 0": (lambda f: ["sample", "--model", f, "hi", "--top-p", "0"], "top_p=0.0 must be in (0, 1]"),
     "top-p of 1.5": (lambda f: ["sample", "--model", f, "hi", "--top-p", "1.5"], "top_p=1.5"),
     "negative temperature": (lambda f: ["sample", "--model", f, "hi", "--temperature", "-1"], "temperature=-1.0"),
+    "no such draft": (lambda f: ["sample", "--model", f, "hi", "--draft", f / "nowhere"], "nowhere"),
+    "another vocabulary": (lambda f: ["sample", "hi", "--draft", f], "they must share one vocabulary"),
+    "more ids": (lambda f: ["sample", "--ids", "5", "--draft", f], "the draft knows 300 tokens and the model 65"),
+    "a draft of another kind": (lambda f: ["sample", "hi", "--draft", an_encoder(f)], "not a decoder-only model"),
+    "no tokens proposed": (lambda f: ["sample", "hi", "--draft", "lookup", "--draft-tokens", "0"], "draft_tokens=0"),
+    "beams and a draft": (lambda f: ["sample", "hi", "--draft", "lookup", "--beams", "2"], "no use for a draft"),
     "unknown preset": (lambda f: ["size", "gtp2"], "gpt2"),
     "unreadable TOML": (lambda f: ["size", bad_toml(f)], "not readable TOML"),
     "no such file": (lambda f: ["size", "nowhere/model.toml"], "does not exist"),

@@ -1,8 +1,10 @@
 """What is fed to the model: padding on the right side, one row of work per cached token."""
 
+import contextlib
+
 import torch
 
-from glassformer.generate.feed import Feed, pad
+from glassformer.generate.feed import Feed, evaluating, one_thread, pad
 from tests.variants import decoder, lively, seq2seq
 
 CPU = torch.device("cpu")
@@ -16,6 +18,32 @@ def test_padding_by_hand():
     assert tokens[:, 0].tolist() == [5, 6]
     assert real.tolist() == [[True, False, False], [True, True, True]]
     assert pad([[1, 2], [3, 4]], "left", CPU)[1] is None
+
+
+def test_modes_are_put_back_module_by_module():
+    model, _ = lively(decoder(dropout=0.5))
+    model.train()
+    model.decoder.blocks[1].eval()
+    before = [module.training for module in model.modules()]
+    with contextlib.suppress(ZeroDivisionError), evaluating(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+        raise ZeroDivisionError
+    assert [module.training for module in model.modules()] == before
+    assert torch.is_grad_enabled()
+
+
+def test_threads_are_put_back():
+    """Two, whatever the machine has: the suite itself runs with one."""
+    torch.set_num_threads(2)
+    try:
+        for wanted, inside in ((True, 1), (False, 2)):
+            with contextlib.suppress(ZeroDivisionError), one_thread(wanted):
+                assert torch.get_num_threads() == inside
+                raise ZeroDivisionError
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 class Counting(torch.nn.Module):

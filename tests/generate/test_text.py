@@ -77,6 +77,29 @@ def test_ids_in_ids_out(model):
     assert stopped["new_tokens"] == result["new_tokens"][:2] or result["new_tokens"][0] == result["new_tokens"][1]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_is_counted_and_leaves_greedy_text_as_it_is(model, tokenizer, temperature):
+    plain = Continuation(model, tokenizer, "the cat", max_new_tokens=20).run(gf.Sampling(temperature))
+    job = Continuation(model, tokenizer, "the cat", max_new_tokens=20, draft=model, draft_tokens=3)
+    result = job.run(gf.Sampling(temperature))
+    assert plain["draft"] is None
+    assert result["draft"] == {"proposed": 15, "accepted": 15, "passes": 5}
+    assert len(result["new_tokens"]) == 20
+    assert (result["text"] == plain["text"]) == (temperature == 0)
+
+
+def test_a_stop_text_inside_an_accepted_block_is_not_shown(model, tokenizer):
+    plain = Continuation(model, tokenizer, "the cat", max_new_tokens=20).run(gf.Sampling(0.0))
+    said = plain["text"][len("the cat") :]
+    stop = said[len(said) // 2 : len(said) // 2 + 3]
+    runs = [
+        Continuation(model, tokenizer, "the cat", max_new_tokens=20, stop=(stop,), draft=draft).run(gf.Sampling(0.0))
+        for draft in (None, model)
+    ]
+    assert runs[0]["text"] == runs[1]["text"] == "the cat" + said[: said.index(stop)]
+    assert runs[1]["finished"] == "stop"
+
+
 def test_by_default_the_context_is_not_overrun(model, tokenizer):
     result = Continuation(model, None, "5 " * 60, ids=True).run(gf.Sampling(0.0))
     assert len(result["new_tokens"]) == 4

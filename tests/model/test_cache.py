@@ -1,11 +1,14 @@
 """Caches: rollback, beams, capacity, what they hold and what they refuse."""
 
+import itertools
+
 import pytest
 import torch
 
 from glassformer import config as c
 from glassformer.model import build
 from glassformer.model.cache import build_cache
+from glassformer.reference import forward
 from tests import variants
 from tests.variants import lively, ragged_mask, tokens
 
@@ -33,6 +36,25 @@ def test_crop_then_go_on_equals_never_having_gone_there(name, padded, kind):
     assert len(cache) == 8
     rest = torch.cat([model(ids[:, i : i + 1], cache=cache) for i in range(8, 15)], dim=1)
     assert (rest - model(ids, mask=mask)[:, 8:]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", variants.POSITIONS)
+@torch.no_grad()
+def test_blocks_cut_back_by_any_number_of_tokens_leave_the_oracles_logits(name, kind):
+    """Four places a pass, of which 4, 3, 2, 1, 4, ... stay: every pass starts with a crop, past the window's width."""
+    model, params = lively(variants.decoder(position=variants.POSITIONS[name], window=5))
+    ids, wrong = tokens(2, 25), tokens(2, 25, seed=9)
+    cache, length, found = new_cache(model, kind, capacity=29, slack=3), 0, []
+    for n in itertools.cycle((4, 3, 2, 1)):
+        block = torch.cat([ids[:, length : length + n], wrong[:, length + n : length + 4]], dim=1)
+        found.append(model(block, cache=cache)[:, :n])
+        length = min(length + n, 25)
+        cache.crop(length)
+        if length == 25:
+            break
+    oracle = forward(model.config, params, ids.numpy())
+    assert abs(torch.cat(found, dim=1).numpy() - oracle).max() <= 1e-11
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 import json as json_module
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,8 @@ from glassformer.cli.common import InputError, Json, report
 
 if TYPE_CHECKING:
     from glassformer.config import ModelConfig
+    from glassformer.generate.speculate import Draft
+    from glassformer.model import Model
 
 
 def size(
@@ -95,29 +98,34 @@ def sample(
     stop: Annotated[tuple[str, ...], tyro.conf.arg(help="Texts that end the output.")] = (),
     ids: Annotated[bool, tyro.conf.arg(help="The prompt is token ids, and so is the output.")] = False,
     cache: bool = True,
+    draft: Annotated[
+        str | None, tyro.conf.arg(help="A smaller model's folder, or lookup: proposes tokens, which the model judges.")
+    ] = None,
+    draft_tokens: Annotated[int, tyro.conf.arg(help="How many it proposes at a time.")] = 4,
     dtype: Annotated[str | None, tyro.conf.arg(help="float32, bfloat16 or float16; the file's own by default.")] = None,
     json: Json = False,
 ) -> int:
     """Continue a prompt with a model, token by token."""
     from glassformer.generate import Sampling
     from glassformer.generate.text import Continuation
-    from glassformer.weights import load, load_tokenizer
+    from glassformer.weights import load_tokenizer
 
     model = model or "bard"
     # an explicit beam search leaves the sampling defaults unused; greedy and beams share the penalty
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if beams > 1:
         sampling = Sampling(0.0, repetition_penalty=repetition_penalty)
-    loaded = load(model, dtype=dtype)
-    if dtype is None and next(loaded.parameters()).dtype.itemsize == 2 and loaded.device.type == "cpu":
-        loaded = loaded.float()  # half precisions are for storing and for accelerators: a CPU is slower in them
+    loaded = _load_to_sample(model, dtype)
+    tokenizer = None if ids else load_tokenizer(model)
     job = Continuation(
         model=loaded,
-        tokenizer=None if ids else load_tokenizer(model),
+        tokenizer=tokenizer,
         prompt=prompt,
         ids=ids,
         stop=stop,
         max_new_tokens=max_new_tokens,
+        draft=None if draft is None else _read_draft(draft, dtype, model, tokenizer),
+        draft_tokens=draft_tokens,
     )
     if json:
         result = job.run(sampling, beams, length_penalty, seed, cache)
@@ -128,7 +136,42 @@ def sample(
         for piece in job.pieces(sampling, seed, cache):
             print(piece, end="", flush=True)
         print()
+    if job.acceptance is not None and not json:
+        was = job.acceptance
+        accepted = f"{was.accepted} of {was.proposed} proposed tokens accepted ({was.rate:.0%})"
+        print(f"draft: {accepted}; {len(job.new)} tokens in {was.passes} passes of the model", file=sys.stderr)
     return 0
+
+
+def _load_to_sample(source: str, dtype: str | None) -> "Model":
+    from glassformer.weights import load
+
+    loaded = load(source, dtype=dtype)
+    if dtype is None and next(loaded.parameters()).dtype.itemsize == 2 and loaded.device.type == "cpu":
+        loaded = loaded.float()  # half precisions are for storing and for accelerators: a CPU is slower in them
+    return loaded
+
+
+def _read_draft(source: str, dtype: str | None, model: str, tokenizer: Any) -> "Draft":
+    """A draft whose ids mean what the model's mean."""
+    from glassformer.model import DecoderLM
+    from glassformer.weights import load_tokenizer
+
+    if source == "lookup":
+        return "lookup"
+    draft = _load_to_sample(source, dtype)
+    if not isinstance(draft, DecoderLM):
+        raise InputError(f"the draft {source} is not a decoder-only model: give one, or `lookup`.")
+    theirs = None if tokenizer is None else load_tokenizer(source)
+    if theirs is not None:
+        ours, known = tokenizer.get_vocab(), theirs.get_vocab()
+        apart = sorted(token for token in ours.keys() | known.keys() if ours.get(token) != known.get(token))
+        if apart:
+            raise InputError(
+                f"the ids of {apart[0]!r} are {known.get(apart[0], 'none')} in the draft {source} and "
+                f"{ours.get(apart[0], 'none')} in the model {model}: they must share one vocabulary."
+            )
+    return draft
 
 
 def convert(

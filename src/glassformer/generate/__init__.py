@@ -3,7 +3,8 @@
 from glassformer.callable_module import make_callable
 from glassformer.generate.loop import Generated, generate, stream
 from glassformer.generate.sampling import Sampling, distribution, draw
+from glassformer.generate.speculate import Acceptance
 
-__all__ = ["Generated", "Sampling", "distribution", "draw", "generate", "stream"]
+__all__ = ["Acceptance", "Generated", "Sampling", "distribution", "draw", "generate", "stream"]
 
 make_callable(__name__, "generate")

@@ -5,7 +5,8 @@ position count keep padding invisible. An encoder-decoder reads the prompt with 
 starts its decoder from `special.start`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -66,6 +67,39 @@ def check_length(model: Model, rows: list[list[int]], max_new_tokens: int) -> No
 def ends_with(row: list[int], stops: list[list[int]]) -> bool:
     """Whether what was generated ends in one of the stop sequences."""
     return any(row[-len(s) :] == s for s in stops)
+
+
+@contextmanager
+def evaluating(*models: Model) -> Iterator[None]:
+    """No dropout and no gradients, and every module as it was afterwards."""
+    # asked and set one by one: `train()` walks and writes all modules, which takes longer than a small model's step
+    training = [module for model in models for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Torch computes in this thread alone, where that is wanted: while the compiled kernels decode.
+
+    After an operation that torch shares out, its threads spin for milliseconds, on the cores where the kernels' own
+    would compute the next token: drawing from 50,257 probabilities by two threads halves the speed of an int8 GPT-2.
+    """
+    threads = torch.get_num_threads()
+    if not wanted or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def pad(

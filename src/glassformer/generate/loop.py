@@ -1,17 +1,17 @@
 """Decoding: `stream` yields tokens as they come, `generate` collects them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from glassformer.generate.beam import beam_search
-from glassformer.generate.feed import Feed, Prompts, check_length, ends_with, read_prompts
+from glassformer.generate.feed import Feed, Prompts, check_length, ends_with, evaluating, one_thread, read_prompts
 from glassformer.generate.native.choice import Engine, choose_engine
 from glassformer.generate.native.feed import NativeFeed
 from glassformer.generate.native.pack import Precision
 from glassformer.generate.sampling import GREEDY, Sampling, choose
+from glassformer.generate.speculate import Acceptance, Draft, Speculation, check_draft, speculate
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 
@@ -22,7 +22,12 @@ class Generated(list[list[int]]):
     """One list of ids per prompt: the prompt (an encoder-decoder: the start token) and what was added to it."""
 
     def __init__(
-        self, rows: list[list[int]], prompt_lengths: list[int], finished: list[str], scores: list[float] | None
+        self,
+        rows: list[list[int]],
+        prompt_lengths: list[int],
+        finished: list[str],
+        scores: list[float] | None = None,
+        acceptance: list[Acceptance] | None = None,
     ):
         super().__init__(rows)
         self.prompt_lengths = prompt_lengths
@@ -30,6 +35,8 @@ class Generated(list[list[int]]):
         """Why each row ended: "stop" or "length"."""
         self.scores = scores
         """Beam search only: log-probability of the continuation / its length ** length_penalty."""
+        self.acceptance = acceptance
+        """With a draft only: what became of its proposals, row by row."""
 
     @property
     def new(self) -> list[list[int]]:
@@ -50,6 +57,8 @@ def generate(
     prefill_chunk: int | None = None,
     engine: Engine = "auto",
     precision: Precision = "float32",
+    draft: Draft | None = None,
+    draft_tokens: int = 4,
 ) -> Generated:
     """Continue each prompt. Greedy unless `sampling` is given; beam search when `beams` > 1.
 
@@ -61,31 +70,44 @@ def generate(
     `engine` is what computes the steps: torch, or native, compiled kernels for a CPU, which give the same logits up to
     rounding. auto is native where the kernels are built and know the model; a `precision` of the weights other than
     float32 needs them.
+
+    `draft` proposes `draft_tokens` tokens at a time, which the model judges in one pass (`generate/speculate.py`): a
+    smaller decoder-only model of the same vocabulary, or "lookup", which copies what followed the last tokens when they
+    stood in the row before. Tokens keep their distribution: greedy output is the same (up to ties within rounding),
+    sampled output is repeated by the same `seed` but drawn otherwise than without a draft. Rows are then read one after
+    another.
     """
     if type(beams) is not int or beams < 1:
         raise ValueError(f"beams={beams} must be a whole number of at least 1.")
     if beams == 1:
-        steps = stream(model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk, engine, precision)
+        given = (cache, seed, stop, prefill_chunk, engine, precision, draft, draft_tokens)
+        steps = stream(model, prompts, max_new_tokens, sampling, *given)
         return _collect(model, read_prompts(model, prompts), steps, read_stop(model, stop))
-    if sampling is not None and sampling != Sampling(
-        sampling.temperature, repetition_penalty=sampling.repetition_penalty
-    ):
-        raise ValueError(f"beam search does not sample: drop top_k, top_p and min_p, or use beams=1 (beams={beams}).")
-    if sampling is not None and sampling.temperature not in (0.0, 1.0):
-        raise ValueError(f"beam search does not sample: drop temperature={sampling.temperature}, or use beams=1.")
+    if draft is not None:
+        raise ValueError(f"beam search follows many rows and has no use for a draft: leave it out (beams={beams}).")
     rows = read_prompts(model, prompts)
     check_length(model, rows, max_new_tokens)
-    with _evaluating(model):
+    penalty = _beam_penalty(sampling, beams)
+    with evaluating(model):
         feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision)
-        penalty = 1.0 if sampling is None else sampling.repetition_penalty
         found = beam_search(feed, max_new_tokens, beams, length_penalty, read_stop(model, stop), penalty)
-    lengths = [len(row) for row in feed.rows]
     return Generated(
         [row + best.tokens for row, best in zip(feed.rows, found, strict=True)],
-        lengths,
+        [len(row) for row in feed.rows],
         ["stop" if best.stopped else "length" for best in found],
         [best.score for best in found],
     )
+
+
+def _beam_penalty(sampling: Sampling | None, beams: int) -> float:
+    """The repetition penalty, the only part of a sampling that beam search knows."""
+    if sampling is None:
+        return 1.0
+    if sampling != Sampling(sampling.temperature, repetition_penalty=sampling.repetition_penalty):
+        raise ValueError(f"beam search does not sample: drop top_k, top_p and min_p, or use beams=1 (beams={beams}).")
+    if sampling.temperature not in (0.0, 1.0):
+        raise ValueError(f"beam search does not sample: drop temperature={sampling.temperature}, or use beams=1.")
+    return sampling.repetition_penalty
 
 
 def stream(
@@ -99,14 +121,26 @@ def stream(
     prefill_chunk: int | None = None,
     engine: Engine = "auto",
     precision: Precision = "float32",
+    draft: Draft | None = None,
+    draft_tokens: int = 4,
 ) -> Iterator[list[int | None]]:
-    """One list per step: the token each row gained, None for a row that has ended. Arguments as for `generate`."""
+    """One list per step: the token each row gained, None for a row that has ended. Arguments as for `generate`.
+
+    With a draft it is a `Speculation`, whose `acceptance` counts what became of the proposals so far.
+    """
     rows = read_prompts(model, prompts)
     check_length(model, rows, max_new_tokens)
     stops = read_stop(model, stop)
     sampling = sampling or GREEDY
+    if draft is not None:
+        check_draft(model, draft, draft_tokens, max(map(len, rows)), max_new_tokens)
+        assert isinstance(model, DecoderLM)
+        how = (_cache_kind(cache), _check_chunk(prefill_chunk), engine, precision)
+        seeds = _seeds(seed, len(rows))
+        with evaluating(model):
+            return speculate(model, draft, draft_tokens, rows, max_new_tokens, sampling, seeds, stops, *how)
     uniform = uniforms(seed, len(rows), max_new_tokens)
-    with _evaluating(model):
+    with evaluating(model):
         feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision)
     return _stream(model, feed, max_new_tokens, sampling, uniform, stops)
 
@@ -121,16 +155,17 @@ def _stream(
 ) -> Iterator[list[int | None]]:
     new: list[list[int]] = [[] for _ in feed.rows]
     ended = [False] * len(feed.rows)
-    with _evaluating(model):
+    with evaluating(model):
         seen = _seen(feed.rows, model) if sampling.repetition_penalty != 1 else None
         logits = feed.start()
         tokens = torch.empty(0)
     for step in range(max_new_tokens):
         # the modes are entered anew at each step: between two tokens the caller's own code runs
-        with _evaluating(model):
+        with evaluating(model):
             if step:
                 logits = feed.step(tokens)
-            tokens = choose(logits, sampling, uniform[:, step].to(logits.device), seen)
+            with one_thread(isinstance(feed, NativeFeed)):
+                tokens = choose(logits, sampling, uniform[:, step].to(logits.device), seen)
             if seen is not None:
                 seen.scatter_(1, tokens[:, None], True)
         gained: list[int | None] = []
@@ -154,7 +189,9 @@ def _collect(
             if token is not None:
                 row.append(token)
     finished = ["stop" if ends_with(row, stops) else "length" for row in new]
-    return Generated([a + b for a, b in zip(start, new, strict=True)], [len(row) for row in start], finished, None)
+    acceptance = steps.acceptance if isinstance(steps, Speculation) else None
+    whole = [a + b for a, b in zip(start, new, strict=True)]
+    return Generated(whole, [len(row) for row in start], finished, acceptance=acceptance)
 
 
 def _feed(
@@ -167,38 +204,34 @@ def _feed(
     precision: Precision,
 ) -> Feed:
     assert isinstance(model, DecoderLM | Seq2Seq)  # read_prompts refused the rest
-    if chunk is not None and (type(chunk) is not int or chunk < 1):
-        raise ValueError(f"prefill_chunk={chunk} must be a whole number of at least 1.")
-    kind: CacheKind | None = "static" if cache is True else None if cache is False else cache
+    chunk, kind = _check_chunk(chunk), _cache_kind(cache)
     if choose_engine(model, kind, engine, precision) == "native":
         assert isinstance(model, DecoderLM)
         return NativeFeed(model, rows, max_new_tokens, chunk, precision)
     return Feed(model, rows, max_new_tokens, kind, chunk)
 
 
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """No dropout and no gradients, and every module as it was afterwards."""
-    # asked and set one by one: `train()` walks and writes all modules, which takes longer than a small model's step
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
+def _check_chunk(chunk: int | None) -> int | None:
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ValueError(f"prefill_chunk={chunk} must be a whole number of at least 1.")
+    return chunk
+
+
+def _cache_kind(cache: bool | CacheKind) -> CacheKind | None:
+    return "static" if cache is True else None if cache is False else cache
 
 
 def uniforms(seed: int | Sequence[int], rows: int, steps: int) -> Tensor:
     """(rows, steps) uniform numbers in [0, 1): one seed gives every row the same stream, a list one to each."""
+    each = [torch.Generator().manual_seed(s) for s in _seeds(seed, rows)]
+    return torch.stack([torch.rand(steps, generator=generator, dtype=torch.float64) for generator in each])
+
+
+def _seeds(seed: int | Sequence[int], rows: int) -> list[int]:
     seeds = [seed] * rows if isinstance(seed, int) else list(seed)
     if len(seeds) != rows:
         raise ValueError(f"{len(seeds)} seeds were given for {rows} prompts: give one number, or one per prompt.")
-    return torch.stack(
-        [torch.rand(steps, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in seeds]
-    )
+    return seeds
 
 
 def read_stop(model: Model, stop: Stop) -> list[list[int]]:

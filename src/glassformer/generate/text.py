@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from glassformer.generate.loop import generate, stream
 from glassformer.generate.sampling import Sampling
+from glassformer.generate.speculate import Acceptance, Draft, Speculation
 from glassformer.model import Model, Seq2Seq
 
 UNFINISHED = "�"
@@ -25,9 +26,14 @@ class Continuation:
     """Texts (token ids when `ids`) that end the output; they are not shown."""
     max_new_tokens: int | None = None
     """None: 64, or as many as the context still holds."""
+    draft: Draft | None = None
+    draft_tokens: int = 4
+    """As for `generate`."""
     new: list[int] = field(default_factory=list, init=False)
     """Tokens produced so far."""
     finished: str = field(default="length", init=False)
+    acceptance: Acceptance | None = field(default=None, init=False)
+    """With a draft: what became of its proposals so far."""
 
     def __post_init__(self) -> None:
         if self.ids:
@@ -57,12 +63,15 @@ class Continuation:
         assert self.max_new_tokens is not None
         self.new = []
         # made before anything is shown: it refuses what cannot be done
-        steps = stream(self.model, [self.tokens], self.max_new_tokens, sampling, cache, seed, self._stop_ids())
+        limits = (self.max_new_tokens, sampling, cache, seed, self._stop_ids())
+        steps = stream(self.model, [self.tokens], *limits, draft=self.draft, draft_tokens=self.draft_tokens)
         text = shown = start = self._decode(self.head)
         yield shown
         for (token,) in steps:
             assert token is not None  # one row: the stream ends with it
             self.new.append(token)
+            if isinstance(steps, Speculation):
+                (self.acceptance,) = steps.acceptance
             text = self._decode(self.head + self.new)
             cut = self._find_stop(text, len(start))
             if cut is not None:
@@ -87,7 +96,7 @@ class Continuation:
             text = "".join(self.pieces(sampling, seed, cache))
         else:
             limits = (self.max_new_tokens, sampling, beams, cache, seed, self._stop_ids(), length_penalty)
-            out = generate(self.model, [self.tokens], *limits)
+            out = generate(self.model, [self.tokens], *limits, draft=self.draft, draft_tokens=self.draft_tokens)
             self.new, self.finished = out.new[0], out.finished[0]
             score = out.scores[0] if out.scores else None
             text = self._decode(self.head + self.new)
@@ -101,6 +110,7 @@ class Continuation:
             "new_tokens": self.new,
             "finished": self.finished,
             "score": score,
+            "draft": None if self.acceptance is None else asdict(self.acceptance),
             "seconds": seconds,
             "tokens_per_second": len(self.new) / seconds,
         }
