@@ -29,18 +29,29 @@ def _compiler() -> Any:
     )
 
 
+def code_path(text: str, capability: tuple[int, int]) -> Path:
+    """Where the machine code of a text lies, or will lie."""
+    version = (ctypes.c_int * 2)()
+    _compiler().nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    mark = hashlib.sha256(f"{text}{capability}{list(version)}".encode()).hexdigest()[:16]
+    return cache_folder() / "cuda" / f"{mark}.cubin"
+
+
+def is_compiled(text: str, capability: tuple[int, int]) -> bool:
+    """Whether using a text needs no compiling; also no where there is no compiler."""
+    try:
+        return code_path(text, capability).exists()
+    except CudaError:
+        return False
+
+
 def compiled(text: str, capability: tuple[int, int]) -> bytes:
     """Machine code for a GPU, from the cache where it was made before."""
-    compiler = _compiler()
-    version = (ctypes.c_int * 2)()
-    compiler.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
-    mark = hashlib.sha256(f"{text}{capability}{list(version)}".encode()).hexdigest()[:16]
-    folder = cache_folder() / "cuda"
-    path = folder / f"{mark}.cubin"
+    path = code_path(text, capability)
     if path.exists():
         return path.read_bytes()
-    made = _compile(compiler, text, [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"])
-    folder.mkdir(parents=True, exist_ok=True)
+    made = _compile(_compiler(), text, [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"])
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, made)
     return made
 

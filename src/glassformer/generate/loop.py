@@ -89,7 +89,7 @@ def generate(
     check_length(model, rows, max_new_tokens)
     penalty = _beam_penalty(sampling, beams)
     with evaluating(model):
-        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision)
+        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision, beams)
         found = beam_search(feed, max_new_tokens, beams, length_penalty, read_stop(model, stop), penalty)
     return Generated(
         [row + best.tokens for row, best in zip(feed.rows, found, strict=True)],
@@ -155,21 +155,9 @@ def _stream(
 ) -> Iterator[list[int | None]]:
     new: list[list[int]] = [[] for _ in feed.rows]
     ended = [False] * len(feed.rows)
-    with evaluating(model):
-        seen = _seen(feed.rows, model) if sampling.repetition_penalty != 1 else None
-        logits = feed.start()
-        tokens = torch.empty(0)
-    for step in range(max_new_tokens):
-        # the modes are entered anew at each step: between two tokens the caller's own code runs
-        with evaluating(model):
-            if step:
-                logits = feed.step(tokens)
-            with one_thread(isinstance(feed, NativeFeed)):
-                tokens = choose(logits, sampling, uniform[:, step].to(logits.device), seen)
-            if seen is not None:
-                seen.scatter_(1, tokens[:, None], True)
+    for tokens in _tokens(model, feed, max_new_tokens, sampling, uniform):
         gained: list[int | None] = []
-        for i, token in enumerate(tokens.tolist()):
+        for i, token in enumerate(tokens):
             gained.append(None if ended[i] else token)
             if not ended[i]:
                 new[i].append(token)
@@ -177,6 +165,39 @@ def _stream(
         yield gained
         if all(ended):
             return
+
+
+def _tokens(model: Model, feed: Feed, max_new_tokens: int, sampling: Sampling, uniform: Tensor) -> Iterator[list[int]]:
+    """A token for every row at each step, whatever has ended.
+
+    Where a feed can choose the likeliest token itself, it goes on for as many steps as it has gone already: a GPU does
+    not wait for Python then, the first tokens come at once, and a stop leaves at most half of the work unused.
+    """
+    with evaluating(model):
+        seen = _seen(feed.rows, model) if sampling.repetition_penalty != 1 else None
+        logits = feed.start()
+        tokens = torch.empty(0)
+    step = 0
+    while step < max_new_tokens:
+        # the modes are entered anew at each step: between two tokens the caller's own code runs
+        with evaluating(model):
+            if step and sampling == GREEDY and hasattr(feed, "greedy"):
+                steps = feed.greedy(tokens, min(step, LONGEST_RUN, max_new_tokens - step))
+                tokens = torch.tensor(steps[-1], device=tokens.device)
+            else:
+                if step:
+                    logits = feed.step(tokens)
+                with one_thread(isinstance(feed, NativeFeed)):
+                    tokens = choose(logits, sampling, uniform[:, step].to(logits.device), seen)
+                if seen is not None:
+                    seen.scatter_(1, tokens[:, None], True)
+                steps = [tokens.tolist()]
+        yield from steps
+        step += len(steps)
+
+
+LONGEST_RUN = 64
+"""Steps that are taken without looking at what was said."""
 
 
 def _collect(
@@ -202,9 +223,16 @@ def _feed(
     chunk: int | None,
     engine: Engine,
     precision: Precision,
+    beams: int = 1,
 ) -> Feed:
     assert isinstance(model, DecoderLM | Seq2Seq)  # read_prompts refused the rest
     chunk, kind = _check_chunk(chunk), _cache_kind(cache)
+    if model.device.type == "cuda" and isinstance(model, DecoderLM):
+        from glassformer.generate.cuda.feed import CudaFeed, chosen
+
+        if chosen(model, kind, engine, precision, len(rows), beams):
+            return CudaFeed(model, rows, max_new_tokens, chunk, precision)
+        return Feed(model, rows, max_new_tokens, kind, chunk)
     if choose_engine(model, kind, engine, precision) == "native":
         assert isinstance(model, DecoderLM)
         return NativeFeed(model, rows, max_new_tokens, chunk, precision)

@@ -6,9 +6,6 @@ static inline Pack read16(const Stored* at) {
     return p;
 }
 static inline Pack read16_fresh(const Stored* at) { return read16(at); }
-static inline void send_for(const Stored* at, long long numbers) {
-    if ((size_t)at % 16 || numbers * sizeof(Stored) % 16) abort();
-}
 template <typename T>
 static inline T fresh(const T* at) { return *(const volatile T*)at; }
 static inline void arrive(int* counter) { __atomic_add_fetch(counter, 1, __ATOMIC_RELEASE); }

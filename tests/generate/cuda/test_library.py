@@ -9,7 +9,7 @@ def test_sizes_come_first_and_the_machine_can_be_another():
     assert "// here" in text
     assert "ld.acquire" not in text
     assert "ld.acquire" in library.source({"D": 40})
-    assert text.index("Pack") < text.index("// here") < text.index("void decode(")
+    assert text.index("Pack") < text.index("// here") < text.index("decode(const Given a)")
 
 
 def test_every_pointer_has_its_place():

@@ -34,6 +34,11 @@ class Given(ctypes.Structure):
     ]
 
 
+def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
+    """The kernels' source for a model."""
+    return library.source(kernel_sizes(model, dtype, 1, WARPS), PARTS)
+
+
 class CudaBatch:
     """The caches of `rows` sequences of at most `capacity` tokens, and the step that extends them together."""
 
@@ -53,7 +58,7 @@ class CudaBatch:
         spare = -cfg.vocab_size % 8
         self.head = F.pad(self.held["head"], (0, 0, 0, spare))
         self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if self.sizes["HEAD_BIASED"] else None
-        self.text = library.source(self.sizes, PARTS)
+        self.text, self.limit = library.source(self.sizes, PARTS), cfg.max_len or 2**30
         stored = (cfg.n_layers, rows, cfg.n_kv_heads, self.capacity)
 
         def new(*shape: int, kind: torch.dtype = dtype) -> Tensor:
@@ -65,6 +70,18 @@ class CudaBatch:
         self.mixed = new(rows, cfg.n_heads * cfg.d_value)
         self.logits = new(rows, cfg.vocab_size)
         self.graph: torch.cuda.CUDAGraph | None = None
+
+    def refresh(self, model: DecoderLM) -> None:
+        """The model's weights as they are now, in the same places: a captured step reads them there."""
+        new = stacked_weights(model, self.dtype)
+        for name, held in self.held.items():
+            if isinstance(new.get(name), Tensor):
+                held.copy_(new[name])
+        for name, bias in self.biases.items():
+            bias.copy_(new[name])
+        self.head[: self.config.vocab_size].copy_(new["head"])
+        if self.head_bias is not None:
+            self.head_bias[: self.config.vocab_size].copy_(new["head_bias"])
 
     def take(self, rows: list[int], length: int, kept: list[tuple[Tensor, Tensor]]) -> None:
         """Prompts of one length that the engine has read but for their last token: k, v (n,G,S,K) of each layer."""

@@ -9,8 +9,6 @@
 // Compiled at run time for one model: its sizes are macros (decoder.py). The definition is glassformer.model;
 // tests/generate/cuda holds the two together, on a CPU too, where blocks are threads and their threads fibers.
 
-#define HEAD_AHEAD 64  // rows of the head that are sent for with the last layer's up, and twice as many with its down
-
 // This block's share of the logits; the highest of them and where it stands, the first of equals.
 __device__ inline void judge(const Given& a, Held held, Share rows, const float* vector, float* board) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, place = V;
@@ -86,9 +84,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Given a) {
             Work w = work(a.w_qkv + (long long)layer * QKV * D, a.b_qkv + layer * QKV, D, of_qkv, 0);
             begin(begun, w);
             gain(weight, bias, a.norm_a + layer * D, a.norm_a_bias + layer * D);
-            const Stored* ups = a.w_up + (long long)layer * F * D * (1 + GATED);
-            foresee(ups, D, of_hidden);
-            if (GATED) foresee(ups + (long long)F * D, D, of_hidden);
             if (layer) {
                 wait(a.counter, ++met);
                 add(x, a.fed);
@@ -119,16 +114,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Given a) {
             leave(a.counter);
             Work o = work(a.w_out + (long long)layer * D * H * U, a.b_out + layer * D, H * U, of_stream, 0);
             begin(begun, o);
-            foresee(a.w_down + (long long)layer * D * F, F, of_stream);
             wait(a.counter, ++met);
             combine(a, p.active, vector);
             multiply(begun, o, vector, partial, [&](int r, float y, float) { a.mix[o.first + r] = y; });
 
             leave(a.counter);
+            const Stored* ups = a.w_up + (long long)layer * F * D * (1 + GATED);
             Work u = work(ups, a.b_up + layer * F, D, of_hidden, GATED ? F : 0);
             begin(begun, u);
-            if (layer + 1 < L) foresee(a.w_qkv + (long long)(layer + 1) * QKV * D, D, of_qkv);
-            else foresee(a.head, D, {of_head.first, min(of_head.first + HEAD_AHEAD, of_head.last)});
             gain(weight, bias, a.norm_f + layer * D, a.norm_f_bias + layer * D);
             wait(a.counter, ++met);
             add(x, a.mix);
@@ -140,8 +133,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Given a) {
             leave(a.counter);
             Work n = work(a.w_down + (long long)layer * D * F, a.b_down + layer * D, F, of_stream, 0);
             begin(begun, n);
-            if (layer + 1 < L) foresee(a.w_out + (long long)(layer + 1) * D * H * U, H * U, of_stream);
-            else foresee(a.head, D, {min(of_head.first + HEAD_AHEAD, of_head.last), min(of_head.first + 3 * HEAD_AHEAD, of_head.last)});
             wait(a.counter, ++met);
             for (int i = threadIdx.x; i < F; i += THREADS) vector[i] = fresh(a.hidden + i);
             __syncthreads();
@@ -155,8 +146,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Given a) {
         wait(a.counter, ++met);
         add(x, a.fed);
         normalise(x, weight, bias, a.eps, a.head_scale, vector, moments, centre);
-        foresee(a.w_qkv, D, of_qkv);
-        foresee(a.w_out, H * U, of_stream);
         judge(a, held, of_head, vector, board);
         leave(a.counter);
         wait(a.counter, ++met);

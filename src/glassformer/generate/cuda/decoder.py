@@ -15,6 +15,15 @@ WARPS = 12
 """Of 32 threads in each block."""
 
 
+def _processors(model: DecoderLM) -> int:
+    return int(torch.cuda.get_device_properties(model.device).multi_processor_count)
+
+
+def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
+    """The kernel's source for a model."""
+    return library.source(kernel_sizes(model, dtype, _processors(model), WARPS))
+
+
 class CudaDecoder:
     """The cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
 
@@ -32,15 +41,15 @@ class CudaDecoder:
         assert isinstance(cfg, c.DecoderConfig)
         self.config, self.device = cfg, model.device
         self.capacity = min(capacity or cfg.max_len or 1024, cfg.max_len or (capacity or 1024))
-        if programs is None:
-            programs = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self.programs = programs
+        self.programs = programs = programs or _processors(model)
         self.place = 0
         self.tokens = torch.zeros(self.capacity + 1, dtype=torch.int32, device=self.device)
         self.logits = torch.zeros(cfg.vocab_size, device=self.device)
         self.counter = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.given = {**stacked_weights(model, dtype), **self._buffers(dtype), **position_tables(model, self.capacity)}
         self.sizes = kernel_sizes(model, dtype, programs, WARPS)
+        self.text, self.limit = library.source(self.sizes), cfg.max_len or 2**30
+        self.dtype = dtype
 
     def _buffers(self, dtype: torch.dtype) -> dict[str, Tensor]:
         cfg, new = self.config, self._empty
@@ -61,6 +70,12 @@ class CudaDecoder:
 
     def _splits(self) -> int:
         return max(1, self.programs // self.config.n_heads)
+
+    def refresh(self, model: DecoderLM) -> None:
+        """The model's weights as they are now, in the same places."""
+        for name, new in stacked_weights(model, self.dtype).items():
+            if isinstance(new, Tensor):
+                self.given[name].copy_(new)
 
     def take(self, tokens: list[int], kept: list[tuple[Tensor, Tensor]]) -> None:
         """A prompt that the engine has read but for its last token: keys and values (G, S, K) of each layer."""
@@ -89,7 +104,7 @@ class CudaDecoder:
     def _launch(self, count: int) -> None:
         assert self.device.type == "cuda"
         self.counter.zero_()
-        kernel = nvrtc.kernel(library.source(self.sizes), "decode", self.device.index or 0)
+        kernel = nvrtc.kernel(self.text, "decode", self.device.index or 0)
         kernel.launch(self.arguments(count), self.programs, 32 * WARPS, together=True)
 
     def arguments(self, count: int) -> library.Given:

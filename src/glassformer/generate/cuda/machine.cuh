@@ -16,12 +16,6 @@ __device__ inline Pack read16_fresh(const Stored* at) {
                  : "memory");
     return p;
 }
-// Bytes on their way from memory to where all multiprocessors find them sooner; nobody waits for that.
-__device__ inline void send_for(const Stored* at, long long numbers) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"((u32)(numbers * sizeof(Stored))));
-#endif
-}
 template <typename T>
 __device__ inline T fresh(const T* at) { return __ldcg(at); }
 // An arrival makes known what its block wrote before; who sees all arrivals sees all of it.

@@ -68,7 +68,7 @@ def kernel_sizes(model: DecoderLM, dtype: torch.dtype, programs: int, warps: int
     partials = max((-(-rows // programs) + 1) * -(-width // 128) for rows, width in shares)
     return {
         "L": cfg.n_layers, "D": cfg.d_model, "H": cfg.n_heads, "G": cfg.n_kv_heads, "K": cfg.d_head,
-        "U": cfg.d_value, "F": cfg.d_ff, "V": cfg.vocab_size, "WARPS": warps, "PARTIALS": partials, "REACH": 1,
+        "U": cfg.d_value, "F": cfg.d_ff, "V": cfg.vocab_size, "WARPS": warps, "PARTIALS": partials,
         "HALF": int(dtype is torch.bfloat16), "PLACED": int(isinstance(scheme, Learned | Sinusoidal)),
         "ROTATED": scheme.d_rotated if rotary else 0,
         "HALVES": int(rotary and scheme.spec.pairing == "halves"), "GATED": int(gated),

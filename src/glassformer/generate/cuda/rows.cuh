@@ -88,12 +88,6 @@ __device__ inline Work work(const Stored* weights, const float* bias, int width,
     return {weights, bias, width, s.first, count, apart, count * CHUNKS(width) * (apart ? 2 : 1)};
 }
 
-// A block's share of a matrix that is needed two matrices later: memory works while the blocks wait for each other.
-__device__ inline void foresee(const Stored* weights, int width, Share s) {
-    if (REACH && threadIdx.x == 32 && s.first < s.last)
-        send_for(weights + (long long)s.first * width, (long long)(s.last - s.first) * width);
-}
-
 #define AHEAD 2  // tasks that a warp asks for before it can begin
 
 struct Begun {
