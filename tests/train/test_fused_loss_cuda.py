@@ -54,3 +54,11 @@ def test_only_rows_that_fit_are_taken():
     assert not cuda.fits(torch.empty(1, 50257, dtype=torch.bfloat16))
     assert not cuda.fits(torch.empty(1, 50304))
     assert not cuda.fits(torch.empty(1, 128256, dtype=torch.bfloat16))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_on_a_gpu_it_is_the_plain_chunk():
+    from benchmarks.cuda_check import cuda_loss_equals_plain
+
+    assert all(finding.passed for finding in cuda_loss_equals_plain())

@@ -1,7 +1,25 @@
-"""The Triton kernel against the plain chunk, where there is a GPU; benchmarks/cuda_check.py runs the same."""
+"""The Triton kernel against the plain chunk: in Triton's interpreter, and where there is a GPU."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_interpreted_it_is_the_plain_chunk():
+    command = [sys.executable, "-m", "tests.train.interpreted_loss"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for differences in json.loads(done.stdout.splitlines()[-1]):
+        assert max(differences) < 1e-5  # float32 sums in another order
 
 
 @pytest.mark.gpu
