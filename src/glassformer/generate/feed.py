@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
@@ -70,10 +70,14 @@ def ends_with(row: list[int], stops: list[list[int]]) -> bool:
 
 
 @contextmanager
-def evaluating(*models: Model) -> Iterator[None]:
-    """No dropout and no gradients, and every module as it was afterwards."""
-    # asked and set one by one: `train()` walks and writes all modules, which takes longer than a small model's step
-    training = [module for model in models for module in model.modules() if module.training]
+def evaluating(*models: Model, parts: Sequence[nn.Module] | None = None) -> Iterator[None]:
+    """No dropout and no gradients, and every module as it was afterwards; `parts`: all modules, where they are known.
+
+    Asked and set one by one: `train()` walks and writes all of them, which takes longer than a small model's step, and
+    finding them takes a tenth of a millisecond.
+    """
+    found = [module for model in models for module in model.modules()] if parts is None else parts
+    training = [module for module in found if module.training]
     for module in training:
         module.training = False
     try:

@@ -177,10 +177,10 @@ def _tokens(model: Model, feed: Feed, max_new_tokens: int, sampling: Sampling, u
         seen = _seen(feed.rows, model) if sampling.repetition_penalty != 1 else None
         logits = feed.start()
         tokens = torch.empty(0)
-    step = 0
+    step, parts = 0, list(model.modules())
     while step < max_new_tokens:
         # the modes are entered anew at each step: between two tokens the caller's own code runs
-        with evaluating(model):
+        with evaluating(parts=parts):
             if step and sampling == GREEDY and hasattr(feed, "greedy"):
                 steps = feed.greedy(tokens, min(step, LONGEST_RUN, max_new_tokens - step))
                 tokens = torch.tensor(steps[-1], device=tokens.device)

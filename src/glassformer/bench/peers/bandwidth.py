@@ -18,7 +18,8 @@ class Peer:
 
         torch.set_num_threads(order.threads)
         self.size = size
-        self.memory = mmap.mmap(-1, size)
+        # private: shared memory has pages of its own, small ones
+        self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.numbers = torch.frombuffer(self.memory, dtype=torch.float32).fill_(1.0)

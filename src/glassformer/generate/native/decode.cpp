@@ -3,71 +3,13 @@
 // All threads walk through the layers together. Each keeps the residual stream of every row for itself and computes
 // its share of the rows of each matrix; shares are exchanged through one buffer and a barrier. The definition is
 // glassformer.model; tests/generate/native holds the two together.
-#include "pairs.h"
-#include "pool.h"
+#include "mark.h"
+#include "model.h"
+#include "shares.h"
 
 using namespace glass;
 
-enum Activation : int32_t { RELU, GELU, GELU_TANH, SILU, RELU2, TANH };
-enum Placement : int32_t { PRE, POST, PARALLEL };
-enum Position : int32_t { NONE, TABLE, ROTARY_HALF, ROTARY_PAIRS, ALIBI };
-
-struct Norm {
-    const float *weight, *bias;
-    float eps;
-    int32_t centred;
-};
-
-struct Layer {
-    Norm attention, feedforward, q, k;  // q.weight null: no QK-norm
-    Matrix q_of, k_of, v_of, out, gate, up, down;
-    int32_t window;                     // 0: all
-};
-
-struct Model {
-    int32_t layers, d_model, heads, kv_heads, d_head, d_value, d_ff, vocabulary;
-    int32_t placement, activation, gated, position, rotated;
-    float scale, embed_scale, head_scale;
-    const float *tokens, *places, *cosines, *sines, *slopes;  // (V,D), (N,D), (N,rotated/2) twice, (H)
-    Norm embedded, last;  // weight null: none
-    Matrix head;
-    const Layer* layer;
-};
-
-struct Cache {        // (layers, rows, kv_heads, capacity, width)
-    float *keys, *values;
-    int32_t rows, capacity;
-};
-
 namespace {
-
-void normalise(const Norm& norm, const float* x, int n, float* y) {
-    const float mean = norm.centred ? sum_of(x, n) / n : 0.0f;
-    for (int i = 0; i < n; i++) y[i] = x[i] - mean;
-    const float inverse = 1 / std::sqrt(dot(y, y, n) / n + norm.eps);
-    if (norm.bias)
-        for (int i = 0; i < n; i++) y[i] = y[i] * inverse * norm.weight[i] + norm.bias[i];
-    else
-        for (int i = 0; i < n; i++) y[i] = y[i] * inverse * norm.weight[i];
-}
-
-template <class F>
-void apply(float* x, int n, F f) {
-    for (int i = 0; i < n; i++) x[i] = f(x[i]);
-}
-
-void activate(int kind, float* x, int n) {
-    switch (kind) {
-        case RELU: apply(x, n, [](float v) { return v > 0 ? v : 0.0f; }); break;
-        case GELU: apply(x, n, [](float v) { return 0.5f * v * (1 + erf_of(v * 0.70710678f)); }); break;
-        case GELU_TANH:
-            apply(x, n, [](float v) { return 0.5f * v * (1 + tanh_of(0.79788456f * (v + 0.044715f * v * v * v))); });
-            break;
-        case SILU: apply(x, n, [](float v) { return v / (1 + exp_of(-v)); }); break;
-        case RELU2: apply(x, n, [](float v) { return v > 0 ? v * v : 0.0f; }); break;
-        default: apply(x, n, [](float v) { return tanh_of(v); });
-    }
-}
 
 void rotate(const Model& m, float* x, int place) {
     const int half = m.rotated / 2;
@@ -80,13 +22,16 @@ void rotate(const Model& m, float* x, int place) {
     }
 }
 
-int cut_rows(int rows, int t, int threads) {
-    return t == threads ? rows : (int)((long)rows * t / threads) / WIDE * WIDE;
+// out[0..16 N) = factor * sum over s of w[s] values[s][0..16 N)
+template <int N>
+void blend(const float* w, const float* values, int pitch, int from, int end, float factor, float* out) {
+    vf sums[N] = {};
+    for (long s = from; s < end; s++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) sums[n] += load(values + s * pitch + n * W) * w[s];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) *(vf*)(out + n * W) = sums[n] * factor;
 }
-
-struct Entry {  // a token to be read: of which row of the cache, at which place of it
-    int32_t token, row, place;
-};
 
 struct Step {
     enum { Q, K, V, OUT, UP, DOWN, PRODUCTS };
@@ -98,46 +43,46 @@ struct Step {
     float* logits;
     bool split;  // many entries: each thread keeps the stream of its share of them; few: each thread that of all
     Barrier barrier;
-    std::vector<std::atomic<int>> taken;  // rows of each product that somebody has
-    std::vector<float> qkv, mixed, delta, hidden, gates, shared, shared_normed;
+    std::vector<std::atomic<int>> taken;  // chunks of each product that somebody has, beyond each thread's first
+    Scratch& scratch;
+    const long model_pitch, qkv_pitch, mixed_pitch, hidden_pitch;
+    float *qkv, *mixed, *first, *second, *hidden, *gates = nullptr, *stream = nullptr, *normed = nullptr;
 
     Step(const Model& m, Cache& cache, const Entry* entries, int count, const int32_t* wanted, int asked, int threads,
-         float* logits)
+         float* logits, Scratch& scratch)
         : m(m), cache(cache), entries(entries), wanted(wanted), count(count), asked(asked), threads(threads),
-          logits(logits), split(count >= MANY), taken(m.layers * PRODUCTS + 1) {
+          logits(logits), split(count >= MANY), taken(m.layers * PRODUCTS + 1), scratch(scratch),
+          model_pitch(apart(m.d_model)), qkv_pitch(apart(width())), mixed_pitch(apart(m.heads * m.d_value)),
+          hidden_pitch(apart(m.d_ff)) {
         barrier.n = threads;
-        qkv.resize((long)count * width());
-        mixed.resize((long)count * m.heads * m.d_value);
-        delta.resize((long)count * m.d_model * 2);
-        hidden.resize((long)count * m.d_ff);
-        if (m.gated) gates.resize(hidden.size());
-        if (split) shared.resize((long)count * m.d_model), shared_normed.resize(shared.size());
+        scratch.used = 0;
+        qkv = scratch.need(scratch.qkv, count * qkv_pitch);
+        mixed = scratch.need(scratch.mixed, count * mixed_pitch);
+        first = scratch.need(scratch.first, count * model_pitch), second = scratch.need(scratch.second, count * model_pitch);
+        hidden = scratch.need(scratch.hidden, count * hidden_pitch);
+        if (m.gated) gates = scratch.need(scratch.gates, count * hidden_pitch);
+        if (split) stream = scratch.need(scratch.stream, count * model_pitch);
+        if (split) normed = scratch.need(scratch.normed, count * model_pitch);
+        if (m.layers) {  // matrices of as many columns are of one kind
+            const Layer& layer = m.layer[0];
+            scratch.narrow.shape(layer.q_of, count, threads), scratch.mixes.shape(layer.out, count, threads);
+            scratch.wide.shape(layer.down, count, threads);
+        }
+        scratch.judged.shape(m.head, asked, threads);
     }
     int width() const { return m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value); }
 
-    // rows of a matrix that belong to thread t, in whole panels
-    int cut(int rows, int t) const { return cut_rows(rows, t, threads); }
-
-    // Rows of one product, shared out: of many vectors each thread its part, so that a panel is turned once; of few
-    // whoever is free takes the next 128 rows, because memory serves threads unevenly. Who sums a row changes no bit.
-    // 128 rows of whole numbers are too little to take (measured: 0.84 of the speed), so there each has its half again.
-    template <class F>
-    void share_out(int t, int product, const Matrix& w, F work) {
-        const int rows = w.rows;
-        if (split || w.kind == INT8 || w.kind == INT4) return work(cut(rows, t), cut(rows, t + 1), true);
-        bool fresh = true;
-        for (int first; (first = taken[product].fetch_add(128, std::memory_order_relaxed)) < rows; fresh = false)
-            work(first, std::min(first + 128, rows), fresh);
-    }
-
-    void share(int t, int product, const Matrix& w, const float* x, float* y, long stride) {
-        share_out(t, product, w, [&](int first, int last, bool fresh) {
-            multiply(w, first, last, x, count, y, stride, fresh);
+    void share(int t, int product, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
+        share_rows(t, threads, taken[product], w, count, [&](int first, int last, int soon) {
+            multiply(w, first, last, x, pitch, v, y, stride, soon);
         });
+    }
+    const Vectors& take(int t, Prepared& prepared, const float* x, long pitch) {
+        return prepared.take(t, threads, x, pitch, barrier);
     }
 
     bool turns() const { return m.position == ROTARY_HALF || m.position == ROTARY_PAIRS; }
-    float* row_of(int i) { return qkv.data() + (long)i * width(); }
+    float* row_of(int i) { return qkv + i * qkv_pitch; }
     float* kept(float* cached, int layer, int row, int g, int wide) {
         return cached + (((long)layer * cache.rows + row) * m.kv_heads + g) * cache.capacity * wide;
     }
@@ -173,7 +118,7 @@ struct Step {
                 store(i, g, index);
                 for (int h = g * group; h < (g + 1) * group; h++) {
                     query(i, h, index);
-                    float* out = mixed.data() + ((long)i * m.heads + h) * dv;
+                    float* out = mixed + i * mixed_pitch + h * dv;
                     head(i, h, index, weights.data(), out);
                 }
             }
@@ -193,7 +138,7 @@ struct Step {
                 if (m.d_value % WIDE == 0 && end - i >= 4) run_of(i, end, h, index, keys, scores);
                 else
                     for (int j = i; j < end; j++)
-                        head(j, h, index, weights.data(), mixed.data() + ((long)j * m.heads + h) * m.d_value);
+                        head(j, h, index, weights.data(), mixed + j * mixed_pitch + h * m.d_value);
             }
             i = end;
         }
@@ -204,7 +149,7 @@ struct Step {
         constexpr int BLOCK = 28;
         const int g = h / (m.heads / m.kv_heads), dk = m.d_head, dv = m.d_value, row = entries[first].row;
         const int last = entries[end - 1].place + 1, begin = seen_from(entries[first].place, index) / WIDE * WIDE;
-        const long pitch = (last - begin + WIDE - 1) / WIDE * WIDE;
+        const long pitch = apart((last - begin + WIDE - 1) / WIDE * WIDE);
         const Matrix all{kept(cache.keys, index, row, g, dk), nullptr, nullptr, last, dk, 0, F32};
         const float* values = kept(cache.values, index, row, g, dv);
         keys.resize(pitch * dk + W), scores.resize(BLOCK * pitch + W);
@@ -212,31 +157,31 @@ struct Step {
         for (int i = first; i < end; i += BLOCK) {
             const int n = std::min(BLOCK, end - i), most = entries[i + n - 1].place + 1;
             const int from = seen_from(entries[i].place, index) / WIDE * WIDE;
+            float inverse[BLOCK];
             for (int s = from; s < most; s += WIDE)
-                meet_all(&keys[(long)(s - begin) * dk], WIDE, dk, row_of(i) + h * dk, width(), n, &scores[s - begin],
+                meet_all(&keys[(long)(s - begin) * dk], WIDE, dk, row_of(i) + h * dk, qkv_pitch, n, &scores[s - begin],
                          pitch, WIDE, true, nullptr);
             for (int j = 0; j < n; j++) {
                 const int place = entries[i + j].place, seen = seen_from(place, index);
-                float *w = &scores[j * pitch] - begin, sum = soften(w, seen, place + 1, h);
+                float* w = &scores[j * pitch] - begin;
+                inverse[j] = 1 / softened(w, seen, place + 1, h);
                 for (int s = from; s < seen; s++) w[s] = 0;
                 for (int s = place + 1; s < most; s++) w[s] = 0;
-                for (int s = seen; s <= place; s++) w[s] /= sum;
             }
-            float* out = mixed.data() + ((long)i * m.heads + h) * dv;
+            float* out = mixed + i * mixed_pitch + h * dv;
             for (int c = 0; c < dv; c += WIDE)
                 meet_all(values + (long)from * dv + c, dv, most - from, &scores[from - begin], pitch, n, out + c,
-                         (long)m.heads * dv, WIDE, true, nullptr);
+                         mixed_pitch, WIDE, true, nullptr);
+            for (int j = 0; j < n; j++)
+                for (int c = 0; c < dv; c++) out[j * mixed_pitch + c] *= inverse[j];
         }
     }
 
     // scores of keys from..count become exp(scale · score - slope · distance - highest); returns their sum
-    float soften(float* w, int from, int count, int h) {
-        for (int s = from; s < count; s++) w[s] *= m.scale;
+    float softened(float* w, int from, int count, int h) {
         if (m.position == ALIBI)
-            for (int s = from; s < count; s++) w[s] -= m.slopes[h] * (count - 1 - s);
-        const float highest = largest_of(w + from, count - from);
-        for (int s = from; s < count; s++) w[s] = exp_of(w[s] - highest);
-        return sum_of(w + from, count - from);
+            for (int s = from; s < count; s++) w[s] = w[s] * m.scale - m.slopes[h] * (count - 1 - s);
+        return soften(w + from, count - from, m.position == ALIBI ? 1.0f : m.scale);
     }
 
     void head(int i, int h, int index, float* w, float* out) {
@@ -245,11 +190,15 @@ struct Step {
         const float* q = row_of(i) + h * dk;
         const int end = entries[i].place + 1, from = seen_from(entries[i].place, index);
         for (int s = from; s < end; s++) w[s] = dot(q, keys + (long)s * dk, dk);
-        const float sum = soften(w, from, end, h);
-        for (int c = 0; c < dv; c++) out[c] = 0;
-        for (int s = from; s < end; s++)
-            for (int c = 0; c < dv; c++) out[c] += w[s] * values[(long)s * dv + c];
-        for (int c = 0; c < dv; c++) out[c] /= sum;
+        const float sum = softened(w, from, end, h);
+        int c = 0;
+        for (; c + 4 * W <= dv; c += 4 * W) blend<4>(w, values + c, dv, from, end, 1 / sum, out + c);
+        for (; c + W <= dv; c += W) blend<1>(w, values + c, dv, from, end, 1 / sum, out + c);
+        for (; c < dv; c++) {
+            out[c] = 0;
+            for (int s = from; s < end; s++) out[c] += w[s] * values[(long)s * dv + c];
+            out[c] /= sum;
+        }
     }
 
     // entries whose stream thread t keeps
@@ -259,28 +208,29 @@ struct Step {
     void together() { if (split) barrier.wait(); }
 
     void add(int t, float* x, const float* from) {
-        for (long i = (long)begin(t) * m.d_model; i < (long)end(t) * m.d_model; i++) x[i] += from[i];
+        for (int b = begin(t); b < end(t); b++)
+            for (long i = b * model_pitch; i < b * model_pitch + m.d_model; i++) x[i] += from[i];
     }
 
     void norm_rows(int t, const Norm& norm, const float* x, float* y) {
-        for (long i = begin(t); i < end(t); i++) normalise(norm, x + i * m.d_model, m.d_model, y + i * m.d_model);
+        for (int b = begin(t); b < end(t); b++) normalise(norm, x + b * model_pitch, m.d_model, y + b * model_pitch);
     }
 
-    void project(int t, int l, const float* in) {  // queries, keys, values: side by side in a row
+    void project(int t, int l, const float* in, const Vectors& v) {  // queries, keys, values: side by side in a row
         const Layer& layer = m.layer[l];
-        float *q = qkv.data(), *k = q + m.heads * m.d_head, *v = k + m.kv_heads * m.d_head;
-        share(t, l * PRODUCTS + Q, layer.q_of, in, q, width());
-        share(t, l * PRODUCTS + K, layer.k_of, in, k, width());
-        share(t, l * PRODUCTS + V, layer.v_of, in, v, width());
+        float *k = qkv + m.heads * m.d_head, *value = k + m.kv_heads * m.d_head;
+        share(t, l * PRODUCTS + Q, layer.q_of, in, model_pitch, v, qkv, qkv_pitch);
+        share(t, l * PRODUCTS + K, layer.k_of, in, model_pitch, v, k, qkv_pitch);
+        share(t, l * PRODUCTS + V, layer.v_of, in, model_pitch, v, value, qkv_pitch);
     }
 
-    void feed(int t, int l, const float* in) {  // up, gate and activation
+    void feed(int t, int l, const float* in, const Vectors& v) {  // up, gate and activation
         const Layer& layer = m.layer[l];
-        share_out(t, l * PRODUCTS + UP, layer.up, [&](int a, int z, bool fresh) {
-            multiply(layer.up, a, z, in, count, hidden.data(), m.d_ff, fresh);
-            if (m.gated) multiply(layer.gate, a, z, in, count, gates.data(), m.d_ff, fresh);
+        share_rows(t, threads, taken[l * PRODUCTS + UP], layer.up, count, [&](int a, int z, int soon) {
+            multiply(layer.up, a, z, in, model_pitch, v, hidden, hidden_pitch, soon);
+            if (m.gated) multiply(layer.gate, a, z, in, model_pitch, v, gates, hidden_pitch, soon);
             for (int b = 0; b < count; b++) {
-                float *row = &hidden[(long)b * m.d_ff], *gate = m.gated ? &gates[(long)b * m.d_ff] : row;
+                float *row = hidden + b * hidden_pitch, *gate = m.gated ? gates + b * hidden_pitch : row;
                 activate(m.activation, gate + a, z - a);
                 if (m.gated)
                     for (int i = a; i < z; i++) row[i] *= gate[i];
@@ -288,15 +238,16 @@ struct Step {
         });
     }
 
-    void down(int t, int l, float* out) {
-        share(t, l * PRODUCTS + DOWN, m.layer[l].down, hidden.data(), out, m.d_model);
+    void down(int t, int l) {
+        const Vectors& v = take(t, scratch.wide, hidden, hidden_pitch);
+        share(t, l * PRODUCTS + DOWN, m.layer[l].down, hidden, hidden_pitch, v, second, model_pitch);
     }
 
     void embed(int t, float* x) {
         const int D = m.d_model;
         for (int b = begin(t); b < end(t); b++)
             for (int i = 0; i < D; i++)
-                x[(long)b * D + i] = m.tokens[(long)entries[b].token * D + i] * m.embed_scale +
+                x[b * model_pitch + i] = m.tokens[(long)entries[b].token * D + i] * m.embed_scale +
                                      (m.position == TABLE ? m.places[(long)entries[b].place * D + i] : 0.0f);
         if (m.embedded.weight) norm_rows(t, m.embedded, x, x);
     }
@@ -304,26 +255,28 @@ struct Step {
     void block(int t, int l, float* x, float* normed) {
         const Layer& layer = m.layer[l];
         const bool post = m.placement == POST, has_feed = m.d_ff > 0;
-        float *first = delta.data(), *second = first + (long)count * m.d_model, *in = post ? x : normed;
+        float* in = post ? x : normed;
         if (!post) norm_rows(t, layer.attention, x, normed);
         together();
-        project(t, l, in);
-        if (m.placement == PARALLEL) feed(t, l, in);
+        const Vectors& v = take(t, scratch.narrow, in, model_pitch);
+        project(t, l, in, v);
+        if (m.placement == PARALLEL && has_feed) feed(t, l, in, v);
         barrier.wait();
         split ? attend_many(t, l) : attend(t, l);
-        if (m.placement == PARALLEL) down(t, l, second);
+        if (m.placement == PARALLEL && has_feed) down(t, l);
         barrier.wait();
-        share(t, l * PRODUCTS + OUT, layer.out, mixed.data(), first, m.d_model);
+        const Vectors& mix = take(t, scratch.mixes, mixed, mixed_pitch);
+        share(t, l * PRODUCTS + OUT, layer.out, mixed, mixed_pitch, mix, first, model_pitch);
         barrier.wait();
         add(t, x, first);
-        if (m.placement == PARALLEL) add(t, x, second);
+        if (m.placement == PARALLEL && has_feed) add(t, x, second);
         if (post) norm_rows(t, layer.attention, x, x);
         if (m.placement == PARALLEL || !has_feed) return;
         if (!post) norm_rows(t, layer.feedforward, x, normed);
         together();
-        feed(t, l, in);
+        feed(t, l, in, take(t, scratch.narrow, in, model_pitch));
         barrier.wait();
-        down(t, l, second);
+        down(t, l);
         barrier.wait();
         add(t, x, second);
         if (post) norm_rows(t, layer.feedforward, x, x);
@@ -331,22 +284,22 @@ struct Step {
 
     void run(int t) {
         const long D = m.d_model;
-        std::vector<float> own(split ? 0 : count * D), own_normed(own.size()), last(asked * D);
-        float *x = split ? shared.data() : own.data(), *normed = split ? shared_normed.data() : own_normed.data();
+        std::vector<float> own(split ? 0 : count * model_pitch * 2), last(asked * D);
+        float *x = split ? stream : own.data(), *normed = split ? this->normed : own.data() + count * model_pitch;
         embed(t, x);
         for (int l = 0; l < m.layers; l++) block(t, l, x, normed);
         if (!asked) return;
         together();
         for (int i = 0; i < asked; i++) {
             float* one = &last[i * D];
-            std::memcpy(one, x + wanted[i] * D, D * sizeof(float));
+            std::memcpy(one, x + wanted[i] * model_pitch, D * sizeof(float));
             if (m.last.weight) normalise(m.last, one, D, one);
             for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
-        auto judge = [&](int first, int end, bool fresh) {
-            multiply(m.head, first, end, last.data(), asked, logits, m.vocabulary, fresh);
-        };
-        share_out(t, m.layers * PRODUCTS, m.head, judge);
+        const Vectors& v = take(t, scratch.judged, last.data(), D);
+        share_rows(t, threads, taken[m.layers * PRODUCTS], m.head, asked, [&](int first, int end, int soon) {
+            multiply(m.head, first, end, last.data(), D, v, logits, m.vocabulary, soon);
+        });
         barrier.wait();
     }
 };
@@ -359,17 +312,48 @@ extern "C" {
 void glass_step(const Model* model, Cache* cache, const Entry* entries, int32_t count, const int32_t* wanted,
                 int32_t asked, int32_t threads, float* logits) {
     std::lock_guard<std::mutex> turn(pool().turn);
-    Step step(*model, *cache, entries, count, wanted, asked, threads, logits);
+    Scratch& scratch = Scratch::kept();
+    Step step(*model, *cache, entries, count, wanted, asked, threads, logits, scratch);
     pool().run(threads, [&step](int t) { step.run(t); });
+    if (scratch.used > Scratch::MOST) scratch = Scratch();
+}
+
+// One more token per row of the cache, at the place its length says; logits (rows, vocabulary). Not 0: a row is full, and
+// nothing was done.
+int32_t glass_next(const Model* model, Cache* cache, const int64_t* tokens, int32_t* lengths, int32_t threads,
+                   float* logits) {
+    const int rows = cache->rows;
+    std::vector<Entry> entries(rows);
+    std::vector<int32_t> wanted(rows);
+    for (int i = 0; i < rows; i++) {
+        if (lengths[i] >= cache->capacity) return 1;
+        entries[i] = {(int32_t)tokens[i], i, lengths[i]}, wanted[i] = i;
+    }
+    glass_step(model, cache, entries.data(), rows, wanted.data(), rows, threads, logits);
+    for (int i = 0; i < rows; i++) lengths[i]++;
+    return 0;
 }
 
 // y (batch, rows) = matrix x (batch, columns): for measuring and for tests.
 void glass_multiply(const Matrix* matrix, const float* x, int32_t batch, int32_t threads, float* y) {
     std::lock_guard<std::mutex> turn(pool().turn);
+    Barrier barrier;
+    barrier.n = threads;
+    Prepared prepared;
+    prepared.shape(*matrix, batch, threads);
+    std::atomic<int> taken{0};
     pool().run(threads, [&](int t) {
-        const int first = cut_rows(matrix->rows, t, threads), last = cut_rows(matrix->rows, t + 1, threads);
-        multiply(*matrix, first, last, x, batch, y, matrix->rows);
+        const Vectors& v = prepared.take(t, threads, x, matrix->columns, barrier);
+        share_rows(t, threads, taken, *matrix, batch, [&](int first, int last, int soon) {
+            multiply(*matrix, first, last, x, matrix->columns, v, y, matrix->rows, soon);
+        });
     });
+}
+
+// Changes with any change of the memory (mark.h).
+uint64_t glass_mark(const Piece* pieces, int32_t count, int32_t threads) {
+    std::lock_guard<std::mutex> turn(pool().turn);
+    return mark_of_all(pieces, count, threads);
 }
 
 int32_t glass_sizes(int32_t what) {  // so that Python's mirror of the structures cannot drift unnoticed

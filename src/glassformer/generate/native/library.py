@@ -10,14 +10,17 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-SOURCES = ("decode.cpp", "kernels.h", "integers.h", "panels.h", "pairs.h", "pool.h")
+SOURCES = (
+    *("decode.cpp", "kernels.h", "mark.h", "model.h", "packed.h", "panels.h", "pointwise.h", "pool.h", "shares.h"),
+    "vectors.h",
+)
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-trapping-math", "-fno-math-errno"
 )  # fmt: skip
 """The last two let loops with a comparison become vectors; they change no result."""
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120
-"""After which a compiler is given up on; it takes about five."""
+"""After which a compiler is given up on; it takes about six."""
 
 
 class NativeError(ValueError):
@@ -91,8 +94,12 @@ def load() -> ctypes.CDLL:
     model, number = (ctypes.POINTER(s.Model), ctypes.POINTER(s.Cache)), ctypes.c_int32
     library.glass_step.argtypes = [*model, pointer, number, pointer, number, number, pointer]
     library.glass_step.restype = None
+    library.glass_next.argtypes = [*model, pointer, pointer, number, pointer]
+    library.glass_next.restype = number
     library.glass_multiply.argtypes = [ctypes.POINTER(s.Matrix), pointer, number, number, pointer]
     library.glass_multiply.restype = None
+    library.glass_mark.argtypes = [ctypes.POINTER(s.Piece), number, number]
+    library.glass_mark.restype = ctypes.c_uint64
     for what, mirror in enumerate((s.Matrix, s.Norm, s.Layer, s.Model, s.Cache)):
         if library.glass_sizes(what) != ctypes.sizeof(mirror):
             raise NativeError(f"the kernels lay out {mirror.__name__} differently: use engine='torch'.")

@@ -4,9 +4,12 @@ In float32 the kernels read the parameters themselves: nothing is copied, and a 
 bfloat16, int8 and int4 they read a packed copy, in huge pages where the system has them.
 """
 
+import contextlib
 import ctypes
+import math
 import mmap
 import sys
+import weakref
 from typing import Literal
 
 import torch
@@ -20,22 +23,60 @@ KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 GROUPS = {"int8": (256, 128, 64), "int4": (64,)}
 """Columns that share a scale: the largest that divides a row. Fewer scales are less to read, more are more exact."""
 _LARGEST = {"int8": 127, "int4": 7}
-_SPAN = {"int8": 64, "int4": 128}
-"""Columns that are packed together: a row must be whole numbers of them."""
 _LINE = 64
+_WIDE = 32
+"""Rows of a panel."""
 
 
-class Store:
-    """One stretch of memory that packed weights are copied into.
+_HUGE = 2 << 20
+_COLLAPSE = 25
+"""MADV_COLLAPSE of Linux 6.1: huge pages now, for memory that is there already."""
+
+
+def stretch(n_bytes: int) -> Tensor:
+    """Bytes, all zero, that begin where a huge page does and are given huge pages as they are written.
 
     Reading hundreds of megabytes per token walks through as many thousand ordinary pages, each of which must be looked
     up; huge pages are five hundred times larger.
     """
+    # private: memory that processes could share has none where shmem_enabled says never, which is usual
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    memory = mmap.mmap(-1, n_bytes + _HUGE, **private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the memory
+    start = -whole.data_ptr() % _HUGE
+    return whole[start : start + n_bytes]
+
+
+_SPARE: list[Tensor] = []
+"""Memory of caches that are gone: clearing new pages costs a prompt of 512 tokens 2 to 6 % of its time."""
+_SPARES, _LARGEST_SPARE = 2, 64 << 20
+
+
+def borrow(owner: object, *shape: int) -> Tensor:
+    """float32, of any content, in huge pages where it is large enough for one; given back when its owner is gone."""
+    size = 4 * math.prod(shape)
+    if size < _HUGE:
+        return torch.zeros(shape)
+    fitting = next((i for i, spare in enumerate(_SPARE) if size <= spare.numel() <= 4 * size), None)
+    memory = stretch(size) if fitting is None else _SPARE.pop(fitting)
+    weakref.finalize(owner, _give_back, memory).atexit = False
+    return memory[:size].view(torch.float32).view(shape)
+
+
+def _give_back(memory: Tensor) -> None:
+    if memory.numel() <= _LARGEST_SPARE:
+        _SPARE.append(memory)
+        del _SPARE[:-_SPARES]
+
+
+class Store:
+    """One stretch of memory that packed weights are copied into."""
 
     def __init__(self, n_bytes: int):
-        self.memory = mmap.mmap(-1, n_bytes + mmap.PAGESIZE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = stretch(n_bytes)
         self.used = 0
         self.held: list[Tensor] = []
         """What the structures point into."""
@@ -44,8 +85,7 @@ class Store:
         """Copy a tensor in; returns its address."""
         flat = tensor.detach().contiguous().flatten()
         size = flat.numel() * flat.element_size()
-        kept = torch.frombuffer(self.memory, dtype=flat.dtype, count=flat.numel(), offset=self.used)
-        kept.copy_(flat)
+        kept = self.memory[self.used : self.used + size].view(flat.dtype).copy_(flat)
         self.held.append(kept)
         self.used += -(-size // _LINE) * _LINE
         return int(kept.data_ptr())
@@ -57,11 +97,6 @@ class Store:
         plain = tensor.detach().float().contiguous()  # itself when it is both already
         self.held.append(plain)
         return int(plain.data_ptr())
-
-
-_HUGE = 2 << 20
-_COLLAPSE = 25
-"""MADV_COLLAPSE of Linux 6.1: huge pages now, for memory that is there already."""
 
 
 def collapse(first: int, last: int) -> bool:
@@ -77,7 +112,13 @@ def room(weights: list[Tensor], precision: Precision) -> int:
     """Bytes that packing these matrices takes, at most."""
     if precision == "float32":
         return 0
-    return sum(2 * w.numel() + 4 * w.numel() // 64 + 4 * _LINE for w in weights)
+    return sum(_filled(w) * 2 + _filled(w) // 16 + 4 * _LINE for w in weights)
+
+
+def _filled(weight: Tensor) -> int:
+    """Numbers of a matrix whose rows are whole panels and whose columns are even."""
+    rows, columns = weight.shape
+    return -(-rows // _WIDE) * _WIDE * (columns + columns % 2)
 
 
 def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple[Tensor, Tensor]:
@@ -91,30 +132,24 @@ def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple
 
 def group_of(columns: int, precision: Precision = "int8") -> int | None:
     """The columns of a group, or None where rows of this length are not packed so."""
-    if precision not in GROUPS or columns % _SPAN[precision]:
-        return None
-    return next(g for g in GROUPS[precision] if columns % g == 0)
+    return next((g for g in GROUPS.get(precision, ()) if columns % g == 0), None)
 
 
 def packed_as(columns: int, precision: Precision) -> Precision:
-    """int4 wants rows of whole 128 columns, int8 of 64; others are kept one step more exact."""
-    if precision == "int4" and group_of(columns, "int4") is None:
-        precision = "int8"
-    if precision == "int8" and group_of(columns, "int8") is None:
-        precision = "bfloat16"
-    return precision
+    """int8 and int4 want rows of whole 64 columns; others are kept in bfloat16."""
+    return "bfloat16" if precision in GROUPS and group_of(columns, precision) is None else precision
 
 
-def neighbours(weight: Tensor) -> Tensor:
-    """bfloat16 rows with columns i and 16 + i of each whole 32 side by side, as the kernel's words hold them."""
-    whole = weight.shape[1] // 32 * 32
-    paired = weight[:, :whole].unflatten(1, (-1, 2, 16)).transpose(2, 3).flatten(1)
-    return torch.cat([paired, weight[:, whole:]], 1)
+def panels(weight: Tensor, columns: int) -> Tensor:
+    """(rows, all) as (rows / 32, all / columns, 32, columns), filled up with zeros: some columns of 32 rows in turn."""
+    missing = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % _WIDE)
+    filled = nn.functional.pad(weight, missing) if any(missing) else weight
+    return filled.unflatten(1, (-1, columns)).unflatten(0, (-1, _WIDE)).transpose(1, 2)
 
 
 def halves(whole: Tensor) -> Tensor:
-    """int4 rows: of each 128 columns the first 64 in the low halves of 64 bytes, the others in the high ones."""
-    low, high = (whole + 8).to(torch.uint8).unflatten(1, (-1, 2, 64)).unbind(2)
+    """int4: of each 8 columns the first four in the low halves of 4 bytes, the others in the high ones."""
+    low, high = (whole + 8).to(torch.uint8).unflatten(1, (-1, 2, 4)).unbind(2)
     return (low | high << 4).flatten(1)
 
 
@@ -127,14 +162,14 @@ def matrix(store: Store, weight: Tensor, bias: Tensor | None, precision: Precisi
     if precision == "float32":
         made.weights = store.refer(weight)
     elif precision == "bfloat16":
-        made.weights = store.keep(neighbours(weight.to(torch.bfloat16)))
+        made.weights = store.keep(panels(weight.to(torch.bfloat16), 2))
     else:
         group = group_of(weight.shape[1], precision)
         assert group is not None
         whole, scales = quantise(weight, group, precision)
         made.group = group
         stored = halves(whole) if precision == "int4" else (whole.to(torch.int16) + 128).to(torch.uint8)
-        made.weights, made.scales = store.keep(stored), store.keep(scales)
+        made.weights, made.scales = store.keep(panels(stored, 4)), store.keep(panels(scales, 1))
     return made
 
 

@@ -1,113 +1,53 @@
-// Products of a weight matrix with many vectors, at the speed the processor multiplies.
+// Products of a float32 matrix with many vectors, at the speed the processor multiplies.
 //
-// 32 rows of the matrix are turned into a panel (columns, 32) of floats, whatever they were kept as, and stay in the
-// second cache while every vector meets them: one broadcast activation times two registers of weights, 14 vectors at a
-// time, 28 sums in registers. Turning takes a few percent where there are hundreds of vectors.
+// 32 rows of the matrix are turned into a panel (columns, 32), which stays in the second cache while every vector meets
+// it: one broadcast activation times two registers of weights, 14 vectors at a time, 28 sums in registers. Turning takes
+// a few percent where there are hundreds of vectors.
 #pragma once
-#include <algorithm>
-#include "integers.h"
+#include "vectors.h"
 
 namespace glass {
 
-constexpr int WIDE = 32;   // rows of a panel
-constexpr int DEEP = 384;  // columns of a panel: 14 vectors of them fit the first cache
-constexpr int MANY = 16;   // vectors from which turning pays
+constexpr int DEEP = 384;  // columns of a panel that are met at once: with 14 vectors of them they fit the first caches
 
-inline float weight_at(const Matrix& m, long row, long column) {
-    const long at = row * m.columns + column;
-    switch (m.kind) {
-        case F32: return ((const float*)m.weights)[at];
-        case BF16: {
-            const long whole = m.columns / 32 * 32, inside = column % 32;
-            const long place = column < whole ? column - inside + inside % 16 * 2 + inside / 16 : column;
-            return Brains::one(((const uint16_t*)m.weights)[row * m.columns + place]);
-        }
-        case INT8: {
-            const float scale = m.scales[row * (m.columns / m.group) + column / m.group];
-            return ((int)((const uint8_t*)m.weights)[at] - ZERO<INT8>) * scale;
-        }
-        default: {
-            const float scale = m.scales[row * (m.columns / m.group) + column / m.group];
-            const uint8_t both = ((const uint8_t*)m.weights)[row * m.columns / 2 + column / 128 * 64 + column % 64];
-            return ((int)(column % 128 < 64 ? both & 15 : both >> 4) - ZERO<INT4>) * scale;
-        }
-    }
-}
-
-// out[c][0..16) = rows[0..16)[c] for 16 columns c: neighbours change places at distances 8, 4, 2 and 1.
-inline void turn(const float* rows, long pitch, float* out, long out_pitch) {
-#if defined(__clang__)  // has no shuffle by a variable
-    for (int c = 0; c < W; c++)
-        for (int r = 0; r < W; r++) out[c * out_pitch + r] = rows[r * pitch + c];
-#else
-    vf v[W];
-    for (int i = 0; i < W; i++) v[i] = load(rows + i * pitch);
-#define GLASS_EXCHANGE(D)                                                                                   \
-    for (int i = 0; i < W; i++)                                                                             \
-        if (!(i & D)) {                                                                                     \
-            vi low, high;                                                                                   \
-            for (int c = 0; c < W; c++) low[c] = c & D ? c - D + W : c, high[c] = c & D ? c + W : c + D;    \
-            const vf a = __builtin_shuffle(v[i], v[i + D], low), b = __builtin_shuffle(v[i], v[i + D], high); \
-            v[i] = a, v[i + D] = b;                                                                         \
-        }
-    GLASS_EXCHANGE(8)
-    GLASS_EXCHANGE(4)
-    GLASS_EXCHANGE(2)
-    GLASS_EXCHANGE(1)
-#undef GLASS_EXCHANGE
-    for (int c = 0; c < W; c++) *(vf*)(out + c * out_pitch) = v[c];
-#endif
-}
-
-// panel[c - from][r] = weight (row + r, c); rows beyond the last are 0.
+// panel[c - from][r] = row + r, column c of a float32 matrix; rows beyond the last are 0.
 inline void fill_panel(const Matrix& m, int row, int from, int to, float* panel) {
     const int rows = std::min(WIDE, m.rows - row);
-    if (m.kind == F32 && rows == WIDE) {
-        const float* w = (const float*)m.weights + (long)row * m.columns;
-        int c = from;
-        for (; c + W <= to; c += W)
-            for (int r = 0; r < WIDE; r += W) turn(w + r * m.columns + c, m.columns, panel + (c - from) * WIDE + r, WIDE);
-        for (; c < to; c++)
-            for (int r = 0; r < WIDE; r++) panel[(c - from) * WIDE + r] = w[(long)r * m.columns + c];
+    const float* w = (const float*)m.weights + (long)row * m.columns;
+    int c = from;
+    for (; rows == WIDE && c + W <= to; c += W)
+        for (int r = 0; r < WIDE; r += W) turn(w + (long)r * m.columns + c, m.columns, panel + (c - from) * WIDE + r, WIDE);
+    for (; c < to; c++)
+        for (int r = 0; r < WIDE; r++) panel[(c - from) * WIDE + r] = r < rows ? w[(long)r * m.columns + c] : 0.0f;
+}
+
+// to[0..width) = 32 sums (+ bias), or added to what is there.
+inline void put(float* to, const float* sums, int width, bool more, const float* bias) {
+    if (width < WIDE) {
+        for (int r = 0; r < width; r++) to[r] = sums[r] + (more ? to[r] : bias ? bias[r] : 0.0f);
         return;
     }
-    for (int r = 0; r < WIDE; r++) {
-        if (r >= rows) {
-            for (int c = from; c < to; c++) panel[(long)(c - from) * WIDE + r] = 0;
-        } else if (m.kind == F32) {
-            const float* w = (const float*)m.weights + (long)(row + r) * m.columns;
-            for (int c = from; c < to; c++) panel[(long)(c - from) * WIDE + r] = w[c];
-        } else {
-            for (int c = from; c < to; c++) panel[(long)(c - from) * WIDE + r] = weight_at(m, row + r, c);
-        }
-    }
+    const float* other = more ? to : bias;
+#pragma GCC unroll 2
+    for (int r = 0; r < WIDE; r += W) store(to + r, other ? load(sums + r) + load(other + r) : load(sums + r));
 }
 
 // y[i][0..32) (+)= sum over k of x[i][k] * panel[k][0..32), for M vectors i. `pitch`: floats from one k to the next.
-template <int M>
+// TILED: x is a tile, (depth, M); else vectors at a distance of x_stride.
+template <int M, bool TILED>
 inline void meet(const float* panel, long pitch, int depth, const float* x, long x_stride, float* y, long y_stride,
-                 int width, bool first, const float* bias) {
+                 int width, bool first, const float* bias, int vectors = M) {
     vf sums[M][2];
     for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = vf{};
     for (int k = 0; k < depth; k++) {
         const vf low = load(panel + k * pitch), high = load(panel + k * pitch + W);
 #pragma GCC unroll 16
         for (int i = 0; i < M; i++) {
-            const float one = x[i * x_stride + k];
+            const float one = TILED ? x[k * M + i] : x[i * x_stride + k];
             sums[i][0] += low * one, sums[i][1] += high * one;
         }
     }
-    for (int i = 0; i < M; i++) {
-        float out[WIDE];
-        std::memcpy(out, sums[i], sizeof out);
-        float* at = y + i * y_stride;
-        if (!first)
-            for (int r = 0; r < width; r++) at[r] += out[r];
-        else if (bias)
-            for (int r = 0; r < width; r++) at[r] = out[r] + bias[r];
-        else
-            for (int r = 0; r < width; r++) at[r] = out[r];
-    }
+    for (int i = 0; i < vectors; i++) put(y + i * y_stride, (const float*)sums[i], width, !first, bias);
 }
 
 inline void meet_all(const float* panel, long pitch, int depth, const float* x, long x_stride, int vectors, float* y,
@@ -115,24 +55,44 @@ inline void meet_all(const float* panel, long pitch, int depth, const float* x, 
     auto some = [&](auto m) {
         constexpr int M = decltype(m)::value;
         for (; vectors >= M; vectors -= M, x += M * x_stride, y += M * y_stride)
-            meet<M>(panel, pitch, depth, x, x_stride, y, y_stride, width, first, bias);
+            meet<M, false>(panel, pitch, depth, x, x_stride, y, y_stride, width, first, bias);
     };
     some(std::integral_constant<int, 14>()), some(std::integral_constant<int, 8>());
     some(std::integral_constant<int, 4>()), some(std::integral_constant<int, 1>());
 }
 
-// Rows first..last of y = m x (+ bias) for many vectors; `first` is a multiple of 32.
-inline void multiply_many(const Matrix& m, int first, int last, const float* x, int batch, float* y, long stride) {
-    static thread_local std::vector<float> panel(WIDE * DEEP + W), vectors;
-    vectors.resize((long)batch * DEEP);
-    for (int from = 0; from < m.columns; from += DEEP) {
-        const int to = std::min(from + DEEP, m.columns), depth = to - from;
-        // side by side: at a distance of a power of two they would push each other out of the cache
-        for (long i = 0; i < batch; i++) std::memcpy(&vectors[i * depth], x + i * m.columns + from, depth * sizeof(float));
-        for (int row = first; row < last; row += WIDE) {
-            fill_panel(m, row, from, to, panel.data());
-            meet_all(panel.data(), WIDE, depth, vectors.data(), depth, batch, y + row, stride,
-                     std::min(WIDE, last - row), from == 0, m.bias ? m.bias + row : nullptr);
+// Ask the second cache for a part of `depth` columns of 32 rows, from `start` on: what is met next, while this is met.
+inline void ask(const float* start, long depth, long pitch, int part, int parts) {
+    const long lines = (depth + W - 1) / W, all = lines * WIDE;
+    for (long i = all * part / parts; i < all * (part + 1) / parts; i++)
+        __builtin_prefetch(start + i / lines * pitch + i % lines * W, 0, 2);
+}
+
+// Rows first..last of y = m x (+ bias) for many vectors of floats. `widen` makes a whole panel of a matrix that is not
+// float32.
+template <class F>
+inline void multiply_floats(const Matrix& m, int first, int last, const Vectors& v, float* y, long stride, int soon,
+                            F widen) {
+    static thread_local std::vector<float> panel;
+    const int deep = m.kind == F32 ? std::min(DEEP, m.columns) : m.columns;
+    panel.resize((long)WIDE * deep + W);
+    for (int row = first; row < last; row += WIDE) {
+        const int width = std::min(WIDE, last - row);
+        const float* bias = m.bias ? m.bias + row : nullptr;
+        for (int from = 0; from < m.columns; from += deep) {
+            const int depth = std::min(deep, m.columns - from);
+            m.kind == F32 ? fill_panel(m, row, from, from + depth, panel.data()) : widen(m, row, panel.data());
+            const bool more = from + deep < m.columns;
+            const long next = more ? row : row + WIDE < last ? row + WIDE : soon;
+            const float* ahead = (const float*)m.weights + next * m.columns + (more ? from + deep : 0);
+            for (int i = 0; i < v.tiles; i++) {
+                if (m.kind == F32 && next) ask(ahead, deep, m.columns, i, v.tiles);
+                const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
+                float* to = y + (long)i * v.tile * stride + row;
+                const int vectors = std::min(v.tile, v.batch - i * v.tile);
+                if (v.tile == 14) meet<14, true>(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
+                else meet<8, true>(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
+            }
         }
     }
 }

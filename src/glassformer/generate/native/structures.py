@@ -1,7 +1,7 @@
 """The structures of decode.cpp, field by field. `library.load` compares their sizes with the compiled ones."""
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 
 class Matrix(ctypes.Structure):
@@ -38,3 +38,9 @@ class Cache(ctypes.Structure):
     """Keys and values (layers, rows, kv_heads, capacity, width)."""
 
     _fields_ = (("keys", c_void_p), ("values", c_void_p), ("rows", c_int32), ("capacity", c_int32))
+
+
+class Piece(ctypes.Structure):
+    """Some memory."""
+
+    _fields_ = (("at", c_void_p), ("bytes", c_int64))
