@@ -97,6 +97,99 @@ def triton_loss_equals_plain() -> Iterator[Finding]:
             )
 
 
+def cuda_loss_equals_plain() -> Iterator[Finding]:
+    """The CUDA chunk kernel, which takes bfloat16, against the plain one."""
+    from glassformer.train import fused_loss, fused_loss_cuda
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    for columns in (50304, 904):
+        logits = (torch.randn(37, columns, generator=generator, device="cuda") * 4).bfloat16()
+        targets = torch.randint(0, columns, (37,), generator=generator, device="cuda")
+        targets[5] = -100
+        for smoothing, z_loss in ((0.0, 0.0), (0.1, 0.01)):
+            plain = fused_loss.chunk_gradients(logits, targets, -100, smoothing, z_loss)
+            fast = fused_loss_cuda.chunk_gradients(logits, targets, -100, smoothing, z_loss)
+            pairs = [(a.float(), b.float()) for a, b in zip(plain, fast, strict=True)]
+            worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+            yield Finding.judge(f"CUDA loss = plain: {columns}, {smoothing}, {z_loss}", worst, 2**-8, "bfloat16's step")
+
+
+def _apart(found: torch.Tensor, wanted: torch.Tensor) -> tuple[float, str]:
+    """Of 8 bits, the share of numbers that are the neighbouring one (infinite if one is any other, or is NaN where it
+    should not be), and such a number; of others, the relative difference."""
+    found, a, b = found.cpu(), found.cpu().float(), wanted.float()
+    seen = a.isnan() == b.isnan()
+    if wanted.element_size() > 1:
+        return float((a - b).nan_to_num(0).norm() / b.nan_to_num(0).norm()) if seen.all() else float("inf"), ""
+    codes = (t.view(torch.uint8).short() for t in (found, wanted))
+    steps = torch.sub(*(torch.where(c < 128, c, 128 - c) for c in codes)).abs()
+    steps = torch.where(a.isnan() & seen, 0, torch.where(seen, steps, 1000))
+    worst = int(steps.argmax())
+    said = f", {float(a.flatten()[worst])} for {float(b.flatten()[worst])}" if steps.any() else ""
+    return float("inf") if steps.max() > 1 else float((steps > 0).float().mean()), said
+
+
+def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
+    """Every operator of 8-bit products on the GPU (CUDA, tensor cores) against its definition on the CPU."""
+    from glassformer.train import fp8
+
+    generator = torch.Generator().manual_seed(0)
+    rows, columns, unit = 272, 1040, torch.tensor(0.25)
+    x, d = (torch.randn(rows, columns, generator=generator).bfloat16() for _ in range(2))
+    x[0, :5] = torch.tensor([float("nan"), float("inf"), 1e9, 1e-9, -float("inf")])
+    finite, targets = x.nan_to_num(0, 0, 0).clamp(-9, 9), torch.arange(rows)
+    targets[7] = -100
+    a8, b8 = fp8.cast(finite, unit, fp8.E5M2)[0], fp8.cast(d, unit, fp8.E4M3)[0]
+    long, few = 4 * torch.randn(32, 65536, generator=generator).bfloat16(), targets[:32].clone()
+    kinds = ("relu", "relu2", "silu", "gelu_tanh", "gelu", "tanh")
+    cases = [
+        ("cast e4m3", fp8.cast, (x, unit, fp8.E4M3), 0.0),
+        ("cast e5m2", fp8.cast, (x, unit, fp8.E5M2), 0.0),
+        ("cast e4m3 of float32", fp8.cast, (x.float(), unit, fp8.E4M3), 0.0),
+        ("cast e5m2 of float32", fp8.cast, (x.float(), unit, fp8.E5M2), 0.0),
+        *((f"activate {kind}", fp8.activate, (x, unit, kind), 1e-3) for kind in kinds),
+        *((f"backward {k}", fp8.activate_backward, (d, finite, unit, unit, k, k != "relu"), 1e-3) for k in kinds),
+        *((f"backward {k}, not finite", fp8.activate_backward, (d, x, unit, unit, k, False), 1e-3) for k in kinds),
+        ("product", fp8.product, (a8, b8, unit, unit, None, True), 5e-3),
+        ("product with bias", fp8.product, (b8, b8, unit, unit, d[0, :rows].clone(), False), 5e-3),
+        *((f"loss {s}", fp8.loss_gradients, (4 * finite, targets, -100, s, s / 10), 1e-3) for s in (0.0, 0.1)),
+        ("loss of long rows", fp8.loss_gradients, (long, few, -100, 0.0, 0.0), 0.1),  # rounded to bf16 between
+    ]
+    for name, operator, given, limit in cases:
+        on_gpu = operator(*(t.cuda() if isinstance(t, torch.Tensor) else t for t in given))
+        both = ((t,) if isinstance(t, torch.Tensor) else t for t in (on_gpu, operator(*given)))
+        worst, said = max((_apart(a, b) for a, b in zip(*both, strict=True) if b.numel()), key=lambda pair: pair[0])
+        yield Finding.judge(f"float8 on the GPU = its definition: {name}", worst, limit, f"share or relative{said}")
+
+
+def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
+    """Feed-forwards and head in 8 bits, compiled and captured, beside the same run in bf16."""
+    from glassformer.train.graph import CapturedStep
+    from glassformer.train.loop import prepare_state
+    from glassformer.train.objective import Batch
+    from glassformer.train.run import Loop, Machine, Optim, RunConfig, Schedule
+
+    curves = []
+    for products in ("precision", "float8"):
+        run = RunConfig(
+            model=presets.nano(vocab_size=4992),
+            optim=Optim(lr=3e-3),
+            schedule=Schedule(warmup=2),
+            loop=Loop(steps=100, batch=8),
+            machine=Machine(device="cuda", precision="bfloat16", compile="yes", products=products),
+        )
+        state = prepare_state(run)
+        step, generator, losses = CapturedStep(state), torch.Generator().manual_seed(0), []
+        for _ in range(steps):
+            ids = (torch.rand(8, 65, generator=generator) ** 3 * 50).long()
+            batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).to(state.device)
+            losses.append(float(step(state, batch)["loss"]))
+        curves.append(losses)
+    apart = abs(sum(curves[0][-10:]) - sum(curves[1][-10:])) / 10
+    yield Finding.judge("float8 learns as bfloat16 does", apart, 0.05, "nats, mean of the last ten steps")
+    yield Finding.within("float8 learns", curves[1][0] - curves[1][-1], 3.0, None, "nats lost in sixty steps")
+
+
 def compiled_loss_has_the_plain_gradient() -> Iterator[Finding]:
     """Head and loss in chunks, compiled, against autograd through all logits: a gradient lost on the way shows here."""
     from torch.nn.functional import cross_entropy, linear
@@ -185,6 +278,9 @@ def main() -> int:
         compiled_loss_has_the_plain_gradient,
         captured_step_equals_eager,
         triton_loss_equals_plain,
+        cuda_loss_equals_plain,
+        float8_kernels_equal_their_definitions,
+        float8_learns_as_bfloat16,
         same_logits,
         same_generation,
         graph_replay_equals_eager,

@@ -1,6 +1,6 @@
 """Training GPT-2 124M on a GPU: nanoGPT compiled and glassformer, the same model, in one run, interleaved.
 
-    PYTHONPATH=src python benchmarks/train_gpu.py --nanogpt .carry/nanoGPT [--batch 64]
+    PYTHONPATH=src python benchmarks/train_gpu.py --nanogpt .carry/nanoGPT [--batch 64] [--fp8]
 
 Context 1024, bf16 products with float32 weights, fused AdamW, clipping at 1: nanoGPT's own step. The tokens are drawn
 from the first 512 ids, which a model that learns finds out within the run: a fast step that does not learn is no step.
@@ -28,14 +28,14 @@ AGREE = 0.1
 PEER = "nanoGPT compiled"
 
 
-def ours(batch: int, stream: str) -> tuple[Callable[[Batch], float], int]:
+def ours(batch: int, stream: str, products: str = "precision") -> tuple[Callable[[Batch], float], int]:
     model = presets.gpt2(vocab_size=VOCAB, dropout=0.0, attention__bias=False, feedforward__bias=False)
     run = RunConfig(
         model=replace(model, norm=LayerNorm(bias=False)),
         optim=Optim(lr=6e-4),
         schedule=Schedule("constant", warmup=0),
         loop=Loop(steps=100_000, batch=batch),
-        machine=Machine(device="cuda", precision="bfloat16", stream=stream, compile="yes"),
+        machine=Machine(device="cuda", precision="bfloat16", stream=stream, products=products, compile="yes"),
     )
     state = prepare_state(run)
     count = sum(p.numel() for p in state.model.parameters())
@@ -80,12 +80,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--fp8", action="store_true", help="also with products of feed-forwards and head in float8")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     contenders = {
         "glassformer": ours(given.batch, "float32"),
         "  bf16 stream": ours(given.batch, "bfloat16"),
+        **({"  fp8": ours(given.batch, "bfloat16", "float8")} if given.fp8 else {}),
         PEER: nanogpt(given.nanogpt, True),
     }
     generator = torch.Generator().manual_seed(0)

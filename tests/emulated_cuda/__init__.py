@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.generate.native.library import compiler
+from glassformer.cxx import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 HERE = Path(__file__).parent

@@ -86,6 +86,15 @@ def test_meta_device_allocates_nothing():
     assert all(p.is_meta for p in model.parameters())
 
 
+def test_building_for_shapes_is_quick_and_leaves_torchs_own_first_values_out(monkeypatch):
+    for name in ("normal_", "uniform_", "kaiming_uniform_"):
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda *given, **more: pytest.fail("a tensor was filled"), raising=False
+        )
+    build(presets.bert_base(n_layers=1), device="meta")
+    assert torch.nn.init.ones_(torch.empty(2)).tolist() == [1, 1]  # elsewhere it fills as ever
+
+
 def test_only_the_three_kinds_can_be_built():
     with pytest.raises(TypeError, match=r"cannot build a Dense|Actual value: Dense"):
         build(c.Dense(d_ff=3))

@@ -265,6 +265,20 @@ def test_bf16_trains_close_to_float32(tmp_path):
     assert losses[0] != losses[1]
 
 
+def test_products_in_8_bits_are_refused_without_a_gpu_and_named_with_one(tmp_path, monkeypatch):
+    float8 = ("machine.precision=bfloat16", "machine.products=float8", "machine.device=auto")
+    session = tiny.session(tmp_path, *float8, "model.d_model=48", "loop.steps=4", "loop.log_every=1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="needs a CUDA GPU, and this run is on the cpu"):
+        prepare_state(session.run)
+    monkeypatch.setattr("glassformer.train.fp8.require_device", lambda device: None)
+    events = []
+    state = train(session.run, session.data, events.append)
+    assert type(state.model.blocks[0].feedforward).__name__ == "Float8Dense"
+    assert events[0]["precision"] == "bfloat16, products of feed-forwards in float8"
+    assert events[-1]["step"] == 4
+
+
 def test_batch_moves_and_splits():
     ids = torch.arange(12).view(3, 4)
     batch = Batch(ids, ids, ids)

@@ -8,6 +8,8 @@ from glassformer import presets
 from glassformer.config import ConfigError, to_toml
 from glassformer.train.run import read_run, run_to_dict, with_model
 
+FLOAT8 = ("machine.products=float8", "machine.precision=bfloat16")
+
 
 def test_no_text_is_nanogpts_cpu_setting():
     run = read_run()
@@ -48,6 +50,13 @@ def test_the_architecture_decides_the_objective(preset, objective):
     assert read_run("", (f"model.preset={preset}", "loop.context=8")).objective == objective
 
 
+def test_products_in_8_bits_are_asked_for_by_name():
+    assert read_run().machine.products == "precision"
+    run = read_run("", (*FLOAT8, "model.preset=gpt2"))
+    assert run.machine.products == "float8"
+    assert read_run(to_toml(run_to_dict(run))) == run
+
+
 def test_with_model_changes_the_vocabulary():
     assert with_model(read_run(), vocab_size=9).model.vocab_size == 9
 
@@ -71,6 +80,13 @@ def test_with_model_changes_the_vocabulary():
         ("", ("model.head=none",), "predicts nothing"),
         ("", ("data.validation=1.5",), "data.validation=1.5"),
         ("", ("machine.device=tpu",), "device"),
+        ("", ("machine.products=int8",), "products"),
+        ("", ("machine.products=float8",), "needs machine.precision='bfloat16', not 'auto'"),
+        ("", (*FLOAT8, "machine.device=cpu"), "needs a CUDA GPU, not machine.device='cpu'"),
+        ("", (*FLOAT8, "model.preset=llama_tiny"), "for a dense feed-forward, and the model's is 'gated'"),
+        ("", (*FLOAT8, "model.preset=moe_tiny"), "for a dense feed-forward, and the model's is 'moe'"),
+        ("", (*FLOAT8, "model.d_model=120"), "model.d_model=120 is not a multiple of 16"),
+        ("", (*FLOAT8, "model.d_ff=200"), "model.feedforward.d_ff=200 is not a multiple of 16"),
         ("", ("optim.ema=1",), "optim.ema=1.0 must be between"),
         ("", ("probe.every=-1",), "probe.every=-1 must be 0 (never) or more"),
         ("", ("probe.head=true",), "probe.head is not a field. Did you mean heads"),

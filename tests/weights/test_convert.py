@@ -52,6 +52,14 @@ def test_one_matrix_is_transposed_and_a_bias_is_not():
     assert SAME.theirs(SAME.ours(matrix, [])) is matrix
 
 
+@pytest.mark.parametrize("transform", [SAME, CONV1D])
+@pytest.mark.parametrize("parts", [[(7, 3)], [(7, 3), (2, 3), (2, 3)], [(7,)], [(7,), (2,), (2,)]])
+def test_shapes_are_told_without_tensors(transform, parts):
+    parts = parts[:1] if transform is SAME else parts
+    made = transform.theirs([torch.zeros(shape) for shape in parts])
+    assert transform.shape(parts) == tuple(made.shape)
+
+
 def test_missing_extra_and_misshaped_tensors_are_listed_with_shapes(convert):
     text = refusal(convert, {k: v for k, v in SOURCE.items() if "h" not in k})
     assert "2: m.h.0.qkv [3, 6], m.h.1.qkv [3, 6]" in text

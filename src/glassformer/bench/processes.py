@@ -109,8 +109,10 @@ class Worker:
 def environment(threads: int) -> dict[str, str]:
     """The environment of a contender: its threads, no network, no helpers that outlive the loading."""
     count = str(threads)
+    # without bytecode files every start would compile our sources anew, and only ours
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **own,
         **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",

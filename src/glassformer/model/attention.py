@@ -14,7 +14,7 @@ from glassformer.model.masks import View
 from glassformer.model.norm import build_norm
 from glassformer.model.positions import Rotation, apply_rotation
 from glassformer.model.tap import Tap
-from glassformer.shapes import Bool, Float
+from glassformer.shapes import Bool, Float, Shaped
 
 
 class Attention(nn.Module):
@@ -90,18 +90,24 @@ class Attention(nn.Module):
         else:
             if bias is not None and mask is not None:
                 bias = bias.masked_fill(~mask, float("-inf"))
-            heads = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask if bias is None else bias,
-                dropout_p=dropout,
-                is_causal=view.is_causal and mask is None,
-                scale=self.scale,
-                enable_gqa=self.n_kv_heads != self.n_heads,
-            )
+            heads = self.kernel(q, k, v, mask if bias is None else bias, view.is_causal and mask is None, dropout)
         heads = tap("heads", heads)
         return tap("out", self.o(heads.transpose(1, 2).flatten(2)))
+
+    def kernel(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S U"],
+        mask: Shaped[Tensor, "*#m #T S"] | None,
+        is_causal: bool,
+        dropout: float,
+    ) -> Float[Tensor, "B H T U"]:
+        """The fused path: torch's, or what a subclass has instead. `mask` is boolean, or a bias with -inf."""
+        shared = self.n_kv_heads != self.n_heads
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=self.scale, enable_gqa=shared
+        )
 
 
 def explicit_attention(

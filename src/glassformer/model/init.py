@@ -2,9 +2,11 @@
 
 import fnmatch
 import math
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from glassformer import config as c
 from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq
@@ -36,7 +38,7 @@ def build(
     It comes in evaluation mode (no dropout), as a loaded one does; `model.train()` switches. On device "meta" nothing
     is allocated: shapes only.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         model = _construct(config)
     model = model.to(dtype).eval()
     if torch.device(device).type == "meta":
@@ -44,6 +46,18 @@ def build(
     model = model.to_empty(device=device)
     init_weights(model, seed)
     return model
+
+
+class _Unfilled(TorchFunctionMode):
+    """Modules are made without their own first values, which TABLE replaces.
+
+    On the meta device torch would import its compiler, a second, to do nothing.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 def _construct(config: c.ModelConfig) -> Model:

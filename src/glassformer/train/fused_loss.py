@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.train import fp8
+
 CHUNK_BYTES = 2**32
 """A chunk's logits in float32 take at most this: large enough to fill a GPU, small beside the activations."""
 
@@ -49,9 +51,9 @@ def chunk_gradients(
 KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor, Tensor]]] = {}
 """Faster `chunk_gradients` by type of device."""
 if torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-    from glassformer.train import fused_loss_triton
+    from glassformer.train import fused_loss_cuda
 
-    KERNELS["cuda"] = fused_loss_triton.chunk_gradients
+    KERNELS["cuda"] = fused_loss_cuda.chunk_gradients
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -65,8 +67,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         settings: tuple[int, float, float],
         dtype: torch.dtype,
         kernel: Callable[..., tuple[Tensor, Tensor, Tensor]],
+        float8: bool,
     ) -> tuple[Tensor, Tensor]:
-        h, w = hidden.to(dtype), weight.to(dtype)
+        h, w = hidden.to(dtype), weight if float8 else weight.to(dtype)
         b = None if bias is None else bias.to(dtype)
         rows = 2 ** int(math.log2(max(1, CHUNK_BYTES // (4 * len(w)))))  # a power of two: even chunks of a usual batch
         total = torch.zeros((), device=h.device)
@@ -76,16 +79,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden: list[Tensor] = []
         d_weight: Tensor | float = 0.0
         d_bias: Tensor | float = 0.0
+        w8 = fp8.cast_measured(w) if float8 else None
         for first in range(0, len(h), rows):
-            part = h[first : first + rows]
-            logits = torch.nn.functional.linear(part, w, b)
-            chunk_total, chunk_plain, gradient = kernel(logits, targets[first : first + rows], *settings)
+            part, asked = h[first : first + rows], targets[first : first + rows]
+            if w8 is not None:
+                chunk_total, chunk_plain, d_part, d_chunk = fp8.head_gradients(part, w8, asked, *settings)
+            else:
+                logits = torch.nn.functional.linear(part, w, b)
+                chunk_total, chunk_plain, gradient = kernel(logits, asked, *settings)
+                d_part, d_chunk = gradient @ w, gradient.T @ part
+                if b is not None:
+                    d_bias = d_bias + gradient.sum(0, dtype=torch.float32)
             total = total + chunk_total
             plain = plain + chunk_plain
-            d_hidden.append(gradient @ w)
-            d_weight = d_weight + (gradient.T @ part).float()
-            if b is not None:
-                d_bias = d_bias + gradient.sum(0, dtype=torch.float32)
+            d_hidden.append(d_part)
+            d_weight = d_weight + d_chunk.float()
         ctx.save_for_backward(torch.cat(d_hidden), d_weight, d_bias if b is not None else None)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(plain)
@@ -96,7 +104,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         scale, (h_dtype, w_dtype, b_dtype) = gradients[0], ctx.dtypes
         bias = None if d_bias is None else (d_bias * scale).to(b_dtype)
-        return (d_hidden * scale).to(h_dtype), (d_weight * scale).to(w_dtype), bias, None, None, None, None
+        return (d_hidden * scale).to(h_dtype), (d_weight * scale).to(w_dtype), bias, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -107,16 +115,21 @@ def linear_cross_entropy(
     ignored: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    float8: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(total, plain cross-entropy), summed, of hidden (N,D) through weight (V,D); only `total` has a gradient.
 
-    Under autocast products are taken in its dtype; sums, losses and the weight's gradient in float32.
+    Under autocast products are taken in its dtype; sums, losses and the weight's gradient in float32. With `float8`
+    (no bias then) products are taken in 8 bits, as train/fp8.py says, and the losses are those of these logits.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     settings = (ignored, label_smoothing, z_loss)
+    if float8:
+        assert bias is None
+        hidden, targets, dtype = fp8.fill_rows(hidden), fp8.fill_rows(targets, ignored), torch.bfloat16
     with torch.autocast(device, enabled=False):
         out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
-            hidden, weight, bias, targets, settings, dtype, KERNELS.get(device, chunk_gradients)
+            hidden, weight, bias, targets, settings, dtype, KERNELS.get(device, chunk_gradients), float8
         )
     return out

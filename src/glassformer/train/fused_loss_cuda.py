@@ -5,6 +5,8 @@ which reads them twice. The gradient is written in bfloat16, or in e5m2 for the 
 """
 
 import ctypes
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -28,12 +30,20 @@ class Given(ctypes.Structure):
     ]
 
 
+@cache
+def _text(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()
+
+
+def with_macros(macros: Mapping[str, int], *files: str) -> str:
+    """Files of this folder as one text, with numbers for the names they leave open."""
+    return "\n".join([*(f"#define {name} {value}" for name, value in macros.items()), *map(_text, files)])
+
+
 def source(columns: int, smoothed: bool, eight: int = 0) -> str:
     """`eight`: what gradients in e5m2 are multiplied by; 0 for bfloat16."""
     sizes = {"COLUMNS": columns, "THREADS": THREADS, "SMOOTHED": int(smoothed), "EIGHT": eight}
-    files = ("eight.cuh", "loss.cu") if eight else ("loss.cu",)
-    texts = [(Path(__file__).parent / name).read_text() for name in files]
-    return "\n".join([*(f"#define {name} {value}" for name, value in sizes.items()), *texts])
+    return with_macros(sizes, *(("eight.cuh", "loss.cu") if eight else ("loss.cu",)))
 
 
 def fits(logits: Tensor) -> bool:

@@ -12,10 +12,10 @@ import math
 import torch
 from torch import Tensor
 
+from glassformer.train.batches import IGNORED
 from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
 from glassformer.train.loop import TrainState, train_step
 from glassformer.train.objective import Batch, has_experts
-from glassformer.train.batches import IGNORED
 from glassformer.train.optim import gradient_norm
 from glassformer.train.schedule import factor
 

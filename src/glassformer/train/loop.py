@@ -17,13 +17,14 @@ from torch import Tensor
 from glassformer import size as sizing
 from glassformer.model import Model, build
 from glassformer.model.device import choose_device, measure_matmul
-from glassformer.train import checkpoint
+from glassformer.train import checkpoint, fp8, native
 from glassformer.train.batches import IGNORED, eval_batches
 from glassformer.train.data import Source
 from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
 from glassformer.train.interrupt import interrupts
 from glassformer.train.log import Log, Report
-from glassformer.train.objective import Batch, make_batch, summed_loss
+from glassformer.train.memory import keep_freed
+from glassformer.train.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.train.optim import Average, Optimizer, clip, gradient_norm
 from glassformer.train.parallel import ALONE, Group, start
 from glassformer.train.probes import Probe, chosen_probes
@@ -53,6 +54,8 @@ class TrainState:
     group: Group = ALONE
     """The processes that train together."""
     compiled: bool = False
+    kernels: bool = False
+    """Whether parts of the model train in our own compiled kernels."""
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Around forward passes: products in `dtype`."""
@@ -71,13 +74,21 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
         function = functools.partial(summed_loss, stream=torch.bfloat16)
+    if run.machine.products == "float8":
+        fp8.require_device(device)
+        fp8.enable(model)
+        function = functools.partial(function, float8=True)
+    if device.type == "cpu":
+        keep_freed()
+    # kernels of our own are called from Python: nothing that torch could compile, nor can it cut up what they read
+    kernels = device.type == "cpu" and run.machine.compile == "auto" and not group.sharded and native.enable(model)
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
     average = Average(model, run.optim.ema) if run.optim.ema is not None else None
     parameters = list(model.parameters())
     return TrainState(
-        run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters, group, compiled
+        run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters, group, compiled, kernels
     )
 
 
@@ -91,7 +102,8 @@ def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
         dtype = choose_device().dtype if name == "cuda" else _cpu_dtype(run)
     else:
         dtype = getattr(torch, wanted.precision)
-    # on a CPU, compiling was measured to be about neutral and costs half a minute: only when asked for
+    # on a CPU, torch's compiler was measured to be about neutral and takes half a minute, our own kernels take seconds,
+    # once: it compiles only when asked to
     compiled = wanted.compile == "yes" or (wanted.compile == "auto" and name == "cuda")
     return torch.device(name), dtype, compiled
 
@@ -329,6 +341,13 @@ def measure(state: TrainState, data: Source, probes: dict[str, Probe]) -> dict[s
     return found
 
 
+def _precision(state: TrainState) -> str:
+    name = str(state.dtype).removeprefix("torch.")
+    if state.run.machine.products != "float8":
+        return name
+    return f"{name}, products of feed-forwards{' and head' if float8_head(state.model) else ''} in float8"
+
+
 def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
     run = state.run
     counted = sizing.flops(run.model, batch=1, context=run.context)
@@ -341,8 +360,9 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "peak_flops": 1e9
         * measure_matmul(state.device.type, state.dtype, 4096 if state.device.type == "cuda" else 512, 3),
         "device": str(state.device),
-        "precision": str(state.dtype).removeprefix("torch."),
+        "precision": _precision(state),
         "compiled": state.compiled,
+        "kernels": state.kernels,
         "ranks": state.group.world,
         **data.facts(run),
         "baselines": baselines or {},

@@ -13,6 +13,7 @@ from torch import Tensor
 from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
 from glassformer.model.moe import balance_loss
 from glassformer.train.batches import IGNORED, mask_tokens, prefix_pairs
+from glassformer.train.fp8 import MULTIPLE
 from glassformer.train.fused_loss import linear_cross_entropy
 from glassformer.train.run import Loss, RunConfig
 
@@ -104,9 +105,11 @@ class Narrow:
 
 
 def summed_loss(
-    model: Model, batch: Batch, loss: Loss, training: bool, stream: torch.dtype | None = None
+    model: Model, batch: Batch, loss: Loss, training: bool, stream: torch.dtype | None = None, float8: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(what is minimised, plain cross-entropy), both summed over targets; `stream` narrows the residual stream.
+
+    `float8` takes the products of the head in 8 bits, where `float8_head` says it can.
 
     Minimised: cross-entropy with label smoothing + z_loss * logsumexp^2 per target + balance * mean balance loss of the
     layers per target. The balance loss is of the batch it sees: in accumulation, the mean over parts.
@@ -123,7 +126,7 @@ def summed_loss(
         hidden = model.encode(batch.inputs, tap=tap)
     targets = batch.targets.flatten()
     if training and chunked(model):
-        total, plain = _chunked_loss(model, hidden, targets, loss)
+        total, plain = _chunked_loss(model, hidden, targets, loss, float8 and float8_head(model))
     else:
         total, plain = _plain_loss(model.logits(hidden, tap), targets, loss, training)
     if routers is not None and loss.balance:
@@ -137,7 +140,13 @@ def chunked(model: Model) -> bool:
     return config.head is not None and config.head.transform is None and config.vocab_size >= CHUNKED_FROM
 
 
-def _chunked_loss(model: Model, hidden: Tensor, targets: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+def float8_head(model: Model) -> bool:
+    """Whether products of the head can be taken in 8 bits: a vocabulary that tensor cores can take, and no bias."""
+    head = model.config.head
+    return chunked(model) and head is not None and not head.bias and model.config.vocab_size % MULTIPLE == 0
+
+
+def _chunked_loss(model: Model, hidden: Tensor, targets: Tensor, loss: Loss, float8: bool) -> tuple[Tensor, Tensor]:
     head = model.head
     assert head is not None
     weight = model.embed.tokens.weight if head.weight is None else head.weight
@@ -149,6 +158,7 @@ def _chunked_loss(model: Model, hidden: Tensor, targets: Tensor, loss: Loss) -> 
         IGNORED,
         loss.label_smoothing,
         loss.z_loss,
+        float8,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from glassformer import presets
-from glassformer.config import ConfigError, DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig
+from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig
 from glassformer.config import replace as replace_model
 from glassformer.config.errors import nearest, require, require_choice, require_positive
 from glassformer.config.schema import build, from_dict, to_dict
@@ -155,7 +155,10 @@ class Machine:
     """bfloat16 computes products in bf16 and keeps weights and optimiser in float32."""
     stream: Literal["float32", "bfloat16"] = "float32"
     """Type of the residual stream when products are in bfloat16; bfloat16 moves half the bytes between products."""
+    products: Literal["precision", "float8"] = "precision"
+    """float8: those of dense feed-forwards and of a large head, on a GPU that has them, in training steps alone."""
     compile: Literal["auto", "yes", "no"] = "auto"
+    """yes: by torch.compile; auto: on a GPU, and on a CPU kernels of our own, where there is a C++ compiler."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Under torchrun with several processes; auto is ddp."""
 
@@ -163,6 +166,16 @@ class Machine:
         require_choice(self, "device", Literal["auto", "cpu", "cuda"])
         require_choice(self, "precision", Literal["auto", "float32", "bfloat16"])
         require_choice(self, "stream", Literal["float32", "bfloat16"])
+        require_choice(self, "products", Literal["precision", "float8"])
+        require(
+            self.products != "float8" or self.precision == "bfloat16",
+            f"machine.products='float8' needs machine.precision='bfloat16', not {self.precision!r}: what is not such a "
+            "product is computed in bfloat16.",
+        )
+        require(
+            self.products != "float8" or self.device != "cpu",
+            "machine.products='float8' needs a CUDA GPU, not machine.device='cpu': use machine.products='precision'.",
+        )
         require_choice(self, "compile", Literal["auto", "yes", "no"])
         require_choice(self, "parallel", Literal["auto", "ddp", "fsdp"])
 
@@ -210,6 +223,7 @@ class RunConfig:
             f"loop.context={self.context} exceeds the model's max_len={limit}: shorten it, or raise max_len.",
         )
         self._check_task()
+        self._check_products()
         require(self.model.head is not None, "a model without a head predicts nothing: set model.head.")
         require(
             self.schedule.warmup < self.loop.steps,
@@ -231,6 +245,23 @@ class RunConfig:
             "a decoder.",
         )
         self.task.check(self.context)
+
+    def _check_products(self) -> None:
+        """Products in 8 bits are written for one shape of feed-forward, and for dimensions that a GPU can take."""
+        feedforward = self.model.feedforward
+        if self.machine.products != "float8":
+            return
+        if not isinstance(feedforward, Dense):
+            raise ConfigError(
+                f"machine.products='float8' is for a dense feed-forward, and the model's is {feedforward.kind!r}: use "
+                "machine.products='precision'."
+            )
+        for name, size in (("d_model", self.model.d_model), ("feedforward.d_ff", feedforward.d_ff)):
+            require(
+                size % 16 == 0,
+                f"model.{name}={size} is not a multiple of 16, as machine.products='float8' needs: change it, or use "
+                "machine.products='precision'.",
+            )
 
     @property
     def context(self) -> int:

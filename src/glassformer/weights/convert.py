@@ -27,6 +27,9 @@ class Transform(Protocol):
 
     def theirs(self, ours: list[Tensor]) -> Tensor: ...
 
+    def shape(self, ours: list[Shape]) -> Shape:
+        """That of `theirs`. Asked of torch's meta device instead, it would import torch's compiler for a second."""
+
 
 class Same:
     """Stored as we store it."""
@@ -35,6 +38,9 @@ class Same:
         return [theirs]
 
     def theirs(self, ours: list[Tensor]) -> Tensor:
+        return ours[0]
+
+    def shape(self, ours: list[Shape]) -> Shape:
         return ours[0]
 
 
@@ -46,6 +52,9 @@ class Conv1D:
 
     def theirs(self, ours: list[Tensor]) -> Tensor:
         return torch.cat([part.t() if part.dim() == 2 else part for part in ours], dim=-1).contiguous()
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        return (*ours[0][1:], sum(part[0] for part in ours))
 
 
 SAME, CONV1D = Same(), Conv1D()
@@ -116,9 +125,8 @@ def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict:
                 continue
             values = {"p": prefix, **match.groupdict()}
             ours = tuple(name.format(**values) for name in row.ours)
-            meta = [torch.empty(targets[name], device="meta") for name in ours]
             names = [name.format(**values) for name in (row.theirs, *row.aliases)]
-            shape = tuple(row.transform.theirs(meta).shape)
+            shape = row.transform.shape([targets[name] for name in ours])
             moves.append(Move(names[0], ours, row.transform, tuple(names[1:]), row.strict, shape))
             for name in ours:
                 filled[name] = filled.get(name, 0) + 1

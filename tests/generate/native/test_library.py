@@ -2,6 +2,7 @@
 
 import pytest
 
+from glassformer import cxx
 from glassformer.generate.native import library
 
 
@@ -17,7 +18,7 @@ def fresh(tmp_path, monkeypatch):
 
 
 def test_without_a_compiler_it_says_what_to_do(fresh, monkeypatch):
-    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cxx.shutil, "which", lambda name: None)
     assert not library.is_built()
     with pytest.raises(library.NativeError, match=r"no C\+\+ compiler was found"):
         library.build()
@@ -36,8 +37,8 @@ def test_a_compiler_that_fails_leaves_nothing_and_gives_its_reason(fresh, monkey
 
 def test_another_source_compiler_or_processor_is_another_library(fresh, monkeypatch):
     paths = {library.library_path()}
-    for change in (("FLAGS", ("-O1",)), ("_processor", lambda: "another")):
-        monkeypatch.setattr(library, *change)
+    for room, *change in ((library, "FLAGS", ("-O1",)), (cxx, "_processor", lambda: "another")):
+        monkeypatch.setattr(room, *change)
         library.library_path.cache_clear()
         paths.add(library.library_path())
     assert len(paths) == 3

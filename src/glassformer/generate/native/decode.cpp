@@ -356,7 +356,7 @@ uint64_t glass_mark(const Piece* pieces, int32_t count, int32_t threads) {
     return mark_of_all(pieces, count, threads);
 }
 
-int32_t glass_sizes(int32_t what) {  // so that Python's mirror of the structures cannot drift unnoticed
+int64_t glass_sizes(int32_t what) {  // so that Python's mirror of the structures cannot drift unnoticed
     switch (what) {
         case 0: return sizeof(Matrix);
         case 1: return sizeof(Norm);

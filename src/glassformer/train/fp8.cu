@@ -1,0 +1,263 @@
+// Casts to 8 bits for the products of fp8.py, which defines what each kernel computes: everything is read from memory
+// once, and written once in each layout.
+//
+// A block takes a tile of 128 rows and 64 columns (of bytes, 128), a thread four rows of eight (sixteen) columns: it
+// writes what it made of each row, turns squares of four by four bytes in registers, and leaves them in shared memory,
+// where they make up columns. Those are written 16 bytes a thread, 128 a column. Rows and columns are multiples of 16.
+//
+// Macros: WIDE (float32 is read, not bfloat16), SHORT (e5m2, not e4m3), KIND (of the activation, as in fp8_cuda.py) and
+// SUMMED. After eight.cuh; tests/train compiles the same text for a CPU.
+
+struct alignas(16) Pack { u32 word[4]; };  // eight numbers, or sixteen bytes
+struct alignas(8) Row { u32 word[2]; };    // eight bytes
+
+struct Given {
+    const u8 *x, *pre;  // what is cast, or the gradient of what the activation gave; what the activation was given
+    const float *unit, *post_unit;
+    u8 *out, *turned, *post_turned;
+    float* sums;  // (tiles down, columns)
+    int rows, columns;
+};
+
+#define THREADS 256
+#define DOWN 128    // rows of a tile
+#define ACROSS 64   // its columns, of numbers
+#define RUN 4       // eights that a thread takes where nothing is turned
+#define EVERYONE 0xffffffffu
+
+#ifdef __CUDACC__
+__device__ inline Pack read(const u8* at) {
+    Pack p;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3]) : "l"(at));
+    return p;
+}
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#else
+#include "emulated_fp8.h"
+#endif
+
+#define TO_BITS 1.4426950408889634f  // exp(x) = 2^(x log2 e)
+__device__ inline float exponential(float x) { return power(x * TO_BITS); }
+__device__ inline float sigmoid(float x) { return inverse(1 + exponential(-x)); }
+
+// An activation and its derivative, as fp8.activation.
+__device__ inline void activated(float y, float& value, float& slope) {
+    if (KIND == 0) {
+        value = y <= 0 ? 0.f : y;  // NaN stays
+        slope = y > 0 ? 1.f : 0.f;
+    } else if (KIND == 1) {
+        float r = y <= 0 ? 0.f : y;
+        value = r * r;
+        slope = 2 * r;
+    } else if (KIND == 2) {
+        float s = sigmoid(y);
+        value = y * s;
+        slope = s * (1 + y * (1 - s));
+    } else if (KIND == 3) {
+        const float steep = 1.5957691216057308f, cubic = 0.044715f;
+        float square = y * y, s = inverse(1 + power(y * (-steep * TO_BITS - steep * cubic * TO_BITS * square)));
+        value = y * s;
+        slope = s + value * (1 - s) * (steep + 3 * steep * cubic * square);
+    } else if (KIND == 4) {
+        float share = 0.5f * (1 + erff(y * 0.7071067811865476f));
+        value = y * share;
+        slope = share + y * exponential(-0.5f * y * y) * 0.3989422804014327f;
+    } else {
+        value = tanhf(y);
+        slope = 1 - value * value;
+    }
+}
+
+__device__ inline u32 four(const float* x, bool short_one) {
+    return short_one ? four_e5m2(visible(x[0]), visible(x[1]), visible(x[2]), visible(x[3]))
+                     : four_e4m3(visible(x[0]), visible(x[1]), visible(x[2]), visible(x[3]));
+}
+
+// Eight numbers of bfloat16.
+__device__ inline void unpack(float (&x)[8], const Pack& p) {
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        x[2 * n] = __uint_as_float(p.word[n] << 16);
+        x[2 * n + 1] = __uint_as_float(p.word[n] & 0xffff0000u);
+    }
+}
+
+// Where a thread's four rows of `wide` columns begin.
+struct Place {
+    int down, row, column;
+    bool inside;
+};
+__device__ inline Place place(const Given& a, int wide) {
+    const int t = threadIdx.x, tiles = (a.columns + 8 * wide - 1) / (8 * wide), down = blockIdx.x / tiles;
+    const int row = down * DOWN + (t >> 3) * 4, column = (blockIdx.x - down * tiles) * 8 * wide + (t & 7) * wide;
+    return {down, row, column, row < a.rows && column < a.columns};
+}
+
+// A thread's bytes into the tile, turned: sixteen rows of a column, a warp's, are a Pack of their own. Which of the
+// column's eight it is differs from lane to lane, so that no two lanes write to the same bank.
+template <int WORDS>
+__device__ inline void leave(u32* tile, const u32 (&made)[4][WORDS]) {
+    const int t = threadIdx.x, mine = t & 7;
+    u32* at = tile + mine * 4 * WORDS * (DOWN / 4) + (((t >> 5) ^ mine) << 2 | (t >> 3 & 3));
+#pragma unroll
+    for (int n = 0; n < WORDS; n++) {
+        u32 a = __byte_perm(made[0][n], made[1][n], 0x5140), b = __byte_perm(made[0][n], made[1][n], 0x7362);
+        u32 c = __byte_perm(made[2][n], made[3][n], 0x5140), d = __byte_perm(made[2][n], made[3][n], 0x7362);
+        at[(4 * n + 0) * (DOWN / 4)] = __byte_perm(a, c, 0x5410);
+        at[(4 * n + 1) * (DOWN / 4)] = __byte_perm(a, c, 0x7632);
+        at[(4 * n + 2) * (DOWN / 4)] = __byte_perm(b, d, 0x5410);
+        at[(4 * n + 3) * (DOWN / 4)] = __byte_perm(b, d, 0x7632);
+    }
+}
+
+// The tile's columns to memory.
+template <int WORDS>
+__device__ inline void deliver(u8* turned, const Pack* tile, const Given& a, const Place& p) {
+    const int t = threadIdx.x, first = p.column - (t & 7) * 4 * WORDS, row = p.down * DOWN + (t & 7) * 16;
+#pragma unroll
+    for (int n = 0; n < WORDS; n++) {
+        const int column = (t >> 3) + 32 * n;
+        if (row < a.rows && first + column < a.columns)
+            *(Pack*)(turned + (long long)(first + column) * a.rows + row) =
+                tile[column * (DOWN / 16) + ((t & 7) ^ (column / (4 * WORDS)))];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) cast(const Given a) {
+    __shared__ Pack tile[ACROSS * DOWN / 16];
+    const Place p = place(a, 8);
+    const long long at = (long long)p.row * a.columns + p.column;
+    Pack raw[4][2] = {};
+    u32 made[4][2];
+    if (p.inside) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u8* from = a.x + (at + (long long)i * a.columns) * (WIDE ? 4 : 2);
+            raw[i][0] = read(from);
+            if (WIDE) raw[i][1] = read(from + 16);
+        }
+    }
+    const float scale = 1 / *a.unit;  // of a power of two: exact; asked for after what takes longer
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float x[8];
+        if (WIDE) {
+#pragma unroll
+            for (int n = 0; n < 8; n++) x[n] = __uint_as_float(raw[i][n / 4].word[n % 4]);
+        } else {
+            unpack(x, raw[i][0]);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) x[n] *= scale;
+        made[i][0] = four(x, SHORT), made[i][1] = four(x + 4, SHORT);
+        if (p.inside) *(Row*)(a.out + at + (long long)i * a.columns) = {{made[i][0], made[i][1]}};
+    }
+    leave(&tile[0].word[0], made);
+    __syncthreads();
+    deliver<2>(a.turned, tile, a, p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) activate(const Given a) {
+    const long long all = (long long)a.rows * a.columns / 8, first = (long long)blockIdx.x * (RUN * THREADS) + threadIdx.x;
+    Pack raw[RUN] = {};
+#pragma unroll
+    for (int i = 0; i < RUN; i++)
+        if (first + i * THREADS < all) raw[i] = read(a.pre + (first + i * THREADS) * 16);
+    const float scale = 1 / *a.unit;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        float y[8], x[8], slope;
+        unpack(y, raw[i]);
+#pragma unroll
+        for (int n = 0; n < 8; n++) activated(y[n], x[n], slope), x[n] *= scale;
+        if (first + i * THREADS < all) *(Row*)(a.out + (first + i * THREADS) * 8) = {{four(x, false), four(x + 4, false)}};
+    }
+}
+
+// Sums over the tile's rows: of a thread, of a warp, of the block.
+__device__ inline void sum_rows(float* sums, float (&sum)[8], float (*board)[ACROSS], const Place& p, int columns) {
+    const int t = threadIdx.x;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        sum[n] += __shfl_xor_sync(EVERYONE, sum[n], 8);
+        sum[n] += __shfl_xor_sync(EVERYONE, sum[n], 16);
+        if ((t & 31) < 8) board[t >> 5][(t & 7) * 8 + n] = sum[n];
+    }
+    __syncthreads();
+    const int column = p.column - (t & 7) * 8 + t;
+    if (t < ACROSS && column < columns) {
+        float all = 0;
+#pragma unroll
+        for (int warp = 0; warp < THREADS / 32; warp++) all += board[warp][t];
+        sums[(long long)p.down * columns + column] = all;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4) activate_backward(const Given a) {
+    __shared__ Pack tile[2][ACROSS * DOWN / 16];
+    __shared__ float board[THREADS / 32][ACROSS];
+    const Place p = place(a, 8);
+    const long long at = (long long)p.row * a.columns + p.column;
+    Pack pre[4] = {}, given[4] = {};
+    u32 made[4][2], post[4][2];
+    float sum[8] = {};
+    if (p.inside) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) pre[i] = read(a.pre + (at + (long long)i * a.columns) * 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++) given[i] = read(a.x + (at + (long long)i * a.columns) * 2);
+    }
+    const float scale = 1 / *a.unit, post_scale = 1 / *a.post_unit;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float y[8], d[8], value[8];
+        unpack(y, pre[i]);
+        unpack(d, given[i]);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float slope;
+            activated(y[n], value[n], slope);
+            d[n] *= slope;
+            if (SUMMED) sum[n] += d[n];
+            d[n] *= scale;
+            value[n] *= post_scale;
+        }
+        made[i][0] = four(d, true), made[i][1] = four(d + 4, true);
+        post[i][0] = four(value, false), post[i][1] = four(value + 4, false);
+        if (p.inside) *(Row*)(a.out + at + (long long)i * a.columns) = {{made[i][0], made[i][1]}};
+    }
+    leave(&tile[0][0].word[0], made);
+    leave(&tile[1][0].word[0], post);
+    if (SUMMED) sum_rows(a.sums, sum, board, p, a.columns);
+    else __syncthreads();
+    deliver<2>(a.turned, tile[0], a, p);
+    deliver<2>(a.post_turned, tile[1], a, p);
+}
+
+// Bytes as they are.
+extern "C" __global__ void __launch_bounds__(THREADS) turn(const Given a) {
+    __shared__ Pack tile[2 * ACROSS * DOWN / 16];
+    const Place p = place(a, 16);
+    u32 made[4][4] = {};
+    if (p.inside) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            Pack raw = read(a.x + (long long)(p.row + i) * a.columns + p.column);
+#pragma unroll
+            for (int n = 0; n < 4; n++) made[i][n] = raw.word[n];
+        }
+    }
+    leave(&tile[0].word[0], made);
+    __syncthreads();
+    deliver<4>(a.turned, tile, a, p);
+}

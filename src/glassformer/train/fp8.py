@@ -1,0 +1,337 @@
+"""Products in 8 bits: the feed-forward of a training step (forward and both gradients) as one autograd function.
+
+`machine.products = "float8"` asks for it. Tensors are rounded to 8 bits just before a product and nowhere else:
+weights, their gradients, optimiser, norms, attention and the residual stream stay what they are.
+
+    e4m3   weights and activations   1 + 4 + 3 bits, to 448     relative rounding error up to 2^-4
+    e5m2   gradients                 1 + 5 + 2 bits, to 57344   relative rounding error up to 2^-3
+
+A tensor x is stored as x8 = round(x / unit), and a product of two is multiplied by both units again. A unit is a power
+of two, so dividing by it is exact, and it is the root mean square of x, rounded down: a typical value lies at 1, which
+leaves a factor of 448 (57344) above it before values saturate and 2^-9 (2^-16) below it before they vanish. Units are
+not carried from step to step (resuming stays exact) and no pass looks for a maximum: tensors as wide as the model, and
+the weights, are measured; those as wide as the feed-forward get what is expected of a product of independent factors,
+ms(x W^T + b) = D ms(x) ms(W) + ms(b), with ms the mean square. What is not finite becomes NaN and stays visible.
+
+A GPU's tensor cores read both factors along the summed dimension. Weight gradients sum over rows, so what enters them
+is needed transposed, and casts write both layouts. The functions here define what fp8_cuda.py does in one pass on a
+GPU (tests/train/test_fp8_cuda.py compares them), and are what runs on a CPU, in tests only. Each is an operator of
+its own (`torch.library.custom_op`), which a compiler leaves alone and a CUDA graph can capture: nothing here waits for
+the device.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer.config import ConfigError
+from glassformer.model import Model
+from glassformer.model.feedforward import Dense
+from glassformer.model.tap import Tap
+from glassformer.shapes import Float
+from glassformer.train import fp8_cuda
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+MULTIPLE = 16
+"""What the products of a GPU want every dimension to be a multiple of."""
+FAST = {"forward": True, "inputs": True, "weights": True}
+"""Whether sums stay in the tensor core's short accumulator: of forward products, of gradients of inputs, of weights."""
+SMALLEST_UNIT, LARGEST_UNIT = 2.0**-60, 2.0**60
+GRADIENT_UNIT = 2.0**-14
+"""Of the loss's gradient with respect to the logits, which lies within [-1, 1] but for a z-loss."""
+GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+
+
+def mean_square(x: Tensor) -> Tensor:
+    """In float32, by rows first: a compiler does that where the rows are made."""
+    return x.float().square().mean(-1).mean()
+
+
+def unit_of(ms: Tensor) -> Tensor:
+    """The largest power of two within the root of a mean square; 1 of zero, and NaN of what is not finite."""
+    rms = ms.sqrt()
+    power = (rms.view(torch.int32) & 0x7F800000).view(torch.float32).clamp(SMALLEST_UNIT, LARGEST_UNIT)
+    return torch.where(rms.isfinite(), torch.where(rms == 0, 1.0, power), torch.nan)
+
+
+def quantise(x: Tensor, unit: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """x / unit in 8 bits: to the nearest (ties to even), saturating; NaN where it is not finite."""
+    y = x.float() / unit
+    limit = LARGEST[dtype]
+    return torch.where(y.isfinite(), y.clamp(-limit, limit), torch.nan).to(dtype)
+
+
+def activation(y: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """(value, derivative) in float32."""
+    match kind:
+        case "relu":
+            return y.relu(), (y > 0).float()
+        case "relu2":
+            return y.relu().square(), 2 * y.relu()
+        case "silu":
+            s = y.sigmoid()
+            return y * s, s * (1 + y * (1 - s))
+        case "gelu_tanh":  # y (1 + tanh(u)) / 2 = y sigmoid(2 u)
+            s = (GELU_SLOPE * (y + GELU_CUBIC * y * y * y)).sigmoid()
+            return y * s, s + y * s * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBIC * y * y)
+        case "gelu":
+            cdf = 0.5 * (1 + torch.erf(y * math.sqrt(0.5)))
+            return y * cdf, cdf + y * torch.exp(-0.5 * y * y) * (1 / math.sqrt(2 * math.pi))
+        case "tanh":
+            t = y.tanh()
+            return t, 1 - t * t
+        case _:
+            raise AssertionError(kind)
+
+
+def _turned(x: Tensor) -> Tensor:
+    """The transpose in memory of its own, also that of a single row."""
+    return x.T.clone(memory_format=torch.contiguous_format)
+
+
+# The operators: each with what it computes, and the shapes a compiler may count on.
+
+
+@torch.library.custom_op("glassformer::fp8_mean_squares", mutates_args=())
+def mean_squares(tensors: list[Tensor]) -> Tensor:
+    """Of up to four tensors that are there already, as a weight is, in one go; bfloat16 or float32."""
+    return torch.stack([mean_square(t) for t in tensors])
+
+
+@mean_squares.register_fake
+def _(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].new_empty(len(tensors), dtype=torch.float32)
+
+
+@torch.library.custom_op("glassformer::fp8_cast", mutates_args=())
+def cast(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A matrix in 8 bits, as it stands and transposed."""
+    x8 = quantise(x, unit, dtype)
+    return x8, _turned(x8)
+
+
+@cast.register_fake
+def _(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rows, columns = x.shape
+    return x.new_empty(rows, columns, dtype=dtype), x.new_empty(columns, rows, dtype=dtype)
+
+
+@torch.library.custom_op("glassformer::fp8_activate", mutates_args=())
+def activate(pre: Tensor, unit: Tensor, kind: str) -> Tensor:
+    """activation(pre) in e4m3."""
+    return quantise(activation(pre.float(), kind)[0], unit, E4M3)
+
+
+@activate.register_fake
+def _(pre: Tensor, unit: Tensor, kind: str) -> Tensor:
+    return pre.new_empty(pre.shape, dtype=E4M3)
+
+
+@torch.library.custom_op("glassformer::fp8_activate_backward", mutates_args=())
+def activate_backward(
+    d_post: Tensor, pre: Tensor, unit: Tensor, post_unit: Tensor, kind: str, summed: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(gradient of pre in e5m2, the same transposed, activation(pre) in e4m3 transposed, the gradient's float32 sum
+    over rows, empty unless `summed`)."""
+    post, slope = activation(pre.float(), kind)
+    d_pre = d_post.float() * slope
+    d_pre8 = quantise(d_pre, unit, E5M2)
+    sums = d_pre.sum(0) if summed else d_pre.new_empty(0)
+    return d_pre8, _turned(d_pre8), _turned(quantise(post, post_unit, E4M3)), sums
+
+
+@activate_backward.register_fake
+def _(
+    d_post: Tensor, pre: Tensor, unit: Tensor, post_unit: Tensor, kind: str, summed: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, columns = pre.shape
+    turned = pre.new_empty(columns, rows, dtype=E4M3)
+    sums = pre.new_empty(columns if summed else 0, dtype=torch.float32)
+    return pre.new_empty(rows, columns, dtype=E5M2), pre.new_empty(columns, rows, dtype=E5M2), turned, sums
+
+
+@torch.library.custom_op("glassformer::fp8_product", mutates_args=())
+def product(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
+    """a (M,K) times b (N,K) transposed, both in 8 bits, in bfloat16: a b^T a_unit b_unit + bias."""
+    y = (a.float() @ b.float().T) * (a_unit * b_unit)
+    return (y if bias is None else y + bias.float()).bfloat16()
+
+
+@product.register_fake
+def _(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
+
+
+@product.register_kernel("cuda")
+def _(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
+    return torch._scaled_mm(a, b.T, a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+
+@torch.library.custom_op("glassformer::fp8_loss_gradients", mutates_args=())
+def loss_gradients(
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As fused_loss.chunk_gradients, the gradient in e5m2 with GRADIENT_UNIT: (total, plain, gradient, transposed)."""
+    from glassformer.train.fused_loss import chunk_gradients  # it is built on this module
+
+    total, plain, gradient = chunk_gradients(logits.float(), targets, ignored, smoothing, z_loss)
+    g8 = quantise(gradient, GRADIENT_UNIT, E5M2)
+    return total, plain, g8, _turned(g8)
+
+
+@loss_gradients.register_fake
+def _(
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, columns = logits.shape
+    total, plain = (logits.new_empty((), dtype=torch.float32) for _ in range(2))
+    return total, plain, logits.new_empty(rows, columns, dtype=E5M2), logits.new_empty(columns, rows, dtype=E5M2)
+
+
+mean_squares.register_kernel("cuda")(fp8_cuda.mean_squares)
+cast.register_kernel("cuda")(fp8_cuda.cast)
+activate.register_kernel("cuda")(fp8_cuda.activate)
+activate_backward.register_kernel("cuda")(fp8_cuda.activate_backward)
+loss_gradients.register_kernel("cuda")(fp8_cuda.loss_gradients)
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_up: Tensor, b_up: Tensor | None, w_down: Tensor, b_down: Tensor | None, kind: str
+    ) -> Tensor:
+        weights = [t for t in (w_up, w_down, b_up) if t is not None]
+        squares = [mean_square(x), *mean_squares(weights)]
+        x_unit, up_unit, down_unit = (unit_of(ms) for ms in squares[:3])
+        x8, x8_turned = cast(x, x_unit, E4M3)
+        up8, up8_turned = cast(w_up, up_unit, E4M3)
+        down8, down8_turned = cast(w_down, down_unit, E4M3)
+        pre = product(x8, up8, x_unit, up_unit, _bias(b_up), FAST["forward"])
+        expected = x.shape[1] * squares[0] * squares[1]
+        if b_up is not None:
+            expected = expected + squares[3]
+        post_unit = unit_of(expected.square() if kind == "relu2" else expected)
+        post8 = activate(pre, post_unit, kind)
+        y = product(post8, down8, post_unit, down_unit, _bias(b_down), FAST["forward"])
+        slope = 4 * expected if kind == "relu2" else torch.ones_like(expected)
+        dpre_per_dy = x.shape[1] * squares[2] * slope
+        ctx.save_for_backward(
+            x8_turned, pre, up8_turned, down8_turned, x_unit, up_unit, down_unit, post_unit, dpre_per_dy
+        )
+        ctx.kind = kind
+        ctx.dtypes = [None if t is None else t.dtype for t in (x, w_up, b_up, w_down, b_down)]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x8_turned, pre, up8_turned, down8_turned, x_unit, up_unit, down_unit, post_unit, dpre_per_dy = ctx.saved_tensors
+        x_type, up_type, up_bias, down_type, down_bias = ctx.dtypes
+        dy = gradients[0].contiguous()
+        square = mean_square(dy)
+        dy_unit, d_unit = unit_of(square), unit_of(square * dpre_per_dy)
+        dy8, dy8_turned = cast(dy, dy_unit, E5M2)
+        d_post = product(dy8, down8_turned, dy_unit, down_unit, None, FAST["inputs"])
+        d8, d8_turned, post8_turned, sums = activate_backward(
+            d_post, pre, d_unit, post_unit, ctx.kind, up_bias is not None
+        )
+        d_down = product(dy8_turned, post8_turned, dy_unit, post_unit, None, FAST["weights"])
+        d_up = product(d8_turned, x8_turned, d_unit, x_unit, None, FAST["weights"])
+        dx = product(d8, up8_turned, d_unit, up_unit, None, FAST["inputs"])
+        return (
+            dx.to(x_type),
+            d_up.to(up_type),
+            None if up_bias is None else sums.to(up_bias),
+            d_down.to(down_type),
+            None if down_bias is None else dy.sum(0, dtype=torch.float32).to(down_bias),
+            None,
+        )
+
+
+Cast = tuple[Tensor, Tensor, Tensor]
+"""A matrix in 8 bits, the same transposed, and their unit."""
+
+
+def cast_measured(x: Tensor) -> Cast:
+    """A matrix in e4m3 with its own unit."""
+    unit = unit_of(mean_squares([x])[0])
+    return *cast(x, unit, E4M3), unit
+
+
+def head_gradients(
+    hidden: Tensor, weight: Cast, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(total, plain, gradient of hidden (N,D), of the weight (V,D)) of a linear head and its loss, as fused_loss.py."""
+    h8, h8_turned, h_unit = cast_measured(hidden)
+    w8, w8_turned, w_unit = weight
+    logits = product(h8, w8, h_unit, w_unit, None, FAST["forward"])
+    total, plain, g8, g8_turned = loss_gradients(logits, targets, ignored, smoothing, z_loss)
+    g_unit = torch.full_like(h_unit, GRADIENT_UNIT)
+    d_hidden = product(g8, w8_turned, g_unit, w_unit, None, FAST["inputs"])
+    return total, plain, d_hidden, product(g8_turned, h8_turned, g_unit, h_unit, None, FAST["weights"])
+
+
+def _bias(b: Tensor | None) -> Tensor | None:
+    return None if b is None else b.bfloat16()
+
+
+def feed_forward(
+    x: Float[Tensor, "*n D"],
+    w_up: Float[Tensor, "F D"],
+    b_up: Float[Tensor, " F"] | None,
+    w_down: Float[Tensor, "D F"],
+    b_down: Float[Tensor, " D"] | None,
+    kind: str,
+) -> Float[Tensor, "*n D"]:
+    """down(activation(up(x))) with all six products of its forward and backward pass in 8 bits, in bfloat16.
+
+    Rows are filled up with zeros to a multiple of 16; their gradients are zero and add nothing.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        rows = x.reshape(-1, x.shape[-1]).bfloat16()
+        y: Tensor = _FeedForward.apply(fill_rows(rows), w_up, b_up, w_down, b_down, kind)
+        return y[: len(rows)].view(x.shape)
+
+
+def fill_rows(x: Tensor, value: float = 0) -> Tensor:
+    """With as many further rows (or entries) as make their number a multiple of 16."""
+    missing = -len(x) % MULTIPLE
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=value) if missing else x
+
+
+class Float8Dense(Dense):
+    """A dense feed-forward whose training step takes its products in 8 bits. Evaluated or looked at, it is a Dense."""
+
+    kind: str
+
+    def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
+        if not self.training or tap.wants("pre") or tap.wants("post"):
+            return Dense.forward(self, x, tap)
+        return feed_forward(x, self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.kind)
+
+
+def enable(model: Model) -> None:
+    """Let every dense feed-forward of a model train in 8 bits. Parameters and their names stay."""
+    for module in model.modules():
+        if type(module) is Dense:
+            module.__class__ = Float8Dense
+            module.kind = model.config.feedforward.activation  # type: ignore[union-attr, assignment]
+
+
+def require_device(device: torch.device) -> None:
+    """Refuse a device without products in 8 bits."""
+    remedy = "use machine.products='precision'"
+    if device.type != "cuda":
+        raise ConfigError(
+            f"machine.products='float8' needs a CUDA GPU, and this run is on the {device.type}: {remedy}."
+        )
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"machine.products='float8' needs a GPU of compute capability 8.9 or more, and {name} has {major}.{minor}: "
+            f"{remedy}."
+        )

@@ -1,0 +1,173 @@
+// softmax(scale q k^T) v and its gradients, one (row, head) at a time, in float32 whatever the type of the inputs.
+//
+// A head's keys and values fit a core's cache, so whole rows of scores are computed, block by block of queries; blocks of
+// a causal pattern read only the keys up to their last query. The backward pass computes the pattern again from the
+// logsumexp of each row: P = exp(scale q k^T - lse), D_i = do_i . o_i, dS = P (do v^T - D) scale.
+// Who computes what does not depend on the number of threads, nor does any sum.
+#pragma once
+#include <cmath>
+
+#include "product.h"
+
+constexpr int64_t BLOCK = 48;  // queries at a time
+
+struct Heads {  // (batch, head, time, width): steps in elements, the last one 1
+    void* data;
+    int64_t batch, head, time;
+};
+
+struct Task {
+    Heads q, k, v, o, d_o, d_q, d_k, d_v;
+    float* lse;  // (batch, head, query)
+    int64_t n_batch, n_heads, n_kv_heads, n_queries, n_keys, width, value_width;
+    float scale;
+    int32_t causal, is_bf16;
+};
+
+template <typename T>
+static inline T* row_of(const Heads& heads, int64_t b, int64_t h, int64_t t) {
+    return (T*)heads.data + b * heads.batch + h * heads.head + t * heads.time;
+}
+
+static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Rows of a head as floats (n,width), the rest up to `padded` rows zero.
+template <typename T>
+static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t n, int64_t padded, int64_t width, float scale, float* to) {
+    for (int64_t t = 0; t < n; ++t) {
+        const T* row = row_of<T>(from, b, h, first + t);
+        for (int64_t d = 0; d < width; d += WIDE) store(to + t * width + d, load(row + d) * scale);
+    }
+    memset(to + n * width, 0, (padded - n) * width * sizeof(float));
+}
+
+static void transpose(const float* from, int64_t n, int64_t width, float* to) {  // (n,width) to (width,n), n in sixteens
+    for (int64_t t = 0; t < n; t += WIDE)
+        for (int64_t d = 0; d < width; ++d) {
+            floats column;
+            for (int i = 0; i < WIDE; ++i) column[i] = from[(t + i) * width + d];
+            store(to + d * n + t, column);
+        }
+}
+
+template <typename T>
+static void unpack(const float* from, int64_t n, int64_t width, const Heads& to, int64_t b, int64_t h, int64_t first) {
+    for (int64_t t = 0; t < n; ++t) {
+        T* row = row_of<T>(to, b, h, first + t);
+        for (int64_t d = 0; d < width; d += WIDE) store(row + d, load(from + t * width + d));
+    }
+}
+
+static inline float sum_of(floats x) {
+    float s = 0;
+    for (int i = 0; i < WIDE; ++i) s += x[i];
+    return s;
+}
+
+static inline ints lanes() { return ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
+// A row of scores to e^(s - max), zero from `seen` on; returns the sum and the maximum.
+static inline float soften(float* row, int64_t seen, int64_t padded, float* highest) {
+    floats top = all(-INFINITY);
+    for (int64_t j = 0; j < seen; j += WIDE) {
+        floats x = load(row + j);
+        x = lanes() + (int32_t)j < (int32_t)seen ? x : all(-INFINITY);
+        top = x > top ? x : top;
+    }
+    float most = top[0];
+    for (int i = 1; i < WIDE; ++i) most = top[i] > most ? top[i] : most;
+    floats total = {};
+    for (int64_t j = 0; j < padded; j += WIDE) {
+        floats y = lanes() + (int32_t)j < (int32_t)seen ? exponential(load(row + j) - most) : floats{};
+        store(row + j, y);
+        total += y;
+    }
+    *highest = most;
+    return sum_of(total);
+}
+
+struct Span {  // of keys that a block of queries reads
+    int64_t rows, keys;
+    Span(const Task& t, int64_t first)
+        : rows(first + BLOCK < t.n_queries ? BLOCK : t.n_queries - first),
+          keys(up_to(t.causal && first + rows < t.n_keys ? first + rows : t.n_keys, WIDE)) {}
+    int64_t seen(const Task& t, int64_t query) const { return t.causal && query + 1 < t.n_keys ? query + 1 : t.n_keys; }
+};
+
+template <typename T>
+static void forward_head(const Task& t, int64_t b, int64_t h) {
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), kv = h / (t.n_heads / t.n_kv_heads);
+    float* k = scratch(S * (2 * W + U) + BLOCK * (W + U + S));
+    float *k_t = k + S * W, *v = k_t + S * W, *q = v + S * U, *out = q + BLOCK * W, *score = out + BLOCK * U;
+    pack<T>(t.k, b, kv, 0, t.n_keys, S, W, 1, k);
+    transpose(k, S, W, k_t);
+    pack<T>(t.v, b, kv, 0, t.n_keys, S, U, 1, v);
+    for (int64_t first = 0; first < t.n_queries; first += BLOCK) {
+        const Span span(t, first);
+        pack<T>(t.q, b, h, first, span.rows, span.rows, W, t.scale, q);
+        multiply({q, W, 1}, {k_t, S}, score, S, span.rows, span.keys, W);
+        float sums[BLOCK];
+        for (int64_t i = 0; i < span.rows; ++i) {
+            float most;
+            sums[i] = soften(score + i * S, span.seen(t, first + i), span.keys, &most);
+            t.lse[(b * t.n_heads + h) * t.n_queries + first + i] = most + std::log(sums[i]);
+        }
+        multiply({score, S, 1}, {v, U}, out, U, span.rows, U, span.keys);
+        for (int64_t i = 0; i < span.rows; ++i)
+            for (int64_t d = 0; d < U; d += WIDE) store(out + i * U + d, load(out + i * U + d) * (1 / sums[i]));
+        unpack<T>(out, span.rows, U, t.o, b, h, first);
+    }
+}
+
+// All query heads that share a key/value head, since their gradients add up in it.
+template <typename T>
+static void backward_head(const Task& t, int64_t b, int64_t kv) {
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), sharing = t.n_heads / t.n_kv_heads;
+    float* k = scratch(S * (3 * W + 3 * U) + BLOCK * (2 * W + 2 * U + 2 * S));
+    float *k_t = k + S * W, *v = k_t + S * W, *v_t = v + S * U, *d_k = v_t + S * U, *d_v = d_k + S * W;
+    memset(d_k, 0, S * (W + U) * sizeof(float));
+    float *q = d_v + S * U, *d_q = q + BLOCK * W, *d_o = d_q + BLOCK * W, *o = d_o + BLOCK * U;
+    float *pattern = o + BLOCK * U, *d_s = pattern + BLOCK * S;
+    pack<T>(t.k, b, kv, 0, t.n_keys, S, W, 1, k);
+    transpose(k, S, W, k_t);
+    pack<T>(t.v, b, kv, 0, t.n_keys, S, U, 1, v);
+    transpose(v, S, U, v_t);
+    for (int64_t h = kv * sharing; h < (kv + 1) * sharing; ++h)
+        for (int64_t first = 0; first < t.n_queries; first += BLOCK) {
+            const Span span(t, first);
+            const int64_t n = span.keys;
+            pack<T>(t.q, b, h, first, span.rows, span.rows, W, t.scale, q);
+            pack<T>(t.d_o, b, h, first, span.rows, span.rows, U, 1, d_o);
+            pack<T>(t.o, b, h, first, span.rows, span.rows, U, 1, o);
+            multiply({q, W, 1}, {k_t, S}, pattern, S, span.rows, n, W);
+            multiply({d_o, U, 1}, {v_t, S}, d_s, S, span.rows, n, U);
+            for (int64_t i = 0; i < span.rows; ++i) {
+                floats dot = {};
+                for (int64_t d = 0; d < U; d += WIDE) dot += load(d_o + i * U + d) * load(o + i * U + d);
+                const float D = sum_of(dot), lse = t.lse[(b * t.n_heads + h) * t.n_queries + first + i];
+                const int32_t seen = (int32_t)span.seen(t, first + i);
+                for (int64_t j = 0; j < n; j += WIDE) {
+                    floats p = lanes() + (int32_t)j < seen ? exponential(load(pattern + i * S + j) - lse) : floats{};
+                    store(pattern + i * S + j, p);
+                    store(d_s + i * S + j, p * (load(d_s + i * S + j) - D));
+                }
+            }
+            multiply({d_s, S, 1}, {k, W}, d_q, W, span.rows, W, n);
+            for (int64_t i = 0; i < span.rows * W; i += WIDE) store(d_q + i, load(d_q + i) * t.scale);
+            unpack<T>(d_q, span.rows, W, t.d_q, b, h, first);
+            multiply({d_s, 1, S}, {q, W}, d_k, W, n, W, span.rows, true);  // q carries the scale
+            multiply({pattern, 1, S}, {d_o, U}, d_v, U, n, U, span.rows, true);
+        }
+    unpack<T>(d_k, t.n_keys, W, t.d_k, b, kv, 0);
+    unpack<T>(d_v, t.n_keys, U, t.d_v, b, kv, 0);
+}
+
+template <typename T>
+static void attention(const Task& t, bool backward) {
+    const int64_t heads = backward ? t.n_kv_heads : t.n_heads, n = t.n_batch * heads;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; ++i) {
+        if (backward) backward_head<T>(t, i / heads, i % heads);
+        else forward_head<T>(t, i / heads, i % heads);
+    }
+}

@@ -1,0 +1,56 @@
+"""Parts of the model whose training steps run in the compiled kernels; everything else about them is the engine's."""
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.cxx import CompileError
+from glassformer.model import NO_TAP, Model, Tap
+from glassformer.model.attention import Attention
+from glassformer.model.feedforward import Dense
+from glassformer.train.native.functions import WIDE, attention, feed_forward
+from glassformer.train.native.library import load
+
+
+class NativeAttention(Attention):
+    """While training without dropout, and where no mask or bias is given, heads are computed by our kernel."""
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, dropout: float) -> Tensor:
+        known = q.dtype is k.dtype is v.dtype and q.dtype in (torch.float32, torch.bfloat16)
+        if not self.training or mask is not None or dropout or not known or 0 in (q.numel(), k.numel()):
+            return super().kernel(q, k, v, mask, is_causal, dropout)
+        return attention(q, k, v, self.scale, is_causal)
+
+
+class NativeDense(Dense):
+    """While training in float32, unwatched, both products and the GELU between them are one kernel.
+
+    In bfloat16 torch's products are at the speed of the processor, and there is little to be gained.
+    """
+
+    tanh: bool
+
+    def forward(self, x: Tensor, tap: Tap) -> Tensor:
+        plain = x.dtype is self.up.weight.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+        if not self.training or tap is not NO_TAP or not plain or x.numel() == 0:
+            return super().forward(x, tap)
+        return feed_forward(x, self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.tanh)
+
+
+def enable(model: Model) -> bool:
+    """Let the parts of a model that can, train in compiled kernels; False where there is no compiler."""
+    config = model.config
+    try:
+        load()
+    except CompileError:
+        return False
+    attends = config.d_head % WIDE == config.d_value % WIDE == 0
+    spec = config.feedforward.expert if isinstance(config.feedforward, c.MoE) else config.feedforward
+    feeds = isinstance(spec, c.Dense) and spec.activation in ("gelu", "gelu_tanh") and spec.d_ff % (2 * WIDE) == 0
+    for module in model.modules():
+        if type(module) is Attention and attends:
+            module.__class__ = NativeAttention
+        elif type(module) is Dense and feeds and config.d_model % WIDE == 0:
+            module.__class__ = NativeDense
+            module.tanh = spec.activation == "gelu_tanh"  # type: ignore[assignment, union-attr]
+    return True

@@ -1,0 +1,18 @@
+// Kernels of a training step on a CPU, called from Python through ctypes.
+#include "attention.h"
+#include "feedforward.h"
+
+extern "C" {
+
+void glass_feed(const Feed* feed, int32_t backward) {
+    if (backward) feed_backward(*feed);
+    else feed_forward(*feed);
+}
+
+void glass_attention(const Task* task, int32_t backward) {
+    if (task->is_bf16) attention<bf16>(*task, backward);
+    else attention<float>(*task, backward);
+}
+
+int64_t glass_sizes(int32_t what) { return what ? sizeof(Feed) : sizeof(Task); }
+}

@@ -1,0 +1,52 @@
+// Sixteen floats at a time, in the vector language of GCC and Clang: the compiler splits them where registers are shorter.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+typedef float floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint16_t bf16;
+
+constexpr int64_t WIDE = 16;
+
+static inline floats all(float x) { return x - floats{}; }
+static inline ints all(int32_t x) { return x - ints{}; }
+static inline floats as_floats(ints x) { return (floats)x; }
+static inline ints as_ints(floats x) { return (ints)x; }
+
+static inline floats load(const float* from) { return *(const floats*)from; }
+static inline floats load(const bf16* from) {
+    return as_floats(__builtin_convertvector(*(const halves*)from, ints) << 16);
+}
+static inline void store(float* to, floats x) { *(floats*)to = x; }
+static inline void store(bf16* to, floats x) {  // to the nearest, ties to even; what is no number stays none
+    ints bits = as_ints(x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    ints chosen = x == x ? rounded : ((bits >> 16) | 0x40);
+    *(halves*)to = __builtin_convertvector(chosen, halves);
+}
+
+// e^x to within 2 units in the last place; 0 below -87, where the result would be no normal number.
+static inline floats exponential(floats x) {
+    floats held = x < -87.0f ? all(-87.0f) : (x > 88.0f ? all(88.0f) : x);
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which its low bits then hold
+    floats shifted = held * 1.44269504f + magic;
+    ints whole = as_ints(shifted) << 23;
+    floats n = shifted - magic;
+    floats r = (held - n * 0.693359375f) + n * 2.12194440e-4f;
+    floats p = ((((1.3888889e-3f * r + 8.3333333e-3f) * r + 4.1666667e-2f) * r + 1.6666667e-1f) * r + 0.5f) * r * r + r + 1.0f;
+    floats y = as_floats(as_ints(p) + whole);
+    return x < -87.0f ? floats{} : (x == x ? y : x);
+}
+
+// This thread's memory, kept from call to call: fresh pages cost more than what is computed in them.
+static inline float* scratch(int64_t n) {
+    static thread_local std::unique_ptr<float[]> held;
+    static thread_local int64_t size = 0;
+    if (n > size) {
+        held.reset(new float[n]);
+        size = n;
+    }
+    return held.get();
+}

@@ -1,0 +1,54 @@
+// Mean squares of several tensors in one launch: PARTS blocks take a tensor, each leaves its share of the mean. The
+// numbers of a tensor fill whole packs. MOST and PARTS are macros; tests/train compiles the same text for a CPU.
+
+typedef unsigned int u32;
+
+struct alignas(16) Pack { u32 word[4]; };  // four numbers of float32, or eight of bfloat16
+
+struct Given {
+    const Pack* x[MOST];
+    long long numbers[MOST];
+    int wide[MOST];  // float32
+    float* parts;    // (tensors, PARTS)
+};
+
+#define THREADS 256
+#define RUN 4  // packs that a thread asks for at once
+#define EVERYONE 0xffffffffu
+
+__device__ inline float square(float x) { return x * x; }
+
+extern "C" __global__ void __launch_bounds__(THREADS) squares(const Given a) {
+    __shared__ float board[THREADS / 32];
+    const int t = threadIdx.x, which = blockIdx.x / PARTS;
+    const Pack* x = a.x[0];
+    bool wide = a.wide[0];
+    long long numbers = a.numbers[0];
+#pragma unroll
+    for (int n = 1; n < MOST; n++)  // an argument that is indexed is copied first
+        if (which == n) x = a.x[n], wide = a.wide[n], numbers = a.numbers[n];
+    const long long packs = numbers / (wide ? 4 : 8), step = (long long)PARTS * THREADS;
+    float sum[RUN] = {};
+    for (long long i = (long long)(blockIdx.x - which * PARTS) * THREADS + t; i < packs; i += RUN * step) {
+        Pack p[RUN] = {};
+#pragma unroll
+        for (int n = 0; n < RUN; n++)
+            if (i + n * step < packs) p[n] = x[i + n * step];
+#pragma unroll
+        for (int n = 0; n < RUN; n++)
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                u32 word = p[n].word[m];
+                if (wide) sum[n] += square(__uint_as_float(word));
+                else sum[n] += square(__uint_as_float(word << 16)) + square(__uint_as_float(word & 0xffff0000u));
+            }
+    }
+    float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(EVERYONE, all, step);
+    if ((t & 31) == 0) board[t >> 5] = all;
+    __syncthreads();
+    if (t == 0) {
+        for (int warp = 1; warp < THREADS / 32; warp++) all += board[warp];
+        a.parts[blockIdx.x] = all / numbers;
+    }
+}
