@@ -125,6 +125,7 @@ for subject in sys.argv[3:]:
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_or_hangs_costs_one_subject():
     waiting = ["a", "dies", "b", "hangs", "c"]
     found = list(old_releases.examined([sys.executable, "-c", WORKER], waiting, seconds=1, grace=3))

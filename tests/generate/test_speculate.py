@@ -230,7 +230,7 @@ def test_no_token_too_many_and_none_beyond_the_context(n, k):
         assert out.finished == ["length"]
 
 
-@pytest.mark.parametrize("who", ["the same", "near", "lookup"])
+@pytest.mark.parametrize("who", ["the same", pytest.param("near", marks=pytest.mark.slow), "lookup"])
 @pytest.mark.parametrize("place", range(2, 9))
 def test_a_stop_inside_an_accepted_block_ends_there(place, who):
     model, _ = lively(untied(), std=0.5)

@@ -30,6 +30,7 @@ def test_it_is_found_by_name_and_nothing_else_is():
     assert pretrained.folder("../weights") is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TEXT.exists(), reason="the Shakespeare corpus is not here: set GLASSFORMER_DATA")
 @torch.no_grad()
 def test_its_loss_is_the_recorded_one():

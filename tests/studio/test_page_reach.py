@@ -129,6 +129,7 @@ VISIBLE_FOCUS = """() => {
 }"""
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_keyboard_reaches_every_control_and_shows_where_it_is(site):
     page = site.open(view="playground", model="induction", prompt=REPEAT)
@@ -165,6 +166,7 @@ def walked(page):
     )
 
 
+@pytest.mark.slow
 @needs_browser
 def test_no_view_is_wider_than_the_window_at_400_pixels_and_no_text_is_tiny(site):
     page = site.open(width=400, view="playground", model="induction", prompt=REPEAT)

@@ -127,6 +127,7 @@ def test_another_model_takes_the_places_of_the_former_along(site):
     assert selection(page)["token"] == "5"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_an_encoder_decoder_has_a_field_for_its_answer_and_fills_it_itself(site):
     page = site.open(view="playground", model="pair", prompt="3 1 4 1 5")

@@ -321,6 +321,7 @@ def test_a_whole_models_gradient_keeps_its_direction(monkeypatch):
     assert float(F.cosine_similarity(*everything, 0)) > 0.99
 
 
+@pytest.mark.slow
 def test_it_learns_as_bfloat16_does(tmp_path, monkeypatch):
     """Emulated on a CPU, all feed-forwards and the head: after 200 steps within 0.03 nats of bf16, which lost 1.65."""
     monkeypatch.setattr("glassformer.train.objective.CHUNKED_FROM", 2)

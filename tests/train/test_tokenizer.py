@@ -227,6 +227,7 @@ def test_bpe_has_the_size_asked_for_an_end_of_text_and_all_bytes():
     assert train_tokenizer("bpe", ["tiny"], 5000).vocab_size < 300
 
 
+@pytest.mark.slow
 def test_bpe_training_is_deterministic():
     """In another process, with other hashes and with threads."""
     make = (

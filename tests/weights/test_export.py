@@ -231,6 +231,7 @@ def test_kill_9_leaves_the_old_folder_or_the_new_one(tmp_path, moment):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.py", "out"]
 
 
+@pytest.mark.slow
 def test_readers_see_a_whole_folder_while_it_is_replaced(tmp_path):
     """Loading in a loop beside a saving process: every load succeeds and is one of the saved models."""
     out = save(model(seed=0), tmp_path / "out", format="glass")

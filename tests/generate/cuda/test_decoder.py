@@ -54,6 +54,7 @@ def test_it_is_the_engine(name, modern, prompt, blocks, tmp_path):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_in_bfloat16_it_differs_by_the_rounding_of_keys_and_values(tmp_path):
     check(small(), tmp_path, dtype=torch.bfloat16, limit=2e-2)
 

@@ -44,6 +44,7 @@ def test_another_source_compiler_or_processor_is_another_library(fresh, monkeypa
     assert len(paths) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
 def test_it_is_built_once_and_the_structures_agree(fresh):
     path = library.build()
