@@ -110,11 +110,13 @@ def compare(folder: Path, ranks: int, settings: dict[str, tuple[str, ...]]) -> d
     return expected
 
 
-def test_ranks_give_the_curve_of_one_process_and_resume_on_another_number_of_them(tmp_path):
-    settings = {
+@pytest.mark.parametrize("optimiser", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_ranks_give_the_curve_of_one_process_and_resume_on_another_number_of_them(tmp_path, optimiser):
+    changes = {
         "adamw": ("loop.accumulate=2", "loop.eval_batches=100"),  # the last batch of an evaluation is ragged
         "muon": ("optim.kind=muon", "optim.ema=0.9", "optim.clip=0.1"),
     }
+    settings = {optimiser: changes[optimiser]}
     expected = compare(tmp_path, 2, settings)
     names = [
         (name, f"{name}-{kind}", f"{name}-{kind}/checkpoints/step-00000010") for name in settings for kind in KINDS
