@@ -23,7 +23,8 @@ from glassformer.size.parameters import count
 from glassformer.size.plan import plan
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-SHAPE = ("model.preset=shakespeare", "model.n_layers=6", "model.max_len=256", "model.dropout=0.0")
+SHAPE = ("model.preset=shakespeare", "model.n_layers=6", "model.max_len=256", "model.dropout=0.0", "machine.compile=no")
+"""The plain engine everywhere: sharded ranks cannot use the compiled kernels."""
 EACH = 4
 """Sequences per rank."""
 
