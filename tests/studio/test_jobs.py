@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from glassformer.studio import jobs as jobs_module
 from glassformer.studio.errors import BusyError, TooLongError
 from glassformer.studio.jobs import Cancelled, Jobs, Ticket
 from tests.studio.serving import wait_until
@@ -126,6 +127,33 @@ def test_a_cancellation_never_reaches_the_next_job_of_the_thread():
         assert done.wait(5), number
     pool.stop()
     assert results == list(range(400))
+
+
+def test_a_cancellation_that_was_lost_is_raised_again(monkeypatch):
+    monkeypatch.setattr(jobs_module, "LOST", 0.05)
+    ticket, begun, lost = Ticket(), threading.Event(), []
+
+    def swallow_the_first():
+        begun.set()
+        try:
+            while True:
+                time.sleep(0.001)
+        except Cancelled:  # as a callback of the garbage collector would
+            lost.append(True)
+        while True:
+            time.sleep(0.001)
+
+    def work():
+        with pytest.raises(Cancelled):
+            ticket.run(swallow_the_first)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    begun.wait(5)
+    ticket.cancel()
+    thread.join(5)
+    assert lost
+    assert not thread.is_alive()
 
 
 def test_a_cancelled_ticket_runs_nothing():

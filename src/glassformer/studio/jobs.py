@@ -20,6 +20,8 @@ from glassformer.studio.errors import BusyError, TooLongError
 T = TypeVar("T")
 PATIENCE = 0.02
 """Seconds between two looks at a job that is to end and is importing a module."""
+LOST = 3.0
+"""Seconds after which an exception that was raised in a job and has not ended it counts as lost."""
 
 
 class Cancelled(BaseException):
@@ -32,6 +34,7 @@ class Ticket:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._again: threading.Timer | None = None
         self.cancelled = False
 
     def check(self) -> None:
@@ -50,12 +53,13 @@ class Ticket:
         """With the lock held. A module whose import is broken off stays half-imported for the whole process."""
         if self._thread is None:
             return
-        if _is_importing(self._thread):
-            again = threading.Timer(PATIENCE, self._try_again)
-            again.daemon = True
-            again.start()
-        else:
+        importing = _is_importing(self._thread)
+        if not importing:
             _raise_in(self._thread, Cancelled)
+        # raised inside a finaliser or a callback of the garbage collector it is lost: a job that goes on is asked again
+        self._again = threading.Timer(PATIENCE if importing else LOST, self._try_again)
+        self._again.daemon = True
+        self._again.start()
 
     def _try_again(self) -> None:
         with self._lock:
@@ -77,6 +81,8 @@ class Ticket:
             try:
                 with self._lock:
                     self._thread = None
+                    if self._again is not None:
+                        self._again.cancel()
                     _raise_in(threading.get_ident(), None)
                 return
             except Cancelled:  # it arrived in here: the lock is free again, close once more
