@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from glassformer import config as c
 from glassformer import presets
 from glassformer.bench.plan import BYTES, BenchError, Plan
-from glassformer.files import write_atomically
+from glassformer.files import cache_folder, write_atomically
 from glassformer.size import count
 from glassformer.weights import load, load_config, save
 
@@ -47,10 +46,7 @@ class Subject:
 
 def shelf(keep: Path | None) -> Path:
     """Where models and conversions stay."""
-    import platformdirs
-
-    kept = os.environ.get("GLASSFORMER_CACHE") or platformdirs.user_cache_dir("glassformer")
-    folder = (keep or Path(kept) / "bench").expanduser().resolve()
+    folder = (keep or cache_folder() / "bench").expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise BenchError(f"--keep {folder} is a file: give a folder.")
     return folder
