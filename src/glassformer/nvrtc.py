@@ -77,6 +77,30 @@ def _compile(compiler: Any, text: str, options: list[str]) -> bytes:
     return made.raw
 
 
+_MOST_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_COOPERATIVE, _CLUSTER, _EARLY = 2, 4, 6
+"""CU_LAUNCH_ATTRIBUTE_: COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION."""
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: a number, and a value in 64 bytes from the eighth on."""
+
+    _fields_ = [("number", ctypes.c_uint64), ("value", ctypes.c_uint32 * 3), ("rest", ctypes.c_uint32 * 13)]
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        *((f"{what}_{axis}", ctypes.c_uint32) for what in ("blocks", "threads") for axis in "xyz"),
+        ("shared", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint32),
+    ]
+
+
 class Kernel:
     """A function of compiled code on the current device. Its one argument is a structure, passed by value."""
 
@@ -90,15 +114,28 @@ class Kernel:
         if shared:
             self._call("cuFuncSetAttribute", self.function, _MOST_SHARED, shared)
 
-    def launch(self, given: ctypes.Structure, blocks: int, threads: int, together: bool = False) -> None:
-        """`together`: all blocks at once or an error, where blocks wait for each other."""
+    def launch(
+        self,
+        given: ctypes.Structure,
+        blocks: int,
+        threads: int,
+        together: bool = False,
+        cluster: int = 1,
+        early: bool = False,
+    ) -> None:
+        """Give the kernel to the current stream.
+
+        `together`: all blocks at once or an error, where blocks wait for each other. `cluster`: as many neighbours
+        share their memory. `early`: it may start while the kernel before it ends, and waits for that one itself.
+        """
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(given), ctypes.c_void_p))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        shape = (self.function, blocks, 1, 1, threads, 1, 1, self.shared, stream, arguments)
-        if together:
-            self._call("cuLaunchCooperativeKernel", *shape)
-        else:
-            self._call("cuLaunchKernel", *shape, None)
+        early = early and torch.cuda.get_device_capability() >= (9, 0)
+        choices = ((together, _COOPERATIVE, (1,)), (cluster > 1, _CLUSTER, (cluster, 1, 1)), (early, _EARLY, (1,)))
+        asked = [_Attribute(number, value) for wanted, number, value in choices if wanted]
+        attributes = (_Attribute * len(asked))(*asked)
+        stream = torch.cuda.current_stream().cuda_stream
+        shape = _Launch(blocks, 1, 1, threads, 1, 1, self.shared, stream, attributes, len(asked))
+        self._call("cuLaunchKernelEx", ctypes.byref(shape), self.function, arguments, None)
 
     def _call(self, name: str, *arguments: Any) -> None:
         failed = getattr(self.driver, name)(*arguments)
@@ -107,10 +144,6 @@ class Kernel:
             self.driver.cuGetErrorString(failed, ctypes.byref(message))
             said = (message.value or b"?").decode()
             raise CudaError(f"CUDA answered {name} with {said!r} (error {failed}): use engine='torch'.")
-
-
-_MOST_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 
 @cache

@@ -19,15 +19,17 @@ class Emulated(batch.CudaBatch):
 
     def __init__(self, model, rows, capacity, folder, dtype=torch.float32):
         super().__init__(model, rows, capacity, dtype)
-        text = library.source(self.sizes, batch.PARTS, (HERE / "emulated_machine.h").read_text())
-        self.kernels = {name: built(text, name, folder, HERE) for name in ("advance", "attend")}
+        machine = (HERE / "emulated_machine.h").read_text()
+        sizes = {name: batch.batch_sizes(model, dtype, name) for name in batch.WARPS}
+        texts = {name: library.source(of, batch.PARTS, machine) for name, of in sizes.items()}
+        self.kernels = {name: built(text, name, folder, HERE) for name, text in texts.items()}
         assert all(k.size() == ctypes.sizeof(batch.Given) for k in self.kernels.values())
 
     def _run(self):
         self._body()
 
     def _launch(self, name, blocks, **changes):
-        self.kernels[name].run(ctypes.byref(self.arguments(**changes)), blocks, 32 * batch.WARPS)
+        self.kernels[name].run(ctypes.byref(self.arguments(**changes)), blocks, 32 * batch.WARPS[name])
 
 
 @torch.no_grad()
@@ -40,13 +42,15 @@ def differences(config, folder, dtype=torch.float32):
         cache = model.new_cache("growing")
         model(torch.tensor([prompts[r][:-1] for r in rows]), cache=cache)
         made.take(rows, length, [(layer.k, layer.v) for layer in cache.layers])
-    tokens, found = torch.tensor([p[-1] for p in prompts]), []
+    tokens, found, said = torch.tensor([p[-1] for p in prompts]), [], []
     for _ in range(3):
         logits = made.step(tokens)
         wanted = torch.stack([model(torch.tensor([p]))[0, -1] for p in prompts])
         found.append(float((logits - wanted).abs().max() / wanted.abs().max()))
         tokens = wanted.argmax(-1)
+        said.append(made.tokens.tolist() == tokens.tolist())
         prompts = [[*p, int(t)] for p, t in zip(prompts, tokens, strict=True)]
+    assert all(said)
     return found
 
 
@@ -69,6 +73,25 @@ def test_it_is_the_engine(name, modern, tmp_path):
 @pytest.mark.parametrize("name", ["none", "sinusoidal", "rotary-interleaved", "rotary-yarn", "rotary-llama3"])
 def test_every_position_scheme(name, modern, tmp_path):
     assert max(differences(small(name, modern), tmp_path)) < 3e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_of_the_likeliest_is_chosen_and_noted(dtype, tmp_path):
+    made = Emulated(lively(small("none", False))[0].float(), 3, 20, tmp_path, dtype)
+    vocab = made.config.vocab_size
+    assert made.sizes["COLUMNS"] >= vocab
+    made.logits.fill_(-1)
+    made.logits[:, vocab:] = 9  # what stands beyond the vocabulary is no token
+    made.logits[0, vocab - 1] = 3
+    made.logits[1, 5] = made.logits[1, 2] = 4
+    made.logits[2] = float("nan")
+    made.lengths.copy_(torch.tensor([4, 6, 0]))
+    made._launch("choose", 3)
+    assert made.tokens.tolist()[:2] == [vocab - 1, 2]
+    assert 0 <= int(made.tokens[2]) < vocab
+    assert made.lengths.tolist() == [5, 7, 1]
+    assert [int(made.history[row, at]) for row, at in enumerate((5, 7))] == [vocab - 1, 2]
 
 
 def test_what_it_does_not_know_is_said():

@@ -1,15 +1,18 @@
-// What lies between the matrix products of a step of many sequences: two kernels. Products are left to cuBLAS, which
+// What lies between the matrix products of a step of many sequences: three kernels. Products are left to cuBLAS, which
 // has tensor cores' work to do once there are many rows; the whole step is replayed as one CUDA graph (batch.py).
 // Compiled at run time for one model, after the shared parts.
+//
+// A kernel starts while the product before it ends: what no kernel of this step writes before it (weights, kept keys,
+// lengths) is asked for before `await_former`, all else after it.
 
 struct Given {
-    const int *tokens, *lengths;
-    const Stored *table, *delta, *qkv;
-    const float *places, *cosines, *sines, *weight, *bias;
+    int *tokens, *lengths, *history;
+    const Stored *table, *delta, *qkv, *logits;
+    const float *places, *cosines, *sines, *weight, *bias, *delta_bias;
     float* stream;
     Stored *normed, *keys, *values, *mixed;
     float embed_scale, factor, scale, eps;
-    int capacity, window;
+    int rows, capacity, window, shares;
 };
 
 __device__ inline float first_of(const float* x, float* shared) {
@@ -20,7 +23,8 @@ __device__ inline float first_of(const float* x, float* shared) {
     return first;
 }
 
-// The stream of a row, begun with its token's embedding or moved on by `delta`, and its norm times `factor`.
+// The stream of a row, begun with its token's embedding or moved on by the sum of `shares` deltas and their bias, and its
+// norm times `factor`.
 extern "C" __global__ void __launch_bounds__(THREADS) advance(const Given a) {
     __shared__ float vector[D], moments[64];
     const long long row = blockIdx.x;
@@ -29,14 +33,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) advance(const Given a) {
 #pragma unroll
     for (int n = 0; n < EACH(D); n++) {
         int i = threadIdx.x + n * THREADS;
-        if (i >= D) continue;
-        if (a.tokens) {
-            x[n] = widened(a.table[(long long)a.tokens[row] * D + i]) * a.embed_scale;
-            if (PLACED) x[n] += a.places[(long long)a.lengths[row] * D + i];
-        } else {
-            x[n] = a.stream[row * D + i] + widened(a.delta[row * D + i]);
+        x[n] = a.delta_bias && i < D ? a.delta_bias[i] : 0.f;
+    }
+    await_former();
+    if (a.delta) {
+#pragma unroll
+        for (int n = 0; n < EACH(D); n++) {
+            int i = threadIdx.x + n * THREADS;
+            if (i < D) x[n] += a.stream[row * D + i];
         }
-        a.stream[row * D + i] = x[n];
+        for (int share = 0; share < a.shares; share++)
+#pragma unroll
+            for (int n = 0; n < EACH(D); n++) {
+                int i = threadIdx.x + n * THREADS;
+                if (i < D) x[n] += widened(a.delta[(share * (long long)a.rows + row) * D + i]);
+            }
+    } else {
+        const int token = a.tokens[row], place = a.lengths[row];
+#pragma unroll
+        for (int n = 0; n < EACH(D); n++) {
+            int i = threadIdx.x + n * THREADS;
+            if (i >= D) continue;
+            x[n] = widened(a.table[(long long)token * D + i]) * a.embed_scale;
+            if (PLACED) x[n] += a.places[(long long)place * D + i];
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < EACH(D); n++) {
+        int i = threadIdx.x + n * THREADS;
+        if (i < D) a.stream[row * D + i] = x[n];
     }
     // rows' means are unlike: the first number of each is near enough
     float centre = CENTRED ? first_of(x, moments) : 0.f;
@@ -54,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(const Given a) {
     const int first = max(place + 1 - a.window, 0);
     Kept kept[ROUNDS];
     recall_first(kept, keys, values, first, place);
+    await_former();
     arrange(query, a.qkv + row * QKV, head, a.scale, a.cosines, a.sines, place);
     look(kept, keys, values, first, place, true, query, board);
     if (head % (H / G) == 0) keep(query, keys, values, place);
@@ -61,4 +87,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(const Given a) {
         Seen all = seen(board, i);
         a.mixed[(row * H + head) * U + i] = narrowed(all.value / all.sum);
     }
+}
+
+// The likeliest token of a row, the first of equals, is its next one.
+extern "C" __global__ void __launch_bounds__(THREADS) choose(const Given a) {
+    __shared__ float highest_of[32];
+    __shared__ int place_of[32];
+    const int row = blockIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const Stored* logits = a.logits + (long long)row * COLUMNS;
+    float highest = NOTHING;
+    int place = V;
+    await_former();
+#pragma unroll 4
+    for (int at = threadIdx.x * PACK; at < V; at += THREADS * PACK) {
+        float z[PACK];
+        unpack(read16_fresh(logits + at), z);
+#pragma unroll
+        for (int i = 0; i < PACK; i++)
+            if (at + i < V && z[i] > highest) highest = z[i], place = at + i;
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        float z = __shfl_xor_sync(EVERYONE, highest, step);
+        int other = __shfl_xor_sync(EVERYONE, place, step);
+        if (z > highest || (z == highest && other < place)) highest = z, place = other;
+    }
+    if (lane == 0) highest_of[warp] = highest, place_of[warp] = place;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 0; i < WARPS; i++)
+        if (highest_of[i] > highest || (highest_of[i] == highest && place_of[i] < place))
+            highest = highest_of[i], place = place_of[i];
+    const int token = min(place, V - 1), next = min(a.lengths[row] + 1, a.capacity);  // of no number at all: any
+    a.tokens[row] = token;
+    a.lengths[row] = next;
+    a.history[(long long)row * (a.capacity + 1) + next] = token;
 }

@@ -1,4 +1,4 @@
-"""Many sequences on a GPU: a step is one CUDA graph of matrix products and two kernels of our own between them."""
+"""Many sequences on a GPU: a step is one CUDA graph of matrix products and three kernels of our own between them."""
 
 import ctypes
 from typing import Any
@@ -16,27 +16,46 @@ from glassformer.model import DecoderLM
 from glassformer.model.feedforward import ACTIVATIONS
 from glassformer.shapes import Float, Int
 
-WARPS = 4
+WARPS = {"advance": 8, "attend": 4, "choose": 32}
+"""Of 32 threads in a block of each kernel."""
+ROUNDS = 2
+"""Keys that each of attend's groups of threads asks for before it can begin."""
+SHARES = 4
+"""Parts of the hidden layer whose products are left apart: `advance` adds them up as it reads them anyway."""
 PARTS = (*library.SHARED, "batch.cu")
 TENSORS = (
-    "tokens", "lengths", "table", "delta", "qkv", "places", "cosines", "sines", "weight", "bias", "stream", "normed",
-    "keys", "values", "mixed",
+    "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "places", "cosines", "sines", "weight", "bias",
+    "delta_bias", "stream", "normed", "keys", "values", "mixed",
 )  # fmt: skip
 
 
 class Given(ctypes.Structure):
-    """The argument of both kernels (batch.cu)."""
+    """The argument of all three kernels (batch.cu)."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in TENSORS),
         *((name, ctypes.c_float) for name in ("embed_scale", "factor", "scale", "eps")),
-        *((name, ctypes.c_int32) for name in ("capacity", "window")),
+        *((name, ctypes.c_int32) for name in ("rows", "capacity", "window", "shares")),
     ]
 
 
-def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
-    """The kernels' source for a model."""
-    return library.source(kernel_sizes(model, dtype, 1, WARPS), PARTS)
+def batch_sizes(model: DecoderLM, dtype: torch.dtype, kernel: str) -> dict[str, int]:
+    """What a kernel is compiled for."""
+    return {
+        **kernel_sizes(model, dtype, 1, WARPS[kernel]),
+        "ROUNDS": ROUNDS,
+        "COLUMNS": _columns(model.config.vocab_size),
+    }
+
+
+def kernel_texts(model: DecoderLM, dtype: torch.dtype) -> dict[str, str]:
+    """The kernels' sources for a model."""
+    return {name: library.source(batch_sizes(model, dtype, name), PARTS) for name in WARPS}
+
+
+def _columns(vocab: int) -> int:
+    """Rows of 50,257 logits would begin at odd places, which neither products nor loads of 16 bytes like."""
+    return -(-vocab // 8) * 8
 
 
 class CudaBatch:
@@ -51,14 +70,14 @@ class CudaBatch:
         self.config, self.device, self.rows, self.dtype = cfg, model.device, rows, dtype
         self.capacity = min(capacity, cfg.max_len or capacity)
         self.held = {**stacked_weights(model, dtype), **position_tables(model, self.capacity)}
-        self.sizes = kernel_sizes(model, dtype, 1, WARPS)
+        self.sizes = batch_sizes(model, dtype, "attend")
         biases = ("b_qkv", "b_out", "b_up", "b_down") if self.sizes["BIASED"] else ()
         self.biases = {name: self.held[name].to(dtype) for name in biases}
-        # rows of 50,257 logits would begin at odd places, which products with tensor cores do not like
-        spare = -cfg.vocab_size % 8
+        spare = self.sizes["COLUMNS"] - cfg.vocab_size
         self.head = F.pad(self.held["head"], (0, 0, 0, spare))
         self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if self.sizes["HEAD_BIASED"] else None
-        self.text, self.limit = library.source(self.sizes, PARTS), cfg.max_len or 2**30
+        self.texts, self.limit = kernel_texts(model, dtype), cfg.max_len or 2**30
+        self.shares = next(n for n in (SHARES, 2, 1) if cfg.d_ff % (8 * n) == 0)
         stored = (cfg.n_layers, rows, cfg.n_kv_heads, self.capacity)
 
         def new(*shape: int, kind: torch.dtype = dtype) -> Tensor:
@@ -68,7 +87,8 @@ class CudaBatch:
         self.tokens, self.lengths = new(rows, kind=torch.int32), new(rows, kind=torch.int32)
         self.stream, self.normed = new(rows, cfg.d_model, kind=torch.float32), new(rows, cfg.d_model)
         self.mixed = new(rows, cfg.n_heads * cfg.d_value)
-        self.logits = new(rows, cfg.vocab_size)
+        self.logits = new(rows, self.sizes["COLUMNS"])
+        self.history = new(rows, self.capacity + 1, kind=torch.int32)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def refresh(self, model: DecoderLM) -> None:
@@ -93,17 +113,16 @@ class CudaBatch:
     def greedy(self, tokens: Int[Tensor, "B"], count: int) -> Int[Tensor, "B N"]:
         """The `count` tokens after the given ones, each the likeliest; nothing waits for the GPU."""
         self.tokens.copy_(tokens)
-        found = torch.empty(self.rows, count, dtype=torch.int32, device=self.device)
-        for i in range(count):
+        at = self.lengths[:, None].long() + torch.arange(1, count + 1, device=self.device)
+        for _ in range(count):
             self._run()
-            found[:, i] = self.tokens
-        return found
+        return self.history.gather(1, at)
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
         """Logits after one more token per row."""
         self.tokens.copy_(tokens)
         self._run()
-        return self.logits.float()
+        return self.logits[:, : self.config.vocab_size].float()
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -136,16 +155,21 @@ class CudaBatch:
             self._launch("attend", self.rows * cfg.n_heads, qkv=qkv, window=window, **caches)
             delta = self._product(self.mixed, h["w_out"][layer], "b_out", layer)
             self._advance(delta, h["norm_f"][layer], h["norm_f_bias"][layer])
-            delta = self._product(self._hidden(layer), h["w_down"][layer], "b_down", layer)
-            if layer + 1 < cfg.n_layers:
-                self._advance(delta, h["norm_a"][layer + 1], h["norm_a_bias"][layer + 1])
-        self._advance(delta, h["last_norm"], h["last_norm_bias"], h["head_scale"])
-        self.logits = F.linear(self.normed, self.head, self.head_bias)[:, : cfg.vocab_size]
-        self.tokens.copy_(self.logits.argmax(-1))
-        self.lengths.add_(1)
+            last = layer + 1 == cfg.n_layers
+            names = ("last_norm", "last_norm_bias") if last else ("norm_a", "norm_a_bias")
+            weight, bias = (h[name] if last else h[name][layer + 1] for name in names)
+            shift = h["b_down"][layer] if self.biases else None
+            self._advance(self._fed(layer), weight, bias, h["head_scale"] if last else 1.0, shift)
+        self.logits = F.linear(self.normed, self.head, self.head_bias)
+        self._launch("choose", self.rows)
 
     def _product(self, x: Tensor, weight: Tensor, bias: str, layer: int) -> Tensor:
         return F.linear(x, weight, self.biases[bias][layer] if self.biases else None)
+
+    def _fed(self, layer: int) -> Float[Tensor, "N B D"]:
+        """What the feed-forward gives but for its bias, as sums over parts of the hidden layer."""
+        hidden, down = (t.unflatten(-1, (self.shares, -1)) for t in (self._hidden(layer), self.held["w_down"][layer]))
+        return torch.bmm(hidden.transpose(0, 1), down.permute(1, 2, 0))
 
     def _hidden(self, layer: int) -> Tensor:
         feed, weight = self.config.feedforward, self.held["w_up"][layer]
@@ -159,22 +183,26 @@ class CudaBatch:
             return fused
         return ACTIVATIONS[feed.activation](self._product(self.normed, weight, "b_up", layer))
 
-    def _advance(self, delta: Tensor | None, weight: Tensor, bias: Tensor, factor: float = 1.0) -> None:
-        start = {"tokens": self.tokens} if delta is None else {"delta": delta}
-        self._launch("advance", self.rows, weight=weight, bias=bias, factor=factor, **start)
+    def _advance(
+        self, delta: Tensor | None, weight: Tensor, bias: Tensor, factor: float = 1.0, shift: Tensor | None = None
+    ) -> None:
+        shares = 1 if delta is None or delta.dim() == 2 else self.shares
+        moved = {"delta": delta, "delta_bias": shift, "shares": shares}
+        self._launch("advance", self.rows, weight=weight, bias=bias, factor=factor, **moved)
 
     def _launch(self, name: str, blocks: int, **changes: Any) -> None:
-        kernel = nvrtc.kernel(self.text, name, self.device.index or 0)
-        kernel.launch(self.arguments(**changes), blocks, 32 * WARPS)
+        kernel = nvrtc.kernel(self.texts[name], name, self.device.index or 0)
+        kernel.launch(self.arguments(**changes), blocks, 32 * WARPS[name], early=True)
 
     def arguments(self, **changes: Any) -> Given:
-        """What a kernel is given; without tokens the stream goes on."""
+        """What a kernel is given; without a delta the stream begins."""
         cfg, given = self.config, Given()
-        held = {**self.held, **{name: getattr(self, name) for name in ("lengths", "stream", "normed", "mixed")}}
+        own = ("tokens", "lengths", "history", "logits", "stream", "normed", "mixed")
+        held = {**self.held, **{name: getattr(self, name) for name in own}}
         for name in TENSORS:
             tensor = changes.get(name, held.get(name))
             setattr(given, name, None if tensor is None else tensor.data_ptr())
         given.embed_scale, given.factor, given.scale = cfg.embedding.scale, changes.get("factor", 1.0), cfg.scale
         given.eps, given.capacity = getattr(cfg.norm, "eps", 1e-5), self.capacity
-        given.window = changes.get("window", ENDLESS)
+        given.rows, given.window, given.shares = self.rows, changes.get("window", ENDLESS), changes.get("shares", 1)
         return given

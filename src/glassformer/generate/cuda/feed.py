@@ -47,8 +47,9 @@ def chosen(model: DecoderLM, cache: CacheKind | None, engine: str, precision: st
 
 def ready(model: DecoderLM, precision: str, rows: int) -> bool:
     """Whether the kernels for a model have been compiled before."""
-    text = (decoder if rows == 1 else batch).kernel_text(model, _dtype(model, precision))
-    return nvrtc.is_compiled(text, torch.cuda.get_device_capability(model.device))
+    dtype, capability = _dtype(model, precision), torch.cuda.get_device_capability(model.device)
+    texts = [decoder.kernel_text(model, dtype)] if rows == 1 else batch.kernel_texts(model, dtype).values()
+    return all(nvrtc.is_compiled(text, capability) for text in texts)
 
 
 def _dtype(model: DecoderLM, precision: str) -> torch.dtype:

@@ -56,7 +56,7 @@ __device__ inline void combine(const Given& a, int active, float* vector) {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 if (base + n >= active) break;
-                float higher = fmaxf(peak, p[n]), old = expf(peak - higher), now = expf(p[n] - higher);
+                float higher = fmaxf(peak, p[n]), old = exp2f(peak - higher), now = exp2f(p[n] - higher);
                 value = value * old + v[n] * now;
                 sum = sum * old + here[n] * now;
                 peak = higher;

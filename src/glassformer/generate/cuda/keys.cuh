@@ -14,7 +14,10 @@ __device__ inline float turned(const T* vector, int i, const float* cosines, con
     return x * c + (first ? -other : other) * s;
 }
 
-// The query, key and value of the token itself, in shared memory one after another: 2 K + U numbers.
+#define LOG2_E 1.44269504f
+
+// The query, key and value of the token itself, in shared memory one after another: 2 K + U numbers. Queries are scaled
+// so that a score is the logarithm of its exponential to the base 2, which is what the machine can raise.
 template <typename T>
 __device__ inline void arrange(
     float* q, const T* qkv, int head, float scale, const float* cosines, const float* sines, int place
@@ -22,7 +25,7 @@ __device__ inline void arrange(
     int g = head / (H / G);
     float *k = q + K, *v = k + K;
     for (int i = threadIdx.x; i < K; i += THREADS) {
-        q[i] = turned(qkv + head * K, i, cosines, sines, place) * scale;
+        q[i] = turned(qkv + head * K, i, cosines, sines, place) * (scale * LOG2_E);
         k[i] = turned(qkv + H * K + g * K, i, cosines, sines, place);
     }
     for (int i = threadIdx.x; i < U; i += THREADS) v[i] = widened(fresh(qkv + (H + G) * K + g * U + i));
@@ -31,7 +34,9 @@ __device__ inline void arrange(
 
 struct Kept { Pack key, value; };
 
+#ifndef ROUNDS
 #define ROUNDS 2  // of SLOTS keys that a block asks for before it can begin
+#endif
 
 // What a thread looks at of the key at place `at`, one of those before `last`.
 __device__ inline void recall(Kept& kept, const Stored* keys, const Stored* values, int at, int last) {
@@ -54,7 +59,7 @@ struct Mixture { float peak, sum, value[PACK]; };
 __device__ inline void mix_in(Mixture& m, float peak, float sum, const float* value) {
     float higher = fmaxf(m.peak, peak);
     if (higher == NOTHING) return;
-    float old = expf(m.peak - higher), now = expf(peak - higher);
+    float old = exp2f(m.peak - higher), now = exp2f(peak - higher);
 #pragma unroll
     for (int i = 0; i < PACK; i++) m.value[i] = m.value[i] * old + value[i] * now;
     m.sum = m.sum * old + sum * now;
@@ -69,24 +74,44 @@ __device__ inline void look(
     int t = threadIdx.x, lane = t % LANES, warp = t >> 5;
     const float *k = q + K, *v = k + K;
     Mixture m = {NOTHING, 0, {0}};
+    float mine[PACK];
+#pragma unroll
+    for (int i = 0; i < PACK; i++) mine[i] = q[lane * PACK + i];
     for (int base = first; base < last; base += ROUNDS * SLOTS) {  // all lanes of a warp stay together
+        float score[ROUNDS], value[ROUNDS][PACK], higher = m.peak;
 #pragma unroll
         for (int n = 0; n < ROUNDS; n++) {
             int at = base + n * SLOTS + t / LANES;
-            float key[PACK], value[PACK], score = 0;
+            float key[PACK];
             unpack(kept[n].key, key);
-            unpack(kept[n].value, value);
+            unpack(kept[n].value, value[n]);
             recall(kept[n], keys, values, at + ROUNDS * SLOTS, last);
+            score[n] = 0;
 #pragma unroll
-            for (int i = 0; i < PACK; i++) score += key[i] * q[lane * PACK + i];
+            for (int i = 0; i < PACK; i++) score[n] += key[i] * mine[i];
 #pragma unroll
-            for (int step = LANES / 2; step > 0; step /= 2) score += __shfl_xor_sync(EVERYONE, score, step);
-            if (at < last) mix_in(m, score, 1, value);
+            for (int step = LANES / 2; step > 0; step /= 2) score[n] += __shfl_xor_sync(EVERYONE, score[n], step);
+            score[n] = at < last ? score[n] : NOTHING;
+            higher = fmaxf(higher, score[n]);
         }
+        if (higher == NOTHING) continue;
+        float old = exp2f(m.peak - higher);
+        m.sum *= old;
+#pragma unroll
+        for (int i = 0; i < PACK; i++) m.value[i] *= old;
+#pragma unroll
+        for (int n = 0; n < ROUNDS; n++) {
+            if (score[n] == NOTHING) continue;  // its value was not read
+            float now = exp2f(score[n] - higher);
+            m.sum += now;
+#pragma unroll
+            for (int i = 0; i < PACK; i++) m.value[i] += now * value[n][i];
+        }
+        m.peak = higher;
     }
     float score = 0;
 #pragma unroll
-    for (int i = 0; i < PACK; i++) score += q[lane * PACK + i] * k[lane * PACK + i];
+    for (int i = 0; i < PACK; i++) score += mine[i] * k[lane * PACK + i];
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2) score += __shfl_xor_sync(EVERYONE, score, step);
     if (own && t / LANES == 0) mix_in(m, score, 1, v + lane * PACK);
@@ -117,7 +142,7 @@ __device__ inline Seen seen(const float* board, int i) {
     Seen all = {NOTHING, 0, 0};
     for (int w = 0; w < WARPS; w++) all.peak = fmaxf(all.peak, board[w]);
     for (int w = 0; w < WARPS; w++) {
-        float share = board[w] == NOTHING ? 0.f : expf(board[w] - all.peak);
+        float share = board[w] == NOTHING ? 0.f : exp2f(board[w] - all.peak);
         all.sum += board[WARPS + w] * share;
         all.value += board[2 * WARPS + w * U + i] * share;
     }

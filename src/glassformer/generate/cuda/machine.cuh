@@ -27,3 +27,9 @@ __device__ inline int arrived(const int* counter) {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
     return seen;
 }
+// Until what was launched before is done, where this kernel was allowed to start before that.
+__device__ inline void await_former() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
