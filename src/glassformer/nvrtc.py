@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ def _compiler() -> Any:
     raise CudaError(
         "CUDA's run-time compiler (libnvrtc) was not found: install torch with CUDA, or use engine='torch'."
     )
+
+
+def with_macros(macros: Mapping[str, int], texts: Iterable[str]) -> str:
+    """Texts as one, with numbers for the names they leave open."""
+    return "\n".join([*(f"#define {name} {value}" for name, value in macros.items()), *texts])
 
 
 def code_path(text: str, capability: tuple[int, int]) -> Path:
@@ -136,6 +142,13 @@ class Kernel:
         stream = torch.cuda.current_stream().cuda_stream
         shape = _Launch(blocks, 1, 1, threads, 1, 1, self.shared, stream, attributes, len(asked))
         self._call("cuLaunchKernelEx", ctypes.byref(shape), self.function, arguments, None)
+
+    def most_clusters(self, cluster: int, threads: int) -> int:
+        """How many clusters of blocks of some threads run at once."""
+        found, attributes = ctypes.c_int(), (_Attribute * 1)(_Attribute(_CLUSTER, (cluster, 1, 1)))
+        shape = _Launch(cluster, 1, 1, threads, 1, 1, self.shared, None, attributes, 1)
+        self._call("cuOccupancyMaxActiveClusters", ctypes.byref(found), self.function, ctypes.byref(shape))
+        return found.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         failed = getattr(self.driver, name)(*arguments)

@@ -29,6 +29,7 @@ extern "C" int size() {{ return (int)sizeof(Given); }}
     file, made = folder / f"{kernel}.cpp", folder / f"{kernel}.so"
     file.write_text(f'#include "cuda.h"\n{text}\n{way_in}')
     command = [compiler(), "-O1", "-std=c++17", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]
+    command += ["-fno-gnu-unique"]  # shared memory of one kernel is not that of another which was loaded before
     command += [f"-I{HERE}", f"-I{headers}", str(file), "-o", str(made)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -57,6 +57,7 @@ static inline T __shfl_xor_sync(unsigned, T value, int step) {
     wait_for(warp_count[warp], warp_turn[warp], 32);
     return other;
 }
+static inline void __syncwarp() { wait_for(warp_count[threadIdx.x / 32], warp_turn[threadIdx.x / 32], 32); }
 static inline float __uint_as_float(unsigned u) { float f; memcpy(&f, &u, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned u; memcpy(&u, &f, 4); return u; }
 static inline float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f; }

@@ -1,7 +1,6 @@
 """Steps of many sequences: the kernels compiled for the CPU, between torch's products, give the engine's logits."""
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +8,9 @@ import torch
 from glassformer import config as c
 from glassformer.generate.cuda import batch, library
 from tests.emulated_cuda import built, needs_compiler
+from tests.generate.cuda.emulated import HERE, MACHINE
 from tests.variants import POSITIONS, decoder, lively
 
-HERE = Path(__file__).parent
 
 
 class Emulated(batch.CudaBatch):
@@ -19,9 +18,8 @@ class Emulated(batch.CudaBatch):
 
     def __init__(self, model, rows, capacity, folder, dtype=torch.float32):
         super().__init__(model, rows, capacity, dtype)
-        machine = (HERE / "emulated_machine.h").read_text()
         sizes = {name: batch.batch_sizes(model, dtype, name) for name in batch.WARPS}
-        texts = {name: library.source(of, batch.PARTS, machine) for name, of in sizes.items()}
+        texts = {name: library.source(of, batch.PARTS, MACHINE) for name, of in sizes.items()}
         self.kernels = {name: built(text, name, folder, HERE) for name, text in texts.items()}
         assert all(k.size() == ctypes.sizeof(batch.Given) for k in self.kernels.values())
 
@@ -56,7 +54,7 @@ def differences(config, folder, dtype=torch.float32):
 
 def small(name, modern):
     changes = (
-        {"window": 5, "feedforward": c.Gated(48), "norm": c.RMSNorm()} if modern else {"feedforward": c.Dense(136)}
+        {"window": 5, "feedforward": c.Gated(48, bias=True), "norm": c.RMSNorm()} if modern else {"feedforward": c.Dense(136)}
     )
     return decoder(position=POSITIONS[name], head=c.Head(tied=False), d_model=40, attention__d_head=16, **changes)
 

@@ -14,19 +14,19 @@ KNOWN = ("none", "learned", "sinusoidal", "rotary-halves", "rotary-interleaved",
 
 
 def small(name="learned", modern=False, **changes):
-    kind = {"window": 7, "feedforward": c.Gated(48), "norm": c.RMSNorm()} if modern else {"feedforward": c.Dense(136)}
+    kind = {"window": 7, "feedforward": c.Gated(48, bias=True), "norm": c.RMSNorm()} if modern else {"feedforward": c.Dense(136)}
     changes = {"d_model": 40, "attention__d_head": 16, "head": c.Head(tied=False)} | kind | changes
     return decoder(position=POSITIONS[name], **changes)
 
 
 @torch.no_grad()
-def check(config, folder, prompt=12, blocks=3, dtype=torch.float32, limit=2e-5):
+def check(config, folder, prompt=12, clusters=2, dtype=torch.float32, limit=2e-5):
     """Nine greedy tokens are the engine's, and so are the last logits; 2e-5: float32 sums in another order."""
     model = lively(config, std=0.4)[0].float()
     if dtype is torch.bfloat16:
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16().float())
-    native = Emulated(model, folder, blocks, dtype, capacity=29)
+    native = Emulated(model, folder, clusters, dtype, capacity=29)
     tokens, kept = list(range(3, 3 + prompt)), []
     if prompt > 1:
         cache = model.new_cache("growing")
@@ -43,14 +43,15 @@ def check(config, folder, prompt=12, blocks=3, dtype=torch.float32, limit=2e-5):
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch):
     monkeypatch.setattr(cuda, "WARPS", 2)
+    monkeypatch.setattr(cuda, "NEIGHBOURS", 2)
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "modern", "prompt", "blocks"), [("rotary-halves", True, 12, 3), ("learned", False, 1, 1)]
+    ("name", "modern", "prompt", "clusters"), [("rotary-halves", True, 12, 3), ("learned", False, 1, 1)]
 )
-def test_it_is_the_engine(name, modern, prompt, blocks, tmp_path):
-    check(small(name, modern), tmp_path, prompt, blocks)
+def test_it_is_the_engine(name, modern, prompt, clusters, tmp_path):
+    check(small(name, modern), tmp_path, prompt, clusters)
 
 
 @needs_compiler
@@ -64,8 +65,8 @@ def test_in_bfloat16_it_differs_by_the_rounding_of_keys_and_values(tmp_path):
 @pytest.mark.parametrize("modern", [False, True])
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_position_scheme_both_kinds_of_block(name, modern, tmp_path):
-    for prompt, blocks in ((1, 3), (12, 1), (12, 8)):
-        check(small(name, modern), tmp_path, prompt, blocks)
+    for prompt, clusters in ((1, 3), (12, 1), (12, 8)):
+        check(small(name, modern), tmp_path, prompt, clusters)
 
 
 @needs_compiler
@@ -89,8 +90,8 @@ def test_one_step_gives_logits_and_takes_another_token_than_the_likeliest(tmp_pa
 
 def test_refusals_are_one_sentence():
     with pytest.raises(CudaDecodeError, match="use engine='torch'"):
-        cuda.CudaDecoder(lively(decoder(placement="post"))[0], programs=1)
-    native = cuda.CudaDecoder(lively(small())[0].float(), programs=1)
+        cuda.CudaDecoder(lively(decoder(placement="post"))[0], clusters=1)
+    native = cuda.CudaDecoder(lively(small())[0].float(), clusters=1)
     with pytest.raises(CudaDecodeError, match="more do not fit"):
         native.greedy(native.capacity + 1)
 

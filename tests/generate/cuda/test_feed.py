@@ -20,9 +20,11 @@ from tests.variants import lively
 def emulated(monkeypatch, tmp_path):
     """`generate` on a CPU goes through the kernels of GPUs."""
     monkeypatch.setattr(decoder, "WARPS", 2)
+    monkeypatch.setattr(decoder, "NEIGHBOURS", 2)
     monkeypatch.setattr(batch, "WARPS", dict.fromkeys(batch.WARPS, 2))
     single = lambda model, capacity, dtype: Emulated(model, tmp_path, 2, dtype, capacity)  # noqa: E731
     several = lambda model, rows, capacity, dtype: EmulatedBatch(model, rows, capacity, tmp_path, dtype)  # noqa: E731
+    monkeypatch.setattr(decoder, "can_run", lambda device: True)
     monkeypatch.setattr(feed, "CudaDecoder", single)
     monkeypatch.setattr(feed, "CudaBatch", several)
 
@@ -95,15 +97,19 @@ def test_what_they_cannot_do_is_said_only_where_they_were_asked_for(changes, wor
 
 def test_auto_takes_them_once_they_are_compiled(monkeypatch):
     model = lively(small())[0].float()
-    facts = SimpleNamespace(multi_processor_count=3)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    machine = SimpleNamespace(capability=(9, 0))
+    monkeypatch.setattr(decoder, "_clusters", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
     known = set()
     monkeypatch.setattr(feed.nvrtc, "is_compiled", lambda text, capability: text in known)
     assert not feed.chosen(model, "static", "auto", "float32", 1)
-    known.add(decoder.kernel_text(model, torch.float32))
+    known.update([decoder.kernel_text(model, torch.float32), decoder.PROBE])
     assert feed.chosen(model, "static", "auto", "float32", 1)
     assert not feed.chosen(model, "static", "auto", "float32", 2)
     known.update(batch.kernel_texts(model, torch.float32).values())
     assert feed.chosen(model, "static", "auto", "float32", 2)
     assert feed.chosen(model, "static", "auto", "bfloat16", 1)
+    known.difference_update([decoder.kernel_text(model, torch.float32)])
+    assert not feed.chosen(model, "static", "auto", "float32", 1)
+    machine.capability = (8, 0)  # without clusters one row is taken as many are
+    assert feed.chosen(model, "static", "auto", "float32", 1)

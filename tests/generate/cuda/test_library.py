@@ -4,11 +4,11 @@ from glassformer.generate.cuda import library
 
 
 def test_sizes_come_first_and_the_machine_can_be_another():
-    text = library.source({"D": 40}, machine="// here")
+    text = library.source({"D": 40}, instead={"machine.cuh": "// here"})
     assert text.startswith("#define D 40\n")
     assert "// here" in text
-    assert "ld.acquire" not in text
-    assert "ld.acquire" in library.source({"D": 40})
+    assert "bar.sync" not in text
+    assert "bar.sync" in library.source({"D": 40})
     assert text.index("Pack") < text.index("// here") < text.index("decode(const Given a)")
 
 

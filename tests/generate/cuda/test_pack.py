@@ -51,6 +51,6 @@ def test_tables_are_those_of_the_scheme():
 
 
 def test_sizes_are_numbers_the_preprocessor_can_read():
-    sizes = kernel_sizes(lively(decoder())[0], torch.bfloat16, 3, 4)
+    sizes = kernel_sizes(lively(decoder())[0], torch.bfloat16, 4)
     assert all(type(value) is int for value in sizes.values())
     assert (sizes["HALF"], sizes["WARPS"], sizes["G"]) == (1, 4, 2)

@@ -17,9 +17,9 @@ struct Given {
 
 __device__ inline float first_of(const float* x, float* shared) {
     if (threadIdx.x == 0) shared[0] = x[0];
-    __syncthreads();
+    meet();
     float first = shared[0];
-    __syncthreads();
+    meet();
     return first;
 }
 
@@ -28,44 +28,44 @@ __device__ inline float first_of(const float* x, float* shared) {
 extern "C" __global__ void __launch_bounds__(THREADS) advance(const Given a) {
     __shared__ float vector[D], moments[64];
     const long long row = blockIdx.x;
-    float x[EACH(D)], weight[EACH(D)], bias[EACH(D)];
-    gain(weight, bias, a.weight, a.bias);
+    float x[HELD];
+    const Gain of_norm = gain(a.weight, a.bias);
 #pragma unroll
-    for (int n = 0; n < EACH(D); n++) {
-        int i = threadIdx.x + n * THREADS;
+    for (int n = 0; n < HELD; n++) {
+        int i = column(n);
         x[n] = a.delta_bias && i < D ? a.delta_bias[i] : 0.f;
     }
     await_former();
     if (a.delta) {
 #pragma unroll
-        for (int n = 0; n < EACH(D); n++) {
-            int i = threadIdx.x + n * THREADS;
+        for (int n = 0; n < HELD; n++) {
+            int i = column(n);
             if (i < D) x[n] += a.stream[row * D + i];
         }
         for (int share = 0; share < a.shares; share++)
 #pragma unroll
-            for (int n = 0; n < EACH(D); n++) {
-                int i = threadIdx.x + n * THREADS;
+            for (int n = 0; n < HELD; n++) {
+                int i = column(n);
                 if (i < D) x[n] += widened(a.delta[(share * (long long)a.rows + row) * D + i]);
             }
     } else {
         const int token = a.tokens[row], place = a.lengths[row];
 #pragma unroll
-        for (int n = 0; n < EACH(D); n++) {
-            int i = threadIdx.x + n * THREADS;
+        for (int n = 0; n < HELD; n++) {
+            int i = column(n);
             if (i >= D) continue;
             x[n] = widened(a.table[(long long)token * D + i]) * a.embed_scale;
             if (PLACED) x[n] += a.places[(long long)place * D + i];
         }
     }
 #pragma unroll
-    for (int n = 0; n < EACH(D); n++) {
-        int i = threadIdx.x + n * THREADS;
+    for (int n = 0; n < HELD; n++) {
+        int i = column(n);
         if (i < D) a.stream[row * D + i] = x[n];
     }
     // rows' means are unlike: the first number of each is near enough
     float centre = CENTRED ? first_of(x, moments) : 0.f;
-    normalise(x, weight, bias, a.eps, a.factor, vector, moments, centre);
+    normalise(x, of_norm, a.eps, a.factor, vector, moments, centre);
     for (int i = threadIdx.x; i < D; i += THREADS) a.normed[row * D + i] = narrowed(vector[i]);
 }
 
@@ -78,13 +78,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(const Given a) {
     Stored *keys = a.keys + group * a.capacity * K, *values = a.values + group * a.capacity * U;
     const int first = max(place + 1 - a.window, 0);
     Kept kept[ROUNDS];
-    recall_first(kept, keys, values, first, place);
+    recall_first(kept, keys, values, first, place, 1);
     await_former();
-    arrange(query, a.qkv + row * QKV, head, a.scale, a.cosines, a.sines, place);
-    look(kept, keys, values, first, place, true, query, board);
+    const Stored *q = a.qkv + row * QKV, *k = q + H * K + head / (H / G) * K, *v = q + (H + G) * K + head / (H / G) * U;
+    arrange(query, q + head * K, k, v, a.scale, a.cosines, a.sines, place);
+    look(kept, keys, values, first, place, 1, true, query, board);
     if (head % (H / G) == 0) keep(query, keys, values, place);
     for (int i = threadIdx.x; i < U; i += THREADS) {
-        Seen all = seen(board, i);
+        Seen all = seen(board, busy_warps(place - first), i);
         a.mixed[(row * H + head) * U + i] = narrowed(all.value / all.sum);
     }
 }
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose(const Given a) {
         if (z > highest || (z == highest && other < place)) highest = z, place = other;
     }
     if (lane == 0) highest_of[warp] = highest, place_of[warp] = place;
-    __syncthreads();
+    meet();
     if (threadIdx.x) return;
     for (int i = 0; i < WARPS; i++)
         if (highest_of[i] > highest || (highest_of[i] == highest && place_of[i] < place))

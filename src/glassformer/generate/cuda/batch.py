@@ -42,7 +42,7 @@ class Given(ctypes.Structure):
 def batch_sizes(model: DecoderLM, dtype: torch.dtype, kernel: str) -> dict[str, int]:
     """What a kernel is compiled for."""
     return {
-        **kernel_sizes(model, dtype, 1, WARPS[kernel]),
+        **kernel_sizes(model, dtype, WARPS[kernel]),
         "ROUNDS": ROUNDS,
         "COLUMNS": _columns(model.config.vocab_size),
     }
@@ -75,7 +75,7 @@ class CudaBatch:
         self.biases = {name: self.held[name].to(dtype) for name in biases}
         spare = self.sizes["COLUMNS"] - cfg.vocab_size
         self.head = F.pad(self.held["head"], (0, 0, 0, spare))
-        self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if self.sizes["HEAD_BIASED"] else None
+        self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if self.held["head_bias"].numel() > 1 else None
         self.texts, self.limit = kernel_texts(model, dtype), cfg.max_len or 2**30
         self.shares = next(n for n in (SHARES, 2, 1) if cfg.d_ff % (8 * n) == 0)
         stored = (cfg.n_layers, rows, cfg.n_kv_heads, self.capacity)
@@ -175,8 +175,8 @@ class CudaBatch:
         feed, weight = self.config.feedforward, self.held["w_up"][layer]
         assert isinstance(feed, c.Dense | c.Gated)
         if isinstance(feed, c.Gated):
-            up, gate = F.linear(self.normed, weight).chunk(2, -1)
-            return ACTIVATIONS[feed.activation](gate) * (up + self.biases["b_up"][layer] if self.biases else up)
+            up, gate = self._product(self.normed, weight, "b_up", layer).chunk(2, -1)
+            return ACTIVATIONS[feed.activation](gate) * up
         if feed.activation == "gelu_tanh" and self.biases and self.device.type == "cuda":
             given = (self.biases["b_up"][layer], self.normed, weight.T)
             fused: Tensor = torch._addmm_activation(*given, use_gelu=True)  # cuBLAS's GELU is the one with tanh

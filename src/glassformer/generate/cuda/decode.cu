@@ -1,54 +1,90 @@
 // Tokens of one sequence, one after another, in a single kernel that stays on the GPU: nothing is launched per layer.
 //
-// At batch 1 a step reads every weight once and computes almost nothing; launching some hundred kernels takes longer
-// than reading. So as many blocks as there are multiprocessors walk through the layers together. Each keeps the whole
-// residual stream and computes its share of the rows of each matrix; shares are exchanged through memory and a barrier
-// of all blocks, five times a layer: projections, attention over a part of the keys, its output, up, down. Weights do
-// not depend on what a barrier waits for: the first of them are asked for before it.
+// At batch 1 a step reads every weight once and computes almost nothing, so all that counts is to keep the memory busy
+// and to hand results on quickly. Each block keeps the whole residual stream. Blocks are neighbours in clusters, which
+// write into each other's shared memory:
+// - a cluster has some of the heads. Its blocks share the rows of its queries, keys and values, then the kept keys, then
+//   the rows of the output projection, of which they take the columns of their heads;
+// - likewise it has a part of the hidden layer: its blocks share the rows that go up, then all rows that go down.
+// So a layer is handed on among all blocks only twice: as sums over the clusters, each line of which carries a tag that
+// says it is there. No block waits for all others to arrive anywhere. Weights come through a ring (stream.cuh).
 //
-// Compiled at run time for one model: its sizes are macros (decoder.py). The definition is glassformer.model;
+// Compiled at run time for one model: its sizes are macros (decoder.py, stream.py). The definition is glassformer.model;
 // tests/generate/cuda holds the two together, on a CPU too, where blocks are threads and their threads fibers.
 
-// This block's share of the logits; the highest of them and where it stands, the first of equals.
-__device__ inline void judge(const Given& a, Held held, Share rows, const float* vector, float* board) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, place = V;
+enum { FROM_HEADS, FROM_HIDDEN };
+
+__device__ inline void attention(
+    const Given& a, const Self& me, Stream& stream, int layer, int place, Kept* kept, Part p, float* vector, float* query,
+    float* board, float* sums, int round, u32 tag
+) {
+    Shared* s = stream.shared;
+    const int rows = me.heads * (2 * K + U), first = me.rank * QKV_ROWS;
+    multiply_wide<QKV_STAGES, 1>(stream, vector, max(0, min(QKV_ROWS, rows - first)), [&](int row, const float* y) {
+        int lane = threadIdx.x & 31;
+        if (lane < NEIGHBOURS) send(s->qkv + first + row, *y, &s->told[0], lane);
+    });
+    if (threadIdx.x == 0) arrive_expecting(&s->told[0], rows * 4);
+    await(&s->told[0], round & 1);
+    for (int which = 0; which < me.heads; which++) {
+        if (which) {
+            p = part(a, me, layer, place, which);
+            recall_first(kept, p.keys, p.values, p.first, p.last, NEIGHBOURS);
+            meet();  // the shared query and board are free again
+        }
+        attend(a, me, p, kept, which, place, s, query, board);
+    }
+    if (threadIdx.x == 0) arrive_expecting(&s->told[1], me.heads * NEIGHBOURS * (2 + U) * 4);
+    await(&s->told[1], round & 1);
+    combine(me, s, vector);
+    multiply_narrow<OUT_STAGES, HEADS_EACH * U>(stream, vector, sums);
+    leave_sums(a, me, FROM_HEADS, layer, sums, tag);
+}
+
+__device__ inline void feed_forward(
+    const Given& a, const Self& me, Stream& stream, int layer, const float* vector, float* sums, int round, u32 tag
+) {
+    Shared* s = stream.shared;
+    multiply_wide<UP_STAGES, 1 + GATED>(stream, vector, HIDDEN_EACH, [&](int item, const float* y) {
+        int lane = threadIdx.x & 31, at = me.rank * HIDDEN_EACH + item;
+        float h = GATED ? y[0] * activated(y[GATED]) : activated(y[0]);
+        if (lane < NEIGHBOURS) send(s->hidden + spot(at, HIDDEN_EACH * NEIGHBOURS), h, &s->told[2], lane);
+    });
+    if (threadIdx.x == 0) arrive_expecting(&s->told[2], HIDDEN_EACH * NEIGHBOURS * 4);
+    await(&s->told[2], round & 1);
+    multiply_narrow<DOWN_STAGES, HIDDEN_EACH * NEIGHBOURS>(stream, s->hidden, sums);
+    leave_sums(a, me, FROM_HIDDEN, layer, sums, tag);
+}
+
+// This block's share of the logits; the highest of them and where it stands, the first of equals, is left for all.
+__device__ inline void judge(const Given& a, Stream& stream, const float* vector, float* board, u32 tag) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * HEAD_ROWS;
     float highest = NOTHING;
-    const int parts = CHUNKS(D);
-    for (int row = rows.first + warp; row < rows.last; row += WARPS) {
-        float z = 0;
-        for (int chunk = 0; chunk < parts; chunk++) {
-            Held next;
-            bool same = chunk + 1 < parts;
-            int ahead = same ? row : row + WARPS;
-            if (ahead < rows.last) fetch(next, a.head + (long long)ahead * D, D, same ? chunk + 1 : 0);
-            z += dot(held, vector, D, chunk);
-            held = next;
-        }
-        z = warp_sum(z);
-        if (HEAD_BIASED) z += a.head_bias[row];
-        if (lane == 0) a.logits[row] = z;
-        if (z > highest) highest = z, place = row;
-    }
+    int place = V;
+    multiply_wide<HEAD_STAGES, 1>(stream, vector, max(0, min(HEAD_ROWS, V - first)), [&](int row, const float* y) {
+        if (lane == 0) a.logits[first + row] = *y;
+        if (*y > highest) highest = *y, place = first + row;
+    });
     if (lane == 0) board[warp] = highest, board[32 + warp] = __int_as_float(place);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < WARPS; i++) {
-            int id = __float_as_int(board[32 + i]);
-            if (board[i] > highest || (board[i] == highest && id < place)) highest = board[i], place = id;
-        }
-        a.best[blockIdx.x] = highest;
-        a.best_at[blockIdx.x] = place;
+    meet();
+    if (threadIdx.x) return;
+    for (int i = 0; i < WARPS; i++) {
+        int id = __float_as_int(board[32 + i]);
+        if (board[i] > highest || (board[i] == highest && id < place)) highest = board[i], place = id;
     }
+    leave_line(a.best + blockIdx.x, highest, __int_as_float(place), 0, tag);
 }
 
 // The likeliest token of all blocks' shares.
-__device__ inline int choose(const Given& a, int* chosen) {
+__device__ inline int choose(const Given& a, int* chosen, u32 tag) {
     if (threadIdx.x < 32) {
         float highest = NOTHING;
         int place = V;
-        for (int i = threadIdx.x; i < (int)gridDim.x; i += 32) {
-            float z = fresh(a.best + i);
-            int id = fresh(a.best_at + i);
+        for (int i = threadIdx.x; i < CLUSTERS * NEIGHBOURS; i += 32) {
+            Line line = look_at(a.best + i);
+            while (line.tag != tag) line = look_at(a.best + i);
+            float z = line.number[0];
+            int id = __float_as_int(line.number[1]);
             if (z > highest || (z == highest && id < place)) highest = z, place = id;
         }
         for (int step = 16; step > 0; step /= 2) {
@@ -56,101 +92,84 @@ __device__ inline int choose(const Given& a, int* chosen) {
             int id = __shfl_xor_sync(EVERYONE, place, step);
             if (z > highest || (z == highest && id < place)) highest = z, place = id;
         }
-        if (threadIdx.x == 0) *chosen = place;
+        if (threadIdx.x == 0) *chosen = min(place, V - 1);  // of no number at all: any
     }
-    __syncthreads();
-    int token = *chosen;
-    __syncthreads();
-    return token;
+    meet();
+    return *chosen;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Given a) {
-    __shared__ __align__(16) float vector[WIDEST], query[2 * K + U];
-    __shared__ float partial[PARTIALS], board[BOARD], moments[64];
-    __shared__ int chosen;
-    const Share of_qkv = share(QKV), of_stream = share(D), of_hidden = share(F), of_head = share(V);
-    int met = 0, place = a.place, token = a.tokens[place];
-    float x[EACH(D)], weight[EACH(D)], bias[EACH(D)], centre = 0;
-    Begun begun;
-    for (int step = 0; step < a.count; step++) {
+__device__ inline void begin(float* x, const Given& a, int token, int place) {
 #pragma unroll
-        for (int n = 0; n < EACH(D); n++) {
-            int i = threadIdx.x + n * THREADS;
-            x[n] = i < D ? widened(a.table[(long long)token * D + i]) * a.embed_scale : 0.f;
-            if (PLACED && i < D) x[n] += a.places[(long long)place * D + i];
-        }
-        for (int layer = 0; layer < L; layer++) {
-            if (layer) leave(a.counter);
-            Work w = work(a.w_qkv + (long long)layer * QKV * D, a.b_qkv + layer * QKV, D, of_qkv, 0);
-            begin(begun, w);
-            gain(weight, bias, a.norm_a + layer * D, a.norm_a_bias + layer * D);
-            if (layer) {
-                wait(a.counter, ++met);
-                add(x, a.fed);
-            }
-            normalise(x, weight, bias, a.eps, 1, vector, moments, centre);
-            multiply(begun, w, vector, partial, [&](int r, float y, float) { a.qkv[w.first + r] = y; });
+    for (int n = 0; n < HELD; n++) {
+        int i = column(n);
+        x[n] = i < D ? widened(a.table[(long long)token * D + i]) * a.embed_scale : 0.f;
+        if (PLACED && i < D) x[n] += a.places[(long long)place * D + i];
+    }
+}
 
-            leave(a.counter);
-            const int window = a.windows[layer];
-            Part p = part(blockIdx.x, place, window, a.splits);
-            const Stored* layer_keys = a.keys + (long long)layer * G * a.capacity * K;
-            const Stored* layer_values = a.values + (long long)layer * G * a.capacity * U;
-            const Stored *keys = of_group(layer_keys, p, K, a.capacity), *values = of_group(layer_values, p, U, a.capacity);
+// A bias of the stream, asked for before it is needed.
+__device__ inline void prepare(float* bias, const float* given) {
+#pragma unroll
+    for (int n = 0; n < HELD; n++) bias[n] = BIASED && column(n) < D ? given[column(n)] : 0.f;
+}
+
+__device__ inline void walk(const Given& a, Shared* shared) {
+    __shared__ __align__(16) float vector[D > HEADS_EACH * U ? D : HEADS_EACH * U], query[2 * K + U];
+    __shared__ float sums[STREAM_ROWS], board[BOARD], moments[64];
+    __shared__ int chosen;
+    const Self me = self();
+    Stream stream = {shared, ring_memory(), 0, 0};
+    int place = a.place, token = a.tokens[place], round = 0;
+    u32 tag = a.tag;
+    float x[HELD], bias[HELD], centre = 0;
+    for (int step = 0; step < a.count; step++) {
+        begin(x, a, token, place);
+        for (int layer = 0; layer < L; layer++, round++) {
+            Gain g = gain(a.norm_a + layer * D, a.norm_a_bias + layer * D);
+            Part p;
             Kept kept[ROUNDS];
-            if (p.split < p.active) recall_first(kept, keys, values, p.first, p.last);
-            wait(a.counter, ++met);
-            for (int unit = blockIdx.x; unit < H * p.active; unit += gridDim.x) {
-                if (unit != (int)blockIdx.x) {
-                    p = part(unit, place, window, a.splits);
-                    keys = of_group(layer_keys, p, K, a.capacity);
-                    values = of_group(layer_values, p, U, a.capacity);
-                    recall_first(kept, keys, values, p.first, p.last);
-                    __syncthreads();  // the shared query and board are free again
-                }
-                attend(a, p, kept, keys, values, place, query, board);
+            if (me.heads > 0) {
+                p = part(a, me, layer, place, 0);
+                recall_first(kept, p.keys, p.values, p.first, p.last, NEIGHBOURS);
             }
-
-            leave(a.counter);
-            Work o = work(a.w_out + (long long)layer * D * H * U, a.b_out + layer * D, H * U, of_stream, 0);
-            begin(begun, o);
-            wait(a.counter, ++met);
-            combine(a, p.active, vector);
-            multiply(begun, o, vector, partial, [&](int r, float y, float) { a.mix[o.first + r] = y; });
-
-            leave(a.counter);
-            const Stored* ups = a.w_up + (long long)layer * F * D * (1 + GATED);
-            Work u = work(ups, a.b_up + layer * F, D, of_hidden, GATED ? F : 0);
-            begin(begun, u);
-            gain(weight, bias, a.norm_f + layer * D, a.norm_f_bias + layer * D);
-            wait(a.counter, ++met);
-            add(x, a.mix);
-            normalise(x, weight, bias, a.eps, 1, vector, moments, centre);
-            multiply(begun, u, vector, partial, [&](int r, float up, float gate) {
-                a.hidden[u.first + r] = GATED ? up * activated(gate) : activated(up);
-            });
-
-            leave(a.counter);
-            Work n = work(a.w_down + (long long)layer * D * F, a.b_down + layer * D, F, of_stream, 0);
-            begin(begun, n);
-            wait(a.counter, ++met);
-            for (int i = threadIdx.x; i < F; i += THREADS) vector[i] = fresh(a.hidden + i);
-            __syncthreads();
-            multiply(begun, n, vector, partial, [&](int r, float y, float) { a.fed[n.first + r] = y; });
+            if (layer) {
+                prepare(bias, a.b_down + (layer - 1) * D);
+                move_on(x, bias, a, FROM_HIDDEN, layer - 1, CLUSTERS, tag);
+            }
+            normalise(x, g, a.eps, 1, vector, moments, centre);
+            tag++;
+            if (me.heads > 0)
+                attention(a, me, stream, layer, place, kept, p, vector, query, board, sums, round, tag);
+            g = gain(a.norm_f + layer * D, a.norm_f_bias + layer * D);
+            prepare(bias, a.b_out + layer * D);
+            move_on(x, bias, a, FROM_HEADS, layer, ATTENDING, tag);
+            normalise(x, g, a.eps, 1, vector, moments, centre);
+            tag++;
+            feed_forward(a, me, stream, layer, vector, sums, round, tag);
         }
-        leave(a.counter);
-        Held held;
-        int first = of_head.first + (threadIdx.x >> 5);
-        if (first < of_head.last) fetch(held, a.head + (long long)first * D, D, 0);
-        gain(weight, bias, a.last_norm, a.last_norm_bias);
-        wait(a.counter, ++met);
-        add(x, a.fed);
-        normalise(x, weight, bias, a.eps, a.head_scale, vector, moments, centre);
-        judge(a, held, of_head, vector, board);
-        leave(a.counter);
-        wait(a.counter, ++met);
-        token = choose(a, &chosen);
+        Gain g = gain(a.last_norm, a.last_norm_bias);
+        prepare(bias, a.b_down + (L - 1) * D);
+        move_on(x, bias, a, FROM_HIDDEN, L - 1, CLUSTERS, tag);
+        normalise(x, g, a.eps, a.head_scale, vector, moments, centre);
+        judge(a, stream, vector, board, ++tag);
+        token = choose(a, &chosen, tag);
         place++;
         if (blockIdx.x == 0 && threadIdx.x == 0) a.tokens[place] = token;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Given a) {
+    __shared__ Shared shared;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RING; i++) make_barrier(&shared.full[i], 1), make_barrier(&shared.empty[i], WARPS);
+        for (int i = 0; i < 3; i++) make_barrier(&shared.told[i], 1);
+    }
+    meet_neighbours(&shared);
+    if (threadIdx.x < THREADS) {
+        walk(a, &shared);
+    } else if (threadIdx.x == THREADS) {
+        const unsigned char* mine = a.weights + (long long)blockIdx.x * (L * LAYER_STAGES + HEAD_STAGES) * STAGE;
+        fetch_all(&shared, mine, a.count, self().heads > 0);
+    }
+    meet_neighbours(&shared);  // who goes first would take away the memory that others may still write to
 }

@@ -1,5 +1,7 @@
 """One sequence on a GPU: a model's weights as the persistent kernel reads them, its cache, and the launching."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -8,20 +10,45 @@ from glassformer import nvrtc
 from glassformer.generate.cuda import library
 from glassformer.generate.cuda.library import CudaDecodeError
 from glassformer.generate.cuda.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.generate.cuda.stream import Layout, fill
 from glassformer.model import DecoderLM
 from glassformer.shapes import Float, Int
 
 WARPS = 12
-"""Of 32 threads in each block."""
+"""Of 32 threads in each block that compute; one more fetches weights."""
+NEIGHBOURS = 8
+"""Blocks of a cluster: the most that every machine with clusters allows."""
+ROOM = 200 * 1024
+"""Bytes of a multiprocessor's memory for weights on their way. A block can have 227 KB; the rest is for its vectors."""
+PROBE = 'extern "C" __global__ void probe(int) {}'
 
 
-def _processors(model: DecoderLM) -> int:
-    return int(torch.cuda.get_device_properties(model.device).multi_processor_count)
+def can_run(device: torch.device) -> bool:
+    """Clusters came with compute capability 9."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def _clusters(device: int) -> int:
+    """How many clusters the device runs at once."""
+    return nvrtc.kernel(PROBE, "probe", device, ROOM).most_clusters(NEIGHBOURS, 32 * (WARPS + 1))
+
+
+def layout_for(model: DecoderLM, dtype: torch.dtype, clusters: int | None = None) -> Layout:
+    """How the weights are dealt out; on all of the model's device unless told."""
+    assert isinstance(model.config, c.DecoderConfig)
+    return Layout(model.config, dtype, clusters or _clusters(model.device.index or 0), NEIGHBOURS, ROOM)
 
 
 def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
     """The kernel's source for a model."""
-    return library.source(kernel_sizes(model, dtype, _processors(model), WARPS))
+    return library.source({**kernel_sizes(model, dtype, WARPS), **layout_for(model, dtype).macros})
+
+
+def is_ready(model: DecoderLM, dtype: torch.dtype) -> bool:
+    """Whether the kernel for a model has been compiled before."""
+    capability = torch.cuda.get_device_capability(model.device)
+    return nvrtc.is_compiled(PROBE, capability) and nvrtc.is_compiled(kernel_text(model, dtype), capability)
 
 
 class CudaDecoder:
@@ -31,7 +58,7 @@ class CudaDecoder:
         self,
         model: DecoderLM,
         capacity: int | None = None,
-        programs: int | None = None,
+        clusters: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ):
         cfg = model.config
@@ -39,43 +66,42 @@ class CudaDecoder:
         if reason is not None:
             raise CudaDecodeError(f"{reason}: use engine='torch'.")
         assert isinstance(cfg, c.DecoderConfig)
-        self.config, self.device = cfg, model.device
+        self.config, self.device, self.dtype = cfg, model.device, dtype
         self.capacity = min(capacity or cfg.max_len or 1024, cfg.max_len or (capacity or 1024))
-        self.programs = programs = programs or _processors(model)
-        self.place = 0
+        self.limit = cfg.max_len or 2**30
+        self.layout = layout_for(model, dtype, clusters)
+        self.sizes = {**kernel_sizes(model, dtype, WARPS), **self.layout.macros}
+        self.place, self.tag = 0, 0
         self.tokens = torch.zeros(self.capacity + 1, dtype=torch.int32, device=self.device)
         self.logits = torch.zeros(cfg.vocab_size, device=self.device)
-        self.counter = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self.given = {**stacked_weights(model, dtype), **self._buffers(dtype), **position_tables(model, self.capacity)}
-        self.sizes = kernel_sizes(model, dtype, programs, WARPS)
-        self.text, self.limit = library.source(self.sizes), cfg.max_len or 2**30
-        self.dtype = dtype
+        self.given = {**self._buffers(), **position_tables(model, self.capacity)}
+        self.head_scale = 1.0
+        self.refresh(model)
 
-    def _buffers(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        cfg, new = self.config, self._empty
-        splits = self._splits()
+    def _buffers(self) -> dict[str, Tensor]:
+        cfg, m = self.config, self.layout.macros
         windows = [cfg.window(layer) or ENDLESS for layer in range(cfg.n_layers)]
         stored = (cfg.n_layers, cfg.n_kv_heads, self.capacity)
+        lines = -(-(cfg.d_model // m["NEIGHBOURS"]) // 3)
+
+        def new(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
         return {
-            "keys": new(*stored, cfg.d_head, dtype=dtype), "values": new(*stored, cfg.d_value, dtype=dtype),
-            "qkv": new((cfg.n_heads + cfg.n_kv_heads) * cfg.d_head + cfg.n_kv_heads * cfg.d_value),
-            "peaks": new(splits * cfg.n_heads), "sums": new(splits * cfg.n_heads),
-            "parts": new(splits * cfg.n_heads, cfg.d_value), "mix": new(cfg.d_model), "hidden": new(cfg.d_ff),
-            "fed": new(cfg.d_model), "best": new(self.programs), "best_at": new(self.programs, dtype=torch.int32),
+            "keys": new(*stored, cfg.d_head, dtype=self.dtype), "values": new(*stored, cfg.d_value, dtype=self.dtype),
+            "weights": self.layout.empty(self.device),
+            # heads and hidden layers, in turns; lines of 16 bytes
+            "lines": new(2, 2, self.layout.blocks, lines, 4, dtype=torch.float32),
+            "best": new(self.layout.blocks, 4, dtype=torch.float32),
             "windows": torch.tensor(windows, dtype=torch.int32, device=self.device),
         }  # fmt: skip
 
-    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def _splits(self) -> int:
-        return max(1, self.programs // self.config.n_heads)
-
     def refresh(self, model: DecoderLM) -> None:
-        """The model's weights as they are now, in the same places."""
-        for name, new in stacked_weights(model, self.dtype).items():
-            if isinstance(new, Tensor):
-                self.given[name].copy_(new)
+        """The model's weights as they are now."""
+        held = stacked_weights(model, self.dtype)
+        fill(self.given["weights"], self.layout, held)
+        self.given.update({name: held[name] for name in library.TENSORS if name in held})
+        self.head_scale = held["head_scale"]
 
     def take(self, tokens: list[int], kept: list[tuple[Tensor, Tensor]]) -> None:
         """A prompt that the engine has read but for its last token: keys and values (G, S, K) of each layer."""
@@ -103,17 +129,18 @@ class CudaDecoder:
 
     def _launch(self, count: int) -> None:
         assert self.device.type == "cuda"
-        self.counter.zero_()
-        kernel = nvrtc.kernel(self.text, "decode", self.device.index or 0)
-        kernel.launch(self.arguments(count), self.programs, 32 * WARPS, together=True)
+        ring = self.sizes["RING"] * self.sizes["STAGE"]
+        kernel = nvrtc.kernel(library.source(self.sizes), "decode", self.device.index or 0, ring)
+        kernel.launch(self.arguments(count), self.layout.blocks, 32 * (WARPS + 1), together=True, cluster=NEIGHBOURS)
 
     def arguments(self, count: int) -> library.Given:
-        """For `count` tokens from the present place on."""
+        """For `count` tokens from the present place on. What blocks leave for each other has a new tag every time."""
         cfg, given = self.config, library.Given()
-        held = {**self.given, "tokens": self.tokens, "counter": self.counter, "logits": self.logits}
+        held = {**self.given, "tokens": self.tokens, "logits": self.logits}
         for name in library.TENSORS:
             setattr(given, name, held[name].data_ptr())
-        given.embed_scale, given.head_scale, given.scale = cfg.embedding.scale, self.given["head_scale"], cfg.scale
+        given.embed_scale, given.scale, given.head_scale = cfg.embedding.scale, cfg.scale, self.head_scale
         given.eps = getattr(cfg.norm, "eps", 1e-5)
-        given.place, given.count, given.capacity, given.splits = self.place, count, self.capacity, self._splits()
+        given.place, given.count, given.capacity, given.tag = self.place, count, self.capacity, self.tag
+        self.tag = (self.tag + count * (2 * cfg.n_layers + 1)) % 2**31
         return given

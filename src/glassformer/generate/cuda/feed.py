@@ -48,8 +48,14 @@ def chosen(model: DecoderLM, cache: CacheKind | None, engine: str, precision: st
 def ready(model: DecoderLM, precision: str, rows: int) -> bool:
     """Whether the kernels for a model have been compiled before."""
     dtype, capability = _dtype(model, precision), torch.cuda.get_device_capability(model.device)
-    texts = [decoder.kernel_text(model, dtype)] if rows == 1 else batch.kernel_texts(model, dtype).values()
-    return all(nvrtc.is_compiled(text, capability) for text in texts)
+    if _alone(model, rows):
+        return decoder.is_ready(model, dtype)
+    return all(nvrtc.is_compiled(text, capability) for text in batch.kernel_texts(model, dtype).values())
+
+
+def _alone(model: DecoderLM, rows: int) -> bool:
+    """Whether the persistent kernel takes it, and not the graph for any number of rows."""
+    return rows == 1 and decoder.can_run(model.device)
 
 
 def _dtype(model: DecoderLM, precision: str) -> torch.dtype:
@@ -66,7 +72,8 @@ def _decoder(model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype) -> 
     capacity = -(-capacity // ROOM) * ROOM
     held, made = _MADE.get(model, (None, None))
     if made is None or held != (rows, dtype, model.device) or made.capacity < min(capacity, made.limit):
-        made = CudaDecoder(model, capacity, dtype=dtype) if rows == 1 else CudaBatch(model, rows, capacity, dtype)
+        alone = _alone(model, rows)
+        made = CudaDecoder(model, capacity, dtype=dtype) if alone else CudaBatch(model, rows, capacity, dtype)
         _MADE[model] = ((rows, dtype, model.device), made)
         return made
     made.refresh(model)

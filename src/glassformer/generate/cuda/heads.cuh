@@ -1,68 +1,131 @@
-// Attention of one token, its heads and parts of its keys shared among blocks. Fifth of the parts of decode.cu.
+// What decode.cu is given, what its blocks leave for all others, and attention of one token. Seventh of the parts.
 
 struct Given {
-    int *tokens, *counter, *best_at;
+    int* tokens;
     const int* windows;
-    const Stored *table, *head, *w_qkv, *w_out, *w_up, *w_down;
+    const unsigned char* weights;
+    const Stored* table;
     const float *places, *cosines, *sines, *norm_a, *norm_a_bias, *norm_f, *norm_f_bias, *last_norm, *last_norm_bias;
-    const float *head_bias, *b_qkv, *b_out, *b_up, *b_down;
+    const float *b_out, *b_down;
     Stored *keys, *values;
-    float *qkv, *peaks, *sums, *parts, *mix, *hidden, *fed, *best, *logits;
-    float embed_scale, head_scale, scale, eps;
-    int place, count, capacity, splits;
+    Line *lines, *best;
+    float* logits;
+    float embed_scale, scale, head_scale, eps;
+    int place, count, capacity;
+    u32 tag;
 };
 
-// Which kept keys a block looks at: one head over one of `active` parts of them.
-struct Part { int head, split, active, first, last; };
+#define ATTENDING (H < CLUSTERS ? H : CLUSTERS)  // clusters that have heads
 
-__device__ inline Part part(int unit, int place, int window, int splits) {
-    int start = max(place + 1 - window, 0), kept = place - start;
-    int active = max(1, min(splits, (kept + ROUNDS * SLOTS - 1) / (ROUNDS * SLOTS)));
-    int each = (kept + active - 1) / active, split = unit / H;
-    int first = min(start + split * each, place);
-    return {unit % H, split, active, first, min(first + each, place)};
+// A block's place among the others.
+struct Self { int cluster, rank, heads; };
+
+__device__ inline Self self() {
+    int cluster = blockIdx.x / NEIGHBOURS;
+    return {cluster, rank_in_cluster(), (H - cluster + CLUSTERS - 1) / CLUSTERS};
 }
 
-__device__ inline const Stored* of_group(const Stored* all, const Part& p, int width, int capacity) {
-    return all + (long long)(p.head / (H / G)) * capacity * width;
+// Sums of all clusters' heads or hidden layers. There are two sets of lines for each kind, used in turn: who writes a set
+// again has seen all of the other, and that was written by blocks that had read this one.
+__device__ inline Line* lines_of(const Given& a, int kind, int layer, int cluster, int rank) {
+    return a.lines + (((kind * 2 + (layer & 1)) * CLUSTERS + cluster) * NEIGHBOURS + rank) * LINES;
 }
 
-__device__ inline void attend(
-    const Given& a, const Part& p, Kept* kept, const Stored* keys, const Stored* values, int place, float* q, float* board
-) {
-    arrange(q, a.qkv, p.head, a.scale, a.cosines, a.sines, place);
-    look(kept, keys, values, p.first, p.last, p.split == 0, q, board);
-    if (p.split == 0 && p.head % (H / G) == 0) keep(q, (Stored*)keys, (Stored*)values, place);
-    int unit = p.split * H + p.head;
-    for (int i = threadIdx.x; i < U; i += THREADS) {
-        Seen all = seen(board, i);
-        a.parts[unit * U + i] = all.value;
-        if (i == 0) a.peaks[unit] = all.peak, a.sums[unit] = all.sum;
+__device__ inline void leave_sums(const Given& a, const Self& me, int kind, int layer, const float* sums, u32 tag) {
+    meet();
+    Line* lines = lines_of(a, kind, layer, me.cluster, me.rank);
+    for (int i = threadIdx.x; i < LINES; i += THREADS) {
+        float last[2] = {0, 0};
+        for (int n = 0; n < 2; n++)
+            if (3 * i + 1 + n < STREAM_ROWS) last[n] = sums[3 * i + 1 + n];
+        leave_line(lines + i, sums[3 * i], last[0], last[1], tag);
     }
 }
 
-// The heads side by side, their parts put together, into a shared vector.
-__device__ inline void combine(const Given& a, int active, float* vector) {
-    for (int j = threadIdx.x; j < H * U; j += THREADS) {
-        int h = j / U;
-        float peak = NOTHING, sum = 0, value = 0;
-        for (int base = 0; base < active; base += 4) {  // four at a time: asked for together, they come together
-            float p[4], here[4], v[4];
+#define AT_ONCE 16  // lines asked for together
+
+// The stream moved on by the sums of `clusters` clusters and a bias.
+__device__ inline void move_on(
+    float* x, const float* bias, const Given& a, int kind, int layer, int clusters, u32 tag
+) {
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                int unit = min(base + n, active - 1) * H + h;
-                p[n] = fresh(a.peaks + unit), here[n] = fresh(a.sums + unit), v[n] = fresh(a.parts + unit * U + j % U);
+    for (int n = 0; n < EACH(NEIGHBOURS * LINES); n++) {
+        int line = threadIdx.x + n * THREADS;
+        if (line >= NEIGHBOURS * LINES) continue;
+        float sum[3] = {bias[3 * n], bias[3 * n + 1], bias[3 * n + 2]};
+        for (int first = 0; first < clusters; first += AT_ONCE) {
+            Line found[AT_ONCE];
+            for (bool all = false; !all;) {
+                all = true;
+#pragma unroll
+                for (int c = 0; c < AT_ONCE; c++)
+                    if (first + c < clusters) found[c] = look_at(lines_of(a, kind, layer, first + c, 0) + line);
+#pragma unroll
+                for (int c = 0; c < AT_ONCE; c++)
+                    if (first + c < clusters) all = all && found[c].tag == tag;
             }
 #pragma unroll
-            for (int n = 0; n < 4; n++) {
-                if (base + n >= active) break;
-                float higher = fmaxf(peak, p[n]), old = exp2f(peak - higher), now = exp2f(p[n] - higher);
-                value = value * old + v[n] * now;
-                sum = sum * old + here[n] * now;
-                peak = higher;
+            for (int c = 0; c < AT_ONCE; c++)
+                if (first + c < clusters)
+                    for (int i = 0; i < 3; i++) sum[i] += found[c].number[i];
+        }
+        for (int i = 0; i < 3; i++) x[3 * n + i] += sum[i];
+    }
+}
+
+// Kept keys of a head that this block looks at: those whose place leaves its rank when divided by the neighbours, so
+// that a block looks only at keys that it has kept itself.
+struct Part {
+    Stored *keys, *values;
+    int first, last, count;
+    bool own;
+};
+
+__device__ inline Part part(const Given& a, const Self& me, int layer, int place, int which) {
+    int head = me.cluster + which * CLUSTERS, start = max(place + 1 - a.windows[layer], 0);
+    int first = start + (me.rank - start % NEIGHBOURS + NEIGHBOURS) % NEIGHBOURS;
+    long long group = (long long)layer * G + head / (H / G);
+    int count = max(0, (place - first + NEIGHBOURS - 1) / NEIGHBOURS);
+    return {a.keys + group * a.capacity * K, a.values + group * a.capacity * U, first, place, count,
+            place % NEIGHBOURS == me.rank};
+}
+
+// All clusters that share a group of keys keep them, each the same: none waits for what another has written.
+__device__ inline void attend(
+    const Given& a, const Self& me, const Part& p, Kept* kept, int which, int place, Shared* s, float* query, float* board
+) {
+    const float* qkv = s->qkv + which * (2 * K + U);
+    arrange(query, qkv, qkv + K, qkv + 2 * K, a.scale, a.cosines, a.sines, place);
+    look(kept, p.keys, p.values, p.first, p.last, NEIGHBOURS, p.own, query, board);
+    if (p.own) keep(query, p.keys, p.values, place);
+    int i = threadIdx.x % U;
+    if ((int)threadIdx.x >= THREADS / U * U) return;
+    Seen all = seen(board, busy_warps(p.count), i);
+    float* mine = s->mixtures + (which * NEIGHBOURS + me.rank) * (2 + U);
+    for (int rank = threadIdx.x / U; rank < NEIGHBOURS; rank += THREADS / U) {
+        send(mine + 2 + i, all.value, &s->told[1], rank);
+        if (i == 0) send(mine, all.peak, &s->told[1], rank);
+        if (i == U - 1) send(mine + 1, all.sum, &s->told[1], rank);
+    }
+}
+
+// The heads of this cluster side by side, their parts put together, into a shared vector; zeros where it has fewer.
+__device__ inline void combine(const Self& me, const Shared* s, float* vector) {
+    for (int j = threadIdx.x; j < HEADS_EACH * U; j += THREADS) {
+        const float* of_head = s->mixtures + j / U * NEIGHBOURS * (2 + U);
+        float peak = NOTHING, sum = 0, value = 0;
+        if (j / U < me.heads) {
+#pragma unroll
+            for (int rank = 0; rank < NEIGHBOURS; rank++) peak = fmaxf(peak, of_head[rank * (2 + U)]);
+#pragma unroll
+            for (int rank = 0; rank < NEIGHBOURS; rank++) {
+                const float* from = of_head + rank * (2 + U);
+                float share = from[0] == NOTHING ? 0.f : exp2f(from[0] - peak);
+                sum += from[1] * share;
+                value += from[2 + j % U] * share;
             }
         }
-        vector[j] = value / sum;
+        vector[spot(j, HEADS_EACH * U)] = j / U < me.heads ? value / sum : 0.f;
     }
-    __syncthreads();
+    meet();
 }

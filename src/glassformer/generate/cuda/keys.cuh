@@ -1,15 +1,15 @@
-// A token's look at the kept keys of one head. Fourth of the parts.
+// A token's look at the kept keys of one head. Fourth of the parts. A block looks at every `apart`-th of them.
 
 // Component i of a query or a key at its place, it and its partner turned by the angle of their pair.
 template <typename T>
 __device__ inline float turned(const T* vector, int i, const float* cosines, const float* sines, int place) {
-    float x = widened(fresh(vector + i));
+    float x = widened(vector[i]);
     if (i >= ROTATED) return x;
     const int half = ROTATED / 2;
     bool first = HALVES ? i < half : i % 2 == 0;
     int partner = HALVES ? (first ? i + half : i - half) : (first ? i + 1 : i - 1);
     int pair = HALVES ? (first ? i : i - half) : i / 2;
-    float other = widened(fresh(vector + partner));
+    float other = widened(vector[partner]);
     float c = cosines[(long long)place * half + pair], s = sines[(long long)place * half + pair];
     return x * c + (first ? -other : other) * s;
 }
@@ -20,16 +20,14 @@ __device__ inline float turned(const T* vector, int i, const float* cosines, con
 // so that a score is the logarithm of its exponential to the base 2, which is what the machine can raise.
 template <typename T>
 __device__ inline void arrange(
-    float* q, const T* qkv, int head, float scale, const float* cosines, const float* sines, int place
+    float* out, const T* q, const T* k, const T* v, float scale, const float* cosines, const float* sines, int place
 ) {
-    int g = head / (H / G);
-    float *k = q + K, *v = k + K;
     for (int i = threadIdx.x; i < K; i += THREADS) {
-        q[i] = turned(qkv + head * K, i, cosines, sines, place) * (scale * LOG2_E);
-        k[i] = turned(qkv + H * K + g * K, i, cosines, sines, place);
+        out[i] = turned(q, i, cosines, sines, place) * (scale * LOG2_E);
+        out[K + i] = turned(k, i, cosines, sines, place);
     }
-    for (int i = threadIdx.x; i < U; i += THREADS) v[i] = widened(fresh(qkv + (H + G) * K + g * U + i));
-    __syncthreads();
+    for (int i = threadIdx.x; i < U; i += THREADS) out[2 * K + i] = widened(v[i]);
+    meet();
 }
 
 struct Kept { Pack key, value; };
@@ -48,9 +46,12 @@ __device__ inline void recall(Kept& kept, const Stored* keys, const Stored* valu
 }
 
 // The first of the keys from `first` on.
-__device__ inline void recall_first(Kept* kept, const Stored* keys, const Stored* values, int first, int last) {
+__device__ inline void recall_first(
+    Kept* kept, const Stored* keys, const Stored* values, int first, int last, int apart
+) {
 #pragma unroll
-    for (int n = 0; n < ROUNDS; n++) recall(kept[n], keys, values, first + n * SLOTS + threadIdx.x / LANES, last);
+    for (int n = 0; n < ROUNDS; n++)
+        recall(kept[n], keys, values, first + (n * SLOTS + (int)threadIdx.x / LANES) * apart, last);
 }
 
 // What a softmax over some keys needs: the highest score, the sum of exponentials, the weighted values.
@@ -66,10 +67,11 @@ __device__ inline void mix_in(Mixture& m, float peak, float sum, const float* va
     m.peak = higher;
 }
 
-// The whole block looks at kept keys first..last, and at the token itself where `own`; each warp's mixture goes to a
-// shared board. `kept` holds the first of them (recall_first).
+// The whole block looks at its kept keys in first..last, and at the token itself where `own`; each warp's mixture goes to
+// a shared board. `kept` holds the first of them (recall_first).
 __device__ inline void look(
-    Kept* kept, const Stored* keys, const Stored* values, int first, int last, bool own, const float* q, float* board
+    Kept* kept, const Stored* keys, const Stored* values, int first, int last, int apart, bool own, const float* q,
+    float* board
 ) {
     int t = threadIdx.x, lane = t % LANES, warp = t >> 5;
     const float *k = q + K, *v = k + K;
@@ -77,15 +79,15 @@ __device__ inline void look(
     float mine[PACK];
 #pragma unroll
     for (int i = 0; i < PACK; i++) mine[i] = q[lane * PACK + i];
-    for (int base = first; base < last; base += ROUNDS * SLOTS) {  // all lanes of a warp stay together
+    for (int base = first; base < last; base += ROUNDS * SLOTS * apart) {  // all lanes of a warp stay together
         float score[ROUNDS], value[ROUNDS][PACK], higher = m.peak;
 #pragma unroll
         for (int n = 0; n < ROUNDS; n++) {
-            int at = base + n * SLOTS + t / LANES;
+            int at = base + (n * SLOTS + t / LANES) * apart;
             float key[PACK];
             unpack(kept[n].key, key);
             unpack(kept[n].value, value[n]);
-            recall(kept[n], keys, values, at + ROUNDS * SLOTS, last);
+            recall(kept[n], keys, values, at + ROUNDS * SLOTS * apart, last);
             score[n] = 0;
 #pragma unroll
             for (int i = 0; i < PACK; i++) score[n] += key[i] * mine[i];
@@ -126,7 +128,7 @@ __device__ inline void look(
         if (lane == 0) board[warp] = m.peak, board[WARPS + warp] = m.sum;
         for (int i = 0; i < PACK; i++) board[2 * WARPS + warp * U + lane * PACK + i] = m.value[i];
     }
-    __syncthreads();
+    meet();
 }
 
 // The token's own key and value into the cache.
@@ -137,11 +139,14 @@ __device__ inline void keep(const float* q, Stored* keys, Stored* values, int pl
 
 struct Seen { float peak, sum, value; };
 
-// The warps' mixtures as one, for component i.
-__device__ inline Seen seen(const float* board, int i) {
+// How many warps had any of n keys to look at; the first has the token itself.
+__device__ inline int busy_warps(int n) { return max(1, min(WARPS, (n * LANES + 31) / 32)); }
+
+// The mixtures of some warps as one, for component i.
+__device__ inline Seen seen(const float* board, int warps, int i) {
     Seen all = {NOTHING, 0, 0};
-    for (int w = 0; w < WARPS; w++) all.peak = fmaxf(all.peak, board[w]);
-    for (int w = 0; w < WARPS; w++) {
+    for (int w = 0; w < warps; w++) all.peak = fmaxf(all.peak, board[w]);
+    for (int w = 0; w < warps; w++) {
         float share = board[w] == NOTHING ? 0.f : exp2f(board[w] - all.peak);
         all.sum += board[WARPS + w] * share;
         all.value += board[2 * WARPS + w * U + i] * share;

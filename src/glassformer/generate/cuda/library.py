@@ -4,16 +4,14 @@ import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
+from glassformer import nvrtc
+
 SHARED = ("sizes.cuh", "machine.cuh", "rows.cuh", "keys.cuh")
-DECODE = (*SHARED, "heads.cuh", "decode.cu")
-INTEGERS = ("tokens", "counter", "best_at", "windows")
-MATRICES = ("table", "head", "w_qkv", "w_out", "w_up", "w_down")
-VECTORS = (
-    "places", "cosines", "sines", "norm_a", "norm_a_bias", "norm_f", "norm_f_bias", "last_norm", "last_norm_bias",
-    "head_bias", "b_qkv", "b_out", "b_up", "b_down",
+DECODE = (*SHARED, "cluster.cuh", "stream.cuh", "heads.cuh", "decode.cu")
+TENSORS = (
+    "tokens", "windows", "weights", "table", "places", "cosines", "sines", "norm_a", "norm_a_bias", "norm_f",
+    "norm_f_bias", "last_norm", "last_norm_bias", "b_out", "b_down", "keys", "values", "lines", "best", "logits",
 )  # fmt: skip
-WRITTEN = ("keys", "values", "qkv", "peaks", "sums", "parts", "mix", "hidden", "fed", "best", "logits")
-TENSORS = (*INTEGERS, *MATRICES, *VECTORS, *WRITTEN)
 """In the order of `struct Given` (heads.cuh)."""
 
 
@@ -26,15 +24,16 @@ class Given(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in TENSORS),
-        *((name, ctypes.c_float) for name in ("embed_scale", "head_scale", "scale", "eps")),
-        *((name, ctypes.c_int32) for name in ("place", "count", "capacity", "splits")),
+        *((name, ctypes.c_float) for name in ("embed_scale", "scale", "head_scale", "eps")),
+        *((name, ctypes.c_int32) for name in ("place", "count", "capacity")),
+        ("tag", ctypes.c_uint32),
     ]
 
 
-def source(sizes: Mapping[str, int], parts: tuple[str, ...] = DECODE, machine: str | None = None) -> str:
-    """The kernels for a model of these sizes; `machine` stands in for machine.cuh in tests."""
-    texts = [
-        machine if machine is not None and part == "machine.cuh" else (Path(__file__).parent / part).read_text()
-        for part in parts
-    ]
-    return "\n".join([*(f"#define {name} {value}" for name, value in sizes.items()), *texts])
+def source(
+    sizes: Mapping[str, int], parts: tuple[str, ...] = DECODE, instead: Mapping[str, str] | None = None
+) -> str:
+    """The kernels for a model of these sizes; tests have other texts `instead` of the machine's parts."""
+    here = Path(__file__).parent
+    texts = [(instead or {}).get(part) or (here / part).read_text() for part in parts]
+    return nvrtc.with_macros(sizes, texts)

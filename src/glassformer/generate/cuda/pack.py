@@ -55,26 +55,21 @@ def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
     return found
 
 
-def kernel_sizes(model: DecoderLM, dtype: torch.dtype, programs: int, warps: int) -> dict[str, int]:
+def kernel_sizes(model: DecoderLM, dtype: torch.dtype, warps: int) -> dict[str, int]:
     """What the kernels are compiled for."""
     cfg, norm = model.config, model.decoder.norm
     scheme: Any = model.decoder.position
     feed = cfg.feedforward
     assert isinstance(feed, c.Dense | c.Gated)
     rotary, gated = isinstance(scheme, Rotary), isinstance(feed, c.Gated)
-    projected = (cfg.n_heads + cfg.n_kv_heads) * cfg.d_head + cfg.n_kv_heads * cfg.d_value
-    # sums of parts of rows that a block holds at once: a row has at most one part for every 128 numbers
-    shares = ((projected, cfg.d_model), (cfg.d_model, max(cfg.d_ff, projected)), (2 * cfg.d_ff, cfg.d_model))
-    partials = max((-(-rows // programs) + 1) * -(-width // 128) for rows, width in shares)
     return {
         "L": cfg.n_layers, "D": cfg.d_model, "H": cfg.n_heads, "G": cfg.n_kv_heads, "K": cfg.d_head,
-        "U": cfg.d_value, "F": cfg.d_ff, "V": cfg.vocab_size, "WARPS": warps, "PARTIALS": partials,
+        "U": cfg.d_value, "F": cfg.d_ff, "V": cfg.vocab_size, "WARPS": warps,
         "HALF": int(dtype is torch.bfloat16), "PLACED": int(isinstance(scheme, Learned | Sinusoidal)),
         "ROTATED": scheme.d_rotated if rotary else 0,
         "HALVES": int(rotary and scheme.spec.pairing == "halves"), "GATED": int(gated),
         "ACTIVATION": ACTIVATIONS.index(feed.activation), "CENTRED": int(isinstance(norm, LayerNorm)),
         "SHIFTED": int(getattr(norm, "bias", None) is not None), "BIASED": int(_biased(model)),
-        "HEAD_BIASED": int(model.head is not None and model.head.bias is not None),
     }  # fmt: skip
 
 
@@ -119,7 +114,7 @@ def stacked_weights(model: DecoderLM, dtype: torch.dtype) -> dict[str, Any]:
         "last_norm_bias": zeros if getattr(last, "bias", None) is None else last.bias.float().contiguous(),
         "w_qkv": stacked(*projections), "b_qkv": shifts(*projections),
         "w_out": stacked("attention.o"), "b_out": shifts("attention.o"),
-        "w_up": stacked(*ups), "b_up": shifts("feedforward.up"),
+        "w_up": stacked(*ups), "b_up": shifts(*ups),
         "w_down": stacked("feedforward.down"), "b_down": shifts("feedforward.down"),
     }  # fmt: skip
 

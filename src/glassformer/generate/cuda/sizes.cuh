@@ -1,12 +1,12 @@
-// Types, and sizes that follow from a model's. First of the parts of both kernels.
+// Types, and sizes that follow from a model's. First of the parts of all kernels.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
+typedef unsigned long long u64;
 
 #define THREADS (WARPS * 32)
-#define EACH(n) ((n + THREADS - 1) / THREADS)  // of n numbers, held by one thread
+#define EACH(n) (((n) + THREADS - 1) / THREADS)  // of n things, held by one thread
 #define QKV ((H + G) * K + G * U)
-#define WIDEST (F > D ? (F > H * U ? F : H * U) : (D > H * U ? D : H * U))
 #define EVERYONE 0xffffffffu
 
 #if HALF
@@ -24,13 +24,30 @@ __device__ inline Stored narrowed(float f) { return f; }
 #endif
 
 #define PACK (16 / (int)sizeof(Stored))        // numbers in one load of 16 bytes
-#define SPAN (32 * PACK)                       // numbers in one load of a warp
-#define LOADS ((D + SPAN - 1) / SPAN < 4 ? (D + SPAN - 1) / SPAN : 4)
-#define CHUNK (LOADS * SPAN)                   // the part of a row that a warp multiplies at once
-#define CHUNKS(n) ((n + CHUNK - 1) / CHUNK)
 #define LANES (K / PACK)                       // that share a key
 #define SLOTS (WARPS * 32 / LANES)             // keys looked at together by a block
 
 #define NOTHING __uint_as_float(0xff800000u)    // lower than every number
 
 struct alignas(16) Pack { u32 word[4]; };
+struct alignas(16) Four { float number[4]; };
+
+// Which numbers of the stream a thread holds, HELD of them, and where number e of a vector stands in shared memory.
+#ifdef CLUSTERS
+// decode.cu: three neighbours at a time, as they come from other blocks (cluster.cuh). A pack's halves are kept apart,
+// so that neighbouring lanes read neighbouring 16 bytes.
+#define STREAM_ROWS (D / NEIGHBOURS)            // of a matrix that makes the stream, those of one block
+#define LINES ((STREAM_ROWS + 2) / 3)
+#define HELD (3 * EACH(NEIGHBOURS * LINES))
+__device__ inline int column(int n) {
+    int line = threadIdx.x + n / 3 * THREADS, within = line % LINES * 3 + n % 3;
+    return line < NEIGHBOURS * LINES && within < STREAM_ROWS ? line / LINES * STREAM_ROWS + within : D;
+}
+__device__ inline int spot(int e, int width) {
+    return PACK == 4 ? e : (e & 4 ? width / 2 : 0) + (e >> 3) * 4 + (e & 3);
+}
+#else
+#define HELD EACH(D)
+__device__ inline int column(int n) { return threadIdx.x + n * THREADS; }
+__device__ inline int spot(int e, int) { return e; }
+#endif
