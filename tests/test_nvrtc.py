@@ -46,6 +46,11 @@ class Compiler:
         return 0
 
 
+def test_numbers_stand_before_the_texts_that_name_them():
+    whole = nvrtc.with_macros({"ROWS": 3, "WIDTH": 64}, ("int a[ROWS];", "int b[WIDTH];"))
+    assert whole.splitlines() == ["#define ROWS 3", "#define WIDTH 64", "int a[ROWS];", "int b[WIDTH];"]
+
+
 def test_code_is_compiled_once_and_kept(monkeypatch, tmp_path):
     compiler = Compiler()
     monkeypatch.setattr(nvrtc, "_compiler", lambda: compiler)

@@ -85,8 +85,8 @@ def _compile(compiler: Any, text: str, options: list[str]) -> bytes:
 
 _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-_COOPERATIVE, _CLUSTER, _EARLY = 2, 4, 6
-"""CU_LAUNCH_ATTRIBUTE_: COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION."""
+_COOPERATIVE, _CLUSTER = 2, 4
+"""CU_LAUNCH_ATTRIBUTE_: COOPERATIVE, CLUSTER_DIMENSION."""
 
 
 class _Attribute(ctypes.Structure):
@@ -127,16 +127,14 @@ class Kernel:
         threads: int,
         together: bool = False,
         cluster: int = 1,
-        early: bool = False,
     ) -> None:
         """Give the kernel to the current stream.
 
         `together`: all blocks at once or an error, where blocks wait for each other. `cluster`: as many neighbours
-        share their memory. `early`: it may start while the kernel before it ends, and waits for that one itself.
+        share their memory.
         """
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(given), ctypes.c_void_p))
-        early = early and torch.cuda.get_device_capability() >= (9, 0)
-        choices = ((together, _COOPERATIVE, (1,)), (cluster > 1, _CLUSTER, (cluster, 1, 1)), (early, _EARLY, (1,)))
+        choices = ((together, _COOPERATIVE, (1,)), (cluster > 1, _CLUSTER, (cluster, 1, 1)))
         asked = [_Attribute(number, value) for wanted, number, value in choices if wanted]
         attributes = (_Attribute * len(asked))(*asked)
         stream = torch.cuda.current_stream().cuda_stream

@@ -7,4 +7,3 @@ static inline Pack read16_fresh(const Stored* at) {
 }
 static thread_local int meeting, meetings;
 static inline void meet() { wait_for(meeting, meetings, THREADS); }
-static inline void await_former() {}

@@ -12,7 +12,6 @@ from tests.generate.cuda.emulated import HERE, MACHINE
 from tests.variants import POSITIONS, decoder, lively
 
 
-
 class Emulated(batch.CudaBatch):
     """Without a graph, and with launches on the CPU."""
 
@@ -53,15 +52,15 @@ def differences(config, folder, dtype=torch.float32):
 
 
 def small(name, modern):
-    changes = (
-        {"window": 5, "feedforward": c.Gated(48, bias=True), "norm": c.RMSNorm()} if modern else {"feedforward": c.Dense(136)}
-    )
+    feed = c.Gated(48, bias=True) if modern else c.Dense(136)
+    changes = {"feedforward": feed} | ({"window": 5, "norm": c.RMSNorm()} if modern else {})
     return decoder(position=POSITIONS[name], head=c.Head(tied=False), d_model=40, attention__d_head=16, **changes)
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "modern"), [("learned", False), ("rotary-halves", True)])
-def test_it_is_the_engine(name, modern, tmp_path):
+@pytest.mark.parametrize(("name", "modern", "shares"), [("learned", False, 1), ("rotary-halves", True, 2)])
+def test_it_is_the_engine(name, modern, shares, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "SHARES", dict.fromkeys(batch.SHARES, shares))
     assert max(differences(small(name, modern), tmp_path)) < 3e-6  # float32 sums in another order
 
 

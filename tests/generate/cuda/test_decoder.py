@@ -14,7 +14,8 @@ KNOWN = ("none", "learned", "sinusoidal", "rotary-halves", "rotary-interleaved",
 
 
 def small(name="learned", modern=False, **changes):
-    kind = {"window": 7, "feedforward": c.Gated(48, bias=True), "norm": c.RMSNorm()} if modern else {"feedforward": c.Dense(136)}
+    feed = c.Gated(48, bias=True) if modern else c.Dense(136)
+    kind = {"feedforward": feed} | ({"window": 7, "norm": c.RMSNorm()} if modern else {})
     changes = {"d_model": 40, "attention__d_head": 16, "head": c.Head(tied=False)} | kind | changes
     return decoder(position=POSITIONS[name], **changes)
 

@@ -24,7 +24,7 @@ def emulated(monkeypatch, tmp_path):
     monkeypatch.setattr(batch, "WARPS", dict.fromkeys(batch.WARPS, 2))
     single = lambda model, capacity, dtype: Emulated(model, tmp_path, 2, dtype, capacity)  # noqa: E731
     several = lambda model, rows, capacity, dtype: EmulatedBatch(model, rows, capacity, tmp_path, dtype)  # noqa: E731
-    monkeypatch.setattr(decoder, "can_run", lambda device: True)
+    monkeypatch.setattr(decoder, "can_run", lambda model, dtype: True)
     monkeypatch.setattr(feed, "CudaDecoder", single)
     monkeypatch.setattr(feed, "CudaBatch", several)
 

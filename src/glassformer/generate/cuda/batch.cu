@@ -1,9 +1,6 @@
 // What lies between the matrix products of a step of many sequences: three kernels. Products are left to cuBLAS, which
 // has tensor cores' work to do once there are many rows; the whole step is replayed as one CUDA graph (batch.py).
 // Compiled at run time for one model, after the shared parts.
-//
-// A kernel starts while the product before it ends: what no kernel of this step writes before it (weights, kept keys,
-// lengths) is asked for before `await_former`, all else after it.
 
 struct Given {
     int *tokens, *lengths, *history;
@@ -15,58 +12,32 @@ struct Given {
     int rows, capacity, window, shares;
 };
 
-__device__ inline float first_of(const float* x, float* shared) {
-    if (threadIdx.x == 0) shared[0] = x[0];
-    meet();
-    float first = shared[0];
-    meet();
-    return first;
+// Number i of a row's stream: its token's embedding, or what it was, moved on by the sum of `shares` deltas and a bias.
+__device__ inline float moved(const Given& a, long long row, int i) {
+    if (!a.delta) {
+        float x = widened(a.table[(long long)a.tokens[row] * D + i]) * a.embed_scale;
+        return PLACED ? x + a.places[(long long)a.lengths[row] * D + i] : x;
+    }
+    float x = a.stream[row * D + i] + (a.delta_bias ? a.delta_bias[i] : 0.f);
+    for (int share = 0; share < a.shares; share++) x += widened(a.delta[(share * (long long)a.rows + row) * D + i]);
+    return x;
 }
 
-// The stream of a row, begun with its token's embedding or moved on by the sum of `shares` deltas and their bias, and its
-// norm times `factor`.
+// The stream of a row moved on, and its norm times `factor`.
 extern "C" __global__ void __launch_bounds__(THREADS) advance(const Given a) {
-    __shared__ float vector[D], moments[64];
+    __shared__ float moments[64];
     const long long row = blockIdx.x;
-    float x[HELD];
+    float x[HELD], centre = CENTRED ? moved(a, row, 0) : 0.f;  // rows' means are unlike: this is near enough
     const Gain of_norm = gain(a.weight, a.bias);
 #pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int i = column(n);
-        x[n] = a.delta_bias && i < D ? a.delta_bias[i] : 0.f;
-    }
-    await_former();
-    if (a.delta) {
+    for (int n = 0; n < HELD; n++) x[n] = column(n) < D ? moved(a, row, column(n)) : 0.f;
+    normalise(x, of_norm, a.eps, a.factor, moments, centre, [&](int i, float number) {
+        a.normed[row * D + i] = narrowed(number);
+    });
+    // after all have read the first number
 #pragma unroll
-        for (int n = 0; n < HELD; n++) {
-            int i = column(n);
-            if (i < D) x[n] += a.stream[row * D + i];
-        }
-        for (int share = 0; share < a.shares; share++)
-#pragma unroll
-            for (int n = 0; n < HELD; n++) {
-                int i = column(n);
-                if (i < D) x[n] += widened(a.delta[(share * (long long)a.rows + row) * D + i]);
-            }
-    } else {
-        const int token = a.tokens[row], place = a.lengths[row];
-#pragma unroll
-        for (int n = 0; n < HELD; n++) {
-            int i = column(n);
-            if (i >= D) continue;
-            x[n] = widened(a.table[(long long)token * D + i]) * a.embed_scale;
-            if (PLACED) x[n] += a.places[(long long)place * D + i];
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < HELD; n++) {
-        int i = column(n);
-        if (i < D) a.stream[row * D + i] = x[n];
-    }
-    // rows' means are unlike: the first number of each is near enough
-    float centre = CENTRED ? first_of(x, moments) : 0.f;
-    normalise(x, of_norm, a.eps, a.factor, vector, moments, centre);
-    for (int i = threadIdx.x; i < D; i += THREADS) a.normed[row * D + i] = narrowed(vector[i]);
+    for (int n = 0; n < HELD; n++)
+        if (column(n) < D) a.stream[row * D + column(n)] = x[n];
 }
 
 // One head of one row: its token's key and value are kept, and it looks at all of that row's within the window.
@@ -79,7 +50,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(const Given a) {
     const int first = max(place + 1 - a.window, 0);
     Kept kept[ROUNDS];
     recall_first(kept, keys, values, first, place, 1);
-    await_former();
     const Stored *q = a.qkv + row * QKV, *k = q + H * K + head / (H / G) * K, *v = q + (H + G) * K + head / (H / G) * U;
     arrange(query, q + head * K, k, v, a.scale, a.cosines, a.sines, place);
     look(kept, keys, values, first, place, 1, true, query, board);
@@ -98,7 +68,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose(const Given a) {
     const Stored* logits = a.logits + (long long)row * COLUMNS;
     float highest = NOTHING;
     int place = V;
-    await_former();
 #pragma unroll 4
     for (int at = threadIdx.x * PACK; at < V; at += THREADS * PACK) {
         float z[PACK];

@@ -20,8 +20,8 @@ WARPS = {"advance": 8, "attend": 4, "choose": 32}
 """Of 32 threads in a block of each kernel."""
 ROUNDS = 2
 """Keys that each of attend's groups of threads asks for before it can begin."""
-SHARES = 4
-"""Parts of the hidden layer whose products are left apart: `advance` adds them up as it reads them anyway."""
+SHARES = {"w_out": 1, "w_down": 4}
+"""Parts of a product's sums that are left apart: `advance` adds them up as it reads them anyway."""
 PARTS = (*library.SHARED, "batch.cu")
 TENSORS = (
     "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "places", "cosines", "sines", "weight", "bias",
@@ -71,13 +71,13 @@ class CudaBatch:
         self.capacity = min(capacity, cfg.max_len or capacity)
         self.held = {**stacked_weights(model, dtype), **position_tables(model, self.capacity)}
         self.sizes = batch_sizes(model, dtype, "attend")
-        biases = ("b_qkv", "b_out", "b_up", "b_down") if self.sizes["BIASED"] else ()
+        biases = ("b_qkv", "b_up") if self.sizes["BIASED"] else ()
         self.biases = {name: self.held[name].to(dtype) for name in biases}
         spare = self.sizes["COLUMNS"] - cfg.vocab_size
         self.head = F.pad(self.held["head"], (0, 0, 0, spare))
-        self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if self.held["head_bias"].numel() > 1 else None
+        has_bias = model.head is not None and model.head.bias is not None
+        self.head_bias = F.pad(self.held["head_bias"], (0, spare)).to(dtype) if has_bias else None
         self.texts, self.limit = kernel_texts(model, dtype), cfg.max_len or 2**30
-        self.shares = next(n for n in (SHARES, 2, 1) if cfg.d_ff % (8 * n) == 0)
         stored = (cfg.n_layers, rows, cfg.n_kv_heads, self.capacity)
 
         def new(*shape: int, kind: torch.dtype = dtype) -> Tensor:
@@ -147,29 +147,33 @@ class CudaBatch:
     def _body(self) -> None:
         """The kernels of a step; Python runs this while capturing."""
         cfg, h = self.config, self.held
-        self._advance(None, h["norm_a"][0], h["norm_a_bias"][0])
+        self._advance(None, None, h["norm_a"][0], h["norm_a_bias"][0])
         for layer in range(cfg.n_layers):
             qkv = self._product(self.normed, h["w_qkv"][layer], "b_qkv", layer)
             window = cfg.window(layer) or ENDLESS
             caches = {"keys": self.keys[layer], "values": self.values[layer]}
             self._launch("attend", self.rows * cfg.n_heads, qkv=qkv, window=window, **caches)
-            delta = self._product(self.mixed, h["w_out"][layer], "b_out", layer)
-            self._advance(delta, h["norm_f"][layer], h["norm_f_bias"][layer])
+            mixed = self._in_shares(self.mixed, "w_out", layer)
+            self._advance(mixed, h["b_out"][layer], h["norm_f"][layer], h["norm_f_bias"][layer])
+            fed = self._in_shares(self._hidden(layer), "w_down", layer)
             last = layer + 1 == cfg.n_layers
             names = ("last_norm", "last_norm_bias") if last else ("norm_a", "norm_a_bias")
             weight, bias = (h[name] if last else h[name][layer + 1] for name in names)
-            shift = h["b_down"][layer] if self.biases else None
-            self._advance(self._fed(layer), weight, bias, h["head_scale"] if last else 1.0, shift)
+            self._advance(fed, h["b_down"][layer], weight, bias, h["head_scale"] if last else 1.0)
         self.logits = F.linear(self.normed, self.head, self.head_bias)
         self._launch("choose", self.rows)
 
     def _product(self, x: Tensor, weight: Tensor, bias: str, layer: int) -> Tensor:
         return F.linear(x, weight, self.biases[bias][layer] if self.biases else None)
 
-    def _fed(self, layer: int) -> Float[Tensor, "N B D"]:
-        """What the feed-forward gives but for its bias, as sums over parts of the hidden layer."""
-        hidden, down = (t.unflatten(-1, (self.shares, -1)) for t in (self._hidden(layer), self.held["w_down"][layer]))
-        return torch.bmm(hidden.transpose(0, 1), down.permute(1, 2, 0))
+    def _in_shares(self, x: Tensor, name: str, layer: int) -> Float[Tensor, "N B D"]:
+        """A product but for its bias, as sums over parts of what is summed up."""
+        weight = self.held[name][layer]
+        shares = next(n for n in (SHARES[name], 2, 1) if weight.shape[1] % (8 * n) == 0)
+        if shares == 1:
+            return F.linear(x, weight)[None]
+        x, weight = (t.unflatten(-1, (shares, -1)) for t in (x, weight))
+        return torch.bmm(x.transpose(0, 1), weight.permute(1, 2, 0))
 
     def _hidden(self, layer: int) -> Tensor:
         feed, weight = self.config.feedforward, self.held["w_up"][layer]
@@ -184,15 +188,14 @@ class CudaBatch:
         return ACTIVATIONS[feed.activation](self._product(self.normed, weight, "b_up", layer))
 
     def _advance(
-        self, delta: Tensor | None, weight: Tensor, bias: Tensor, factor: float = 1.0, shift: Tensor | None = None
+        self, delta: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor, factor: float = 1.0
     ) -> None:
-        shares = 1 if delta is None or delta.dim() == 2 else self.shares
-        moved = {"delta": delta, "delta_bias": shift, "shares": shares}
+        moved = {"delta": delta, "delta_bias": shift, "shares": 1 if delta is None else len(delta)}
         self._launch("advance", self.rows, weight=weight, bias=bias, factor=factor, **moved)
 
     def _launch(self, name: str, blocks: int, **changes: Any) -> None:
         kernel = nvrtc.kernel(self.texts[name], name, self.device.index or 0)
-        kernel.launch(self.arguments(**changes), blocks, 32 * WARPS[name], early=True)
+        kernel.launch(self.arguments(**changes), blocks, 32 * WARPS[name])
 
     def arguments(self, **changes: Any) -> Given:
         """What a kernel is given; without a delta the stream begins."""

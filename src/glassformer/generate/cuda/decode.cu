@@ -6,8 +6,8 @@
 // - a cluster has some of the heads. Its blocks share the rows of its queries, keys and values, then the kept keys, then
 //   the rows of the output projection, of which they take the columns of their heads;
 // - likewise it has a part of the hidden layer: its blocks share the rows that go up, then all rows that go down.
-// So a layer is handed on among all blocks only twice: as sums over the clusters, each line of which carries a tag that
-// says it is there. No block waits for all others to arrive anywhere. Weights come through a ring (stream.cuh).
+// So a layer is handed on among clusters only twice: as sums, each line of which carries a tag that says it is there. No
+// block waits for all others to arrive anywhere. Weights come through a ring (stream.cuh).
 //
 // Compiled at run time for one model: its sizes are macros (decoder.py, stream.py). The definition is glassformer.model;
 // tests/generate/cuda holds the two together, on a CPU too, where blocks are threads and their threads fibers.
@@ -22,10 +22,10 @@ __device__ inline void attention(
     const int rows = me.heads * (2 * K + U), first = me.rank * QKV_ROWS;
     multiply_wide<QKV_STAGES, 1>(stream, vector, max(0, min(QKV_ROWS, rows - first)), [&](int row, const float* y) {
         int lane = threadIdx.x & 31;
-        if (lane < NEIGHBOURS) send(s->qkv + first + row, *y, &s->told[0], lane);
+        if (lane < NEIGHBOURS) send(s->qkv + first + row, *y, &s->told[OF_QKV], lane);
     });
-    if (threadIdx.x == 0) arrive_expecting(&s->told[0], rows * 4);
-    await(&s->told[0], round & 1);
+    if (threadIdx.x == 0) arrive_expecting(&s->told[OF_QKV], rows * 4);
+    await(&s->told[OF_QKV], round & 1);
     for (int which = 0; which < me.heads; which++) {
         if (which) {
             p = part(a, me, layer, place, which);
@@ -34,8 +34,8 @@ __device__ inline void attention(
         }
         attend(a, me, p, kept, which, place, s, query, board);
     }
-    if (threadIdx.x == 0) arrive_expecting(&s->told[1], me.heads * NEIGHBOURS * (2 + U) * 4);
-    await(&s->told[1], round & 1);
+    if (threadIdx.x == 0) arrive_expecting(&s->told[OF_MIXTURES], me.heads * NEIGHBOURS * (2 + U) * 4);
+    await(&s->told[OF_MIXTURES], round & 1);
     combine(me, s, vector);
     multiply_narrow<OUT_STAGES, HEADS_EACH * U>(stream, vector, sums);
     leave_sums(a, me, FROM_HEADS, layer, sums, tag);
@@ -48,10 +48,10 @@ __device__ inline void feed_forward(
     multiply_wide<UP_STAGES, 1 + GATED>(stream, vector, HIDDEN_EACH, [&](int item, const float* y) {
         int lane = threadIdx.x & 31, at = me.rank * HIDDEN_EACH + item;
         float h = GATED ? y[0] * activated(y[GATED]) : activated(y[0]);
-        if (lane < NEIGHBOURS) send(s->hidden + spot(at, HIDDEN_EACH * NEIGHBOURS), h, &s->told[2], lane);
+        if (lane < NEIGHBOURS) send(s->hidden + spot(at, HIDDEN_EACH * NEIGHBOURS), h, &s->told[OF_HIDDEN], lane);
     });
-    if (threadIdx.x == 0) arrive_expecting(&s->told[2], HIDDEN_EACH * NEIGHBOURS * 4);
-    await(&s->told[2], round & 1);
+    if (threadIdx.x == 0) arrive_expecting(&s->told[OF_HIDDEN], HIDDEN_EACH * NEIGHBOURS * 4);
+    await(&s->told[OF_HIDDEN], round & 1);
     multiply_narrow<DOWN_STAGES, HIDDEN_EACH * NEIGHBOURS>(stream, s->hidden, sums);
     leave_sums(a, me, FROM_HIDDEN, layer, sums, tag);
 }
@@ -115,13 +115,14 @@ __device__ inline void prepare(float* bias, const float* given) {
 
 __device__ inline void walk(const Given& a, Shared* shared) {
     __shared__ __align__(16) float vector[D > HEADS_EACH * U ? D : HEADS_EACH * U], query[2 * K + U];
-    __shared__ float sums[STREAM_ROWS], board[BOARD], moments[64];
+    __shared__ float sums[STREAM_ROWS], scratch[WARPS * LINES * 3], board[BOARD], moments[64];
     __shared__ int chosen;
     const Self me = self();
     Stream stream = {shared, ring_memory(), 0, 0};
-    int place = a.place, token = a.tokens[place], round = 0;
+    int place = a.place, token = a.tokens[place], round = 0, fed = 0;
     u32 tag = a.tag;
     float x[HELD], bias[HELD], centre = 0;
+    const auto into_vector = [&](int i, float number) { vector[spot(i, D)] = number; };
     for (int step = 0; step < a.count; step++) {
         begin(x, a, token, place);
         for (int layer = 0; layer < L; layer++, round++) {
@@ -134,23 +135,26 @@ __device__ inline void walk(const Given& a, Shared* shared) {
             }
             if (layer) {
                 prepare(bias, a.b_down + (layer - 1) * D);
-                move_on(x, bias, a, FROM_HIDDEN, layer - 1, CLUSTERS, tag);
+                move_on(x, bias, a, me, shared, scratch, FROM_HIDDEN, layer - 1, CLUSTERS, fed++, tag);
             }
-            normalise(x, g, a.eps, 1, vector, moments, centre);
+            normalise(x, g, a.eps, 1, moments, centre, into_vector);
+            meet();
             tag++;
             if (me.heads > 0)
                 attention(a, me, stream, layer, place, kept, p, vector, query, board, sums, round, tag);
             g = gain(a.norm_f + layer * D, a.norm_f_bias + layer * D);
             prepare(bias, a.b_out + layer * D);
-            move_on(x, bias, a, FROM_HEADS, layer, ATTENDING, tag);
-            normalise(x, g, a.eps, 1, vector, moments, centre);
+            move_on(x, bias, a, me, shared, scratch, FROM_HEADS, layer, ATTENDING, round, tag);
+            normalise(x, g, a.eps, 1, moments, centre, into_vector);
+            meet();
             tag++;
             feed_forward(a, me, stream, layer, vector, sums, round, tag);
         }
         Gain g = gain(a.last_norm, a.last_norm_bias);
         prepare(bias, a.b_down + (L - 1) * D);
-        move_on(x, bias, a, FROM_HIDDEN, L - 1, CLUSTERS, tag);
-        normalise(x, g, a.eps, a.head_scale, vector, moments, centre);
+        move_on(x, bias, a, me, shared, scratch, FROM_HIDDEN, L - 1, CLUSTERS, fed++, tag);
+        normalise(x, g, a.eps, a.head_scale, moments, centre, into_vector);
+        meet();
         judge(a, stream, vector, board, ++tag);
         token = choose(a, &chosen, tag);
         place++;
@@ -162,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode(const Given
     __shared__ Shared shared;
     if (threadIdx.x == 0) {
         for (int i = 0; i < RING; i++) make_barrier(&shared.full[i], 1), make_barrier(&shared.empty[i], WARPS);
-        for (int i = 0; i < 3; i++) make_barrier(&shared.told[i], 1);
+        for (int i = 0; i < 5; i++) make_barrier(&shared.told[i], 1);
     }
     meet_neighbours(&shared);
     if (threadIdx.x < THREADS) {

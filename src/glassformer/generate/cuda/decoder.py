@@ -10,7 +10,7 @@ from glassformer import nvrtc
 from glassformer.generate.cuda import library
 from glassformer.generate.cuda.library import CudaDecodeError
 from glassformer.generate.cuda.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
-from glassformer.generate.cuda.stream import Layout, fill
+from glassformer.generate.cuda.stream import MEMORY, Layout, fill
 from glassformer.model import DecoderLM
 from glassformer.shapes import Float, Int
 
@@ -18,26 +18,24 @@ WARPS = 12
 """Of 32 threads in each block that compute; one more fetches weights."""
 NEIGHBOURS = 8
 """Blocks of a cluster: the most that every machine with clusters allows."""
-ROOM = 200 * 1024
-"""Bytes of a multiprocessor's memory for weights on their way. A block can have 227 KB; the rest is for its vectors."""
 PROBE = 'extern "C" __global__ void probe(int) {}'
 
 
-def can_run(device: torch.device) -> bool:
-    """Clusters came with compute capability 9."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+def can_run(model: DecoderLM, dtype: torch.dtype) -> bool:
+    """Whether there are clusters (since compute capability 9), and a block's memory is large enough for the model."""
+    return torch.cuda.get_device_capability(model.device) >= (9, 0) and layout_for(model, dtype).fits
 
 
 @cache
 def _clusters(device: int) -> int:
     """How many clusters the device runs at once."""
-    return nvrtc.kernel(PROBE, "probe", device, ROOM).most_clusters(NEIGHBOURS, 32 * (WARPS + 1))
+    return nvrtc.kernel(PROBE, "probe", device, MEMORY - 1024).most_clusters(NEIGHBOURS, 32 * (WARPS + 1))
 
 
 def layout_for(model: DecoderLM, dtype: torch.dtype, clusters: int | None = None) -> Layout:
     """How the weights are dealt out; on all of the model's device unless told."""
     assert isinstance(model.config, c.DecoderConfig)
-    return Layout(model.config, dtype, clusters or _clusters(model.device.index or 0), NEIGHBOURS, ROOM)
+    return Layout(model.config, dtype, clusters or _clusters(model.device.index or 0), NEIGHBOURS, WARPS)
 
 
 def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:

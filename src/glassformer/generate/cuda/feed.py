@@ -48,14 +48,14 @@ def chosen(model: DecoderLM, cache: CacheKind | None, engine: str, precision: st
 def ready(model: DecoderLM, precision: str, rows: int) -> bool:
     """Whether the kernels for a model have been compiled before."""
     dtype, capability = _dtype(model, precision), torch.cuda.get_device_capability(model.device)
-    if _alone(model, rows):
+    if _alone(model, rows, dtype):
         return decoder.is_ready(model, dtype)
     return all(nvrtc.is_compiled(text, capability) for text in batch.kernel_texts(model, dtype).values())
 
 
-def _alone(model: DecoderLM, rows: int) -> bool:
+def _alone(model: DecoderLM, rows: int, dtype: torch.dtype) -> bool:
     """Whether the persistent kernel takes it, and not the graph for any number of rows."""
-    return rows == 1 and decoder.can_run(model.device)
+    return rows == 1 and decoder.can_run(model, dtype)
 
 
 def _dtype(model: DecoderLM, precision: str) -> torch.dtype:
@@ -72,7 +72,7 @@ def _decoder(model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype) -> 
     capacity = -(-capacity // ROOM) * ROOM
     held, made = _MADE.get(model, (None, None))
     if made is None or held != (rows, dtype, model.device) or made.capacity < min(capacity, made.limit):
-        alone = _alone(model, rows)
+        alone = _alone(model, rows, dtype)
         made = CudaDecoder(model, capacity, dtype=dtype) if alone else CudaBatch(model, rows, capacity, dtype)
         _MADE[model] = ((rows, dtype, model.device), made)
         return made

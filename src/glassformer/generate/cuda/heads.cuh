@@ -25,8 +25,9 @@ __device__ inline Self self() {
     return {cluster, rank_in_cluster(), (H - cluster + CLUSTERS - 1) / CLUSTERS};
 }
 
-// Sums of all clusters' heads or hidden layers. There are two sets of lines for each kind, used in turn: who writes a set
-// again has seen all of the other, and that was written by blocks that had read this one.
+// A block's sums over its cluster's heads or hidden units, for the blocks of its rank in all clusters. There are two sets
+// of lines for each kind, used in turn: who writes a set again has seen all of the other, and that was written by blocks
+// that had read this one.
 __device__ inline Line* lines_of(const Given& a, int kind, int layer, int cluster, int rank) {
     return a.lines + (((kind * 2 + (layer & 1)) * CLUSTERS + cluster) * NEIGHBOURS + rank) * LINES;
 }
@@ -42,35 +43,48 @@ __device__ inline void leave_sums(const Given& a, const Self& me, int kind, int 
     }
 }
 
-#define AT_ONCE 16  // lines asked for together
-
-// The stream moved on by the sums of `clusters` clusters and a bias.
+// The stream moved on by the sums of `clusters` clusters and a bias. Each neighbour gathers its rows of them, a warp some
+// clusters', and sends their totals to all neighbours: were every block to read all, that would be most of what moves.
+// A kind has a place and a barrier of its own: a cluster without heads meets its neighbours only once a layer.
 __device__ inline void move_on(
-    float* x, const float* bias, const Given& a, int kind, int layer, int clusters, u32 tag
+    float* x, const float* bias, const Given& a, const Self& me, Shared* s, float* scratch, int kind, int layer,
+    int clusters, int round, u32 tag
 ) {
+    constexpr int each = (CLUSTERS + WARPS - 1) / WARPS;
+    const int warp = threadIdx.x >> 5;
+    for (int line = threadIdx.x & 31; line < LINES; line += 32) {
+        Line found[each];
+        for (bool all = false; !all;) {
+            all = true;
 #pragma unroll
-    for (int n = 0; n < EACH(NEIGHBOURS * LINES); n++) {
-        int line = threadIdx.x + n * THREADS;
-        if (line >= NEIGHBOURS * LINES) continue;
-        float sum[3] = {bias[3 * n], bias[3 * n + 1], bias[3 * n + 2]};
-        for (int first = 0; first < clusters; first += AT_ONCE) {
-            Line found[AT_ONCE];
-            for (bool all = false; !all;) {
-                all = true;
+            for (int n = 0; n < each; n++)
+                if (warp + n * WARPS < clusters)
+                    found[n] = look_at(lines_of(a, kind, layer, warp + n * WARPS, me.rank) + line);
 #pragma unroll
-                for (int c = 0; c < AT_ONCE; c++)
-                    if (first + c < clusters) found[c] = look_at(lines_of(a, kind, layer, first + c, 0) + line);
-#pragma unroll
-                for (int c = 0; c < AT_ONCE; c++)
-                    if (first + c < clusters) all = all && found[c].tag == tag;
-            }
-#pragma unroll
-            for (int c = 0; c < AT_ONCE; c++)
-                if (first + c < clusters)
-                    for (int i = 0; i < 3; i++) sum[i] += found[c].number[i];
+            for (int n = 0; n < each; n++)
+                if (warp + n * WARPS < clusters) all = all && found[n].tag == tag;
         }
-        for (int i = 0; i < 3; i++) x[3 * n + i] += sum[i];
+        for (int i = 0; i < 3; i++) {
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < each; n++)
+                if (warp + n * WARPS < clusters) sum += found[n].number[i];
+            scratch[(warp * LINES + line) * 3 + i] = sum;
+        }
     }
+    meet();
+    for (int task = threadIdx.x; task < NEIGHBOURS * STREAM_ROWS; task += THREADS) {
+        int row = task % STREAM_ROWS;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += scratch[w * LINES * 3 + row];
+        send(&s->moved[kind][me.rank * STREAM_ROWS + row], sum, &s->told[OF_MOVED + kind], task / STREAM_ROWS);
+    }
+    if (threadIdx.x == 0) arrive_expecting(&s->told[OF_MOVED + kind], D * 4);
+    await(&s->told[OF_MOVED + kind], round & 1);
+#pragma unroll
+    for (int n = 0; n < HELD; n++)
+        if (column(n) < D) x[n] += s->moved[kind][column(n)] + bias[n];
 }
 
 // Kept keys of a head that this block looks at: those whose place leaves its rank when divided by the neighbours, so
@@ -103,9 +117,9 @@ __device__ inline void attend(
     Seen all = seen(board, busy_warps(p.count), i);
     float* mine = s->mixtures + (which * NEIGHBOURS + me.rank) * (2 + U);
     for (int rank = threadIdx.x / U; rank < NEIGHBOURS; rank += THREADS / U) {
-        send(mine + 2 + i, all.value, &s->told[1], rank);
-        if (i == 0) send(mine, all.peak, &s->told[1], rank);
-        if (i == U - 1) send(mine + 1, all.sum, &s->told[1], rank);
+        send(mine + 2 + i, all.value, &s->told[OF_MIXTURES], rank);
+        if (i == 0) send(mine, all.peak, &s->told[OF_MIXTURES], rank);
+        if (i == U - 1) send(mine + 1, all.sum, &s->told[OF_MIXTURES], rank);
     }
 }
 

@@ -30,9 +30,7 @@ class Given(ctypes.Structure):
     ]
 
 
-def source(
-    sizes: Mapping[str, int], parts: tuple[str, ...] = DECODE, instead: Mapping[str, str] | None = None
-) -> str:
+def source(sizes: Mapping[str, int], parts: tuple[str, ...] = DECODE, instead: Mapping[str, str] | None = None) -> str:
     """The kernels for a model of these sizes; tests have other texts `instead` of the machine's parts."""
     here = Path(__file__).parent
     texts = [(instead or {}).get(part) or (here / part).read_text() for part in parts]

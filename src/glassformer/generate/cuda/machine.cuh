@@ -14,9 +14,3 @@ __device__ inline void meet() {
     __syncwarp();
     asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
 }
-// Until what was launched before is done, where this kernel was allowed to start before that.
-__device__ inline void await_former() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}

@@ -41,10 +41,11 @@ __device__ inline Gain gain(const float* weight, const float* bias) {
     return g;
 }
 
-// Norm of the stream x into a shared vector. Sums of x - c and of its square are taken at once: c, the mean of the time
-// before, is near enough that little cancels.
+// Norm of the stream x; put(i, number) is called for each. Sums of x - c and of its square are taken at once: `centre`, a
+// number near the mean, which it becomes, leaves little to cancel.
+template <typename Put>
 __device__ inline void normalise(
-    const float* x, const Gain& g, float eps, float factor, float* vector, float* moments, float& centre
+    const float* x, const Gain& g, float eps, float factor, float* moments, float& centre, Put put
 ) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     float sum = 0, squares = 0;
@@ -70,7 +71,6 @@ __device__ inline void normalise(
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
         int i = column(n);
-        if (i < D) vector[spot(i, D)] = ((x[n] - centre) * inverse * g.weight[n] + g.bias[n]) * factor;
+        if (i < D) put(i, ((x[n] - centre) * inverse * g.weight[n] + g.bias[n]) * factor);
     }
-    meet();
 }

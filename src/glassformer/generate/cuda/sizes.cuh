@@ -32,22 +32,15 @@ __device__ inline Stored narrowed(float f) { return f; }
 struct alignas(16) Pack { u32 word[4]; };
 struct alignas(16) Four { float number[4]; };
 
-// Which numbers of the stream a thread holds, HELD of them, and where number e of a vector stands in shared memory.
-#ifdef CLUSTERS
-// decode.cu: three neighbours at a time, as they come from other blocks (cluster.cuh). A pack's halves are kept apart,
-// so that neighbouring lanes read neighbouring 16 bytes.
-#define STREAM_ROWS (D / NEIGHBOURS)            // of a matrix that makes the stream, those of one block
-#define LINES ((STREAM_ROWS + 2) / 3)
-#define HELD (3 * EACH(NEIGHBOURS * LINES))
-__device__ inline int column(int n) {
-    int line = threadIdx.x + n / 3 * THREADS, within = line % LINES * 3 + n % 3;
-    return line < NEIGHBOURS * LINES && within < STREAM_ROWS ? line / LINES * STREAM_ROWS + within : D;
-}
-__device__ inline int spot(int e, int width) {
-    return PACK == 4 ? e : (e & 4 ? width / 2 : 0) + (e >> 3) * 4 + (e & 3);
-}
-#else
+// Which numbers of the stream a thread holds, HELD of them.
 #define HELD EACH(D)
 __device__ inline int column(int n) { return threadIdx.x + n * THREADS; }
-__device__ inline int spot(int e, int) { return e; }
+
+// Where number e of a vector stands in shared memory: for decode.cu a pack's halves are kept apart, so that neighbouring
+// lanes read neighbouring 16 bytes.
+__device__ inline int spot(int e, int width) {
+#ifdef CLUSTERS
+    if (PACK == 8) return (e & 4 ? width / 2 : 0) + (e >> 3) * 4 + (e & 3);
 #endif
+    return e;
+}

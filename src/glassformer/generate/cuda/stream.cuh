@@ -4,12 +4,17 @@
 // bytes (stream.py). One warp does nothing but ask for the next stages as room becomes free: weights do not depend on
 // anything that is computed, so the memory is read all the time, whatever the others wait for.
 
+#define STREAM_ROWS (D / NEIGHBOURS)  // of a matrix that makes the stream, those of one block
+#define LINES ((STREAM_ROWS + 2) / 3)
+
 // What neighbours write into, and the barriers. At the same place in every block.
 struct Shared {
-    u64 full[RING], empty[RING], told[3];
+    u64 full[RING], empty[RING], told[5];
     float qkv[HEADS_EACH * (2 * K + U)], mixtures[HEADS_EACH * NEIGHBOURS * (2 + U)];
     alignas(16) float hidden[HIDDEN_EACH * NEIGHBOURS];
+    float moved[2][D];
 };
+enum { OF_QKV, OF_MIXTURES, OF_HIDDEN, OF_MOVED };  // which barrier tells of what
 
 // The stages as one warp sees them, by their number in the whole run.
 struct Stream {

@@ -18,8 +18,10 @@ from glassformer.shapes import Float, Int, Shaped
 
 AIM = 12288
 """Bytes of weights in a stage, or a little less."""
-LONGEST = 16
-"""Stages in the ring: some 200 KB of a multiprocessor's memory are on their way."""
+MEMORY, DECLARED = 227 * 1024, 48 * 1024
+"""Bytes of shared memory that a block can have, and how many of them its code can declare; the ring has the rest."""
+LONGEST, SHORTEST = 16, 4
+"""Stages in the ring: some 200 KB of weights are on their way to each multiprocessor."""
 
 
 def _up(number: int, unit: int) -> int:
@@ -34,8 +36,7 @@ class Layout:
     dtype: torch.dtype
     clusters: int
     neighbours: int
-    room: int
-    """Bytes of a block's memory for the ring."""
+    warps: int
 
     @property
     def blocks(self) -> int:
@@ -56,9 +57,10 @@ class Layout:
         cfg, size, n = self.config, self.dtype.itemsize, self.neighbours
         wide = max(1, AIM // (cfg.d_model * size))
         header = _up(wide * 4, 16) * 16
-        stage = _up(header + wide * cfg.d_model * size, 128) * 128
         heads, hidden = _up(cfg.n_heads, self.clusters), _up(cfg.d_ff, self.blocks)
         hidden = _up(hidden * n, 8) * 8 // n if 8 % n == 0 else hidden
+        longest = max(header + wide * cfg.d_model * size, heads * cfg.d_value * size, hidden * n * size)
+        stage = _up(longest, 128) * 128
         rows = {"QKV": _up(heads * self.of_head, n), "UP": hidden * (1 + self.gated),
                 "HEAD": _up(cfg.vocab_size, self.blocks)}  # fmt: skip
         stages = {name: _up(count, wide) for name, count in rows.items()}
@@ -66,11 +68,26 @@ class Layout:
             stages[name] = _up(cfg.d_model // n, stage // (width * size))
         return {
             "CLUSTERS": self.clusters, "NEIGHBOURS": n, "STAGE": stage, "HEADER": header, "WIDE_ROWS": wide,
-            "RING": max(4, min(LONGEST, self.room // stage)), "HEADS_EACH": heads, "HIDDEN_EACH": hidden,
-            "QKV_ROWS": rows["QKV"], "HEAD_ROWS": rows["HEAD"],
+            "RING": min(LONGEST, (MEMORY - self.declared) // stage), "HEADS_EACH": heads, "HIDDEN_EACH": hidden,
+            **{f"{name}_ROWS": count for name, count in rows.items()},
             "LAYER_STAGES": sum(stages[name] for name in ("QKV", "OUT", "UP", "DOWN")),
             **{f"{name}_STAGES": count for name, count in stages.items()},
         }  # fmt: skip
+
+    @property
+    def declared(self) -> int:
+        """Bytes of shared memory that the code declares, or a little more."""
+        cfg, n = self.config, self.neighbours
+        heads, lines = _up(cfg.n_heads, self.clusters), _up(cfg.d_model // n, 3)
+        vectors = max(cfg.d_model, heads * cfg.d_value) + 2 * cfg.d_model + (3 * self.warps + 3) * lines
+        hidden = _up(cfg.d_ff, self.blocks) * n + 8
+        of_heads = (heads + 1) * self.of_head + heads * n * (2 + cfg.d_value) + self.warps * (2 + cfg.d_value)
+        return 4 * (vectors + hidden + of_heads) + 1024
+
+    @property
+    def fits(self) -> bool:
+        """Whether a multiprocessor holds what a block needs."""
+        return self.declared <= DECLARED and self.macros["RING"] >= SHORTEST
 
     def empty(self, device: torch.device) -> Shaped[Tensor, "blocks stages bytes"]:
         """Room for all blocks' streams."""
@@ -109,7 +126,9 @@ def _taken(rows: Tensor, which: Int[Tensor, "..."]) -> Tensor:
     return found.masked_fill_((which < 0).view(1, *which.shape, *[1] * (rows.dim() - 2)), 0)
 
 
-def _wide(region: Tensor, layout: Layout, rows: Float[Tensor, "L blocks n D"], bias: Float[Tensor, "L blocks n"]) -> None:
+def _wide(
+    region: Tensor, layout: Layout, rows: Float[Tensor, "L blocks n D"], bias: Float[Tensor, "L blocks n"]
+) -> None:
     """Rows of the stream's width with their biases before them, as many as fit, in each stage."""
     m, size = layout.macros, layout.dtype.itemsize
     spare = region.shape[2] * m["WIDE_ROWS"] - rows.shape[2]
