@@ -102,13 +102,13 @@ def cuda_loss_equals_plain() -> Iterator[Finding]:
     from glassformer.train import fused_loss, fused_loss_cuda
 
     generator = torch.Generator("cuda").manual_seed(0)
-    for columns in (50304, 904):
-        logits = (torch.randn(37, columns, generator=generator, device="cuda") * 4).bfloat16()
+    for columns, stride in ((50304, 50304), (904, 904), (50257, 50304), (128255, 128256)):
+        logits = (torch.randn(37, stride, generator=generator, device="cuda") * 4).bfloat16()
         targets = torch.randint(0, columns, (37,), generator=generator, device="cuda")
         targets[5] = -100
         for smoothing, z_loss in ((0.0, 0.0), (0.1, 0.01)):
-            plain = fused_loss.chunk_gradients(logits, targets, -100, smoothing, z_loss)
-            fast = fused_loss_cuda.chunk_gradients(logits, targets, -100, smoothing, z_loss)
+            plain = fused_loss.chunk_gradients(logits, targets, -100, smoothing, z_loss, columns)
+            fast = fused_loss_cuda.chunk_gradients(logits, targets, -100, smoothing, z_loss, columns)
             pairs = [(a.float(), b.float()) for a, b in zip(plain, fast, strict=True)]
             worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
             yield Finding.judge(f"CUDA loss = plain: {columns}, {smoothing}, {z_loss}", worst, 2**-8, "bfloat16's step")
@@ -129,6 +129,12 @@ def _apart(found: torch.Tensor, wanted: torch.Tensor) -> tuple[float, str]:
     return float("inf") if steps.max() > 1 else float((steps > 0).float().mean()), said
 
 
+def _on_gpu(given: object) -> object:
+    if isinstance(given, list):
+        return [_on_gpu(t) for t in given]
+    return given.cuda() if isinstance(given, torch.Tensor) else given
+
+
 def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
     """Every operator of 8-bit products on the GPU (CUDA, tensor cores) against its definition on the CPU."""
     from glassformer.train import fp8
@@ -145,6 +151,11 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
     cases = [
         ("cast e4m3", fp8.cast, (x, unit, fp8.E4M3), 0.0),
         ("cast e5m2", fp8.cast, (x, unit, fp8.E5M2), 0.0),
+        ("cast of several", fp8.cast_all, ([x, d, finite], unit, fp8.E5M2, True, None), 0.0),
+        ("cast of several, filled up", fp8.cast_all, ([d, x[:201]], unit, fp8.E4M3, False, 512), 0.0),
+        ("turn", fp8.turn, (a8,), 0.0),
+        ("mean squares", fp8.mean_squares, ([finite, d.float()], False), 1e-5),
+        ("mean squares of a sample", fp8.mean_squares, ([long, long[:31].float()], True), 1e-5),
         ("cast e4m3 of float32", fp8.cast, (x.float(), unit, fp8.E4M3), 0.0),
         ("cast e5m2 of float32", fp8.cast, (x.float(), unit, fp8.E5M2), 0.0),
         *((f"activate {kind}", fp8.activate, (x, unit, kind), 1e-3) for kind in kinds),
@@ -152,18 +163,18 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
         *((f"backward {k}, not finite", fp8.activate_backward, (d, x, unit, unit, k, False), 1e-3) for k in kinds),
         ("product", fp8.product, (a8, b8, unit, unit, None, True), 5e-3),
         ("product with bias", fp8.product, (b8, b8, unit, unit, d[0, :rows].clone(), False), 5e-3),
-        *((f"loss {s}", fp8.loss_gradients, (4 * finite, targets, -100, s, s / 10), 1e-3) for s in (0.0, 0.1)),
-        ("loss of long rows", fp8.loss_gradients, (long, few, -100, 0.0, 0.0), 0.1),  # rounded to bf16 between
+        *((f"loss {s}", fp8.loss_gradients, (4 * finite, targets, -100, s, s / 10, 1031), 1e-3) for s in (0.0, 0.1)),
+        ("loss of long rows", fp8.loss_gradients, (long, few, -100, 0.0, 0.0, 65500), 1e-3),
     ]
     for name, operator, given, limit in cases:
-        on_gpu = operator(*(t.cuda() if isinstance(t, torch.Tensor) else t for t in given))
+        on_gpu = operator(*(_on_gpu(t) for t in given))
         both = ((t,) if isinstance(t, torch.Tensor) else t for t in (on_gpu, operator(*given)))
         worst, said = max((_apart(a, b) for a, b in zip(*both, strict=True) if b.numel()), key=lambda pair: pair[0])
         yield Finding.judge(f"float8 on the GPU = its definition: {name}", worst, limit, f"share or relative{said}")
 
 
 def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
-    """Feed-forwards and head in 8 bits, compiled and captured, beside the same run in bf16."""
+    """Blocks and head in 8 bits, compiled and captured, beside the same run in bf16."""
     from glassformer.train.graph import CapturedStep
     from glassformer.train.loop import prepare_state
     from glassformer.train.objective import Batch
@@ -172,7 +183,7 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
     curves = []
     for products in ("precision", "float8"):
         run = RunConfig(
-            model=presets.nano(vocab_size=4992),
+            model=presets.nano(vocab_size=5003),
             optim=Optim(lr=3e-3),
             schedule=Schedule(warmup=2),
             loop=Loop(steps=100, batch=8),

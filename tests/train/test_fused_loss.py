@@ -40,6 +40,46 @@ def test_equals_cross_entropy_of_the_logits(smoothing, z_loss, with_bias):
         assert (got - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(65, 128), (257, 320), (72, 72)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_vocabulary_of_any_size_is_filled_up_unseen(columns, rows, with_bias):
+    """In bf16, against float64: factors are numbers that bf16 holds, sums are rounded by 2^-9 of logits of about 2, and
+    probabilities err by as much of themselves. A column too many would be one more of about `columns`."""
+    generator = torch.Generator().manual_seed(0)
+    h, w, b = (torch.randn(s, generator=generator) for s in ((23, 64), (columns, 64), (columns,)))
+    h, w, b = (t.bfloat16().double().requires_grad_() for t in (0.25 * h, w, b))
+    targets = torch.randint(0, columns, (23,), generator=generator)
+    targets[[3, 11]] = -100
+    inputs = (h, w, b) if with_bias else (h, w)
+    wanted = linear_cross_entropy(h, w, targets, b if with_bias else None, -100, 0.1, 0.01)
+    narrow = [t.detach().float().requires_grad_() for t in inputs]
+    seen = []
+
+    def kernel(logits, *rest):
+        seen.append((logits.shape[1], rest[-1]))
+        return fused_loss.chunk_gradients(logits, *rest)
+
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setitem(fused_loss.KERNELS, "cpu", kernel)
+        found = linear_cross_entropy(*narrow[:2], targets, narrow[2] if with_bias else None, -100, 0.1, 0.01)
+    assert set(seen) == {(rows, columns)}
+    for a, b in zip(found, wanted, strict=True):
+        assert abs(float(a.detach() / b.detach()) - 1) < 2e-3
+    exact = torch.autograd.grad(wanted[0], inputs)
+    for a, b in zip(torch.autograd.grad(found[0], narrow), exact, strict=True):
+        assert a.shape == b.shape
+        assert float((a.double() - b).norm() / b.norm()) < 0.01
+
+
+def test_the_kernel_is_the_fastest_there_is(monkeypatch):
+    assert bool(fused_loss.fastest()) <= torch.cuda.is_available()
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for here, module in ((True, "fused_loss_cuda"), (False, "fused_loss_triton")):
+        monkeypatch.setattr(f"{fused_loss.__package__}.fused_loss_cuda.can_compile", lambda here=here: here)
+        assert fused_loss.fastest()["cuda"].__module__ == f"glassformer.train.{module}"
+
+
 def test_autocast_computes_in_bf16_and_gives_gradients_in_float32():
     h, w = torch.randn(9, 8, requires_grad=True), torch.randn(17, 8, requires_grad=True)
     targets = torch.arange(9)

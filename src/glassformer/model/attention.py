@@ -55,12 +55,8 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B S D"], rotation: Rotation | None = None, placed: Float[Tensor, "B S D"] | None = None
     ) -> KV:
         """k (B,G,S,K), normed and rotated, and v (B,G,S,U); keys read `placed` where positions are infused."""
-        k = _split(self.k(x if placed is None else placed), self.n_kv_heads)
-        if self.k_norm is not None:
-            k = self.k_norm(k)
-        if rotation is not None:
-            k = apply_rotation(k, rotation)
-        return k, _split(self.v(x), self.n_kv_heads)
+        k = self.k(x if placed is None else placed)
+        return place(k, self.n_kv_heads, self.k_norm, rotation), split(self.v(x), self.n_kv_heads)
 
     def attend(
         self,
@@ -73,11 +69,18 @@ class Attention(nn.Module):
         bias: Float[Tensor, "#B H T S2"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Queries of x over given keys and values. A mask or bias wider than the keys loses its oldest columns."""
-        q = _split(self.q(x), self.n_heads)
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if rotation is not None:
-            q = apply_rotation(q, rotation)
+        return self.look(place(self.q(x), self.n_heads, self.q_norm, rotation), k, v, view, tap, bias)
+
+    def look(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S U"],
+        view: View,
+        tap: Tap,
+        bias: Float[Tensor, "#B H T S2"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Everything after the projections of queries, keys and values."""
         q, k, v = tap("q", q), tap("k", k), tap("v", v)
         S = k.shape[2]
         mask = None if view.mask is None else view.mask[..., -S:]
@@ -134,5 +137,13 @@ def explicit_attention(
     return F.dropout(pattern, dropout) @ v
 
 
-def _split(x: Float[Tensor, "B T N"], heads: int) -> Float[Tensor, "B H T K"]:
+def split(x: Float[Tensor, "B T N"], heads: int) -> Float[Tensor, "B H T K"]:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def place(
+    x: Float[Tensor, "B T N"], heads: int, norm: nn.Module | None, rotation: Rotation | None
+) -> Float[Tensor, "B H T K"]:
+    """Projected queries or keys by heads, normed and rotated."""
+    x = split(x, heads) if norm is None else norm(split(x, heads))
+    return x if rotation is None else apply_rotation(x, rotation)

@@ -1,12 +1,12 @@
 // Casts to 8 bits for the products of fp8.py, which defines what each kernel computes: everything is read from memory
 // once, and written once in each layout.
 //
-// A block takes a tile of 128 rows and 64 columns (of bytes, 128), a thread four rows of eight (sixteen) columns: it
+// A block takes a tile of DOWN rows and 64 columns (of bytes, 128), a thread four rows of eight (sixteen) columns: it
 // writes what it made of each row, turns squares of four by four bytes in registers, and leaves them in shared memory,
-// where they make up columns. Those are written 16 bytes a thread, 128 a column. Rows and columns are multiples of 16.
+// where they make up columns. Those are written 16 bytes a thread, DOWN a column. Rows and columns are multiples of 16.
 //
-// Macros: WIDE (float32 is read, not bfloat16), SHORT (e5m2, not e4m3), KIND (of the activation, as in fp8_cuda.py) and
-// SUMMED. After eight.cuh; tests/train compiles the same text for a CPU.
+// Macros: DOWN (128 or 256), WIDE (float32 is read, not bfloat16), SHORT (e5m2, not e4m3), KIND (of the activation, as
+// in fp8_cuda.py) and SUMMED. After eight.cuh; tests/train compiles the same text for a CPU.
 
 struct alignas(16) Pack { u32 word[4]; };  // eight numbers, or sixteen bytes
 struct alignas(8) Row { u32 word[2]; };    // eight bytes
@@ -17,11 +17,12 @@ struct Given {
     u8 *out, *turned, *post_turned;
     float* sums;  // (tiles down, columns)
     int rows, columns;
+    int real;                   // rows that x has, the others are zeros
+    int stride, turned_stride;  // from row to row of what is written
 };
 
-#define THREADS 256
-#define DOWN 128    // rows of a tile
-#define ACROSS 64   // its columns, of numbers
+#define THREADS (2 * DOWN)
+#define ACROSS 64   // columns of a tile, of numbers
 #define RUN 4       // eights that a thread takes where nothing is turned
 #define EVERYONE 0xffffffffu
 
@@ -123,13 +124,14 @@ __device__ inline void leave(u32* tile, const u32 (&made)[4][WORDS]) {
 // The tile's columns to memory.
 template <int WORDS>
 __device__ inline void deliver(u8* turned, const Pack* tile, const Given& a, const Place& p) {
-    const int t = threadIdx.x, first = p.column - (t & 7) * 4 * WORDS, row = p.down * DOWN + (t & 7) * 16;
+    const int t = threadIdx.x, first = p.column - (t & 7) * 4 * WORDS, pack = t % (DOWN / 16);
+    const int row = p.down * DOWN + pack * 16;
 #pragma unroll
     for (int n = 0; n < WORDS; n++) {
-        const int column = (t >> 3) + 32 * n;
+        const int column = t / (DOWN / 16) + 32 * n;
         if (row < a.rows && first + column < a.columns)
-            *(Pack*)(turned + (long long)(first + column) * a.rows + row) =
-                tile[column * (DOWN / 16) + ((t & 7) ^ (column / (4 * WORDS)))];
+            *(Pack*)(turned + (long long)(first + column) * a.turned_stride + row) =
+                tile[column * (DOWN / 16) + (pack ^ (column / (4 * WORDS)))];
     }
 }
 
@@ -143,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast(const Given a) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u8* from = a.x + (at + (long long)i * a.columns) * (WIDE ? 4 : 2);
+            if (p.row + i >= a.real) continue;
             raw[i][0] = read(from);
             if (WIDE) raw[i][1] = read(from + 16);
         }
@@ -160,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast(const Given a) {
 #pragma unroll
         for (int n = 0; n < 8; n++) x[n] *= scale;
         made[i][0] = four(x, SHORT), made[i][1] = four(x + 4, SHORT);
-        if (p.inside) *(Row*)(a.out + at + (long long)i * a.columns) = {{made[i][0], made[i][1]}};
+        if (p.inside) *(Row*)(a.out + (long long)(p.row + i) * a.stride + p.column) = {{made[i][0], made[i][1]}};
     }
     leave(&tile[0].word[0], made);
     __syncthreads();
@@ -203,7 +206,7 @@ __device__ inline void sum_rows(float* sums, float (&sum)[8], float (*board)[ACR
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) activate_backward(const Given a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) activate_backward(const Given a) {
     __shared__ Pack tile[2][ACROSS * DOWN / 16];
     __shared__ float board[THREADS / 32][ACROSS];
     const Place p = place(a, 8);

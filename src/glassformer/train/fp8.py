@@ -1,6 +1,6 @@
-"""Products in 8 bits: the feed-forward of a training step (forward and both gradients) as one autograd function.
+"""Products in 8 bits: formats, units, and the operators that fp8_layers.py and the loss are made of.
 
-`machine.products = "float8"` asks for it. Tensors are rounded to 8 bits just before a product and nowhere else:
+`machine.products = "float8"` asks for them. Tensors are rounded to 8 bits just before a product and nowhere else:
 weights, their gradients, optimiser, norms, attention and the residual stream stay what they are.
 
     e4m3   weights and activations   1 + 4 + 3 bits, to 448     relative rounding error up to 2^-4
@@ -9,9 +9,11 @@ weights, their gradients, optimiser, norms, attention and the residual stream st
 A tensor x is stored as x8 = round(x / unit), and a product of two is multiplied by both units again. A unit is a power
 of two, so dividing by it is exact, and it is the root mean square of x, rounded down: a typical value lies at 1, which
 leaves a factor of 448 (57344) above it before values saturate and 2^-9 (2^-16) below it before they vanish. Units are
-not carried from step to step (resuming stays exact) and no pass looks for a maximum: tensors as wide as the model, and
-the weights, are measured; those as wide as the feed-forward get what is expected of a product of independent factors,
-ms(x W^T + b) = D ms(x) ms(W) + ms(b), with ms the mean square. What is not finite becomes NaN and stays visible.
+not carried from step to step (resuming stays exact) and no pass looks for a maximum. With ms the mean square: weights
+are measured; large activations and gradients are too, an eighth of them (`sample`); what a norm made has ms(gain) +
+ms(bias), as its rows have mean square 1 before these; and what is as wide as the feed-forward gets what is expected of
+a product of independent factors, ms(x W^T + b) = D ms(x) ms(W) + ms(b). What is not finite becomes NaN and stays
+visible.
 
 A GPU's tensor cores read both factors along the summed dimension. Weight gradients sum over rows, so what enters them
 is needed transposed, and casts write both layouts. The functions here define what fp8_cuda.py does in one pass on a
@@ -21,17 +23,12 @@ the device.
 """
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.config import ConfigError
-from glassformer.model import Model
-from glassformer.model.feedforward import Dense
-from glassformer.model.tap import Tap
-from glassformer.shapes import Float
 from glassformer.train import fp8_cuda
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -47,8 +44,16 @@ GELU_SLOPE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 def mean_square(x: Tensor) -> Tensor:
-    """In float32, by rows first: a compiler does that where the rows are made."""
+    """In float32, by rows first."""
     return x.float().square().mean(-1).mean()
+
+
+def sample(x: Tensor) -> Tensor:
+    """One line of 128 bytes of every eight, a different one each time: no period of the data can hide from it."""
+    size = 128 // x.element_size()
+    lines = x.reshape(-1)[: x.numel() // (8 * size) * 8 * size].view(-1, 8, size)
+    group = torch.arange(len(lines), device=x.device)
+    return lines[group, (group * 2654435761 % 2**32) >> 29]
 
 
 def unit_of(ms: Tensor) -> Tensor:
@@ -97,27 +102,50 @@ def _turned(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("glassformer::fp8_mean_squares", mutates_args=())
-def mean_squares(tensors: list[Tensor]) -> Tensor:
-    """Of up to four tensors that are there already, as a weight is, in one go; bfloat16 or float32."""
-    return torch.stack([mean_square(t) for t in tensors])
+def mean_squares(tensors: list[Tensor], sampled: bool) -> Tensor:
+    """Of up to four tensors in one go; bfloat16 or float32. `sampled`: of an eighth of those that are large."""
+    large = [sampled and t.numel() >= fp8_cuda.SAMPLED_FROM for t in tensors]
+    return torch.stack([mean_square(sample(t) if some else t) for t, some in zip(tensors, large, strict=True)])
 
 
 @mean_squares.register_fake
-def _(tensors: list[Tensor]) -> Tensor:
+def _(tensors: list[Tensor], sampled: bool) -> Tensor:
     return tensors[0].new_empty(len(tensors), dtype=torch.float32)
 
 
-@torch.library.custom_op("glassformer::fp8_cast", mutates_args=())
-def cast(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A matrix in 8 bits, as it stands and transposed."""
-    x8 = quantise(x, unit, dtype)
+@torch.library.custom_op("glassformer::fp8_cast_all", mutates_args=())
+def cast_all(
+    parts: list[Tensor], unit: Tensor, dtype: torch.dtype, beside: bool, rows: int | None
+) -> tuple[Tensor, Tensor]:
+    """Matrices one below the other (or one beside the other) in 8 bits, as they stand and transposed; with rows of
+    zeros at the end where `rows` are more than they have."""
+    x8 = quantise(torch.cat(parts, int(beside)), unit, dtype)
+    if rows is not None:
+        x8 = torch.cat([x8, x8.new_zeros(rows - len(x8), x8.shape[1])])
     return x8, _turned(x8)
 
 
-@cast.register_fake
-def _(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    rows, columns = x.shape
-    return x.new_empty(rows, columns, dtype=dtype), x.new_empty(columns, rows, dtype=dtype)
+@cast_all.register_fake
+def _(parts: list[Tensor], unit: Tensor, dtype: torch.dtype, beside: bool, rows: int | None) -> tuple[Tensor, Tensor]:
+    total, (down, across) = sum(x.shape[int(beside)] for x in parts), parts[0].shape
+    down, across = (down, total) if beside else (total if rows is None else rows, across)
+    return unit.new_empty(down, across, dtype=dtype), unit.new_empty(across, down, dtype=dtype)
+
+
+def cast(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A matrix in 8 bits, as it stands and transposed."""
+    return cast_all([x], unit, dtype, False, None)
+
+
+@torch.library.custom_op("glassformer::fp8_turn", mutates_args=())
+def turn(x: Tensor) -> Tensor:
+    """The transpose of a matrix of 8 bits in memory of its own."""
+    return _turned(x)
+
+
+@turn.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1], x.shape[0])
 
 
 @torch.library.custom_op("glassformer::fp8_activate", mutates_args=())
@@ -173,19 +201,19 @@ def _(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None,
 
 @torch.library.custom_op("glassformer::fp8_loss_gradients", mutates_args=())
 def loss_gradients(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As fused_loss.chunk_gradients, the gradient in e5m2 with GRADIENT_UNIT: (total, plain, gradient, transposed)."""
     from glassformer.train.fused_loss import chunk_gradients  # it is built on this module
 
-    total, plain, gradient = chunk_gradients(logits.float(), targets, ignored, smoothing, z_loss)
+    total, plain, gradient = chunk_gradients(logits.float(), targets, ignored, smoothing, z_loss, columns)
     g8 = quantise(gradient, GRADIENT_UNIT, E5M2)
     return total, plain, g8, _turned(g8)
 
 
 @loss_gradients.register_fake
 def _(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, columns = logits.shape
     total, plain = (logits.new_empty((), dtype=torch.float32) for _ in range(2))
@@ -193,132 +221,40 @@ def _(
 
 
 mean_squares.register_kernel("cuda")(fp8_cuda.mean_squares)
-cast.register_kernel("cuda")(fp8_cuda.cast)
+cast_all.register_kernel("cuda")(fp8_cuda.cast_all)
+turn.register_kernel("cuda")(fp8_cuda.turn)
 activate.register_kernel("cuda")(fp8_cuda.activate)
 activate_backward.register_kernel("cuda")(fp8_cuda.activate_backward)
 loss_gradients.register_kernel("cuda")(fp8_cuda.loss_gradients)
-
-
-class _FeedForward(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w_up: Tensor, b_up: Tensor | None, w_down: Tensor, b_down: Tensor | None, kind: str
-    ) -> Tensor:
-        weights = [t for t in (w_up, w_down, b_up) if t is not None]
-        squares = [mean_square(x), *mean_squares(weights)]
-        x_unit, up_unit, down_unit = (unit_of(ms) for ms in squares[:3])
-        x8, x8_turned = cast(x, x_unit, E4M3)
-        up8, up8_turned = cast(w_up, up_unit, E4M3)
-        down8, down8_turned = cast(w_down, down_unit, E4M3)
-        pre = product(x8, up8, x_unit, up_unit, _bias(b_up), FAST["forward"])
-        expected = x.shape[1] * squares[0] * squares[1]
-        if b_up is not None:
-            expected = expected + squares[3]
-        post_unit = unit_of(expected.square() if kind == "relu2" else expected)
-        post8 = activate(pre, post_unit, kind)
-        y = product(post8, down8, post_unit, down_unit, _bias(b_down), FAST["forward"])
-        slope = 4 * expected if kind == "relu2" else torch.ones_like(expected)
-        dpre_per_dy = x.shape[1] * squares[2] * slope
-        ctx.save_for_backward(
-            x8_turned, pre, up8_turned, down8_turned, x_unit, up_unit, down_unit, post_unit, dpre_per_dy
-        )
-        ctx.kind = kind
-        ctx.dtypes = [None if t is None else t.dtype for t in (x, w_up, b_up, w_down, b_down)]
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x8_turned, pre, up8_turned, down8_turned, x_unit, up_unit, down_unit, post_unit, dpre_per_dy = ctx.saved_tensors
-        x_type, up_type, up_bias, down_type, down_bias = ctx.dtypes
-        dy = gradients[0].contiguous()
-        square = mean_square(dy)
-        dy_unit, d_unit = unit_of(square), unit_of(square * dpre_per_dy)
-        dy8, dy8_turned = cast(dy, dy_unit, E5M2)
-        d_post = product(dy8, down8_turned, dy_unit, down_unit, None, FAST["inputs"])
-        d8, d8_turned, post8_turned, sums = activate_backward(
-            d_post, pre, d_unit, post_unit, ctx.kind, up_bias is not None
-        )
-        d_down = product(dy8_turned, post8_turned, dy_unit, post_unit, None, FAST["weights"])
-        d_up = product(d8_turned, x8_turned, d_unit, x_unit, None, FAST["weights"])
-        dx = product(d8, up8_turned, d_unit, up_unit, None, FAST["inputs"])
-        return (
-            dx.to(x_type),
-            d_up.to(up_type),
-            None if up_bias is None else sums.to(up_bias),
-            d_down.to(down_type),
-            None if down_bias is None else dy.sum(0, dtype=torch.float32).to(down_bias),
-            None,
-        )
 
 
 Cast = tuple[Tensor, Tensor, Tensor]
 """A matrix in 8 bits, the same transposed, and their unit."""
 
 
-def cast_measured(x: Tensor) -> Cast:
-    """A matrix in e4m3 with its own unit."""
-    unit = unit_of(mean_squares([x])[0])
-    return *cast(x, unit, E4M3), unit
+def cast_measured(x: Tensor, rows: int | None = None) -> Cast:
+    """A matrix in e4m3 with its own unit; with rows of zeros below where `rows` are more than it has."""
+    unit = unit_of(mean_squares([x], True)[0])
+    return *cast_all([x], unit, E4M3, False, rows), unit
 
 
 def head_gradients(
-    hidden: Tensor, weight: Cast, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+    hidden: Tensor, weight: Cast, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(total, plain, gradient of hidden (N,D), of the weight (V,D)) of a linear head and its loss, as fused_loss.py."""
     h8, h8_turned, h_unit = cast_measured(hidden)
     w8, w8_turned, w_unit = weight
     logits = product(h8, w8, h_unit, w_unit, None, FAST["forward"])
-    total, plain, g8, g8_turned = loss_gradients(logits, targets, ignored, smoothing, z_loss)
+    total, plain, g8, g8_turned = loss_gradients(logits, targets, ignored, smoothing, z_loss, columns)
     g_unit = torch.full_like(h_unit, GRADIENT_UNIT)
     d_hidden = product(g8, w8_turned, g_unit, w_unit, None, FAST["inputs"])
     return total, plain, d_hidden, product(g8_turned, h8_turned, g_unit, h_unit, None, FAST["weights"])
-
-
-def _bias(b: Tensor | None) -> Tensor | None:
-    return None if b is None else b.bfloat16()
-
-
-def feed_forward(
-    x: Float[Tensor, "*n D"],
-    w_up: Float[Tensor, "F D"],
-    b_up: Float[Tensor, " F"] | None,
-    w_down: Float[Tensor, "D F"],
-    b_down: Float[Tensor, " D"] | None,
-    kind: str,
-) -> Float[Tensor, "*n D"]:
-    """down(activation(up(x))) with all six products of its forward and backward pass in 8 bits, in bfloat16.
-
-    Rows are filled up with zeros to a multiple of 16; their gradients are zero and add nothing.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        rows = x.reshape(-1, x.shape[-1]).bfloat16()
-        y: Tensor = _FeedForward.apply(fill_rows(rows), w_up, b_up, w_down, b_down, kind)
-        return y[: len(rows)].view(x.shape)
 
 
 def fill_rows(x: Tensor, value: float = 0) -> Tensor:
     """With as many further rows (or entries) as make their number a multiple of 16."""
     missing = -len(x) % MULTIPLE
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing), value=value) if missing else x
-
-
-class Float8Dense(Dense):
-    """A dense feed-forward whose training step takes its products in 8 bits. Evaluated or looked at, it is a Dense."""
-
-    kind: str
-
-    def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
-        if not self.training or tap.wants("pre") or tap.wants("post"):
-            return Dense.forward(self, x, tap)
-        return feed_forward(x, self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.kind)
-
-
-def enable(model: Model) -> None:
-    """Let every dense feed-forward of a model train in 8 bits. Parameters and their names stay."""
-    for module in model.modules():
-        if type(module) is Dense:
-            module.__class__ = Float8Dense
-            module.kind = model.config.feedforward.activation  # type: ignore[union-attr, assignment]
 
 
 def require_device(device: torch.device) -> None:

@@ -15,11 +15,14 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 GRADIENTS_TIMES = 2**14
 """What the loss's gradients are multiplied by: the inverse of fp8.GRADIENT_UNIT."""
 KINDS = ("relu", "relu2", "silu", "gelu_tanh", "gelu", "tanh")
-THREADS, DOWN, ACROSS, RUN = 256, 128, 64, 4
-"""As in fp8.cu: a block's threads, a tile's rows and columns, and the eights of a thread where nothing is turned."""
+DOWN, ACROSS, RUN = 128, 64, 4
+"""As in fp8.cu: a tile's rows and columns, and the eights of a thread where nothing is turned. A block has 2 DOWN
+threads."""
 MULTIPLE = 16
-MOST, PARTS = 4, 528
-"""Of squares.cu: tensors of a launch, and blocks of a tensor (four a multiprocessor of an H200)."""
+MOST, PARTS, THREADS = 4, 528, 256
+"""Of squares.cu: tensors of a launch, blocks of a tensor (four a multiprocessor of an H200), and threads of a block."""
+SAMPLED_FROM = 2**22
+"""Numbers of a tensor of which a mean square may read an eighth."""
 POINTERS = ("x", "pre", "unit", "post_unit", "out", "turned", "post_turned", "sums")
 
 
@@ -28,8 +31,7 @@ class Given(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in POINTERS),
-        ("rows", ctypes.c_int32),
-        ("columns", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("rows", "columns", "real", "stride", "turned_stride")),
     ]
 
 
@@ -40,21 +42,28 @@ class Several(ctypes.Structure):
         ("x", ctypes.c_void_p * MOST),
         ("numbers", ctypes.c_int64 * MOST),
         ("wide", ctypes.c_int32 * MOST),
+        ("sampled", ctypes.c_int32 * MOST),
         ("parts", ctypes.c_void_p),
     ]
 
 
 def source(**macros: int) -> str:
     """`macros`: those of fp8.cu that are not 0."""
-    chosen = {"WIDE": 0, "SHORT": 0, "KIND": 0, "SUMMED": 0, **macros}
+    chosen = {"DOWN": DOWN, "WIDE": 0, "SHORT": 0, "KIND": 0, "SUMMED": 0, **macros}
     return fused_loss_cuda.with_macros(chosen, "eight.cuh", "fp8.cu")
 
 
-def launch(name: str, shape: torch.Size, blocks: int, macros: dict[str, int], **tensors: Tensor) -> None:
-    """Run a kernel on matrices of this shape, by the names that `Given` has for them."""
+def launch(
+    name: str, shape: torch.Size, blocks: int, macros: dict[str, int], real: int | None = None, **tensors: Tensor
+) -> None:
+    """Run a kernel on matrices of this shape, by the names that `Given` has for them. What is written may be a part of
+    wider matrices; what is read has `real` rows."""
     some = next(iter(tensors.values()))
-    given = Given(rows=shape[0], columns=shape[1], **{key: t.data_ptr() for key, t in tensors.items()})
-    nvrtc.kernel(source(**macros), name, some.device.index or 0).launch(given, blocks, THREADS)
+    strides = [tensors[key].stride(0) if key in tensors else 0 for key in ("out", "turned")]
+    sizes = (shape[0], shape[1], shape[0] if real is None else real, *strides)
+    given = Given(**{key: t.data_ptr() for key, t in tensors.items()})
+    given.rows, given.columns, given.real, given.stride, given.turned_stride = sizes
+    nvrtc.kernel(source(**macros), name, some.device.index or 0).launch(given, blocks, 2 * DOWN)
 
 
 def tiles(shape: torch.Size, across: int = ACROSS) -> int:
@@ -67,13 +76,23 @@ def _both(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.empty(x.shape, dtype=dtype, device=x.device), torch.empty(x.shape[::-1], dtype=dtype, device=x.device)
 
 
-def cast(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As fp8.cast."""
-    x = x.contiguous()
-    out, turned = _both(x, dtype)
-    assert x.dtype in (torch.bfloat16, torch.float32), x.dtype
-    macros = {"WIDE": int(x.dtype is torch.float32), "SHORT": int(dtype is E5M2)}
-    launch("cast", x.shape, tiles(x.shape), macros, x=x, unit=unit, out=out, turned=turned)
+def cast_all(
+    parts: list[Tensor], unit: Tensor, dtype: torch.dtype, beside: bool, rows: int | None
+) -> tuple[Tensor, Tensor]:
+    """As fp8.cast_all: each part by a launch that writes where it belongs."""
+    axis = int(beside)
+    sizes = [x.shape[axis] for x in parts]
+    if rows is not None:
+        sizes[-1] += rows - sum(sizes)
+    shape = (len(parts[0]), sum(sizes)) if beside else (sum(sizes), parts[0].shape[1])
+    out = torch.empty(shape, dtype=dtype, device=unit.device)
+    turned = torch.empty(shape[::-1], dtype=dtype, device=unit.device)
+    places = zip(parts, out.split(sizes, axis), turned.split(sizes, 1 - axis), strict=True)
+    for part, here, there in places:
+        x = part.contiguous()
+        assert x.dtype in (torch.bfloat16, torch.float32), x.dtype
+        macros = {"WIDE": int(x.dtype is torch.float32), "SHORT": int(dtype is E5M2)}
+        launch("cast", here.shape, tiles(here.shape), macros, len(x), x=x, unit=unit, out=here, turned=there)
     return out, turned
 
 
@@ -83,7 +102,7 @@ def activate(pre: Tensor, unit: Tensor, kind: str) -> Tensor:
     assert pre.dtype is torch.bfloat16
     assert pre.numel() % 8 == 0
     out = torch.empty(pre.shape, dtype=E4M3, device=pre.device)
-    blocks = -(-pre.numel() // (8 * RUN * THREADS))
+    blocks = -(-pre.numel() // (8 * RUN * 2 * DOWN))
     launch("activate", pre.shape, blocks, {"KIND": KINDS.index(kind)}, pre=pre, unit=unit, out=out)
     return out
 
@@ -106,16 +125,20 @@ def activate_backward(
     return out, turned, post_turned, sums.sum(0) if summed else sums.new_empty(0)
 
 
-def mean_squares(tensors: list[Tensor]) -> Tensor:
+def mean_squares(tensors: list[Tensor], sampled: bool) -> Tensor:
     """As fp8.mean_squares."""
     tensors = [t.contiguous() for t in tensors]
     assert all(t.dtype in (torch.bfloat16, torch.float32) and t.numel() % MULTIPLE == 0 for t in tensors)
+    chosen = [sampled and t.numel() >= SAMPLED_FROM for t in tensors]
+    lines = [t.numel() * t.element_size() // 1024 for t in tensors]  # that are read of those
+    numbers = [n * 128 // t.element_size() if c else t.numel() for t, c, n in zip(tensors, chosen, lines, strict=True)]
     parts = torch.empty(len(tensors), PARTS, device=tensors[0].device)
     text = fused_loss_cuda.with_macros({"MOST": MOST, "PARTS": PARTS}, "squares.cu")
     given = Several(
         (ctypes.c_void_p * MOST)(*(t.data_ptr() for t in tensors)),
-        (ctypes.c_int64 * MOST)(*(t.numel() for t in tensors)),
+        (ctypes.c_int64 * MOST)(*numbers),
         (ctypes.c_int32 * MOST)(*(int(t.dtype is torch.float32) for t in tensors)),
+        (ctypes.c_int32 * MOST)(*map(int, chosen)),
         parts.data_ptr(),
     )
     nvrtc.kernel(text, "squares", parts.device.index or 0).launch(given, len(tensors) * PARTS, THREADS)
@@ -123,7 +146,7 @@ def mean_squares(tensors: list[Tensor]) -> Tensor:
 
 
 def turn(x: Tensor) -> Tensor:
-    """The transpose of a matrix of 8 bits in memory of its own."""
+    """As fp8.turn."""
     x = x.contiguous()
     turned = torch.empty(x.shape[::-1], dtype=x.dtype, device=x.device)
     launch("turn", x.shape, tiles(x.shape, 2 * ACROSS), {}, x=x, turned=turned)
@@ -131,18 +154,12 @@ def turn(x: Tensor) -> Tensor:
 
 
 def loss_gradients(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As fp8.loss_gradients. Rows that the kernel does not take go through bfloat16."""
-    if not fused_loss_cuda.fits(logits):
-        from glassformer.train.fused_loss import KERNELS, chunk_gradients  # it is built on this module
-
-        kernel = KERNELS.get("cuda", chunk_gradients)
-        total, plain, gradient = kernel(logits, targets, ignored, smoothing, z_loss)
-        unit = torch.full((), 1 / GRADIENTS_TIMES, device=logits.device)
-        return total, plain, *cast(gradient, unit, E5M2)
+    """As fp8.loss_gradients."""
+    assert fused_loss_cuda.fits(logits)
     gradients = torch.empty(logits.shape, dtype=E5M2, device=logits.device)
     rows = fused_loss_cuda.write_gradients(
-        logits, gradients, targets, ignored, smoothing, z_loss, eight=GRADIENTS_TIMES
+        logits, gradients, targets, ignored, smoothing, z_loss, columns, eight=GRADIENTS_TIMES
     )
     return rows[0].sum(), rows[1].sum(), gradients, turn(gradients)

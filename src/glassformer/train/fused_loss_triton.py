@@ -20,13 +20,14 @@ def _row(
     totals,
     plains,
     columns,
+    stride,
     ignored,
     smoothing,
     z_loss,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    base = logits + row * columns
+    base = logits + row * stride
     target = tl.load(targets + row)
     counted = target != ignored
     highest = float("-inf")
@@ -47,17 +48,17 @@ def _row(
     tl.store(totals + row, total)
     tl.store(plains + row, plain)
     weight = 1 + 2 * z_loss * lse
-    for start in range(0, columns, BLOCK):
+    for start in range(0, stride, BLOCK):
         at = start + tl.arange(0, BLOCK)
         z = tl.load(base + at, at < columns, other=float("-inf")).to(tl.float32)
         gradient = tl.exp(z - lse) * weight - smoothing / columns
         gradient = gradient - tl.where(at == target, 1 - smoothing, 0.0)
-        gradient = tl.where(counted, gradient, 0.0)
-        tl.store(gradients + row * columns + at, gradient.to(gradients.dtype.element_ty), at < columns)
+        gradient = tl.where(counted & (at < columns), gradient, 0.0)
+        tl.store(gradients + row * stride + at, gradient.to(gradients.dtype.element_ty), at < stride)
 
 
 def chunk_gradients(
-    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As fused_loss.chunk_gradients.
 
@@ -65,6 +66,6 @@ def chunk_gradients(
     """
     totals = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     plains, gradients = torch.empty_like(totals), torch.empty_like(logits)
-    settings = (logits.shape[1], ignored, float(smoothing), float(z_loss))
+    settings = (columns or logits.shape[1], logits.shape[1], ignored, float(smoothing), float(z_loss))
     _row[(len(logits),)](logits, gradients, targets, totals, plains, *settings, BLOCK, num_warps=WARPS)
     return totals.sum(), plains.sum(), gradients

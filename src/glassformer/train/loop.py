@@ -17,7 +17,7 @@ from torch import Tensor
 from glassformer import size as sizing
 from glassformer.model import Model, build
 from glassformer.model.device import choose_device, measure_matmul
-from glassformer.train import checkpoint, fp8, native
+from glassformer.train import checkpoint, fp8, fp8_layers, native
 from glassformer.train.batches import IGNORED, eval_batches
 from glassformer.train.data import Source
 from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
@@ -76,7 +76,7 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
         function = functools.partial(summed_loss, stream=torch.bfloat16)
     if run.machine.products == "float8":
         fp8.require_device(device)
-        fp8.enable(model)
+        fp8_layers.enable(model)
         function = functools.partial(function, float8=True)
     if device.type == "cpu":
         keep_freed()
@@ -345,7 +345,7 @@ def _precision(state: TrainState) -> str:
     name = str(state.dtype).removeprefix("torch.")
     if state.run.machine.products != "float8":
         return name
-    return f"{name}, products of feed-forwards{' and head' if float8_head(state.model) else ''} in float8"
+    return f"{name}, products of blocks{' and head' if float8_head(state.model) else ''} in float8"
 
 
 def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:

@@ -1,14 +1,22 @@
 // Cross-entropy of rows of logits and its gradient: each row is read from memory once and written once.
 //
 // A block keeps its row, 100 KB at 50,000 columns of bfloat16, in shared memory between the two passes that a softmax
-// needs; two blocks of a multiprocessor take turns at waiting for memory and at computing. The formulas are those of
-// fused_loss.py. COLUMNS and THREADS are macros, and so is EIGHT: unless 0, the gradient is written in e5m2, times EIGHT
-// (a power of two), after the text of eight.cuh. tests/train compiles the same text for a CPU.
+// needs; two blocks of a multiprocessor take turns at waiting for memory and at computing. A row too long for that (not
+// KEPT) is read twice. The formulas are those of fused_loss.py.
+//
+// Macros: THREADS; COLUMNS, and STRIDE from row to row, a multiple of 8: columns from COLUMNS on are no logits, whatever
+// they hold, and their gradient is 0. EIGHT: unless 0, the gradient is written in e5m2, times EIGHT (a power of two),
+// after the text of eight.cuh. tests/train compiles the same text for a CPU.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 
 struct alignas(16) Pack { u32 word[4]; };  // eight numbers
+#if KEPT
+typedef const Pack& Read;
+#else
+typedef const Pack Read;  // 16 bytes at once
+#endif
 #if EIGHT
 struct alignas(8) Made { u32 word[2]; };
 #else
@@ -25,14 +33,20 @@ struct Given {
 };
 
 #define WARPS (THREADS / 32)
-#define PACKS (COLUMNS / 8)
+#define PACKS (STRIDE / 8)
+#define REAL ((COLUMNS + 7) / 8)  // packs that hold logits
+#define PART (COLUMNS % 8)        // logits of the last one, unless it is full
 #define EVERYONE 0xffffffffu
 #define NOTHING __uint_as_float(0xff800000u)
 #define TO_BITS 1.4426950408889634f  // exp(x) = 2^(x log2 e)
 #define TIMES (EIGHT ? (float)EIGHT : 1.f)
 
 #ifdef __CUDACC__
+#if KEPT
 #define ROW extern __shared__ Pack row[]
+#else
+#define ROW const Pack* row = a.logits + (long long)blockIdx.x * PACKS
+#endif
 __device__ inline void ask(Pack* kept, const Pack* at) {
     u32 here = (u32)__cvta_generic_to_shared(kept);
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(here), "l"(at));
@@ -80,19 +94,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
     const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
     const long long r = blockIdx.x;
     const Pack* logits = a.logits + r * PACKS;
-    for (int i = t; i < PACKS; i += THREADS) ask(row + i, logits + i);
+#if KEPT
+    for (int i = t; i < REAL; i += THREADS) ask(row + i, logits + i);
+#endif
     const long long target = a.targets[r];
     const bool counted = target != a.ignored;
+#if KEPT
     asked();  // a thread reads only what it asked for itself
+#endif
 
     float highest = NOTHING, sum = 0, plain_sum = 0;  // of z log2 e
-    for (int i = t; i < PACKS; i += THREADS) {
+    for (int i = t; i < REAL; i += THREADS) {
+        Read p = row[i];
         float z[8], here = NOTHING, added = 0;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            z[2 * n] = low(row[i].word[n]) * TO_BITS;
-            z[2 * n + 1] = high(row[i].word[n]) * TO_BITS;
+            z[2 * n] = low(p.word[n]) * TO_BITS;
+            z[2 * n + 1] = high(p.word[n]) * TO_BITS;
         }
+#if PART
+#pragma unroll
+        for (int n = PART; n < 8; n++)
+            if (i == REAL - 1) z[n] = NOTHING;
+#endif
 #pragma unroll
         for (int n = 0; n < 8; n++) here = fmaxf(here, z[n]);
         here = fmaxf(here, highest);
@@ -101,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
         if (here != NOTHING) sum = sum * power(highest - here) + added, highest = here;
 #if SMOOTHED
 #pragma unroll
-        for (int n = 0; n < 8; n++) plain_sum += z[n];
+        for (int n = 0; n < 8; n++) plain_sum += PART && n >= PART && i == REAL - 1 ? 0.f : z[n];
 #endif
     }
     for (int step = 16; step > 0; step /= 2) {
@@ -132,17 +156,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
     const float own = counted ? (1 - a.smoothing) * TIMES : 0.f;
     const int its_pack = counted ? (int)(target / 8) : -1, its_place = (int)(target & 7);
     Made* gradients = a.gradients + r * PACKS;
-    for (int i = t; i < PACKS; i += THREADS) {
+    for (int i = t; i < REAL; i += THREADS) {
+        Read z = row[i];
         float g[8];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            g[2 * n] = power(low(row[i].word[n]) * TO_BITS - bits) * weight - even;
-            g[2 * n + 1] = power(high(row[i].word[n]) * TO_BITS - bits) * weight - even;
+            g[2 * n] = power(low(z.word[n]) * TO_BITS - bits) * weight - even;
+            g[2 * n + 1] = power(high(z.word[n]) * TO_BITS - bits) * weight - even;
         }
         if (i == its_pack) {
 #pragma unroll
             for (int n = 0; n < 8; n++) g[n] -= n == its_place ? own : 0.f;
         }
+#if PART
+#pragma unroll
+        for (int n = PART; n < 8; n++)
+            if (i == REAL - 1) g[n] = 0;
+#endif
         Made p;
 #if EIGHT
 #pragma unroll
@@ -155,4 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
 #endif
         put(gradients + i, p);
     }
+#if REAL < PACKS
+    for (int i = REAL + t; i < PACKS; i += THREADS) put(gradients + i, Made{});
+#endif
 }

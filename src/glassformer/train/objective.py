@@ -13,7 +13,6 @@ from torch import Tensor
 from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
 from glassformer.model.moe import balance_loss
 from glassformer.train.batches import IGNORED, mask_tokens, prefix_pairs
-from glassformer.train.fp8 import MULTIPLE
 from glassformer.train.fused_loss import linear_cross_entropy
 from glassformer.train.run import Loss, RunConfig
 
@@ -141,9 +140,9 @@ def chunked(model: Model) -> bool:
 
 
 def float8_head(model: Model) -> bool:
-    """Whether products of the head can be taken in 8 bits: a vocabulary that tensor cores can take, and no bias."""
+    """Whether products of the head can be taken in 8 bits: where the loss runs chunk by chunk, and without a bias."""
     head = model.config.head
-    return chunked(model) and head is not None and not head.bias and model.config.vocab_size % MULTIPLE == 0
+    return chunked(model) and head is not None and not head.bias
 
 
 def _chunked_loss(model: Model, hidden: Tensor, targets: Tensor, loss: Loss, float8: bool) -> tuple[Tensor, Tensor]:

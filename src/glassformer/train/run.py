@@ -156,7 +156,8 @@ class Machine:
     stream: Literal["float32", "bfloat16"] = "float32"
     """Type of the residual stream when products are in bfloat16; bfloat16 moves half the bytes between products."""
     products: Literal["precision", "float8"] = "precision"
-    """float8: those of dense feed-forwards and of a large head, on a GPU that has them, in training steps alone."""
+    """float8: those of dense feed-forwards, self-attention's projections and a large head, on a GPU that has them, in
+    training steps alone."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """yes: by torch.compile; auto: on a GPU, and on a CPU kernels of our own, where there is a C++ compiler."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"

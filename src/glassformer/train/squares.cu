@@ -1,5 +1,6 @@
 // Mean squares of several tensors in one launch: PARTS blocks take a tensor, each leaves its share of the mean. The
-// numbers of a tensor fill whole packs. MOST and PARTS are macros; tests/train compiles the same text for a CPU.
+// numbers of a tensor fill whole packs. Of a tensor that is sampled, one line of eight packs is read of every eight lines,
+// a different one each time (as fp8.sample). MOST and PARTS are macros; tests/train compiles the same text for a CPU.
 
 typedef unsigned int u32;
 
@@ -7,8 +8,9 @@ struct alignas(16) Pack { u32 word[4]; };  // four numbers of float32, or eight 
 
 struct Given {
     const Pack* x[MOST];
-    long long numbers[MOST];
-    int wide[MOST];  // float32
+    long long numbers[MOST];  // that are read
+    int wide[MOST];           // float32
+    int sampled[MOST];
     float* parts;    // (tensors, PARTS)
 };
 
@@ -18,22 +20,27 @@ struct Given {
 
 __device__ inline float square(float x) { return x * x; }
 
+__device__ inline long long place(long long i) {
+    const long long line = i >> 3;
+    return (line * 8 + ((u32)line * 2654435761u >> 29)) * 8 + (i & 7);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) squares(const Given a) {
     __shared__ float board[THREADS / 32];
     const int t = threadIdx.x, which = blockIdx.x / PARTS;
     const Pack* x = a.x[0];
-    bool wide = a.wide[0];
+    bool wide = a.wide[0], sampled = a.sampled[0];
     long long numbers = a.numbers[0];
 #pragma unroll
     for (int n = 1; n < MOST; n++)  // an argument that is indexed is copied first
-        if (which == n) x = a.x[n], wide = a.wide[n], numbers = a.numbers[n];
+        if (which == n) x = a.x[n], wide = a.wide[n], sampled = a.sampled[n], numbers = a.numbers[n];
     const long long packs = numbers / (wide ? 4 : 8), step = (long long)PARTS * THREADS;
     float sum[RUN] = {};
     for (long long i = (long long)(blockIdx.x - which * PARTS) * THREADS + t; i < packs; i += RUN * step) {
         Pack p[RUN] = {};
 #pragma unroll
         for (int n = 0; n < RUN; n++)
-            if (i + n * step < packs) p[n] = x[i + n * step];
+            if (i + n * step < packs) p[n] = x[sampled ? place(i + n * step) : i + n * step];
 #pragma unroll
         for (int n = 0; n < RUN; n++)
 #pragma unroll
