@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.generate.native import NativeDecoder, NativeError, library, unsupported
-from glassformer.generate.native.decoder import fingerprint, settle, weights_of
+from glassformer.generate.native.decoder import fingerprint, settle, stretches, weights_of
 from glassformer.generate.native.pack import group_of, packed_as, quantise
 from tests import variants
 from tests.variants import decoder, lively, tokens
@@ -247,6 +247,14 @@ def test_weights_move_to_huge_pages_once_and_stay_what_they_are():
     assert [settle(model, n) for n in (150, 49, 1, 500)] == [False, False, True, False]
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert settle(float_model(decoder()), 1000)
+
+
+def test_memory_that_lies_close_together_is_taken_as_one():
+    """Two matrices side by side hold a huge page that neither holds alone; what lies far apart stays apart."""
+    mega = 1 << 20
+    pieces = [(9 * mega, 10 * mega), (0, mega), (mega + 64, 3 * mega), (3 * mega, 4 * mega), (5 * mega, 6 * mega)]
+    assert stretches(pieces) == [(0, 4 * mega), (5 * mega, 6 * mega), (9 * mega, 10 * mega)]
+    assert stretches([(0, 4 * mega), (mega, 2 * mega)]) == [(0, 4 * mega)]
 
 
 def test_a_full_cache_and_wrong_settings_are_sentences():

@@ -26,7 +26,10 @@ def outcome(function, inputs, d_out, dtype):
 
 
 def assert_close(found, exact, dtype, terms):
-    """Sums of `terms` products in float32: roundings add up like their root. bfloat16 rounds the results once more."""
+    """Sums of `terms` products in float32: roundings add up like their root.
+
+    bfloat16 rounds the results once more, and once the pattern and the gradient of the scores, whose sums they are.
+    """
     roundings = 8 + 2 * terms**0.5 if dtype is torch.float32 else 2
     for ours, true in zip(found, exact, strict=True):
         bound = EPSILON[dtype] * roundings * max(4.0, float(true.abs().max()))  # what cancels was about this large
@@ -63,6 +66,19 @@ def test_attention_is_the_definition_and_so_are_its_gradients(
 
     exact = outcome(torchs, inputs, d_out, torch.float64)
     assert_close(outcome(ours, inputs, d_out, dtype), exact, dtype, max(queries, keys) + width + value)
+
+
+@pytest.mark.parametrize("queries", [1, 7, 50])
+def test_bfloat16_is_added_up_in_float32(queries):
+    """Equal scores make the pattern 1/256: every product is exact, and so must be their sums, of odd queries too."""
+    keys = 256
+    q, k = torch.zeros(1, 1, queries, 16), draw(0, 1, 1, keys, 16)
+    v, d_out = draw(1, 1, 1, keys, 32).mul(60).round(), draw(2, 1, 1, queries, 32).mul(60).round()
+    out, d_q, d_k, d_v = outcome(lambda *x: attention(*x, 0.25, False), (q, k, v), d_out, torch.bfloat16)
+    assert torch.equal(out, v.double().mean(2, keepdim=True).bfloat16().double().expand_as(out))
+    assert torch.equal(d_v, (d_out.double().sum(2, keepdim=True) / keys).bfloat16().double().expand_as(d_v))
+    assert not d_k.any()
+    assert d_q.any()
 
 
 def test_attention_of_tensors_that_lie_otherwise():
@@ -135,6 +151,7 @@ def test_the_same_bits_every_time_with_any_number_of_threads(threads):
         runs = [
             outcome(lambda *a: feed_forward(a[0], a[1], None, a[2], None, False), (x, up, down), x, torch.float32)
             + outcome(lambda q: attention(q, q, q, 0.3, True), (q,), q, torch.float32)
+            + outcome(lambda q: attention(q, q, q, 0.3, True), (q,), q, torch.bfloat16)
             for _ in range(2)
         ]
     finally:

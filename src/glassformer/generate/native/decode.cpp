@@ -22,13 +22,17 @@ void rotate(const Model& m, float* x, int place) {
     }
 }
 
-// out[0..16 N) = factor * sum over s of w[s] values[s][0..16 N)
+// out[0..16 N) = factor * sum over s of w[s] values[s][0..16 N); the second cache is asked for as much of `next`.
 template <int N>
-void blend(const float* w, const float* values, int pitch, int from, int end, float factor, float* out) {
+void blend(const float* w, const float* values, int pitch, int from, int end, float factor, float* out,
+           const float* next = nullptr) {
     vf sums[N] = {};
     for (long s = from; s < end; s++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) sums[n] += load(values + s * pitch + n * W) * w[s];
+        for (int n = 0; n < N; n++) {
+            sums[n] += load(values + s * pitch + n * W) * w[s];
+            if (next) __builtin_prefetch(next + s * pitch + n * W, 0, 2);
+        }
 #pragma GCC unroll 4
     for (int n = 0; n < N; n++) *(vf*)(out + n * W) = sums[n] * factor;
 }
@@ -110,16 +114,22 @@ struct Step {
         return window && place + 1 > window ? place + 1 - window : 0;
     }
 
+    const float* next_keys(int t, int i, int g, int index) {  // that thread t reads after those of entry i and group g
+        if (++g == m.kv_heads * (t + 1) / threads) g = m.kv_heads * t / threads, i++;
+        return i < count ? kept(cache.keys, index, entries[i].row, g, m.d_head) : nullptr;
+    }
+
     void attend(int t, int index) {  // few entries: the thread that stores a key is the one that reads it
         const int group = m.heads / m.kv_heads, dv = m.d_value;
         std::vector<float> weights(cache.capacity);
         for (int i = 0; i < count; i++)
             for (int g = m.kv_heads * t / threads; g < m.kv_heads * (t + 1) / threads; g++) {
                 store(i, g, index);
+                const float* next = next_keys(t, i, g, index);
                 for (int h = g * group; h < (g + 1) * group; h++) {
                     query(i, h, index);
                     float* out = mixed + i * mixed_pitch + h * dv;
-                    head(i, h, index, weights.data(), out);
+                    head(i, h, index, weights.data(), out, next);
                 }
             }
     }
@@ -184,15 +194,20 @@ struct Step {
         return soften(w + from, count - from, m.position == ALIBI ? 1.0f : m.scale);
     }
 
-    void head(int i, int h, int index, float* w, float* out) {
+    // One query and its head. Values are asked for while keys are read, and the `next` keys while values are.
+    void head(int i, int h, int index, float* w, float* out, const float* next = nullptr) {
         const int g = h / (m.heads / m.kv_heads), dk = m.d_head, dv = m.d_value, row = entries[i].row;
         const float *keys = kept(cache.keys, index, row, g, dk), *values = kept(cache.values, index, row, g, dv);
         const float* q = row_of(i) + h * dk;
         const int end = entries[i].place + 1, from = seen_from(entries[i].place, index);
-        for (int s = from; s < end; s++) w[s] = dot(q, keys + (long)s * dk, dk);
+        for (long s = from; s < end; s++) {
+            for (int c = 0; c < dv; c += W) __builtin_prefetch(values + s * dv + c, 0, 2);
+            w[s] = dot(q, keys + s * dk, dk);
+        }
         const float sum = softened(w, from, end, h);
         int c = 0;
-        for (; c + 4 * W <= dv; c += 4 * W) blend<4>(w, values + c, dv, from, end, 1 / sum, out + c);
+        for (; c + 4 * W <= dv; c += 4 * W)
+            blend<4>(w, values + c, dv, from, end, 1 / sum, out + c, next ? next + c : nullptr);
         for (; c + W <= dv; c += W) blend<1>(w, values + c, dv, from, end, 1 / sum, out + c);
         for (; c < dv; c++) {
             out[c] = 0;
@@ -284,21 +299,22 @@ struct Step {
 
     void run(int t) {
         const long D = m.d_model;
-        std::vector<float> own(split ? 0 : count * model_pitch * 2), last(asked * D);
-        float *x = split ? stream : own.data(), *normed = split ? this->normed : own.data() + count * model_pitch;
+        std::vector<float> own((split ? 0 : count * model_pitch * 2) + W), judged(asked * D + W);
+        float *x = split ? stream : lined(own), *normed = split ? this->normed : x + count * model_pitch;
+        float* last = lined(judged);
         embed(t, x);
         for (int l = 0; l < m.layers; l++) block(t, l, x, normed);
         if (!asked) return;
         together();
         for (int i = 0; i < asked; i++) {
-            float* one = &last[i * D];
+            float* one = last + i * D;
             std::memcpy(one, x + wanted[i] * model_pitch, D * sizeof(float));
             if (m.last.weight) normalise(m.last, one, D, one);
             for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
-        const Vectors& v = take(t, scratch.judged, last.data(), D);
+        const Vectors& v = take(t, scratch.judged, last, D);
         share_rows(t, threads, taken[m.layers * PRODUCTS], m.head, asked, [&](int first, int end, int soon) {
-            multiply(m.head, first, end, last.data(), D, v, logits, m.vocabulary, soon);
+            multiply(m.head, first, end, last, D, v, logits, m.vocabulary, soon);
         });
         barrier.wait();
     }

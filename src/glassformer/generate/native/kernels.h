@@ -30,6 +30,15 @@ struct Matrix {           // y = weights x + bias
 
 inline vf load(const float* p) { return *(const vf*)p; }
 
+// A vector that stays in its register: the compiler would load it again for each product it is part of, and loads are
+// then what limits.
+inline vf held(vf v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#endif
+    return v;
+}
+
 // The first n < 16 numbers of p, and `rest` after them.
 inline vf load_some(const float* p, int n, float rest) {
     float a[W];
@@ -69,39 +78,57 @@ inline float dot(const float* a, const float* b, int n) {
     return rest;
 }
 
+// What the columns from `whole` on add to some rows times some vectors. Not inline: few matrices have such columns, and
+// every size of rows_times would carry it.
+__attribute__((noinline)) inline void add_rest(const float* w, long columns, long whole, const float* const* x,
+                                               int rows, int vectors, float* out) {
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < vectors; b++)
+            for (long c = whole; c < columns; c++) out[r * vectors + b] += w[r * columns + c] * x[b][c];
+}
+
 // R rows times B vectors.
 //
 // One row is a single stream, which the processor itself reads ahead best; of R streams it loses track, so there the
-// second cache is asked for the rows after these. The order of a sum is the same for every R and B: a vector gets the same
+// second cache is asked for the rows that come `next`. The order of a sum is the same for every R and B: a vector gets the same
 // bits alone and beside others.
 template <int R, int B>
-inline void rows_times(const Matrix& m, int row, const float* const* x, float* const* y) {
-    const long columns = m.columns, whole = columns / W * W, ahead = R * columns;
+inline void rows_times(const Matrix& m, int row, const float* next, const float* const* x, float* const* y) {
+    const long columns = m.columns, whole = columns / W * W;
     const float* w = (const float*)m.weights + (long)row * columns;
     vf sums[R][B] = {};
-    for (long i = 0; i < whole; i += W)
+    float out[R * B];
+    for (long i = 0; i < whole; i += W) {
+        vf weights[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             const float* at = w + r * columns + i;
-            const vf weights = load(at);
-            if (R > 1) __builtin_prefetch(at + ahead, 0, 2);
-#pragma GCC unroll 8
-            for (int b = 0; b < B; b++) sums[r][b] += weights * load(x[b] + i);
+            weights[r] = held(load(at));
+            if (R > 1) __builtin_prefetch(next + r * columns + i, 0, 2);
         }
+#pragma GCC unroll 8
+        for (int b = 0; b < B; b++) {
+            const vf here = R > 1 ? held(load(x[b] + i)) : load(x[b] + i);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) sums[r][b] += weights[r] * here;
+        }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int b = 0; b < B; b++) {
-            float out = total(sums[r][b]);
-            for (long c = whole; c < columns; c++) out += w[r * columns + c] * x[b][c];
-            y[b][row + r] = out + (m.bias ? m.bias[row + r] : 0.0f);
-        }
+        for (int b = 0; b < B; b++) out[r * B + b] = total(sums[r][b]);
+    if (whole < columns) add_rest(w, columns, whole, x, R, B, out);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int b = 0; b < B; b++) y[b][row + r] = out[r * B + b] + (m.bias ? m.bias[row + r] : 0.0f);
 }
 
 // B vectors, of which the last stands for those that are missing: it is computed again and written again.
 template <int B>
-inline void band(const Matrix& m, int first, int last, const float* x, long pitch, int vectors, float* y, long stride) {
-    constexpr int R = B == 1 ? 1 : B == 8 ? 2 : 4;
+inline void band(const Matrix& m, int first, int last, const float* x, long pitch, int vectors, float* y, long stride,
+                 int soon) {
+    constexpr int R = B == 1 ? 1 : B == 8 ? 3 : 4;
     const float* from[B];
     float* to[B];
     for (int b = 0; b < B; b++) {
@@ -109,18 +136,20 @@ inline void band(const Matrix& m, int first, int last, const float* x, long pitc
         from[b] = x + at * pitch, to[b] = y + at * stride;
     }
     int row = first;
-    for (; row + R <= last; row += R) rows_times<R, B>(m, row, from, to);
-    for (; row < last; row++) rows_times<1, B>(m, row, from, to);
+    const float* all = (const float*)m.weights;
+    for (; row + R <= last; row += R)
+        rows_times<R, B>(m, row, all + (long)(row + R < last || !soon ? row + R : soon) * m.columns, from, to);
+    for (; row < last; row++) rows_times<1, B>(m, row, nullptr, from, to);
 }
 
 // Rows first..last of y = m x (+ bias) for a few vectors at a distance of `pitch` and a float32 matrix.
 inline void multiply_rows(const Matrix& m, int first, int last, const float* x, long pitch, int batch, float* y,
-                          long stride) {
+                          long stride, int soon) {
     for (; batch > 4; batch -= 8, x += 8 * pitch, y += 8 * stride)
-        band<8>(m, first, last, x, pitch, std::min(batch, 8), y, stride);
-    if (batch > 2) band<4>(m, first, last, x, pitch, batch, y, stride);
-    else if (batch == 2) band<2>(m, first, last, x, pitch, batch, y, stride);
-    else if (batch == 1) band<1>(m, first, last, x, pitch, batch, y, stride);
+        band<8>(m, first, last, x, pitch, std::min(batch, 8), y, stride, soon);
+    if (batch > 2) band<4>(m, first, last, x, pitch, batch, y, stride, soon);
+    else if (batch == 2) band<2>(m, first, last, x, pitch, batch, y, stride, soon);
+    else if (batch == 1) band<1>(m, first, last, x, pitch, batch, y, stride, soon);
 }
 
 }  // namespace glass

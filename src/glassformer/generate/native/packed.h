@@ -254,7 +254,7 @@ inline void multiply(const Matrix& m, int first, int last, const float* x, long 
                      long stride, int soon = 0) {
     if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, first, last, v, y, stride, soon, widen_panel);
     switch (m.kind) {
-        case F32: return multiply_rows(m, first, last, x, pitch, v.batch, y, stride);
+        case F32: return multiply_rows(m, first, last, x, pitch, v.batch, y, stride, soon);
         case BF16: return multiply_panels<BF16>(m, first, last, v, y, stride);
         case INT8: return multiply_panels<INT8>(m, first, last, v, y, stride);
         default: return multiply_panels<INT4>(m, first, last, v, y, stride);

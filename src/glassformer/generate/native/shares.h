@@ -28,6 +28,11 @@ struct Prepared {
 // would push each other out of the caches.
 inline long apart(long n) { return ((n + W - 1) / W | 1) * W; }
 
+// Where the first cache line of some memory begins: vectors that lie across two are loaded at half the speed.
+inline float* lined(std::vector<float>& held) {
+    return held.data() + (-(uintptr_t)held.data() / sizeof(float)) % W;
+}
+
 // What a step writes on its way. It is kept for the next: new memory costs a prompt of hundreds of tokens 5 %.
 struct Scratch {
     static constexpr long MOST = 64 << 20;  // bytes that are kept
@@ -36,9 +41,9 @@ struct Scratch {
     long used = 0;
 
     float* need(std::vector<float>& held, long n) {
-        if ((long)held.size() < n) held.resize(n);
+        if ((long)held.size() < n + W) held.resize(n + W);
         used += held.size() * sizeof(float);
-        return held.data();
+        return lined(held);
     }
     static Scratch& kept() {  // under the pool's turn
         static Scratch* made = new Scratch;
@@ -52,11 +57,12 @@ inline int chunk_of(const Matrix& w, int batch, int threads) {
     if (batch >= MANY) return WIDE;
     const long bits = w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4;
     const long rows = std::min(CHUNK * 8 / (w.columns * bits), (long)w.rows / threads);
-    return (int)std::max(rows / WIDE * WIDE, (long)WIDE);
+    const int step = w.kind == F32 && batch > 4 ? 24 : WIDE;  // whole threes: so many rows of float32 meet 8 vectors at once
+    return (int)std::max(rows / step * step, (long)step);
 }
 
-// work(first, last, soon) for rows of a matrix, and those that are probably next: each thread has a chunk of its own and then takes the next that nobody has,
-// because memory serves threads unevenly. Who sums a row changes no bit.
+// work(first, last, soon) for rows of a matrix, and those that are probably next: each thread has a chunk of its own and
+// then takes the next that nobody has, because memory serves threads unevenly. Who sums a row changes no bit.
 template <class F>
 inline void share_rows(int t, int threads, std::atomic<int>& taken, const Matrix& w, int batch, F work) {
     const int chunk = chunk_of(w, batch, threads), rows = w.rows;

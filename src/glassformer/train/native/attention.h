@@ -1,4 +1,5 @@
-// softmax(scale q k^T) v and its gradients, one (row, head) at a time, in float32 whatever the type of the inputs.
+// softmax(scale q k^T) v and its gradients, one (row, head) at a time, in float32 whatever the type of the inputs; for
+// bf16 pairs.h has a faster way.
 //
 // A head's keys and values fit a core's cache, so whole rows of scores are computed, block by block of queries; blocks of
 // a causal pattern read only the keys up to their last query. The backward pass computes the pattern again from the
@@ -51,10 +52,11 @@ static void transpose(const float* from, int64_t n, int64_t width, float* to) { 
 }
 
 template <typename T>
-static void unpack(const float* from, int64_t n, int64_t width, const Heads& to, int64_t b, int64_t h, int64_t first) {
+static void unpack(const float* from, int64_t n, int64_t width, float scale, const Heads& to, int64_t b, int64_t h,
+                   int64_t first) {
     for (int64_t t = 0; t < n; ++t) {
         T* row = row_of<T>(to, b, h, first + t);
-        for (int64_t d = 0; d < width; d += WIDE) store(row + d, load(from + t * width + d));
+        for (int64_t d = 0; d < width; d += WIDE) store(row + d, load(from + t * width + d) * scale);
     }
 }
 
@@ -66,11 +68,11 @@ static inline float sum_of(floats x) {
 
 static inline ints lanes() { return ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
-// A row of scores to e^(s - max), zero from `seen` on; returns the sum and the maximum.
-static inline float soften(float* row, int64_t seen, int64_t padded, float* highest) {
+// A row of scores to e^(scale s - max), zero from `seen` on; returns the sum and the maximum.
+static inline float soften(float* row, int64_t seen, int64_t padded, float scale, float* highest) {
     floats top = all(-INFINITY);
     for (int64_t j = 0; j < seen; j += WIDE) {
-        floats x = load(row + j);
+        floats x = load(row + j) * scale;
         x = lanes() + (int32_t)j < (int32_t)seen ? x : all(-INFINITY);
         top = x > top ? x : top;
     }
@@ -78,7 +80,7 @@ static inline float soften(float* row, int64_t seen, int64_t padded, float* high
     for (int i = 1; i < WIDE; ++i) most = top[i] > most ? top[i] : most;
     floats total = {};
     for (int64_t j = 0; j < padded; j += WIDE) {
-        floats y = lanes() + (int32_t)j < (int32_t)seen ? exponential(load(row + j) - most) : floats{};
+        floats y = lanes() + (int32_t)j < (int32_t)seen ? exponential(load(row + j) * scale - most) : floats{};
         store(row + j, y);
         total += y;
     }
@@ -109,13 +111,13 @@ static void forward_head(const Task& t, int64_t b, int64_t h) {
         float sums[BLOCK];
         for (int64_t i = 0; i < span.rows; ++i) {
             float most;
-            sums[i] = soften(score + i * S, span.seen(t, first + i), span.keys, &most);
+            sums[i] = soften(score + i * S, span.seen(t, first + i), span.keys, 1, &most);
             t.lse[(b * t.n_heads + h) * t.n_queries + first + i] = most + std::log(sums[i]);
         }
         multiply({score, S, 1}, {v, U}, out, U, span.rows, U, span.keys);
         for (int64_t i = 0; i < span.rows; ++i)
             for (int64_t d = 0; d < U; d += WIDE) store(out + i * U + d, load(out + i * U + d) * (1 / sums[i]));
-        unpack<T>(out, span.rows, U, t.o, b, h, first);
+        unpack<T>(out, span.rows, U, 1, t.o, b, h, first);
     }
 }
 
@@ -153,13 +155,12 @@ static void backward_head(const Task& t, int64_t b, int64_t kv) {
                 }
             }
             multiply({d_s, S, 1}, {k, W}, d_q, W, span.rows, W, n);
-            for (int64_t i = 0; i < span.rows * W; i += WIDE) store(d_q + i, load(d_q + i) * t.scale);
-            unpack<T>(d_q, span.rows, W, t.d_q, b, h, first);
+            unpack<T>(d_q, span.rows, W, t.scale, t.d_q, b, h, first);
             multiply({d_s, 1, S}, {q, W}, d_k, W, n, W, span.rows, true);  // q carries the scale
             multiply({pattern, 1, S}, {d_o, U}, d_v, U, n, U, span.rows, true);
         }
-    unpack<T>(d_k, t.n_keys, W, t.d_k, b, kv, 0);
-    unpack<T>(d_v, t.n_keys, U, t.d_v, b, kv, 0);
+    unpack<T>(d_k, t.n_keys, W, 1, t.d_k, b, kv, 0);
+    unpack<T>(d_v, t.n_keys, U, 1, t.d_v, b, kv, 0);
 }
 
 template <typename T>

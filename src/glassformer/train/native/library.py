@@ -6,7 +6,7 @@ from pathlib import Path
 
 from glassformer import cxx
 
-SOURCES = ("train.cpp", "attention.h", "feedforward.h", "activation.h", "product.h", "vectors.h")
+SOURCES = ("train.cpp", "attention.h", "feedforward.h", "activation.h", "pairs.h", "product.h", "vectors.h")
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-trapping-math", "-fno-math-errno"
 )  # fmt: skip

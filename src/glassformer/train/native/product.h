@@ -1,37 +1,50 @@
-// Products of float32 matrices that lie in a core's cache, by tiles of 12 x 32 that lie in its registers.
+// Products of matrices that lie in a core's cache, by tiles of 12 x 32 sums in float32 that lie in its registers.
+//
+// Of floats, or of pairs of bf16 that follow each other along the sum, where the processor multiplies those.
 #pragma once
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #include "vectors.h"
 
 constexpr int64_t PANEL = 2 * WIDE;  // columns of a tile
 
+template <typename T>
 struct Left {  // (i, d) at data[i * row + d * step]: a matrix or its transpose
-    const float* data;
+    const T* data;
     int64_t row, step;
 };
 
+template <typename T>
 struct Right {  // (d, j) at data[d * row + j], or, where columns are kept in panels of 32, each panel further on
-    const float* data;
+    const T* data;
     int64_t row, panel = PANEL;
 };
 
-template <int ROWS, int COLUMNS>
-static inline void tile(Left a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, bool add) {
+static inline void add_product(floats& sum, float left, floats right) { sum += all(left) * right; }
+#if defined(__AVX512BF16__)
+static inline void add_product(floats& sum, pair left, words right) {  // with the intrinsic GCC 12 spills the sums
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32((int)left)), "v"(right));
+}
+#endif
+
+template <int ROWS, int COLUMNS, typename T>
+static inline void tile(Left<T> a, const T* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, bool add) {
     floats sum[ROWS][COLUMNS];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
         for (int j = 0; j < COLUMNS; ++j) sum[r][j] = floats{};
     for (int64_t d = 0; d < depth; ++d) {
-        floats right[COLUMNS];
+        decltype(load(b)) right[COLUMNS];
 #pragma GCC unroll 2
         for (int j = 0; j < COLUMNS; ++j) right[j] = load(b + d * b_row + j * WIDE);
-        const float* left = a.data + d * a.step;
+        const T* left = a.data + d * a.step;
 #pragma GCC unroll 12
-        for (int r = 0; r < ROWS; ++r) {
-            const floats one = all(left[r * a.row]);
+        for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
-            for (int j = 0; j < COLUMNS; ++j) sum[r][j] += one * right[j];
-        }
+            for (int j = 0; j < COLUMNS; ++j) add_product(sum[r][j], left[r * a.row], right[j]);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
@@ -42,11 +55,11 @@ static inline void tile(Left a, const float* b, int64_t b_row, float* c, int64_t
         }
 }
 
-template <int ROWS>
-static inline int64_t rows(Left a, Right b, float* c, int64_t c_row, int64_t i, int64_t m, int64_t j, int64_t n, int64_t depth, bool add) {
-    const float* right = b.data + j / PANEL * b.panel;
+template <int ROWS, typename T>
+static inline int64_t rows(Left<T> a, Right<T> b, float* c, int64_t c_row, int64_t i, int64_t m, int64_t j, int64_t n, int64_t depth, bool add) {
+    const T* right = b.data + j / PANEL * b.panel;
     for (; i + ROWS <= m; i += ROWS) {
-        Left at{a.data + i * a.row, a.row, a.step};
+        Left<T> at{a.data + i * a.row, a.row, a.step};
         if (n - j >= PANEL) tile<ROWS, 2>(at, right, b.row, c + i * c_row + j, c_row, depth, add);
         else tile<ROWS, 1>(at, right, b.row, c + i * c_row + j, c_row, depth, add);
     }
@@ -54,7 +67,8 @@ static inline int64_t rows(Left a, Right b, float* c, int64_t c_row, int64_t i, 
 }
 
 // c (m,n) = or += a (m,depth) b (depth,n); n in sixteens.
-static void multiply(Left a, Right b, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add = false) {
+template <typename T = float>
+static void multiply(Left<T> a, Right<T> b, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add = false) {
     for (int64_t j = 0; j < n; j += PANEL) {
         int64_t i = rows<12>(a, b, c, c_row, 0, m, j, n, depth, add);
         i = rows<4>(a, b, c, c_row, i, m, j, n, depth, add);

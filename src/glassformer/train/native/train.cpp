@@ -1,6 +1,7 @@
 // Kernels of a training step on a CPU, called from Python through ctypes.
 #include "attention.h"
 #include "feedforward.h"
+#include "pairs.h"
 
 extern "C" {
 
