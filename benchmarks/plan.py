@@ -1,140 +1,268 @@
-"""`glass size plan` against what two processes on this machine really do.
+"""`glass size plan` against what two ranks on this machine really do.
 
-One process alone gives the rate of a device, a sum over two ranks gives the rate of their link; from these two numbers
-the plan predicts a data-parallel and a fully sharded step of two ranks, and torchrun measures them.
+    python -m benchmarks.plan [--cases 384x6 768x4] [--rounds 5]
 
-    python -m benchmarks.plan --text TEXT
+Two ranks of torchrun, a thread each, take turns in every round, and the plan is asked with the rates of a round about
+the steps of that round. What gives the rates is never what is predicted:
+
+    products          each rank trains by itself, both at once
+    link, gather, …   messages of the model's own sizes are summed, gathered, scattered, and copied in memory
+    gaps (sharded)    ranks train as sharded ones do, in step, but their messages bring nothing (`Silent`): what that
+                      takes beyond a process by itself, the copies of `plan` and the beginnings of messages is torch's
+                      Python between the layers and waiting for the other, layer by layer
+
+Predicted are steps of data-parallel and of fully sharded ranks: `train_step`, that of `glass train`, on random tokens.
+Rounds in which other programs took more than `FOREIGN` of the two cores are counted and left out.
+
+Not checked: tensor parallelism, which `glass train` does not do. One GPU: benchmarks/plan_gpu.py.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from glassformer import presets
+from glassformer.config import DecoderConfig
 from glassformer.size.devices import Device
-from glassformer.size.flops import flops
-from glassformer.size.parameters import count
-from glassformer.size.plan import plan
+from glassformer.size.parameters import count, parameters
+from glassformer.size.plan import BUCKET, STEP, copies, plan, work
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-SHAPE = ("model.preset=shakespeare", "model.n_layers=6", "model.max_len=256", "model.dropout=0.0", "machine.compile=no")
-"""The plain engine everywhere: sharded ranks cannot use the compiled kernels."""
-EACH = 4
-"""Sequences per rank."""
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+RANKS = 2
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
+WAYS = {"ddp": "data", "fsdp": "sharded"}
+CONTEXT, VOCAB = 256, 1024
+FOREIGN = 0.05
+STEPS, MESSAGES = 3, 5
+"""Timed in a round, of each kind; their median is what the round says."""
+Seconds = dict[str, float]
 
 
-def changes(folder: Path, name: str, text: str, batch: int, steps: int, *more: str) -> list[str]:
-    where = (f"data.corpus={text}", f"data.cache={folder / 'tokens'}", f"out={folder / name}")
-    loop = (
-        f"loop.batch={batch}",
-        f"loop.steps={steps}",
-        "loop.log_every=1",
-        "loop.eval_every=100000",
-        "schedule.warmup=1",
-    )
-    return [*where, *SHAPE, *loop, "machine.device=cpu", "machine.precision=float32", *more]
+@dataclass(frozen=True)
+class Case:
+    """A model and its sequences per rank."""
+
+    width: int
+    layers: int
+    each: int
+
+    @property
+    def config(self) -> DecoderConfig:
+        sizes: dict[str, Any] = {"n_heads": self.width // 64, "d_ff": 4 * self.width, "max_len": CONTEXT}
+        return presets.gpt2(vocab_size=VOCAB, d_model=self.width, n_layers=self.layers, dropout=0.0, **sizes)
+
+    @property
+    def layer(self) -> int:
+        """Elements of the message in which a block's weights travel."""
+        shapes = parameters(self.config).items()
+        return sum(math.prod(shape) for name, shape in shapes if ".blocks.0." in name) // RANKS * RANKS
+
+    @property
+    def bucket(self) -> int:
+        """Elements of the message in which gradients are summed."""
+        return min(BUCKET // 4, count(self.config))
 
 
-def seconds(folder: Path) -> tuple[float, float]:
-    """Median seconds of a step after the first five, and the spread of the middle half."""
-    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    steps = [1 / e["steps_per_second"] for e in events if e["event"] == "step" and e.get("steps_per_second")][5:]
-    low, _, high = statistics.quantiles(steps, n=4)
-    return statistics.median(steps), high - low
+CASES = {"384x6": Case(384, 6, 4), "384x6-short": Case(384, 6, 1), "768x4": Case(768, 4, 2)}
+"""Messages of 7 and 28 MB, a small and a large part of a step."""
 
 
-def alone(folder: Path, text: str, steps: int) -> float:
-    """Two processes side by side that know nothing of each other: what a device does while its neighbour works."""
-    running = []
-    for name in ("one", "two"):
-        command = [sys.executable, "-m", "glassformer", "train", "--set", *changes(folder, name, text, EACH, steps)]
-        running.append(subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL))
-        if name == "one":
-            while not (folder / "tokens").exists():  # one prepares the text
-                time.sleep(0.2)
-            time.sleep(3)
-    assert all(process.wait() == 0 for process in running)
-    return statistics.mean(seconds(folder / name)[0] for name in ("one", "two"))
+def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
+    """The device and the link that explain what was measured without training together, for each way to train."""
+    layer, latency, ring = 4 * case.layer, seconds["latency"], (RANKS - 1) / RANKS
+    memory = 2 * layer / seconds["copy"]
+    whole, held = work(case.config, CONTEXT), count(case.config)
+    moved = STEP * held + case.each * whole.moved
+    rate = case.each * (whole.products + whole.attention) / (seconds["alone"] - moved / memory)
+    device = Device(
+        name="this machine", products=rate, attention=rate, memory=memory, capacity=1e12, peak=rate, gaps=0.0,
+        link=2 * ring * 4 * case.bucket / (seconds["reduce"] - 2 * latency),
+        gather=ring * layer / (seconds["gather"] - latency), scatter=ring * layer / (seconds["scatter"] - latency),
+        network=1.0, per_machine=RANKS, latency=latency, overlap=0.0, price=0.0, source="benchmarks/plan.py",
+    )  # fmt: skip
+    # two gathers and a scatter of 4 bytes, as planned, and what `Silent` copies; the optimizer has a share to do only
+    copied = copies(3 * 4 * held, RANKS, device) + 2 * 3 * 4 * held / RANKS / memory
+    spared = STEP * held * ring / memory
+    begun = 3 * (case.layers + 1) * latency
+    gaps = max(0.0, seconds["silent"] - seconds["alone"] - copied - begun + spared)
+    return {"ddp": device, "fsdp": replace(device, gaps=gaps)}
 
 
-def together(folder: Path, text: str, steps: int, kind: str) -> tuple[float, float]:
-    given = changes(folder, kind, text, 2 * EACH, steps, f"machine.parallel={kind}")
-    command = [*TORCHRUN, "-m", "glassformer", "train", "--set", *given]
-    subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=True)
-    return seconds(folder / kind)
+class Silent:
+    """A link that brings nothing: ranks meet, and each fills the other's places with its own piece."""
+
+    def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
+        import torch
+
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, **_: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.all_gather_single(torch.ones(RANKS), torch.ones(1), group=group)
+        if len(output_tensor) > len(input_tensor):  # a gather; the piece is in its place already
+            output_tensor.view(RANKS, -1)[1 - group.rank()].copy_(input_tensor)
+        else:
+            output_tensor.copy_(input_tensor.view(RANKS, -1)[group.rank()])
 
 
-def measure_link(elements: int) -> None:
-    """Run by each rank: seconds to sum as many floats as the model has parameters."""
+def rank(case: Case, rounds: int) -> None:
+    """Run by each rank of torchrun; the first prints a line for every round."""
     import torch
     import torch.distributed as dist
 
+    from glassformer.train.ranks import leave
+
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    tensor, times = torch.ones(elements), []
-    for _ in range(8):
-        dist.barrier()
+    states, messages = training(case), sendings(case)
+    for number in range(rounds + 1):  # the first is to warm up
+        began, used, held = time.perf_counter(), time.process_time(), busy()
+        found = {}
+        for name, step in states.items():
+            dist.barrier()
+            found[name] = median_seconds(step, STEPS if number else 1)
+        for name, message in messages.items():
+            found[name] = median_seconds(message, MESSAGES, dist.barrier) / case.layers
+        found |= {"wall": time.perf_counter() - began, "cpu": time.process_time() - used, "busy": busy() - held}
+        everyone: list[Any] = [None] * RANKS
+        dist.all_gather_object(everyone, found)
+        if number and dist.get_rank() == 0:
+            print(json.dumps(everyone), flush=True)
+    dist.barrier()
+    leave(0)
+
+
+def training(case: Case) -> dict[str, Callable[[], Any]]:
+    """A step by each way to train, for this rank."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    from glassformer.train.loop import prepare_state, train_step
+    from glassformer.train.objective import Batch
+    from glassformer.train.parallel import ALONE
+    from glassformer.train.run import Loop, Machine, RunConfig
+
+    def run(kind: Any, batch: int) -> RunConfig:
+        # the plain engine everywhere: sharded ranks cannot use the compiled kernels
+        machine = Machine(device="cpu", precision="float32", compile="no", parallel=kind)
+        return RunConfig(model=case.config, loop=Loop(steps=10_000, batch=batch), machine=machine)
+
+    states = {"alone": prepare_state(run("ddp", case.each), ALONE)}
+    ranked = {"silent": "fsdp", **{kind: kind for kind in WAYS}}
+    states |= {name: prepare_state(run(kind, RANKS * case.each)) for name, kind in ranked.items()}
+    for module in states["silent"].group.root.modules():  # type: ignore[attr-defined]
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(Silent())  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(Silent())  # type: ignore[arg-type]
+    ids = torch.randint(VOCAB, (case.each, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    return {name: lambda state=state: train_step(state, batch) for name, state in states.items()}  # type: ignore[misc]
+
+
+def sendings(case: Case) -> dict[str, Callable[[], Any]]:
+    """Messages of the sizes that training sends, the smallest there is, and a copy: as many as there are layers, each
+    of a tensor that was not touched since the last time, as in training, and into new memory, as fully_shard does."""
+    import torch
+    import torch.distributed as dist
+
+    wholes = [torch.ones(case.layer) for _ in range(case.layers)]
+    pieces = [torch.ones(case.layer // RANKS) for _ in range(case.layers)]
+    buckets = [torch.ones(case.bucket) for _ in range(2)]
+    one, pair = torch.ones(1), torch.ones(RANKS)
+    return {
+        "gather": lambda: [dist.all_gather_single(torch.empty_like(wholes[0]), piece) for piece in pieces],
+        "scatter": lambda: [dist.reduce_scatter_single(torch.empty_like(pieces[0]), whole) for whole in wholes],
+        "reduce": lambda: [dist.all_reduce(buckets[i % 2]) for i in range(case.layers)],
+        "latency": lambda: [dist.all_gather_single(pair, one) for _ in wholes],
+        "copy": lambda: [torch.empty_like(whole).copy_(whole) for whole in wholes],
+    }
+
+
+def median_seconds(work: Callable[[], Any], times: int, before: Callable[[], Any] = lambda: None) -> float:
+    found = []
+    for _ in range(times):
+        before()
         start = time.perf_counter()
-        dist.all_reduce(tensor)
-        times.append(time.perf_counter() - start)
-    if dist.get_rank() == 0:
-        print(json.dumps(statistics.median(times)))
-    dist.destroy_process_group()
+        work()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
 
 
-def link_seconds(elements: int) -> float:
-    command = [*TORCHRUN, "-m", "benchmarks.plan", "--link", str(elements)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-    return float(done.stdout.strip().splitlines()[-1])
+def busy() -> float:
+    """Seconds of processor time that anything on this machine used or its host took away, or 0 where nothing tells."""
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _waiting, hard, soft, stolen = (int(word) for word in words[:8])
+    return (user + nice + system + hard + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
-def report(text: str, steps: int) -> dict[str, Any]:
-    from glassformer.train import open_session, read_run
+def foreign(ranks: list[Seconds]) -> float:
+    """Share of the cores that others had in a round."""
+    first = ranks[0]
+    return max(0.0, first["busy"] - sum(r["cpu"] for r in ranks)) / first["wall"] / RANKS
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        one = alone(folder, text, steps)
-        config = open_session(read_run("", tuple(changes(folder, "one", text, EACH, steps)))).run.model
-        reduce = link_seconds(count(config))
-        work = 3 * sum(flops(config, EACH, 256).needed.values())
-        rate, link = work / one, 4 * count(config) / reduce  # 2·(n-1)/n of the bytes for n = 2
-        device = Device(
-            "this machine", rate, rate, 1e30, 1e12, rate, 0.0, link, link, 2, 0.0, 0.0, 0.0, "benchmarks/plan.py"
-        )
-        rows = {}
-        for kind, how in (("ddp", "data"), ("fsdp", "sharded")):
-            predicted = plan(config, 2, device, how, EACH, 256, weight_bytes=4)
-            measured, spread = together(folder, text, steps, kind)
-            rows[kind] = {
-                "predicted": predicted.step, "measured": measured, "spread": spread,
-                "error": predicted.step / measured - 1,
-            }  # fmt: skip
-        return {"alone": one, "all_reduce": reduce, "parameters": count(config), "ranks": rows}
+
+def measure(case: Case, name: str, rounds: int) -> list[dict[str, Any]]:
+    """Every round: what was measured, the slower rank's, since the other waits for it, and what the plan says."""
+    command = [*TORCHRUN, "-m", "benchmarks.plan", "--rank", name, "--rounds", str(rounds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    found = []
+    for line in done.stdout.splitlines():
+        ranks = json.loads(line)
+        seconds = {key: max(r[key] for r in ranks) for key in ranks[0]}
+        devices = devices_of(case, seconds)
+        plans = {kind: plan(case.config, RANKS, devices[kind], how, case.each, CONTEXT) for kind, how in WAYS.items()}
+        found.append({
+            "foreign": foreign(ranks), "measured": seconds, "predicted": {kind: p.step for kind, p in plans.items()},
+            "communication": {kind: p.communication for kind, p in plans.items()},
+            "gaps": devices["fsdp"].gaps,
+        })  # fmt: skip
+    return found
+
+
+def tell(name: str, found: list[dict[str, Any]]) -> None:
+    case, quiet = CASES[name], [r for r in found if r["foreign"] <= FOREIGN]
+    others = ", ".join(f"{r['foreign']:.0%}" for r in found)
+    print(f"{name}: {count(case.config):,} parameters, {case.each} x {CONTEXT} tokens a rank")
+    print(f"  {len(quiet)} quiet rounds of {len(found)} (others had {others} of the cores)")
+    if not quiet:
+        return
+    middle = {key: statistics.median(r["measured"][key] for r in quiet) for key in quiet[0]["measured"]}
+    sent = ", ".join(f"{key} {1e3 * middle[key]:.2f} ms" for key in ("gather", "scatter", "reduce", "latency", "copy"))
+    gaps = statistics.median(r["gaps"] for r in quiet)
+    print(f"  alone {middle['alone']:.3f} s, silent {middle['silent']:.3f} s (gaps {gaps:.3f}); messages: {sent}")
+    for kind in WAYS:
+        predicted, sending = (statistics.median(r[key][kind] for r in quiet) for key in ("predicted", "communication"))
+        errors = [r["predicted"][kind] / r["measured"][kind] - 1 for r in quiet]
+        print(f"  {kind:5} predicted {predicted:.3f} s ({sending:.3f} communication), measured {middle[kind]:.3f} s: "
+              f"{statistics.median(errors):+.1%} (rounds {min(errors):+.1%} to {max(errors):+.1%})")  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--text")
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--link", type=int, help="run by each rank")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rank", choices=CASES, help="run by each rank")
     given = parser.parse_args()
-    if given.link:
-        return measure_link(given.link)
-    found = report(given.text, given.steps)
-    print(f"one process, its neighbour busy: {found['alone']:.3f} s a step; sum over two: {found['all_reduce']:.3f} s")
-    for kind, row in found["ranks"].items():
-        print(f"{kind:5} predicted {row['predicted']:.3f} s, measured {row['measured']:.3f} s: {row['error']:+.1%}")
-    print(json.dumps(found))
+    if given.rank:
+        return rank(CASES[given.rank], given.rounds)
+    for name in given.cases:
+        tell(name, measure(CASES[name], name, given.rounds))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,14 @@ def test_a_device_from_a_file_takes_its_name_and_leaves_the_rest_at_nothing(tmp_
     assert (found.name, found.per_machine, found.overlap, found.gaps) == ("mine", 2, 0, 0)
 
 
+def test_gathers_and_scatters_go_at_the_rate_of_sums_unless_they_were_measured(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(RATES)
+    assert (device(str(path)).gather, device(str(path)).scatter) == (1e10, 1e10)
+    path.write_text(RATES + "scatter = 3e9")
+    assert (device(str(path)).gather, device(str(path)).scatter) == (1e10, 3e9)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -37,6 +45,7 @@ def test_a_device_from_a_file_takes_its_name_and_leaves_the_rest_at_nothing(tmp_
         (RATES.replace("1e11", "'fast'"), "memory='fast' must be a number"),
         (RATES.replace("1e11", "-1"), "memory=-1 must be a number of at least 0"),
         (RATES.replace("1e11", "0"), "memory=0 would take for ever"),
+        (RATES + "gather = 0", "gather=0 would take for ever"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path, text, sentence):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from glassformer import presets
 from glassformer.size.devices import H200
 from glassformer.size.parameters import count
-from glassformer.size.plan import all_reduce, best, gather, plan, saved_bytes, strategies
+from glassformer.size.plan import all_reduce, best, copies, gather, plan, saved_bytes, scatter, strategies, work
 
 GPT2 = presets.gpt2(vocab_size=50304)
 
@@ -29,6 +29,41 @@ def test_rings_move_what_rings_move():
     assert gather(8e9, 32, one) == pytest.approx(7e9 / one.link + 1e9 * 3 / 4 / one.network)
 
 
+def test_sums_gathers_and_scatters_have_their_own_rates():
+    odd = replace(H200, link=1e9, gather=2e9, scatter=4e9, latency=0.0)
+    assert [f(8e9, 2, odd) for f in (all_reduce, gather, scatter)] == pytest.approx([8.0, 2.0, 1.0])
+
+
+def test_every_message_waits_for_its_beginning():
+    slow = replace(H200, latency=1.0)
+    assert gather(0.0, 8, slow, messages=5) == pytest.approx(5 * 3)  # log2(8) hops
+    assert gather(0.0, 32, slow, messages=5) == pytest.approx(5 * (3 + 2))
+    # a sharded step sends a message for each of 12 layers and one for the rest: two gathers and a scatter
+    slow = replace(slow, link=1e30, gather=1e30, scatter=1e30, memory=1e30, overlap=0.0)
+    assert plan(GPT2, 2, slow, "sharded", 1, 256).exposed == pytest.approx(3 * 13)
+    # sums go there and back, in buckets of 25 MiB
+    assert plan(GPT2, 2, slow, "data", 1, 256).exposed == pytest.approx(2 * -(-4 * count(GPT2) // (25 * 2**20)))
+
+
+def test_a_sharded_step_over_the_memory_of_its_own_processor_is_the_sum_of_its_parts():
+    """Nothing hides: compute, two gathers, a scatter, and the copies in and out of each."""
+    own = replace(H200, link=3e9, gather=1e9, scatter=0.5e9, latency=0.0, overlap=0.0, gaps=0.0)
+    found, size = plan(GPT2, 2, own, "sharded", 2, 256), 4 * count(GPT2)
+    sent = 2 * size / 2 / 1e9 + size / 2 / 0.5e9
+    assert found.exposed == pytest.approx(found.communication)
+    assert found.exposed == pytest.approx(sent + copies(3 * size, 2, own))
+    assert copies(3 * size, 2, own) == pytest.approx(9 * size / own.memory)  # read and written: whole, and half of it
+    assert found.compute == pytest.approx(2 * work(GPT2, 256).seconds(own) + 25 * count(GPT2) / own.memory)
+
+
+def test_what_hides_messages_does_not_hide_copies():
+    hidden = replace(H200, overlap=1.0)
+    found = plan(GPT2, 8, hidden, "sharded", 64, 1024)
+    assert found.exposed == pytest.approx(copies(12 * count(GPT2), 8, hidden))
+    assert plan(GPT2, 8, hidden, "sharded", 64, 1024, weight_bytes=2).exposed < found.exposed
+    assert plan(GPT2, 1, hidden, "sharded", 64, 1024).exposed == 0
+
+
 @given(st.sampled_from([2, 8, 64, 1024]), st.integers(1, 16), st.sampled_from([256, 1024]))
 def test_more_devices_never_make_a_step_shorter_than_its_compute(gpus, batch, context):
     for how in strategies(gpus, H200):
@@ -41,7 +76,8 @@ def test_more_devices_never_make_a_step_shorter_than_its_compute(gpus, batch, co
 
 
 def test_without_links_to_wait_for_all_ways_do_the_same_work():
-    fast = replace(H200, link=1e30, network=1e30, latency=0.0, gaps=0.0, capacity=1e15)
+    links = {"link": 1e30, "gather": 1e30, "scatter": 1e30, "network": 1e30, "latency": 0.0}
+    fast = replace(H200, **links, memory=1e30, gaps=0.0, capacity=1e15)
     steps = [plan(GPT2, 8, fast, how, 8, 1024) for how in strategies(8, fast)]
     assert all(p.exposed < 1e-9 for p in steps)
     per_sequence = [p.compute for p in steps if p.strategy != "data"]

@@ -1,6 +1,7 @@
 """Plans as text and as numbers."""
 
 import json
+from dataclasses import replace
 
 from glassformer import presets
 from glassformer.size.devices import H200
@@ -16,8 +17,14 @@ def test_the_ladder_reaches_69_billion_parameters_and_1024_devices_and_says_what
     assert "1,024" in text
     assert "products 694 TFLOP/s" in text
     assert "Only one device was measured" in text
+    assert "links 360 GB/s among the 8" in text
     [row] = [line for line in text.splitlines() if "llama2_70b" in line and " 1 " in line]
     assert "!" in row  # 69 billion parameters on one device
+
+
+def test_rates_that_differ_are_told_apart():
+    text = plan_model(presets.gpt2(), "gpt2", 2, replace(H200, gather=2e9, scatter=1e9)).text()
+    assert "links 360 (sums), 2 (gathers), 1 (scatters) GB/s among the 8" in text
 
 
 def test_every_way_is_listed_with_hours_and_cost():

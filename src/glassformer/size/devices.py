@@ -9,8 +9,18 @@ A training step on one device is the sum of five times, each a count divided by 
     gaps       a constant: launches, tails of kernels, the host
 
 The five constants are those of a profiled step of ours: GPT-2 124M, 64 x 1024 tokens, compiled, bfloat16 products with
-float32 weights, on one H200 (docs/benchmarks.md: products 70 ms, attention 18.6, GELU 7.7, norms and residuals 6, loss
-5.9, optimizer 1.5; 114 ms by the clock). Batches of 12 and 32 were not used to find them.
+float32 weights, on one H200 (products 70 ms, attention 18.6, GELU 7.7, norms and residuals 6, loss 5.9, optimizer 1.5;
+114 ms by the clock). Batches of 12 and 32 were not used to find them.
+
+What measures each rate anew, after a change of kernels or for another device:
+
+    products, attention, memory, gaps, capacity
+        python -m benchmarks.plan_gpu: profiles that step, prints these as they stand in the table below, and checks
+        them at batches of 12, 32 and 64
+    link, gather, scatter, latency
+        python -m benchmarks.plan, on two gloo ranks. Between GPUs none was measured; nccl-tests would, by the bus
+        bandwidth of all_reduce_perf, all_gather_perf and reduce_scatter_perf
+    peak, network, per_machine, price: the maker's and the seller's word. overlap: an assumption, printed with each plan
 """
 
 import tomllib
@@ -28,7 +38,7 @@ class Device:
     attention: float
     """The attention kernel, forward and backward."""
     memory: float
-    """Bytes per second through memory."""
+    """Bytes per second through memory, reading and writing."""
     capacity: float
     """Bytes a program may use."""
     peak: float
@@ -36,14 +46,19 @@ class Device:
     gaps: float
     """Seconds per step that nothing above explains."""
     link: float
-    """Bytes per second to neighbours in the same machine."""
+    """Bytes per second to neighbours in the same machine, in an all-reduce."""
+    gather: float
+    """The same in a gather; a ring does both alike, gloo does not."""
+    scatter: float
+    """The same in a reduce-scatter."""
     network: float
     """Bytes per second to other machines."""
     per_machine: int
     latency: float
     """Seconds for a message to a neighbour to begin to arrive."""
     overlap: float
-    """Share of the time of the backward pass (sharded: of the whole pass) under which communication can hide."""
+    """Share of the time of the backward pass (sharded: of the whole pass) under which communication can hide: near 1
+    where engines of their own copy, 0 where the link is the memory of the processor that computes."""
     price: float
     """Of an hour, in a currency of your choice."""
     source: str
@@ -52,7 +67,7 @@ class Device:
 H200 = Device(
     name="h200",
     products=694e12, attention=233e12, memory=4.2e12, capacity=139 * 2**30, peak=990e12, gaps=3.5e-3,
-    link=360e9, network=40e9, per_machine=8, latency=10e-6, overlap=0.9, price=3.0,
+    link=360e9, gather=360e9, scatter=360e9, network=40e9, per_machine=8, latency=10e-6, overlap=0.9, price=3.0,
     source="products, attention, memory, capacity and gaps measured on one device (docs/benchmarks.md); links are the "
     "maker's 450 GB/s (NVLink 4) and 400 Gbit/s per device, of which 80 % are taken; the price is a placeholder",
 )  # fmt: skip
@@ -74,6 +89,7 @@ def device(name: str) -> Device:
         raise ValueError(f"{name} cannot be read as TOML ({error}): give a file with the rates of a device.") from None
     wanted = {field.name: str if field.name in ("name", "source") else float for field in fields(Device)}
     known = {**{"name": path.stem, "source": str(name), "overlap": 0.0, "price": 0.0, "gaps": 0.0}, **found}
+    known = {**{key: known["link"] for key in ("gather", "scatter") if "link" in known}, **known}
     for key in sorted(set(wanted) ^ set(known)):
         what = "has no" if key in wanted else "has an unknown"
         raise ValueError(f"{name} {what} {key!r}: the fields are {', '.join(wanted)}.")
@@ -81,7 +97,7 @@ def device(name: str) -> Device:
         value = known[key]
         if kind is float and not (isinstance(value, int | float) and not isinstance(value, bool) and value >= 0):
             raise ValueError(f"{name}: {key}={value!r} must be a number of at least 0.")
-    for key in ("products", "attention", "memory", "capacity", "peak", "link", "network", "per_machine"):
+    for key in set(wanted) - {"name", "source", "latency", "overlap", "price", "gaps"}:
         if not known[key]:
             raise ValueError(f"{name}: {key}=0 would take for ever: give what the device does.")
     return Device(**{**known, "per_machine": int(known["per_machine"])})

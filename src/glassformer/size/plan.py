@@ -3,14 +3,19 @@
 Let n devices share the work, P parameters, b sequences of T tokens per device. One device's compute is that of
 `devices`; what many add is communication, as rings inside a machine and between machines:
 
-    data      gradients (4 bytes) all-reduced once a step; hides under the backward pass (2/3 of the compute)
-    sharded   weights (2 bytes) gathered for the forward and again for the backward pass, gradients (4 bytes)
-              reduce-scattered; hides under the whole pass, layer by layer (ZeRO-3, torch's fully_shard)
+    data      gradients (4 bytes) all-reduced once a step in buckets; hides under the backward pass (2/3 of the compute)
+    sharded   weights (4 bytes, as `glass train` sends them) gathered for the forward and again for the backward pass,
+              gradients (4 bytes) reduce-scattered, a message per layer and one for the rest; hides under the whole pass
+              (ZeRO-3, torch's fully_shard). What nothing hides: each message is copied into one buffer before and out
+              of it after, 2·(1 + 1/n) bytes through memory for each byte of it
     tensor t  t devices of one machine share every layer: 4 all-reduces of the stream (2 bytes) per layer and step that
               nothing hides; the n/t groups are sharded as above, each device holding 1/t of the layers' weights
 
-An all-reduce of s bytes over n devices moves 2·s·(n-1)/n through each link, a gather or a scatter half of that. Across
-m machines the devices of one first reduce among themselves, then each does its share with its peers in the others.
+An all-reduce of s bytes over n devices moves 2·s·(n-1)/n through each link, a gather or a scatter half of that, each at
+the rate that was measured for it (rings do all alike; gloo takes twice as long to scatter as to gather). Across m
+machines the devices of one first reduce among themselves, then each does its share with its peers in the others. How
+much hides is a property of the device, `overlap`: nothing where the link is the processor's own memory, since what
+copies there is what computes, and torch's fully_shard waits for each message.
 
 Memory per device: 16 bytes per parameter (float32 weight, gradient and two moments), divided among those that shard it,
 plus two gathered layers, plus what autograd saves in bfloat16 (`activations`; the logits never exist whole), divided by
@@ -28,9 +33,13 @@ from glassformer.size.flops import flops, lengths
 from glassformer.size.parameters import active, count, parameters
 
 STATE = 16
-_STREAM, _HIDDEN, _LOGIT, _STEP = 42.0, 13.4, 7.5, 50.0
+_STREAM, _HIDDEN, _LOGIT = 42.0, 13.4, 7.5
 """Bytes of pointwise work; see `devices`."""
+STEP = 50.0
+"""Bytes through memory for each parameter that the optimizer updates."""
 RECOMPUTED = 4 / 3
+BUCKET = 25 * 2**20
+"""Bytes of gradients that data parallelism sends in one message (torch's default)."""
 
 
 @dataclass(frozen=True)
@@ -84,26 +93,53 @@ class Plan:
         return {**asdict(self), "device": self.device.name, **derived}
 
 
-def all_reduce(size: float, n: int, device: Device) -> float:
+def all_reduce(size: float, n: int, device: Device, messages: int = 1) -> float:
     """Seconds to sum `size` bytes over n devices, each ending with the sum."""
-    return 2 * gather(size, n, device)
+    return 2 * _ring(size, n, device.link, device, messages)
 
 
-def gather(size: float, n: int, device: Device) -> float:
-    """Seconds until each of n devices, holding 1/n of `size` bytes, holds all of it; a reduce-scatter takes as long."""
+def gather(size: float, n: int, device: Device, messages: int = 1) -> float:
+    """Seconds until each of n devices, holding 1/n of `size` bytes, holds all of it."""
+    return _ring(size, n, device.gather, device, messages)
+
+
+def scatter(size: float, n: int, device: Device, messages: int = 1) -> float:
+    """Seconds until each of n devices, holding `size` bytes, holds 1/n of their sum: a reduce-scatter."""
+    return _ring(size, n, device.scatter, device, messages)
+
+
+def _ring(size: float, n: int, rate: float, device: Device, messages: int) -> float:
+    """One way round: each device passes on (n-1)/n of `size`, at `rate` inside a machine."""
     if n == 1:
         return 0.0
     near = min(n, device.per_machine)
     machines = math.ceil(n / device.per_machine)
-    inside = size * (near - 1) / near / device.link + device.latency * math.log2(max(near, 2))
+    inside = size * (near - 1) / near / rate + messages * device.latency * math.log2(max(near, 2))
     if machines == 1:
         return inside
-    between = size / near * (machines - 1) / machines / device.network + device.latency * math.log2(machines)
-    return inside + between
+    between = size / near * (machines - 1) / machines / device.network
+    return inside + between + messages * device.latency * math.log2(machines)
 
 
-def compute_time(config: ModelConfig, batch: float, context: int, device: Device, shared: int = 1) -> float:
-    """Seconds of forward, backward and optimizer on one device, `shared` devices dividing each layer among them."""
+def copies(size: float, n: int, device: Device) -> float:
+    """Seconds to put together what is gathered or scattered, `size` bytes over n devices, and to take it apart."""
+    return 0.0 if n == 1 else 2 * (1 + 1 / n) * size / device.memory
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one sequence, forward and backward: FLOPs of products and of attention, bytes of what is pointwise."""
+
+    products: float
+    attention: float
+    moved: float
+
+    def seconds(self, device: Device) -> float:
+        return self.products / device.products + self.attention / device.attention + self.moved / device.memory
+
+
+def work(config: ModelConfig, context: int) -> Work:
+    """What `devices` divides by rates; a step of b sequences is b times that, the optimizer and the gaps."""
     whole = flops(config, 1, context)
     products = 3 * sum(n for part, n in whole.needed.items() if part not in ("scores", "mix", "cross_scores"))
     attention = 3.5 * sum(whole.needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
@@ -113,8 +149,7 @@ def compute_time(config: ModelConfig, batch: float, context: int, device: Device
     if not isinstance(ff, NoFeedForward) and not isinstance(expert, NoFeedForward):
         hidden = config.d_ff * (1.5 if isinstance(expert, Gated) else 1.0) * (ff.n_active if isinstance(ff, MoE) else 1)
     moved = context * (config.n_layers * (_STREAM * config.d_model + _HIDDEN * hidden) + _LOGIT * config.vocab_size)
-    per_sequence = products / device.products + attention / device.attention + moved / device.memory
-    return batch * per_sequence / shared + device.gaps
+    return Work(products, attention, moved)
 
 
 def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool) -> float:
@@ -133,11 +168,11 @@ def plan(
     strategy: str = "sharded",
     batch: int = 8,
     context: int | None = None,
-    weight_bytes: int = 2,
+    weight_bytes: int = 4,
 ) -> Plan:
     """Predict a step of `batch` sequences per device. `strategy`: data, sharded, or tensor 2, 4, 8.
 
-    `weight_bytes`: in which gathered weights travel, 2 for bfloat16, 4 for float32.
+    `weight_bytes`: in which gathered weights travel, 4 for float32 (as `glass train` sends them), 2 for bfloat16.
     """
     if not isinstance(config, DecoderConfig):
         raise ValueError("only decoder-only models are planned: their step is the one that was measured.")
@@ -158,24 +193,28 @@ def plan(
         fits = memory <= device.capacity
         if fits:
             break
-    compute = compute_time(config, together, T, device, shared)
-    compute = (compute - device.gaps) * (RECOMPUTED if recompute else 1) + device.gaps
-    optimizer = P * _STEP / device.memory / (gpus if strategy != "data" else 1)
+    times = RECOMPUTED if recompute else 1.0
+    compute = together * work(config, T).seconds(device) / shared * times + device.gaps
+    optimizer = P * STEP / device.memory / (gpus if strategy != "data" else 1)
     if strategy == "data":
-        communication = all_reduce(4 * P, gpus, device)
+        communication = all_reduce(4 * P, gpus, device, math.ceil(4 * P / BUCKET))
         exposed = max(0.0, communication - device.overlap * compute * 2 / 3)
     else:
-        spread = _among(shared, device)
-        communication = 2 * gather(weight_bytes * P / shared, groups, spread) + gather(4 * P / shared, groups, spread)
-        exposed = max(0.0, communication - device.overlap * compute)
+        hidden = _sharded(P / shared, weight_bytes, groups, config.n_layers + 1, _among(shared, device))
         stream = 2 * together * T * config.d_model
-        reduced = 4 * config.n_layers * all_reduce(stream, shared, device) * (RECOMPUTED if recompute else 1)
-        communication, exposed = communication + reduced, exposed + reduced
+        seen = 4 * config.n_layers * all_reduce(stream, shared, device) * times
+        seen += copies((2 * weight_bytes + 4) * P / shared, groups, device)
+        communication, exposed = hidden + seen, max(0.0, hidden - device.overlap * compute) + seen
     needed = 3 * sum(flops(config, 1, T).needed.values()) * batch * gpus
     return Plan(
         strategy, gpus, batch * gpus, batch * gpus * T, compute + optimizer, communication, exposed, memory, recompute,
         fits, needed, device,
     )  # fmt: skip
+
+
+def _sharded(held: float, weight_bytes: int, n: int, messages: int, device: Device) -> float:
+    """Seconds in which `held` parameters are gathered twice and their gradients scattered once."""
+    return 2 * gather(weight_bytes * held, n, device, messages) + scatter(4 * held, n, device, messages)
 
 
 def _shared(strategy: str, gpus: int, device: Device) -> int:

@@ -71,13 +71,22 @@ def _assumptions(device: Device) -> list[str]:
         f"Assumed of {device.name}: products {device.products / 1e12:,.4g} TFLOP/s, attention "
         f"{device.attention / 1e12:,.4g}, memory {device.memory / 1e9:,.4g} GB/s, "
         f"{device.gaps * 1e3:g} ms of gaps a step;",
-        f"links {device.link / 1e9:g} GB/s among the {device.per_machine} of a machine and "
-        f"{device.network / 1e9:g} GB/s per device to others, {device.overlap:.0%} of the pass hides them; "
+        f"links {_rates(device)} GB/s among the {device.per_machine} of a machine and "
+        f"{device.network / 1e9:.4g} GB/s per device to others, {device.overlap:.0%} of the pass hides them; "
         f"{device.price:g} an hour.",
         f"Source: {device.source}.",
-        "16 bytes of state per parameter; bfloat16 products, float32 weights and gradients; `!`: does not fit.",
+        "16 bytes of state per parameter; bfloat16 products; weights and gradients travel in float32, as `glass train`",
+        "sends them; what is sharded is copied together and apart, which nothing hides; `!`: does not fit.",
         "Only one device was measured: everything between devices follows from the links above.",
     ]
+
+
+def _rates(device: Device) -> str:
+    """One number where sums, gathers and scatters go at the same rate."""
+    rates = {"sums": device.link, "gathers": device.gather, "scatters": device.scatter}
+    if len({*rates.values()}) == 1:
+        return f"{device.link / 1e9:.4g}"
+    return ", ".join(f"{value / 1e9:.4g} ({name})" for name, value in rates.items())
 
 
 def plan_model(
