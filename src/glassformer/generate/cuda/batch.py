@@ -16,7 +16,7 @@ from glassformer.model import DecoderLM
 from glassformer.model.feedforward import ACTIVATIONS
 from glassformer.shapes import Float, Int
 
-WARPS = {"advance": 8, "attend": 4, "choose": 32}
+WARPS = {"advance": 24, "attend": 4, "choose": 32}
 """Of 32 threads in a block of each kernel."""
 ROUNDS = 2
 """Keys that each of attend's groups of threads asks for before it can begin."""

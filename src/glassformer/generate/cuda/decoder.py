@@ -14,7 +14,7 @@ from glassformer.generate.cuda.stream import MEMORY, Layout, fill
 from glassformer.model import DecoderLM
 from glassformer.shapes import Float, Int
 
-WARPS = 12
+WARPS = 15
 """Of 32 threads in each block that compute; one more fetches weights."""
 NEIGHBOURS = 8
 """Blocks of a cluster: the most that every machine with clusters allows."""
