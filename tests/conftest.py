@@ -1,12 +1,13 @@
 """Shared switches: shape annotations are executed, torch uses one thread per worker, hypothesis is deterministic."""
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["GLASSFORMER_NATIVE"] = "0"  # what is tested is the engine, unless a test asks for the kernels
 
-from jaxtyping import install_import_hook
+from tests import annotations
 
 # Before anything imports them: every annotated shape and dtype in the engine is checked at each call. The modules that
 # take a user's input (generate.loop, generate.feed) are left out: their own refusals are what is tested there.
@@ -16,7 +17,7 @@ _CHECKED = [
     "glassformer.generate.beam",
     *(f"glassformer.lens.{module}" for module in ("heads", "copying", "residual", "patch", "logit_lens", "figures")),
 ]
-_hook = install_import_hook(_CHECKED, "beartype.beartype")
+annotations.check_calls_of(_CHECKED)
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -29,6 +30,16 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
 )
 hypothesis.settings.load_profile("suite")
+
+
+def pytest_collection_finish():
+    """What was imported stays until the end: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

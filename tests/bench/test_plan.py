@@ -2,7 +2,7 @@
 
 import pytest
 
-from glassformer.bench.plan import BenchError, Plan, available_cores, nearest
+from glassformer.bench.plan import BenchError, Plan, available_cores, unknown
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_given_lengths_are_kept():
     [
         ({"task": "decod"}, "Did you mean decode"),
         ({"precisions": ("float16",)}, "'float16' is not a precision. Did you mean bfloat16 or float32?"),
-        ({"precisions": ("zzz",)}, "Use one of float32, bfloat16, int8, int4."),
+        ({"precisions": ("zzz",)}, "Use one of bfloat16, float32, int4, int8."),
         ({"batch": 0}, "--batch 0 must be a whole number of at least 1"),
         ({"rounds": -1}, "--rounds -1"),
         ({"threads": -2}, "--threads -2"),
@@ -41,4 +41,5 @@ def test_a_plan_that_cannot_be_measured_is_one_sentence(changes, sentence):
 
 
 def test_the_nearest_name_is_offered():
-    assert nearest("lama.cpp", ["llama.cpp", "nanogpt"], "contender").endswith("Did you mean llama.cpp?")
+    assert unknown("lama.cpp", ["llama.cpp", "nanogpt"], "contender").endswith("Did you mean llama.cpp?")
+    assert unknown("xyz", ["nanogpt", "all"], "contender") == "'xyz' is not a contender. Use one of all, nanogpt."

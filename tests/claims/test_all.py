@@ -182,9 +182,10 @@ def verify(id, slow):
 
 LONGEST = {
     "kv-cache-exact", "kv-cache-cost", "prenorm-vs-postnorm", "unit-variance-scaling", "train-nano-gpt",
-    "generation-bug-triage",
+    "generation-bug-triage", "rank-collapse-depth", "induction-head-circuit", "permutation-equivariance",
+    "gpt2-logits-match",
 }  # fmt: skip
-"""Together half the time of all; the engine's own tests look at the same things. `make test-all` has them."""
+"""Together most of the time of all; the tests of engine, lens and weights look at the same things."""
 
 
 @pytest.mark.parametrize("id", [pytest.param(id, marks=[pytest.mark.slow] * (id in LONGEST)) for id in QUICK])

@@ -190,8 +190,8 @@ def forget_proposals(logits, sampling, row, proposed, honest=speculate.probabili
     ("broken", "by", "name", "who"),
     [
         ("accept", accept_always, "plain", "a poor draft"),
-        ("accept", accept_always, "plain", "lookup"),
-        ("accept", draw_the_rest_from_p, "plain", "a poor draft"),
+        pytest.param("accept", accept_always, "plain", "lookup", marks=pytest.mark.slow),
+        pytest.param("accept", draw_the_rest_from_p, "plain", "a poor draft", marks=pytest.mark.slow),
         ("accept", draw_the_rest_from_p, "plain", "lookup"),
         ("probabilities", forget_proposals, "penalty", "a poor draft"),
     ],

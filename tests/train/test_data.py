@@ -413,9 +413,9 @@ def repeated(file, size):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc, which is Linux's")
 def test_memory_does_not_grow_with_the_text(tmp_path):
     repeated(tmp_path / "short.txt", 1_000_000)
-    repeated(tmp_path / "long.txt", 40_000_000)
+    repeated(tmp_path / "long.txt", 16_000_000)
     short, long = peak_memory(tmp_path / "out", tmp_path / "short.txt", tmp_path / "long.txt")
-    assert long - short < 30  # MB; the text is 39 MB longer, its tokens 78
+    assert long - short < 8  # MB; the text is 15 MB longer, its tokens 30
 
 
 @pytest.mark.slow

@@ -56,8 +56,7 @@ def test_overfits_one_batch_below_a_hundredth(tmp_path, kind):
     )
     state = prepare_state(session.run)
     (batch,) = batches(session, 1)
-    loss = min(train_step(state, batch)["loss"] for _ in range(300))
-    assert loss < 0.01
+    assert any(train_step(state, batch)["loss"] < 0.01 for _ in range(300))
 
 
 @pytest.mark.parametrize("preset", ["nano", "llama_tiny", "bert_base", "transformer_base"])
@@ -128,7 +127,7 @@ def start(tmp_path, name, *changes):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_killed_and_resumed_equals_never_killed(tmp_path, kind):
     """kill -9 after step 10, in another process, then resume here: the same bytes as 20 steps in one go."""
     whole = tiny.session(tmp_path, f"optim.kind={kind}", name="whole")
@@ -275,7 +274,7 @@ def test_products_in_8_bits_are_refused_without_a_gpu_and_named_with_one(tmp_pat
     events = []
     state = train(session.run, session.data, events.append)
     assert type(state.model.blocks[0].feedforward).__name__ == "Float8Dense"
-    assert events[0]["precision"] == "bfloat16, products of feed-forwards in float8"
+    assert events[0]["precision"] == "bfloat16, products of blocks in float8"
     assert events[-1]["step"] == 4
 
 

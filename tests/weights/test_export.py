@@ -188,47 +188,48 @@ def test_a_full_disk_replaces_nothing(tmp_path, monkeypatch):
 
 
 KILLED = """
-import sys, os, signal, time
+import sys, os, signal
 import glassformer.weights.export as module
 import glassformer.weights.swap as swap
 from glassformer import presets
 from glassformer.model import build
 from glassformer.weights import save
-moment, path = sys.argv[1:]
-die = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
-real = module.save_file
-if moment == "before the tensors": module.save_file = die
-if moment == "half way through":
-    def module_save(tensors, file, metadata):
-        real(tensors, file, metadata=metadata)
-        os.truncate(file, 1000)
-        die()
-    module.save_file = module_save
-if moment == "before the exchange": swap._publish = die
-if moment == "after the exchange": swap.shutil.rmtree = die
+
+def die(*given, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def cut(tensors, file, metadata, real=module.save_file):
+    real(tensors, file, metadata=metadata)
+    os.truncate(file, 1000)
+    die()
+
 config = presets.gpt2(d_model=24, n_layers=2, n_heads=3, vocab_size=31, max_len=16)
-save(build(config, seed=2), path)
+deaths = {"before the tensors": (module, "save_file", die), "half way through": (module, "save_file", cut),
+          "before the exchange": (swap, "_publish", die), "after the exchange": (swap.shutil, "rmtree", die)}
+for moment, death in deaths.items():
+    if (child := os.fork()) == 0:
+        setattr(*death)
+        save(build(config, seed=2), f"{sys.argv[1]}/{moment}/out")
+        os._exit(0)
+    print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sep=":")
 """
 
 
-@pytest.mark.parametrize(
-    "moment", ["before the tensors", "half way through", "before the exchange", "after the exchange"]
-)
-def test_kill_9_leaves_the_old_folder_or_the_new_one(tmp_path, moment):
-    out = save(model(seed=1), tmp_path / "out")
-    (tmp_path / "killed.py").write_text(KILLED)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")
+def test_kill_9_leaves_the_old_folder_or_the_new_one(tmp_path):
+    moments = ("before the tensors", "half way through", "before the exchange", "after the exchange")
+    for moment in moments:
+        save(model(seed=1), tmp_path / moment / "out")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, str(tmp_path / "killed.py"), moment, str(out)],
-        env=environment,
-        capture_output=True,
-        check=False,
-    )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert same(load(out), model(seed=2 if moment == "after the exchange" else 1))
-    save(model(seed=3), out)
-    assert same(load(out), model(seed=3))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.py", "out"]
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines() == [f"{moment}:{-signal.SIGKILL}" for moment in moments], ended.stderr
+    for moment in moments:
+        out = tmp_path / moment / "out"
+        assert same(load(out), model(seed=2 if moment == "after the exchange" else 1))
+        save(model(seed=3), out)
+        assert same(load(out), model(seed=3))
+        assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 @pytest.mark.slow

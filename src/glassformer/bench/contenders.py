@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glassformer import config as c
-from glassformer.bench.plan import ALL, PRECISIONS, BenchError, Plan, nearest
+from glassformer.bench.plan import ALL, PRECISIONS, BenchError, Plan, unknown
 
 GENERATING = ("decode", "prefill", "startup")
 
@@ -65,7 +65,7 @@ def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
     peers = [contender.name for contender in TABLE if not contender.ours]
     for name in plan.against:
         if name != ALL and name not in NAMED:
-            raise BenchError(nearest(name, [ALL, *peers], "contender"))
+            raise BenchError(unknown(name, [ALL, *peers], "contender"))
     for name, path in plan.checkouts.items():
         require_checkout(NAMED[name], path)
     wanted = NAMED if ALL in plan.against else plan.against

@@ -1,11 +1,12 @@
 """What is to be measured, checked before anything is loaded."""
 
-import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from glassformer.config.errors import nearest
 
 Task = Literal["decode", "prefill", "train", "startup"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -23,12 +24,9 @@ class BenchError(ValueError):
     """A benchmark that cannot be run. One sentence."""
 
 
-def nearest(name: str, known: Iterable[str], what: str) -> str:
+def unknown(name: str, known: Iterable[str], what: str) -> str:
     """The sentence that refuses an unknown name."""
-    names = list(known)
-    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Use one of {', '.join(names)}."
-    return f"{name!r} is not a {what}. {hint}"
+    return f"{name!r} is not a {what}.{nearest(name.lower(), known, 'Use one of')}"
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
-            raise BenchError(nearest(self.task, TASKS, "benchmark"))
+            raise BenchError(unknown(self.task, TASKS, "benchmark"))
         for precision in self.precisions:
             if precision not in PRECISIONS:
-                raise BenchError(nearest(precision, PRECISIONS, "precision"))
+                raise BenchError(unknown(precision, PRECISIONS, "precision"))
         for name, least in (("batch", 1), ("rounds", 1), ("prompt", 0), ("new", 0), ("threads", 0)):
             if getattr(self, name) < least:
                 raise BenchError(f"--{name} {getattr(self, name)} must be a whole number of at least {max(least, 1)}.")

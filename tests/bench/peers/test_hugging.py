@@ -24,6 +24,7 @@ def test_the_compiled_one_has_a_static_cache(subject):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_the_compiled_one_says_what_the_engine_says(subject):
     order = tiny.order(subject, "transformers-compiled", "hugging")
     assert hugging.Peer(order).speak(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)

@@ -5,6 +5,7 @@ import torch
 from glassformer import config as c
 from glassformer.claims.architecture.lively import (
     SEQUENCE,
+    Misled,
     decoder,
     dependence,
     encoder,
@@ -34,6 +35,20 @@ def test_the_engine_has_the_oracles_numbers():
 def test_a_decoder_without_its_mask_is_the_encoder_with_its_weights():
     model = decoder()
     assert torch.equal(unmasked(model)(TOKENS), model(TOKENS, mask=everyone(TOKENS)))
+
+
+def test_one_that_is_told_the_truth_is_the_engine_and_another_is_not():
+    class Blind(Misled):
+        def told(self, tokens, mask, positions, cache):
+            return everyone(tokens), torch.zeros_like(tokens)
+
+    model = decoder()
+    right, other = model(TOKENS), model(TOKENS, mask=everyone(TOKENS), positions=torch.zeros_like(TOKENS))
+    model.__class__ = Misled
+    assert torch.equal(model(TOKENS), right)
+    model.__class__ = Blind
+    assert torch.equal(model(TOKENS), other)
+    assert not torch.equal(other, right)
 
 
 def test_dependence_is_the_derivative():

@@ -6,13 +6,19 @@ from glassformer.lens.figure import drawing
 from tests.lens.figures.cases import CASES, drawn
 from tests.lens.figures.legible import problems
 
+LARGER = ("sheet of 1200 heads", "scores of 1024 heads", "head at 2000 tokens", "induction at 300 tokens")
+"""Than another large case of the same figure."""
+each_case = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGER)) for name in CASES]
+)
 
-@pytest.mark.parametrize("name", CASES)
+
+@each_case
 def test_no_text_is_clipped_and_none_lies_on_another(name):
     assert not problems(drawn(name))
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case
 def test_every_picture_has_a_title_and_named_axes_and_fits_a_page(name):
     figure = drawn(name)
     assert figure.title in figure.canvas.get_suptitle().replace("\n", " ").replace(r"\$", "$")

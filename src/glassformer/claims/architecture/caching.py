@@ -15,13 +15,12 @@ from torch.overrides import TorchFunctionMode
 from glassformer import config as c
 from glassformer.checks.caching import run_chunks
 from glassformer.checks.subject import subject_of
-from glassformer.claims.architecture.lively import lively, random_tokens, shape
+from glassformer.claims.architecture.lively import Misled, Positions, Told, lively, random_tokens, shape
 from glassformer.claims.claim import Lab, claim, figure
 from glassformer.claims.weights.rational import Head, Matrix, causal, random_heads, random_matrix, weights
 from glassformer.finding import Finding
 from glassformer.generate import Sampling, generate, stream
 from glassformer.model import Cache, DecoderLM, build
-from glassformer.model.tap import NO_TAP, Tap
 from glassformer.model.transformer import Mask
 from glassformer.shapes import Float, Int
 
@@ -41,20 +40,11 @@ CLOSE = 1e-3
 """A lead of the likeliest token that rounding cannot turn."""
 
 
-class Stuck(DecoderLM):
+class Stuck(Misled):
     """Every cached step is told that it stands at position 0."""
 
-    def encode(
-        self,
-        tokens: Int[Tensor, "B T"],
-        mask: Mask = None,
-        positions: Int[Tensor, "#B T"] | None = None,
-        segments: Int[Tensor, "#B T"] | None = None,
-        cache: Cache | None = None,
-        tap: Tap = NO_TAP,
-    ) -> Float[Tensor, "B T D"]:
-        places = positions if cache is None else torch.zeros(1, tokens.shape[1], dtype=torch.long)
-        return super().encode(tokens, mask, places, segments, cache, tap)
+    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
+        return mask, positions if cache is None else torch.zeros(1, tokens.shape[1], dtype=torch.long)
 
 
 def _model(case: str, dtype: torch.dtype, seed: int, stuck: bool = False) -> DecoderLM:

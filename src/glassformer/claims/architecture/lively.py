@@ -9,7 +9,9 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.lens.trace import trace
-from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq, build
+from glassformer.model import Cache, DecoderLM, EncoderLM, Model, Seq2Seq, build
+from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.transformer import Mask
 from glassformer.reference import random_params
 from glassformer.reference.arrays import Params
 from glassformer.shapes import Bool, Float, Int
@@ -61,6 +63,30 @@ def seq2seq(n_layers: int = 2, seed: int = 0, std: float = 0.5, **changes: Any) 
     model = lively(shape(c.Seq2SeqConfig, n_layers, **changes), seed, std)
     assert isinstance(model, Seq2Seq)
     return model
+
+
+Positions = Int[Tensor, "#B T"] | None
+Told = tuple[Mask, Positions]
+
+
+class Misled(DecoderLM):
+    """A decoder that is told something else than its caller says: the fault is in `told`, all else is the engine."""
+
+    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
+        """The mask and the positions that the engine gets."""
+        return mask, positions
+
+    def encode(
+        self,
+        tokens: Int[Tensor, "B T"],
+        mask: Mask = None,
+        positions: Positions = None,
+        segments: Int[Tensor, "#B T"] | None = None,
+        cache: Cache | None = None,
+        tap: Tap = NO_TAP,
+    ) -> Float[Tensor, "B T D"]:
+        mask, positions = self.told(tokens, mask, positions, cache)
+        return super().encode(tokens, mask, positions, segments, cache, tap)
 
 
 def random_tokens(rng: np.random.Generator, rows: int, length: int, vocab_size: int) -> Int[Tensor, "B T"]:

@@ -14,15 +14,14 @@ from glassformer import config as c
 from glassformer.checks.caching import against_full
 from glassformer.checks.causality import leak_matrix
 from glassformer.checks.subject import subject_of
-from glassformer.claims.architecture.lively import everyone, shape
+from glassformer.claims.architecture.lively import Misled, Positions, Told, everyone, shape
 from glassformer.claims.claim import Kind, Lab, claim, figure
 from glassformer.finding import Finding
-from glassformer.model import Cache, DecoderLM
+from glassformer.model import Cache
 from glassformer.model.init import init_weights
-from glassformer.model.tap import NO_TAP, Tap
 from glassformer.model.transformer import Mask
 from glassformer.reference import random_params
-from glassformer.shapes import Bool, Float, Int
+from glassformer.shapes import Bool, Int
 
 if TYPE_CHECKING:
     from glassformer.lens.figure import Figure
@@ -34,27 +33,19 @@ TESTS = {"M": "a later token is replaced", "P": "inference against training", "C
 SYMBOLS, STEPS, BATCH, CONTEXT, FRESH = 24, 500, 32, 32, 30_000
 
 
-class Faulty(DecoderLM):
+class Faulty(Misled):
     """The engine's decoder with faults of the kind that users build around one."""
 
     def __init__(self, config: c.DecoderConfig, faults: frozenset[str] = frozenset()):
         super().__init__(config)
         self.faults = faults
 
-    def encode(
-        self,
-        tokens: Int[Tensor, "B T"],
-        mask: Mask = None,
-        positions: Int[Tensor, "#B T"] | None = None,
-        segments: Int[Tensor, "#B T"] | None = None,
-        cache: Cache | None = None,
-        tap: Tap = NO_TAP,
-    ) -> Float[Tensor, "B T D"]:
+    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
         start, new = (0 if cache is None else len(cache)), tokens.shape[1]
         if "P" in self.faults and not self.training:
             positions = torch.arange(start + 1, start + new + 1)[None]
         pattern = self._pattern(tokens, start)
-        return super().encode(tokens, mask if pattern is None else pattern, positions, segments, cache, tap)
+        return mask if pattern is None else pattern, positions
 
     def _pattern(self, tokens: Tensor, start: int) -> Bool[Tensor, "B T S"] | None:
         rows, new = tokens.shape
