@@ -9,14 +9,32 @@ from xml.etree import ElementTree
 import pytest
 
 from glassformer import presets, report, report_svg
+from glassformer.claims import find
+from glassformer.claims.run import Outcome
+from glassformer.claims.run import Plan as ClaimPlan
+from glassformer.doctor.report import Diagnosis, Report
 from glassformer.finding import Finding
 from glassformer.size import size
 from glassformer.tour import CacheRace, Tour, samplers_on_one_distribution
+from glassformer.tour_theory import Examined, Proof
 from glassformer.tour_training import RUN, Attention, Spoken, Text, Training
 from glassformer.train import read_run
 
 HOSTILE = '</script><b onload="x">&amp;\x00\x0c\ud800 "quoted" </svg></pre>'
 VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+def make_proof(word: str) -> Proof:
+    whole, broken = Finding.judge("claim", 0, 0, word), Finding.judge("claim", 1, 0, word)
+    claim = dataclasses.replace(find("orthogonal-inputs-fixed-point"), title=word, control=word)
+    return Proof(Outcome(claim, whole, 0.1, ClaimPlan()), Outcome(claim, broken, 0.1, ClaimPlan(broken=True)))
+
+
+def make_examined(word: str) -> list[Examined]:
+    leak = Finding.judge("causal_leak/future-token", 1, 0, word, word)
+    diagnosis = Diagnosis(word, word, {"layer": 0}, (leak,), word)
+    reports = Report(word, "decoder", (), ()), Report(word, "decoder", (diagnosis,), (leak,))
+    return [Examined(word, report, leak, 1.0) for report in reports]
 
 
 def make_tour(word: str = "word") -> Tour:
@@ -36,6 +54,8 @@ def make_tour(word: str = "word") -> Tour:
         samplers=samplers_on_one_distribution(),
         attention=Attention([word, *tokens[1:]], [[row, row]], [[0.5, 0.25]], (0, 1)),
         races=[CacheRace(32, 0.1, 0.3, True), CacheRace(64, 0.2, 0.9, False)],
+        proofs=[make_proof(word)],
+        examined=make_examined(word),
         findings=[
             Finding.judge(word, 1, 2, word),
             Finding.judge("broken", 3, 2, "why", "mend it"),
@@ -133,7 +153,7 @@ def test_light_and_dark_and_small_screens(page):
     assert 'name="viewport"' in page
     assert '<html lang="en">' in page
     tables = [given for tag, given in read(page).tags if tag == "div" and given.get("class") == "wide"]
-    assert len(tables) == 4
+    assert len(tables) == 5
     assert all(given["tabindex"] == "0" and given["aria-label"] for given in tables)
 
 
@@ -190,3 +210,12 @@ def test_a_map_holds_every_cell_that_matters():
     assert 'fill-opacity="1"' in drawn
     assert 'fill-opacity="0.5"' in drawn
     assert report_svg.visible(" \n\t") == "␣⏎⇥"
+
+
+def test_what_was_proven_and_what_the_doctor_said_are_told(page):
+    text = "".join(read(page).text)
+    assert "Bishop 12.3 has it wrong." in text
+    assert "glass check orthogonal-inputs-fixed-point --explain" in text
+    assert "✓ healthy" in text
+    assert "✗ sick" in text
+    assert "(layer 0)" in text

@@ -42,7 +42,7 @@ def test_engine_equals_oracle_on_every_stop():
 
 
 def test_cache_races_agree():
-    short, long = tour.cache_races((8, 48))
+    short, long = tour.cache_races((4, 16))
     assert short.same_tokens
     assert long.same_tokens
     assert long.speed_up > 0
@@ -113,6 +113,24 @@ def test_attention_rows_sum_to_one_and_hide_the_future(walked):
 def test_a_tour_is_one_json_object(walked):
     found = json.loads(json.dumps(walked[0].to_dict(), allow_nan=False))
     assert set(found) >= {"findings", "size", "corpus", "training", "samples", "cache", "samplers", "seconds"}
+    assert [one["control"]["verdict"] for one in found["claims"]] == ["fail", "fail"]
+    assert [one["healthy"] for one in found["doctor"]] == [True, False]
+
+
+def test_theory_is_proven_and_the_missing_mask_is_named(walked):
+    told, events = walked
+    findings = {finding.id: finding for finding in told.findings}
+    assert findings["claim: rope-relative"].passed
+    assert findings["its control fails: rope-relative"].passed
+    assert findings["the doctor finds nothing in the trained model"].passed
+    assert findings["the doctor names the missing mask"].passed
+    assert [e["proof"] for e in events if e["event"] == "proof"] == told.proofs
+    assert [e["examined"] for e in events if e["event"] == "examined"] == told.examined
+    said = tour_text.proof_lines(told.proofs[1])
+    assert "Bishop 12.3 has it wrong" in said
+    assert "pieces fail" in said
+    assert "causal_leak" in tour_text.examined_lines(told.examined[1])
+    assert "remedy" not in tour_text.examined_lines(told.examined[0])
 
 
 def test_the_bigram_line_is_asked_for_only_when_there_was_time(walked):
@@ -163,6 +181,12 @@ def test_out_must_be_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         Plan(out=tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_is_told_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot be written \(Not a directory\): give another folder"):
+        tour.walk(Plan(out=tmp_path / "file" / "below"))
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ SECTIONS = {
     "attention": "What the heads look at",
     "samples": "It speaks",
     "cache": "The cache changes the time and nothing else",
+    "theory": "Theory, proven on the way",
+    "doctor": "A broken model, diagnosed",
     "size": "What a model costs",
     "checks": "What was checked",
     "next": "Where to go next",
@@ -51,6 +53,8 @@ def page(tour: Tour) -> str:
         "attention": _attention(tour),
         "samples": _samples(tour),
         "cache": _cache(tour),
+        "theory": _theory(tour),
+        "doctor": _doctor(tour),
         "size": _size(tour),
         "checks": _checks(tour.findings),
         "next": _next(tour),
@@ -210,6 +214,51 @@ def _cache(tour: Tour) -> str:
         "passes of one token instead of T²/2. Measured on a model of 10.7 million parameters.</p>"
         + _figure(drawn, '<span class="key slow"></span> recomputed <span class="key fast"></span> cached')
         + _table(("tokens", "recomputed", "cached", "speed-up", "tokens agree"), rows, "With and without a cache")
+    )
+
+
+def _theory(tour: Tour) -> str:
+    cards = []
+    for proof in tour.proofs:
+        whole, broken = proof.whole, proof.broken
+        wrong = ""
+        if proof.mistake is not None:
+            source, said, fails = map(escape, proof.mistake)
+            wrong = f'<p class="note"><strong>{source} has it wrong.</strong> <q>{said}</q> {fails}</p>'
+        cards.append(
+            f"<h3>{escape(proof.title)}</h3><p>{_verdict(str(whole.finding.verdict), str(whole.claim.badge))}, by "
+            f"{len(whole.parts)} pieces of evidence in {whole.seconds:.1f} s. Broken on purpose "
+            f"({escape(proof.control.rstrip('.'))}), {proof.turned} of {len(broken.parts)} pieces fail, as they must. "
+            f"<code>glass check {escape(proof.id)} --explain</code> shows the derivation.</p>{wrong}"
+        )
+    return (
+        "<p>Statements of textbooks are checks here: each has a derivation, evidence that is computed, and a negative "
+        "control. A check that still passes with its hypothesis broken would prove nothing.</p>" + "".join(cards)
+    )
+
+
+def _doctor(tour: Tour) -> str:
+    rows = [
+        (
+            escape(one.name),
+            _verdict("fail", "sick") if one.report.diagnoses else _verdict("pass", "healthy"),
+            f"{one.report.counts['pass']} passed, {one.report.counts['fail']} failed",
+            f"{one.seconds:.1f} s",
+        )
+        for one in tour.examined
+    ]
+    told = "".join(
+        f'<p class="note"><strong>{escape(first.id)}</strong> ({escape(first.where() or "no place")}): '
+        f"{escape(first.remedy)}</p>"
+        for one in tour.examined
+        for first in one.report.diagnoses[:1]
+    )
+    return (
+        "<p>Without its causal mask a model sees the tokens it is asked to predict: its training loss is splendid and "
+        "it has learned nothing. The doctor examines a model from outside, is not told what to look for, and names "
+        "the cause.</p>"
+        + _table(("model", "verdict", "probes", "time"), rows, "Two examinations")
+        + f"{told}<p>Yours: <code>glass doctor file.py:build</code></p>"
     )
 
 

@@ -37,7 +37,7 @@ caption { text-align: left; font-size: .9rem; padding: .3rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--edge); }
 th { font-weight: 600; } thead th { color: var(--soft); font-size: .85rem; }
 .why { color: var(--soft); font-size: .85rem; }
-#size td, #cache td { white-space: nowrap; } .why { display: block; font-weight: 400; }
+#size td, #cache td, #checks td { white-space: nowrap; } .why { display: block; font-weight: 400; }
 details { margin-top: 1rem; }
 svg { display: block; max-width: 100%; height: auto; }
 svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }

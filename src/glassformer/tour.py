@@ -4,8 +4,9 @@
 was measured. `tour_text` shows it in a terminal, `report` writes it as a page.
 """
 
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from glassformer.finding import Finding
 from glassformer.generate import Sampling, distribution, generate
 from glassformer.model import Model, build
 from glassformer.size import Sheet, size
+from glassformer.tour_theory import Examined, Proof, consult, prove
 from glassformer.tour_training import (
     SAMPLERS,
     Attention,
@@ -49,6 +51,8 @@ STAGES = (
     "It speaks: every sampler",
     "The cache changes the time and nothing else",
     "Two things a right implementation does",
+    "Theory, proven here and now",
+    "A broken model, diagnosed",
     "The report",
 )
 
@@ -172,6 +176,8 @@ class Tour:
     samplers: list[SamplerRow]
     attention: Attention
     races: list[CacheRace]
+    proofs: list[Proof]
+    examined: list[Examined]
     findings: list[Finding]
     seconds: float
 
@@ -190,14 +196,26 @@ class Tour:
             "samples": [vars(spoken) for spoken in self.spoken],
             "cache": [vars(race) | {"speed_up": race.speed_up} for race in self.races],
             "samplers": [vars(row) for row in self.samplers],
+            "claims": [proof.to_dict() for proof in self.proofs],
+            "doctor": [{"name": one.name, **one.report.to_dict()} for one in self.examined],
             "seconds": self.seconds,
         }
+
+
+def make_folder(out: Path) -> None:
+    """The folder of a tour, before minutes of training."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror}): give another folder for the report.") from None
 
 
 def walk(plan: Plan, listen: Listen = lambda event: None) -> Tour:
     """All stages but the last, which is to write the report."""
     began = time.perf_counter()
-    plan.out.mkdir(parents=True, exist_ok=True)
+    make_folder(plan.out)
     findings: list[Finding] = []
 
     def stage(number: int) -> None:
@@ -206,6 +224,13 @@ def walk(plan: Plan, listen: Listen = lambda event: None) -> Tour:
     def found(finding: Finding) -> None:
         findings.append(finding)
         listen({"event": "finding", "finding": finding})
+
+    def each(name: str, items: Iterable[Any]) -> list[Any]:
+        kept = []
+        for item in items:
+            kept.append(item)
+            listen({"event": name, name: item})
+        return kept
 
     stage(1)
     sheet = size(presets.gpt2(), batch=8, context=1024)
@@ -221,22 +246,24 @@ def walk(plan: Plan, listen: Listen = lambda event: None) -> Tour:
     found(beats_bigram(plan, text, record))
     attention = read_attention(model, session)
     stage(5)
-    spoken = []
-    for one in speak_by_every_sampler(model, session):
-        spoken.append(one)
-        listen({"event": "spoken", "spoken": one})
+    spoken = each("spoken", speak_by_every_sampler(model, session))
     samplers = samplers_on_one_distribution()
     listen({"event": "samplers", "rows": samplers})
     stage(6)
-    races = []
-    for race in cache_races(plan.races):
-        races.append(race)
-        listen({"event": "race", "race": race})
+    races = each("race", cache_races(plan.races))
     found(same_tokens(races))
     found(ragged_batch_equals_rows_alone())
     stage(7)
     found(initial_loss(session, record))
     found(overfit_one_batch(session))
+    stage(8)
+    proofs = each("proof", prove())
+    for finding in (finding for proof in proofs for finding in proof.findings):
+        found(finding)
+    stage(9)
+    examined = each("examined", consult(model))
+    for one in examined:
+        found(one.finding)
     own = size(run.model, batch=run.loop.batch, context=run.context)
     seconds = time.perf_counter() - began
-    return Tour(sheet, own, text, run, record, spoken, samplers, attention, races, findings, seconds)
+    return Tour(sheet, own, text, run, record, spoken, samplers, attention, races, proofs, examined, findings, seconds)

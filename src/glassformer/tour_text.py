@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from glassformer import report, tour
 from glassformer.finding import Finding
 from glassformer.size.text import byte_unit, flop_unit, quantity
+from glassformer.tour_theory import Examined, Proof
 from glassformer.tour_training import Plan, Spoken, Text
 from glassformer.train_text import Display
 
@@ -41,6 +42,10 @@ class Guide:
                 self.samplers(event["rows"])
             case "race":
                 self.race(event["race"])
+            case "proof":
+                self.say(proof_lines(event["proof"]))
+            case "examined":
+                self.say(examined_lines(event["examined"]))
 
     def finding(self, finding: Finding) -> None:
         numbers = "" if finding.measured is None else f"{finding.measured:8.3g}   bound {finding.bound:.3g}"
@@ -106,6 +111,29 @@ def spoken_lines(spoken: Spoken) -> str:
     """The sampler, and what it said."""
     said = spoken.text.strip("\n").replace("\n", "\n            ")
     return f"{spoken.sampler:>10}  {said}"
+
+
+def proof_lines(proof: Proof) -> str:
+    """What was claimed and how it was tried; and who has it wrong."""
+    whole, broken = proof.whole, proof.broken
+    lines = [
+        f"{proof.title}: {whole.claim.badge}, {len(whole.parts)} pieces of evidence in {whole.seconds:.1f} s.",
+        f"   Broken on purpose ({proof.control.rstrip('.')}): {proof.turned} of {len(broken.parts)} pieces fail.",
+    ]
+    if proof.mistake is not None:
+        source, said, fails = proof.mistake
+        lines.append(f"   {source} has it wrong: “{said}” {fails}")
+    return "\n".join(lines)
+
+
+def examined_lines(examined: Examined) -> str:
+    """The doctor's verdict in one sentence, and the first remedy."""
+    report = examined.report
+    lines = [f"{report.verdict()}  ({examined.seconds:.1f} s)"]
+    if report.diagnoses:
+        first = report.diagnoses[0]
+        lines += [f"   {first.evidence[0].id}: {first.evidence[0].numbers()}", f"   remedy: {first.remedy}"]
+    return "\n".join(lines)
 
 
 def print_tour(plan: Plan) -> int:

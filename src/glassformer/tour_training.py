@@ -45,7 +45,8 @@ compile = "no"
 """
 
 Listen = Callable[[dict[str, Any]], None]
-"""Is told {"event": "stage" | "size" | "corpus" | "training" | "spoken" | "samplers" | "race" | "finding", ...}."""
+"""Is told {"event": "stage" | "size" | "corpus" | "training" | "spoken" | "samplers" | "race" |
+"proof" | "examined" | "finding", ...}."""
 
 
 SAMPLERS: dict[str, Sampling] = {

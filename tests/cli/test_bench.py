@@ -64,5 +64,11 @@ def test_a_mistake_is_one_sentence_and_exit_2(capsys, flags, sentence, tmp_path)
     assert len(err.strip().splitlines()) == 1
 
 
+def test_growth_refuses_no_rounds_as_the_others_do(capsys):
+    code, out, err = run(capsys, "bench", "growth", "--rounds", "-3")
+    assert (code, out) == (2, "")
+    assert "--rounds -3 must be" in err
+
+
 def test_an_unknown_task_exits_2(capsys):
     assert run(capsys, "bench", "decoding")[0] == 2

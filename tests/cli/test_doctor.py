@@ -191,6 +191,10 @@ def test_a_sick_model_is_exit_1_in_every_form(capsys, tmp_path):
     ("arguments", "words"),
     [
         (["--expect", "window"], "must be KEY=VALUE"),
+        (["--expect", "sliding-windw=128"], "no probe reads that name. Did you mean sliding_window"),
+        (["--expect", "qqq=1"], "Known are activation, capacity"),
+        (["--seconds", "0"], "--seconds 0 must be a positive number"),
+        (["--seconds", "nan"], "--seconds nan must be a positive number"),
         (["--html", "no/such/folder/a.html"], "no folder"),
         (["--junit", "no/such/folder/a.xml"], "no folder"),
     ],
@@ -199,6 +203,14 @@ def test_bad_options_are_refused_before_anything_runs(capsys, file, arguments, w
     code, _, err = run(capsys, "doctor", f"{file}:Crash", *arguments)
     assert code == 2
     assert words in err
+
+
+def test_every_name_that_the_planted_bugs_declare_can_be_expected():
+    from glassformer.cli.doctor import expected
+    from tests.bugs.zoo import ZOO
+
+    for key in {key for bug in ZOO for key in bug.expect}:
+        assert expected([f"{key}=1"]) == {key: 1}
 
 
 def test_expectations_are_read_as_what_they_are():

@@ -131,6 +131,14 @@ def hf(folder: Path, **changes) -> Path:
     return target
 
 
+def not_a_number(folder: Path) -> Path:
+    model = gf.load(folder)
+    with torch.no_grad():
+        model.embed.tokens.weight[3, 1] = float("nan")
+    gf.save(model, folder.parent / "nan", format="glass")
+    return folder.parent / "nan"
+
+
 def an_encoder(folder: Path) -> Path:
     gf.save(
         gf.build(gf.presets.bert_base(n_layers=1, d_model=8, n_heads=2, vocab_size=65)),
@@ -168,6 +176,12 @@ MISTAKES = {
     "a draft of another kind": (lambda f: ["sample", "hi", "--draft", an_encoder(f)], "not a decoder-only model"),
     "no tokens proposed": (lambda f: ["sample", "hi", "--draft", "lookup", "--draft-tokens", "0"], "draft_tokens=0"),
     "beams and a draft": (lambda f: ["sample", "hi", "--draft", "lookup", "--beams", "2"], "no use for a draft"),
+    "no beams": (lambda f: ["sample", "--model", f, "hi", "--beams", "0"], "--beams 0 must be at least 1"),
+    "weights that are NaN": (
+        lambda f: ["sample", "--model", not_a_number(f), "--ids", "5 6"],
+        "numbers in embed.tokens.weight are NaN or infinite: copy the weights again",
+    ),
+    "converting NaN": (lambda f: ["convert", not_a_number(f), f.parent / "x"], "embed.tokens.weight are NaN"),
     "unknown preset": (lambda f: ["size", "gtp2"], "gpt2"),
     "unreadable TOML": (lambda f: ["size", bad_toml(f)], "not readable TOML"),
     "no such file": (lambda f: ["size", "nowhere/model.toml"], "does not exist"),

@@ -25,6 +25,8 @@ def test_a_missing_extra_is_one_sentence(capsys, monkeypatch):
         (["--host", "0.0.0.0", "--token", "x"], "8 to 200"),
         (["--model", "/nonexistent/folder"], "not a folder"),
         (["--port", "99999"], "between 0 and 65535"),
+        (["--folder", __file__, "--port", "0"], "is a file: --folder names a folder"),
+        (["--folder", f"{__file__}/below", "--port", "0"], "is a file: --folder names a folder"),
         (["--host", "no.such.host.invalid", "--token", "abcdefgh"], "cannot be used"),
     ],
 )

@@ -216,6 +216,7 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
         (["rope", "--grade", "no.py"], "no.py is no file"),
         (["rope", "--grade", "a.py", "--stub", "b.py"], "do not go together"),
         (["--grade", "a.py"], "which exercise?"),
+        (["rope", "--stub", "no/folder/a.py"], "there is no folder 'no/folder' to write 'a.py' into"),
     ],
 )
 def test_bad_exercise_input_is_one_sentence_and_exit_2(capsys, tmp_path, monkeypatch, arguments, words):

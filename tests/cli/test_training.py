@@ -2,6 +2,8 @@
 
 import functools
 import json
+import shlex
+import signal
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,8 @@ def test_tour_as_json(capsys, monkeypatch, tmp_path):
 
 def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    for arguments, words in ((["--minutes", "0"], "minutes=0.0"), (["--out", tmp_path / "file"], "is a file")):
+    below = (["--out", tmp_path / "file" / "x"], "cannot be written (Not a directory): give another folder")
+    for arguments, words in ((["--minutes", "0"], "minutes=0.0"), (["--out", tmp_path / "file"], "is a file"), below):
         code, out, err = run(capsys, "tour", *arguments)
         assert (code, out) == (2, "")
         assert words in err
@@ -45,6 +48,9 @@ def test_train_then_sample_then_resume(capsys, tmp_path):
     assert code == 0
     assert "to beat (nats per token):  uniform" in out
     assert "done: 20 steps" in out
+    told = out.strip().splitlines()[-1]
+    _, _, command = told.partition(": glass ")
+    assert run(capsys, *shlex.split(command), "--max-new-tokens", "8")[0] == 0  # what it says to type runs as it stands
     code, out, _ = run(capsys, "sample", "--model", tmp_path / "run" / "best", "the cat", "--max-new-tokens", "8")
     assert code == 0
     assert out.startswith("the cat")
@@ -54,6 +60,27 @@ def test_train_then_sample_then_resume(capsys, tmp_path):
     code, out, _ = run(capsys, "train", "--resume", tmp_path / "run", "--set", "loop.steps=25", "--json")
     assert code == 0
     assert json.loads(out.strip().splitlines()[-1])["event"] == "end"
+
+
+def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
+    from glassformer.train import loop
+
+    step, calls = loop.train_step, []
+
+    def interrupted(*given, **named):
+        calls.append(1)
+        if len(calls) == 12:
+            signal.raise_signal(signal.SIGINT)
+        return step(*given, **named)
+
+    monkeypatch.setattr(loop, "train_step", interrupted)
+    code, _, err = run(capsys, *train_arguments(tmp_path))
+    assert code == 130
+    command = err.strip().removeprefix("stopped; glass ").removesuffix(" goes on from here")
+    monkeypatch.setattr(loop, "train_step", step)
+    code, out, _ = run(capsys, *shlex.split(command))
+    assert code == 0
+    assert "done: 20 steps" in out
 
 
 def written(folder: Path, name: str, data: bytes) -> Path:

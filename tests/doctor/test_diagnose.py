@@ -75,6 +75,15 @@ def test_the_model_given_is_not_changed():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_weights_that_are_no_numbers_are_told_and_not_taken_for_a_mask():
+    model = BUGS["no_causal_mask"].build()
+    name, parameter = next((n, p) for n, p in model.named_parameters() if p.ndim == 2)
+    with torch.no_grad():
+        parameter[0, 0] = float("nan")
+    with pytest.raises(CannotExamineError, match=f"1 of the .* numbers in {name} are NaN or infinite"):
+        gf.diagnose(model)
+
+
 def test_a_time_limit_stops_the_examination():
     with pytest.raises(CannotExamineError, match="took more than"):
         gf.diagnose(BUGS["no_causal_mask"].build(), seconds=0.05)

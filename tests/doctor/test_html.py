@@ -34,3 +34,5 @@ def test_the_page_is_whole_and_draws_the_leak():
     assert page.count("<rect") == 4
     assert "output 0, input 1: 0.5" in page
     assert "http" not in page
+    assert 'name="viewport"' in page
+    assert ">input that changed</text>" in page

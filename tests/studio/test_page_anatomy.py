@@ -61,7 +61,9 @@ def test_one_cell_is_the_sum_it_says(site):
     torch.testing.assert_close(run_python(page, "part"), tensor)
 
 
-@pytest.mark.parametrize("name", ["pair", "both", "induction"])
+@pytest.mark.parametrize(
+    "name", ["pair", *(pytest.param(name, marks=pytest.mark.slow) for name in ("both", "induction"))]
+)
 def test_other_kinds_of_models_have_an_anatomy_too(site, name):
     text = {"induction": "ABAB"}.get(name, "3 1 4 1 5")
     page = site.open(view="anatomy", model=name, prompt=text)

@@ -103,6 +103,7 @@ def test_an_encoder_decoder_shows_each_of_its_attentions(site):
     expect(panel(page, "head").locator(".readout")).to_contain_text("→ #5:")  # the last token of the source
 
 
+@pytest.mark.slow
 def test_144_heads_of_512_tokens_are_drawn_within_a_second(site):
     page = site.open(view="heads")
     page.wait_for_selector("[data-panel=grid][data-drawn]")

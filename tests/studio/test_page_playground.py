@@ -125,6 +125,23 @@ def test_written_text_is_generates_and_can_be_stopped_and_kept(site, bard):
     expect(page.locator(".written .new")).to_have_count(1)
 
 
+def test_a_chart_keeps_its_place_when_the_theme_and_then_the_window_change(site):
+    page = site.open(view="playground")
+    page.wait_for_selector("[data-panel=next][data-ready='27']")
+    page.get_by_label("New tokens").fill("8")
+    page.get_by_role("button", name="Run", exact=True).click()
+    chart = panel(page, "generate").locator(".js-plotly-plot")
+    chart.wait_for()
+    page.wait_for_selector("button:enabled:text-is('Run')")
+    for theme, width in (("dark", 400), ("light", 1280), ("dark", 700)):
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(400)  # plotly follows a window after a moment
+        box, below = chart.bounding_box(), page.get_by_role("button", name="Use as prompt").bounding_box()
+        assert box["height"] > 150
+        assert box["y"] + box["height"] <= below["y"]
+
+
 def test_the_beam_trees_filled_path_is_the_beam_searchs_text(site, bard):
     model, tokenizer = bard
     page = site.open(view="playground")

@@ -187,7 +187,7 @@ def test_tensors_arrive_as_they_were_sent(site):
     [
         ("playground", "next", "svg", "[data-panel=next][data-ready]"),
         ("heads", "grid", "png", "[data-panel=grid][data-drawn]"),
-        ("stream", "norms", "svg", "[data-panel=norms] .js-plotly-plot"),
+        pytest.param("stream", "norms", "svg", "[data-panel=norms] .js-plotly-plot", marks=pytest.mark.slow),
     ],
 )
 def test_a_figure_is_saved_as_a_file_that_opens(site, view, name, kind, drawn):

@@ -21,6 +21,14 @@ def test_a_model_must_be_a_folder(tmp_path):
         Settings((tmp_path / "nothing",), folder=tmp_path)
 
 
+def test_the_folder_is_none_that_a_file_stands_in_the_way_of(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StudioError, match="is a file"):
+            Settings(folder=folder)
+    Settings(folder=tmp_path / "to" / "be" / "made")
+
+
 def test_the_folder_can_be_named_by_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("GLASSFORMER_STUDIO", str(tmp_path))
     assert Settings().folder == tmp_path

@@ -40,6 +40,9 @@ def test_a_folder_is_itself(tmp_path):
 def test_a_file_is_refused_with_its_folder(tmp_path):
     (tmp_path / "model.safetensors").touch()
     assert f"give {tmp_path}" in refusal(str(tmp_path / "model.safetensors"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "plan.md").touch()
+    assert "give a folder with config.json" in refusal(str(tmp_path / "notes" / "plan.md"))
 
 
 @pytest.mark.parametrize(

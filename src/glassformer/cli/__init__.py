@@ -31,6 +31,11 @@ VERBS: dict[str, Callable[..., int]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit code."""
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        from glassformer import __version__
+
+        print(f"glassformer {__version__}")
+        return 0
     try:
         return tyro.extras.subcommand_cli_from_dict(
             VERBS,
@@ -47,5 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("GLASSFORMER_DEBUG"):
             raise
-        print(f"glass: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"glass: {_sentence(error)}", file=sys.stderr)
         return 2
+
+
+def _sentence(error: ValueError | OSError) -> str:
+    """What a user reads; the system's own errors, which nobody foresaw, name the path and say what to do."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename} cannot be used ({error.strerror}): give another path, or mend this one."
+    return " ".join(str(error).split())

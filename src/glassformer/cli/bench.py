@@ -40,6 +40,8 @@ def bench(
     """Speed beside every installed peer: one process each, taking turns, greedy ids compared. Ctrl-C ends them all."""
     if json is not None and not json.expanduser().resolve().parent.is_dir():
         raise InputError(f"--json {json}: there is no folder {json.parent}; make it first.")
+    if rounds < 1:
+        raise InputError(f"--rounds {rounds} must be a whole number of at least 1.")
     if task == "growth":
         return _growth(rounds, json)
     from glassformer.bench.contenders import choose
@@ -68,7 +70,7 @@ def _growth(rounds: int, json: Path | None) -> int:
     from glassformer.bench import growth
     from glassformer.files import write_atomically
 
-    curves = growth.measure(rounds=max(1, rounds), say=_say)
+    curves = growth.measure(rounds=rounds, say=_say)
     if json is not None:
         told = json_module.dumps([curve.to_dict() for curve in curves], indent=2) + "\n"
         write_atomically(json.expanduser().resolve(), told.encode())

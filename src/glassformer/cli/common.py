@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from glassformer.finding import Finding
 
 Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, nothing else.")]
@@ -14,6 +16,14 @@ Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, n
 
 class InputError(ValueError):
     """Input this command line cannot work with."""
+
+
+def refuse_nan(model: "nn.Module", name: str) -> None:
+    """Refuse weights that are no numbers: everything computed with them would be none either."""
+    from glassformer.weights.verify import not_numbers
+
+    if (told := not_numbers(model)) is not None:
+        raise InputError(f"{name}: {told}: copy the weights again, or take an earlier checkpoint.")
 
 
 def report(findings: Sequence["Finding"], as_json: bool, **facts: Any) -> None:

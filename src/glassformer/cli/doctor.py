@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from glassformer.finding import Finding
 
 SECONDS = 600.0
+ALSO = (
+    *("prefix", "alibi", "use_alibi", "rope", "use_rope", "rotary", "use_rotary", "rotary_dim", "use_sliding_window"),
+    *("relative_attention_num_buckets", "scale_attn_weights", "scale_attention", "query_pre_attn_scalar", "mup"),
+    *("use_mup", "scale_attn_by_inverse_layer_idx", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+    *("model_type", "is_encoder_decoder"),
+)
+"""What probes read of a config beside `declared.NAMES`, as far as a command line can say it."""
 
 
 def doctor(
@@ -54,6 +61,8 @@ def doctor(
     from glassformer.doctor.load import resolve
 
     intent = expected(expect)
+    if not seconds > 0:
+        raise InputError(f"--seconds {seconds:g} must be a positive number; the usual limit is {SECONDS:g}.")
     for file in (junit, html):
         if file is not None and not file.parent.is_dir():
             raise InputError(f"there is no folder {str(file.parent)!r} to write {file.name!r} into: make it first.")
@@ -75,8 +84,21 @@ def expected(pairs: list[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not key or not equals or not value:
             raise InputError(f"--expect {pair!r} must be KEY=VALUE, such as sliding-window=128.")
+        _known(key)
         found[key] = _value(value)
     return found
+
+
+def _known(key: str) -> None:
+    """Refuse what no probe reads: a word misspelt would be an intent that nobody checks."""
+    from glassformer.checks.declared import NAMES
+    from glassformer.config.errors import nearest
+
+    spellings = {name for names in NAMES.values() for name in names}.union(ALSO)
+    if key.replace("-", "_") not in spellings:
+        hint = nearest(key.replace("-", "_"), spellings)
+        hint = f" Known are {', '.join(sorted({*NAMES, 'prefix'}))}." if hint.startswith(" Fields:") else hint
+        raise InputError(f"--expect {key}: no probe reads that name.{hint}")
 
 
 def _value(text: str) -> Any:

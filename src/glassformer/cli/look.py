@@ -89,8 +89,8 @@ def _check(kind: str, given: dict[str, object]) -> None:
     from glassformer.config.errors import nearest
 
     if kind not in USES:
-        hint = nearest(kind, USES).replace("Fields:", "Kinds:")
-        raise InputError(f"glass look knows no {kind!r}.{hint}")
+        hint = nearest(kind, USES).partition(" Fields:")[0]
+        raise InputError(f"glass look knows no {kind!r}.{hint} It draws {', '.join(USES)}.")
     defaults = {"position": -1, "seed": 0}
     for name, value in given.items():
         if value != defaults.get(name) and name not in USES[kind]:

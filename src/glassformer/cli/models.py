@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, report
+from glassformer.cli.common import InputError, Json, refuse_nan, report
 
 if TYPE_CHECKING:
     from glassformer.config import ModelConfig
+    from glassformer.generate import Sampling
     from glassformer.generate.speculate import Draft
+    from glassformer.generate.text import Continuation
     from glassformer.model import Model
 
 
@@ -82,7 +84,9 @@ def read_config(subject: str) -> "ModelConfig":
 
 
 def sample(
-    prompt: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="Text to continue; with --ids, token ids.")],
+    prompt: Annotated[
+        tyro.conf.Positional[str], tyro.conf.arg(metavar="PROMPT", help="Text to continue; with --ids, token ids.")
+    ],
     model: Annotated[
         str | None, tyro.conf.arg(help="A folder, or a hub name such as gpt2; none: the bundled bard.")
     ] = None,
@@ -106,15 +110,11 @@ def sample(
     json: Json = False,
 ) -> int:
     """Continue a prompt with a model, token by token."""
-    from glassformer.generate import Sampling
     from glassformer.generate.text import Continuation
     from glassformer.weights import load_tokenizer
 
     model = model or "bard"
-    # an explicit beam search leaves the sampling defaults unused; greedy and beams share the penalty
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    if beams > 1:
-        sampling = Sampling(0.0, repetition_penalty=repetition_penalty)
+    sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
     loaded = _load_to_sample(model, dtype)
     tokenizer = None if ids else load_tokenizer(model)
     job = Continuation(
@@ -136,17 +136,35 @@ def sample(
         for piece in job.pieces(sampling, seed, cache):
             print(piece, end="", flush=True)
         print()
-    if job.acceptance is not None and not json:
-        was = job.acceptance
+    if not json:
+        _tell_draft(job)
+    return 0
+
+
+def _sampling(
+    beams: int, temperature: float, top_k: int | None, top_p: float, min_p: float, penalty: float
+) -> "Sampling":
+    """A beam search leaves the sampling defaults unused; greedy and beams share the penalty."""
+    from glassformer.generate import Sampling
+
+    if beams < 1:
+        raise InputError(f"--beams {beams} must be at least 1, which samples; 4 is a usual search.")
+    sampling = Sampling(temperature, top_k, top_p, min_p, penalty)
+    return Sampling(0.0, repetition_penalty=penalty) if beams > 1 else sampling
+
+
+def _tell_draft(job: "Continuation") -> None:
+    """What became of the proposals of a draft, where there was one."""
+    if (was := job.acceptance) is not None:
         accepted = f"{was.accepted} of {was.proposed} proposed tokens accepted ({was.rate:.0%})"
         print(f"draft: {accepted}; {len(job.new)} tokens in {was.passes} passes of the model", file=sys.stderr)
-    return 0
 
 
 def _load_to_sample(source: str, dtype: str | None) -> "Model":
     from glassformer.weights import load
 
     loaded = load(source, dtype=dtype)
+    refuse_nan(loaded, source)
     if dtype is None and next(loaded.parameters()).dtype.itemsize == 2 and loaded.device.type == "cpu":
         loaded = loaded.float()  # half precisions are for storing and for accelerators: a CPU is slower in them
     return loaded
@@ -186,6 +204,7 @@ def convert(
     from glassformer.weights.verify import same_logits
 
     model = load(source, dtype=dtype)
+    refuse_nan(model, source)
     save(model, target, format=to)
     finding = same_logits(model, load(target))
     notes = getattr(getattr(model, "origin", None), "notes", ())

@@ -207,5 +207,9 @@ def _write_stub(chosen: "Exercise", path: Path, json: bool) -> int:
             new.write(chosen.stub)
     except FileExistsError:
         raise InputError(f"{path} exists already and is left as it is: give another name.") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(
+            f"there is no folder {str(path.parent)!r} to write {path.name!r} into: make it first."
+        ) from None
     print(json_module.dumps({"id": chosen.id, "written": str(path)}) if json else f"{path}: write {chosen.function}()")
     return 0

@@ -1,12 +1,17 @@
 """`glass train` and `glass tour`: models as they learn."""
 
 import json as json_module
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from glassformer.cli.common import InputError, Json
+
+if TYPE_CHECKING:
+    from glassformer.train import Session
 
 
 def train(
@@ -54,10 +59,26 @@ def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json:
         else:
             with Display() as display:
                 group = run_training(*arguments, display, sample_text, session.resume, lines, PROBES).group
-            print(f"the best model is in {session.run.out}/best: glass sample --model {session.run.out}/best")
+            print(_next_steps(session))
         group.close()
     except ArithmeticError as error:
         raise InputError(str(error)) from None
+    except KeyboardInterrupt:
+        if is_main() and any(Path(session.run.out, "checkpoints").glob("step-*")):
+            print(f"stopped; glass train --resume {shlex.quote(session.run.out)} goes on from here", file=sys.stderr)
+        raise
+
+
+def _next_steps(session: "Session") -> str:
+    """Where the best model is, and a command that runs as it stands."""
+    from glassformer.config import EncoderConfig
+
+    folder = shlex.quote(f"{session.run.out}/best")
+    told, text = f"the best model is in {folder}", getattr(session.data, "val", None)
+    if text is None or isinstance(session.run.model, EncoderConfig):
+        return told  # a task has no text, and an encoder does not go on
+    words = session.data.tokenizer.decode([int(token) for token in text[:40]]).split()
+    return f"{told}: glass sample --model {folder} {shlex.quote(words[0])}" if words else told
 
 
 def _read_text(path: Path) -> str:

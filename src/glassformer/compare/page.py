@@ -11,7 +11,9 @@ STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 table{border-collapse:collapse;width:100%;font-size:14px;margin:1rem 0}
 th,td{text-align:left;padding:.2rem .6rem;border-bottom:1px solid #d8dee4}
-td.n{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap}
+td.n,th.n{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap}
+td.b{min-width:4rem}@media(min-width:40rem){td.b{width:45%}}
+h1,p{overflow-wrap:anywhere}
 tr.first{background:#fff1d6;font-weight:600}
 .bar{height:.7rem;background:#8aa4c8}.bad .bar{background:#c2523c}
 code{font-size:90%}.verdict{font-size:1.2rem;font-weight:600}
@@ -51,7 +53,7 @@ def _cases(result: Comparison) -> str:
         numbers = "".join(f"<td class=n>{'' if v is None else f'{v:.1e}'}" for v in (m.own, m.exact))
         said = {True: "agrees", False: "differs", None: "could not be asked"}[m.agrees]
         rows.append(f"<tr><td>{_e(m.name)}{numbers}<td>{said}<td>{_e(m.note)}")
-    head = "<tr><th>case<th>own precision<th>float64<th><th>"
+    head = "<tr><th>case<th class=n>own precision<th class=n>float64<th><th>"
     return f"<h2>Logits</h2><table>{head}{''.join(rows)}</table>"
 
 
@@ -65,9 +67,8 @@ def _places(result: Comparison) -> str:
         )
         said = "without consequence" if s.absolved else ""
         bar = f"<div class=bar style='width:{width:.1f}%'></div>"
-        rows.append(
-            f"<tr class='{classes}'><td><code>{_e(s.name)}</code><td class=n>{s.difference:.1e}<td>{bar}<td>{said}"
-        )
+        place = f"<td><code>{_e(s.name)}</code><td class=n>{s.difference:.1e}"
+        rows.append(f"<tr class='{classes}'>{place}<td class=b>{bar}<td>{said}")
     case = _e(result.case or "")
     text = f"<p>Largest difference over size, on a logarithmic scale from 1e{FLOOR:g} to 1e{CEILING:g} ({case}).</p>"
     return f"<h2>Places in the order of computation</h2>{text}<table>{''.join(rows)}</table>"

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from glassformer.checks import causality
 from glassformer.checks.attention import open_layers, traced
+from glassformer.checks.errors import CannotExamineError
 from glassformer.checks.isolate import preserved, quiet, time_limit
 from glassformer.checks.subject import Kind, Subject, subject_of
 from glassformer.doctor.causes import name_of, sort_out
@@ -15,6 +18,7 @@ from glassformer.doctor.examine import Examination, Found, run
 from glassformer.doctor.place import layer_of_fault
 from glassformer.doctor.report import TITLES, Diagnosis, Report
 from glassformer.finding import Finding, Verdict
+from glassformer.weights.verify import not_numbers
 
 
 def diagnose(
@@ -50,6 +54,8 @@ def diagnose(
         name = name or str(subject)
         subject = load(subject)
     with preserved(subject), time_limit(seconds, "the examination"):
+        if isinstance(subject, nn.Module) and (told := not_numbers(subject)) is not None:
+            raise CannotExamineError(f"{told}, and so is all that is computed with them: load or train it again.")
         patient = subject_of(subject, kind, vocab_size, expect, name)
         trusted = None if reference is None else subject_of(reference, patient.kind, vocab_size, expect, "reference")
         exam = run(Examination(patient, trusted, deep, quick, found), tell)

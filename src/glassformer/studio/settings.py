@@ -76,6 +76,9 @@ class Settings:
         for path in self.models:
             if not path.is_dir():
                 raise StudioError(f"{path} is not a folder: --model names a folder with a model.")
+        above = next((path for path in (self.folder, *self.folder.parents) if path.exists()), None)
+        if above is not None and not above.is_dir():
+            raise StudioError(f"{above} is a file: --folder names a folder for uploads and training runs.")
 
     @property
     def is_local(self) -> bool:

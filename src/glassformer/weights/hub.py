@@ -23,7 +23,9 @@ def resolve(name: str | Path) -> Path:
     if path.is_dir() and str(name):  # an empty name would mean the working directory
         return path
     if path.is_file():
-        raise WeightsError(f"{path} is a file, but a model is a folder: give {path.parent} instead.")
+        held = any((path.parent / name).exists() for name in (*FILES, "model.toml"))
+        remedy = f"give {path.parent} instead" if held else f"give a folder with {_listed()}"
+        raise WeightsError(f"{path} is a file, but a model is a folder: {remedy}.")
     text = str(name)
     if (bundled := pretrained.folder(text)) is not None:
         return bundled

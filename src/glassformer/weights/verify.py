@@ -50,6 +50,23 @@ def compare_logits(
 
 
 @torch.no_grad()
+def not_numbers(model: nn.Module) -> str | None:
+    """Which trained parameter holds a NaN or an infinity, in words; None where all are numbers.
+
+    What is not trained may hold infinities (a mask), and never a NaN.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.is_meta or not parameter.numel():
+            continue
+        ends = torch.stack(torch.aminmax(parameter.float() if parameter.dtype.itemsize == 1 else parameter))
+        if bool((ends.isfinite() if parameter.requires_grad else ~ends.isnan()).all()):
+            continue
+        wrong = int((~parameter.isfinite() if parameter.requires_grad else parameter.isnan()).sum())
+        return f"{wrong:,} of the {parameter.numel():,} numbers in {name} are NaN or infinite"
+    return None
+
+
+@torch.no_grad()
 def same_logits(model: nn.Module, other: nn.Module, length: int = 16, seed: int = 0) -> Finding:
     """Two models on the same random tokens; a conversion that keeps the dtype must not change a bit."""
     config = model.config

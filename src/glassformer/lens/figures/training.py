@@ -25,7 +25,8 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FigureError(
-            f"{file} cannot be read ({type(error).__name__}): give a run's folder or log.jsonl."
+            f"{file} cannot be read ({getattr(error, 'strerror', None) or 'not text'}): give a run's folder, such as "
+            "runs/shakespeare, or its log.jsonl."
         ) from None
     events = []
     for line in lines:

@@ -114,7 +114,9 @@ export async function plot(node, traces, layout = {}, { click } = {}) {
   const c = colours();
   now.narrow = node.clientWidth < NARROW;
   const wanted = typeof layout === "function" ? layout(now.narrow) : layout;
-  await library.react(node, traces.map((trace, i) => dress(trace, c, i)), layoutFor(wanted, c), CONFIG);
+  const made = layoutFor(wanted, c);
+  node.style.height = `${made.height}px`; // on a resize plotly asks the node, which would be empty for that moment
+  await library.react(node, traces.map((trace, i) => dress(trace, c, i)), made, CONFIG);
   node.classList.add("chart");
   if (first && click) node.on("plotly_click", (event) => click(event.points[0], event));
   return node;
