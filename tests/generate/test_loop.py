@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import glassformer as gf
 from glassformer import config as c
+from glassformer.config import ConfigError
 from glassformer.generate import Sampling, generate, stream
 from glassformer.model import build
 from tests import variants
@@ -193,3 +194,13 @@ def test_an_encoder_cannot_generate():
     )
     with pytest.raises(ValueError, match="cannot generate"):
         generate(build(encoder), [[1]], 2)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(), Sampling(top_k=3)])
+@pytest.mark.parametrize("wrong", ["one", "all"])
+def test_logits_that_are_no_numbers_are_refused(sampling, wrong):
+    model = lively(decoder(head=c.Head(tied=False)))[0]
+    with torch.no_grad():
+        (model.head.weight[5] if wrong == "one" else model.head.weight).fill_(float("nan"))
+    with pytest.raises(ConfigError, match="not all numbers"):
+        generate(model, [[1, 2, 3]], 4, sampling)

@@ -10,7 +10,7 @@ from glassformer.generate.feed import Feed, Prompts, check_length, ends_with, ev
 from glassformer.generate.native.choice import Engine, choose_engine
 from glassformer.generate.native.feed import NativeFeed
 from glassformer.generate.native.pack import Precision
-from glassformer.generate.sampling import GREEDY, Sampling, choose
+from glassformer.generate.sampling import GREEDY, Sampling, choose, require_numbers
 from glassformer.generate.speculate import Acceptance, Draft, Speculation, check_draft, speculate
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
@@ -189,6 +189,7 @@ def _tokens(model: Model, feed: Feed, max_new_tokens: int, sampling: Sampling, u
                     logits = feed.step(tokens)
                 with one_thread(isinstance(feed, NativeFeed)):
                     tokens = choose(logits, sampling, uniform[:, step].to(logits.device), seen)
+                    require_numbers(logits, tokens)
                 if seen is not None:
                     seen.scatter_(1, tokens[:, None], True)
                 steps = [tokens.tolist()]

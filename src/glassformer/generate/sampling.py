@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from glassformer.config import ConfigError
 from glassformer.shapes import Bool, Float, Int
 
 
@@ -101,6 +102,14 @@ def draw(probabilities: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> In
     total = probabilities.cumsum(-1)
     threshold = uniform.to(total)[:, None] * total[:, -1:]
     return torch.searchsorted(total, threshold, right=True)[:, 0]
+
+
+def require_numbers(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> None:
+    """Refuse tokens chosen from logits with a NaN: the likeliest is then that one, a drawn one lies beyond the last."""
+    last = logits.shape[-1] - 1
+    picked = logits.gather(1, tokens.clamp(max=last)[:, None])[:, 0]
+    if bool((picked.isnan() | (tokens > last)).any()):
+        raise ConfigError("the model's logits are not all numbers: look for NaN in its weights, or use a wider dtype.")
 
 
 def choose(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from glassformer.config import ConfigError
 from glassformer.generate import Sampling, generate, loop
 from glassformer.generate.cuda import batch, decoder, feed
 from glassformer.generate.cuda.library import CudaDecodeError
@@ -66,6 +67,19 @@ def test_sampling_stops_and_changed_weights_are_torchs(prompts, emulated):
             parameter.data.mul_(1.1)
     found, wanted = emulated(model, prompts, 5)
     assert found == wanted
+
+
+@needs_compiler
+@pytest.mark.parametrize("prompts", [[[3, 4, 5]], pytest.param([[3, 4, 5], [6, 2]], marks=pytest.mark.slow)])
+def test_logits_that_are_no_numbers_are_refused(prompts, emulated, monkeypatch):
+    model = lively(small(), std=0.4)[0].float()
+    emulated(model, prompts, 2)
+    made = feed._MADE[model][1]
+    monkeypatch.setattr(made, "refresh", lambda model: None)
+    held = made.given if hasattr(made, "given") else made.held
+    held["last_norm"] = torch.full_like(held["last_norm"], float("nan"))
+    with pytest.raises(ConfigError, match="not all numbers"):
+        emulated(model, prompts, 8)
 
 
 @needs_compiler

@@ -12,6 +12,7 @@ from glassformer.generate.cuda.batch import CudaBatch
 from glassformer.generate.cuda.decoder import CudaDecoder
 from glassformer.generate.cuda.pack import obstacle
 from glassformer.generate.feed import Feed
+from glassformer.generate.sampling import require_numbers
 from glassformer.model import DecoderLM
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Float, Int
@@ -121,8 +122,11 @@ class CudaFeed(Feed):
         """What comes after the given tokens, each time the likeliest: `count` lists of a token per row."""
         if isinstance(self.decoder, decoder.CudaDecoder):
             self.decoder.tokens[self.decoder.place] = tokens[0]
-            return [[token] for token in self.decoder.greedy(count).tolist()]
-        steps: list[list[int]] = self.decoder.greedy(tokens, count).T.tolist()
+            steps = [[token] for token in self.decoder.greedy(count).tolist()]
+        else:
+            steps = self.decoder.greedy(tokens, count).T.tolist()
+        last = self.decoder.logits.view(len(self.rows), -1)[:, : self.model.config.vocab_size]
+        require_numbers(last, last.argmax(-1))  # what was NaN once stays so: the kept keys are
         return steps
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
