@@ -19,7 +19,7 @@ OF_BANDWIDTH = {"float32": 0.8, "bfloat16": 0.8, "int8": 0.7}
 STARTUP = 1.15
 """Most times `import torch` and reading the file."""
 LOSS = {"float32": 1e-3, "bfloat16": 1e-2}
-"""Nats by which a step's loss may differ from ours: rounding, which grows from step to step (over 60: 5e-7, 2e-4)."""
+"""Nats by which a step's loss may differ from ours: rounding, which grows from step to step (over 60: 5e-7, 2e-3)."""
 
 
 def parting(ids: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> int | None:
