@@ -94,6 +94,7 @@ static inline void launch(void (*body)(), int blocks, int threads) {
                     threadIdx.x = i;
                     swapcontext(&scheduler, &mine[i].context);
                 }
+                std::this_thread::yield();  // there are more blocks than cores, and they wait for each other
             }
         });
     for (auto& thread : running) thread.join();

@@ -61,7 +61,9 @@ def small(name, modern):
 @pytest.mark.parametrize(("name", "modern", "shares"), [("learned", False, 1), ("rotary-halves", True, 2)])
 def test_it_is_the_engine(name, modern, shares, tmp_path, monkeypatch):
     monkeypatch.setattr(batch, "SHARES", dict.fromkeys(batch.SHARES, shares))
-    assert max(differences(small(name, modern), tmp_path)) < 3e-6  # float32 sums in another order
+    assert (
+        max(differences(small(name, modern), tmp_path)) < 1e-5
+    )  # float32 sums in another order, exponentials to the base 2
 
 
 @needs_compiler
@@ -69,7 +71,7 @@ def test_it_is_the_engine(name, modern, shares, tmp_path, monkeypatch):
 @pytest.mark.parametrize("modern", [False, True])
 @pytest.mark.parametrize("name", ["none", "sinusoidal", "rotary-interleaved", "rotary-yarn", "rotary-llama3"])
 def test_every_position_scheme(name, modern, tmp_path):
-    assert max(differences(small(name, modern), tmp_path)) < 3e-6
+    assert max(differences(small(name, modern), tmp_path)) < 1e-5
 
 
 @needs_compiler
