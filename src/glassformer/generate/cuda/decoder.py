@@ -69,6 +69,7 @@ class CudaDecoder:
         self.limit = cfg.max_len or 2**30
         self.layout = layout_for(model, dtype, clusters)
         self.sizes = {**kernel_sizes(model, dtype, WARPS), **self.layout.macros}
+        self.text = library.source(self.sizes)
         self.place, self.tag = 0, 0
         self.tokens = torch.zeros(self.capacity + 1, dtype=torch.int32, device=self.device)
         self.logits = torch.zeros(cfg.vocab_size, device=self.device)
@@ -128,7 +129,7 @@ class CudaDecoder:
     def _launch(self, count: int) -> None:
         assert self.device.type == "cuda"
         ring = self.sizes["RING"] * self.sizes["STAGE"]
-        kernel = nvrtc.kernel(library.source(self.sizes), "decode", self.device.index or 0, ring)
+        kernel = nvrtc.kernel(self.text, "decode", self.device.index or 0, ring)
         kernel.launch(self.arguments(count), self.layout.blocks, 32 * (WARPS + 1), together=True, cluster=NEIGHBOURS)
 
     def arguments(self, count: int) -> library.Given:
