@@ -39,7 +39,7 @@ def same_logits() -> Iterator[Finding]:
 
 
 def same_generation() -> Iterator[Finding]:
-    """Greedy, sampled (same uniform numbers on both devices) and beams, in float64."""
+    """Greedy, sampled (same uniform numbers on both devices), beams, and with drafts, in float64."""
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8]]
     for name, config in configs().items():
         models = [build(config, seed=1, dtype=torch.float64, device=device) for device in ("cpu", "cuda")]
@@ -47,6 +47,8 @@ def same_generation() -> Iterator[Finding]:
             "greedy": {},
             "sampled": {"sampling": Sampling(top_p=0.9)},
             "beams": {"beams": 3},
+            "lookup": {"draft": "lookup"},
+            "lookup, sampled": {"draft": "lookup", "sampling": Sampling(top_p=0.9)},
         }.items():
             a, b = (generate(model, prompts, 60, **settings) for model in models)
             wrong = sum(x != y for row, other in zip(a, b, strict=True) for x, y in zip(row, other, strict=True))
