@@ -270,11 +270,13 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         bias = state.model.decoder.norm.weight
         with torch.no_grad():
             bias[0] = float("nan")
+        began = state.step
         try:
-            step(state, batch)
+            for _ in range(2):  # the second finds out about the first, and must not happen either
+                step(state, batch)
             stopped = False
         except NonFinite as error:
-            stopped = "first at" in str(error)
+            stopped = f"step {began}:" in str(error) and "first at" in str(error) and state.step == began
         changed = sum(not torch.equal(a, b) for a, b in zip(before, state.parameters, strict=True))
         yield Finding.judge(
             f"a poisoned step changes nothing: {name}", changed + 10 * (not stopped), 1, "the poison only"

@@ -146,6 +146,7 @@ def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[s
             return state.model(x)
 
     def check() -> float:
+        state.settle()
         if state.average is not None:
             state.average.swap(state.model)
         loss = validation(full, data[1], run.context, str(state.device))

@@ -16,13 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.model import Model
-from glassformer.model.attention import Attention, place, split
+from glassformer.model.attention import Attention
 from glassformer.model.block import Block
-from glassformer.model.cache import Store
 from glassformer.model.feedforward import Dense
-from glassformer.model.masks import View
 from glassformer.model.norm import LayerNorm, RMSNorm
-from glassformer.model.positions import Rotation
 from glassformer.model.tap import Tap
 from glassformer.shapes import Float
 from glassformer.train.fp8 import (
@@ -42,6 +39,7 @@ from glassformer.train.fp8 import (
     turn,
     unit_of,
 )
+from glassformer.train.joined import JoinedAttention
 
 
 class _FeedForward(torch.autograd.Function):
@@ -220,26 +218,13 @@ class Float8Linear(nn.Linear):
         return projections(x, [self])[0] if self.training else nn.Linear.forward(self, x)
 
 
-class Float8Attention(Attention):
+class Float8Attention(JoinedAttention):
     """Self-attention whose training step takes its projections in 8 bits; scores and values stay what they are."""
 
     norms: Norms
 
-    def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        view: View,
-        tap: Tap,
-        rotation: Rotation | None = None,
-        bias: Float[Tensor, "#B H T S"] | None = None,
-        store: Store | None = None,
-        infusion: Float[Tensor, "#B T D"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        if not self.training or store is not None or infusion is not None:
-            return Attention.forward(self, x, view, tap, rotation, bias, store, infusion)
-        q, k, v = projections(x, [self.q, self.k, self.v], expected_square(self.norms))
-        q, k = place(q, self.n_heads, self.q_norm, rotation), place(k, self.n_kv_heads, self.k_norm, rotation)
-        return self.look(q, k, split(v, self.n_kv_heads), view, tap, bias)
+    def project(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
+        return tuple(projections(x, [self.q, self.k, self.v], expected_square(self.norms)))
 
 
 def enable(model: Model) -> None:

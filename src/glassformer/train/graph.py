@@ -8,6 +8,7 @@ the device not to happen (`found_inf`), and is reported as in `train_step`.
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,19 +30,34 @@ def can_capture(state: TrainState) -> bool:
     return state.device.type == "cuda" and alone and not has_experts(state.model)
 
 
+@dataclass
+class Reading:
+    """What a step gave, on its way to the host."""
+
+    batch: Batch
+    values: Tensor
+    """Its loss and the norm of its gradient."""
+    done: torch.cuda.Event
+
+
 class CapturedStep:
-    """Called like `train_step`, with the state it was made for."""
+    """Called like `train_step`, with the state it was made for. Loss and norm stay on the device: reading waits."""
 
     def __init__(self, state: TrainState):
         self.state = state
         self.done = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Batch | None = None
+        self.unread: Reading | None = None
         self.results = torch.zeros(2, device=state.device)
+        self.failed = torch.zeros((), device=state.device)
+        """1 from a step on that was not finite."""
+        state.settle = self.settle
 
     def __call__(self, state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
         assert state is self.state
         if self.done < WARM_UP or (self.batch is not None and batch.inputs.shape != self.batch.inputs.shape):
+            self.settle()
             self.done += 1
             return train_step(state, batch)
         if self.graph is None:
@@ -55,14 +71,39 @@ class CapturedStep:
         scale = factor(state.run.schedule, state.step, state.run.loop.steps)
         state.optimizer.set_rate(scale)
         self.graph.replay()
-        value, norm = self.results.tolist()
-        if not (math.isfinite(value) and math.isfinite(norm)):
-            raise NonFinite(explain_non_finite(state, batch, value))
-        require_gradient(state, value, norm)
+        before, self.unread = self.unread, self._read(batch)
         state.step += 1
         if state.average is not None:
             state.average.update(state.model, state.step)
+        if before is not None:
+            self._judge(before, late=1)
+        value, norm = self.results.clone()
         return {"loss": value, "gradient_norm": norm, "lr": scale * state.run.optim.lr}
+
+    def settle(self) -> None:
+        """Wait for the last step, and raise if it did not happen."""
+        if self.unread is not None:
+            self._judge(self.unread, late=0)
+        self.unread = None
+
+    def _read(self, batch: Batch) -> Reading:
+        values = torch.empty(2, pin_memory=True)
+        values.copy_(self.results, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return Reading(batch, values, done)
+
+    def _judge(self, reading: Reading, late: int) -> None:
+        """Raise if a step was not sound; `late` steps were begun after it."""
+        reading.done.synchronize()
+        value, norm = reading.values.tolist()
+        if math.isfinite(value) and math.isfinite(norm):
+            require_gradient(self.state.step - late, value, norm)
+            return
+        self.unread = None
+        self.state.step -= 1 + late  # they were begun and changed nothing
+        self.failed.zero_()
+        raise NonFinite(explain_non_finite(self.state, reading.batch, value))
 
     def _capture(self, batch: Batch) -> None:
         copies = (None if t is None else t.clone() for t in (batch.inputs, batch.targets, batch.source))
@@ -88,4 +129,5 @@ class CapturedStep:
         self.results.copy_(torch.stack([plain.detach() / n_targets, norm.detach()]).float())
         limit = state.run.optim.clip
         shrink = None if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
-        state.optimizer.step_unless((~self.results.isfinite().all()).float(), shrink)
+        self.failed.copy_(torch.maximum(self.failed, (~self.results.isfinite().all()).float()))
+        state.optimizer.step_unless(self.failed, shrink)

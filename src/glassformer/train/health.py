@@ -19,11 +19,11 @@ class DeadGradient(ArithmeticError):  # noqa: N818
     """Every gradient is exactly zero although there is something to learn. One sentence."""
 
 
-def require_gradient(state: "TrainState", loss: float, norm: float) -> None:
+def require_gradient(step: int, loss: float, norm: float) -> None:
     """A cross-entropy above zero has a gradient. None at all means that a kernel or a compiler lost it on the way."""
     if norm == 0 and loss > 1e-2:
         raise DeadGradient(
-            f"step {state.step + 1} has a loss of {loss:.4f} and a gradient of exactly zero, so nothing can be learnt: "
+            f"step {step} has a loss of {loss:.4f} and a gradient of exactly zero, so nothing can be learnt: "
             "train with machine.compile='no', and report it with the output of `glass env`."
         )
 

@@ -56,6 +56,8 @@ class TrainState:
     compiled: bool = False
     kernels: bool = False
     """Whether parts of the model train in our own compiled kernels."""
+    settle: Callable[[], None] = lambda: None
+    """Wait until the steps begun so far are done, and raise if one of them was not sound."""
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Around forward passes: products in `dtype`."""
@@ -138,7 +140,7 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
     (value,) = group.totals(float(plain))
     if not (math.isfinite(value) and math.isfinite(float(norm))):
         raise NonFinite(explain_non_finite(state, batch, value))
-    require_gradient(state, value, float(norm))
+    require_gradient(state.step + 1, value, float(norm))
     clip(state.parameters, norm, run.optim.clip)
     scale = factor(run.schedule, state.step, run.loop.steps)
     state.optimizer.step(scale)
@@ -151,6 +153,7 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
 @torch.no_grad()
 def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tensor]]) -> float:
     """Cross-entropy per target on fixed windows of tokens, or on those given; of averaged weights if there are any."""
+    state.settle()
     run, group = state.run, state.group
     if state.average is not None:
         state.average.swap(state.model)
@@ -187,6 +190,7 @@ def _share(batch: Batch, group: Group) -> Batch:
 
 def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
     """A checkpoint of the state, published. With averaging, `model.safetensors` holds the average."""
+    state.settle()
     group = state.group
     weights = group.whole({name: p.detach() for name, p in state.model.named_parameters()})
     extra = {f"optimizer/{k}": v for k, v in group.whole(state.optimizer.state()).items()}
@@ -282,6 +286,8 @@ def _run(
         for batch in _batches(state, data):
             event = one_step(state, batch)
             if state.step % run.loop.log_every == 0 or state.step == 1:
+                state.settle()
+                event = {name: float(value) for name, value in event.items()}
                 rate = (state.step - resumed.get("step", 0)) / (time.perf_counter() - began)
                 log(event="step", step=state.step, **event, steps_per_second=rate, seconds=elapsed())
             if sampler is not None and run.loop.sample_every and state.step % run.loop.sample_every == 0:
@@ -315,6 +321,7 @@ def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
 
 def _sample(state: TrainState, sampler: Sampler, data: Source) -> str:
     """A text by the present model; sampling draws from its own generator and leaves ours alone."""
+    state.settle()
     held = checkpoint.random_state(state.device)
     model = state.group.whole_model(state.model)
     text = sampler(model, data.tokenizer) if model is not None and state.group.is_main else ""
@@ -324,6 +331,7 @@ def _sample(state: TrainState, sampler: Sampler, data: Source) -> str:
 
 def measure(state: TrainState, data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
     """What the probes find in the present model: averaged weights when there are any, no dropout, nothing changed."""
+    state.settle()
     held, found = checkpoint.random_state(state.device), {}
     if state.average is not None:
         state.average.swap(state.model)

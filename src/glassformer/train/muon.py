@@ -31,15 +31,30 @@ def orthogonalize(stack: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
+def orthogonalize_all(stacks: dict[torch.Size, Tensor]) -> dict[torch.Size, Tensor]:
+    """Stacks by the shape of their matrices; shapes that are each other's transposes go together, O(x^T) = O(x)^T."""
+    sides: dict[tuple[int, ...], list[torch.Size]] = {}
+    for shape in stacks:
+        sides.setdefault(tuple(sorted(shape)), []).append(shape)
+    made: dict[torch.Size, Tensor] = {}
+    for (rows, _), shapes in sides.items():
+        lying = [stacks[s] if s[0] == rows else stacks[s].mT for s in shapes]
+        parts = orthogonalize(torch.cat(lying)).split([len(part) for part in lying])
+        made |= {s: part if s[0] == rows else part.mT for s, part in zip(shapes, parts, strict=True)}
+    return made
+
+
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum m <- mu m + (1 - mu) g, update O((1 - mu) g + mu m), decoupled weight decay.
 
     The learning rate, a number or a tensor on the device (which a captured CUDA graph can read anew), is multiplied by
-    sqrt(max(1, rows / columns)), as in the original. With `found_inf` set to a tensor of 1 nothing changes, as in
-    torch's fused AdamW: a captured step can decide on the device not to happen.
+    sqrt(max(1, rows / columns)), as in the original. Two tensors that torch's fused AdamW takes, too: gradients are
+    divided by `grad_scale`, and with a `found_inf` of 1 nothing changes, so that a captured step can decide on the
+    device not to happen.
     """
 
     found_inf: Tensor | None = None
+    grad_scale: Tensor | None = None
 
     def __init__(self, params: Any, lr: float | Tensor, momentum: float, weight_decay: float):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -52,25 +67,27 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     shapes.setdefault(p.shape, []).append(p)
-            for shape, matrices in shapes.items():
-                self._step_shape(shape, matrices, **{k: group[k] for k in ("lr", "momentum", "weight_decay")})
+            ahead = {shape: self._look_ahead(matrices, group["momentum"]) for shape, matrices in shapes.items()}
+            lr = group["lr"] if self.found_inf is None else group["lr"] * (1 - self.found_inf)
+            for shape, updates in orthogonalize_all(ahead).items():
+                step = updates.to(torch.float32, memory_format=torch.contiguous_format)
+                step *= -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
+                torch._foreach_mul_(shapes[shape], 1 - lr * group["weight_decay"])
+                torch._foreach_add_(shapes[shape], step.unbind())
 
-    def _step_shape(
-        self, shape: torch.Size, matrices: list[Tensor], lr: float | Tensor, momentum: float, weight_decay: float
-    ) -> None:
+    def _look_ahead(self, matrices: list[Tensor], momentum: float) -> Tensor:
+        """The stack of (1 - mu) g + mu m in bf16, m being new."""
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"] for p in matrices]
-        gradients = [p.grad for p in matrices if p.grad is not None]
+        gradients = torch.stack([p.grad for p in matrices if p.grad is not None])
+        if self.grad_scale is not None:
+            gradients /= self.grad_scale
         new: float | Tensor = 1 - momentum
-        if self.found_inf is not None:
-            happens = 1 - self.found_inf
-            gradients = [torch.nan_to_num(g, 0.0, 0.0, 0.0) for g in gradients]
-            new, lr = new * happens, lr * happens
-        torch._foreach_mul_(buffers, 1 - new)
-        torch._foreach_add_(buffers, torch._foreach_mul(gradients, new))
-        ahead = torch._foreach_lerp(gradients, buffers, momentum)
-        updates = orthogonalize(torch.stack(list(ahead))) * (-lr * math.sqrt(max(1.0, shape[0] / shape[1])))
-        torch._foreach_mul_(matrices, 1 - lr * weight_decay)
-        torch._foreach_add_(matrices, [u.to(p.dtype) for u, p in zip(updates, matrices, strict=True)])
+        if self.found_inf is not None:  # of what is no number nothing may be kept, not even times zero
+            gradients = torch.where(self.found_inf > 0, 0.0, gradients)
+            new = new * (1 - self.found_inf)
+        moved = torch.stack(buffers).lerp_(gradients, new)
+        torch._foreach_copy_(buffers, moved.unbind())
+        return gradients.lerp_(moved, momentum).bfloat16()

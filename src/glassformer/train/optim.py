@@ -92,15 +92,10 @@ class Optimizer:
     def step_unless(self, found_inf: Tensor | None, shrink: Tensor | None = None) -> None:
         """A step that does not happen where the tensor is 1: the decision is taken on the device.
 
-        `shrink` multiplies the gradient: AdamW's kernel does so as it reads it, and no pass over all of it is needed.
+        `shrink` multiplies the gradient: both do so as they read it, and no pass over all of it is needed.
         """
         for member, _ in self.members:
-            if shrink is not None and isinstance(member, Muon):
-                torch._foreach_mul_(
-                    [p.grad for g in member.param_groups for p in g["params"] if p.grad is not None], shrink
-                )
-            elif shrink is not None:
-                member.grad_scale = 1 / shrink  # type: ignore[attr-defined]
+            member.grad_scale = None if shrink is None else 1 / shrink  # type: ignore[attr-defined]
             member.found_inf = found_inf  # type: ignore[attr-defined]
             member.step()
             member.found_inf = member.grad_scale = None  # type: ignore[attr-defined]

@@ -1,0 +1,52 @@
+"""Self-attention whose training step projects queries, keys and values by one product.
+
+Their weights are put one below the other at each step, and a compiler does so as it casts them. Three products of a
+small model leave most of a GPU idle; one of three times the size does not. Parameters and their names stay.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer.model import Model
+from glassformer.model.attention import Attention, place, split
+from glassformer.model.block import Block
+from glassformer.model.cache import Store
+from glassformer.model.masks import View
+from glassformer.model.positions import Rotation
+from glassformer.model.tap import Tap
+from glassformer.shapes import Float
+
+
+class JoinedAttention(Attention):
+    """Evaluated, decoding or with infused positions, which values do not read, it is an Attention."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        view: View,
+        tap: Tap,
+        rotation: Rotation | None = None,
+        bias: Float[Tensor, "#B H T S"] | None = None,
+        store: Store | None = None,
+        infusion: Float[Tensor, "#B T D"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        if not self.training or store is not None or infusion is not None:
+            return Attention.forward(self, x, view, tap, rotation, bias, store, infusion)
+        q, k, v = self.project(x)
+        q, k = place(q, self.n_heads, self.q_norm, rotation), place(k, self.n_kv_heads, self.k_norm, rotation)
+        return self.look(q, k, split(v, self.n_kv_heads), view, tap, bias)
+
+    def project(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
+        """Queries, keys and values."""
+        layers = (self.q, self.k, self.v)
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = None if self.q.bias is None else torch.cat([layer.bias for layer in layers])
+        return F.linear(x, weight, bias).split([len(layer.weight) for layer in layers], -1)
+
+
+def enable(model: Model) -> None:
+    """Let the self-attention of a model's blocks train so."""
+    for block in (m for m in model.modules() if isinstance(m, Block)):
+        if type(block.attention) is Attention:
+            block.attention.__class__ = JoinedAttention
