@@ -2,7 +2,8 @@
 
 The arithmetic is that of `torch.optim.Muon`, which treats one matrix after the other. Here matrices of one shape are
 stacked and orthogonalised together: a Transformer has a handful of shapes and dozens of matrices, so this is dozens of
-kernel launches instead of thousands. tests/train/test_optim.py pins the two equal.
+kernel launches instead of thousands. tests/train/test_optim.py pins the two equal. On a GPU what comes before and after
+is a kernel each (muon_cuda.py).
 """
 
 import math
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from glassformer.train import muon_cuda
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 """Of the quintic a x + b x^3 + c x^5 whose iteration carries singular values to about 1."""
@@ -67,21 +70,29 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     shapes.setdefault(p.shape, []).append(p)
-            ahead = {shape: self._look_ahead(matrices, group["momentum"]) for shape, matrices in shapes.items()}
-            lr = group["lr"] if self.found_inf is None else group["lr"] * (1 - self.found_inf)
+            fast = {shape: muon_cuda.fits(matrices, group["lr"]) for shape, matrices in shapes.items()}
+            ahead = {
+                shape: self._look_ahead(matrices, group["momentum"], fast[shape]) for shape, matrices in shapes.items()
+            }
             for shape, updates in orthogonalize_all(ahead).items():
-                step = updates.to(torch.float32, memory_format=torch.contiguous_format)
-                step *= -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
-                torch._foreach_mul_(shapes[shape], 1 - lr * group["weight_decay"])
-                torch._foreach_add_(shapes[shape], step.unbind())
+                factor, matrices = math.sqrt(max(1.0, shape[0] / shape[1])), shapes[shape]
+                if fast[shape]:
+                    muon_cuda.move(matrices, updates, group["lr"], group["weight_decay"], factor, self.found_inf)
+                    continue
+                lr = group["lr"] if self.found_inf is None else group["lr"] * (1 - self.found_inf)
+                torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
+                torch._foreach_add_(matrices, (updates.to(matrices[0].dtype) * (-lr * factor)).unbind())
 
-    def _look_ahead(self, matrices: list[Tensor], momentum: float) -> Tensor:
+    def _look_ahead(self, matrices: list[Tensor], momentum: float, fast: bool) -> Tensor:
         """The stack of (1 - mu) g + mu m in bf16, m being new."""
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"] for p in matrices]
-        gradients = torch.stack([p.grad for p in matrices if p.grad is not None])
+        given = [p.grad for p in matrices if p.grad is not None]
+        if fast:
+            return muon_cuda.look_ahead(given, buffers, momentum, self.grad_scale, self.found_inf)
+        gradients = torch.stack(given)
         if self.grad_scale is not None:
             gradients /= self.grad_scale
         new: float | Tensor = 1 - momentum
