@@ -1,15 +1,15 @@
 // Casts to 8 bits for the products of fp8.py, which defines what each kernel computes: everything is read from memory
 // once, and written once in each layout.
 //
-// A block takes a tile of DOWN rows and 64 columns (of bytes, 128), a thread four rows of eight (sixteen) columns: it
-// writes what it made of each row, turns squares of four by four bytes in registers, and leaves them in shared memory,
-// where they make up columns. Those are written 16 bytes a thread, DOWN a column. Rows and columns are multiples of 16.
+// A block takes a tile of DOWN rows and 128 columns, a thread four rows of sixteen columns: it writes what it made of
+// each row, turns squares of four by four bytes in registers, and leaves them in shared memory, where they make up
+// columns. Those are written 16 bytes a thread, DOWN a column. Rows and columns are multiples of 16.
 //
 // Macros: DOWN (128 or 256), WIDE (float32 is read, not bfloat16), SHORT (e5m2, not e4m3), KIND (of the activation, as
 // in fp8_cuda.py) and SUMMED. After eight.cuh; tests/train compiles the same text for a CPU.
 
-struct alignas(16) Pack { u32 word[4]; };  // eight numbers, or sixteen bytes
-struct alignas(8) Row { u32 word[2]; };    // eight bytes
+struct alignas(16) Pack { u32 word[4]; };  // sixteen numbers of 8 bits, eight of bfloat16, or four of float32
+struct alignas(8) Half { u32 word[2]; };   // eight bytes
 
 struct Given {
     const u8 *x, *pre;  // what is cast, or the gradient of what the activation gave; what the activation was given
@@ -22,7 +22,8 @@ struct Given {
 };
 
 #define THREADS (2 * DOWN)
-#define ACROSS 64   // columns of a tile, of numbers
+#define EACH 16     // columns of a thread
+#define ACROSS 128  // columns of a tile
 #define RUN 4       // eights that a thread takes where nothing is turned
 #define EVERYONE 0xffffffffu
 
@@ -85,7 +86,7 @@ __device__ inline u32 four(const float* x, bool short_one) {
 }
 
 // Eight numbers of bfloat16.
-__device__ inline void unpack(float (&x)[8], const Pack& p) {
+__device__ inline void unpack(float* x, const Pack& p) {
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         x[2 * n] = __uint_as_float(p.word[n] << 16);
@@ -93,27 +94,27 @@ __device__ inline void unpack(float (&x)[8], const Pack& p) {
     }
 }
 
-// Where a thread's four rows of `wide` columns begin.
+// Where a thread's four rows of EACH columns begin.
 struct Place {
     int down, row, column;
     bool inside;
 };
-__device__ inline Place place(const Given& a, int wide) {
-    const int t = threadIdx.x, tiles = (a.columns + 8 * wide - 1) / (8 * wide), down = blockIdx.x / tiles;
-    const int row = down * DOWN + (t >> 3) * 4, column = (blockIdx.x - down * tiles) * 8 * wide + (t & 7) * wide;
+__device__ inline Place place(const Given& a) {
+    const int t = threadIdx.x, tiles = (a.columns + ACROSS - 1) / ACROSS, down = blockIdx.x / tiles;
+    const int row = down * DOWN + (t >> 3) * 4, column = (blockIdx.x - down * tiles) * ACROSS + (t & 7) * EACH;
     return {down, row, column, row < a.rows && column < a.columns};
 }
 
 // A thread's bytes into the tile, turned: sixteen rows of a column, a warp's, are a Pack of their own. Which of the
-// column's eight it is differs from lane to lane, so that no two lanes write to the same bank.
-template <int WORDS>
-__device__ inline void leave(u32* tile, const u32 (&made)[4][WORDS]) {
+// column's it is differs from lane to lane, so that no two lanes write to the same bank.
+__device__ inline void leave(u32* tile, const Pack (&made)[4]) {
     const int t = threadIdx.x, mine = t & 7;
-    u32* at = tile + mine * 4 * WORDS * (DOWN / 4) + (((t >> 5) ^ mine) << 2 | (t >> 3 & 3));
+    u32* at = tile + mine * EACH * (DOWN / 4) + (((t >> 5) ^ mine) << 2 | (t >> 3 & 3));
 #pragma unroll
-    for (int n = 0; n < WORDS; n++) {
-        u32 a = __byte_perm(made[0][n], made[1][n], 0x5140), b = __byte_perm(made[0][n], made[1][n], 0x7362);
-        u32 c = __byte_perm(made[2][n], made[3][n], 0x5140), d = __byte_perm(made[2][n], made[3][n], 0x7362);
+    for (int n = 0; n < 4; n++) {
+        const u32 first = made[0].word[n], second = made[1].word[n], third = made[2].word[n], fourth = made[3].word[n];
+        const u32 a = __byte_perm(first, second, 0x5140), b = __byte_perm(first, second, 0x7362);
+        const u32 c = __byte_perm(third, fourth, 0x5140), d = __byte_perm(third, fourth, 0x7362);
         at[(4 * n + 0) * (DOWN / 4)] = __byte_perm(a, c, 0x5410);
         at[(4 * n + 1) * (DOWN / 4)] = __byte_perm(a, c, 0x7632);
         at[(4 * n + 2) * (DOWN / 4)] = __byte_perm(b, d, 0x5410);
@@ -122,52 +123,52 @@ __device__ inline void leave(u32* tile, const u32 (&made)[4][WORDS]) {
 }
 
 // The tile's columns to memory.
-template <int WORDS>
 __device__ inline void deliver(u8* turned, const Pack* tile, const Given& a, const Place& p) {
-    const int t = threadIdx.x, first = p.column - (t & 7) * 4 * WORDS, pack = t % (DOWN / 16);
+    const int t = threadIdx.x, first = p.column - (t & 7) * EACH, pack = t % (DOWN / 16);
     const int row = p.down * DOWN + pack * 16;
 #pragma unroll
-    for (int n = 0; n < WORDS; n++) {
+    for (int n = 0; n < 4; n++) {
         const int column = t / (DOWN / 16) + 32 * n;
         if (row < a.rows && first + column < a.columns)
             *(Pack*)(turned + (long long)(first + column) * a.turned_stride + row) =
-                tile[column * (DOWN / 16) + (pack ^ (column / (4 * WORDS)))];
+                tile[column * (DOWN / 16) + (pack ^ (column / EACH))];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) cast(const Given a) {
     __shared__ Pack tile[ACROSS * DOWN / 16];
-    const Place p = place(a, 8);
+    const Place p = place(a);
     const long long at = (long long)p.row * a.columns + p.column;
-    Pack raw[4][2] = {};
-    u32 made[4][2];
+    Pack raw[4][4] = {}, made[4];
     if (p.inside) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u8* from = a.x + (at + (long long)i * a.columns) * (WIDE ? 4 : 2);
             if (p.row + i >= a.real) continue;
-            raw[i][0] = read(from);
-            if (WIDE) raw[i][1] = read(from + 16);
+#pragma unroll
+            for (int w = 0; w < (WIDE ? 4 : 2); w++) raw[i][w] = read(from + 16 * w);
         }
     }
     const float scale = 1 / *a.unit;  // of a power of two: exact; asked for after what takes longer
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float x[8];
+        float x[EACH];
         if (WIDE) {
 #pragma unroll
-            for (int n = 0; n < 8; n++) x[n] = __uint_as_float(raw[i][n / 4].word[n % 4]);
+            for (int n = 0; n < EACH; n++) x[n] = __uint_as_float(raw[i][n / 4].word[n % 4]);
         } else {
             unpack(x, raw[i][0]);
+            unpack(x + 8, raw[i][1]);
         }
 #pragma unroll
-        for (int n = 0; n < 8; n++) x[n] *= scale;
-        made[i][0] = four(x, SHORT), made[i][1] = four(x + 4, SHORT);
-        if (p.inside) *(Row*)(a.out + (long long)(p.row + i) * a.stride + p.column) = {{made[i][0], made[i][1]}};
+        for (int n = 0; n < EACH; n++) x[n] *= scale;
+#pragma unroll
+        for (int w = 0; w < 4; w++) made[i].word[w] = four(x + 4 * w, SHORT);
+        if (p.inside) *(Pack*)(a.out + (long long)(p.row + i) * a.stride + p.column) = made[i];
     }
     leave(&tile[0].word[0], made);
     __syncthreads();
-    deliver<2>(a.turned, tile, a, p);
+    deliver(a.turned, tile, a, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) activate(const Given a) {
@@ -183,21 +184,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) activate(const Given a) {
         unpack(y, raw[i]);
 #pragma unroll
         for (int n = 0; n < 8; n++) activated(y[n], x[n], slope), x[n] *= scale;
-        if (first + i * THREADS < all) *(Row*)(a.out + (first + i * THREADS) * 8) = {{four(x, false), four(x + 4, false)}};
+        if (first + i * THREADS < all) *(Half*)(a.out + (first + i * THREADS) * 8) = {{four(x, false), four(x + 4, false)}};
     }
 }
 
 // Sums over the tile's rows: of a thread, of a warp, of the block.
-__device__ inline void sum_rows(float* sums, float (&sum)[8], float (*board)[ACROSS], const Place& p, int columns) {
+__device__ inline void sum_rows(float* sums, float (&sum)[EACH], float (*board)[ACROSS], const Place& p, int columns) {
     const int t = threadIdx.x;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < EACH; n++) {
         sum[n] += __shfl_xor_sync(EVERYONE, sum[n], 8);
         sum[n] += __shfl_xor_sync(EVERYONE, sum[n], 16);
-        if ((t & 31) < 8) board[t >> 5][(t & 7) * 8 + n] = sum[n];
+        if ((t & 31) < 8) board[t >> 5][(t & 7) * EACH + n] = sum[n];
     }
     __syncthreads();
-    const int column = p.column - (t & 7) * 8 + t;
+    const int column = p.column - (t & 7) * EACH + t;
     if (t < ACROSS && column < columns) {
         float all = 0;
 #pragma unroll
@@ -206,61 +207,63 @@ __device__ inline void sum_rows(float* sums, float (&sum)[8], float (*board)[ACR
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) activate_backward(const Given a) {
+#if DOWN == 128  // of more, two tiles do not fit
+// Two blocks a multiprocessor: what a thread has asked for takes its registers.
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) activate_backward(const Given a) {
     __shared__ Pack tile[2][ACROSS * DOWN / 16];
     __shared__ float board[THREADS / 32][ACROSS];
-    const Place p = place(a, 8);
+    const Place p = place(a);
     const long long at = (long long)p.row * a.columns + p.column;
-    Pack pre[4] = {}, given[4] = {};
-    u32 made[4][2], post[4][2];
-    float sum[8] = {};
+    Pack pre[4][2] = {}, given[4][2] = {}, made[4], post[4];
+    float sum[EACH] = {};
     if (p.inside) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) pre[i] = read(a.pre + (at + (long long)i * a.columns) * 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++) given[i] = read(a.x + (at + (long long)i * a.columns) * 2);
+        for (int i = 0; i < 8; i++) {
+            const long long from = (at + (long long)(i / 2) * a.columns) * 2 + i % 2 * 16;
+            pre[i / 2][i % 2] = read(a.pre + from), given[i / 2][i % 2] = read(a.x + from);
+        }
     }
     const float scale = 1 / *a.unit, post_scale = 1 / *a.post_unit;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float y[8], d[8], value[8];
-        unpack(y, pre[i]);
-        unpack(d, given[i]);
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            float slope;
-            activated(y[n], value[n], slope);
-            d[n] *= slope;
-            if (SUMMED) sum[n] += d[n];
-            d[n] *= scale;
-            value[n] *= post_scale;
+        for (int half = 0; half < 2; half++) {
+            float y[8], d[8], value[8];
+            unpack(y, pre[i][half]);
+            unpack(d, given[i][half]);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float slope;
+                activated(y[n], value[n], slope);
+                d[n] *= slope;
+                if (SUMMED) sum[8 * half + n] += d[n];
+                d[n] *= scale;
+                value[n] *= post_scale;
+            }
+            made[i].word[2 * half] = four(d, true), made[i].word[2 * half + 1] = four(d + 4, true);
+            post[i].word[2 * half] = four(value, false), post[i].word[2 * half + 1] = four(value + 4, false);
         }
-        made[i][0] = four(d, true), made[i][1] = four(d + 4, true);
-        post[i][0] = four(value, false), post[i][1] = four(value + 4, false);
-        if (p.inside) *(Row*)(a.out + at + (long long)i * a.columns) = {{made[i][0], made[i][1]}};
+        if (p.inside) *(Pack*)(a.out + at + (long long)i * a.columns) = made[i];
     }
     leave(&tile[0][0].word[0], made);
     leave(&tile[1][0].word[0], post);
     if (SUMMED) sum_rows(a.sums, sum, board, p, a.columns);
     else __syncthreads();
-    deliver<2>(a.turned, tile[0], a, p);
-    deliver<2>(a.post_turned, tile[1], a, p);
+    deliver(a.turned, tile[0], a, p);
+    deliver(a.post_turned, tile[1], a, p);
 }
+#endif
 
 // Bytes as they are.
 extern "C" __global__ void __launch_bounds__(THREADS) turn(const Given a) {
-    __shared__ Pack tile[2 * ACROSS * DOWN / 16];
-    const Place p = place(a, 16);
-    u32 made[4][4] = {};
+    __shared__ Pack tile[ACROSS * DOWN / 16];
+    const Place p = place(a);
+    Pack made[4] = {};
     if (p.inside) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            Pack raw = read(a.x + (long long)(p.row + i) * a.columns + p.column);
-#pragma unroll
-            for (int n = 0; n < 4; n++) made[i][n] = raw.word[n];
-        }
+        for (int i = 0; i < 4; i++) made[i] = read(a.x + (long long)(p.row + i) * a.columns + p.column);
     }
     leave(&tile[0].word[0], made);
     __syncthreads();
-    deliver<4>(a.turned, tile, a, p);
+    deliver(a.turned, tile, a, p);
 }
