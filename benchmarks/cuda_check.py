@@ -283,6 +283,39 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         )
 
 
+def tuned_products_equal_torchs() -> Iterator[Finding]:
+    """cuBLASLt's products, whichever algorithm was the fastest, against torch's in float32."""
+    from glassformer import cublas
+    from glassformer.train import fp8
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    for rows, columns, inner in ((4096, 3072, 768), (768, 768, 8192), (1024, 50304, 768), (8, 24, 64)):
+        left, right = (
+            torch.randn(shape, generator=generator, device="cuda") for shape in ((rows, inner), (inner, columns))
+        )
+        bias = torch.randn(columns, generator=generator, device="cuda").bfloat16()
+        for turned in ((False, True), (False, False), (True, False), (True, True)):
+            given = [
+                (t.T if turn else t).contiguous().bfloat16() for t, turn in zip((left, right), turned, strict=True)
+            ]
+            exact = [(t.T if turn else t).float() for t, turn in zip(given, turned, strict=True)]
+            wanted = exact[0] @ exact[1] + bias.float()
+            apart = float((cublas.multiply(*given, *turned, bias).float() - wanted).norm() / wanted.norm())
+            yield Finding.judge(
+                f"cuBLASLt = torch: {rows}x{columns}x{inner}, turned {turned}", apart, 2**-8, "relative"
+            )
+        if rows > 8:
+            a, b = left.to(fp8.E5M2), right.T.contiguous().to(fp8.E4M3)
+            units = (torch.tensor(0.5, device="cuda"), torch.tensor(4.0, device="cuda"))
+            wanted = 2 * (a.float() @ b.float().T)
+            for fast, limit in ((False, 2**-8), (True, 2**-6)):
+                found = cublas.multiply(a, b, right_turned=True, units=units, fast=fast)
+                apart = float((found.float() - wanted).norm() / wanted.norm())
+                yield Finding.judge(
+                    f"cuBLASLt = torch: 8 bits, {rows}x{columns}x{inner}, fast {fast}", apart, limit, "relative"
+                )
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was checked")
@@ -290,6 +323,7 @@ def main() -> int:
     print(torch.cuda.get_device_name(), torch.__version__)
     findings = []
     for check in (
+        tuned_products_equal_torchs,
         compiled_loss_has_the_plain_gradient,
         captured_step_equals_eager,
         triton_loss_equals_plain,

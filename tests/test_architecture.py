@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TIERS: list[set[str]] = [
     {"shapes", "callable_module", "files"},
     {"config", "finding", "nvrtc", "cxx"},
-    {"presets", "model", "reference", "size", "pretrained"},
+    {"presets", "model", "reference", "size", "pretrained", "cublas"},
     {"lens", "generate", "weights", "train"},
     {"checks", "tour_training", "train_text", "train_probes", "report_svg", "report_style"},
     {"doctor", "claims", "compare", "exercises", "bench"},

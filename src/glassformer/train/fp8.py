@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer import cublas
 from glassformer.config import ConfigError
 from glassformer.train import fp8_cuda
 
@@ -196,6 +197,8 @@ def _(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None,
 
 @product.register_kernel("cuda")
 def _(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
+    if cublas.available() and cublas.suits(a, b):
+        return cublas.multiply(a, b, right_turned=True, bias=bias, units=(a_unit, b_unit), fast=fast)
     return torch._scaled_mm(a, b.T, a_unit, b_unit, bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 

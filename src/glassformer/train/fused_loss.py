@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from glassformer.train import fp8
+from glassformer.train.products import multiply
 
 CHUNK_BYTES = 2**32
 """A chunk's logits in float32 take at most this: large enough to fill a GPU, small beside the activations."""
@@ -105,9 +106,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk_total, chunk_plain, d_part, d_chunk = fp8.head_gradients(part, w8, asked, *settings, columns)
             else:
                 assert w is not None
-                logits = torch.nn.functional.linear(part, w, b)
+                logits = multiply(part, w, right_turned=True, bias=b)
                 chunk_total, chunk_plain, gradient = kernel(logits, asked, *settings, columns)
-                d_part, d_chunk = gradient @ w, gradient.T @ part
+                d_part, d_chunk = multiply(gradient, w), multiply(gradient, part, left_turned=True)
                 if b is not None:
                     d_bias = d_bias + gradient.sum(0, dtype=torch.float32)
             total = total + chunk_total

@@ -5,7 +5,6 @@ small model leave most of a GPU idle; one of three times the size does not. Para
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.model import Model
@@ -16,6 +15,7 @@ from glassformer.model.masks import View
 from glassformer.model.positions import Rotation
 from glassformer.model.tap import Tap
 from glassformer.shapes import Float
+from glassformer.train.products import linear
 
 
 class JoinedAttention(Attention):
@@ -42,7 +42,7 @@ class JoinedAttention(Attention):
         layers = (self.q, self.k, self.v)
         weight = torch.cat([layer.weight for layer in layers])
         bias = None if self.q.bias is None else torch.cat([layer.bias for layer in layers])
-        return F.linear(x, weight, bias).split([len(layer.weight) for layer in layers], -1)
+        return linear(x, weight, bias).split([len(layer.weight) for layer in layers], -1)
 
 
 def enable(model: Model) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from glassformer import size as sizing
 from glassformer.model import Model, build
 from glassformer.model.device import choose_device, measure_matmul
-from glassformer.train import checkpoint, fp8, fp8_layers, joined, native
+from glassformer.train import checkpoint, fp8, fp8_layers, joined, native, products
 from glassformer.train.batches import IGNORED, eval_batches
 from glassformer.train.data import Source
 from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
@@ -82,6 +82,7 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
         function = functools.partial(function, float8=True)
     if device.type == "cuda" and compiled and not group.sharded:
         joined.enable(model)  # measured: a small model gains 3 %, GPT-2 neither gains nor loses
+        products.enable(model)
     if device.type == "cpu":
         keep_freed()
     # kernels of our own are called from Python: nothing that torch could compile, nor can it cut up what they read
