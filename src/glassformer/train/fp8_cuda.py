@@ -127,8 +127,8 @@ def activate_backward(
     return out, turned, post_turned, sums.sum(0) if summed else sums.new_empty(0)
 
 
-def mean_squares(tensors: list[Tensor], sampled: bool) -> Tensor:
-    """As fp8.mean_squares."""
+def square_parts(tensors: list[Tensor], sampled: bool) -> Tensor:
+    """As fp8.square_parts."""
     tensors = [t.contiguous() for t in tensors]
     assert all(t.dtype in (torch.bfloat16, torch.float32) and t.numel() % MULTIPLE == 0 for t in tensors)
     chosen = [sampled and t.numel() >= SAMPLED_FROM for t in tensors]
@@ -144,7 +144,7 @@ def mean_squares(tensors: list[Tensor], sampled: bool) -> Tensor:
         parts.data_ptr(),
     )
     nvrtc.kernel(text, "squares", parts.device.index or 0).launch(given, len(tensors) * PARTS, THREADS)
-    return parts.sum(1)
+    return parts
 
 
 def turn(x: Tensor) -> Tensor:
