@@ -9,8 +9,8 @@ A training step on one device is the sum of five times, each a count divided by 
     gaps       a constant: launches, tails of kernels, the host
 
 The five constants are those of a profiled step of ours: GPT-2 124M, 64 x 1024 tokens, compiled, bfloat16 products with
-float32 weights, on one H200 (products 70 ms, attention 18.6, GELU 7.7, norms and residuals 6, loss 5.9, optimizer 1.5;
-114 ms by the clock). Batches of 12 and 32 were not used to find them.
+float32 weights, on one H200 (products 65.3 ms, attention 17.3, the rest 23.6; 109.1 ms by the clock). Batches of 12 and 32
+were not used to find them.
 
 What measures each rate anew, after a change of kernels or for another device:
 
@@ -66,7 +66,7 @@ class Device:
 
 H200 = Device(
     name="h200",
-    products=694e12, attention=233e12, memory=4.2e12, capacity=139 * 2**30, peak=990e12, gaps=3.5e-3,
+    products=744e12, attention=250e12, memory=3.76e12, capacity=139 * 2**30, peak=990e12, gaps=2.9e-3,
     link=360e9, gather=360e9, scatter=360e9, network=40e9, per_machine=8, latency=10e-6, overlap=0.9, price=3.0,
     source="products, attention, memory, capacity and gaps measured on one device (docs/benchmarks.md); links are the "
     "maker's 450 GB/s (NVLink 4) and 400 Gbit/s per device, of which 80 % are taken; the price is a placeholder",
