@@ -11,6 +11,7 @@ from glassformer.model import build
 from glassformer.train import native
 from glassformer.train.loop import prepare_state, train_step
 from glassformer.train.native import modules
+from glassformer.train.native.functions import linear
 from glassformer.train.objective import Batch, summed_loss
 from glassformer.train.run import Loss, Machine, RunConfig, Schedule
 from tests.variants import lively
@@ -65,7 +66,8 @@ def test_bfloat16_attends_in_the_kernel_and_multiplies_in_torch(monkeypatch):
     native.enable(model)
     seen = []
     monkeypatch.setattr(modules, "attention", lambda q, *rest: seen.append(q.dtype) or q)
-    monkeypatch.setattr(modules, "feed_forward", lambda *given: pytest.fail("in bfloat16"))
+    for name in ("feed_forward", "linear"):
+        monkeypatch.setattr(modules, name, lambda *given: pytest.fail("in bfloat16"))
     with torch.autocast("cpu", torch.bfloat16):
         model(batch(NANO).inputs)
     assert seen == [torch.bfloat16] * 2
@@ -73,13 +75,14 @@ def test_bfloat16_attends_in_the_kernel_and_multiplies_in_torch(monkeypatch):
 
 @needs_compiler
 def test_evaluation_masks_dropout_taps_and_other_types_stay_with_the_engine(monkeypatch):
-    for name in ("attention", "feed_forward"):
+    for name in ("attention", "feed_forward", "linear"):
         monkeypatch.setattr(modules, name, lambda *given: pytest.fail("the kernel was called"))
     model = build(NANO)
     native.enable(model)
     inputs = batch(NANO).inputs
     model.eval()(inputs)
     model.double().train()(inputs)
+    monkeypatch.setattr(modules, "linear", linear)  # masks and dropout are nothing to it
     for block in model.blocks:
         block.feedforward.eval()
         block.attention.dropout = 0.5
@@ -89,6 +92,23 @@ def test_evaluation_masks_dropout_taps_and_other_types_stay_with_the_engine(monk
     mask = torch.ones_like(inputs, dtype=torch.bool)
     mask[0, -3:] = False
     model(inputs, mask)
+
+
+@needs_compiler
+def test_projections_are_one_call_and_the_output_another(monkeypatch):
+    seen = []
+
+    def spy(x, weights, biases):
+        seen.append([len(w) for w in weights])
+        return linear(x, weights, biases)
+
+    monkeypatch.setattr(modules, "linear", spy)
+    config = CONFIGS["grouped"]
+    model = build(config).train()
+    native.enable(model)
+    model(batch(config).inputs)
+    sizes = [config.n_heads * config.d_head, *[config.n_kv_heads * config.d_head] * 2]
+    assert seen == [sizes, [config.d_model]] * config.n_layers
 
 
 @needs_compiler

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from glassformer import cxx
 
-SOURCES = ("train.cpp", "attention.h", "feedforward.h", "activation.h", "pairs.h", "product.h", "vectors.h")
+SOURCES = (
+    "train.cpp", "attention.h", "feedforward.h", "linear.h", "activation.h", "pairs.h", "product.h", "vectors.h"
+)  # fmt: skip
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-trapping-math", "-fno-math-errno"
 )  # fmt: skip
@@ -43,6 +45,25 @@ class Feed(ctypes.Structure):
     ]
 
 
+MOST_LAYERS = 3
+"""Linear layers that read one input."""
+
+
+class Layers(ctypes.Structure):
+    """Linear layers of one input, either way."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        *((name, ctypes.c_void_p * MOST_LAYERS) for name in ("weight", "bias", "out", "gradient")),
+        ("d_x", ctypes.c_void_p),
+        ("d_weight", ctypes.c_void_p * MOST_LAYERS),
+        ("n", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("size", ctypes.c_int64 * MOST_LAYERS),
+        ("count", ctypes.c_int32),
+    ]
+
+
 @cache
 def load() -> ctypes.CDLL:
     """The library, built first where it is missing; CompileError where that cannot be."""
@@ -51,8 +72,9 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise cxx.CompileError(f"the compiled kernels cannot be loaded ({error}).") from None
-    cxx.check_sizes(library, (Task, Feed))
-    for function, structure in ((library.glass_attention, Task), (library.glass_feed, Feed)):
+    cxx.check_sizes(library, (Task, Feed, Layers))
+    for name, structure in (("attention", Task), ("feed", Feed), ("linear", Layers)):
+        function = getattr(library, f"glass_{name}")
         function.argtypes = [ctypes.POINTER(structure), ctypes.c_int32]
         function.restype = None
     return library

@@ -1,19 +1,46 @@
 """Parts of the model whose training steps run in the compiled kernels; everything else about them is the engine's."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.cxx import CompileError
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
 from glassformer.model.feedforward import Dense
-from glassformer.train.native.functions import WIDE, attention, feed_forward
+from glassformer.train.joined import JoinedAttention
+from glassformer.train.native.functions import WIDE, attention, feed_forward, linear
 from glassformer.train.native.library import load
 
 
-class NativeAttention(Attention):
-    """While training without dropout, and where no mask or bias is given, heads are computed by our kernel."""
+def _plain(x: Tensor, *parameters: Tensor) -> bool:
+    """Whether everything is float32, and nothing is to be cast."""
+    narrow = torch.is_autocast_enabled("cpu")
+    return not narrow and x.numel() > 0 and all(t.dtype is torch.float32 for t in (x, *parameters))
+
+
+def _wide(layer: nn.Linear) -> bool:
+    return layer.weight.shape[0] % WIDE == layer.weight.shape[1] % WIDE == 0
+
+
+class NativeLinear(nn.Linear):
+    """While training in float32 its products are our kernel's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not _plain(x, self.weight):
+            return super().forward(x)
+        return linear(x, [self.weight], [self.bias])[0]
+
+
+class NativeAttention(JoinedAttention):
+    """While training without dropout, and where no mask or bias is given, heads are computed by our kernel; in float32,
+    queries, keys and values are, too."""
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        layers = (self.q, self.k, self.v)
+        if not all(_wide(layer) and _plain(x, layer.weight) for layer in layers):
+            return tuple(layer(x) for layer in layers)
+        return linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, dropout: float) -> Tensor:
         known = q.dtype is k.dtype is v.dtype and q.dtype in (torch.float32, torch.bfloat16)
@@ -31,8 +58,7 @@ class NativeDense(Dense):
     tanh: bool
 
     def forward(self, x: Tensor, tap: Tap) -> Tensor:
-        plain = x.dtype is self.up.weight.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
-        if not self.training or tap is not NO_TAP or not plain or x.numel() == 0:
+        if not self.training or tap is not NO_TAP or not _plain(x, self.up.weight):
             return super().forward(x, tap)
         return feed_forward(x, self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.tanh)
 
@@ -50,6 +76,8 @@ def enable(model: Model) -> bool:
     for module in model.modules():
         if type(module) is Attention and attends:
             module.__class__ = NativeAttention
+            if _wide(module.o):
+                module.o.__class__ = NativeLinear
         elif type(module) is Dense and feeds and config.d_model % WIDE == 0:
             module.__class__ = NativeDense
             module.tanh = spec.activation == "gelu_tanh"  # type: ignore[assignment, union-attr]
