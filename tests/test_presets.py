@@ -5,7 +5,7 @@ import re
 import pytest
 
 from glassformer import presets
-from glassformer.config import ConfigError, LayerNorm, MoE, Rotary, from_dict, to_dict
+from glassformer.config import ConfigError, Dense, Gated, LayerNorm, MoE, Rotary, from_dict, to_dict
 from glassformer.size import active, count
 
 PUBLISHED = {
@@ -115,6 +115,44 @@ def test_scales_that_depend_on_the_width_follow_it():
     assert presets.transformer_base(d_model=64, embedding__scale=3.0).embedding.scale == 3.0
 
 
+@pytest.mark.parametrize("name", presets.ALL)
+def test_the_feed_forward_keeps_its_ratio_to_a_new_width(name):
+    published = presets.get(name)
+    wider = presets.get(name, d_model=2 * published.d_model)
+    assert wider.d_ff == 2 * published.d_ff
+    assert type(wider.feedforward) is type(published.feedforward)
+    assert presets.get(name, d_model=published.d_model) == published
+
+
+def test_a_feed_forward_that_is_given_is_left_as_given():
+    assert presets.gpt2(d_model=96, n_heads=6).d_ff == 384
+    assert presets.gpt2(d_model=96, n_heads=6, d_ff=100).d_ff == 100
+    assert presets.gpt2(d_model=96, n_heads=6, feedforward__d_ff=100).d_ff == 100
+    assert presets.gpt2(d_model=96, n_heads=6, feedforward=Dense(100)).d_ff == 100
+    assert presets.moe_tiny(d_model=128, expert=Gated(100)).d_ff == 100
+    assert presets.llama2_7b(d_model=128, n_heads=4).d_ff == 344, "2.6875 times as wide"
+    assert presets.qwen2_0_5b(d_model=112, n_heads=14).d_ff == 608
+    assert presets.llama_tiny(d_model=40).d_ff == 107, "the nearest to 106.67"
+
+
+@pytest.mark.parametrize("name", presets.ALL)
+def test_heads_that_do_not_divide_the_width_are_refused_and_never_built(name):
+    published = presets.get(name)
+    odd = published.n_heads * 8 + 2
+    if published.attention.d_head is not None:  # heads as wide as published: any width of the model goes
+        assert presets.get(name, d_model=odd).d_head == published.d_head
+        return
+    with pytest.raises(ConfigError, match=rf"d_model={odd} is not a multiple of n_heads={published.n_heads}, .* Use"):
+        presets.get(name, d_model=odd)
+
+
+@pytest.mark.parametrize("width", [0, -4, "96", None, 96.0])
+@pytest.mark.parametrize("name", ["gpt2", "t5_small", "transformer_base", "moe_tiny"])
+def test_a_width_that_is_no_width_is_refused_by_the_config(name, width):
+    with pytest.raises(ConfigError, match=r"d_model=.* must be a whole number of at least 1"):
+        presets.get(name, d_model=width)
+
+
 def test_an_unknown_field_is_refused():
     with pytest.raises(ConfigError, match="n_layers"):
         presets.gpt2(n_layer=2)
@@ -125,5 +163,5 @@ def test_get_forgives_spelling_and_names_the_nearest():
     assert presets.get("qwen2-0.5b") == presets.qwen2_0_5b()
     with pytest.raises(ConfigError, match=r"'gpt3' is not a preset\. Did you mean .*gpt2"):
         presets.get("gpt3")
-    with pytest.raises(ConfigError, match="Use one of gpt2, "):
+    with pytest.raises(ConfigError, match=r"Use one of bert_base, .*gpt2, "):
         presets.get("zzzzzz")

@@ -1,12 +1,14 @@
 """Named configs as functions: the published architectures and a few small ones made for this project.
 
 `NAME()` is the model as published; `NAME(n_layers=2, n_heads=4)` the same with some fields changed, spelled as in
-`glassformer.config.replace`. Figures come from the papers and from the `config.json` beside the released weights; each
-docstring says which. Dropout is the value the model was trained with: call `.eval()` on a model that should not drop.
+`glassformer.config.replace`. What belongs to the width follows a new `d_model` unless it is given too: the feed-forward
+keeps its ratio to it (`gpt2(d_model=96)` has d_ff=384), T5 and Vaswani's Transformer their scales. Heads stay as many,
+and as wide where `d_head` is published (T5, Qwen3). Figures come from the papers and from the `config.json` beside the
+released weights; each docstring says which. Dropout is the value the model was trained with: call `.eval()` on a model
+that should not drop.
 """
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -33,24 +35,37 @@ from glassformer.config import (
     T5Bias,
     replace,
 )
+from glassformer.config.errors import nearest
 
 LLAMA_IDS = Special(bos=1, eos=(2,))
+_WIDTHS = {"d_ff", "feedforward", "feedforward__d_ff", "expert", "feedforward__expert"}  # they say F themselves
 
 
 def _vary(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
-    """`config` with `changes`; a smaller vocabulary drops the published special ids that fall outside it."""
+    """`config` with `changes`, and with what belongs to the published width or vocabulary fitted to the new one."""
+    if (width := _width(changes)) and not changes.keys() & _WIDTHS:
+        config = dataclasses.replace(config, feedforward=_widened(config.feedforward, width / config.d_model))
     vocab = changes.get("vocab_size")
     if isinstance(vocab, int) and "special" not in changes:
         # The ids belong to the published vocabulary: gpt2(vocab_size=256) has no token 50256 to stop at.
         old = config.special
-        inside = {
-            name: token
-            for name in ("bos", "pad", "start")
-            if (token := getattr(old, name)) is not None and token < vocab
-        }
+        inside = {n: t for n in ("bos", "pad", "start") if (t := getattr(old, n)) is not None and t < vocab}
         special = Special(**inside, eos=tuple(token for token in old.eos if token < vocab))
         config = dataclasses.replace(config, special=special)
     return replace(config, **changes)
+
+
+def _width(changes: dict[str, Any]) -> int:
+    """The new d_model; 0 where none is given, or one that the config is going to refuse."""
+    width = changes.get("d_model")
+    return width if isinstance(width, int) and width > 0 else 0
+
+
+def _widened(part: Any, ratio: float) -> Any:
+    """A feed-forward, or the expert of several, `ratio` times as wide, to the nearest whole number."""
+    if isinstance(part, MoE):
+        return dataclasses.replace(part, expert=_widened(part.expert, ratio))
+    return dataclasses.replace(part, d_ff=max(1, round(part.d_ff * ratio)))
 
 
 def _gpt2(d_model: int, n_layers: int, n_heads: int, changes: dict[str, Any]) -> ModelConfig:
@@ -130,15 +145,9 @@ def roberta_base(**changes: Any) -> ModelConfig:
     Positions start at row 2 of a table of 514 (fairseq counts from the padding id 1). One segment, always 0. The
     released weights have no pooler.
     """
-    roberta = {
-        "vocab_size": 50265,
-        "norm": LayerNorm(eps=1e-5),
-        "position": Learned(offset=2),
-        "n_segments": 1,
-        "pooler": False,
-        "special": Special(bos=0, eos=(2,), pad=1),
-    }
-    return _vary(_bert(768, 12, 12, roberta), changes)
+    norm, special = LayerNorm(eps=1e-5), Special(bos=0, eos=(2,), pad=1)
+    roberta: dict[str, Any] = {"vocab_size": 50265, "position": Learned(offset=2), "n_segments": 1, "pooler": False}
+    return _vary(_bert(768, 12, 12, {**roberta, "norm": norm, "special": special}), changes)
 
 
 def distilbert_base(**changes: Any) -> ModelConfig:
@@ -150,12 +159,7 @@ def distilbert_base(**changes: Any) -> ModelConfig:
 
 
 def _t5(
-    d_model: int,
-    n_layers: int,
-    n_heads: int,
-    feedforward: Dense | Gated,
-    tied: bool,
-    changes: dict[str, Any],
+    d_model: int, n_layers: int, n_heads: int, feedforward: Dense | Gated, tied: bool, changes: dict[str, Any]
 ) -> ModelConfig:
     config = Seq2SeqConfig(
         vocab_size=32128,
@@ -170,7 +174,7 @@ def _t5(
         dropout=0.1,
         special=Special(eos=(1,), pad=0, start=0),
     )
-    if tied and isinstance(width := changes.get("d_model"), int) and not changes.keys() & {"head", "head__scale"}:
+    if tied and (width := _width(changes)) and not changes.keys() & {"head", "head__scale"}:
         changes = {**changes, "head__scale": width**-0.5}  # the scale belongs to the width, not to the name
     return _vary(config, changes)
 
@@ -203,7 +207,7 @@ def _vaswani(d_model: int, n_heads: int, dropout: float, changes: dict[str, Any]
         embedding=Embedding(scale=math.sqrt(d_model)),
         dropout=dropout,
     )
-    if isinstance(width := changes.get("d_model"), int) and not changes.keys() & {"embedding", "embedding__scale"}:
+    if (width := _width(changes)) and not changes.keys() & {"embedding", "embedding__scale"}:
         changes = {**changes, "embedding__scale": math.sqrt(width)}  # the scale belongs to the width
     return _vary(config, changes)
 
@@ -380,21 +384,17 @@ def moe_tiny(**changes: Any) -> ModelConfig:
     return _llama(changes, 256, 64, 4, attention, moe, Special(), max_len=256, tied=True)
 
 
-# fmt: off
 _PRESETS: tuple[Callable[..., ModelConfig], ...] = (
     gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, bert_large, roberta_base, distilbert_base, t5_small, t5_base,
     t5_v1_1_small, transformer_base, transformer_big, llama2_7b, llama2_70b, llama3_8b, mistral_7b, mixtral_8x7b,
     qwen2_0_5b, qwen3_0_6b, gptj_6b, bloom_560m, nano, shakespeare, llama_tiny, moe_tiny,
-)
-# fmt: on
+)  # fmt: skip
 ALL: dict[str, Callable[..., ModelConfig]] = {preset.__name__: preset for preset in _PRESETS}
 
 
-def get(name: str) -> ModelConfig:
-    """The preset called `name`; dashes, dots and capitals do not matter: `get("GPT2-medium")` works."""
+def get(name: str, **changes: Any) -> ModelConfig:
+    """The preset called `name`, changed; dashes, dots and capitals do not matter: `get("GPT2-medium")` works."""
     spelled = name.lower().replace("-", "_").replace(".", "_")
-    if spelled in ALL:
-        return ALL[spelled]()
-    close = difflib.get_close_matches(spelled, ALL, n=3, cutoff=0.4)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Use one of {', '.join(ALL)}."
-    raise ConfigError(f"{name!r} is not a preset. {hint}")
+    if spelled not in ALL:
+        raise ConfigError(f"{name!r} is not a preset.{nearest(spelled, ALL, others='Use one of')}")
+    return ALL[spelled](**changes)

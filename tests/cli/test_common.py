@@ -1,9 +1,16 @@
 """What all verbs share: usage errors, being a module, a reader who goes away."""
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import pytest
 
 import glassformer as gf
+from glassformer.cli import main
+from glassformer.cli.common import InputError, check_writable
 from tests.cli.asking import run
 
 
@@ -34,3 +41,202 @@ def test_module_and_broken_pipe():
     assert done.stdout.strip()
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+UNUSED = {
+    "of chinchilla to a model": (("size", "gpt2", "--flops", "3"), "glass size gpt2 has no use for --flops"),
+    "of a model to chinchilla": (("size", "chinchilla", "--flops", "1e20", "--context", "4"), "for --context"),
+    "of plan to jl": (("size", "jl", "--points", "9", "--gpus", "4"), "glass size jl has no use for --gpus"),
+    "devices without a model": (("size", "plan", "--gpus", "4"), "plan without --model has no use for --gpus"),
+    "a search's without one": (("sample", "hi", "--length-penalty", "2"), "no use for --length-penalty"),
+    "a draft's without one": (("sample", "hi", "--draft-tokens", "3"), "no use for --draft-tokens"),
+    "a race's to growth": (("bench", "growth", "--against", "nanogpt"), "growth has no use for --against"),
+}
+
+
+@pytest.mark.parametrize("option", UNUSED)
+def test_an_option_that_would_be_ignored_is_refused(capsys, option):
+    arguments, words = UNUSED[option]
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.endswith(": leave it out.\n")
+
+
+OUTSIDE = {
+    "a seed of 77 bits": ("sample", "hi", "--seed", 10**23),
+    "a negative seed": ("look", "heads", "--seed", -1),
+    "a seed that claims cannot take": ("check", "softmax-row-stochastic", "--seed", 10**23),
+    "a penalty that is no number": ("sample", "hi", "--beams", 2, "--length-penalty", "nan"),
+    "no tokens to train on": ("size", "plan", "--model", "gpt2", "--tokens", 0),
+    "tokens that are no number": ("size", "plan", "--tokens", "nan"),
+    "a vocabulary of none": ("doctor", "no/subject", "--vocab-size", 0),
+}
+
+
+@pytest.mark.parametrize("value", OUTSIDE)
+def test_a_value_outside_its_range_is_one_sentence(capsys, value):
+    code, out, err = run(capsys, *OUTSIDE[value])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert " must be " in err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000) and data type float64"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 25344 bytes. x"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139 GiB"),
+    ],
+)
+def test_too_little_memory_is_one_sentence(capsys, monkeypatch, error):
+    def huge(*_, **__):
+        raise error
+
+    monkeypatch.setattr("glassformer.size.size", huge)
+    code, out, err = run(capsys, "size", "gpt2")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("glass: there is not enough memory")
+    assert ("20.00 GiB" in err, "25344 bytes" in err) == ("20.00" in str(error), "25344" in str(error))
+
+
+def test_another_error_of_the_program_is_not_taken_for_little_memory(monkeypatch):
+    def wrong(*_, **__):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("glassformer.size.size", wrong)
+    with pytest.raises(RuntimeError, match="mat1"):
+        main(["size", "gpt2"])
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """A folder in which nobody can make a file: not even the superuser, where there is a /proc."""
+    if Path("/proc/self").is_dir():
+        yield Path("/proc")
+        return
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    yield folder
+    folder.chmod(0o700)
+
+
+WRITERS = {
+    "doctor --html": ("doctor", "no/subject", "--html", "a.html"),
+    "doctor --junit": ("doctor", "no/subject", "--junit", "a.xml"),
+    "compare --html": ("compare", "no/a", "no/b", "--html", "a.html"),
+    "check --report": ("check", "no-claim", "--report", "a.html"),
+    "check --figure": ("check", "no-claim", "--figure", "a.png"),
+    "look --out": ("look", "heads", "--model", "no/model", "--out", "a.png"),
+    "bench --json": ("bench", "decode", "--model", "no/model", "--json", "a.json"),
+    "convert DST": ("convert", "no/model", "a"),
+    "exercise --stub": ("exercise", "rope", "--stub", "a.py"),
+    "serve --folder": ("serve", "--port", "0", "--no-open", "--folder", "a"),
+}
+"""Each with a subject that does not exist: a refusal of the file shows that nothing was looked at before it."""
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(capsys, closed, verb):
+    *asked, name = WRITERS[verb]
+    code, out, err = run(capsys, *asked, closed / name)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"glass: {verb.split()[1]} {closed / name} cannot be written (")
+    assert err.endswith("): give another path.\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "verb", ["doctor --html", "doctor --junit", "compare --html", "check --report", "bench --json"]
+)
+def test_a_folder_that_is_not_there_is_refused_before_any_work(capsys, tmp_path, verb):
+    *asked, name = WRITERS[verb]
+    code, out, err = run(capsys, *asked, tmp_path / "no" / name)
+    assert (code, out) == (2, "")
+    assert (
+        err
+        == f"glass: {verb.split()[1]} {tmp_path / 'no' / name}: there is no folder {tmp_path / 'no'}; make it first.\n"
+    )
+
+
+def test_what_is_asked_whether_it_can_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "old.html").write_text("old")
+    check_writable("--html", tmp_path / "new.html", suffixes=(".html", ".htm"))
+    check_writable("--html", tmp_path / "old.html", suffixes=(".html", ".htm"))
+    check_writable("--out", tmp_path / "a" / "b" / "new.png", makes_folders=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["old.html"]
+    assert (tmp_path / "old.html").read_text() == "old"
+
+
+def test_what_is_no_place_for_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, options, words in (
+        (tmp_path, {}, "is a folder"),
+        (tmp_path / "a.txt", {"suffixes": (".html", ".htm")}, "must be an .html file"),
+        (tmp_path / "file" / "a.html", {}, "file is no folder"),
+        (tmp_path / "file" / "b" / "a.html", {"makes_folders": True}, "file is no folder"),
+        (tmp_path / ("a" * 250 + ".html"), {}, "File name too long"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_writable("--html", path, **options)
+
+
+INTERRUPTED = """
+import os, signal, sys
+from glassformer.cli import main
+
+assert "tyro" not in sys.modules, "what is imported here is imported where Ctrl-C shows a traceback"
+module = sys.argv.pop(1)
+
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+sys.meta_path.insert(0, Interrupting())
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.theory", "glassformer.size", "torch._C"])
+def test_ctrl_c_in_any_import_is_exit_130_without_a_word(module):
+    verb = ["env"] if module.startswith("torch") else ["size", "gpt2"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, *verb], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.4, 0.8])
+def test_ctrl_c_at_any_moment_is_quiet(delay):
+    code = "import sys; from glassformer.cli import main; print(flush=True); sys.exit(main())"
+    command = [sys.executable, "-c", code, "env", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # Python itself is up
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert err == ""
+    if out:  # it had ended before: then it is whole
+        assert process.returncode in (0, 130, -signal.SIGINT)
+        assert out.endswith("}\n")
+    else:
+        assert process.returncode == 130
+
+
+def test_an_interrupt_that_was_ignored_from_outside_stays_ignored():
+    """`nohup`, or a shell's background job."""
+    code = "import os, signal, sys; from glassformer.cli import main; sys.argv[1:] = ['size', 'gpt2']; "
+    code += "signal.signal(signal.SIGINT, signal.SIG_IGN); main(); os.kill(os.getpid(), signal.SIGINT)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_main_called_by_a_program_leaves_its_handler_alone(capsys):
+    before = signal.getsignal(signal.SIGINT)
+    assert run(capsys, "size", "gpt2")[0] == 0
+    assert signal.getsignal(signal.SIGINT) is before

@@ -143,7 +143,7 @@ def unspoken(folder: Path) -> Path:
 CAT = ("--text", "the cat")
 MISTAKES = {
     "unknown kind": (lambda f: ["atention"], "Did you mean attention"),
-    "a kind like no other": (lambda f: ["zzzz"], "knows no 'zzzz'. It draws attention, heads"),
+    "a kind like no other": (lambda f: ["zzzz"], "knows no 'zzzz'. It draws attention, attribution, heads"),
     "text too long": (
         lambda f: ["logit-lens", "--model", f, "--ids", "--text", "1 " * 65],
         "65 tokens, more than the context of 64",

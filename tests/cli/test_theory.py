@@ -150,7 +150,7 @@ def test_the_report_is_one_page(capsys, tmp_path):
         ([ONE, "--report", "no/such/a.html"], "there is no folder"),
         ([ONE, "--break", "--explain"], "--break and --explain do not go together"),
         ([ONE, "--list", "--figure", "a.png"], "do not go together"),
-        ([ONE, "--seed", "-1"], "--seed -1 must be 0 or more"),
+        ([ONE, "--seed", "-1"], "--seed -1 must be between 0 and"),
         ([ONE, "--workers", "0"], "must be at least 1"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
         (["rope", "--grade", "no.py"], "no.py is no file"),
         (["rope", "--grade", "a.py", "--stub", "b.py"], "do not go together"),
         (["--grade", "a.py"], "which exercise?"),
-        (["rope", "--stub", "no/folder/a.py"], "there is no folder 'no/folder' to write 'a.py' into"),
+        (["rope", "--stub", "no/folder/a.py"], "there is no folder no/folder; make it first"),
     ],
 )
 def test_bad_exercise_input_is_one_sentence_and_exit_2(capsys, tmp_path, monkeypatch, arguments, words):

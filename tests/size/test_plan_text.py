@@ -15,11 +15,22 @@ def test_the_ladder_reaches_69_billion_parameters_and_1024_devices_and_says_what
     text = found.text()
     assert "llama2_70b" in text
     assert "1,024" in text
-    assert "products 694 TFLOP/s" in text
+    assert "products 744 TFLOP/s" in text
     assert "Only one device was measured" in text
     assert "links 360 GB/s among the 8" in text
     [row] = [line for line in text.splitlines() if "llama2_70b" in line and " 1 " in line]
     assert "!" in row  # 69 billion parameters on one device
+
+
+def test_models_that_cannot_run_the_context_are_named():
+    models = {"gpt2": presets.gpt2(), "llama2_7b": presets.llama2_7b()}
+    assert plan_ladder(models, H200).notes == ()
+    [note] = plan_ladder(models, H200, context=2048).notes
+    assert note.startswith("gpt2: 2,048 tokens cannot run: the learned position table has 1,024 rows")
+    found = plan_model(models["llama2_7b"], "llama2_7b", 8, H200, context=5000)
+    assert len(found.notes) == 1
+    assert f"Note: {found.notes[0]}" in found.text().splitlines()
+    assert found.to_dict()["notes"] == list(found.notes)
 
 
 def test_rates_that_differ_are_told_apart():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import glassformer as gf
 from glassformer import presets
@@ -54,6 +55,26 @@ def test_the_sheet_gathers_what_the_functions_say():
     assert sheet.training == training_memory(config, 2, 128, "float16", "sgd")
     assert sheet.inference == inference_memory(config, 2, 128, "float16")
     assert sheet.chinchilla.allocations[0].tokens == 20 * 124_439_808
+
+
+def test_the_note_is_there_exactly_where_the_model_itself_refuses():
+    from glassformer.model import build
+
+    small = {"vocab_size": 11, "d_model": 8, "n_layers": 1, "n_heads": 2, "max_len": 6}
+    for config in (presets.gpt2(**small), presets.bert_base(**small)):
+        model = build(config).eval()
+        for length in (5, 6, 7):
+            assert (size(config, context=length).note is None) == (length <= 6)
+            try:
+                model(torch.zeros(1, length, dtype=torch.long))
+                ran = True
+            except ValueError:
+                ran = False
+            assert ran == (length <= 6)
+    assert size(presets.gpt2(), context=1025).to_dict()["note"] == size(presets.gpt2(), context=1025).note
+    pair = presets.t5_small(max_len=64)
+    assert size(pair, context=64, source=65).note is not None
+    assert size(pair, context=64).to_dict()["note"] is None
 
 
 def test_quantised_weights_have_no_training():

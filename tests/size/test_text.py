@@ -48,6 +48,17 @@ def test_what_a_model_does_not_have_is_not_on_its_sheet():
     assert "a windowed layer keeps 4,096" in size(presets.mistral_7b()).text()
 
 
+def test_a_context_that_cannot_run_is_said_in_one_line_and_others_are_not():
+    config = presets.gpt2()
+    text = size(config, context=100_000).text()
+    [line] = [line for line in text.splitlines() if "learned position table" in line]
+    assert line == "Note: 100,000 tokens cannot run: the learned position table has 1,024 rows, one for each token."
+    [line] = [line for line in size(presets.llama2_7b(), context=4097).text().splitlines() if "Note" in line]
+    assert line == "Note: 4,097 tokens are beyond the context of 4,096 the model was made for: `generate` refuses them."
+    for fits in (size(config, context=1024), size(config, context=12), size(presets.t5_small(), context=100_000)):
+        assert "Note" not in fits.text()
+
+
 def test_units():
     assert [quantity(n) for n in (0, 999, 1000, 124_439_808, 8e9, 2e15)] == [
         "0",

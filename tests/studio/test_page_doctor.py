@@ -73,6 +73,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
         assert part in told
     shown = panel(page, "doctor").inner_text()
     assert "Sick" in shown
+    assert shown.count("mask the scores") == 1
     assert "0.25 ≰" in shown
     assert "nothing <b>later</b> may count" in shown
     assert "padding (not examined): it takes no mask" in shown
@@ -83,6 +84,39 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     assert page.locator("[data-panel=leak] .readout").inner_text() == "answer at 0, token 1 changed: 0.25 (future)"
     page.keyboard.press("ArrowRight")
     assert "exactly 0" in page.locator("[data-panel=leak] .readout").inner_text()
+    page.unroute("**/api/doctor")
+
+
+def test_each_remedy_is_shown_once(page):
+    def finding(name, remedy):
+        return Finding.judge(name, 0.25, 1e-6, "it moved", remedy).to_dict()
+
+    findings = [
+        finding("causal_leak/future-token", "mask the scores"),
+        finding("causal_leak/batch", "mask the scores"),
+        finding("cache_mismatch/step", "keep what was computed"),
+        finding("cache_mismatch/chunk", "keep what was computed"),
+        finding("pad_leak/left", "hide the padding"),
+    ]
+    answer = {"title": "a", "place": "", "evidence": [], "consequences": []}
+    diagnoses = [
+        {"id": "causal_leak", "remedy": "mask the scores", **answer},
+        {"id": "over_mask", "remedy": "mask the scores", **answer},
+        {"id": "pad_leak", "remedy": "hide the padding", **answer},
+    ]
+    done = {"healthy": False, "notes": [], "leak": None, "text": ""}
+    events = [*(("finding", one) for one in findings), *(("diagnosis", one) for one in diagnoses), ("done", done)]
+    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+    page.route("**/api/doctor", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    for _ in range(2):  # an examination anew tells them anew
+        page.get_by_role("button", name="Examine").click()
+        page.locator(".diagnosis").nth(2).wait_for()
+        page.locator("[data-panel=doctor] .verdict-line", has_text="Sick").wait_for()
+        shown = panel(page, "doctor").inner_text()
+        for remedy in ("mask the scores", "keep what was computed", "hide the padding"):
+            assert shown.count(remedy) == 1, remedy
+        assert "as for causal_leak" in page.locator(".diagnosis").nth(1).inner_text()
+        assert page.locator(".finding-remedy").all_inner_texts() == ["Remedy: keep what was computed"]
     page.unroute("**/api/doctor")
 
 
@@ -98,12 +132,18 @@ def test_the_size_sheet_shows_the_librarys_numbers(page):
     parts = {name: count for name, count in sheet.parts.items() if count}
     assert sorted(bars(page, 0).values()) == sorted(parts.values())
     assert sum(bars(page, 1).values()) == sheet.flops.total_forward
+    note = page.locator("[data-panel=size] .status")
+    assert not note.is_visible()
+    page.get_by_label("Context", exact=True).fill("100000")
+    page.locator("""[data-panel=size][data-ready*='"context":100000']""").wait_for()
+    assert note.inner_text() == gf.size(gf.presets.gpt2(), context=100_000).note
     page.get_by_label("Batch", exact=True).fill("4")
     page.get_by_label("Context", exact=True).fill("256")
     page.get_by_label("Number type").select_option("int8")
     page.locator("""[data-panel=size][data-ready*='"context":256']""").and_(
         page.locator("""[data-ready*=int8]""")
     ).wait_for()
+    assert not note.is_visible()
     assert not any(name.startswith("training") for name in tiles(page))  # int8 cannot be trained
     result = run_python(page, "size")
     assert (result.batch, result.context, result.dtype) == (4, 256, "int8")

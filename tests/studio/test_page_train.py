@@ -1,5 +1,6 @@
 """The view "Train": a run is started, followed, survives a reload, pauses and goes on; every point is drawn."""
 
+import itertools
 import json
 import os
 import signal
@@ -121,6 +122,39 @@ def test_every_point_is_kept_and_a_long_curve_keeps_its_peaks(page):
     assert len(xs) <= 2000
     assert xs == sorted(xs)
     assert ys[xs.index(3333)] == 99
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+def test_the_names_of_the_lines_stand_beside_the_plot_and_apart(page, width):
+    """Where the curve lies on a line, as a model that has learnt bigrams does, its name would be unreadable in it."""
+    plot, labels, edge = module(
+        page, "train-live",
+        """const box = (node) => node.getBoundingClientRect().toJSON();
+        const run = new m.LiveRun();
+        const frame = document.createElement("div");
+        frame.style = `position: fixed; inset: 0 auto auto 0; width: ${v[0]}px`;
+        frame.append(run.loss.root);
+        document.body.append(frame);
+        const baselines = {unigram: 3.35, bigram: 2.49, "3-gram": 2.48, "5-gram": 2.47};
+        const start = {step: 0, steps: 50, tokens_per_step: 10, parameters: 1, device: "cpu", uniform: 4.17, baselines};
+        run.take("start", start);
+        for (let step = 1; step <= 50; step++)
+          run.take("step", {step, loss: 2.4 + 1.7 / step, gradient_norm: 1, steps_per_second: 2, lr: 1});
+        run.drawLoss();
+        while (frame.querySelectorAll(".annotation-text").length < 5) await new Promise((r) => setTimeout(r, 50));
+        const found = [box(frame.querySelector(".nsewdrag")), [...frame.querySelectorAll(".annotation-text")].map(box),
+          box(frame.querySelector(".main-svg")).right];
+        run.clear();
+        frame.remove();
+        return found;""",
+        width,
+    )  # fmt: skip
+    assert len(labels) == 5
+    assert all(one["left"] >= plot["right"] for one in labels)
+    assert all(one["right"] <= edge for one in labels)
+    labels.sort(key=lambda one: one["top"])
+    assert all(above["bottom"] <= below["top"] + 1 for above, below in itertools.pairwise(labels))
+    assert all(plot["top"] - 20 < (one["top"] + one["bottom"]) / 2 for one in labels)
 
 
 def test_a_run_that_was_interrupted_can_be_resumed_and_its_memory_is_known(page, folder):

@@ -21,6 +21,13 @@ def test_a_model_must_be_a_folder(tmp_path):
         Settings((tmp_path / "nothing",), folder=tmp_path)
 
 
+def test_a_folder_without_a_model_is_refused_before_anything_is_served(tmp_path):
+    with pytest.raises(StudioError, match=r"has no config\.json nor model\.toml"):
+        Settings((tmp_path,), folder=tmp_path)
+    (tmp_path / "model.toml").touch()
+    assert Settings((tmp_path,), folder=tmp_path).models == (tmp_path,)
+
+
 def test_the_folder_is_none_that_a_file_stands_in_the_way_of(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):

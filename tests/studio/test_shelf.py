@@ -28,6 +28,11 @@ def test_only_names_on_the_shelf_are_known(shelf, name):
         shelf.get(name)
 
 
+def test_a_name_like_no_other_lists_the_models(shelf):
+    with pytest.raises(UnknownError, match=r"there is no model 'zzzz' here\. Models: bard, "):
+        shelf.get("zzzz")
+
+
 def test_a_model_is_the_one_that_load_gives(shelf, model_folders):
     tokens = torch.tensor([[1, 2, 3]])
     with torch.no_grad():

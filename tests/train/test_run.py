@@ -108,3 +108,15 @@ def test_the_recipes_are_valid_runs():
     for path in recipes:
         assert tomllib.loads(path.read_text())
         read_run(path.read_text(), source=path.name)
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["", "[model.attention]\nn_heads = 8\n", '[model.norm]\nkind = "rms_norm"\n[model.attention]\nn_heads = 8\n'],
+)
+def test_a_preset_of_another_width_keeps_the_ratio_of_its_feed_forward(table):
+    width = 512 if table else 96  # 12 heads do not divide 512: a table may say how many there are
+    run = read_run(f'out = "x"\n[model]\npreset = "gpt2"\nd_model = {width}\n{table}')
+    assert run.model.feedforward.d_ff == 4 * width
+    own = read_run(f'out = "x"\n[model]\npreset = "gpt2"\nd_model = {width}\n{table}[model.feedforward]\nd_ff = 40\n')
+    assert own.model.feedforward.d_ff == 40

@@ -313,7 +313,7 @@ def _first_call(patient: Subject, subject: Subject) -> None:
     except CannotExamineError:
         raise
     except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())[:200]
+        text = " ".join(str(error).split())[:200].rstrip(".")
         text = f"{type(error).__name__}: {text}" if isinstance(error, SystemExit) else text or type(error).__name__
         hint = (
             "give a CPU copy, or run where its device is" if "cuda" in text.lower() else "it must take (B,T) token ids"

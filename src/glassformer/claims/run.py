@@ -1,6 +1,7 @@
 """Many claims, one after another or on two processes: outcomes come in order, each the same for the same seed."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -90,7 +91,8 @@ def run(ids: Sequence[str], plan: Plan = Plan(), *, workers: int = 1) -> Iterato
     while waiting:
         done = 0
         with _pool(min(workers, len(waiting))) as pool:
-            futures = [pool.submit(examine, id, plan) for id in waiting]
+            with _deaf():
+                futures = [pool.submit(examine, id, plan) for id in waiting]
             try:
                 for id, future in zip(waiting, futures, strict=True):
                     yield _outcome(id, plan, future.result())
@@ -109,15 +111,32 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet)
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Around starting workers: they inherit that Ctrl-C has to wait, until `_quiet` says what it does."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _quiet() -> None:
     """Ctrl-C ends a worker at once and without a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _alone(id: str, plan: Plan) -> dict[str, Any]:
     with _pool(1) as pool:
         try:
-            return pool.submit(examine, id, plan).result()
+            with _deaf():
+                future = pool.submit(examine, id, plan)
+            return future.result()
         except BrokenProcessPool:
             finding = Finding(id, Verdict.FAIL, why="the process that ran it died (out of memory?)")
             return {"finding": finding, "seconds": 0.0, "crashed": True, "svg": ""}

@@ -1,59 +1,106 @@
 """`glass`: verbs to function calls. Parsing and printing only; torch is imported when a verb needs it.
 
-Exit codes: 0 done, 1 a check failed, 2 the input was wrong. Errors a user can cause are one sentence on standard error;
-GLASSFORMER_DEBUG=1 shows the traceback instead.
+Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted. Errors a user can cause are one sentence
+on standard error; GLASSFORMER_DEBUG=1 shows the traceback instead.
 """
 
 import os
+import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
-
-import tyro
-
-from glassformer.cli import bench, compare, doctor, look, models, serve, theory, training
-
-VERBS: dict[str, Callable[..., int]] = {
-    "tour": training.tour,
-    "train": training.train,
-    "sample": models.sample,
-    "look": look.look,
-    "check": theory.check,
-    "exercise": theory.exercise,
-    "doctor": doctor.doctor,
-    "compare": compare.compare,
-    "bench": bench.bench,
-    "size": models.size,
-    "convert": models.convert,
-    "serve": serve.serve,
-    "env": models.env,
-}
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns the exit code."""
-    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    """Run one verb and return the exit code. Without arguments it is the program: Ctrl-C is quiet from here to exit."""
+    told = list(sys.argv[1:] if arguments is None else arguments)
+    if told == ["--version"]:
         from glassformer import __version__
 
         print(f"glassformer {__version__}")
         return 0
+    alone = arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if alone:
+        signal.signal(signal.SIGINT, _leave)
     try:
+        import tyro
+
+        verbs = _verbs()
+        if alone:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return tyro.extras.subcommand_cli_from_dict(
-            VERBS,
-            prog="glass",
-            description="glassformer: the Transformer you can see through.",
-            args=arguments,
+            verbs, prog="glass", description="glassformer: the Transformer you can see through.", args=told
         )
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # the reader has gone (`glass ... | head`): say nothing, and keep Python from saying it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _hear_nothing()
         return 0
     except (ValueError, OSError) as error:
         if os.environ.get("GLASSFORMER_DEBUG"):
             raise
         print(f"glass: {_sentence(error)}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if (told_of := _memory(error)) is None or os.environ.get("GLASSFORMER_DEBUG"):
+            raise
+        print(f"glass: {told_of}", file=sys.stderr)
+        return 2
+    finally:
+        if alone:
+            _end()
+
+
+def _verbs() -> dict[str, Callable[..., int]]:
+    """Imported here and not above: the imports take a fifth of a second, in which a Ctrl-C must be quiet too."""
+    from glassformer.cli import bench, compare, doctor, look, models, serve, theory, training
+
+    return {
+        "tour": training.tour,
+        "train": training.train,
+        "sample": models.sample,
+        "look": look.look,
+        "check": theory.check,
+        "exercise": theory.exercise,
+        "doctor": doctor.doctor,
+        "compare": compare.compare,
+        "bench": bench.bench,
+        "size": models.size,
+        "convert": models.convert,
+        "serve": serve.serve,
+        "env": models.env,
+    }
+
+
+def _leave(*_: Any) -> None:
+    """Ctrl-C where nothing is left to tidy up: while verbs are imported, and after they have ended."""
+    os._exit(130)
+
+
+def _end() -> None:
+    """Bring out what was printed; from now on an interrupt, which Python would report wherever it is, only ends."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _hear_nothing()
+    signal.signal(signal.SIGINT, _leave)
+
+
+def _hear_nothing() -> None:
+    """The reader has gone (`glass ... | head`): say nothing, and keep Python from saying it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _memory(error: MemoryError | RuntimeError) -> str | None:
+    """What a user reads where memory ran out; None for another error. torch has no type for it on a CPU."""
+    text = str(error)
+    out = isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text.lower()
+    if not (out or "not enough memory" in text):
+        return None
+    wanted = re.search(r"tried to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
+    asked = f" ({wanted[1]} more were asked for)" if wanted else ""
+    return f"there is not enough memory{asked}: ask for less at once, such as fewer rows, beams or tokens."
 
 
 def _sentence(error: ValueError | OSError) -> str:

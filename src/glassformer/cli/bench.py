@@ -3,11 +3,14 @@
 import json as json_module
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError
+from glassformer.cli.common import InputError, check_writable, refuse_unused
+
+OF_A_RACE = {"against": ("all",), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
+"""Options that mean nothing to `growth`, which has no contenders, as they stand when they are not given."""
 
 
 def bench(
@@ -38,11 +41,15 @@ def bench(
     ] = None,
 ) -> int:
     """Speed beside every installed peer: one process each, taking turns, greedy ids compared. Ctrl-C ends them all."""
-    if json is not None and not json.expanduser().resolve().parent.is_dir():
-        raise InputError(f"--json {json}: there is no folder {json.parent}; make it first.")
+    json = None if json is None else json.expanduser()
+    if json is not None:
+        check_writable("--json", json)
     if rounds < 1:
         raise InputError(f"--rounds {rounds} must be a whole number of at least 1.")
     if task == "growth":
+        others: dict[str, Any] = {"against": against, "precision": precision, "batch": batch, "prompt": prompt}
+        others |= {"new": new, "threads": threads, "nanogpt": nanogpt, "gpt_fast": gpt_fast, "model": model}
+        refuse_unused("glass bench growth", {**others, "keep": keep}, (), OF_A_RACE)
         return _growth(rounds, json)
     from glassformer.bench.contenders import choose
     from glassformer.bench.plan import Plan
@@ -60,7 +67,7 @@ def bench(
     result = run(plan, _say)
     if json is not None:
         told = {"command": ["glass", *sys.argv[1:]], **result.to_dict()}
-        write_atomically(json.expanduser().resolve(), (json_module.dumps(told, indent=2) + "\n").encode())
+        write_atomically(json.resolve(), (json_module.dumps(told, indent=2) + "\n").encode())
     show(result)
     return 0 if result.sound else 1
 
@@ -73,7 +80,7 @@ def _growth(rounds: int, json: Path | None) -> int:
     curves = growth.measure(rounds=rounds, say=_say)
     if json is not None:
         told = json_module.dumps([curve.to_dict() for curve in curves], indent=2) + "\n"
-        write_atomically(json.expanduser().resolve(), told.encode())
+        write_atomically(json.resolve(), told.encode())
     print(growth.text(curves))
     return 0
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json
+from glassformer.cli.common import InputError, Json, check_writable
 
 
 def compare(
@@ -36,10 +36,7 @@ def compare(
     if vocab_size is not None and vocab_size < 2:
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
     if html is not None:
-        if html.suffix.lower() not in (".html", ".htm"):
-            raise InputError(f"--html {html} must be an .html file.")
-        if not html.parent.is_dir():
-            raise InputError(f"--html {html}: there is no folder {html.parent}.")
+        check_writable("--html", html, suffixes=(".html", ".htm"))
     from glassformer.compare.page import write
     from glassformer.compare.run import compare as side_by_side
     from glassformer.doctor.load import resolve

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json
+from glassformer.cli.common import InputError, Json, check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +32,8 @@ def doctor(
     subject: Annotated[
         tyro.conf.Positional[str],
         tyro.conf.arg(
-            help="A model folder, file.py:name or package.module:name (a model, or a function that builds one)."
+            metavar="SUBJECT",
+            help="A model folder, file.py:name or package.module:name (a model, or a function that builds one).",
         ),
     ],
     kind: Annotated[
@@ -57,15 +58,17 @@ def doctor(
     json: Json = False,
 ) -> int:
     """Examine any Transformer. Exit 0: healthy, 1: sick, 2: could not be examined."""
+    if not seconds > 0:
+        raise InputError(f"--seconds {seconds:g} must be a positive number; the usual limit is {SECONDS:g}.")
+    if vocab_size is not None and vocab_size < 2:
+        raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
+    for option, file in (("--junit", junit), ("--html", html)):
+        if file is not None:
+            check_writable(option, file)
+    intent = expected(expect)
     from glassformer.doctor import diagnose
     from glassformer.doctor.load import resolve
 
-    intent = expected(expect)
-    if not seconds > 0:
-        raise InputError(f"--seconds {seconds:g} must be a positive number; the usual limit is {SECONDS:g}.")
-    for file in (junit, html):
-        if file is not None and not file.parent.is_dir():
-            raise InputError(f"there is no folder {str(file.parent)!r} to write {file.name!r} into: make it first.")
     with aside():
         model, name = resolve(subject, seconds)
         trusted = None if reference is None else resolve(reference, seconds)[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json
+from glassformer.cli.common import InputError, Json, check_seed, check_writable, refuse_unused
 
 if TYPE_CHECKING:
     from glassformer.lens.views import Subject
@@ -37,7 +37,8 @@ def look(
     kind: Annotated[
         tyro.conf.Positional[str],
         tyro.conf.arg(
-            help="attention, heads, induction, logit-lens, rank, positions, attribution, patch; training: a run's log."
+            metavar="KIND",
+            help="attention, heads, induction, logit-lens, rank, positions, attribution, patch; training: a run's log.",
         ),
     ],
     model: Annotated[str | None, tyro.conf.arg(help="A folder or a hub name; none: a bundled model.")] = None,
@@ -64,12 +65,14 @@ def look(
     json: Json = False,
 ) -> int:
     """Look inside a model: draw one picture, or print its numbers with --json."""
-    from glassformer.lens.figure import format_of
-
     out = out if out is not None or json else Path(f"{kind}.png")
     given = {"layer": layer, "head": head, "position": position, "answer": answer, "wrong": wrong, "seed": seed}
     _check(kind, {**given, "against": against, "target": target})
+    check_seed(seed)
     if out is not None:
+        check_writable("--out", out, makes_folders=True)
+        from glassformer.lens.figure import format_of
+
         format_of(out)  # before any work
     if kind == "training":
         return _training(model, out, json)
@@ -89,12 +92,8 @@ def _check(kind: str, given: dict[str, object]) -> None:
     from glassformer.config.errors import nearest
 
     if kind not in USES:
-        hint = nearest(kind, USES).partition(" Fields:")[0]
-        raise InputError(f"glass look knows no {kind!r}.{hint} It draws {', '.join(USES)}.")
-    defaults = {"position": -1, "seed": 0}
-    for name, value in given.items():
-        if value != defaults.get(name) and name not in USES[kind]:
-            raise InputError(f"glass look {kind} has no use for --{name}: leave it out.")
+        raise InputError(f"glass look knows no {kind!r}.{nearest(kind, USES, others='It draws')}")
+    refuse_unused(f"glass look {kind}", given, USES[kind], {"position": -1, "seed": 0})
 
 
 def _give(kind: str, numbers: dict[str, Any], draw: Callable[[], Any], out: Path | None, json: bool) -> None:

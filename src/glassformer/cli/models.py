@@ -1,6 +1,7 @@
 """`glass size`, `sample`, `convert`, `env`: models as they are."""
 
 import json as json_module
+import math
 import os
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, refuse_nan, report
+from glassformer.cli.common import InputError, Json, check_seed, check_writable, refuse_nan, refuse_unused, report
 
 if TYPE_CHECKING:
     from glassformer.config import ModelConfig
@@ -18,10 +19,20 @@ if TYPE_CHECKING:
     from glassformer.model import Model
 
 
+SIZES = {
+    "a model": ("batch", "context", "dtype", "optimizer"),
+    "chinchilla": ("flops", "params", "tokens"),
+    "jl": ("points", "eps"),
+    "plan": ("batch", "context", "tokens", "model", "gpus", "gpu"),
+    "plan without --model": ("batch", "context", "tokens", "gpu"),
+}
+"""What `glass size` is about -> the options that mean something to it."""
+
+
 def size(
     subject: Annotated[
         tyro.conf.Positional[str],
-        tyro.conf.arg(help="A preset, a model folder, a TOML file; or `chinchilla`, `jl`, `plan`."),
+        tyro.conf.arg(metavar="SUBJECT", help="A preset, a model folder, a TOML file; or `chinchilla`, `jl`, `plan`."),
     ],
     batch: Annotated[int | None, tyro.conf.arg(help="1; plan: 8 on each device.")] = None,
     context: int | None = None,
@@ -29,7 +40,9 @@ def size(
     optimizer: Literal["adamw", "sgd", "none"] = "adamw",
     flops: Annotated[float | None, tyro.conf.arg(help="chinchilla: training compute C.")] = None,
     params: Annotated[float | None, tyro.conf.arg(help="chinchilla: parameters N instead of C.")] = None,
-    tokens: Annotated[float | None, tyro.conf.arg(help="chinchilla: training tokens D instead of C.")] = None,
+    tokens: Annotated[
+        float | None, tyro.conf.arg(help="chinchilla: training tokens D instead of C; plan: D, 20·N.")
+    ] = None,
     points: Annotated[float | None, tyro.conf.arg(help="jl: how many points keep their distances.")] = None,
     eps: Annotated[float, tyro.conf.arg(help="jl: by how much a distance may change.")] = 0.1,
     model: Annotated[str | None, tyro.conf.arg(help="plan: a preset, a folder or a TOML file; none: a ladder.")] = None,
@@ -40,6 +53,13 @@ def size(
     """Parameters, FLOPs and memory of a model; compute-optimal training; training on many GPUs; JL dimension."""
     from glassformer import size as sizing
 
+    given: dict[str, Any] = {"batch": batch, "context": context, "dtype": dtype, "optimizer": optimizer, "eps": eps}
+    given |= {"flops": flops, "params": params, "tokens": tokens, "points": points, "model": model, "gpus": gpus}
+    given["gpu"] = gpu
+    defaults = {"dtype": "float32", "optimizer": "adamw", "eps": 0.1, "gpus": 8, "gpu": "h200"}
+    what = subject if subject in ("chinchilla", "jl", "plan") else "a model"
+    what = "plan without --model" if what == "plan" and model is None else what
+    refuse_unused(f"glass size {subject if what == 'a model' else what}", given, SIZES[what], defaults)
     if subject == "chinchilla":
         result: Any = sizing.chinchilla(flops=flops, params=params, tokens=tokens)
     elif subject == "jl":
@@ -110,11 +130,13 @@ def sample(
     json: Json = False,
 ) -> int:
     """Continue a prompt with a model, token by token."""
+    check_seed(seed)
+    _check_search(beams, length_penalty, draft, draft_tokens)
     from glassformer.generate.text import Continuation
     from glassformer.weights import load_tokenizer
 
-    model = model or "bard"
     sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
+    model = model or "bard"
     loaded = _load_to_sample(model, dtype)
     tokenizer = None if ids else load_tokenizer(model)
     job = Continuation(
@@ -141,14 +163,24 @@ def sample(
     return 0
 
 
+def _check_search(beams: int, length_penalty: float, draft: str | None, draft_tokens: int) -> None:
+    if beams < 1:
+        raise InputError(f"--beams {beams} must be at least 1, which samples; 4 is a usual search.")
+    if not math.isfinite(length_penalty):
+        raise InputError(f"--length-penalty {length_penalty} must be a finite number; 1 is the usual one.")
+    if beams == 1:
+        given = {"length_penalty": length_penalty}
+        refuse_unused("glass sample without --beams", given, (), {"length_penalty": 1.0})
+    if draft is None:
+        refuse_unused("glass sample without --draft", {"draft_tokens": draft_tokens}, (), {"draft_tokens": 4})
+
+
 def _sampling(
     beams: int, temperature: float, top_k: int | None, top_p: float, min_p: float, penalty: float
 ) -> "Sampling":
     """A beam search leaves the sampling defaults unused; greedy and beams share the penalty."""
     from glassformer.generate import Sampling
 
-    if beams < 1:
-        raise InputError(f"--beams {beams} must be at least 1, which samples; 4 is a usual search.")
     sampling = Sampling(temperature, top_k, top_p, min_p, penalty)
     return Sampling(0.0, repetition_penalty=penalty) if beams > 1 else sampling
 
@@ -193,13 +225,15 @@ def _read_draft(source: str, dtype: str | None, model: str, tokenizer: Any) -> "
 
 
 def convert(
-    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")],
-    target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")],
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC", help="A folder or a hub name.")],
+    target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST", help="The folder to write.")],
     to: Annotated[Literal["hf", "glass"], tyro.conf.arg(help="Hugging Face folder, or our own.")] = "hf",
     dtype: Annotated[str | None, tyro.conf.arg(help="float32, bfloat16 or float16; the file's own by default.")] = None,
     json: Json = False,
 ) -> int:
     """Write a model in another format, read it back, and compare it with what was read."""
+    if not target.is_dir():
+        check_writable("DST", target, makes_folders=True)
     from glassformer.weights import load, save
     from glassformer.weights.verify import same_logits
 

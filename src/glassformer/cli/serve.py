@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from glassformer.cli.common import InputError
+from glassformer.cli.common import InputError, check_writable
 
 if TYPE_CHECKING:
     from glassformer.studio import Settings
@@ -36,6 +36,8 @@ def serve(
     if not 0 <= port <= 65535:
         raise InputError(f"--port {port} must be between 0 and 65535.")
     settings = Settings(model, host, port, token, folder or default_folder())
+    kept = settings.folder
+    check_writable("--folder", kept / ".studio" if kept.is_dir() else kept, makes_folders=True)
     with contextlib.closing(listen(host, port)) as listening:
         run(settings, listening, open)
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json
+from glassformer.cli.common import InputError, Json, check_seed, check_writable
 
 if TYPE_CHECKING:
     from glassformer.claims.run import Outcome, Plan
@@ -40,16 +40,17 @@ def check(
     from glassformer.claims.run import Plan
 
     _consistent(control=control, explain=explain, list=list, figure=figure, report=report)
-    if seed < 0:
-        raise InputError(f"--seed {seed} must be 0 or more.")
+    check_seed(seed)
+    if report is not None:
+        check_writable("--report", report, suffixes=(".html", ".htm"))
+    if figure is not None:
+        check_writable("--figure", figure, makes_folders=True)
     ids = selection.select(names, source)
     rows = () if source is None else selection.find_sources(source)
     if list:
         return _list(ids, json)
     if figure is not None:
         return _figure(ids, figure, seed, json)
-    if report is not None:
-        _writable(report)
     plan = Plan(seed=seed, slow=slow, broken=control, draw=report is not None)
     workers = min(WORKERS, os.cpu_count() or 1) if workers is None else workers
     outcomes = _run(ids, plan, workers, rows, json, explain)
@@ -67,14 +68,6 @@ def _consistent(**given: Any) -> None:
     if len(asked) > 1:
         first, second = (pair.get(name, f"--{name}") for name in asked[:2])
         raise InputError(f"{first} and {second} do not go together: give one of them.")
-
-
-def _writable(report: Path) -> None:
-    """Refuse before a minute of computing, not after."""
-    if report.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--report {report} must be an .html file.")
-    if not report.parent.is_dir():
-        raise InputError(f"--report {report}: there is no folder {report.parent}.")
 
 
 def _list(ids: "list[str]", json: bool) -> int:
@@ -102,11 +95,11 @@ def _list(ids: "list[str]", json: bool) -> int:
 
 
 def _figure(ids: "list[str]", path: Path, seed: int, json: bool) -> int:
+    if len(ids) != 1:
+        raise InputError(f"--figure draws one claim and {len(ids)} are named: give one id.")
     from glassformer.claims.run import draw
     from glassformer.lens.figure import format_of
 
-    if len(ids) != 1:
-        raise InputError(f"--figure draws one claim and {len(ids)} are named: give one id.")
     format_of(path)
     drawn = draw(ids[0], seed)
     drawn.save(path)
@@ -203,13 +196,11 @@ def _exercises(json: bool) -> int:
 
 def _write_stub(chosen: "Exercise", path: Path, json: bool) -> int:
     try:
+        if not os.path.lexists(path):
+            check_writable("--stub", path)
         with open(path, "x", encoding="utf-8") as new:  # never over something that is there
             new.write(chosen.stub)
     except FileExistsError:
         raise InputError(f"{path} exists already and is left as it is: give another name.") from None
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(
-            f"there is no folder {str(path.parent)!r} to write {path.name!r} into: make it first."
-        ) from None
     print(json_module.dumps({"id": chosen.id, "written": str(path)}) if json else f"{path}: write {chosen.function}()")
     return 0

@@ -68,7 +68,7 @@ def _attribute(module: ModuleType, name: str, place: str) -> Any:
     for part in name.split("."):
         if not hasattr(thing, part):
             known = [n for n in vars(thing) if not n.startswith("_")] if hasattr(thing, "__dict__") else []
-            hint = nearest(part, known).replace("Fields:", "It has:") if known else ""
+            hint = nearest(part, known, others="It has:") if known else ""
             raise CannotExamineError(f"{place} has no {name}.{hint}")
         thing = getattr(thing, part)
     return thing

@@ -28,6 +28,6 @@ ALL: dict[str, Exercise] = {
 def find(id: str) -> Exercise:
     """The exercise of this id; an unknown one names the nearest."""
     if id not in ALL:
-        hint = nearest(id, ALL).replace("Fields:", "Exercises:")
+        hint = nearest(id, ALL, others="Exercises:")
         raise ExerciseError(f"there is no exercise {id!r}.{hint}")
     return ALL[id]

@@ -9,8 +9,8 @@ A training step on one device is the sum of five times, each a count divided by 
     gaps       a constant: launches, tails of kernels, the host
 
 The five constants are those of a profiled step of ours: GPT-2 124M, 64 x 1024 tokens, compiled, bfloat16 products with
-float32 weights, on one H200 (products 65.3 ms, attention 17.3, the rest 23.6; 109.1 ms by the clock). Batches of 12 and 32
-were not used to find them.
+float32 weights, on one H200 (products 65.3 ms, attention 17.3, the rest 23.6; 109.1 ms by the clock). Batches of 12 and
+32 were not used to find them.
 
 What measures each rate anew, after a change of kernels or for another device:
 

@@ -101,6 +101,16 @@ def lengths(config: ModelConfig, context: int | None, source: int | None) -> tup
     return T, S
 
 
+def beyond(config: ModelConfig, T: int, S: int = 0) -> str | None:
+    """One sentence where a sequence is longer than the model's context, so that it cannot run as counted; else None."""
+    limit, longest = config.max_len, max(T, S)
+    if limit is None or longest <= limit:
+        return None
+    if config.learned_positions is not None:
+        return f"{longest:,} tokens cannot run: the learned position table has {limit:,} rows, one for each token."
+    return f"{longest:,} tokens are beyond the context of {limit:,} the model was made for: `generate` refuses them."
+
+
 def seen_pairs(T: int, window: int | None, causal: bool) -> int:
     """(query, key) pairs that a self-attention over T tokens may use.
 

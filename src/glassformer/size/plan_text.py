@@ -1,10 +1,12 @@
 """Plans as text: one model on one number of devices in every way, or models against numbers, with what was assumed."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from glassformer.config import ModelConfig
 from glassformer.size.devices import Device
+from glassformer.size.flops import beyond, lengths
 from glassformer.size.parameters import count
 from glassformer.size.plan import Plan, best, compute_optimal_tokens, plan, strategies
 
@@ -21,12 +23,15 @@ class Plans:
     rows: tuple[tuple[str, Plan, float], ...]
     """What the row is called, its plan, the tokens of the whole training."""
     device: Device
+    notes: tuple[str, ...] = ()
+    """Models that cannot run sequences of the length asked for."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "title": self.title,
             "device": self.device.name,
             "source": self.device.source,
+            "notes": list(self.notes),
             "plans": [
                 {"name": name, **p.to_dict(), "training_tokens": n, "hours": p.hours(n), "cost": p.cost(n)}
                 for name, p, n in self.rows
@@ -36,7 +41,7 @@ class Plans:
     def text(self) -> str:
         cells = [_HEADINGS, *(_cells(*row) for row in self.rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADINGS))]
-        lines = [self.title, ""]
+        lines = [self.title, *(f"Note: {note}" for note in self.notes), ""]
         for row in cells:
             words = [cell.ljust(widths[i]) if i < 2 else cell.rjust(widths[i]) for i, cell in enumerate(row)]
             lines.append("  " + "  ".join(words))
@@ -99,10 +104,11 @@ def plan_model(
     tokens: float | None = None,
 ) -> Plans:
     """Every way to train one model on this many devices."""
+    _check_tokens(tokens)
     wanted = tokens or compute_optimal_tokens(config)
     rows = [(name, plan(config, gpus, device, how, batch, context), wanted) for how in strategies(gpus, device)]
     title = f"{name}, {count(config):,} parameters, on {gpus:,} x {device.name}, {batch} sequences each"
-    return Plans(title, tuple(rows), device)
+    return Plans(title, tuple(rows), device, _notes({name: config}, context))
 
 
 def plan_ladder(
@@ -113,9 +119,21 @@ def plan_ladder(
     tokens: float | None = None,
 ) -> Plans:
     """The fastest way that fits, of each model on each number of devices."""
+    _check_tokens(tokens)
     rows = []
     for name, config in models.items():
         for gpus in GPUS:
             found = best(config, gpus, device, batch, context or min(config.max_len or 1024, 4096))
             rows.append((name, found, tokens or compute_optimal_tokens(config)))
-    return Plans(f"The fastest way that fits, {batch} sequences on each {device.name}", tuple(rows), device)
+    title = f"The fastest way that fits, {batch} sequences on each {device.name}"
+    return Plans(title, tuple(rows), device, _notes(models, context))
+
+
+def _check_tokens(tokens: float | None) -> None:
+    if tokens is not None and not 0 < tokens < math.inf:
+        raise ValueError(f"tokens={tokens} must be a positive finite number; leave it out for the compute-optimal one.")
+
+
+def _notes(models: dict[str, ModelConfig], context: int | None) -> tuple[str, ...]:
+    told = {name: beyond(config, *lengths(config, context, None)) for name, config in models.items()}
+    return tuple(f"{name}: {why}" for name, why in told.items() if why)

@@ -5,7 +5,7 @@ from typing import Any
 
 from glassformer.config import EncoderConfig, ModelConfig, to_dict
 from glassformer.size.chinchilla import Chinchilla, chinchilla
-from glassformer.size.flops import Flops, decode_flops, flops
+from glassformer.size.flops import Flops, beyond, decode_flops, flops
 from glassformer.size.memory import (
     STATES,
     InferenceMemory,
@@ -46,6 +46,11 @@ class Sheet:
     def parameters(self) -> int:
         return sum(self.parts.values())
 
+    @property
+    def note(self) -> str | None:
+        """Why the model cannot run sequences of this length, where it cannot: the numbers are then of a thought."""
+        return beyond(self.config, self.context, self.source)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and text, ready for JSON."""
         pass_flops = {
@@ -67,6 +72,7 @@ class Sheet:
             "batch": self.batch,
             "context": self.context,
             "source": self.source,
+            "note": self.note,
             "dtype": self.dtype,
             "optimizer": self.optimizer,
             "parameters": {"total": self.parameters, "active": self.active, "parts": self.parts},

@@ -26,7 +26,7 @@ def render(sheet: Sheet) -> str:
     sections.append(_chinchilla(sheet))
     rows = [row for _, section in sections for row in section]
     name, exact, human = (max(len(row[i]) for row in rows) for i in (0, 1, 2))
-    lines = [_title(sheet), ""]
+    lines = [_title(sheet), *([f"Note: {sheet.note}"] if sheet.note else []), ""]
     for heading, section in sections:
         lines.append(heading)
         lines += [f"  {a:<{name}}  {b:>{exact}}  {c:>{human}}   {d}".rstrip() for a, b, c, d in section]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from glassformer.studio.errors import StudioError
 
+CONFIGS = ("config.json", "model.toml", "run.toml")
+"""A folder with none of them is no model's."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -76,6 +78,8 @@ class Settings:
         for path in self.models:
             if not path.is_dir():
                 raise StudioError(f"{path} is not a folder: --model names a folder with a model.")
+            if not any((path / name).is_file() for name in CONFIGS):
+                raise StudioError(f"{path} has no {' nor '.join(CONFIGS)}: --model names a folder with a model.")
         above = next((path for path in (self.folder, *self.folder.parents) if path.exists()), None)
         if above is not None and not above.is_dir():
             raise StudioError(f"{above} is a file: --folder names a folder for uploads and training runs.")

@@ -118,7 +118,7 @@ class Shelf:
     def entry(self, name: str) -> Entry:
         entries = self.entries()
         if name not in entries:
-            hint = nearest(name[:100], entries).replace("Fields:", "Models:")
+            hint = nearest(name[:100], entries, others="Models:")
             raise UnknownError(f"there is no model {name[:100]!r} here.{hint}")
         return entries[name]
 

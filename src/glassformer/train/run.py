@@ -343,11 +343,16 @@ def _read_model(data: Any) -> ModelConfig:
     if "preset" not in data:
         return from_dict(data)
     changes = {key: None if value == "none" else value for key, value in data.items() if key != "preset"}
-    base = presets.get(data["preset"])
-    if any(isinstance(value, dict) for value in changes.values()):
-        merged = _merge(to_dict(base), changes)
-        return from_dict(merged)
-    return replace_model(base, **changes)
+    plain, tables = {}, {}  # what a preset is asked for, and what changes the kind of a part
+    for key, value in changes.items():
+        if not isinstance(value, dict):
+            plain[key] = value
+        elif "kind" in value or any(isinstance(inner, dict) for inner in value.values()):
+            tables[key] = value
+        else:
+            plain |= {f"{key}__{name}": inner for name, inner in value.items()}
+    made = presets.get(data["preset"], **plain)
+    return from_dict(_merge(to_dict(made), tables)) if tables else made
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def heads(subject: Subject, choice: Choice) -> View:
     text = subject.tokens if subject.ids else None
     table = head_table(subject.model, text, seed=choice.seed)
     if choice.show is not None and choice.show not in table.names:
-        hint = nearest(choice.show, table.names).replace("Fields:", "Scores:")
+        hint = nearest(choice.show, table.names, others="Scores:")
         raise LensError(f"{choice.show!r} is not a score.{hint}")
     names = [choice.show] if choice.show else [name for name in HEAD_SCORES if name in table.names]
 

@@ -2,8 +2,9 @@
  *
  *   verdictMark(verdict, text)   "pass", "fail", "skip" or anything else as a coloured word (never by colour alone)
  *   relation(finding)            "3.1e−15 ≤ 1e−10", "0.3 ≤ 0.5", "" where nothing was measured
- *   findingTable(caption, {kinds})   -> {root, add(finding), failsFirst(), clear(), rows}; rows come one by one and
- *                                explain themselves; kinds: a column for the kind of evidence
+ *   findingTable(caption, {kinds})   -> {root, add(finding), told(remedy), failsFirst(), clear(), rows}; rows come one
+ *                                by one and explain themselves, each remedy once: under the first finding that has it,
+ *                                or nowhere once it is told elsewhere; kinds: a column for the kind of evidence
  *   evidenceText(evidence)       the evidence in one line, long lists cut
  */
 import { h, number } from "./dom.js";
@@ -51,15 +52,14 @@ export function evidenceText(evidence) {
 
 const isMatrix = (value) => Array.isArray(value) && value.length > 1 && value.every((row) => Array.isArray(row));
 
-function cells(finding, kinds) {
+function cells(finding, kinds, remedy) {
   const told = evidenceText(finding.evidence);
-  const remedy = finding.verdict === "fail" && finding.remedy;
   return [
     h("td", {}, verdictMark(finding.verdict)),
     h("th", { scope: "row" }, h("span", { class: "finding-id", text: finding.id }),
       finding.family && h("span", { class: "finding-family", text: finding.family }),
       h("span", { class: "finding-why", text: finding.why ?? "" }),
-      remedy && h("span", { class: "finding-remedy", text: `Remedy: ${remedy}` }),
+      remedy && h("span", { class: "finding-remedy", dataset: { remedy }, text: `Remedy: ${remedy}` }),
       told && h("details", { class: "finding-evidence" }, h("summary", { text: "evidence" }), h("p", { text: told }))),
     h("td", { class: "num", text: relation(finding) }),
     kinds && h("td", { class: "soft", text: finding.evidence?.kind ?? "" }),
@@ -73,18 +73,26 @@ export function findingTable(caption, { kinds = false } = {}) {
   const table = h("table", { class: "findings" }, h("caption", { class: "unseen", text: caption }),
     h("thead", {}, h("tr", {}, head)), body);
   const rows = [];
+  const remedies = new Set();
   return {
     root: h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": caption }, table),
     rows,
     add(finding) {
       rows.push(finding);
-      body.append(h("tr", { dataset: { verdict: finding.verdict } }, cells(finding, kinds)));
+      const remedy = finding.verdict === "fail" && !remedies.has(finding.remedy) && finding.remedy;
+      if (remedy) remedies.add(remedy);
+      body.append(h("tr", { dataset: { verdict: finding.verdict } }, cells(finding, kinds, remedy)));
+    },
+    told(remedy) {
+      remedies.add(remedy);
+      for (const one of body.querySelectorAll(".finding-remedy")) if (one.dataset.remedy === remedy) one.remove();
     },
     failsFirst() {
       body.prepend(...body.querySelectorAll('tr[data-verdict="fail"]'));
     },
     clear() {
       rows.length = 0;
+      remedies.clear();
       body.replaceChildren();
     },
   };

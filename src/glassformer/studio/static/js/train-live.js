@@ -2,6 +2,7 @@
  * feeds it.
  *
  *   new LiveRun() -> .roots (panels), .clear(), .take(event, data), .about(run: what the server says of it), .finished
+ *   apart(places, gap)   places from above, sorted, moved down as far as keeps each a gap below the one before it
  *   thin(x, y, most)     a curve with at most about `most` points that keeps the least and the largest of each stretch
  */
 import { bars, line, plot } from "./charts.js";
@@ -10,6 +11,7 @@ import { panel } from "./view.js";
 
 const MOST = 2000;
 const SAMPLES = 20;
+const LOSS = { height: 320, above: 36, below: 48 }; // pixels of the chart, and of it what is no plot
 
 export function thin(x, y, most = MOST) {
   if (x.length <= most) return [x, y];
@@ -25,6 +27,19 @@ export function thin(x, y, most = MOST) {
     for (const i of new Set([Math.min(low, high), Math.max(low, high)])) xs.push(x[i]), ys.push(y[i]);
   }
   return [xs, ys];
+}
+
+export function apart(places, gap) {
+  const moved = [];
+  for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + gap));
+  return moved;
+}
+
+/* The least and the largest of all, with some room; never an empty stretch. */
+function stretch(values) {
+  const [low, high] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+  const room = 0.06 * (high - low) || 0.5;
+  return low <= high ? [low - room, high + room] : [0, 1];
 }
 
 class Curve {
@@ -171,12 +186,25 @@ export class LiveRun {
     ];
     const dashed = { dash: "dash", width: 1, color: "soft" };
     const shapes = lines.map(([, y]) => ({ type: "line", x0: 0, x1: end, y0: y, y1: y, line: dashed }));
-    const corner = { x: end, showarrow: false, xanchor: "right", yanchor: "bottom" };
-    const annotations = lines.map(([name, y]) => ({ ...corner, y, text: `${name} ${y.toFixed(2)}` }));
-    plot(this.loss.node, traces, {
-      height: 320, shapes, annotations, xaxis: { title: "step", range: [0, end] }, yaxis: { title: "nats per token" },
-    });
+    const range = stretch([...loss.y, ...validation.y, ...lines.map(([, y]) => y)]);
+    const layout = { height: LOSS.height, shapes, xaxis: { title: "step", range: [0, end] } };
+    plot(this.loss.node, traces, (narrow) => ({
+      ...layout, annotations: this.labels(lines, range, narrow), yaxis: { title: "nats per token", range },
+      margin: { t: LOSS.above, r: narrow ? 58 : 88 },
+    }));
     this.loss.root.dataset.points = String(loss.x.length);
+  }
+
+  /* Names of the dashed lines, beside the plot: within it the curves go wherever they like. */
+  labels(lines, [low, high], narrow) {
+    const pixels = (LOSS.height - LOSS.above - LOSS.below) / (high - low);
+    const places = lines.map(([, y]) => (high - y) * pixels);
+    const moved = apart(places, narrow ? 28 : 15);
+    const beside = { xref: "paper", x: 1, xshift: 6, xanchor: "left", yanchor: "middle", align: "left" };
+    const text = ([name, y]) => `${name}${narrow ? "<br>" : " "}${y.toFixed(2)}`;
+    return lines.map((one, i) => ({
+      ...beside, showarrow: false, y: one[1], yshift: places[i] - moved[i], text: text(one),
+    }));
   }
 
   baselines() {

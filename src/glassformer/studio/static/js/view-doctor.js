@@ -26,11 +26,13 @@ function seenBy(evidence) {
   return [...said].slice(0, 3).map(([why, ids]) => `${ids.join(", ")}: ${why}`).join("; ");
 }
 
-function diagnosisCard(one) {
+/* `told`: remedy to the diagnosis that told it first. */
+function diagnosisCard(one, told) {
+  const first = told.get(one.remedy);
   const facts = [
     ["where", one.place],
     ["seen by", seenBy(one.evidence)],
-    ["remedy", one.remedy],
+    ["remedy", first ? `as for ${first}` : one.remedy],
     ["probably follows", one.consequences.join(", ")],
   ].filter(([, text]) => text);
   return h("article", { class: "diagnosis" },
@@ -92,6 +94,7 @@ export class Doctor extends View {
     this.stop("doctor");
     this.examined = null;
     this.matrix = null;
+    this.remedies = new Map();
     this.table.clear();
     fill(this.cards);
     fill(this.notes);
@@ -115,7 +118,7 @@ export class Doctor extends View {
       for await (const { event, data } of events("doctor", { body, signal })) {
         if (event === "progress") say(`Examining ${this.examined}: ${data.what}, ${data.done} of ${data.of} …`);
         else if (event === "finding") this.table.add(data);
-        else if (event === "diagnosis") this.cards.append(diagnosisCard(data));
+        else if (event === "diagnosis") this.tell(data);
         else if (event === "done") return data;
       }
       throw new Error("the examination ended before its verdict: press Examine again.");
@@ -123,6 +126,12 @@ export class Doctor extends View {
     this.run.textContent = "Examine";
     if (done) this.conclude(done);
     else if (this.examined) say("Not finished.");
+  }
+
+  tell(diagnosis) {
+    this.cards.append(diagnosisCard(diagnosis, this.remedies));
+    if (!this.remedies.has(diagnosis.remedy)) this.remedies.set(diagnosis.remedy, diagnosis.id);
+    this.table.told(diagnosis.remedy);
   }
 
   conclude(done) {

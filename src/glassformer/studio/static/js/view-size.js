@@ -127,6 +127,7 @@ class SizeSheet {
     if (!sheet) return;
     this.sheet = sheet;
     fill(this.tiles, facts(sheet));
+    this.panel.say(sheet.note ?? "");
     await Promise.all([
       horizontal(this.charts.parameters, entries(sheet.parameters.parts), { write: count, colour: "accent" }),
       horizontal(this.charts.flops, entries(sheet.flops.forward), { write: number, colour: "orange" }),
