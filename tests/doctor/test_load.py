@@ -100,3 +100,10 @@ def test_what_exits_or_prints_while_it_is_imported_is_kept(tmp_path, capsys):
     with pytest.raises(CannotExamineError, match="cannot be imported: SystemExit: 3"):
         resolve(f"{tmp_path}/leaves.py:x")
     assert capsys.readouterr().out == ""
+
+
+def test_a_name_that_a_file_lacks_gets_the_nearest_or_all(file):
+    with pytest.raises(CannotExamineError, match=r"has no biuld\. Did you mean build"):
+        resolve(f"{file}:biuld")
+    with pytest.raises(CannotExamineError, match=r"has no zzzz\. It has: .*Net.*build"):
+        resolve(f"{file}:zzzz")

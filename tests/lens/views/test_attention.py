@@ -69,6 +69,8 @@ def test_scores_of_heads_are_the_table_s(subject):
     assert titles == ["induction", "previous token", "duplicate token", "first token", "relative entropy", "copying"]
     with pytest.raises(LensError, match="induction"):
         KINDS["heads"](subject, Choice(show="inductoin"))
+    with pytest.raises(LensError, match=r"'zzzz' is not a score\. Scores: .*induction"):
+        KINDS["heads"](subject, Choice(show="zzzz"))
 
 
 def test_an_encoder_has_no_induction_and_its_score_is_left_out_of_the_picture():
