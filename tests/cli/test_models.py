@@ -203,3 +203,10 @@ def test_each_mistake_gets_one_sentence_and_exit_2(capsys, folder, tmp_path, mis
     assert words in err
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1, err
+
+
+def test_convert_refuses_a_folder_of_something_else_before_it_reads_a_model(capsys, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, said = run(capsys, "convert", "no/such-model", tmp_path)
+    assert code == 2
+    assert "is not empty and not a model folder" in said

@@ -235,8 +235,10 @@ def convert(
     if not target.is_dir():
         check_writable("DST", target, makes_folders=True)
     from glassformer.weights import load, save
+    from glassformer.weights.export import free_target
     from glassformer.weights.verify import same_logits
 
+    free_target(target)  # before a large model is read for nothing
     model = load(source, dtype=dtype)
     refuse_nan(model, source)
     save(model, target, format=to)

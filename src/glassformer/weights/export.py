@@ -46,7 +46,7 @@ def save(
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise WeightsError(f"a {type(model).__name__} has no glassformer config: only models built here can be saved.")
-    target = _target(path)
+    target = free_target(path)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if format == "hf":
         data, tensors = families.to_hf(config, state)
@@ -65,7 +65,8 @@ def save(
     return target
 
 
-def _target(path: str | Path) -> Path:
+def free_target(path: str | Path) -> Path:
+    """Where a model may be saved: what is there must be a model, or nothing."""
     target = Path(path).expanduser().resolve()
     if target.exists() and not target.is_dir():
         raise WeightsError(f"{target} is a file: a model is saved as a folder, give another path.")
