@@ -211,12 +211,12 @@ def test_a_run_pauses_resumes_and_stops(page, folder):
     row = page.locator(f"tr[data-run={run}]")
     row.get_by_role("button", name="Pause").click()
     state(page, run, "paused")
-    before = [event["step"] for event in logged(folder, run) if event["event"] == "step"]
+    before = [0, *(event["step"] for event in logged(folder, run) if event["event"] == "step")]
     row.get_by_role("button", name="Resume").click()
     state(page, run, "running")
     for _ in range(600):
         steps = [event["step"] for event in logged(folder, run) if event["event"] == "step"]
-        if steps[-1] > before[-1] + 200:
+        if steps and steps[-1] > before[-1] + 200:
             break
         time.sleep(0.1)
     row.get_by_role("button", name="Stop").click()

@@ -145,7 +145,8 @@ def test_activations_and_their_gradients_equal_their_definitions(kind, emulated)
 @needs_compiler
 def test_mean_squares_of_several_equal_their_definition(emulated, monkeypatch):
     monkeypatch.setattr(fp8_cuda, "PARTS", 3)
-    x, bias = torch.randn(3, 144, 80, generator=torch.Generator().manual_seed(0)), torch.arange(16.0)
+    # in float32 more than three blocks' threads ask for at once
+    x, bias = torch.randn(3, 176, 80, generator=torch.Generator().manual_seed(0)), torch.arange(16.0)
     given = [x[0].bfloat16(), 1e-3 * x[1].T, bias, 7 * x[2, :16].bfloat16()]
 
     def compare_sums(given, sampled):
@@ -189,6 +190,14 @@ def test_rows_of_the_loss_that_are_no_numbers_stay_none(emulated):
     assert gradient.float().isnan().any(1).tolist() == [True, True, False] + [False] * 13
     assert gradient.float()[2, 5] == 2**14
     assert torch.equal(gradient.view(torch.uint8).T, turned.view(torch.uint8))
+
+
+@needs_compiler
+def test_a_gradient_of_the_loss_beyond_all_numbers_does_not_pass_for_a_large_one(emulated):
+    logits, targets = rows_of_logits()
+    logits[0] = 1e38
+    _, _, gradient, _ = fp8_cuda.loss_gradients(logits, targets, -100, 0.0, 0.01, 208)
+    assert gradient.float().isnan().all(1).tolist() == [True] + [False] * 15
 
 
 def test_constants_are_the_definitions():

@@ -87,6 +87,19 @@ def test_what_is_no_number_stays_none(tmp_path, monkeypatch):
     assert gradients.isnan().any(1).all()
 
 
+@needs_compiler
+def test_logits_of_minus_infinity_have_no_share(tmp_path, monkeypatch):
+    """Not even where a thread, or a warp, sees nothing else."""
+    monkeypatch.setattr(cuda, "THREADS", 64)
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 1024).bfloat16(), torch.tensor([600, 1023])
+    logits[0, :256], logits[1, 64:72], logits[0, 700:710] = -torch.inf, -torch.inf, -torch.inf
+    total, plain, gradients = emulated(logits, targets, tmp_path, -100, 0.0, 1e-3)
+    wanted = chunk_gradients(logits, targets, -100, 0.0, 1e-3)
+    assert torch.allclose(torch.stack([total, plain]), torch.stack(wanted[:2]), rtol=1e-5)
+    assert torch.allclose(gradients.float(), wanted[2].float(), rtol=2**-7, atol=1e-6)
+
+
 def test_only_rows_that_fit_are_taken():
     assert cuda.fits(torch.empty(1, 50304, dtype=torch.bfloat16))
     assert not cuda.fits(torch.empty(1, 50257, dtype=torch.bfloat16))

@@ -93,6 +93,15 @@ def test_attention_of_tensors_that_lie_otherwise():
         torch.testing.assert_close(found, true, rtol=1e-4, atol=1e-5)
 
 
+def test_a_query_that_is_sure_of_its_key_moves_nothing():
+    """Its pattern is constant, so its gradient is zero: what rounding leaves of it, AdamW would enlarge."""
+    q, k, v = (draw(seed, 3, 2, 40, 32).requires_grad_() for seed in range(3))
+    out = attention(q, k, v, 0.2, True)
+    out.backward(draw(3, *out.shape))
+    assert float(q.grad[:, :, 0].abs().max()) < 1e-12
+    assert float(q.grad[:, :, 1:].abs().max()) > 0.1
+
+
 def test_attention_of_large_scores_and_of_what_is_no_number():
     q, k, v = (draw(i, 1, 1, 40, 16) * 60 for i in range(3))
     expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True, scale=1.0)

@@ -121,9 +121,10 @@ __device__ inline void walk(const Given& a, Shared* shared) {
     Stream stream = {shared, ring_memory(), 0, 0};
     int place = a.place, token = a.tokens[place], round = 0, fed = 0;
     u32 tag = a.tag;
-    float x[HELD], bias[HELD], centre = 0;
+    float x[HELD], bias[HELD];
     const auto into_vector = [&](int i, float number) { vector[spot(i, D)] = number; };
     for (int step = 0; step < a.count; step++) {
+        float centre = 0;  // not the mean of the last layer, from which embeddings may be far
         begin(x, a, token, place);
         for (int layer = 0; layer < L; layer++, round++) {
             Gain g = gain(a.norm_a + layer * D, a.norm_a_bias + layer * D);

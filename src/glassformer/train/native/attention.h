@@ -125,11 +125,11 @@ static void forward_head(const Task& t, int64_t b, int64_t h) {
 template <typename T>
 static void backward_head(const Task& t, int64_t b, int64_t kv) {
     const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), sharing = t.n_heads / t.n_kv_heads;
-    float* k = scratch(S * (3 * W + 3 * U) + BLOCK * (2 * W + 2 * U + 2 * S));
+    float* k = scratch(S * (3 * W + 3 * U) + BLOCK * (2 * W + U + 2 * S));
     float *k_t = k + S * W, *v = k_t + S * W, *v_t = v + S * U, *d_k = v_t + S * U, *d_v = d_k + S * W;
     memset(d_k, 0, S * (W + U) * sizeof(float));
-    float *q = d_v + S * U, *d_q = q + BLOCK * W, *d_o = d_q + BLOCK * W, *o = d_o + BLOCK * U;
-    float *pattern = o + BLOCK * U, *d_s = pattern + BLOCK * S;
+    float *q = d_v + S * U, *d_q = q + BLOCK * W, *d_o = d_q + BLOCK * W;
+    float *pattern = d_o + BLOCK * U, *d_s = pattern + BLOCK * S;
     pack<T>(t.k, b, kv, 0, t.n_keys, S, W, 1, k);
     transpose(k, S, W, k_t);
     pack<T>(t.v, b, kv, 0, t.n_keys, S, U, 1, v);
@@ -140,19 +140,23 @@ static void backward_head(const Task& t, int64_t b, int64_t kv) {
             const int64_t n = span.keys;
             pack<T>(t.q, b, h, first, span.rows, span.rows, W, t.scale, q);
             pack<T>(t.d_o, b, h, first, span.rows, span.rows, U, 1, d_o);
-            pack<T>(t.o, b, h, first, span.rows, span.rows, U, 1, o);
             multiply({q, W, 1}, {k_t, S}, pattern, S, span.rows, n, W);
             multiply({d_o, U, 1}, {v_t, S}, d_s, S, span.rows, n, U);
             for (int64_t i = 0; i < span.rows; ++i) {
-                floats dot = {};
-                for (int64_t d = 0; d < U; d += WIDE) dot += load(d_o + i * U + d) * load(o + i * U + d);
-                const float D = sum_of(dot), lse = t.lse[(b * t.n_heads + h) * t.n_queries + first + i];
+                const float lse = t.lse[(b * t.n_heads + h) * t.n_queries + first + i];
                 const int32_t seen = (int32_t)span.seen(t, first + i);
+                floats dot = {}, sum = {};
                 for (int64_t j = 0; j < n; j += WIDE) {
                     floats p = lanes() + (int32_t)j < seen ? exponential(load(pattern + i * S + j) - lse) : floats{};
                     store(pattern + i * S + j, p);
-                    store(d_s + i * S + j, p * (load(d_s + i * S + j) - D));
+                    dot += p * load(d_s + i * S + j);
+                    sum += p;
                 }
+                // the mean of what is about to be subtracted from, not d_o . o: both are rounded, and of a query that is
+                // sure of its key the difference would be nothing but that
+                const float mean = sum_of(dot) / sum_of(sum);
+                for (int64_t j = 0; j < n; j += WIDE)
+                    store(d_s + i * S + j, load(pattern + i * S + j) * (load(d_s + i * S + j) - mean));
             }
             multiply({d_s, S, 1}, {k, W}, d_q, W, span.rows, W, n);
             unpack<T>(d_q, span.rows, W, t.scale, t.d_q, b, h, first);
