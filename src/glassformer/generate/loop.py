@@ -69,7 +69,7 @@ def generate(
 
     `engine` is what computes the steps: torch, or native, compiled kernels for a CPU, which give the same logits up to
     rounding. auto is native where the kernels are built and know the model; a `precision` of the weights other than
-    float32 needs them.
+    float32 needs them. int8 and int4 are for matrices whose rows are whole 64 columns: others are kept in bfloat16.
 
     `draft` proposes `draft_tokens` tokens at a time, which the model judges in one pass (`generate/speculate.py`): a
     smaller decoder-only model of the same vocabulary, or "lookup", which copies what followed the last tokens when they

@@ -360,11 +360,8 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in changes.items():
         held = out.get(key)
-        if (
-            isinstance(value, dict)
-            and isinstance(held, dict)
-            and value.get("kind", held.get("kind")) == held.get("kind")
-        ):
+        both = isinstance(value, dict) and isinstance(held, dict)
+        if both and value.get("kind", held.get("kind")) == held.get("kind"):
             out[key] = _merge(held, value)
         else:
             out[key] = value
