@@ -62,7 +62,10 @@ def test_overfits_one_batch_below_a_hundredth(tmp_path, kind):
 @pytest.mark.parametrize("preset", ["nano", "llama_tiny", "bert_base", "transformer_base"])
 def test_every_objective_learns(tmp_path, preset):
     """Sixty steps take the validation loss well below that of the untrained model."""
-    extra = ("optim.lr=3e-3", *(("model.n_encoder_layers=2", "model.d_ff=512") if preset == "transformer_base" else ()))
+    extra = (
+        "optim.lr=3e-3",
+        *(("model.n_encoder_layers=2", "model.d_ff=2048") if preset == "transformer_base" else ()),
+    )
     if preset == "llama_tiny":
         extra += ("model.n_kv_heads=3",)
     session = tiny.session(tmp_path, f"model.preset={preset}", "loop.steps=60", "loop.batch=12", *extra)
