@@ -360,10 +360,10 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in changes.items():
         held = out.get(key)
-        kept = (
-            isinstance(held, dict) and isinstance(value, dict) and value.get("kind", kind := held.get("kind")) == kind
-        )
-        out[key] = _merge(held, value) if kept else value  # type: ignore[arg-type]
+        if isinstance(held, dict) and isinstance(value, dict) and value.get("kind") in (None, held.get("kind")):
+            out[key] = _merge(held, value)
+        else:
+            out[key] = value
     return out
 
 
