@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import glassformer as gf
+from glassformer import cli
 from glassformer.cli import main
 from glassformer.cli.common import InputError, check_writable
 from tests.cli.asking import run
@@ -208,6 +209,20 @@ def test_ctrl_c_in_any_import_is_exit_130_without_a_word(module):
         [sys.executable, "-c", INTERRUPTED, module, *verb], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_while_torch_is_imported_raises_nothing_into_its_c(monkeypatch):
+    """pybind11 ends the process in a crash where a KeyboardInterrupt meets it."""
+    left = []
+    monkeypatch.setattr(cli, "_leave", lambda *_: left.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        cli._interrupt(signal.SIGINT, None)
+    assert not left
+    half = type("Half", (), {"__spec__": type("Spec", (), {"_initializing": True})})
+    monkeypatch.setitem(sys.modules, "torch", half)
+    with pytest.raises(KeyboardInterrupt):  # _leave would not have come back
+        cli._interrupt(signal.SIGINT, None)
+    assert left
 
 
 @pytest.mark.parametrize("delay", [0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.4, 0.8])

@@ -14,14 +14,18 @@ from tests.emulated_cuda import built, needs_compiler
 SHAPES = [(24, 40), (40, 24), (24, 24), (72, 65)]  # the last has a piece that is not full
 
 
-@pytest.fixture
-def emulated(monkeypatch, tmp_path):
-    libraries = {}
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    """By the names of their kernels: compiled once."""
+    return {"folder": tmp_path_factory.mktemp("kernels")}
 
+
+@pytest.fixture
+def emulated(monkeypatch, libraries):
     class Emulated:
         def __init__(self, text, name):
             if name not in libraries:
-                libraries[name] = built(text, name, tmp_path, Path(__file__).parent)
+                libraries[name] = built(text, name, libraries["folder"], Path(__file__).parent)
             self.library = libraries[name]
 
         def launch(self, given, blocks, threads):

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         verbs = _verbs()
         if alone:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, _interrupt)
         return tyro.extras.subcommand_cli_from_dict(
             verbs, prog="glass", description="glassformer: the Transformer you can see through.", args=told
         )
@@ -76,6 +76,14 @@ def _verbs() -> dict[str, Callable[..., int]]:
 def _leave(*_: Any) -> None:
     """Ctrl-C where nothing is left to tidy up: while verbs are imported, and after they have ended."""
     os._exit(130)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """Ctrl-C while a verb runs: as Python does it, but not into the C++ of a torch half imported, which would crash."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        _leave()
+    signal.default_int_handler(number, frame)
 
 
 def _end() -> None:

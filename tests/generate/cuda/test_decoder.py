@@ -22,7 +22,7 @@ def small(name="learned", modern=False, **changes):
 
 @torch.no_grad()
 def check(config, folder, prompt=12, clusters=2, dtype=torch.float32, limit=5e-6):
-    """Nine greedy tokens are the engine's, and so are the last logits; 5e-6: float32 sums in another order."""
+    """Six greedy tokens are the engine's, and so are the last logits; 5e-6: float32 sums in another order."""
     model = lively(config, std=0.4)[0].float()
     if dtype is torch.bfloat16:
         for parameter in model.parameters():
@@ -34,7 +34,7 @@ def check(config, folder, prompt=12, clusters=2, dtype=torch.float32, limit=5e-6
         model(torch.tensor([tokens[:-1]]), cache=cache)
         kept = [(layer.k[0], layer.v[0]) for layer in cache.layers]
     native.take(tokens, kept)
-    new = native.greedy(9).tolist()
+    new = native.greedy(6).tolist()
     wanted = model(torch.tensor([tokens + new[:-1]]))[0, prompt - 1 :]
     if dtype is torch.float32:
         assert new == wanted.argmax(-1).tolist()
