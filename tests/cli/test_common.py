@@ -225,7 +225,7 @@ def test_ctrl_c_while_torch_is_imported_raises_nothing_into_its_c(monkeypatch):
     assert left
 
 
-@pytest.mark.parametrize("delay", [0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.4, 0.8])
+@pytest.mark.parametrize("delay", [0.03, 0.1, 0.2, 0.4, 0.8])
 def test_ctrl_c_at_any_moment_is_quiet(delay):
     code = "import sys; from glassformer.cli import main; print(flush=True); sys.exit(main())"
     command = [sys.executable, "-c", code, "env", "--json"]

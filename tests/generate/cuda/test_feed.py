@@ -53,7 +53,8 @@ def test_greedy_is_torchs(prompts, emulated):
 
 
 @needs_compiler
-@pytest.mark.parametrize("prompts", [[[3, 4, 5]], pytest.param([[3, 4, 5], [6, 2]], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts", [[[3, 4, 5]], [[3, 4, 5], [6, 2]]])
 def test_sampling_stops_and_changed_weights_are_torchs(prompts, emulated):
     model = lively(small(), std=0.4)[0].float()
     found, wanted = emulated(model, prompts, 3, Sampling(top_k=5, repetition_penalty=1.3), seed=4)
