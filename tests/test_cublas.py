@@ -70,3 +70,15 @@ def test_rows_that_cannot_be_read_as_they_are_become_a_copy():
         made = cublas._in_rows(odd)
         assert made.is_contiguous()
         assert torch.equal(made, odd)
+
+
+@pytest.mark.parametrize(("left_turned", "right_turned"), [*itertools.product((False, True), repeat=2)])
+def test_a_product_is_described_by_its_factors(left_turned, right_turned, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cublas, "_plan", lambda sizes: seen.append(sizes) or (lambda *given: None))
+    left, right = torch.zeros(8, 16, dtype=BF), torch.zeros(16, 24, dtype=BF)
+    given = [(t.T if turn else t).contiguous() for t, turn in ((left, left_turned), (right, right_turned))]
+    out = cublas.multiply(*given, left_turned, right_turned)
+    assert out.shape == (8, 24)
+    assert (seen[0].M, seen[0].N, seen[0].K) == (8, 24, 16)
+    assert seen[0].steps == (given[0].shape[1], given[1].shape[1])

@@ -129,9 +129,8 @@ def multiply(
     fewer bits. These want the left factor as it is and the right one turned.
     """
     left, right = _in_rows(left), _in_rows(right)
-    (M, K), (N, _) = (
-        t.shape[::-1] if turn else t.shape for t, turn in ((left, left_turned), (right, not right_turned))
-    )
+    M, K = left.shape[::-1] if left_turned else left.shape
+    N = right.shape[0] if right_turned else right.shape[1]
     sizes = Sizes(
         M, N, K, (left.dtype, right.dtype), (left_turned, right_turned), (left.stride(0), right.stride(0)),
         bias is not None, units is not None, fast, left.device.index or 0,
@@ -143,10 +142,9 @@ def multiply(
 
 def _in_rows(t: Tensor) -> Tensor:
     """As it is, if the library can read it so."""
-    fine = t.stride(1) == 1 and t.stride(0) >= t.shape[1] and t.data_ptr() % ALIGNED == 0
-    return (
-        t if fine and t.stride(0) * t.element_size() % ALIGNED == 0 else t.clone(memory_format=torch.contiguous_format)
-    )
+    in_rows = t.stride(1) == 1 and t.stride(0) >= t.shape[1]
+    aligned = t.data_ptr() % ALIGNED == 0 and t.stride(0) * t.element_size() % ALIGNED == 0
+    return t if in_rows and aligned else t.clone(memory_format=torch.contiguous_format)
 
 
 def _call(name: str, *arguments: Any) -> None:
