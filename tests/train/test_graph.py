@@ -114,3 +114,23 @@ def test_a_gradient_of_nothing_is_reported_with_its_step(run, monkeypatch):
     step(state, batch)
     with pytest.raises(DeadGradient, match="step 6 "):
         step(state, batch)
+
+
+def test_a_sound_step_after_one_that_failed_does_not_happen_either(run, monkeypatch):
+    """It was begun before anybody knew."""
+    state = prepare_state(run)
+    step = Uncaptured(state)
+    for batch in batches(run, 5):
+        step(state, batch)
+    before, norm, calls = weights(state), graph.gradient_norm, []
+
+    def once(parameters):
+        calls.append(len(calls))
+        return torch.tensor(float("nan")) if len(calls) == 1 else norm(parameters)
+
+    monkeypatch.setattr(graph, "gradient_norm", once)
+    step(state, batch)
+    with pytest.raises(NonFinite, match="step 5:"):
+        step(state, batch)
+    assert len(calls) == 2
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(state), strict=True))
