@@ -1,6 +1,6 @@
 """The engine on a CUDA device against itself on the CPU. Needs torch alone, so it runs on a bare GPU image.
 
-PYTHONPATH=src python benchmarks/cuda_check.py
+PYTHONPATH=src python benchmarks/cuda_check.py [NAME OF A CHECK ...]
 """
 
 import dataclasses
@@ -298,12 +298,22 @@ def tuned_products_equal_torchs() -> Iterator[Finding]:
             given = [
                 (t.T if turn else t).contiguous().bfloat16() for t, turn in zip((left, right), turned, strict=True)
             ]
-            exact = [(t.T if turn else t).float() for t, turn in zip(given, turned, strict=True)]
-            wanted = exact[0] @ exact[1] + bias.float()
+            factors = [(t.T if turn else t).float() for t, turn in zip(given, turned, strict=True)]
+            wanted = factors[0] @ factors[1] + bias.float()
             apart = float((cublas.multiply(*given, *turned, bias).float() - wanted).norm() / wanted.norm())
             yield Finding.judge(
                 f"cuBLASLt = torch: {rows}x{columns}x{inner}, turned {turned}", apart, 2**-8, "relative"
             )
+        a, b = left.bfloat16(), right.T.contiguous().bfloat16()
+        pre = torch.empty(rows, columns, dtype=a.dtype, device="cuda")
+        post = cublas.multiply(a, b, right_turned=True, bias=bias, finish="gelu", kept=pre)
+        x = (a.float() @ b.float().T + bias.float()).requires_grad_()
+        wanted = torch.nn.functional.gelu(x, approximate="tanh")
+        slope = cublas.multiply(a, b, right_turned=True, finish="gelu_slope", kept=x.detach().bfloat16())
+        (wanted_slope,) = torch.autograd.grad(wanted, x, a.float() @ b.float().T)
+        for name, found, exact in (("gelu", post, wanted), ("argument", pre, x), ("slope", slope, wanted_slope)):
+            apart = float((found.float() - exact.detach()).norm() / exact.detach().norm())
+            yield Finding.judge(f"cuBLASLt = torch: {name}, {rows}x{columns}x{inner}", apart, 2**-7, "relative")
         if rows > 8:
             a, b = left.to(fp8.E5M2), right.T.contiguous().to(fp8.E4M3)
             units = (torch.tensor(0.5, device="cuda"), torch.tensor(4.0, device="cuda"))
@@ -316,14 +326,44 @@ def tuned_products_equal_torchs() -> Iterator[Finding]:
                 )
 
 
+def exponentials_equal_their_definition() -> Iterator[Finding]:
+    """The product of a head that makes exponentials, at sizes that fill its tiles and at others, against torch."""
+    from glassformer.train import exponentials as exp
+
+    if not exp.available():
+        return
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns, stride, depth in ((512, 50257, 50304, 768), (1000, 5000, 5000, 200), (70, 2049, 2056, 64)):
+        hidden = torch.randn(rows, depth, generator=generator).bfloat16()
+        weight = (0.3 * torch.randn(stride, depth, generator=generator)).bfloat16()
+        hidden[5] *= 30  # its target is far below its highest logit
+        targets = torch.randint(0, columns, (rows,), generator=generator)
+        targets[3] = -100
+        given = (hidden, weight, targets, -100, 1e-3, columns)
+        wanted = exp.exponentials(*given)
+        found = [t.cpu() for t in exp.exponentials(*(_on_gpu(t) for t in given))]
+        gradients = [e * numbers[2, :, None] for e, numbers in (found, wanted)]
+        size = f"{rows}x{columns}x{depth}"
+        for name, a, b, limit in (
+            ("gradient", *gradients, 2**-8),
+            ("gradient of a row far off", gradients[0][5], gradients[1][5], 2**-8),
+            ("losses", found[1][:2], wanted[1][:2], 1e-5),
+        ):
+            apart = float((a.double() - b.double()).norm() / b.double().norm())
+            yield Finding.judge(f"exponentials = plain: {name}, {size}", apart, limit, "relative")
+        nothing = float(found[0][:, columns:].abs().sum() + found[0][3].abs().sum() + found[1][:, 3].abs().sum())
+        yield Finding.judge(f"exponentials: padding and rows ignored, {size}", nothing, 0, "their sum")
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was checked")
         return 2
     print(torch.cuda.get_device_name(), torch.__version__)
     findings = []
-    for check in (
+    checks = (
         tuned_products_equal_torchs,
+        exponentials_equal_their_definition,
         compiled_loss_has_the_plain_gradient,
         captured_step_equals_eager,
         triton_loss_equals_plain,
@@ -333,11 +373,13 @@ def main() -> int:
         same_logits,
         same_generation,
         graph_replay_equals_eager,
-    ):
+    )
+    named = [check for check in checks if not sys.argv[1:] or check.__name__ in sys.argv[1:]]
+    for check in named:
         for finding in check():
             findings.append(finding)
             print(finding.text(), flush=True)
-    return 0 if all(f.passed for f in findings) else 1
+    return 0 if findings and all(f.passed for f in findings) else 1
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ ROUNDS, RUNS = 3, 4
 _TYPES = {torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 _FLOAT32, _IN_FLOAT32 = 0, 68
 _TURN_A, _TURN_B, _EPILOGUE, _BIAS, _A_UNIT, _B_UNIT, _FAST, _BIAS_TYPE = 3, 4, 7, 8, 17, 18, 25, 26
+_KEPT, _KEPT_STEP, _KEPT_TYPE = 11, 12, 22
 _ADD_BIAS = 4
+_FINISHES = {"": 0, "gelu": 160, "gelu_slope": 192}
+"""Codes of what follows a product, with a tensor of its size that is kept, or was: GELU_AUX and DGELU."""
 _WORKSPACE_BYTES, _FIRST_ALIGNMENT = 1, 5
 
 
@@ -72,6 +75,7 @@ class Sizes:
     scaled: bool
     fast: bool
     device: int
+    finish: str = ""
 
     def seen(self) -> tuple[Stored, Stored, Stored]:
         """First, second factor and result as the library sees them. What is stored by rows is, by columns, the
@@ -122,21 +126,26 @@ def multiply(
     bias: Tensor | None = None,
     units: tuple[Tensor, Tensor] | None = None,
     fast: bool = True,
+    finish: str = "",
+    kept: Tensor | None = None,
 ) -> Tensor:
     """left (M,K) times right (K,N) plus bias (N), in bfloat16; of a factor that is `turned` the transpose is given.
 
     Factors of 8 bits come with their `units`, numbers that they are multiplied by; `fast` adds up their products with
     fewer bits. These want the left factor as it is and the right one turned.
+
+    `finish`, of x = left right + bias while it is at hand: "gelu" gives gelu(x), in its form with tanh, and writes x
+    into `kept`; "gelu_slope" gives x gelu'(kept), and takes no bias.
     """
     left, right = _in_rows(left), _in_rows(right)
     M, K = left.shape[::-1] if left_turned else left.shape
     N = right.shape[0] if right_turned else right.shape[1]
     sizes = Sizes(
         M, N, K, (left.dtype, right.dtype), (left_turned, right_turned), (left.stride(0), right.stride(0)),
-        bias is not None, units is not None, fast, left.device.index or 0,
+        bias is not None, units is not None, fast, left.device.index or 0, finish,
     )  # fmt: skip
     out = torch.empty(M, N, dtype=torch.bfloat16, device=left.device)
-    _plan(sizes)(left, right, out, bias, units)
+    _plan(sizes)(left, right, out, bias, units, kept)
     return out
 
 
@@ -176,8 +185,12 @@ class Plan:
         first, second, out = sizes.seen()
         self._set(_TURN_A, ctypes.c_int32(first.turned))
         self._set(_TURN_B, ctypes.c_int32(second.turned))
+        if sizes.biased or sizes.finish:
+            self._set(_EPILOGUE, ctypes.c_int32(_FINISHES[sizes.finish] | (_ADD_BIAS if sizes.biased else 0)))
+        if sizes.finish:
+            self._set(_KEPT_STEP, ctypes.c_int64(sizes.N))
+            self._set(_KEPT_TYPE, ctypes.c_int32(_TYPES[torch.bfloat16]))
         if sizes.biased:
-            self._set(_EPILOGUE, ctypes.c_int32(_ADD_BIAS))
             self._set(_BIAS_TYPE, ctypes.c_int32(_TYPES[torch.bfloat16]))
         if sizes.scaled:
             self._set(_FAST, ctypes.c_int8(sizes.fast))
@@ -189,10 +202,18 @@ class Plan:
         _call("cublasLtMatmulDescSetAttribute", self.description, attribute, ctypes.byref(value), size)
 
     def __call__(
-        self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None, units: tuple[Tensor, Tensor] | None
+        self,
+        left: Tensor,
+        right: Tensor,
+        out: Tensor,
+        bias: Tensor | None = None,
+        units: tuple[Tensor, Tensor] | None = None,
+        kept: Tensor | None = None,
     ) -> None:
         if bias is not None:
             self._set(_BIAS, ctypes.c_uint64(bias.data_ptr()))
+        if kept is not None:
+            self._set(_KEPT, ctypes.c_uint64(kept.data_ptr()))
         if units is not None:
             self._set(_B_UNIT, ctypes.c_uint64(units[0].data_ptr()))
             self._set(_A_UNIT, ctypes.c_uint64(units[1].data_ptr()))

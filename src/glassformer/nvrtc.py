@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from glassformer.files import cache_folder, write_atomically
 
@@ -51,12 +52,17 @@ def is_compiled(text: str, capability: tuple[int, int]) -> bool:
         return False
 
 
+def architecture(capability: tuple[int, int]) -> str:
+    """As the compiler names it; Hopper's tensor cores are reached under a name of their own."""
+    return f"sm_{capability[0]}{capability[1]}{'a' if capability == (9, 0) else ''}"
+
+
 def compiled(text: str, capability: tuple[int, int]) -> bytes:
     """Machine code for a GPU, from the cache where it was made before."""
     path = code_path(text, capability)
     if path.exists():
         return path.read_bytes()
-    made = _compile(_compiler(), text, [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"])
+    made = _compile(_compiler(), text, [f"--gpu-architecture={architecture(capability)}", "--std=c++17"])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, made)
     return made
@@ -107,18 +113,55 @@ class _Launch(ctypes.Structure):
     ]
 
 
+class Map(ctypes.Structure):
+    """CUtensorMap: what the copy engine of Hopper and later GPUs is told of a matrix."""
+
+    _fields_ = [("word", ctypes.c_uint64 * 16)]
+
+
+_BFLOAT16, _PLAIN, _SWIZZLED_128, _TO_L2_BY_256 = 9, 0, 3, 3
+"""CU_TENSOR_MAP_: DATA_TYPE_BFLOAT16, INTERLEAVE_NONE, SWIZZLE_128B, L2_PROMOTION_L2_256B."""
+
+
+def tensor_map(matrix: Tensor, rows: int) -> Map:
+    """Of a matrix of bfloat16, to copy boxes of some rows by 64 columns; 16-byte units of a box swap places by row."""
+    room = ctypes.create_string_buffer(2 * ctypes.sizeof(Map))
+    at = -(-ctypes.addressof(room) // 64) * 64  # the driver wants it there
+    sizes, step = (ctypes.c_uint64 * 2)(*matrix.shape[::-1]), (ctypes.c_uint64 * 1)(2 * matrix.stride(0))
+    box, every = (ctypes.c_uint32 * 2)(64, rows), (ctypes.c_uint32 * 2)(1, 1)
+    _call(
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(at), _BFLOAT16, 2, ctypes.c_void_p(matrix.data_ptr()), sizes, step,
+        box, every, _PLAIN, _SWIZZLED_128, _TO_L2_BY_256, 0,
+    )  # fmt: skip
+    return Map.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Map)))
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    failed = getattr(_driver(), name)(*arguments)
+    if failed:
+        message = ctypes.c_char_p()
+        _driver().cuGetErrorString(failed, ctypes.byref(message))
+        said = (message.value or b"?").decode()
+        raise CudaError(f"CUDA answered {name} with {said!r} (error {failed}): use engine='torch'.")
+
+
 class Kernel:
     """A function of compiled code on the current device. Its one argument is a structure, passed by value."""
 
     def __init__(self, code: bytes, name: str, shared: int = 0):
         """`shared`: bytes of memory that its launches ask for beside what the code declares."""
         torch.cuda.current_stream()  # makes a context
-        self.driver, self.shared = ctypes.CDLL("libcuda.so.1"), shared
+        self.shared = shared
         self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(self.module), code)
-        self._call("cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode())
+        _call("cuModuleLoadData", ctypes.byref(self.module), code)
+        _call("cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode())
         if shared:
-            self._call("cuFuncSetAttribute", self.function, _MOST_SHARED, shared)
+            _call("cuFuncSetAttribute", self.function, _MOST_SHARED, shared)
 
     def launch(
         self,
@@ -139,22 +182,14 @@ class Kernel:
         attributes = (_Attribute * len(asked))(*asked)
         stream = torch.cuda.current_stream().cuda_stream
         shape = _Launch(blocks, 1, 1, threads, 1, 1, self.shared, stream, attributes, len(asked))
-        self._call("cuLaunchKernelEx", ctypes.byref(shape), self.function, arguments, None)
+        _call("cuLaunchKernelEx", ctypes.byref(shape), self.function, arguments, None)
 
     def most_clusters(self, cluster: int, threads: int) -> int:
         """How many clusters of blocks of some threads run at once."""
         found, attributes = ctypes.c_int(), (_Attribute * 1)(_Attribute(_CLUSTER, (cluster, 1, 1)))
         shape = _Launch(cluster, 1, 1, threads, 1, 1, self.shared, None, attributes, 1)
-        self._call("cuOccupancyMaxActiveClusters", ctypes.byref(found), self.function, ctypes.byref(shape))
+        _call("cuOccupancyMaxActiveClusters", ctypes.byref(found), self.function, ctypes.byref(shape))
         return found.value
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        failed = getattr(self.driver, name)(*arguments)
-        if failed:
-            message = ctypes.c_char_p()
-            self.driver.cuGetErrorString(failed, ctypes.byref(message))
-            said = (message.value or b"?").decode()
-            raise CudaError(f"CUDA answered {name} with {said!r} (error {failed}): use engine='torch'.")
 
 
 @cache

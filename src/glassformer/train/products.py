@@ -1,7 +1,8 @@
 """Products of a training step in bfloat16 by the fastest algorithm of cuBLASLt (cublas.py), where that is there.
 
 A linear layer under autocast: x and W are cast, y = x W^T + b, dx = dy W, dW = dy^T x, each product in bfloat16 with
-sums in float32, as torch takes them. Elsewhere, and on other devices, they are torch's own.
+sums in float32, as torch takes them. A GELU is taken where its argument is made, and its slope where its gradient is.
+Elsewhere, and on other devices, they are torch's own.
 """
 
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from glassformer import cublas
 from glassformer.model import Model
 from glassformer.model.block import Block
+from glassformer.model.feedforward import Dense
+from glassformer.model.tap import Tap
 from glassformer.shapes import Float
 
 READY = cublas.available()
@@ -45,6 +48,45 @@ def multiply(
     return y if bias is None else y + bias
 
 
+@torch.library.custom_op("glassformer::gelu_product", mutates_args=())
+def gelu_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(gelu(pre), pre = x weight^T + bias), with the GELU of tanh."""
+    pre = product(x, weight, False, True, bias)
+    return F.gelu(pre.float(), approximate="tanh").to(pre.dtype), pre
+
+
+@gelu_product.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight))
+
+
+@gelu_product.register_kernel("cuda")
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    pre = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
+    return cublas.multiply(x, weight, False, True, bias, finish="gelu", kept=pre), pre
+
+
+@torch.library.custom_op("glassformer::gelu_slope_product", mutates_args=())
+def gelu_slope_product(dy: Tensor, weight: Tensor, pre: Tensor) -> Tensor:
+    """dy weight gelu'(pre): the gradient of pre, if dy is that of weight gelu(pre)."""
+    d_post = product(dy, weight, False, False, None)
+    return torch.ops.aten.gelu_backward(d_post.float(), pre.float(), approximate="tanh").to(dy.dtype)
+
+
+@gelu_slope_product.register_fake
+def _(dy: Tensor, weight: Tensor, pre: Tensor) -> Tensor:
+    return torch.empty_like(pre)
+
+
+@gelu_slope_product.register_kernel("cuda")
+def _(dy: Tensor, weight: Tensor, pre: Tensor) -> Tensor:
+    return cublas.multiply(dy, weight, finish="gelu_slope", kept=pre)
+
+
+def _sums(dy: Tensor) -> Tensor:
+    return dy.sum(0, dtype=torch.float32).to(dy.dtype)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,21 +98,56 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dy = gradients[0].contiguous()
-        sums = dy.sum(0, dtype=torch.float32).to(dy.dtype) if ctx.biased else None
+        sums = _sums(dy) if ctx.biased else None
         return product(dy, weight, False, False, None), product(dy, x, True, False, None), sums
+
+
+class _FeedForward(torch.autograd.Function):
+    """down(gelu(up(x))), with GELU and its slope taken where the products are made."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_up: Tensor, b_up: Tensor | None, w_down: Tensor, b_down: Tensor | None
+    ) -> Tensor:
+        post, pre = gelu_product(x, w_up, b_up)
+        ctx.save_for_backward(x, w_up, w_down, pre, post)
+        ctx.biased = (b_up is not None, b_down is not None)
+        return product(post, w_down, False, True, b_down)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, w_up, w_down, pre, post = ctx.saved_tensors
+        dy = gradients[0].contiguous()
+        d_pre = gelu_slope_product(dy, w_down, pre)
+        return (
+            product(d_pre, w_up, False, False, None),
+            product(d_pre, x, True, False, None),
+            _sums(d_pre) if ctx.biased[0] else None,
+            product(dy, post, True, False, None),
+            _sums(dy) if ctx.biased[1] else None,
+        )
+
+
+def _suited(x: Tensor, *weights: Tensor) -> bool:
+    """Whether products with these weights are to be made here: under autocast, on a GPU, in whole units."""
+    device = x.device.type
+    narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+    return READY and narrow and x.is_cuda and all(size % 8 == 0 for w in weights for size in w.shape)
+
+
+def _narrow(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.bfloat16()
 
 
 def linear(
     x: Float[Tensor, "*n D"], weight: Float[Tensor, "O D"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "*n O"]:
     """F.linear, for training under autocast."""
-    device = x.device.type
-    narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
-    if not (READY and narrow and x.is_cuda and weight.shape[0] % 8 == weight.shape[1] % 8 == 0):
+    if not _suited(x, weight):
         return F.linear(x, weight, bias)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(x.device.type, enabled=False):
         rows = x.reshape(-1, x.shape[-1]).bfloat16()
-        y: Tensor = _Linear.apply(rows, weight.bfloat16(), None if bias is None else bias.bfloat16())
+        y: Tensor = _Linear.apply(rows, weight.bfloat16(), _narrow(bias))
         return y.unflatten(0, x.shape[:-1])
 
 
@@ -81,9 +158,25 @@ class TunedLinear(nn.Linear):
         return linear(x, self.weight, self.bias) if self.training else nn.Linear.forward(self, x)
 
 
+class TunedDense(Dense):
+    """A dense feed-forward with GELU whose training step takes it with the products. Looked at, it is a Dense."""
+
+    def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
+        up, down = self.up, self.down
+        if not self.training or tap.wants("pre") or tap.wants("post") or not _suited(x, up.weight, down.weight):
+            return Dense.forward(self, x, tap)
+        with torch.autocast(x.device.type, enabled=False):
+            rows = x.reshape(-1, x.shape[-1]).bfloat16()
+            y: Tensor = _FeedForward.apply(rows, *map(_narrow, (up.weight, up.bias, down.weight, down.bias)))
+            return y.view(x.shape)
+
+
 def enable(model: Model) -> None:
     """Let the linear layers of a model's blocks train so. Not experts': they see another number of rows each time."""
-    for block in (m for m in model.modules() if isinstance(m, Block)):
-        if READY and not hasattr(block.feedforward, "router"):
+    activation = getattr(model.config.feedforward, "activation", None)
+    for block in (m for m in model.modules() if READY and isinstance(m, Block)):
+        if type(block.feedforward) is Dense and activation == "gelu_tanh":
+            block.feedforward.__class__ = TunedDense
+        if not hasattr(block.feedforward, "router"):
             for layer in (m for m in block.modules() if type(m) is nn.Linear):
                 layer.__class__ = TunedLinear
