@@ -57,7 +57,7 @@ def test_code_is_compiled_once_and_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     assert nvrtc.compiled("a", (9, 0)) == nvrtc.compiled("a", (9, 0)) == b"code"
     assert compiler.made == 1
-    assert "--gpu-architecture=sm_90" in compiler.options
+    assert "--gpu-architecture=sm_90a" in compiler.options
     nvrtc.compiled("a", (8, 0))
     nvrtc.compiled("b", (9, 0))
     assert compiler.made == 3
@@ -93,3 +93,28 @@ def test_a_kernel_runs():
     out = torch.zeros(64, dtype=torch.int32, device="cuda")
     nvrtc.kernel(text, "count", 0).launch(Given(out.data_ptr(), 3), 2, 32)
     assert out.tolist() == [3 * i for i in range(32)] * 2
+
+
+def test_hopper_alone_has_a_name_for_its_own_instructions():
+    assert [nvrtc.architecture(c) for c in ((8, 0), (8, 9), (9, 0), (10, 0))] == ["sm_80", "sm_89", "sm_90a", "sm_100"]
+
+
+def test_the_copy_engine_is_told_columns_first_and_bytes_between_rows(monkeypatch):
+    seen = {}
+
+    class Driver:
+        def cuTensorMapEncodeTiled(self, at, kind, axes, address, sizes, step, box, every, *rest):
+            ctypes.memset(at, 7, 128)
+            seen.update(at=at.value, kind=kind, axes=axes, address=address.value, rest=rest)
+            seen.update(sizes=list(sizes), step=list(step), box=list(box), every=list(every))
+            return 0
+
+    monkeypatch.setattr(nvrtc, "_driver", Driver)
+    matrix = torch.zeros(10, 80, dtype=torch.bfloat16)[:, :72]
+    made = nvrtc.tensor_map(matrix, 32)
+    assert bytes(made) == b"\7" * 128
+    assert seen.pop("at") % 64 == 0
+    assert seen == {
+        "kind": 9, "axes": 2, "address": matrix.data_ptr(), "sizes": [72, 10], "step": [160], "box": [64, 32],
+        "every": [1, 1], "rest": (0, 3, 3, 0),
+    }  # fmt: skip

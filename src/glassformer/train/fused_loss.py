@@ -1,8 +1,9 @@
 """Cross-entropy of a linear head without ever holding all logits.
 
 With 50,000 tokens of vocabulary the logits of a batch are the largest tensor of training by far. Here rows are taken in
-chunks: logits of a chunk, its loss, and at once its gradients, which is all that is kept. The values are those of
-`F.cross_entropy(h W^T + b)`; tests/train/test_fused_loss.py pins them.
+chunks: logits of a chunk, its loss, and at once its gradients, which is all that is kept (on some GPUs there are not
+even these logits: exponentials.py). The values are those of `F.cross_entropy(h W^T + b)`, pinned by
+tests/train/test_fused_loss.py.
 
 Per row with logits z, p = softmax(z), V classes, target y, smoothing e and z-loss weight w:
 
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.train import fp8
+from glassformer.train import exponentials, fp8
 from glassformer.train.products import multiply
 
 CHUNK_BYTES = 2**32
@@ -104,6 +105,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part, asked = h[first : first + rows], targets[first : first + rows]
             if w8 is not None:
                 chunk_total, chunk_plain, d_part, d_chunk = fp8.head_gradients(part, w8, asked, *settings, columns)
+            elif w is not None and b is None and exponentials.suits(part, w, settings[1]):
+                chunk_total, chunk_plain, d_part, d_chunk = exponentials.head_gradients(
+                    part, w, asked, settings[0], settings[2], columns
+                )
             else:
                 assert w is not None
                 logits = multiply(part, w, right_turned=True, bias=b)

@@ -1,0 +1,358 @@
+// The product of a head with the exponentials that its cross-entropy needs, taken while the logits are in registers.
+//
+// out[r, c] = exp(z[r, c] - z[r, target]), z = hidden weight^T; exponentials.py says what they are for. Logits never
+// reach memory, and what does is written once and not read again before the products of the gradients read it.
+//
+// A kernel for Hopper. Blocks stay for all their tiles of 128 x 128 results. In a block
+//   one thread has the copy engine fetch steps of 64 along the depth into a ring of STAGES places;
+//   two groups of four warps take turns: while one multiplies its tile on the tensor cores, the other takes the
+//   exponentials of its own, which the copy engine then writes.
+// CLUSTER blocks work on tiles one below the other: each fetches a part of the weights for all of them.
+//
+// Barriers in shared memory tell an even round from an odd one, no more. So nobody waits for a round before the round
+// before it is known to be over; that is what `turns` and `board_free` are for beside `filled` and `emptied`.
+//
+// Macros: STAGES, CLUSTER, PANEL, DEPTH. tests/train compiles the same text for a CPU.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+struct alignas(64) Map { u64 word[16]; };  // what the copy engine is told of a matrix
+
+struct Given {
+    Map hidden, weight, out;
+    const u16 *hiddens, *weights;  // the same matrices
+    u16* exponentials;
+    const long long* targets;
+    float *offsets, *sums;  // of each row: the logit of its target, in bits; (column tiles, rows): sums of exponentials
+    float *totals, *plains, *shares;
+    long long ignored;
+    float z_loss;
+    int rows, stride, columns;  // stride: of `out`; from `columns` on there are no logits
+};
+
+#define TILE 128
+#define STEP 64                        // along the depth: rows of 128 bytes
+#define STEPS ((DEPTH + STEP - 1) / STEP)
+#define BYTES (TILE * 2 * STEP)        // of one factor's part of a stage
+#define BOX (64 * 128)                 // bytes of 64 rows of 64 numbers
+#define BOARD (4 * BOX)                // a tile of results
+#define THREADS 384
+#define FAR 1e30f                      // a sum of exponentials from there on is taken anew, from the highest logit
+#define TO_BITS 1.4426950408889634f    // exp(x) = 2^(x log2 e)
+
+#ifdef __CUDACC__
+#define MEMORY extern __shared__ __align__(1024) unsigned char memory[]
+__device__ inline u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ inline void begin_barrier(u32 at, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals));
+}
+__device__ inline void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void expect(u32 at, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+__device__ inline void arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+__device__ inline void arrive_in(u32 at, u32 block) {
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(at), "r"(block)
+        : "memory");
+}
+__device__ inline bool is_over(u32 at, u32 round) {
+    u32 over;
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(over)
+                 : "r"(at), "r"(round & 1)
+                 : "memory");
+    return over;
+}
+__device__ inline void await(u32 at, u32 round) {
+    while (!is_over(at, round)) {}
+}
+__device__ inline void fetch(u32 to, const Map* from, int column, int row, u32 filled) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"((u64)from), "r"(column), "r"(row), "r"(filled)
+        : "memory");
+}
+__device__ inline void fetch_for_all(u32 to, const Map* from, int column, int row, u32 filled) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"((u64)from), "r"(column), "r"(row), "r"(filled), "h"((u16)((1 << CLUSTER) - 1))
+        : "memory");
+}
+__device__ inline void store(const Map* to, u32 from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"((u64)to),
+                 "r"(column), "r"(row), "r"(from)
+                 : "memory");
+}
+__device__ inline void stores_are_a_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int LATER> __device__ inline void groups_were_read() {  // all but some later ones
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LATER) : "memory");
+}
+__device__ inline void all_is_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ inline void put(u32 at, u32 word) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(word)); }
+__device__ inline void puts_are_seen_by_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void meet(u32 group) { asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); }
+__device__ inline void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ inline u32 place_in_cluster() {
+    u32 place;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(place));
+    return place;
+}
+__device__ inline bool chosen() {  // one lane of a warp, and the compiler knows
+    u32 it;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(it));
+    return it;
+}
+#define FEWER_REGISTERS asm volatile("setmaxnreg.dec.sync.aligned.u32 40;")
+#define MORE_REGISTERS asm volatile("setmaxnreg.inc.sync.aligned.u32 232;")
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_are_a_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LATER> __device__ inline void products_are_made() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+}
+// A matrix in shared memory as the tensor cores are told of it: rows of 128 bytes, eight rows after eight rows.
+__device__ inline u64 described(u32 at) { return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+// d, 64 rows of 128 of which a thread has 64 numbers, is or grows by 64 x 16 times (128 x 16)^T.
+__device__ inline void multiply(float* d, u32 left, u32 right, bool grows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
+        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
+        "%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;\n}"
+        : D16(0), D16(16), D16(32), D16(48)
+        : "l"(described(left)), "l"(described(right)), "r"((int)grows));
+}
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline u32 narrowed(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+#else
+#include "emulated_exponentials.h"
+#endif
+
+__device__ inline float widened(u32 number) { return __uint_as_float(number << 16); }
+__device__ inline float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+
+// Of two rows, by a warp.
+__device__ inline float dot(const u16* x, const u16* y, int lane) {
+    float sum = 0;
+    for (int i = 2 * lane; i < DEPTH; i += 64) {
+        const u32 a = *(const u32*)(x + i), b = *(const u32*)(y + i);
+        sum += widened(a) * widened(b) + high(a) * high(b);
+    }
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    return sum;
+}
+
+// Of each row, by a warp, the logit of its target. A row that does not count gets infinity, and exponentials of 0.
+extern "C" __global__ void __launch_bounds__(256) find_offsets(const __grid_constant__ Given a) {
+    const int lane = threadIdx.x & 31, r = blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (r >= a.rows) return;
+    const long long target = a.targets[r];
+    const bool counts = target != a.ignored;
+    const float z = dot(a.hiddens + (long long)r * DEPTH, a.weights + (counts ? target : 0) * DEPTH, lane);
+    if (lane == 0) a.offsets[r] = counts ? z * TO_BITS : __uint_as_float(0x7f800000u);
+}
+
+// One number of each of eight warps, to all.
+__device__ inline void share(float (*board)[32], float mine, float (&all)[8]) {
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) board[threadIdx.x >> 5][0] = mine;
+    __syncthreads();
+    for (int i = 0; i < 8; i++) all[i] = board[i][0];
+}
+
+// The exponentials of a row from its highest logit, which `top` becomes, by a block; their sum. Slow, and rare: where the
+// target is so far below the highest that exponentials from there are no numbers.
+__device__ inline float taken_anew(const Given& a, int r, float (*board)[32], float& top) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const u16* h = a.hiddens + (long long)r * DEPTH;
+    float all[8], sum = 0;
+    top = __uint_as_float(0xff800000u);
+    for (int c = warp; c < a.columns; c += 8) top = fmaxf(top, dot(h, a.weights + (long long)c * DEPTH, lane) * TO_BITS);
+    share(board, top, all);
+    for (int i = 0; i < 8; i++) top = fmaxf(top, all[i]);
+    for (int c = warp; c < a.columns; c += 8) {
+        const float e = power(dot(h, a.weights + (long long)c * DEPTH, lane) * TO_BITS - top);
+        if (lane == 0) a.exponentials[(long long)r * a.stride + c] = (u16)narrowed(e, 0);
+        sum += e;
+    }
+    share(board, sum, all);
+    sum = 0;
+    for (int i = 0; i < 8; i++) sum += all[i];
+    return sum;
+}
+
+// Sums of rows, 32 a block, to losses; and the target's own gradient.
+extern "C" __global__ void __launch_bounds__(256) find_losses(const __grid_constant__ Given a) {
+    __shared__ float board[8][32], totals[32], tops[32];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * 32, r = first + lane;
+    const bool there = r < a.rows;
+    float sum = 0;
+    for (int tile = warp; tile < (a.stride + TILE - 1) / TILE; tile += 8)
+        if (there) sum += a.sums[(long long)tile * a.rows + r];
+    board[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0) {
+        for (int i = 1; i < 8; i++) sum += board[i][lane];
+        totals[lane] = there ? sum : 0.f, tops[lane] = there ? a.offsets[r] : 0.f;
+    }
+    __syncthreads();
+    for (int i = 0; i < 32; i++)
+        if (totals[i] >= FAR) {  // not if it is no number: then so is the loss
+            float top;
+            const float anew = taken_anew(a, first + i, board, top);
+            if (threadIdx.x == 0) totals[i] = anew, tops[i] = top;
+        }
+    __syncthreads();
+    if (warp > 0 || !there) return;
+    const long long target = a.targets[r];
+    const bool counts = target != a.ignored;
+    const float total = totals[lane], top = tops[lane], offset = a.offsets[r];
+    const float lse = counts ? logf(total) + top / TO_BITS : 0.f, plain = logf(total) + (top - offset) / TO_BITS;
+    const float factor = 1 + 2 * a.z_loss * lse;
+    a.plains[r] = counts ? plain : 0.f;
+    a.totals[r] = counts ? plain + a.z_loss * lse * lse : 0.f;
+    a.shares[r] = counts ? factor / total : 0.f;
+    // share times this is factor p - 1
+    if (counts) a.exponentials[(long long)r * a.stride + target] = (u16)narrowed(power(offset - top) - total / factor, 0);
+}
+
+struct Place { int row, column; };  // in tiles; rows by CLUSTER
+// PANEL columns of tiles at a time, row after row: blocks that are at work at once share what they read.
+__device__ inline Place place(int work, int rows, int columns) {
+    const int panel = work / (PANEL * rows), inside = work - panel * PANEL * rows;
+    const int width = min(PANEL, columns - panel * PANEL);
+    return {inside / width, panel * PANEL + inside % width};
+}
+
+// The exponentials of a tile: through the board to memory, their sums to `sums`. `t`: of 128 threads. Of 8 columns a
+// thread has two, in rows 16 warp + lane / 4 and eight below; d holds 64 rows after 64 rows.
+__device__ inline void finish(float (&d)[2][64], const Given& a, int row, int column, u32 board, u32 board_free, int t,
+                              u32 group, u32 round) {
+    const int lane = t & 31, line = 16 * (t >> 5) + (lane >> 2), pair = 2 * (lane & 3);
+    if (column + TILE > a.columns) {
+#pragma unroll
+        for (int i = 0; i < 128; i++)
+            if (column + 8 * (i % 64 / 4) + pair + (i & 1) >= a.columns) d[i / 64][i % 64] = -1e30f;
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (round > 0) await(board_free + 8 * h, round - 1);
+        const u32 mine = board + h * 2 * BOX + line * 128 + 2 * pair;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = row + 64 * h + line + 8 * half;
+            const float offset = r < a.rows ? a.offsets[r] : 0.f;
+            float sums[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int j = 0; j < 16; j += 4) {
+                float x[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    x[i] = power(d[h][4 * (j + i / 2) + 2 * half + (i & 1)] * TO_BITS - offset);
+                    sums[i & 3] += x[i];
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++) {  // the copy engine keeps the unit u of 16 bytes of row r at u ^ (r % 8)
+                    const u32 unit = ((j + i) & 7) ^ (lane >> 2);
+                    put(mine + half * 8 * 128 + ((j + i) >> 3) * BOX + unit * 16, narrowed(x[2 * i], x[2 * i + 1]));
+                }
+            }
+            float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            if (pair == 0 && r < a.rows) a.sums[(long long)(column / TILE) * a.rows + r] = sum;
+        }
+        puts_are_seen_by_stores();
+        meet(group);
+        if (t == 0) {
+            for (int b = 0; b < 2; b++) store(&a.out, board + (2 * h + b) * BOX, column + 64 * b, row + 64 * h);
+            stores_are_a_group();
+            if (h > 0) groups_were_read<1>(), arrive(board_free), groups_were_read<0>(), arrive(board_free + 8);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __grid_constant__ Given a) {
+    MEMORY;
+    __shared__ u64 barriers[2 * STAGES + 4];
+    const int t = threadIdx.x, lane = t & 31;
+    const u32 group = t >> 7, member = CLUSTER > 1 ? place_in_cluster() : 0;
+    const u32 stages = address(memory), board = stages + STAGES * 2 * BYTES;
+    const u32 filled = address(barriers), emptied = filled + 8 * STAGES, turns = emptied + 8 * STAGES;
+    const u32 board_free = turns + 16;
+    const int high = (a.rows + TILE * CLUSTER - 1) / (TILE * CLUSTER), wide = (a.stride + TILE - 1) / TILE;
+    const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+    if (t == 0) {
+        for (int s = 0; s < STAGES; s++) begin_barrier(filled + 8 * s, 1), begin_barrier(emptied + 8 * s, 4 * CLUSTER);
+        for (int i = 0; i < 2; i++) begin_barrier(turns + 8 * i, 4), begin_barrier(board_free + 8 * i, 1);
+        barriers_begun();
+    }
+    meet_cluster();
+
+    if (group == 0) {
+        FEWER_REGISTERS;
+        if (t < 32 && chosen()) {
+            u32 n = 0;  // steps so far, of all tiles
+            for (int work = first; work < high * wide; work += step) {
+                const Place p = place(work, high, wide);
+                const int row = (p.row * CLUSTER + member) * TILE, column = p.column * TILE + member * (TILE / CLUSTER);
+                for (int k = 0; k < STEPS; k++, n++) {
+                    const u32 stage = n % STAGES, bar = filled + 8 * stage, at = stages + stage * 2 * BYTES;
+                    if (n >= STAGES) await(emptied + 8 * stage, n / STAGES - 1);
+                    expect(bar, 2 * BYTES);
+                    fetch(at, &a.hidden, k * STEP, row, bar);
+                    const u32 part = at + BYTES + member * (BYTES / CLUSTER);
+                    if (CLUSTER > 1) fetch_for_all(part, &a.weight, k * STEP, column, bar);
+                    else fetch(part, &a.weight, k * STEP, column, bar);
+                }
+            }
+        }
+    } else {
+        MORE_REGISTERS;
+        u32 round = group - 1;  // tiles of both groups so far
+        for (int work = first + (int)round * step; work < high * wide; work += 2 * step, round += 2) {
+            const Place p = place(work, high, wide);
+            float d[2][64];
+            u32 n = round * STEPS;
+            if (round > 0) await(turns + 8 * (group - 1), (round - 1) >> 1);
+#pragma unroll 1
+            for (int k = 0; k < STEPS; k++, n++) {
+                const u32 stage = n % STAGES, at = stages + stage * 2 * BYTES;
+                await(filled + 8 * stage, n / STAGES);
+                products_begin();
+#pragma unroll
+                for (int part = 0; part < 4; part++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++)
+                        multiply(d[h], at + h * BOX + 32 * part, at + BYTES + 32 * part, (k | part) != 0);
+                products_are_a_group();
+                if (k > 0) {
+                    products_are_made<1>();
+                    if (lane < CLUSTER) arrive_in(emptied + 8 * ((n - 1) % STAGES), lane);
+                }
+            }
+            if (lane == 0) arrive(turns + 8 * (2 - group));  // every stage of this tile is filled: the other group's turn
+            products_are_made<0>();
+            if (lane < CLUSTER) arrive_in(emptied + 8 * ((n - 1) % STAGES), lane);
+            finish(d, a, (p.row * CLUSTER + member) * TILE, p.column * TILE, board, board_free, t & 127, group, round);
+        }
+        if ((t & 127) == 0) all_is_stored();
+    }
+    meet_cluster();  // nobody leaves while others still arrive at its barriers
+}
