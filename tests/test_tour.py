@@ -14,7 +14,7 @@ from glassformer.tour_training import Plan, Training
 from glassformer.train import corpus
 from glassformer.train.corpus import DataError
 
-SMALL = ("model.n_layers=2", "model.d_model=32", "model.attention.n_heads=2", "model.max_len=48", "loop.batch=4")
+SMALL = ("model.n_layers=2", "model.d_model=32", "model.attention.n_heads=2", "model.max_len=32", "loop.batch=4")
 SMALL = (*SMALL, "model.feedforward.d_ff=64", "loop.eval_batches=2")
 POEM = "".join(f"{n} green bottles, hanging on the wall, and if one falls: {n - 1}.\n" for n in range(300, 0, -1))
 
@@ -216,6 +216,27 @@ def test_a_second_tour_replaces_the_first_and_a_failure_is_told(capsys, monkeypa
     assert "fail  engine = oracle" in shown
     assert not (plan.out / "trained" / "old").exists()
     assert "✗ fail" in (plan.out / "report.html").read_text(encoding="utf-8")
+
+
+def test_in_eighty_columns_no_line_is_broken_inside_a_word():
+    import io
+
+    from rich.console import Console
+
+    out, plain = io.StringIO(), io.StringIO()
+    lines = {"uniform": 4.174, "unigram": 3.347, "bigram": 2.487, "5-gram": 1.579}
+    text = tour_training.Text("shakespeare", "", 1_003_854, 111_540, 65, "", lines)
+    for console in (Console(file=out, force_terminal=True, width=80), Console(file=plain, width=80)):
+        guide = tour_text.Guide(console)
+        guide({"event": "corpus", "text": text})
+        for name in tour.small_models():
+            same = Finding.judge(f"engine = oracle: {name}", 2.78e-14, 1e-10, "", "")
+            guide({"event": "finding", "finding": same})
+        guide({"event": "finding", "finding": Finding.judge("x", 2, 1, "one is enough " * 8, "less")})
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert "\n      is enough one" in out.getvalue()  # below where the sentence began
+    assert out.getvalue().split() == plain.getvalue().split()
+    assert "65 different ones.\n" in plain.getvalue()
 
 
 def test_in_a_terminal_the_display_is_live_and_ends_when_interrupted(tmp_path):

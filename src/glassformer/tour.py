@@ -63,7 +63,7 @@ def small_models() -> dict[str, c.ModelConfig]:
     heads = {"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 97, "d_ff": 64}
     return {
         "decoder, learned positions": nano,
-        "decoder, rotary, grouped heads, SwiGLU": presets.llama_tiny(n_layers=2),
+        "decoder, rotary, grouped, SwiGLU": presets.llama_tiny(n_layers=2),
         "decoder, mixture of experts": presets.moe_tiny(n_layers=2),
         "decoder, ALiBi": c.replace(nano, position=c.Alibi()),
         "encoder, post-norm (BERT)": presets.bert_base(**heads, max_len=64),

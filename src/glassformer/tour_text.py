@@ -1,6 +1,7 @@
 """The tour for a terminal: live where there is one, plain lines elsewhere."""
 
 import shlex
+import textwrap
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,10 @@ class Guide:
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def tell(self, text: str) -> None:
+        """Say sentences: in a terminal they are broken between words, below where each began; elsewhere not at all."""
+        self.say(fold(text, self.console.width) if self.console.is_terminal else text)
+
     def __call__(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "stage":
@@ -33,7 +38,7 @@ class Guide:
             case "finding":
                 self.finding(event["finding"])
             case "corpus":
-                self.say(corpus_lines(event["text"]))
+                self.tell(corpus_lines(event["text"]))
             case "training":
                 self.training(event["of"])
             case "spoken":
@@ -43,15 +48,15 @@ class Guide:
             case "race":
                 self.race(event["race"])
             case "proof":
-                self.say(proof_lines(event["proof"]))
+                self.tell(proof_lines(event["proof"]))
             case "examined":
-                self.say(examined_lines(event["examined"]))
+                self.tell(examined_lines(event["examined"]))
 
     def finding(self, finding: Finding) -> None:
         numbers = "" if finding.measured is None else f"{finding.measured:8.3g}   bound {finding.bound:.3g}"
-        self.say(f"{finding.verdict:<4}  {finding.id:<55} {numbers or finding.why}")
+        self.say(f"{finding.verdict:<4}  {finding.id:<50} {numbers or finding.why}")
         if not finding.passed and finding.measured is not None:
-            self.say(f"      {finding.why}. {finding.remedy}")
+            self.tell(f"      {finding.why}. {finding.remedy}")
 
     def training(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
@@ -74,14 +79,26 @@ class Guide:
         for row in rows:
             cells = [f"{100 * p:.0f}" if p else "·" for p in row.probabilities]
             table.add_row(row.name, *cells, str(row.kept), f"{row.entropy:.2f}")
-        self.say("\nWhat they do: each on the same eight logits, in percent. Token 2 counts as seen before;")
-        self.say("nats measure how undecided a distribution is.")
+        self.say("\nWhat they do: each on the same eight logits, in percent. Token 2 counts as")
+        self.say("seen before; nats measure how undecided a distribution is.")
         self.console.print(table)
 
     def race(self, race: tour.CacheRace) -> None:
         same = "same tokens" if race.same_tokens else "DIFFERENT tokens"
         times = f"recomputed {race.recomputed_seconds:6.2f} s   cached {race.cached_seconds:6.2f} s"
         self.say(f"{race.length:>4} tokens   {times}   {race.speed_up:4.1f} x   {same}")
+
+
+def fold(text: str, width: int) -> str:
+    """Each line at most so wide, broken between words, its continuation as far to the right as its beginning."""
+    lines = []
+    for line in text.split("\n"):
+        margin = line[: len(line) - len(line.lstrip())]
+        fold = textwrap.TextWrapper(
+            width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+        )
+        lines += fold.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def short_sheet(sheet: Any) -> str:
@@ -103,7 +120,7 @@ def corpus_lines(text: Text) -> str:
     note = f"{text.note}\n" if text.note else ""
     return (
         f"{note}{text.name}: {text.train_tokens:,} characters to train on, {text.validation_tokens:,} to be judged by, "
-        f"{text.vocab_size} different ones.\nWhat guessing and counting reach (nats per character):   {lines}"
+        f"{text.vocab_size} different ones.\nWhat guessing and counting reach (nats per character):\n   {lines}"
     )
 
 

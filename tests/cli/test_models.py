@@ -106,6 +106,15 @@ def test_env_gives_its_reason(capsys):
     assert facts["versions"]["torch"].startswith("2.")
 
 
+def test_in_a_terminal_of_eighty_columns_no_line_is_longer(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in (["env"], ["size", "gpt2"]):
+        code, out, _ = run(capsys, *command)
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+
+
 def truncated(folder: Path) -> Path:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])

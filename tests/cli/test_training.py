@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from glassformer.cli.training import _prompt
 from glassformer.tour import Plan
 from tests.cli.asking import run, run_json
 from tests.train import tiny
@@ -60,6 +61,12 @@ def test_train_then_sample_then_resume(capsys, tmp_path):
     code, out, _ = run(capsys, "train", "--resume", tmp_path / "run", "--set", "loop.steps=25", "--json")
     assert code == 0
     assert json.loads(out.strip().splitlines()[-1])["event"] == "end"
+
+
+def test_the_prompt_that_is_proposed_is_a_word_where_the_text_has_one():
+    assert _prompt("?\n\nGREMIO:\nGood morrow") == "GREMIO:"
+    assert _prompt("12 + 3 = 15") == "12"
+    assert _prompt(" \n") == ""
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ from glassformer import config as c
 from glassformer.compare import compare
 from glassformer.compare.page import page, write
 from tests.compare.pairs import ours, theirs
+from tests.studio.page import needs_browser, opened
 
 
 def test_the_page_holds_verdict_cases_and_every_place(tmp_path):
@@ -26,3 +27,13 @@ def test_the_page_holds_verdict_cases_and_every_place(tmp_path):
 
 def test_equal_models_have_a_page_too():
     assert "same: " in page(compare(ours("gpt2"), ours("gpt2")))
+
+
+@needs_browser
+def test_nothing_sticks_out_of_a_narrow_window():
+    result = compare(ours("gpt2"), ours("gpt2", feedforward=c.Dense(d_ff=40, activation="gelu")))
+    assert result.steps
+    with opened("") as site:
+        narrow = site.browser.new_page(viewport={"width": 400, "height": 900})
+        narrow.set_content(page(result))
+        assert narrow.evaluate("document.documentElement.scrollWidth") <= 400

@@ -36,6 +36,16 @@ def test_columns_are_aligned_and_shares_add_up(name):
     assert sum(shares) == pytest.approx(100, abs=0.3)  # each is rounded to 0.1
 
 
+@pytest.mark.parametrize("name", ["gpt2", "t5_small", "mixtral_8x7b"])
+def test_in_a_narrow_terminal_formulas_stand_below_their_numbers_and_nothing_is_lost(name):
+    sheet = size(presets.get(name), batch=8)
+    narrow = sheet.text(80)
+    assert max(len(line) for line in narrow.splitlines()[2:]) <= 80  # the first two have no formula
+    assert narrow.split() == sheet.text().split()
+    assert len(narrow.splitlines()) > len(sheet.text().splitlines())
+    assert sheet.text(200) == sheet.text()
+
+
 def test_what_a_model_does_not_have_is_not_on_its_sheet():
     encoder = size(presets.bert_base()).text()
     assert "cache" not in encoder

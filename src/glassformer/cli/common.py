@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +47,11 @@ def check_writable(option: str, path: Path, *, suffixes: Sequence[str] = (), mak
         raise InputError(f"{named} cannot be written ({error.strerror}): give another path.") from None
     os.close(handle)
     os.unlink(beside)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that reads the output; None where none does, and lines may be as long as they are."""
+    return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def check_seed(seed: int) -> None:

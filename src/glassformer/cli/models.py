@@ -4,12 +4,22 @@ import json as json_module
 import math
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_seed, check_writable, refuse_nan, refuse_unused, report
+from glassformer.cli.common import (
+    InputError,
+    Json,
+    check_seed,
+    check_writable,
+    refuse_nan,
+    refuse_unused,
+    report,
+    terminal_width,
+)
 
 if TYPE_CHECKING:
     from glassformer.config import ModelConfig
@@ -77,7 +87,10 @@ def size(
         result = sizing.size(
             read_config(subject), batch=1 if batch is None else batch, context=context, dtype=dtype, optimizer=optimizer
         )
-    print(json_module.dumps(result.to_dict()) if json else result.text())
+    if json:
+        print(json_module.dumps(result.to_dict()))
+    else:
+        print(result.text(terminal_width()) if what == "a model" else result.text())
     return 0
 
 
@@ -271,7 +284,8 @@ def env(json: Json = False) -> int:
         facts = {"device": choice.device, "dtype": dtype, "why": choice.why, "gflops": choice.gflops}
         print(json_module.dumps({**facts, "versions": versions}))
         return 0
-    print(f"device  {choice.device}\ndtype   {dtype}\nwhy     {choice.why}")
+    why = "\n        ".join(textwrap.wrap(choice.why, (terminal_width() or 10_000) - 8))
+    print(f"device  {choice.device}\ndtype   {dtype}\nwhy     {why}")
     for name, version in versions.items():
         print(f"{name:<16}{version}")
     return 0

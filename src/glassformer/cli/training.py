@@ -77,8 +77,14 @@ def _next_steps(session: "Session") -> str:
     told, text = f"the best model is in {folder}", getattr(session.data, "val", None)
     if text is None or isinstance(session.run.model, EncoderConfig):
         return told  # a task has no text, and an encoder does not go on
-    words = session.data.tokenizer.decode([int(token) for token in text[:40]]).split()
-    return f"{told}: glass sample --model {folder} {shlex.quote(words[0])}" if words else told
+    word = _prompt(session.data.tokenizer.decode([int(token) for token in text[:40]]))
+    return f"{told}: glass sample --model {folder} {shlex.quote(word)}" if word else told
+
+
+def _prompt(text: str) -> str:
+    """The first word that says something: a text may begin with what ends a sentence."""
+    words = text.split()
+    return next((word for word in words if any(map(str.isalpha, word))), words[0] if words else "")
 
 
 def _read_text(path: Path) -> str:

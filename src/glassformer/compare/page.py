@@ -13,7 +13,7 @@ table{border-collapse:collapse;width:100%;font-size:14px;margin:1rem 0}
 th,td{text-align:left;padding:.2rem .6rem;border-bottom:1px solid #d8dee4}
 td.n,th.n{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap}
 td.b{min-width:4rem}@media(min-width:40rem){td.b{width:45%}}
-h1,p{overflow-wrap:anywhere}
+h1,p,code{overflow-wrap:anywhere}
 tr.first{background:#fff1d6;font-weight:600}
 .bar{height:.7rem;background:#8aa4c8}.bad .bar{background:#c2523c}
 code{font-size:90%}.verdict{font-size:1.2rem;font-weight:600}

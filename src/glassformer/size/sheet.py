@@ -81,11 +81,11 @@ class Sheet:
             "chinchilla": self.chinchilla.to_dict(),
         }
 
-    def text(self) -> str:
-        """The sheet for a person: each formula with its numbers put in."""
+    def text(self, width: int | None = None) -> str:
+        """The sheet for a person: each formula with its numbers put in, below them where `width` is too small."""
         from glassformer.size.text import render  # it draws this class, so it is not imported at the top
 
-        return render(self)
+        return render(self, width)
 
 
 def size(

@@ -1,5 +1,7 @@
 """The sheet as text: aligned columns, every formula with its numbers put in, shares, and units a person reads."""
 
+import textwrap
+
 from glassformer.config import EncoderConfig, ModelConfig, MoE, Seq2SeqConfig
 from glassformer.size.formulas import flop_formulas, parameter_formulas
 from glassformer.size.memory import BYTES
@@ -14,12 +16,18 @@ NAMES = {
     "cross_scores": "cross scores, pattern·v",
 }
 
+MARGIN = " " * 6
+"""Before a formula that stands below its numbers."""
+
 Row = tuple[str, str, str, str]
 """Name, exact number, what a person reads, formula."""
 
 
-def render(sheet: Sheet) -> str:
-    """Parameters, operations, memory, compute-optimal training: numbers first, how they come about after them."""
+def render(sheet: Sheet, width: int | None = None) -> str:
+    """Parameters, operations, memory, compute-optimal training: numbers first, how they come about after them.
+
+    A formula that would go beyond `width` stands below its numbers.
+    """
     sections = [_parameters(sheet), _operations(sheet), _inference(sheet)]
     if sheet.training is not None:
         sections.append(_training(sheet))
@@ -29,7 +37,13 @@ def render(sheet: Sheet) -> str:
     lines = [_title(sheet), *([f"Note: {sheet.note}"] if sheet.note else []), ""]
     for heading, section in sections:
         lines.append(heading)
-        lines += [f"  {a:<{name}}  {b:>{exact}}  {c:>{human}}   {d}".rstrip() for a, b, c, d in section]
+        for a, b, c, formula in section:
+            numbers = f"  {a:<{name}}  {b:>{exact}}  {c:>{human}}"
+            line = f"{numbers}   {formula}".rstrip()
+            if width is None or len(line) <= width:
+                lines.append(line)
+            else:
+                lines += [numbers, *textwrap.wrap(formula, width, initial_indent=MARGIN, subsequent_indent=MARGIN)]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -92,7 +92,8 @@ export class Theory extends View {
       h("section", {}, h("h3", { text: claims[0].chapter_title }),
         h("ul", {}, claims.map((claim) => this.entry(claim))));
     fill(this.nav, [...groupBy(found).values()].map(chapter));
-    const errata = found.reduce((sum, claim) => sum + claim.errata_count, 0);
+    const numbers = found.flatMap((claim) => claim.errata.map((word) => /^E\d+/.exec(word)?.[0]).filter(Boolean));
+    const errata = new Set(numbers).size;  // as docs/errata.md counts them: E35a and E35b are one place
     this.found.textContent = `${found.length} of ${this.claims.length} claims, ${errata} errata in their sources`;
   }
 
