@@ -19,6 +19,7 @@ static Given given;
 static void fiber() {{
     {kernel}(given);
     (*fibers)[threadIdx.x].done = true;
+    give_way();
 }}
 extern "C" void run(const Given* a, int blocks, int threads) {{
     given = *a;

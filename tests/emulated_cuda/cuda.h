@@ -1,5 +1,7 @@
 // CUDA on a CPU, for tests: a block is a thread of the system, its threads are fibers that take turns.
 #pragma once
+#undef _FORTIFY_SOURCE  // which takes a jump to another stack for a fault
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -7,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -22,21 +25,29 @@ struct Index { int x; };
 static thread_local Index threadIdx, blockIdx;
 static Index gridDim, blockDim;
 
+constexpr int STACK = 1 << 17;
 struct Fiber {
-    ucontext_t context;
-    std::vector<char> stack;
-    bool done = false;
+    ucontext_t begin;  // once begun, it is left and resumed by jumps: changing contexts is a call of the system
+    jmp_buf left;
+    std::unique_ptr<char[]> stack;
+    bool begun = false, done = false;
 };
 static thread_local std::vector<Fiber>* fibers;
-static thread_local ucontext_t scheduler;
+static thread_local jmp_buf scheduler;
 static thread_local int barrier_count, barrier_turn;
 static thread_local std::vector<int> warp_count, warp_turn;
 static thread_local std::vector<unsigned> slots;
 
 static void give_way() {
     int me = threadIdx.x;
-    swapcontext(&(*fibers)[me].context, &scheduler);
+    if (!_setjmp((*fibers)[me].left)) _longjmp(scheduler, 1);
     threadIdx.x = me;
+}
+static void resume(Fiber& fiber) {
+    if (_setjmp(scheduler)) return;
+    if (fiber.begun) _longjmp(fiber.left, 1);
+    fiber.begun = true;
+    setcontext(&fiber.begin);
 }
 static void wait_for(int& count, int& turn, int all) {
     int mine = turn;
@@ -79,12 +90,12 @@ static inline void launch(void (*body)(), int blocks, int threads) {
             warp_turn.assign(threads / 32, 0);
             slots.assign(threads, 0);
             for (auto& fiber : mine) {
-                fiber.stack.resize(1 << 17);
-                getcontext(&fiber.context);
-                fiber.context.uc_stack.ss_sp = fiber.stack.data();
-                fiber.context.uc_stack.ss_size = fiber.stack.size();
-                fiber.context.uc_link = &scheduler;
-                makecontext(&fiber.context, body, 0);
+                fiber.stack.reset(new char[STACK]);
+                getcontext(&fiber.begin);
+                fiber.begin.uc_stack.ss_sp = fiber.stack.get();
+                fiber.begin.uc_stack.ss_size = STACK;
+                fiber.begin.uc_link = nullptr;  // it gives way when it is done, and is not resumed
+                makecontext(&fiber.begin, body, 0);
             }
             for (bool left = true; left;) {
                 left = false;
@@ -92,7 +103,7 @@ static inline void launch(void (*body)(), int blocks, int threads) {
                     if (mine[i].done) continue;
                     left = true;
                     threadIdx.x = i;
-                    swapcontext(&scheduler, &mine[i].context);
+                    resume(mine[i]);
                 }
                 std::this_thread::yield();  // there are more blocks than cores, and they wait for each other
             }

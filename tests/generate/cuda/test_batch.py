@@ -17,15 +17,17 @@ class Emulated(batch.CudaBatch):
 
     def __init__(self, model, rows, capacity, folder, dtype=torch.float32):
         super().__init__(model, rows, capacity, dtype)
-        sizes = {name: batch.batch_sizes(model, dtype, name) for name in batch.WARPS}
-        texts = {name: library.source(of, batch.PARTS, MACHINE) for name, of in sizes.items()}
-        self.kernels = {name: built(text, name, folder, HERE) for name, text in texts.items()}
-        assert all(k.size() == ctypes.sizeof(batch.Given) for k in self.kernels.values())
+        self.sizes_of = {name: batch.batch_sizes(model, dtype, name) for name in batch.WARPS}
+        self.kernels, self.folder = {}, folder
 
     def _run(self):
         self._body()
 
     def _launch(self, name, blocks, **changes):
+        if name not in self.kernels:  # one that is never launched need not be compiled
+            text = library.source(self.sizes_of[name], batch.PARTS, MACHINE)
+            self.kernels[name] = built(text, name, self.folder, HERE)
+            assert self.kernels[name].size() == ctypes.sizeof(batch.Given)
         self.kernels[name].run(ctypes.byref(self.arguments(**changes)), blocks, 32 * batch.WARPS[name])
 
 
