@@ -1,9 +1,10 @@
 """Training GPT-2 124M on a GPU: nanoGPT compiled and glassformer, the same model, in one run, interleaved.
 
-    PYTHONPATH=src python benchmarks/train_gpu.py --nanogpt .carry/nanoGPT [--batch 64] [--fp8]
+    PYTHONPATH=src python -m benchmarks.train_gpu --nanogpt .carry/nanoGPT [--batch 64] [--fp8]
 
 Context 1024, bf16 products with float32 weights, fused AdamW, clipping at 1: nanoGPT's own step. The tokens are drawn
 from the first 512 ids, which a model that learns finds out within the run: a fast step that does not learn is no step.
+What the GPU drew meanwhile is printed, and the clock that this left it: products of bf16 run into the limit of power.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.power import Meter
 from glassformer import presets
 from glassformer.config import LayerNorm, replace
 from glassformer.train.graph import CapturedStep
@@ -64,14 +66,21 @@ def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]
     return step, count
 
 
-def measure(step: Callable[[Batch], float], batches: list[Batch], steps: int) -> tuple[float, float]:
+def measure(
+    step: Callable[[Batch], float], batches: list[Batch], steps: int, meter: Meter | None = None
+) -> tuple[float, float]:
     """(seconds per step, last loss)."""
+    meter = meter or Meter()
     torch.cuda.synchronize()
+    meter.begin()
     start = time.perf_counter()
     for i in range(steps):
         loss = step(batches[i % len(batches)])
+        meter.look()
     torch.cuda.synchronize()
-    return (time.perf_counter() - start) / steps, loss
+    seconds = time.perf_counter() - start
+    meter.end()
+    return seconds / steps, loss
 
 
 def main() -> None:
@@ -105,9 +114,10 @@ def main() -> None:
         print(f"{name.strip()}: {count:,} parameters, first loss {loss:.4f}, start-up {seconds:.0f} s", flush=True)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     losses: dict[str, float] = {}
+    meters = {name: Meter() for name in contenders}
     for _ in range(given.rounds):
         for name, (step, _) in contenders.items():
-            seconds, losses[name] = measure(step, batches, given.steps)
+            seconds, losses[name] = measure(step, batches, given.steps, meters[name])
             times[name].append(seconds)
     tokens = given.batch * CONTEXT
     medians = {name: sorted(t)[len(t) // 2] for name, t in times.items()}
@@ -117,7 +127,7 @@ def main() -> None:
         ratio = medians[PEER] / medians[name]
         print(
             f"{name:<18}{rate:>12,.0f} tokens/s  {1000 * medians[name]:.1f} ms  spread {spread:.1%}  "
-            f"loss {losses[name]:.3f}  ratio {ratio:.3f}",
+            f"loss {losses[name]:.3f}  ratio {ratio:.3f}  {meters[name].text()}",
             flush=True,
         )
         if abs(losses[name] - losses[PEER]) > AGREE:
