@@ -170,7 +170,7 @@ def test_impossible_requests_are_refused_in_words(make, words):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_recipe_of_a_transformer_groks_with_few_frequencies(tmp_path, seed):
-    """Known by heart at step 200; of the unseen pairs then about half, the mirror images b + a of seen ones."""
+    """Known by heart at step 400; of the unseen pairs then about half, the mirror images b + a of seen ones."""
     text = (Path(__file__).parents[2] / "recipes" / "grokking.toml").read_text()
     session = open_session(read_run(text, (f"seed={seed}", f'out="{tmp_path}"')))
     model = train(session.run, session.data).model.eval()
