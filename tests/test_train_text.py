@@ -1,11 +1,12 @@
 import io
 
+import pytest
 from rich.console import Console
 
 from glassformer.model import build
 from glassformer.presets import nano
 from glassformer.train.tokenizer import CharTokenizer
-from glassformer.train_text import Display, baseline_lines, sample_text, sparkline
+from glassformer.train_text import Display, baseline_lines, sample_text, sparkline, time_left
 
 EVENTS = [
     {
@@ -50,6 +51,24 @@ def test_the_live_picture_has_rates_and_the_lines_to_beat():
     text = shown(True)
     for words in ("100 of 200", "15,360 tokens/s", "20 GFLOP/s", "MFU 50%", "unigram", "it says", "best induction"):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0, ""), (0.2, "1 s left"), (41.3, "42 s left"), (59.2, "60 s left"), (60, "1.0 minutes left"),
+     (750, "12.5 minutes left"), (5399, "90.0 minutes left"), (5400, "1.5 hours left"), (36_000, "10.0 hours left")],
+)  # fmt: skip
+def test_what_is_left_is_said_in_a_unit_that_has_digits(seconds, said):
+    assert time_left(seconds) == said
+
+
+def test_the_live_picture_says_what_is_left_once_it_knows():
+    out = io.StringIO()
+    display = Display(Console(file=out, width=100))
+    display(EVENTS[0])
+    display.console.print(display.render())
+    assert "left" not in out.getvalue()
+    assert "5 s left" in shown(True)
 
 
 def test_baselines_are_ordered_from_easy_to_hard():

@@ -107,7 +107,7 @@ class Display:
         left = (steps - step) / rate if rate else 0.0
         tokens, flops = rate * self.facts.get("tokens_per_step", 0), rate * self.facts.get("flops_per_step", 0)
         table = Table.grid(padding=(0, 2))
-        table.add_row("step", f"{step:,} of {steps:,}   {left / 60:.1f} minutes left")
+        table.add_row("step", f"{step:,} of {steps:,}   {time_left(left)}")
         table.add_row("", ProgressBar(total=steps, completed=step, width=50))
         if self.losses:
             table.add_row("loss", f"{self.losses[-1]:.3f}  {sparkline(self.losses)}")
@@ -135,6 +135,13 @@ class Display:
         for name, value in baseline_lines(self.facts).items():
             shown.append(f"{name} {value:.3f}  ", style="green" if now < value else "dim")
         return shown
+
+
+def time_left(seconds: float) -> str:
+    """In seconds, minutes or hours, whichever has digits to show; nothing where nothing is left or known."""
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s left" if seconds else ""
+    return f"{seconds / 60:.1f} minutes left" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours left"
 
 
 def best_head(event: dict[str, Any], score: str) -> float | None:

@@ -16,12 +16,12 @@ from tests.claims.invented import words
 IDS = ["multihead-block-sum", "dense-vs-attention-params", "worked-example-qkv"]
 
 
-def console(terminal):
-    return Console(file=io.StringIO(), width=110, force_terminal=terminal, highlight=False)
+def console(terminal, width=110):
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False)
 
 
-def show(outcomes, plan=Plan(), terminal=False):
-    out = console(terminal)
+def show(outcomes, plan=Plan(), terminal=False, width=110):
+    out = console(terminal, width)
     with Board([outcome.claim.id for outcome in outcomes], plan, out).shown() as board:
         for outcome in outcomes:
             board.add(outcome)
@@ -43,6 +43,32 @@ def test_every_claim_stands_under_its_chapter_with_verdict_badge_and_seconds(out
         assert str(outcome.claim.badge).split()[0] in row
         assert f"{outcome.seconds:.1f}" in row
     assert ("\x1b[" in text) == terminal
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_in_a_narrow_terminal_a_measurement_and_its_bound_stand_whole_on_one_line(width):
+    parts = [
+        {"id": str(i), "verdict": "pass", "evidence": {"kind": "exact" if i else "sampled", "cases": 17_102}}
+        for i in range(3)
+    ]
+    longest, trains = load_all()[max(load_all(), key=len)], load_all()["pe-extrapolation"]
+    finding = Finding.judge(longest.id, -4.2312e-05, 5.1251e-05, "near", parts=parts)
+    why = "it trains a model: runs with --slow"
+    found = [
+        Outcome(longest, finding, 123.4, Plan()),
+        Outcome(trains, Finding.skip(trains.id, why), 0.0, Plan()),
+    ]
+    text = show(found, width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("-4.23e-05 <= 5.13e-05" in line for line in lines)
+    assert any("51306 cases" in line for line in lines)
+    assert any("2 exact" in line for line in lines)
+    assert "…" not in text
+    for word in ("it", "trains", "model:", "--slow", "123.4", "verified", "illustrated"):
+        assert word in text.split()
+    if width == 80:
+        assert any(longest.id in line for line in lines)
 
 
 def test_a_failure_says_why_below_its_chapter():

@@ -35,7 +35,7 @@ def test_size_of_a_folder_and_of_a_file(capsys, folder):
 def test_size_chinchilla_and_jl(capsys):
     code, out, _ = run(capsys, "size", "chinchilla", "--flops", "1.2e24")
     assert code == 0
-    assert "rule D = 20·N                   1e+11        2e+12     20.0" in out
+    assert "rule D = 20·N                 1e+11     2e+12  20.0  1.2e+24" in out
     code, result = run_json(capsys, "size", "chinchilla", "--flops", "1.2e24")
     assert "100000000000.0" in json.dumps(result)
     code, out, _ = run(capsys, "size", "jl", "--points", "1e12", "--eps", "0.1")
@@ -109,7 +109,8 @@ def test_env_gives_its_reason(capsys):
 def test_in_a_terminal_of_eighty_columns_no_line_is_longer(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    for command in (["env"], ["size", "gpt2"]):
+    subjects = "gpt2", "plan", "plan --model llama2_7b", "chinchilla --flops 1.2e24", "jl --points 1e12"
+    for command in (["env"], *(["size", *subject.split()] for subject in subjects)):
         code, out, _ = run(capsys, *command)
         assert code == 0
         assert max(map(len, out.splitlines())) <= 80

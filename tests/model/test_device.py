@@ -18,6 +18,14 @@ def test_bf16_is_chosen_only_where_it_is_measured_to_be_faster(monkeypatch, rate
     assert f"{rates[1]:,.0f} GFLOP/s in bfloat16" in choice.why
 
 
+@pytest.mark.parametrize(("threads", "said"), [(1, "CPU, 1 thread, "), (2, "CPU, 2 threads, ")])
+def test_threads_are_counted_in_words(monkeypatch, threads, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(device, "measure_matmul", lambda *_: 100.0)
+    assert device.choose_device().why.startswith(said)
+
+
 def test_measured_rate_counts_two_operations_per_multiply_add(monkeypatch):
     ticks = iter(range(100))
     monkeypatch.setattr(device.time, "perf_counter", lambda: next(ticks))

@@ -67,6 +67,15 @@ def test_text_and_dict_name_every_method():
         assert word in result.text()
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_in_a_narrow_terminal_nothing_is_lost(width):
+    result = chinchilla(flops=1.2e24)
+    assert max(map(len, result.text(width).splitlines())) <= width
+    assert result.text(width).split() == result.text().split()
+    rows = result.text(80).splitlines()[2:6]
+    assert len({len(row) for row in rows}) == 1  # aligned, one line for each
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -64,6 +64,17 @@ def test_text_shows_the_four_answers_and_what_they_are_not():
         assert word in text
 
 
+@pytest.mark.parametrize("width", [44, 80])
+def test_in_a_narrow_terminal_notes_stand_below_their_numbers_and_nothing_is_lost(width):
+    result = johnson_lindenstrauss(1e12, 0.1)
+    assert max(map(len, result.text(width).splitlines())) <= width
+    assert result.text(width).split() == result.text().split()
+    rows = result.text(80).splitlines()
+    first, second = (next(line for line in rows if number in line) for number in ("22,105", "5,764"))
+    assert first.index("22,105") + 6 == second.index("5,764") + 5
+    assert "      squared distances, Dasgupta and Gupta" in rows
+
+
 @pytest.mark.parametrize(
     ("points", "eps", "delta", "message"),
     [

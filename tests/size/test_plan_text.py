@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from glassformer import presets
 from glassformer.size.devices import H200
 from glassformer.size.plan import plan
@@ -31,6 +33,22 @@ def test_models_that_cannot_run_the_context_are_named():
     assert len(found.notes) == 1
     assert f"Note: {found.notes[0]}" in found.text().splitlines()
     assert found.to_dict()["notes"] == list(found.notes)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_in_a_narrow_terminal_columns_stand_below_and_nothing_is_lost(width):
+    ladder = plan_ladder({name: presets.get(name) for name in LADDER}, H200, context=2048)
+    for found in (ladder, plan_model(presets.gpt2(), "gpt2", 8, H200)):
+        wide, narrow = found.text(), found.text(width)
+        assert max(map(len, narrow.splitlines())) <= width
+        assert narrow.split() == wide.split()
+        assert found.text(200).splitlines()[:9] == wide.splitlines()[:9]
+        table = narrow.split("\n\n")[1].splitlines()
+        each, left_over = divmod(len(table), len(found.rows) + 1)
+        assert each > 1
+        assert left_over == 0
+        for line in range(width == 40, each):  # in 40 columns the first line has names only, which end anywhere
+            assert len({len(row) for row in table[line::each]}) == 1
 
 
 def test_rates_that_differ_are_told_apart():

@@ -107,6 +107,7 @@ def test_each_preset_is_written_as_what_it_is(name):
         ("mixtral_8x7b", {"feedforward__normalize": False}, "feedforward"),
         ("bert_base", {"head__transform": "relu"}, "head"),
         ("bert_base", {"placement": "pre"}, "placement"),
+        ("bert_base", {"position": Learned(offset=4), "special__pad": 1}, "special.pad=1 cannot be written with"),
         ("distilbert_base", {"pooler": True}, "pooler"),
         ("t5_small", {"head__scale": 0.3}, "head"),
         ("t5_small", {"attention__scale": 0.3}, r"attention\.scale"),
@@ -119,6 +120,7 @@ def test_a_field_that_no_family_can_express_is_refused_by_name(name, changes, fi
     with pytest.raises(WeightsError, match=field) as refused:
         to_hf(config, build(config).state_dict())
     assert "\n" not in str(refused.value)
+    assert "save with format='glass' (`glass convert --to glass`)" in str(refused.value)
 
 
 def test_defaults_filled_in_are_the_same_arithmetic():

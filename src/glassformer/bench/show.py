@@ -23,8 +23,9 @@ def show(result: Result, file: IO[str] | None = None) -> None:
     if not console.is_terminal:
         console = Console(file=file, highlight=False, soft_wrap=True, width=max(console.width, PLAIN_WIDTH))
     machine, plan = result.machine, result.plan
+    threads = f"{plan['threads']} thread{'s' * (plan['threads'] != 1)}"
     console.print(
-        f"{plan['task']}: {machine['processor']}, {plan['threads']} threads, {' '.join(machine['flags'])}",
+        f"{plan['task']}: {machine['processor']}, {threads}, {' '.join(machine['flags'])}",
         markup=False,
     )
     if machine["load_average"] and machine["load_average"][0] > BUSY * machine["cores"]:

@@ -1,5 +1,6 @@
 """Claims on a terminal: a table per chapter that fills while they run, and the list of all there is."""
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,6 +18,9 @@ from glassformer.finding import Verdict
 STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
 PLAIN_WIDTH = 120
 """Columns where nothing says how many there are: a pipe, a file."""
+VERDICT, BADGE, SECONDS, GAPS = 5, 11, 6, 4
+NUMBERS = len("-8.88e-16 <= 9.93e-14")
+"""The least columns for a measurement and its bound; a narrower terminal folds the names of the claims."""
 
 
 def console() -> Console:
@@ -63,17 +67,21 @@ class Board:
 
     def table(self, chapter: str, claims: Sequence[Claim]) -> Table:
         last = "what turned" if self.plan.broken else "measured and bound"
+        room = self.out.width - VERDICT - BADGE - SECONDS - GAPS
+        name = min(self.width, max(10, room - NUMBERS))
         table = Table(
-            Column("", width=5),
-            Column("claim", no_wrap=True, width=self.width),
-            Column("badge", no_wrap=True, width=11),
-            Column(last, overflow="ellipsis", no_wrap=True, ratio=1),
-            Column("s", justify="right", no_wrap=True, width=6),
+            Column("", width=VERDICT),
+            Column("claim", overflow="fold", width=name),
+            Column("badge", no_wrap=True, width=BADGE),
+            Column(last, overflow="fold", ratio=1),
+            Column("s", justify="right", no_wrap=True, width=SECONDS),
             title=TITLES[chapter],
             title_justify="left",
             title_style="bold",
             box=None,
             expand=True,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
         )
         for claim in claims:
             outcome = self.done.get(claim.id)
@@ -84,7 +92,8 @@ class Board:
                 cell = Text(_verdict(outcome), style=STYLES[Verdict.PASS if outcome.held else Verdict.FAIL])
                 if outcome.finding.verdict is Verdict.SKIP and outcome.held:
                     cell.stylize(STYLES[Verdict.SKIP])
-                table.add_row(cell, claim.id, badge, Text(telling(outcome)), f"{outcome.seconds:.1f}")
+                told = folded(telling(outcome), max(10, room - name))
+                table.add_row(cell, claim.id, badge, Text(told), f"{outcome.seconds:.1f}")
         return table
 
     def reasons(self, outcomes: Iterable[Outcome]) -> None:
@@ -129,6 +138,13 @@ def telling(outcome: Outcome) -> str:
     numbers = finding.numbers() if finding.bound or finding.low is not None else ""
     said = [proofs, f"{short(cases)} cases" if cases else "", numbers, f"{skipped} not examined" if skipped else ""]
     return "; ".join(piece for piece in said if piece)
+
+
+def folded(told: str, width: int) -> str:
+    """Lines of at most `width`, broken between statements: a measurement stays beside its bound where there is room."""
+    pieces = told.replace("; ", ";\n").split("\n")
+    kept = [piece.replace(" ", "\N{NO-BREAK SPACE}") if len(piece) <= width else piece for piece in pieces]
+    return textwrap.fill(" ".join(kept), width).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def closing(outcomes: Sequence[Outcome], plan: Plan) -> str:

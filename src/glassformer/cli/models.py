@@ -90,7 +90,7 @@ def size(
     if json:
         print(json_module.dumps(result.to_dict()))
     else:
-        print(result.text(terminal_width()) if what == "a model" else result.text())
+        print(result.text(terminal_width()))
     return 0
 
 

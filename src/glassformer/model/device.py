@@ -30,7 +30,9 @@ def choose_device(size: int = 1024) -> Choice:
         device, name = "cuda", torch.cuda.get_device_name()
         size = 4096
     else:
-        device, name = "cpu", f"CPU, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+        threads = torch.get_num_threads()
+        device, capability = "cpu", torch.backends.cpu.get_cpu_capability()
+        name = f"CPU, {threads} thread{'s' * (threads > 1)}, {capability}"
     rates = {"float32": measure_matmul(device, torch.float32, size)}
     if device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):
         rates["bfloat16"] = measure_matmul(device, torch.bfloat16, size)

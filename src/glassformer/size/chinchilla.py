@@ -13,6 +13,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from glassformer.size.layout import columns, fit
+
 
 @dataclass(frozen=True)
 class LossFit:
@@ -86,24 +88,18 @@ class Chinchilla:
         rows = [{**asdict(a), "tokens_per_parameter": a.ratio} for a in self.allocations]
         return {"given": self.given, "value": self.value, "allocations": rows}
 
-    def text(self) -> str:
-        widest = max(len(a.method) for a in self.allocations)
-        lines = [
-            f"Compute-optimal training for {self.given} = {self.value:.4g}    C = 6·N·D",
-            "",
-            f"  {'':{widest}}  {'N parameters':>14} {'D tokens':>12} {'D/N':>8} {'C FLOPs':>12} {'loss':>8}",
-        ]
+    def text(self, width: int | None = None) -> str:
+        """The table for a person; what would go beyond `width` stands below."""
+        rows = [("", "N parameters", "D tokens", "D/N", "C FLOPs", "loss")]
         for a in self.allocations:
-            lines.append(
-                f"  {a.method:{widest}}  {a.parameters:>14.4g} {a.tokens:>12.4g} {a.ratio:>8.1f} {a.flops:>12.4g} "
-                f"{a.loss:>8.4f}"
-            )
-        lines += [
-            "",
-            "  The rule optimises nothing; the others minimise a fitted loss, with the constants as first published",
-            "  and as refitted. Loss in nats per token of the fits' own data; the rule's is that of the refit.",
-        ]
-        return "\n".join(lines)
+            numbers = f"{a.parameters:.4g}", f"{a.tokens:.4g}", f"{a.ratio:.1f}", f"{a.flops:.4g}", f"{a.loss:.4f}"
+            rows.append((a.method, *numbers))
+        meaning = (
+            "  The rule optimises nothing; the others minimise a fitted loss, with the constants as first published\n"
+            "  and as refitted. Loss in nats per token of the fits' own data; the rule's is that of the refit."
+        )
+        title = f"Compute-optimal training for {self.given} = {self.value:.4g}    C = 6·N·D"
+        return "\n".join([fit(title, width), "", *columns(rows, width), "", fit(meaning, width, "  ")])
 
 
 def chinchilla(

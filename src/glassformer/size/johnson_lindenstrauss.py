@@ -13,6 +13,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from glassformer.size.layout import beside, columns, fit
+
 
 @dataclass(frozen=True)
 class JohnsonLindenstrauss:
@@ -37,24 +39,27 @@ class JohnsonLindenstrauss:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def text(self) -> str:
+    def text(self, width: int | None = None) -> str:
+        """The four rules for a person; what would go beyond `width` stands below."""
         m, eps = f"{self.points:,}", f"{self.eps:g}"
         chance = f"fails with probability ≤ {self.delta:g}"
-        rows = [
+        rules = [
             (f"8·ln(m)/eps² = 8·ln({self.points:.4g})/{eps}²", self.formula, "small-eps form"),
             (f"4·ln(m)/(eps²/2 − eps³/3), eps = {eps}", self.strict, "squared distances, Dasgupta and Gupta"),
             ("exact chi² union bound, squared distances", self.exact_squared, chance),
             ("exact chi² union bound, distances", self.exact_distance, chance),
         ]
-        lines = [f"Johnson–Lindenstrauss: {m} points, distances kept within 1 ± {eps}", ""]
-        lines += [f"  {rule:<44} {k:>12,}   {note}" for rule, k, note in rows]
-        lines += [
-            "",
+        title = f"Johnson–Lindenstrauss: {m} points, distances kept within 1 ± {eps}"
+        numbers = columns([(rule, f"{k:,}") for rule, k, _ in rules], width)
+        failure = (
             f"  At k = {self.formula:,} the union bound on failure is {_power(self.log10_failure_squared)} for squared "
-            f"distances and {_power(self.log10_failure_distance)} for distances.",
-            "  Each k suffices for a random projection; none is a minimum. Learned embeddings are no such projection.",
-        ]
-        return "\n".join(lines)
+            f"distances and {_power(self.log10_failure_distance)} for distances."
+        )
+        meaning = (
+            "  Each k suffices for a random projection; none is a minimum. Learned embeddings are no such projection."
+        )
+        lines = [beside(line, note, width) for line, (_, _, note) in zip(numbers, rules, strict=True)]
+        return "\n".join([fit(title, width), "", *lines, "", *(fit(said, width, "  ") for said in (failure, meaning))])
 
 
 def johnson_lindenstrauss(points: float, eps: float, delta: float = 0.01) -> JohnsonLindenstrauss:

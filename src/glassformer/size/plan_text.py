@@ -7,6 +7,7 @@ from typing import Any
 from glassformer.config import ModelConfig
 from glassformer.size.devices import Device
 from glassformer.size.flops import beyond, lengths
+from glassformer.size.layout import columns, fit
 from glassformer.size.parameters import count
 from glassformer.size.plan import Plan, best, compute_optimal_tokens, plan, strategies
 
@@ -38,14 +39,12 @@ class Plans:
             ],
         }
 
-    def text(self) -> str:
-        cells = [_HEADINGS, *(_cells(*row) for row in self.rows)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADINGS))]
-        lines = [self.title, *(f"Note: {note}" for note in self.notes), ""]
-        for row in cells:
-            words = [cell.ljust(widths[i]) if i < 2 else cell.rjust(widths[i]) for i, cell in enumerate(row)]
-            lines.append("  " + "  ".join(words))
-        return "\n".join([*lines, "", *_assumptions(self.device)])
+    def text(self, width: int | None = None) -> str:
+        """The table and its assumptions; columns that would go beyond `width` stand below the first ones."""
+        rows = [_HEADINGS, *(_cells(*row) for row in self.rows)]
+        above = [fit(said, width) for said in (self.title, *(f"Note: {note}" for note in self.notes))]
+        below = [fit(said, width) for said in _assumptions(self.device)]
+        return "\n".join([*above, "", *columns(rows, width, names=2), "", *below])
 
 
 _HEADINGS = (
@@ -72,16 +71,18 @@ def _seconds(value: float) -> str:
 
 
 def _assumptions(device: Device) -> list[str]:
+    """Paragraphs, in lines for a wide terminal."""
     return [
         f"Assumed of {device.name}: products {device.products / 1e12:,.4g} TFLOP/s, attention "
         f"{device.attention / 1e12:,.4g}, memory {device.memory / 1e9:,.4g} GB/s, "
-        f"{device.gaps * 1e3:g} ms of gaps a step;",
+        f"{device.gaps * 1e3:g} ms of gaps a step;\n"
         f"links {_rates(device)} GB/s among the {device.per_machine} of a machine and "
         f"{device.network / 1e9:.4g} GB/s per device to others, {device.overlap:.0%} of the pass hides them; "
         f"{device.price:g} an hour.",
         f"Source: {device.source}.",
-        "16 bytes of state per parameter; bfloat16 products; weights and gradients travel in float32, as `glass train`",
-        "sends them; what is sharded is copied together and apart, which nothing hides; `!`: does not fit.",
+        "16 bytes of state per parameter; bfloat16 products; weights and gradients travel in float32, as "
+        "`glass train`\nsends them; what is sharded is copied together and apart, which nothing hides; `!`: "
+        "does not fit.",
         "Only one device was measured: everything between devices follows from the links above.",
     ]
 

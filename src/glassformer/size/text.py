@@ -1,9 +1,8 @@
 """The sheet as text: aligned columns, every formula with its numbers put in, shares, and units a person reads."""
 
-import textwrap
-
 from glassformer.config import EncoderConfig, ModelConfig, MoE, Seq2SeqConfig
 from glassformer.size.formulas import flop_formulas, parameter_formulas
+from glassformer.size.layout import beside, fit
 from glassformer.size.memory import BYTES
 from glassformer.size.sheet import Sheet
 
@@ -15,9 +14,6 @@ NAMES = {
     "cross_projections": "cross q, k, v, o",
     "cross_scores": "cross scores, pattern·v",
 }
-
-MARGIN = " " * 6
-"""Before a formula that stands below its numbers."""
 
 Row = tuple[str, str, str, str]
 """Name, exact number, what a person reads, formula."""
@@ -34,21 +30,17 @@ def render(sheet: Sheet, width: int | None = None) -> str:
     sections.append(_chinchilla(sheet))
     rows = [row for _, section in sections for row in section]
     name, exact, human = (max(len(row[i]) for row in rows) for i in (0, 1, 2))
-    lines = [_title(sheet), *([f"Note: {sheet.note}"] if sheet.note else []), ""]
+    lines = [fit(line, width) for line in _title(sheet)]
+    lines += [*([fit(f"Note: {sheet.note}", width)] if sheet.note else []), ""]
     for heading, section in sections:
         lines.append(heading)
         for a, b, c, formula in section:
-            numbers = f"  {a:<{name}}  {b:>{exact}}  {c:>{human}}"
-            line = f"{numbers}   {formula}".rstrip()
-            if width is None or len(line) <= width:
-                lines.append(line)
-            else:
-                lines += [numbers, *textwrap.wrap(formula, width, initial_indent=MARGIN, subsequent_indent=MARGIN)]
+            lines.append(beside(f"  {a:<{name}}  {b:>{exact}}  {c:>{human}}", formula, width))
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _title(sheet: Sheet) -> str:
+def _title(sheet: Sheet) -> tuple[str, str]:
     cfg = sheet.config
     layers = f"L = {cfg.n_layers}"
     if isinstance(cfg, Seq2SeqConfig):
@@ -59,9 +51,9 @@ def _title(sheet: Sheet) -> str:
         width += f", U = {cfg.d_value}"
     source = f", S = {sheet.source:,} source tokens" if sheet.source else ""
     return (
-        f"{_kind(cfg)}: {layers}, {width}, F = {cfg.d_ff:,}, V = {cfg.vocab_size:,}\n"
+        f"{_kind(cfg)}: {layers}, {width}, F = {cfg.d_ff:,}, V = {cfg.vocab_size:,}",
         f"for B = {sheet.batch:,} sequence{'s' * (sheet.batch > 1)} of T = {sheet.context:,} tokens{source}, "
-        f"{sheet.dtype}, optimizer {sheet.optimizer}"
+        f"{sheet.dtype}, optimizer {sheet.optimizer}",
     )
 
 

@@ -362,14 +362,16 @@ def _precision(state: TrainState) -> str:
 def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
     run = state.run
     counted = sizing.flops(run.model, batch=1, context=run.context)
+    square, repeats = 4096 if state.device.type == "cuda" else 512, 25  # the first products of a process are slow
+    # a step's operations are those of all ranks, and so is the rate they are held against
+    (peak,) = state.group.totals(1e9 * measure_matmul(state.device.type, state.dtype, square, repeats))
     return {
         "step": state.step,
         "steps": run.loop.steps,
         "parameters": sizing.count(run.model),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,
-        "peak_flops": 1e9
-        * measure_matmul(state.device.type, state.dtype, 4096 if state.device.type == "cuda" else 512, 3),
+        "peak_flops": peak,
         "device": str(state.device),
         "precision": _precision(state),
         "compiled": state.compiled,

@@ -18,7 +18,7 @@ from glassformer.config import (
     ModelConfig,
 )
 from glassformer.weights.convert import Drop, Row, linear
-from glassformer.weights.errors import WeightsError
+from glassformer.weights.errors import IN_OURS, WeightsError
 from glassformer.weights.family import Family, Source, expect, write_activation, write_special
 
 BLOCK, HERS = "encoder.blocks.{i}", "{p}encoder.layer.{i}"
@@ -155,7 +155,7 @@ def write_roberta(config: ModelConfig) -> dict[str, Any]:
     if pad not in (None, offset - 1):
         raise WeightsError(
             f"special.pad={pad} cannot be written with position.offset={offset}: RoBERTa's positions start one after "
-            f"the padding id, so the two must differ by 1."
+            f"the padding id, so let the two differ by 1, or {IN_OURS}."
         )
     return {
         **write_bert(config),

@@ -26,7 +26,7 @@ from glassformer.weights import convert
 from glassformer.weights.bert import BERT, ROBERTA
 from glassformer.weights.convert import Shape
 from glassformer.weights.distilbert import DISTILBERT
-from glassformer.weights.errors import WeightsError
+from glassformer.weights.errors import IN_OURS, WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.gpt2 import GPT2
 from glassformer.weights.llama import LLAMA
@@ -132,7 +132,7 @@ def from_hf(
 def choose(config: ModelConfig) -> Family:
     """The family whose parts a config has. Its smaller fields are checked by `to_hf`."""
     if isinstance(config.feedforward, NoFeedForward):
-        raise WeightsError("a model of attention only has no Hugging Face family: save with format='glass'.")
+        raise WeightsError(f"a model of attention only has no Hugging Face family: {IN_OURS}.")
     match config, config.position:
         case DecoderConfig(), Learned():
             return GPT2
@@ -143,8 +143,8 @@ def choose(config: ModelConfig) -> Family:
         case EncoderConfig() | Seq2SeqConfig(), T5Bias():
             return T5
     raise WeightsError(
-        f"position={type(config.position).__name__} in a {type(config).__name__} has no Hugging Face family: save with "
-        "format='glass', or use learned or rotary positions (decoder), learned (encoder) or T5 bias (seq2seq)."
+        f"position={type(config.position).__name__} in a {type(config).__name__} has no Hugging Face family: "
+        f"{IN_OURS}, or use learned or rotary positions (decoder), learned (encoder) or T5 bias (seq2seq)."
     )
 
 
@@ -167,8 +167,7 @@ def to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     if field := difference(config, back):
         wanted, got = arithmetic(config).get(field), arithmetic(back).get(field)
         raise WeightsError(
-            f"{field}={wanted!r} cannot be written as {family.name}, which would read it as {got!r}: save with "
-            "format='glass'."
+            f"{field}={wanted!r} cannot be written as {family.name}, which would read it as {got!r}: {IN_OURS}."
         )
     return data, convert.write(state, convert.plan(rows, targets, prefix))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from glassformer.config import Activation, Head, ModelConfig, Special
 from glassformer.weights.convert import Drop, Row
-from glassformer.weights.errors import WeightsError
+from glassformer.weights.errors import IN_OURS, WeightsError
 from glassformer.weights.tensors import Tensors
 
 # Foreign spellings of our activations, the one we write first.
@@ -136,7 +136,7 @@ def write_activation(activation: Activation) -> str:
 def expect(value: object, kinds: Any, name: str, family: str) -> None:
     """Refuse to write a part of a kind that a family does not have."""
     if not isinstance(value, kinds):
-        raise WeightsError(f"{name}={type(value).__name__} cannot be written as {family}: save with format='glass'.")
+        raise WeightsError(f"{name}={type(value).__name__} cannot be written as {family}: {IN_OURS}.")
 
 
 def write_special(special: Special) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from glassformer.config import (
     Rotary,
 )
 from glassformer.weights.convert import Drop, Row, linear
-from glassformer.weights.errors import WeightsError
+from glassformer.weights.errors import IN_OURS, WeightsError
 from glassformer.weights.family import Family, Source, write_activation, write_special
 from glassformer.weights.rope import read_rope, write_rope
 
@@ -232,7 +232,7 @@ _CLASSES = {"llama": "Llama", "mistral": "Mistral", "mixtral": "Mixtral", "qwen2
 def _member_to_write(config: ModelConfig) -> str:
     """The plainest member that can hold the config; what it cannot hold shows when the result is read back."""
     if isinstance(config.feedforward, Dense):
-        raise WeightsError("feedforward=Dense cannot be written: the Llama family has gated feed-forwards only.")
+        raise WeightsError(f"feedforward=Dense cannot be written as Llama, whose feed-forwards are gated: {IN_OURS}.")
     if config.attention.qk_norm is not None:
         return "qwen3"
     if isinstance(config.feedforward, MoE):

@@ -1,6 +1,7 @@
 """Steps of many sequences: the kernels compiled for the CPU, between torch's products, give the engine's logits."""
 
 import ctypes
+import dataclasses
 
 import pytest
 import torch
@@ -79,20 +80,26 @@ def test_every_position_scheme(name, modern, tmp_path):
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_first_of_the_likeliest_is_chosen_and_noted(dtype, tmp_path):
-    made = Emulated(lively(small("none", False))[0].float(), 3, 20, tmp_path, dtype)
-    vocab = made.config.vocab_size
-    assert made.sizes["COLUMNS"] >= vocab
+    of_a_warp = 32 * 16 // dtype.itemsize  # logits that it reads at a time, in loads of 16 bytes
+    of_all = of_a_warp * batch.WARPS["choose"]
+    vocab = of_all + 5  # the first warp reads twice: its second place is behind every other warp's
+    config = dataclasses.replace(small("none", False), vocab_size=vocab)
+    made = Emulated(lively(config)[0].float(), 5, 20, tmp_path, dtype)
+    assert made.sizes["COLUMNS"] > vocab
     made.logits.fill_(-1)
     made.logits[:, vocab:] = 9  # what stands beyond the vocabulary is no token
     made.logits[0, vocab - 1] = 3
-    made.logits[1, 5] = made.logits[1, 2] = 4
-    made.logits[2] = float("nan")
-    made.lengths.copy_(torch.tensor([4, 6, 0]))
-    made._launch("choose", 3)
-    assert made.tokens.tolist()[:2] == [vocab - 1, 2]
-    assert 0 <= int(made.tokens[2]) < vocab
-    assert made.lengths.tolist() == [5, 7, 1]
-    assert [int(made.history[row, at]) for row, at in enumerate((5, 7))] == [vocab - 1, 2]
+    made.logits[1, 5] = made.logits[1, 2] = made.logits[1, of_a_warp] = 4
+    made.logits[2, of_a_warp + 6] = 3  # the second warp's: the first must wait to hear of it
+    made.logits[3, of_all + 1] = made.logits[3, of_a_warp + 7] = 4
+    made.logits[4] = float("nan")
+    made.lengths.copy_(torch.tensor([4, 6, 0, 9, 0]))
+    made._launch("choose", 5)
+    chosen = [vocab - 1, 2, of_a_warp + 6, of_a_warp + 7]
+    assert made.tokens.tolist()[:4] == chosen
+    assert 0 <= int(made.tokens[4]) < vocab
+    assert made.lengths.tolist() == [5, 7, 1, 10, 1]
+    assert [int(made.history[row, at]) for row, at in enumerate((5, 7, 1, 10))] == chosen
 
 
 def test_what_it_does_not_know_is_said():

@@ -1,8 +1,10 @@
 """Curves against depth: relative spectra, lines that end at zero, branches beside the stream they write to."""
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 
+from glassformer.lens.figure import COLOURS
 from glassformer.lens.figures import FigureError, deviation_by_depth, norms_by_depth, singular_values
 from tests.lens.figures.cases import drawn
 
@@ -37,6 +39,27 @@ def test_the_axis_is_logarithmic_only_when_values_need_it():
     assert ax.get_yscale() == "log"
     inside = [tick for tick in ax.get_yticks() if ax.get_ylim()[0] <= tick <= ax.get_ylim()[1]]
     assert 3 <= len(inside) <= 9
+
+
+@pytest.mark.parametrize("pairs", [[(0, 3), (1, 6), (2, 5)], [(0, 1), (2, 4), (3, 6)]], ids=str)
+def test_lines_that_coincide_are_all_seen(pairs):
+    heights = {i: 1 - 0.2 * level for level, pair in enumerate(pairs) for i in pair}
+    figure = deviation_by_depth({str(i): np.full(31, heights.get(i, 0.3)) for i in range(7)})
+    figure.canvas.canvas.draw()
+    pixels = np.asarray(figure.canvas.canvas.buffer_rgba())[::-1, :, :3].astype(int)  # rows from below
+    ax = figure.axes[0]
+    for pair in pairs:
+        (left, row), (right, _) = ax.transData.transform([(0, heights[pair[0]]), (30, heights[pair[0]])]).astype(int)
+        band = pixels[row - 4 : row + 5, left:right]
+        for i in pair:
+            near = np.abs(band - np.array(mpl.colors.to_rgb(COLOURS[i])) * 255).max(-1) < 40
+            assert near.any(0).mean() > 0.1, f"{i} is hidden at {heights[i]}"
+
+
+def test_only_a_line_that_another_would_hide_is_wider():
+    ones, half = np.ones(9), np.full(9, 0.5)
+    lines = deviation_by_depth({"a": ones, "b": half, "c": 0.6 * ones, "d": ones, "e": 0.9 * ones}).axes[0].lines
+    assert [line.get_linewidth() for line in lines] == [3.0, 1.5, 1.5, 1.5, 1.5]
 
 
 def test_norms_show_the_median_and_what_a_block_writes_stands_after_it():

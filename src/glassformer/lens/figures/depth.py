@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -84,17 +84,15 @@ def deviation_by_depth(
         raise FigureError("no curves were given: there is nothing to draw.")
     with titled(title, height=3.9) as figure:
         ax = figure.canvas.subplots()
-        styles = ["-", "--", "-."]  # lines that coincide show through one another
-        for i, (name, line) in enumerate(curves.items()):
-            values = finite(name, numbers(line)).astype(np.float64)
-            shown = np.where(values > 0, values, np.nan)
-            style = styles[i % 3]
-            ax.plot(shown, color=COLOURS[i % 7], linestyle=style, label=wording(name, 40), marker=".", markersize=3)
+        lines = [_above_zero(name, line) for name, line in curves.items()]
+        for i, (name, shown) in enumerate(zip(curves, lines, strict=True)):
+            drawn = {"color": COLOURS[i % 7], "marker": ".", "markersize": 3, **_seen(i, lines)}
+            ax.plot(shown, label=wording(name, 40), **drawn)
         for i, (name, line) in enumerate((theory or {}).items()):
-            values = finite(name, numbers(line)).astype(np.float64)
             grey = ("black", GREY, "#999999")[i % 3]
-            shown = np.where(values > 0, values, np.nan)
-            ax.plot(shown, color=grey, linestyle=":", linewidth=2, label=f"theory: {wording(name, 40)}")
+            ax.plot(
+                _above_zero(name, line), color=grey, linestyle=":", linewidth=2, label=f"theory: {wording(name, 40)}"
+            )
         shown = np.concatenate([line.get_ydata() for line in ax.lines])
         ended = bool(np.isnan(shown).any())
         if np.nanmin(shown) < 0.05 * np.nanmax(shown):
@@ -107,6 +105,31 @@ def deviation_by_depth(
         # beside the axes: whatever the curves do, it covers none of them
         figure.canvas.legend(loc="outside lower center", ncols=2, fontsize=7.5)
     return figure
+
+
+def _above_zero(name: str, line: Float[Array, "L"]) -> np.ndarray:
+    values = finite(name, numbers(line)).astype(np.float64)
+    return np.where(values > 0, values, np.nan)
+
+
+def _seen(i: int, lines: Sequence[np.ndarray]) -> dict[str, Any]:
+    """How line i is drawn so that lines that coincide are all seen.
+
+    Broken ones lie on whole ones, later ones on earlier ones, and one that has others on it is as much wider.
+    """
+    above = [j for j in range(len(lines)) if (j % 3, j) > (i % 3, i) and _coincide(lines[i], lines[j])]
+    return {
+        "linestyle": ("-", "--", "-.")[i % 3],
+        "linewidth": 1.5 * (1 + len(above)),
+        "zorder": 2 + i % 3 / 10 + i / 1000,
+    }
+
+
+def _coincide(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two lines are within 2 % of each other at half of their places or more."""
+    shorter = min(len(a), len(b))
+    a, b = a[:shorter], b[:shorter]
+    return bool((np.abs(a - b) <= 0.02 * np.maximum(a, b)).mean() >= 0.5)
 
 
 def norms_by_depth(
