@@ -12,23 +12,29 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler 
 HERE = Path(__file__).parent
 
 
-def built(text: str, kernel: str, folder: Path, headers: Path) -> ctypes.CDLL:
-    """A library with `run(argument, blocks, threads)`, which launches a kernel of one argument `Given`."""
-    way_in = f"""
-static Given given;
-static void fiber() {{
+def way_in(kernel: str, run: str) -> str:
+    return f"""
+static void fiber_of_{kernel}() {{
     {kernel}(given);
     (*fibers)[threadIdx.x].done = true;
     give_way();
 }}
-extern "C" void run(const Given* a, int blocks, int threads) {{
+extern "C" void {run}(const Given* a, int blocks, int threads) {{
     given = *a;
-    launch(fiber, blocks, threads);
+    launch(fiber_of_{kernel}, blocks, threads);
 }}
-extern "C" int size() {{ return (int)sizeof(Given); }}
 """
+
+
+def built(text: str, kernel: str, folder: Path, headers: Path, *others: str) -> ctypes.CDLL:
+    """A library with `run(argument, blocks, threads)`, which launches a kernel of one argument `Given`.
+
+    Other kernels of the text are launched by `run_NAME`.
+    """
+    ways = way_in(kernel, "run") + "".join(way_in(other, f"run_{other}") for other in others)
+    ways = f'static Given given;\n{ways}extern "C" int size() {{ return (int)sizeof(Given); }}\n'
     file, made = folder / f"{kernel}.cpp", folder / f"{kernel}.so"
-    file.write_text(f'#include "cuda.h"\n{text}\n{way_in}')
+    file.write_text(f'#include "cuda.h"\n{text}\n{ways}')
     command = [compiler(), "-O1", "-std=c++17", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]
     command += ["-fno-gnu-unique"]  # shared memory of one kernel is not that of another which was loaded before
     command += [f"-I{HERE}", f"-I{headers}", str(file), "-o", str(made)]

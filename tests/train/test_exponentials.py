@@ -66,10 +66,10 @@ def folder(tmp_path_factory):
 
 
 @cache
-def library(kernel, depth, sizes, folder):
+def library(depth, sizes, folder):
     mine = folder / "_".join(map(str, (depth, *sizes)))
-    mine.mkdir(exist_ok=True)
-    return built(exp.source(depth), kernel, mine, Path(__file__).parent)
+    mine.mkdir()
+    return built(exp.source(depth), "exponentials", mine, Path(__file__).parent, "find_offsets", "find_losses")
 
 
 def run(hidden, weight, targets, z_loss, columns, folder, clusters=2):
@@ -85,14 +85,14 @@ def run(hidden, weight, targets, z_loss, columns, folder, clusters=2):
         z_loss=z_loss,
         columns=columns,
     )
-    for kernel, blocks, threads in (
-        ("find_offsets", -(-N // 8), 256),
-        ("exponentials", clusters * exp.CLUSTER, exp.THREADS),
-        ("find_losses", -(-N // 32), 256),
+    made = library(depth, (exp.STAGES, exp.CLUSTER, exp.PANEL), folder)
+    assert made.size() == ctypes.sizeof(exp.Given)
+    for launch, blocks, threads in (
+        (made.run_find_offsets, -(-N // 8), 256),
+        (made.run, clusters * exp.CLUSTER, exp.THREADS),
+        (made.run_find_losses, -(-N // 32), 256),
     ):
-        made = library(kernel, depth, (exp.STAGES, exp.CLUSTER, exp.PANEL), folder)
-        assert made.size() == ctypes.sizeof(exp.Given)
-        made.run(ctypes.byref(given), blocks, threads)
+        launch(ctypes.byref(given), blocks, threads)
     return out, rows[1:]
 
 
