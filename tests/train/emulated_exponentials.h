@@ -126,10 +126,3 @@ static inline void multiply(float* d, u32 left, u32 right, bool grows) {
         }
     });
 }
-
-static inline float power(float x) { return exp2f(x); }
-static inline u32 half(float f) {
-    u32 b = __float_as_uint(f);
-    return f != f ? 0x7fc0 : (b + 0x7fff + ((b >> 16) & 1)) >> 16;
-}
-static inline u32 narrowed(float low, float high) { return half(low) | half(high) << 16; }

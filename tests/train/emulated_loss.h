@@ -6,10 +6,4 @@
 #endif
 static inline void ask(Pack* kept, const Pack* at) { *kept = *at; }
 static inline void asked() {}
-static inline float power(float x) { return exp2f(x); }
-static inline u32 half(float f) {
-    u32 b = __float_as_uint(f);
-    return f != f ? 0x7fc0 : (b + 0x7fff + ((b >> 16) & 1)) >> 16;
-}
-static inline u32 narrowed(float low, float high) { return half(low) | half(high) << 16; }
 static inline void put(Made* at, const Made& p) { *at = p; }

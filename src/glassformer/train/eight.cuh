@@ -1,6 +1,5 @@
 // Numbers in 8 bits, shared by fp8.cu and loss.cu (before whose text it is put): to the nearest, ties to even, saturating.
 
-typedef unsigned int u32;
 typedef unsigned char u8;
 
 #ifdef __CUDACC__

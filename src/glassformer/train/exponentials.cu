@@ -12,9 +12,8 @@
 // Barriers in shared memory tell an even round from an odd one, no more. So nobody waits for a round before the round
 // before it is known to be over; that is what `turns` and `board_free` are for beside `filled` and `emptied`.
 //
-// Macros: STAGES, CLUSTER, PANEL, DEPTH. tests/train compiles the same text for a CPU.
+// Macros: STAGES, CLUSTER, PANEL, DEPTH; after the text of floats.cuh. tests/train compiles the same text for a CPU.
 
-typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
 
@@ -40,7 +39,6 @@ struct Given {
 #define BOARD (4 * BOX)                // a tile of results
 #define THREADS 384
 #define FAR 1e30f                      // a sum of exponentials from there on is taken anew, from the highest logit
-#define TO_BITS 1.4426950408889634f    // exp(x) = 2^(x log2 e)
 
 #ifdef __CUDACC__
 #define MEMORY extern __shared__ __align__(1024) unsigned char memory[]
@@ -130,29 +128,16 @@ __device__ inline void multiply(float* d, u32 left, u32 right, bool grows) {
         : D16(0), D16(16), D16(32), D16(48)
         : "l"(described(left)), "l"(described(right)), "r"((int)grows));
 }
-__device__ inline float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline u32 narrowed(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
 #else
 #include "emulated_exponentials.h"
 #endif
-
-__device__ inline float widened(u32 number) { return __uint_as_float(number << 16); }
-__device__ inline float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 
 // Of two rows, by a warp.
 __device__ inline float dot(const u16* x, const u16* y, int lane) {
     float sum = 0;
     for (int i = 2 * lane; i < DEPTH; i += 64) {
         const u32 a = *(const u32*)(x + i), b = *(const u32*)(y + i);
-        sum += widened(a) * widened(b) + high(a) * high(b);
+        sum += low(a) * low(b) + high(a) * high(b);
     }
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     return sum;

@@ -14,12 +14,12 @@ Where some z_k - z_y is so large that there is no such number, exponentials of t
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from glassformer import nvrtc
+from glassformer.train.fused_loss_cuda import can_compile, with_macros
 from glassformer.train.products import multiply
 
 TILE = 128
@@ -48,7 +48,7 @@ class Given(ctypes.Structure):
 @cache
 def source(depth: int) -> str:
     sizes = {"STAGES": STAGES, "CLUSTER": CLUSTER, "PANEL": PANEL, "DEPTH": depth}
-    return nvrtc.with_macros(sizes, [(Path(__file__).parent / "exponentials.cu").read_text()])
+    return with_macros(sizes, "floats.cuh", "exponentials.cu")
 
 
 @torch.compiler.assume_constant_result
@@ -59,13 +59,8 @@ def available() -> bool:
 
 @cache
 def _available() -> bool:
-    if not torch.cuda.is_available() or torch.version.cuda is None or torch.cuda.get_device_capability() != (9, 0):
-        return False
-    try:
-        nvrtc.code_path("", (9, 0))
-    except nvrtc.CudaError:
-        return False
-    return True
+    is_there = torch.cuda.is_available() and torch.version.cuda is not None
+    return is_there and torch.cuda.get_device_capability() == (9, 0) and can_compile()
 
 
 def suits(hidden: Tensor, weight: Tensor, smoothing: float) -> bool:

@@ -34,11 +34,6 @@ __device__ inline Pack read(const u8* at) {
                  : "=r"(p.word[0]), "=r"(p.word[1]), "=r"(p.word[2]), "=r"(p.word[3]) : "l"(at));
     return p;
 }
-__device__ inline float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ inline float inverse(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -48,7 +43,6 @@ __device__ inline float inverse(float x) {
 #include "emulated_fp8.h"
 #endif
 
-#define TO_BITS 1.4426950408889634f  // exp(x) = 2^(x log2 e)
 __device__ inline float exponential(float x) { return power(x * TO_BITS); }
 __device__ inline float sigmoid(float x) { return inverse(1 + exponential(-x)); }
 

@@ -52,7 +52,7 @@ class Several(ctypes.Structure):
 def source(**macros: int) -> str:
     """`macros`: those of fp8.cu that are not 0."""
     chosen = {"DOWN": DOWN, "WIDE": 0, "SHORT": 0, "KIND": 0, "SUMMED": 0, **macros}
-    return fused_loss_cuda.with_macros(chosen, "eight.cuh", "fp8.cu")
+    return fused_loss_cuda.with_macros(chosen, "floats.cuh", "eight.cuh", "fp8.cu")
 
 
 def launch(

@@ -53,7 +53,7 @@ def source(columns: int, stride: int, smoothed: bool, eight: int = 0) -> str:
     """`eight`: what gradients in e5m2 are multiplied by; 0 for bfloat16."""
     sizes = {"COLUMNS": columns, "STRIDE": stride, "KEPT": int(kept(stride)), "THREADS": THREADS}
     sizes |= {"SMOOTHED": int(smoothed), "EIGHT": eight}
-    return with_macros(sizes, *(("eight.cuh", "loss.cu") if eight else ("loss.cu",)))
+    return with_macros(sizes, "floats.cuh", *(("eight.cuh",) if eight else ()), "loss.cu")
 
 
 def fits(logits: Tensor) -> bool:

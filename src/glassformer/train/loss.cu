@@ -6,9 +6,8 @@
 //
 // Macros: THREADS; COLUMNS, and STRIDE from row to row, a multiple of 8: columns from COLUMNS on are no logits, whatever
 // they hold, and their gradient is 0. EIGHT: unless 0, the gradient is written in e5m2, times EIGHT (a power of two),
-// after the text of eight.cuh. tests/train compiles the same text for a CPU.
+// after the text of eight.cuh. That of floats.cuh stands before it. tests/train compiles the same text for a CPU.
 
-typedef unsigned int u32;
 typedef unsigned short u16;
 
 struct alignas(16) Pack { u32 word[4]; };  // eight numbers
@@ -38,7 +37,6 @@ struct Given {
 #define PART (COLUMNS % 8)        // logits of the last one, unless it is full
 #define EVERYONE 0xffffffffu
 #define NOTHING __uint_as_float(0xff800000u)
-#define TO_BITS 1.4426950408889634f  // exp(x) = 2^(x log2 e)
 #define TIMES (EIGHT ? (float)EIGHT : 1.f)
 
 #ifdef __CUDACC__
@@ -52,16 +50,6 @@ __device__ inline void ask(Pack* kept, const Pack* at) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(here), "l"(at));
 }
 __device__ inline void asked() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ inline float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline u32 narrowed(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
 #if EIGHT
 __device__ inline void put(Made* at, const Made& p) {
     asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(p.word[0]), "r"(p.word[1]) : "memory");
@@ -76,9 +64,6 @@ __device__ inline void put(Made* at, const Made& p) {
 #else
 #include "emulated_loss.h"
 #endif
-
-__device__ inline float low(u32 both) { return __uint_as_float(both << 16); }
-__device__ inline float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 
 // Two sums of exponentials, each 2^highest times its sum, as one.
 __device__ inline void merge(float& highest, float& sum, float other_highest, float other_sum) {
