@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from glassformer import cli
+from glassformer.cli import gathered, main, options_of_several
 from glassformer.cli.training import _prompt
 from glassformer.tour import Plan
 from tests.cli.asking import run, run_json
@@ -121,3 +123,37 @@ def test_each_bad_run_gets_one_sentence_and_exit_2(capsys, tmp_path, mistake):
     assert code == 2
     assert words in err
     assert len(err.strip().splitlines()) == 1, err
+
+
+def test_an_option_given_twice_keeps_both_values(capsys):
+    """The parser alone would forget the first, and train with the recipe's rate."""
+    assert main(["train", "--set", "optim.lr=-1", "--set", "optim.warp=1"]) == 2
+    assert "optim.warp" in capsys.readouterr().err
+    assert main(["train", "--set", "optim.lr=-1", "--set", "loop.steps=1"]) == 2
+    assert "optim.lr=-1.0 must be positive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [
+        ("train r.toml --set a=1 --set b=2 c=3 --json", "train r.toml --set a=1 b=2 c=3 --json"),
+        ("train --set a=1 --json --set=b=2", "train --set a=1 b=2 --json"),
+        ("bench decode --against x --rounds 1 --against y", "bench decode --against x y --rounds 1"),
+        ("train --resume a --resume b", "train --resume a --resume b"),
+    ],
+)
+def test_values_are_gathered_where_an_option_stands_first(told, wanted):
+    assert gathered(told.split(), ["--set", "--against"]) == wanted.split()
+
+
+def test_which_options_take_several_values_is_read_off_the_verbs():
+    found = {verb: options for verb, function in cli._verbs().items() if (options := options_of_several(function))}
+    assert found == {
+        "train": ["--set"],
+        "sample": ["--stop"],
+        "check": ["--names"],  # which nobody can give by that name
+        "doctor": ["--expect"],
+        "compare": ["--tokens"],
+        "bench": ["--against", "--precision"],
+        "serve": ["--model"],
+    }

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verbs = _verbs()
         if alone:
             signal.signal(signal.SIGINT, _interrupt)
+        if told and told[0] in verbs:
+            told = gathered(told, options_of_several(verbs[told[0]]))
         return tyro.extras.subcommand_cli_from_dict(
             verbs, prog="glass", description="glassformer: the Transformer you can see through.", args=told
         )
@@ -50,6 +52,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if alone:
             _end()
+
+
+def options_of_several(verb: Callable[..., int]) -> list[str]:
+    """Options of a verb that take several values."""
+    hints = get_type_hints(verb, include_extras=True)
+    return [
+        f"--{name.replace('_', '-')}"
+        for name, hint in hints.items()
+        if get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) in (tuple, list)
+    ]
+
+
+def gathered(told: Sequence[str], options: Sequence[str]) -> list[str]:
+    """What was told, with all values of these options where each stands first.
+
+    The parser would forget `--set a=1` in `--set a=1 --set b=2`, and say nothing.
+    """
+    rest: list[str] = []
+    values: dict[str, list[str]] = {}
+    taking = rest
+    for word in told:
+        name, equals, value = word.partition("=")
+        if name in options:
+            if name not in values:
+                rest.append(name)
+            taking = values.setdefault(name, [])
+            taking += [value] if equals else []
+            continue
+        if word.startswith("-"):
+            taking = rest
+        taking.append(word)
+    return [part for word in rest for part in (word, *values.get(word, ()))]
 
 
 def _verbs() -> dict[str, Callable[..., int]]:
