@@ -355,6 +355,38 @@ def exponentials_equal_their_definition() -> Iterator[Finding]:
         yield Finding.judge(f"exponentials: padding and rows ignored, {size}", nothing, 0, "their sum")
 
 
+def causal_attention_equals_its_definition() -> Iterator[Finding]:
+    """Against float64 on a CPU, with cuDNN's own gradient beside it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from glassformer.train import causal
+
+    for B, T, H, as_one in ((2, 1024, 3, True), (3, 256, 50, False), (1, 128, 1, True)):
+        given = torch.randn(B, T, 3 * H * 64, generator=torch.Generator().manual_seed(T)).bfloat16()
+        parts = [given] if as_one else [t.contiguous() for t in given.chunk(3, -1)]
+        d_out = torch.randn(B, T, H * 64, generator=torch.Generator().manual_seed(H)).bfloat16()
+        exact, on_gpu = [t.double() for t in parts], [t.cuda() for t in parts]
+        out, logs = causal.forward(exact, H, 0.125)
+        wanted = causal.backward(exact, out, logs, d_out.double(), H, 0.125)
+        found_out, found_logs = causal.forward(on_gpu, H, 0.125)
+        found = causal.backward(on_gpu, found_out, found_logs, d_out.cuda(), H, 0.125)
+        again = causal.backward(on_gpu, found_out, found_logs, d_out.cuda(), H, 0.125)
+        q, k, v = (t.unflatten(-1, (H, 64)).transpose(1, 2).cuda().requires_grad_() for t in given.chunk(3, -1))
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.125)
+        peer = torch.autograd.grad(o, (q, k, v), d_out.cuda().unflatten(-1, (H, 64)).transpose(1, 2))
+        name = f"causal attention, {B} x {T}, {H} heads"
+        far = float((found_logs.cpu() - logs).abs().max())
+        yield Finding.judge(f"{name}: logarithms", far, 1e-5, "against float64")
+        for which, a, b, p in zip(
+            "qkv", *(t.chunk(3, -1) if as_one else t for t in (found, wanted)), peer, strict=True
+        ):
+            there = p.transpose(1, 2).flatten(2).cpu()
+            apart, peers = (float((t.cpu() - b).norm() / b.norm()) for t in (a, there))
+            yield Finding.judge(f"{name}: d{which}", apart, 2**-7, f"against float64; cuDNN {peers:.1e}")
+        yield Finding.judge(f"{name}: repeated", float((found != again).sum()), 0, "numbers that differ")
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was checked")
@@ -364,6 +396,7 @@ def main() -> int:
     checks = (
         tuned_products_equal_torchs,
         exponentials_equal_their_definition,
+        causal_attention_equals_its_definition,
         compiled_loss_has_the_plain_gradient,
         captured_step_equals_eager,
         triton_loss_equals_plain,

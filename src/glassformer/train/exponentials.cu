@@ -12,12 +12,7 @@
 // Barriers in shared memory tell an even round from an odd one, no more. So nobody waits for a round before the round
 // before it is known to be over; that is what `turns` and `board_free` are for beside `filled` and `emptied`.
 //
-// Macros: STAGES, CLUSTER, PANEL, DEPTH; after the text of floats.cuh. tests/train compiles the same text for a CPU.
-
-typedef unsigned long long u64;
-typedef unsigned short u16;
-
-struct alignas(64) Map { u64 word[16]; };  // what the copy engine is told of a matrix
+// Macros: STAGES, CLUSTER, PANEL, DEPTH; after the text of hopper.cuh. tests/train compiles the same text for a CPU.
 
 struct Given {
     Map hidden, weight, out;
@@ -32,105 +27,11 @@ struct Given {
 };
 
 #define TILE 128
-#define STEP 64                        // along the depth: rows of 128 bytes
 #define STEPS ((DEPTH + STEP - 1) / STEP)
 #define BYTES (TILE * 2 * STEP)        // of one factor's part of a stage
-#define BOX (64 * 128)                 // bytes of 64 rows of 64 numbers
 #define BOARD (4 * BOX)                // a tile of results
 #define THREADS 384
 #define FAR 1e30f                      // a sum of exponentials from there on is taken anew, from the highest logit
-
-#ifdef __CUDACC__
-#define MEMORY extern __shared__ __align__(1024) unsigned char memory[]
-__device__ inline u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ inline void begin_barrier(u32 at, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals));
-}
-__device__ inline void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ inline void expect(u32 at, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-__device__ inline void arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
-__device__ inline void arrive_in(u32 at, u32 block) {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(at), "r"(block)
-        : "memory");
-}
-__device__ inline bool is_over(u32 at, u32 round) {
-    u32 over;
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(over)
-                 : "r"(at), "r"(round & 1)
-                 : "memory");
-    return over;
-}
-__device__ inline void await(u32 at, u32 round) {
-    while (!is_over(at, round)) {}
-}
-__device__ inline void fetch(u32 to, const Map* from, int column, int row, u32 filled) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-        "l"((u64)from), "r"(column), "r"(row), "r"(filled)
-        : "memory");
-}
-__device__ inline void fetch_for_all(u32 to, const Map* from, int column, int row, u32 filled) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"((u64)from), "r"(column), "r"(row), "r"(filled), "h"((u16)((1 << CLUSTER) - 1))
-        : "memory");
-}
-__device__ inline void store(const Map* to, u32 from, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"((u64)to),
-                 "r"(column), "r"(row), "r"(from)
-                 : "memory");
-}
-__device__ inline void stores_are_a_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int LATER> __device__ inline void groups_were_read() {  // all but some later ones
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LATER) : "memory");
-}
-__device__ inline void all_is_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-__device__ inline void put(u32 at, u32 word) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(word)); }
-__device__ inline void puts_are_seen_by_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ inline void meet(u32 group) { asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); }
-__device__ inline void meet_cluster() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ inline u32 place_in_cluster() {
-    u32 place;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(place));
-    return place;
-}
-__device__ inline bool chosen() {  // one lane of a warp, and the compiler knows
-    u32 it;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(it));
-    return it;
-}
-#define FEWER_REGISTERS asm volatile("setmaxnreg.dec.sync.aligned.u32 40;")
-#define MORE_REGISTERS asm volatile("setmaxnreg.inc.sync.aligned.u32 232;")
-__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_are_a_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LATER> __device__ inline void products_are_made() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
-}
-// A matrix in shared memory as the tensor cores are told of it: rows of 128 bytes, eight rows after eight rows.
-__device__ inline u64 described(u32 at) { return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
-// d, 64 rows of 128 of which a thread has 64 numbers, is or grows by 64 x 16 times (128 x 16)^T.
-__device__ inline void multiply(float* d, u32 left, u32 right, bool grows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
-        "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,"
-        "%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;\n}"
-        : D16(0), D16(16), D16(32), D16(48)
-        : "l"(described(left)), "l"(described(right)), "r"((int)grows));
-}
-#else
-#include "emulated_exponentials.h"
-#endif
 
 // Of two rows, by a warp.
 __device__ inline float dot(const u16* x, const u16* y, int lane) {
@@ -263,8 +164,8 @@ __device__ inline void finish(float (&d)[2][64], const Given& a, int row, int co
             sum += __shfl_xor_sync(~0u, sum, 2);
             if (pair == 0 && r < a.rows) a.sums[(long long)(column / TILE) * a.rows + r] = sum;
         }
-        puts_are_seen_by_stores();
-        meet(group);
+        puts_are_seen();
+        meet<128>(group);
         if (t == 0) {
             for (int b = 0; b < 2; b++) store(&a.out, board + (2 * h + b) * BOX, column + 64 * b, row + 64 * h);
             stores_are_a_group();
@@ -274,7 +175,7 @@ __device__ inline void finish(float (&d)[2][64], const Given& a, int row, int co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __grid_constant__ Given a) {
-    MEMORY;
+    MEMORY(STAGES * 2 * BYTES + BOARD);
     __shared__ u64 barriers[2 * STAGES + 4];
     const int t = threadIdx.x, lane = t & 31;
     const u32 group = t >> 7, member = CLUSTER > 1 ? place_in_cluster() : 0;
@@ -291,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __gr
     meet_cluster();
 
     if (group == 0) {
-        FEWER_REGISTERS;
+        FEWER_REGISTERS(40);
         if (t < 32 && chosen()) {
             u32 n = 0;  // steps so far, of all tiles
             for (int work = first; work < high * wide; work += step) {
@@ -303,13 +204,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __gr
                     expect(bar, 2 * BYTES);
                     fetch(at, &a.hidden, k * STEP, row, bar);
                     const u32 part = at + BYTES + member * (BYTES / CLUSTER);
-                    if (CLUSTER > 1) fetch_for_all(part, &a.weight, k * STEP, column, bar);
+                    if (CLUSTER > 1) fetch_for_all<CLUSTER>(part, &a.weight, k * STEP, column, bar);
                     else fetch(part, &a.weight, k * STEP, column, bar);
                 }
             }
         }
     } else {
-        MORE_REGISTERS;
+        MORE_REGISTERS(232);
         u32 round = group - 1;  // tiles of both groups so far
         for (int work = first + (int)round * step; work < high * wide; work += 2 * step, round += 2) {
             const Place p = place(work, high, wide);
@@ -318,14 +219,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __gr
             if (round > 0) await(turns + 8 * (group - 1), (round - 1) >> 1);
 #pragma unroll 1
             for (int k = 0; k < STEPS; k++, n++) {
-                const u32 stage = n % STAGES, at = stages + stage * 2 * BYTES;
+                const u32 stage = n % STAGES, left = handle(stages + stage * 2 * BYTES), right = left + BYTES / 16;
                 await(filled + 8 * stage, n / STAGES);
                 products_begin();
 #pragma unroll
                 for (int part = 0; part < 4; part++)
 #pragma unroll
                     for (int h = 0; h < 2; h++)
-                        multiply(d[h], at + h * BOX + 32 * part, at + BYTES + 32 * part, (k | part) != 0);
+                        multiply(d[h], left + h * (BOX / 16) + 2 * part, right + 2 * part, (k | part) != 0);
                 products_are_a_group();
                 if (k > 0) {
                     products_are_made<1>();

@@ -48,7 +48,7 @@ class Given(ctypes.Structure):
 @cache
 def source(depth: int) -> str:
     sizes = {"STAGES": STAGES, "CLUSTER": CLUSTER, "PANEL": PANEL, "DEPTH": depth}
-    return with_macros(sizes, "floats.cuh", "exponentials.cu")
+    return with_macros(sizes, "floats.cuh", "hopper.cuh", "exponentials.cu")
 
 
 @torch.compiler.assume_constant_result

@@ -223,8 +223,11 @@ class Float8Attention(JoinedAttention):
 
     norms: Norms
 
+    def project_as_one(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
+        return projections(x, [self.q, self.k, self.v], expected_square(self.norms))
+
     def project(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
-        return tuple(projections(x, [self.q, self.k, self.v], expected_square(self.norms)))
+        return tuple(self.project_as_one(x))
 
 
 def enable(model: Model) -> None:

@@ -1,4 +1,4 @@
-// What exponentials.cu asks of a Hopper GPU, on a CPU (tests/emulated_cuda/cuda.h).
+// What hopper.cuh asks of the machine, on a CPU (tests/emulated_cuda/cuda.h).
 //
 // What runs beside the threads there happens here at the worst moment that is allowed: copies into shared memory at
 // once, products and copies out of it only when they are waited for. So what is not waited for is seen.
@@ -7,9 +7,20 @@
 #include <mutex>
 
 #define __grid_constant__
-#define MEMORY static thread_local __align__(1024) unsigned char memory[STAGES * 2 * BYTES + BOARD]
-#define FEWER_REGISTERS
-#define MORE_REGISTERS
+#define MEMORY(bytes) static thread_local __align__(1024) unsigned char memory[bytes]
+#define FEWER_REGISTERS(n)
+#define MORE_REGISTERS(n)
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+
+struct __align__(16) uint4 { u32 x, y, z, w; };
+struct float2 { float x, y; };
+struct __align__(16) float4 { float x, y, z, w; };
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <typename T> static inline T __ldcg(const T* at) { return *at; }
+static inline void add_to(float4* at, float4 v) { at->x += v.x, at->y += v.y, at->z += v.z, at->w += v.w; }
+static inline void __stcg(float4* at, float4 value) { *at = value; }
 
 // Addresses count from a place that each block has; the same one means the same variable in another block.
 static thread_local char anchor[16];
@@ -65,8 +76,12 @@ static void copy(char* to, const Map* from, int column, int row, char* filled) {
 static inline void fetch(u32 to, const Map* from, int column, int row, u32 filled) {
     copy(here(to), from, column, row, here(filled));
 }
-static inline void fetch_for_all(u32 to, const Map* from, int column, int row, u32 filled) {
-    for (int b = 0; b < CLUSTER; b++) copy(there(to, b), from, column, row, there(filled, b));
+static inline void fetch_bytes(u32 to, const void* from, u32 bytes, u32 filled) {
+    memcpy(here(to), from, bytes);
+    count(here(filled), 0, -(int)bytes);
+}
+template <int BLOCKS> static inline void fetch_for_all(u32 to, const Map* from, int column, int row, u32 filled) {
+    for (int b = 0; b < BLOCKS; b++) copy(there(to, b), from, column, row, there(filled, b));
 }
 
 // What is done later, in groups: of each thread.
@@ -79,7 +94,7 @@ struct Later {
             for (auto& act : groups[0]) act();
     }
 };
-static thread_local Later stores[THREADS], products[THREADS];
+static thread_local Later stores[384], products[384];
 static inline void store(const Map* to, u32 from, int column, int row) {
     char* kept = here(from);
     stores[threadIdx.x].open.push_back([=] {
@@ -94,10 +109,22 @@ static inline void stores_are_a_group() { stores[threadIdx.x].close(); }
 template <int LATER> static inline void groups_were_read() { stores[threadIdx.x].run(LATER); }
 static inline void all_is_stored() { stores[threadIdx.x].run(0); }
 static inline void put(u32 at, u32 word) { memcpy(here(at), &word, 4); }
-static inline void puts_are_seen_by_stores() {}
+static inline float2 take_two(u32 at) {
+    float2 two;
+    memcpy(&two, here(at), 8);
+    return two;
+}
+static inline void put_four(u32 at, u32 high, int step, const u32* words) {
+    const int lane = threadIdx.x & 31;
+    for (int i = 0; i < 4; i++) {
+        const int row = lane / 4 + 8 * (i & 1), unit = 2 * step + i / 2;
+        put(at + unit / 8 * high + row * 128 + ((unit % 8) ^ (row % 8)) * 16 + lane % 4 * 4, words[i]);
+    }
+}
+static inline void puts_are_seen() {}
 
 static thread_local int meeting[4], meetings[4];
-static inline void meet(u32 group) { wait_for(meeting[group], meetings[group], 128); }
+template <int COUNT> static inline void meet(u32 place) { wait_for(meeting[place], meetings[place], COUNT); }
 static std::atomic<long> met[64];
 static inline void meet_cluster() {
     const int cluster = blockIdx.x / CLUSTER, all = CLUSTER * blockDim.x;
@@ -113,16 +140,47 @@ template <int LATER> static inline void products_are_made() {
     products[threadIdx.x].run(LATER);
     __syncwarp();  // a warp multiplies as one
 }
+template <int N> static inline void settle(float (&)[N]) {}
+static inline u32 handle(u32 at) { return (u32)((int)at >> 4); }
+static inline int uniform(int x) { return x; }
 static inline float number(char* at) { return __uint_as_float((u32) * (u16*)swapped(at) << 16); }
-static inline void multiply(float* d, u32 left, u32 right, bool grows) {
-    char *a = here(left), *b = here(right);
+// d, 64 by `columns`, from factors of which `left` gives (row, k) and `right` (column, k).
+template <typename LEFT, typename RIGHT>
+static inline void multiply_later(float* d, int columns, bool grows, LEFT left, RIGHT right) {
     const int t = threadIdx.x & 127, row = 16 * (t / 32) + t % 32 / 4, column = 2 * (t % 4);
     products[threadIdx.x].open.push_back([=] {
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < columns / 2; i++) {
             const int r = row + 8 * (i / 2 % 2), c = 8 * (i / 4) + column + i % 2;
             float sum = grows ? d[i] : 0;
-            for (int k = 0; k < 16; k++) sum += number(a + r * 128 + 2 * k) * number(b + c * 128 + 2 * k);
+            for (int k = 0; k < 16; k++) sum += left(r, k) * right(c, k);
             d[i] = sum;
         }
     });
+}
+static inline void multiply(float* d, u32 left, u32 right, bool grows = false) {
+    char *a = here(left << 4), *b = here(right << 4);
+    multiply_later(d, 128, grows, [=](int r, int k) { return number(a + r * 128 + 2 * k); },
+                   [=](int c, int k) { return number(b + c * 128 + 2 * k); });
+}
+// A row of 16 is spread over the four threads that have it; others are asked for theirs.
+static thread_local const u32* kept[384];
+static inline void multiply_kept(float* d, const u32* left, u32 right, bool grows) {
+    char* b = here(right << 4);
+    const int first = threadIdx.x & ~3;
+    auto all = std::make_shared<std::vector<const u32*>>(4);
+    kept[threadIdx.x] = left;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) (*all)[i] = kept[first + i];
+    __syncwarp();
+    multiply_later(d, 64, grows,
+                   [=](int r, int k) {
+                       const u32 both = (*all)[k % 8 / 2][(r % 16) / 8 + 2 * (k / 8)];
+                       return __uint_as_float(k % 2 ? both & 0xffff0000u : both << 16);
+                   },
+                   [=](int c, int k) { return number(b + k * 128 + 2 * c); });
+}
+static inline void multiply_turned(float* d, u32 left, u32 right, bool grows = false) {
+    char *a = here(left << 4), *b = here(right << 4);
+    multiply_later(d, 64, grows, [=](int r, int k) { return number(a + k * 128 + 2 * r); },
+                   [=](int c, int k) { return number(b + k * 128 + 2 * c); });
 }

@@ -1,0 +1,293 @@
+// The gradient of causal attention with heads of 64 numbers, on Hopper GPUs; causal.py has the formulas.
+//
+// A block stays with a head until it is done: the keys and values of 128 places, and against them the queries of every 128
+// places from there on, to and fro. In a block
+//   one thread has the copy engine fetch them, a tile ahead;
+//   two groups of four warps have 64 of the keys each. p^T and dp^T, keys by queries, lie in registers as the tensor
+//   cores leave them, which is how they want p^T and ds^T for the gradients of values and keys. ds goes to shared
+//   memory for the gradient of queries, of which each group makes 64 rows, when it is through with the next tile: so
+//   one may be half a tile ahead of the other, and one takes exponentials while the other multiplies.
+// The gradient of a query grows with every 128 keys, in memory: a thread adds to what it has left there itself, and the
+// last time takes it. No other adds to it, so the sum has one order, and nothing is to be made zero before.
+//
+// What barriers in shared memory count, an even round or an odd one, nobody waits for before the round before is over.
+//
+// After the text of hopper.cuh. tests/train compiles the same text for a CPU.
+
+struct Given {
+    Map query, key, value, d_out, d_query, d_key, d_value;  // (batch time, heads 64)
+    const uint4 *results, *d_results;  // of attention: (batch, time, heads, 64)
+    const float* logs;                 // (batch heads, time): logarithm of the sum of exponentials
+    float *bits, *means;               // the same: to base 2; and the sum of p dp
+    float4* sums;                      // (blocks, time / 128, 8, 256): gradients of queries, as threads have them
+    float scale;
+    int heads, time, count;  // count: of heads in the batch
+};
+
+#define TILE 128
+#define PART (2 * BOX)  // 128 rows
+#define PAIR (2 * PART)
+#define KEYS 0
+#define QUERIES (2 * PAIR)
+#define SLOPES (4 * PAIR)
+#define BOARD (6 * PAIR)
+#define ROWS (BOARD + 4 * BOX)
+#define BARRIERS (ROWS + 2 * 2 * 4 * TILE)
+#define SHARED (BARRIERS + 128)
+#define THREADS 384
+
+// Of each query, by eight lanes: sum of p dp = sum of o do.
+extern "C" __global__ void __launch_bounds__(256) find_means(const __grid_constant__ Given a) {
+    const long long at = (long long)blockIdx.x * 256 + threadIdx.x, row = at / 8;  // of batch, time, heads
+    if (row >= (long long)a.count * a.time) return;
+    const uint4 x = a.results[at], y = a.d_results[at];
+    float sum = low(x.x) * low(y.x) + high(x.x) * high(y.x) + low(x.y) * low(y.y) + high(x.y) * high(y.y);
+    sum += low(x.z) * low(y.z) + high(x.z) * high(y.z) + low(x.w) * low(y.w) + high(x.w) * high(y.w);
+    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    const long long place = row / a.heads, to = (place / a.time * a.heads + row % a.heads) * a.time + place % a.time;
+    if (at % 8 == 0) a.means[to] = sum, a.bits[to] = a.logs[to] * TO_BITS;
+}
+
+struct Place {  // of a tile: a head, a block of keys, a block of queries
+    int head, j, i;
+    __device__ bool is_first(int blocks) const { return i == (j & 1 ? blocks - 1 : j); }
+    __device__ bool is_last(int blocks) const { return i == (j & 1 ? j : blocks - 1); }
+    __device__ void move(int blocks, int step) {
+        if (!is_last(blocks)) {
+            i += j & 1 ? -1 : 1;
+            return;
+        }
+        if (++j == blocks) j = 0, head += step;
+        i = j & 1 ? blocks - 1 : j;
+    }
+};
+
+__device__ inline void fetch_all(const Given& a, u32 memory, u32 filled, u32 emptied, int blocks) {
+    u32 n = 0, round = 0;
+    for (Place p{(int)blockIdx.x, 0, 0}; p.head < a.count; p.move(blocks, gridDim.x), n++) {
+        const int column = p.head % a.heads * 64, row = p.head / a.heads * a.time;
+        if (p.is_first(blocks)) {
+            const u32 stage = round & 1, at = memory + KEYS + stage * PAIR, bar = filled + 16 + 8 * stage;
+            if (round >= 2) await(emptied + 16 + 8 * stage, round / 2 - 1);
+            expect(bar, PAIR);
+            fetch(at, &a.key, column, row + p.j * TILE, bar);
+            fetch(at + PART, &a.value, column, row + p.j * TILE, bar);
+            round++;
+        }
+        const u32 stage = n & 1, at = memory + QUERIES + stage * PAIR, bar = filled + 8 * stage;
+        const u32 numbers = memory + ROWS + stage * 8 * TILE;
+        const long long first = (long long)p.head * a.time + p.i * TILE;
+        if (n >= 2) await(emptied + 8 * stage, n / 2 - 1);
+        expect(bar, PAIR + 8 * TILE);
+        fetch(at, &a.query, column, row + p.i * TILE, bar);
+        fetch(at + PART, &a.d_out, column, row + p.i * TILE, bar);
+        fetch_bytes(numbers, a.bits + first, 4 * TILE, bar);
+        fetch_bytes(numbers + 4 * TILE, a.means + first, 4 * TILE, bar);
+    }
+}
+
+// 64 keys by 128 queries, or values by gradients of results.
+__device__ inline void begin_scores(float (&d)[64], u32 left, u32 right) {
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (k == 0) multiply(d, left, right);
+        else multiply(d, left + 2 * k, right + 2 * k, true);
+    }
+    products_are_a_group();
+}
+
+// d grows by (64 keys by 128 queries) times (128 queries by 64).
+__device__ inline void begin_gradient(float (&d)[32], const u32 (&left)[32], u32 right, bool grows) {
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 8; k++) multiply_kept(d, left + 4 * k, right + 128 * k, grows || k > 0);
+    products_are_a_group();
+}
+
+// p, from scores that become no use; keys in rows 16 warp + lane / 4 and eight below, of 8 queries a thread has two.
+__device__ inline void take_powers(float (&scores)[64], u32 (&p)[32], u32 bits, float scale, int key, bool is_diagonal) {
+    const int pair = 2 * (threadIdx.x & 3);
+    if (is_diagonal) {
+#pragma unroll
+        for (int i = 0; i < 64; i++)
+            if (key + 8 * (i >> 1 & 1) > 8 * (i >> 2) + pair + (i & 1)) scores[i] = -1e30f;
+    }
+#pragma unroll
+    for (int c = 0; c < 16; c++) {
+        const float2 b = take_two(bits + 4 * (8 * c + pair));
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float x = power(scores[4 * c + 2 * h] * scale - b.x), y = power(scores[4 * c + 2 * h + 1] * scale - b.y);
+            p[2 * c + h] = narrowed(x, y);
+        }
+    }
+}
+
+// ds = p (dp - mean), to registers and to shared memory.
+__device__ inline void take_slopes(const float (&dp)[64], const u32 (&p)[32], u32 (&ds)[32], u32 means, u32 to) {
+    const int pair = 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int s = 0; s < 8; s++) {
+#pragma unroll
+        for (int c = 2 * s; c < 2 * s + 2; c++) {
+            const float2 m = take_two(means + 4 * (8 * c + pair));
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                ds[2 * c + h] = narrowed(low(p[2 * c + h]) * (dp[4 * c + 2 * h] - m.x),
+                                         high(p[2 * c + h]) * (dp[4 * c + 2 * h + 1] - m.y));
+        }
+        put_four(to, PART, s, ds + 4 * s);
+    }
+}
+
+// (64 queries by 128 keys) times (128 keys by 64).
+__device__ inline void begin_queries(float (&dq)[32], u32 slopes, u32 keys) {
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (k == 0) multiply_turned(dq, slopes, keys);
+        else multiply_turned(dq, slopes + 128 * k, keys + 128 * k, true);
+    }
+    products_are_a_group();
+}
+
+// What a group has made, on its way to memory.
+struct Giver {
+    const Given& a;
+    u32 group, board, uses;  // of its places on the board
+    float4* sums;
+
+    // 64 rows, of a head's block of 128, through the board.
+    __device__ void give(const float (&d)[32], float factor, const Map* to, int head, int block) {
+        const int t = threadIdx.x & 127;
+        const u32 at = board + (uses++ & 1) * BOX;
+        if (t == 0) groups_were_read<1>();
+        meet<128>(group + 1);
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            u32 words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) words[i] = narrowed(d[8 * s + 2 * i] * factor, d[8 * s + 2 * i + 1] * factor);
+            put_four(at + (t >> 5) * 16 * 128, BOX, s, words);
+        }
+        puts_are_seen();
+        meet<128>(group + 1);
+        if (t > 0) return;
+        store(to, at, head % a.heads * 64, head / a.heads * a.time + block * TILE + group * 64);
+        stores_are_a_group();
+    }
+    // The gradient of 64 queries, as far as 128 keys give it. Their own keys, on the diagonal, are the last.
+    __device__ void give_queries(float (&d)[32], const Place& p) {
+        float4* const at = sums + p.i * 8 * 256;
+        if (p.i != p.j) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                const float4 x = make_float4(d[4 * c], d[4 * c + 1], d[4 * c + 2], d[4 * c + 3]);
+                if (p.j == 0) __stcg(at + c * 256, x);
+                else add_to(at + c * 256, x);
+            }
+            return;
+        }
+        if (p.j > 0) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                const float4 x = __ldcg(at + c * 256);
+                d[4 * c] += x.x, d[4 * c + 1] += x.y, d[4 * c + 2] += x.z, d[4 * c + 3] += x.w;
+            }
+        }
+        give(d, a.scale, &a.d_query, p.head, p.i);
+    }
+};
+
+__device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied, int blocks, u32 group) {
+    const int t = threadIdx.x & 127, lane = t & 31, warp = uniform(t >> 5);
+    const float scale = a.scale * TO_BITS;
+    const u32 keys0 = handle(memory + KEYS), queries0 = handle(memory + QUERIES), slopes0 = handle(memory + SLOPES);
+    const u32 written = filled + 64, read = filled + 80;  // slopes
+    Giver giver{a, group, memory + BOARD + group * 2 * BOX, 0,
+                a.sums + (long long)blockIdx.x * blocks * 8 * 256 + group * 128 + t};
+    float s[64], dp[64], dk[32], dv[32], dq[32];
+    u32 p[32], ds[32], n = 0, round = 0, keys_before = keys0;
+    Place now{(int)blockIdx.x, 0, 0}, before = now;
+    if (now.head >= a.count) return;
+    await(filled + 16, 0);
+    await(filled, 0);
+    begin_scores(s, keys0 + group * (BOX / 16), queries0);
+    products_are_made<0>();
+    settle(s);
+#pragma unroll 1
+    for (bool more = true; more; n++) {
+        const u32 odd = n & 1, keys = keys0 + (round & 1) * (PAIR / 16), queries = queries0 + odd * (PAIR / 16);
+        const u32 numbers = memory + ROWS + odd * 8 * TILE;
+        const bool is_first = now.is_first(blocks);
+        begin_scores(dp, keys + (PART + group * BOX) / 16, queries + PART / 16);
+        take_powers(s, p, numbers, scale, group * 64 + warp * 16 + lane / 4, now.i == now.j);
+        begin_gradient(dv, p, queries + PART / 16, !is_first);
+        products_are_made<1>();
+        settle(dp);
+        if (n > 1) await(read + 8 * odd, n / 2 - 1);
+        take_slopes(dp, p, ds, numbers + 4 * TILE, memory + SLOPES + odd * PAIR + (group * 64 + warp * 16) * 128);
+        puts_are_seen();
+        __syncwarp();
+        if (lane == 0) arrive(written + 8 * odd);
+        if (n > 0) await(written + 8 * (odd ^ 1), (n - 1) / 2);
+        // in the first tile of something that nobody reads
+        begin_queries(dq, slopes0 + ((odd ^ 1) * PAIR + group * PART) / 16, keys_before);
+        begin_gradient(dk, ds, queries, !is_first);
+        products_are_made<1>();
+        settle(dq);
+        if (lane == 0 && n > 0) {
+            arrive(read + 8 * (odd ^ 1));
+            if (before.is_last(blocks)) arrive(emptied + 16 + 8 * ((round - 1) & 1));
+        }
+        const Place done = now;
+        const bool was_last = now.is_last(blocks);
+        now.move(blocks, gridDim.x);
+        more = now.head < a.count;
+        if (more) {
+            if (was_last) await(filled + 16 + 8 * ((round + 1) & 1), (round + 1) / 2);
+            await(filled + 8 * (odd ^ 1), (n + 1) / 2);
+        }
+        // after the last tile of something that nobody reads: a branch here would cost every tile
+        begin_scores(s, keys0 + (((round + was_last) & 1) * PAIR + group * BOX) / 16, queries0 + (odd ^ 1) * (PAIR / 16));
+        products_are_made<1>();
+        settle(dk);
+        settle(dv);
+        if (lane == 0) arrive(emptied + 8 * odd);
+        if (n > 0) giver.give_queries(dq, before);
+        if (was_last) {
+            giver.give(dv, 1.f, &a.d_value, done.head, done.j);
+            giver.give(dk, a.scale, &a.d_key, done.head, done.j);
+            round++;
+        }
+        before = done, keys_before = keys;
+        products_are_made<0>();
+        settle(s);
+    }
+    await(written + 8 * ((n - 1) & 1), (n - 1) / 2);
+    begin_queries(dq, slopes0 + (((n - 1) & 1) * PAIR + group * PART) / 16, keys_before);
+    products_are_made<0>();
+    settle(dq);
+    giver.give_queries(dq, before);
+    if (t == 0) all_is_stored();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) causal_backward(const __grid_constant__ Given a) {
+    MEMORY(SHARED);
+    const int t = threadIdx.x, blocks = a.time / TILE;
+    const u32 group = uniform(t >> 7), base = address(memory), filled = base + BARRIERS, emptied = filled + 32;
+    if (t == 0) {
+        for (int i = 0; i < 4; i++) begin_barrier(filled + 8 * i, 1), begin_barrier(emptied + 8 * i, 8);
+        for (int i = 8; i < 12; i++) begin_barrier(filled + 8 * i, 8);
+        barriers_begun();
+    }
+    __syncthreads();
+    if (group == 0) {
+        FEWER_REGISTERS(24);
+        if (t < 32 && chosen()) fetch_all(a, base, filled, emptied, blocks);
+    } else {
+        MORE_REGISTERS(240);
+        work(a, base, filled, emptied, blocks, group - 1);
+    }
+}

@@ -1,0 +1,146 @@
+"""Causal attention and its gradient: the definition against autograd, the CUDA kernels on a CPU against that."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from glassformer import config as c
+from glassformer.train import causal, joined
+from glassformer.train.objective import Batch, summed_loss
+from glassformer.train.run import Loss
+from tests.emulated_cuda import built, needs_compiler
+from tests.train.test_exponentials import emulated_map
+from tests.variants import decoder, lively
+
+BF = torch.bfloat16
+
+
+def numbers(B, T, H, K, as_one, dtype=BF):
+    generator = torch.Generator().manual_seed(T + H)
+    given = torch.randn(B, T, 3 * H * K, generator=generator).to(dtype)
+    return [given] if as_one else [t.contiguous() for t in given.chunk(3, -1)]
+
+
+def plain(given, heads, scale):
+    three = given[0].chunk(3, -1) if len(given) == 1 else given
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in three)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("as_one", [True, False])
+def test_the_definition_is_attention_and_its_gradient(as_one):
+    given = [t.requires_grad_() for t in numbers(2, 9, 3, 5, as_one, torch.float64)]
+    d_out = torch.randn(2, 9, 15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted, found = plain(given, 3, 0.3), causal.attend(given, 3, 0.3)
+    assert torch.allclose(wanted, found, rtol=1e-12)
+    for a, b in zip(torch.autograd.grad(wanted, given, d_out), torch.autograd.grad(found, given, d_out), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("as_one", [True, False])
+def test_operators_keep_torchs_rules(as_one):
+    given = numbers(2, 8, 2, 4, as_one)
+    out, logs = causal.forward(given, 2, 0.5)
+    torch.library.opcheck(causal.forward, (given, 2, 0.5))
+    torch.library.opcheck(causal.backward, (given, out, logs, torch.ones_like(out), 2, 0.5))
+
+
+@cache
+def library(folder):
+    return built(causal.source(), "causal_backward", folder, Path(__file__).parent, "find_means")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+def run(given, d_out, heads, scale, folder, blocks):
+    """Both kernels, as the operator launches them."""
+    out, logs = causal.forward(given, heads, scale)
+    B, T, _ = out.shape
+    nothing = float("nan")
+    d = torch.full_like(causal._room(given), nothing)
+    bits, means = torch.full((2, B * heads, T), nothing)
+    sums = torch.full((blocks, T, causal.WIDTH), nothing)
+    places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
+    argument = causal.Given(
+        **{name: emulated_map(*of) for name, of in causal.matrices(given, d_out, d).items()},
+        **{name: t.data_ptr() for name, t in places.items()},
+        scale=scale,
+        heads=heads,
+        time=T,
+        count=B * heads,
+    )
+    made = library(folder)
+    assert made.size() == ctypes.sizeof(causal.Given)
+    made.run_find_means(ctypes.byref(argument), -(-B * heads * T // 32), 256)
+    made.run(ctypes.byref(argument), blocks, causal.THREADS)
+    return d, causal.backward(given, out, logs, d_out, heads, scale)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("batch", "time", "heads", "blocks", "as_one"),
+    [
+        (1, 128, 3, 2, True),  # a head is a tile, and one of two blocks has two
+        (2, 384, 2, 3, False),  # queries go to and fro; one block has two heads
+        pytest.param(1, 1024, 1, 1, True, marks=pytest.mark.slow),
+        pytest.param(1, 640, 5, 2, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernels_are_the_definition(batch, time, heads, blocks, as_one, folder):
+    given = numbers(batch, time, heads, causal.WIDTH, as_one)
+    d_out = torch.randn(batch, time, heads * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
+    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks))
+    # p and ds are rounded to 8 bits before they are multiplied, and so is the result: 2^-9 root mean square each
+    parts = zip(*(t.chunk(3, -1) if as_one else t for t in (found, wanted)), strict=True)
+    for a, b in parts:
+        assert (a - b).norm() < 2**-7 * b.norm()
+        rows = (a - b).flatten(0, 1).norm(dim=1) / b.flatten(0, 1).norm(dim=1).clamp(min=1e-2)
+        assert rows.max() < 2**-5
+
+
+@needs_compiler
+def test_it_is_the_same_each_time_and_what_is_no_number_stays_none(folder):
+    given, d_out = numbers(1, 256, 1, causal.WIDTH, True), torch.ones(1, 256, causal.WIDTH, dtype=BF)
+    (first, _), (second, _) = (run(given, d_out, 1, 0.2, folder, 1) for _ in range(2))
+    assert torch.equal(first, second)
+    given[0][0, 200, 70] = float("nan")  # a key, which queries before it do not see
+    found, wanted = run(given, d_out, 1, 0.2, folder, 1)
+    assert torch.equal(found.isnan().any(-1), wanted.isnan().any(-1))
+
+
+def test_a_gpu_is_to_be_busy(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(causal, "available", lambda: True)
+    monkeypatch.setattr(causal, "blocks", lambda: 132)
+    assert causal.suits(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
+    assert not causal.suits(12, 1024, 12, 64, gpu)  # 144 heads in two rounds
+    assert not causal.suits(8, 1024, 12, 64, gpu)
+    assert not any(causal.suits(64, T, 12, K, gpu) for T, K in ((1000, 64), (1024, 32), (2048, 64), (0, 64)))
+    assert not causal.suits(64, 1024, 12, 64, torch.device("cpu"))
+
+
+def gradients(model):
+    ids = torch.randint(0, model.config.vocab_size, (3, 12), generator=torch.Generator().manual_seed(0))
+    model.zero_grad()
+    with torch.autocast("cpu", BF):
+        total, _ = summed_loss(model.train(), Batch(ids[:, :-1], ids[:, 1:]), Loss(), True)
+    total.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_a_model_trains_through_it(monkeypatch):
+    model = lively(decoder(attention=c.Attention(n_heads=2)))[0]
+    wanted, used = gradients(model), []
+    joined.enable(model)
+    monkeypatch.setattr(causal, "suits", lambda *sizes: used.append(sizes) or True)
+    for name, found in gradients(model).items():
+        if not name.endswith("attention.k.bias"):  # has no gradient but rounding
+            assert (found - wanted[name]).norm() < 0.05 * wanted[name].norm(), name
+    assert used == [(3, 11, 2, model.config.d_head, torch.device("cpu"))] * model.config.n_layers
