@@ -44,11 +44,11 @@ __device__ inline void fetch(u32 to, const Map* from, int column, int row, u32 f
         "l"((u64)from), "r"(column), "r"(row), "r"(filled)
         : "memory");
 }
-template <int CLUSTER> __device__ inline void fetch_for_all(u32 to, const Map* from, int column, int row, u32 filled) {
+template <int BLOCKS> __device__ inline void fetch_for_all(u32 to, const Map* from, int column, int row, u32 filled) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"((u64)from), "r"(column), "r"(row), "r"(filled), "h"((u16)((1 << CLUSTER) - 1))
+        "l"((u64)from), "r"(column), "r"(row), "r"(filled), "h"((u16)((1 << BLOCKS) - 1))
         : "memory");
 }
 __device__ inline void fetch_bytes(u32 to, const void* from, u32 bytes, u32 filled) {
@@ -86,8 +86,8 @@ __device__ inline void add_to(float4* at, float4 x) {
                  : "memory");
 }
 __device__ inline void puts_are_seen() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-template <int THREADS> __device__ inline void meet(u32 place) {
-    asm volatile("bar.sync %0, %1;" ::"r"(place), "n"(THREADS) : "memory");
+template <int COUNT> __device__ inline void meet(u32 place) {
+    asm volatile("bar.sync %0, %1;" ::"r"(place), "n"(COUNT) : "memory");
 }
 __device__ inline void meet_cluster() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
