@@ -366,17 +366,17 @@ def causal_attention_equals_its_definition() -> Iterator[Finding]:
         parts = [given] if as_one else [t.contiguous() for t in given.chunk(3, -1)]
         d_out = torch.randn(B, T, H * 64, generator=torch.Generator().manual_seed(H)).bfloat16()
         exact, on_gpu = [t.double() for t in parts], [t.cuda() for t in parts]
-        out, bits = causal.forward(exact, H, 0.125)
-        wanted = causal.backward(exact, out, bits, d_out.double(), H, 0.125)
-        found_out, found_bits = causal.forward(on_gpu, H, 0.125)
-        found = causal.backward(on_gpu, found_out, found_bits, d_out.cuda(), H, 0.125)
-        again = causal.backward(on_gpu, found_out, found_bits, d_out.cuda(), H, 0.125)
+        out, logs = causal.forward(exact, H, 0.125)
+        wanted = causal.backward(exact, out, logs, d_out.double(), H, 0.125)
+        found_out, found_logs = causal.forward(on_gpu, H, 0.125)
+        found = causal.backward(on_gpu, found_out, found_logs, d_out.cuda(), H, 0.125)
+        again = causal.backward(on_gpu, found_out, found_logs, d_out.cuda(), H, 0.125)
         q, k, v = (t.unflatten(-1, (H, 64)).transpose(1, 2).cuda().requires_grad_() for t in given.chunk(3, -1))
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.125)
         peer = torch.autograd.grad(o, (q, k, v), d_out.cuda().unflatten(-1, (H, 64)).transpose(1, 2))
         name = f"causal attention, {B} x {T}, {H} heads"
-        far = float((found_bits.cpu() - bits).abs().max())
+        far = float((found_logs.cpu() - logs).abs().max())
         yield Finding.judge(f"{name}: logarithms", far, 1e-5, "against float64")
         for which, a, b, p in zip(
             "qkv", *(t.chunk(3, -1) if as_one else t for t in (found, wanted)), peer, strict=True

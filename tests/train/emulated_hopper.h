@@ -76,7 +76,6 @@ static void copy(char* to, const Map* from, int column, int row, char* filled) {
 static inline void fetch(u32 to, const Map* from, int column, int row, u32 filled) {
     copy(here(to), from, column, row, here(filled));
 }
-static inline void fetch_to_cache(const Map*, int, int) {}
 static inline void fetch_bytes(u32 to, const void* from, u32 bytes, u32 filled) {
     memcpy(here(to), from, bytes);
     count(here(filled), 0, -(int)bytes);
@@ -114,11 +113,6 @@ static inline float2 take_two(u32 at) {
     float2 two;
     memcpy(&two, here(at), 8);
     return two;
-}
-static inline uint4 take_four(u32 at) {
-    uint4 four;
-    memcpy(&four, here(at), 16);
-    return four;
 }
 static inline void put_four(u32 at, u32 high, int step, const u32* words) {
     const int lane = threadIdx.x & 31;

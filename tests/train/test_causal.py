@@ -1,4 +1,4 @@
-"""Causal attention and its gradient: the definition against autograd, the CUDA kernel on a CPU against that."""
+"""Causal attention and its gradient: the definition against autograd, the CUDA kernels on a CPU against that."""
 
 import ctypes
 from functools import cache
@@ -44,14 +44,14 @@ def test_the_definition_is_attention_and_its_gradient(as_one):
 @pytest.mark.parametrize("as_one", [True, False])
 def test_operators_keep_torchs_rules(as_one):
     given = numbers(2, 8, 2, 4, as_one)
-    out, bits = causal.forward(given, 2, 0.5)
+    out, logs = causal.forward(given, 2, 0.5)
     torch.library.opcheck(causal.forward, (given, 2, 0.5))
-    torch.library.opcheck(causal.backward, (given, out, bits, torch.ones_like(out), 2, 0.5))
+    torch.library.opcheck(causal.backward, (given, out, logs, torch.ones_like(out), 2, 0.5))
 
 
 @cache
 def library(folder):
-    return built(causal.source(), "causal_backward", folder, Path(__file__).parent)
+    return built(causal.source(), "causal_backward", folder, Path(__file__).parent, "find_means")
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,16 @@ def folder(tmp_path_factory):
 
 
 def run(given, d_out, heads, scale, folder, blocks):
-    """As the operator launches it."""
-    out, bits = causal.forward(given, heads, scale)
+    """Both kernels, as the operator launches them."""
+    out, logs = causal.forward(given, heads, scale)
     B, T, _ = out.shape
     nothing = float("nan")
     d = torch.full_like(causal._room(given), nothing)
+    bits, means = torch.full((2, B * heads, T), nothing)
     sums = torch.full((blocks, T, causal.WIDTH), nothing)
-    places = {"results": out, "bits": bits, "sums": sums}
+    places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
     argument = causal.Given(
-        **{name: emulated_map(*of) for name, of in causal.matrices(given, out, d_out, d).items()},
+        **{name: emulated_map(*of) for name, of in causal.matrices(given, d_out, d).items()},
         **{name: t.data_ptr() for name, t in places.items()},
         scale=scale,
         heads=heads,
@@ -77,8 +78,9 @@ def run(given, d_out, heads, scale, folder, blocks):
     )
     made = library(folder)
     assert made.size() == ctypes.sizeof(causal.Given)
+    made.run_find_means(ctypes.byref(argument), -(-B * heads * T // 32), 256)
     made.run(ctypes.byref(argument), blocks, causal.THREADS)
-    return d, causal.backward(given, out, bits, d_out, heads, scale)
+    return d, causal.backward(given, out, logs, d_out, heads, scale)
 
 
 @needs_compiler
@@ -91,7 +93,7 @@ def run(given, d_out, heads, scale, folder, blocks):
         pytest.param(1, 640, 5, 2, True, marks=pytest.mark.slow),
     ],
 )
-def test_the_kernel_is_the_definition(batch, time, heads, blocks, as_one, folder):
+def test_the_kernels_are_the_definition(batch, time, heads, blocks, as_one, folder):
     given = numbers(batch, time, heads, causal.WIDTH, as_one)
     d_out = torch.randn(batch, time, heads * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
     found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks))
@@ -115,8 +117,7 @@ def test_it_is_the_same_each_time_and_what_is_no_number_stays_none(folder):
 
 def test_rows_may_be_parts_of_longer_ones():
     whole = torch.zeros(2, 128, 3 * 64, dtype=BF)
-    parts = whole.chunk(3, -1)
-    assert all(causal._rows(part).data_ptr() == part.data_ptr() for part in parts)
+    assert all(causal._rows(part).data_ptr() == part.data_ptr() for part in whole.chunk(3, -1))
     for apart in (whole[..., 1:65], whole.transpose(0, 1), whole[..., ::2]):
         taken = causal._rows(apart)
         assert torch.equal(taken, apart)

@@ -12,13 +12,14 @@
 //
 // What barriers in shared memory count, an even round or an odd one, nobody waits for before the round before is over.
 //
-// Macro: LONGEST; after the text of hopper.cuh. tests/train compiles the same text for a CPU.
+// After the text of hopper.cuh. tests/train compiles the same text for a CPU.
 
 struct Given {
-    Map query, key, value, out, d_out, d_query, d_key, d_value;  // (batch time, heads 64)
-    const uint4* results;  // `out`
-    const float* bits;     // (batch heads, time): logarithm of the sum of exponentials, to base 2
-    float4* sums;          // (blocks, time / 128, 8, 256): gradients of queries, as threads have them
+    Map query, key, value, d_out, d_query, d_key, d_value;  // (batch time, heads 64)
+    const uint4 *results, *d_results;  // of attention: (batch, time, heads, 64)
+    const float* logs;                 // (batch heads, time): logarithm of the sum of exponentials
+    float *bits, *means;               // the same: to base 2; and the sum of p dp
+    float4* sums;                      // (blocks, time / 128, 8, 256): gradients of queries, as threads have them
     float scale;
     int heads, time, count;  // count: of heads in the batch
 };
@@ -30,11 +31,22 @@ struct Given {
 #define QUERIES (2 * PAIR)
 #define SLOPES (4 * PAIR)
 #define BOARD (6 * PAIR)
-#define BITS (BOARD + 2 * BOX)
-#define MEANS (BITS + 2 * 4 * TILE)
-#define BARRIERS (MEANS + 4 * LONGEST)
+#define ROWS (BOARD + 4 * BOX)
+#define BARRIERS (ROWS + 2 * 2 * 4 * TILE)
 #define SHARED (BARRIERS + 128)
 #define THREADS 384
+
+// Of each query, by eight lanes: sum of p dp = sum of o do.
+extern "C" __global__ void __launch_bounds__(256) find_means(const __grid_constant__ Given a) {
+    const long long at = (long long)blockIdx.x * 256 + threadIdx.x, row = at / 8;  // of batch, time, heads
+    if (row >= (long long)a.count * a.time) return;
+    const uint4 x = a.results[at], y = a.d_results[at];
+    float sum = low(x.x) * low(y.x) + high(x.x) * high(y.x) + low(x.y) * low(y.y) + high(x.y) * high(y.y);
+    sum += low(x.z) * low(y.z) + high(x.z) * high(y.z) + low(x.w) * low(y.w) + high(x.w) * high(y.w);
+    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    const long long place = row / a.heads, to = (place / a.time * a.heads + row % a.heads) * a.time + place % a.time;
+    if (at % 8 == 0) a.means[to] = sum, a.bits[to] = a.logs[to] * TO_BITS;
+}
 
 struct Place {  // of a tile: a head, a block of keys, a block of queries
     int head, j, i;
@@ -63,12 +75,14 @@ __device__ inline void fetch_all(const Given& a, u32 memory, u32 filled, u32 emp
             round++;
         }
         const u32 stage = n & 1, at = memory + QUERIES + stage * PAIR, bar = filled + 8 * stage;
+        const u32 numbers = memory + ROWS + stage * 8 * TILE;
+        const long long first = (long long)p.head * a.time + p.i * TILE;
         if (n >= 2) await(emptied + 8 * stage, n / 2 - 1);
-        expect(bar, PAIR + 4 * TILE);
+        expect(bar, PAIR + 8 * TILE);
         fetch(at, &a.query, column, row + p.i * TILE, bar);
         fetch(at + PART, &a.d_out, column, row + p.i * TILE, bar);
-        fetch_bytes(memory + BITS + stage * 4 * TILE, a.bits + (long long)p.head * a.time + p.i * TILE, 4 * TILE, bar);
-        if (p.j == 0) fetch_to_cache(&a.out, column, row + p.i * TILE);
+        fetch_bytes(numbers, a.bits + first, 4 * TILE, bar);
+        fetch_bytes(numbers + 4 * TILE, a.means + first, 4 * TILE, bar);
     }
 }
 
@@ -138,48 +152,29 @@ __device__ inline void begin_queries(float (&dq)[32], u32 slopes, u32 keys) {
     products_are_a_group();
 }
 
-// Of each query of a tile, by two lanes of a group: sum of p dp = sum of o do, of which `o` is half of this one's row.
-__device__ inline void find_means(const uint4 (&o)[4], u32 d_out, u32 means) {
-    const int t = threadIdx.x & 127, row = t >> 1, half = t & 1;
-    float sum = 0;
-#pragma unroll
-    for (int u = 0; u < 4; u++) {
-        const uint4 x = o[u], y = take_four(d_out + row * 128 + (((4 * half + u) ^ (row & 7)) << 4));
-        sum += low(x.x) * low(y.x) + high(x.x) * high(y.x) + low(x.y) * low(y.y) + high(x.y) * high(y.y);
-        sum += low(x.z) * low(y.z) + high(x.z) * high(y.z) + low(x.w) * low(y.w) + high(x.w) * high(y.w);
-    }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    if (half == 0) put(means + 4 * row, __float_as_uint(sum));
-}
-__device__ inline void ask_results(const Given& a, const Place& p, u32 group, uint4 (&o)[4]) {
-    const int t = threadIdx.x & 127;
-    const long long row = (long long)(p.head / a.heads) * a.time + p.i * TILE + group * 64 + (t >> 1);
-#pragma unroll
-    for (int u = 0; u < 4; u++) o[u] = __ldcg(a.results + (row * a.heads + p.head % a.heads) * 8 + 4 * (t & 1) + u);
-}
-
 // What a group has made, on its way to memory.
 struct Giver {
     const Given& a;
-    u32 group, board;
+    u32 group, board, uses;  // of its places on the board
     float4* sums;
 
     // 64 rows, of a head's block of 128, through the board.
     __device__ void give(const float (&d)[32], float factor, const Map* to, int head, int block) {
         const int t = threadIdx.x & 127;
-        if (t == 0) groups_were_read<0>();
+        const u32 at = board + (uses++ & 1) * BOX;
+        if (t == 0) groups_were_read<1>();
         meet<128>(group + 1);
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             u32 words[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) words[i] = narrowed(d[8 * s + 2 * i] * factor, d[8 * s + 2 * i + 1] * factor);
-            put_four(board + (t >> 5) * 16 * 128, BOX, s, words);
+            put_four(at + (t >> 5) * 16 * 128, BOX, s, words);
         }
         puts_are_seen();
         meet<128>(group + 1);
         if (t > 0) return;
-        store(to, board, head % a.heads * 64, head / a.heads * a.time + block * TILE + group * 64);
+        store(to, at, head % a.heads * 64, head / a.heads * a.time + block * TILE + group * 64);
         stores_are_a_group();
     }
     // The gradient of 64 queries, as far as 128 keys give it. Their own keys, on the diagonal, are the last.
@@ -210,33 +205,29 @@ __device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied,
     const float scale = a.scale * TO_BITS;
     const u32 keys0 = handle(memory + KEYS), queries0 = handle(memory + QUERIES), slopes0 = handle(memory + SLOPES);
     const u32 written = filled + 64, read = filled + 80;  // slopes
-    Giver giver{a, group, memory + BOARD + group * BOX,
+    Giver giver{a, group, memory + BOARD + group * 2 * BOX, 0,
                 a.sums + (long long)blockIdx.x * blocks * 8 * 256 + group * 128 + t};
     float s[64], dp[64], dk[32], dv[32], dq[32];
-    uint4 o[4];
     u32 p[32], ds[32], n = 0, round = 0, keys_before = keys0;
     Place now{(int)blockIdx.x, 0, 0}, before = now;
     if (now.head >= a.count) return;
-    ask_results(a, now, group, o);
     await(filled + 16, 0);
     await(filled, 0);
-    find_means(o, memory + QUERIES + PART + group * BOX, memory + MEANS + group * 64 * 4);
     begin_scores(s, keys0 + group * (BOX / 16), queries0);
     products_are_made<0>();
     settle(s);
 #pragma unroll 1
     for (bool more = true; more; n++) {
         const u32 odd = n & 1, keys = keys0 + (round & 1) * (PAIR / 16), queries = queries0 + odd * (PAIR / 16);
-        const u32 means = memory + MEANS + now.i * 4 * TILE;
+        const u32 numbers = memory + ROWS + odd * 8 * TILE;
         const bool is_first = now.is_first(blocks);
         begin_scores(dp, keys + (PART + group * BOX) / 16, queries + PART / 16);
-        take_powers(s, p, memory + BITS + odd * 4 * TILE, scale, group * 64 + warp * 16 + lane / 4, now.i == now.j);
+        take_powers(s, p, numbers, scale, group * 64 + warp * 16 + lane / 4, now.i == now.j);
         begin_gradient(dv, p, queries + PART / 16, !is_first);
         products_are_made<1>();
         settle(dp);
-        if (now.j == 0) meet<256>(3);
         if (n > 1) await(read + 8 * odd, n / 2 - 1);
-        take_slopes(dp, p, ds, means, memory + SLOPES + odd * PAIR + (group * 64 + warp * 16) * 128);
+        take_slopes(dp, p, ds, numbers + 4 * TILE, memory + SLOPES + odd * PAIR + (group * 64 + warp * 16) * 128);
         puts_are_seen();
         __syncwarp();
         if (lane == 0) arrive(written + 8 * odd);
@@ -244,18 +235,16 @@ __device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied,
         // in the first tile of something that nobody reads
         begin_queries(dq, slopes0 + ((odd ^ 1) * PAIR + group * PART) / 16, keys_before);
         begin_gradient(dk, ds, queries, !is_first);
-        const Place done = now;
-        const bool was_last = now.is_last(blocks);
-        now.move(blocks, gridDim.x);
-        more = now.head < a.count;
-        const bool is_new = more && now.j == 0;
-        if (is_new) ask_results(a, now, group, o);
         products_are_made<1>();
         settle(dq);
         if (lane == 0 && n > 0) {
             arrive(read + 8 * (odd ^ 1));
             if (before.is_last(blocks)) arrive(emptied + 16 + 8 * ((round - 1) & 1));
         }
+        const Place done = now;
+        const bool was_last = now.is_last(blocks);
+        now.move(blocks, gridDim.x);
+        more = now.head < a.count;
         if (more) {
             if (was_last) await(filled + 16 + 8 * ((round + 1) & 1), (round + 1) / 2);
             await(filled + 8 * (odd ^ 1), (n + 1) / 2);
@@ -266,9 +255,6 @@ __device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied,
         settle(dk);
         settle(dv);
         if (lane == 0) arrive(emptied + 8 * odd);
-        if (is_new)  // do is there, and o by now
-            find_means(o, memory + QUERIES + (odd ^ 1) * PAIR + PART + group * BOX,
-                       memory + MEANS + (now.i * TILE + group * 64) * 4);
         if (n > 0) giver.give_queries(dq, before);
         if (was_last) {
             giver.give(dv, 1.f, &a.d_value, done.head, done.j);

@@ -5,15 +5,14 @@ With scores s = scale q k^T, what a query may not see left out, p = softmax(s), 
     dv = p^T do,    dp = do v^T,    ds = p (dp - mean),    mean = sum_k p dp = sum o do
     dq = scale ds k,    dk = scale ds^T q
 
-p is made again from scores and the logarithms, to base 2, of the sums of their exponentials, which are kept. Products
-are of bfloat16 with sums in float32; p and ds are rounded between them.
+p is made again from scores and the logarithms of their sums, which are kept. Products are of bfloat16 with sums in
+float32; p and ds are rounded between them.
 
 Queries, keys and values come as one tensor, as one product makes them, or as three. Their gradients leave likewise, so
 nobody puts them together.
 """
 
 import ctypes
-import math
 from functools import cache
 from typing import Any
 
@@ -26,10 +25,10 @@ from glassformer.train.exponentials import available
 from glassformer.train.fused_loss_cuda import with_macros
 
 TILE, WIDTH, THREADS = 128, 64, 384
+SHARED = 6 * 2 * TILE * 128 + 4 * WIDTH * 128 + 4 * 4 * TILE + 128
+"""Bytes: two tiles each of keys and values, queries and do, ds; results on their way; numbers of queries; barriers."""
 LONGEST = 1024
 """Places of a sequence. Longer ones were not measured."""
-SHARED = 6 * 2 * TILE * 128 + 2 * WIDTH * 128 + 2 * 4 * TILE + 4 * LONGEST + 128
-"""Bytes: two tiles each of keys and values, queries and do, ds; results on their way; numbers of queries; barriers."""
 BUSY = 0.75
 """A block has a head to itself, so heads are done in rounds. If less of a GPU is busy, cuDNN's gradient is faster."""
 
@@ -38,17 +37,16 @@ class Given(ctypes.Structure):
     """The kernels' argument."""
 
     _fields_ = [
-        *((name, nvrtc.Map) for name in ("query", "key", "value", "out", "d_out", "d_query", "d_key", "d_value")),
-        *((name, ctypes.c_void_p) for name in ("results", "bits", "sums")),
+        *((name, nvrtc.Map) for name in ("query", "key", "value", "d_out", "d_query", "d_key", "d_value")),
+        *((name, ctypes.c_void_p) for name in ("results", "d_results", "logs", "bits", "means", "sums")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("heads", "time", "count")),
-        ("unused", ctypes.c_uint64 * 3),  # to a multiple of 64 bytes
     ]
 
 
 @cache
 def source() -> str:
-    return with_macros({"LONGEST": LONGEST}, "floats.cuh", "hopper.cuh", "causal.cu")
+    return with_macros({}, "floats.cuh", "hopper.cuh", "causal.cu")
 
 
 def suits(batch: int, time: int, heads: int, width: int, device: torch.device) -> bool:
@@ -75,18 +73,18 @@ def _apart(given: list[Tensor], heads: int) -> list[Tensor]:
 
 
 def _patterns(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """(p (B,H,T,T), logarithms of the sums of exponentials in bits (B,H,T)) in float32 or wider."""
+    """(p (B,H,T,T), the logarithms of the sums (B,H,T)) in float32 or wider."""
     s = scale * torch.einsum("bthk,bshk->bhts", _wide(q), _wide(k))
     s = s.masked_fill(torch.ones_like(s[0, 0], dtype=torch.bool).triu(1), float("-inf"))
-    return s.softmax(-1), s.logsumexp(-1) / math.log(2)
+    return s.softmax(-1), s.logsumexp(-1)
 
 
 @torch.library.custom_op("glassformer::causal", mutates_args=())
 def forward(given: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
-    """(o (B,T,HK), logarithms of the sums of exponentials in bits (B,H,T))."""
+    """(o (B,T,HK), logarithms of the sums of exponentials (B,H,T))."""
     q, k, v = _apart(given, heads)
-    p, bits = _patterns(q, k, scale)
-    return torch.einsum("bhts,bshk->bthk", p, _wide(v)).flatten(2).to(q.dtype), bits
+    p, logs = _patterns(q, k, scale)
+    return torch.einsum("bhts,bshk->bthk", p, _wide(v)).flatten(2).to(q.dtype), logs
 
 
 @forward.register_fake
@@ -101,11 +99,11 @@ def _(given: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
     q, k, v = (t.transpose(1, 2) for t in _apart(given, heads))
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, logs, *_ = attention(q, k, v, None, True, 0.0, True, False, scale=scale)
-    return out.transpose(1, 2).flatten(2), (logs / math.log(2)).view(out.shape[:3])
+    return out.transpose(1, 2).flatten(2), logs.view(out.shape[:3])
 
 
 @torch.library.custom_op("glassformer::causal_gradient", mutates_args=())
-def backward(given: list[Tensor], out: Tensor, bits: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+def backward(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
     """Gradients of what was given: (B,T,3HK), or three in one, (3,B,T,HK)."""
     q, k, v = map(_wide, _apart(given, heads))
     o, do = (_wide(t).unflatten(-1, (heads, -1)) for t in (out, d_out))
@@ -118,7 +116,7 @@ def backward(given: list[Tensor], out: Tensor, bits: Tensor, d_out: Tensor, head
 
 
 @backward.register_fake
-def _(given: list[Tensor], out: Tensor, bits: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
     return _room(given)
 
 
@@ -128,56 +126,58 @@ def _room(given: list[Tensor]) -> Tensor:
 
 
 def _rows(t: Tensor) -> Tensor:
-    """The same as the copy engine takes it: rows at one distance, perhaps parts of longer ones, in units of 16 bytes."""
+    """As the copy engine takes it: rows at one distance, which may be parts of longer ones, in units of 16 bytes."""
     in_units = t.stride(1) % 8 == 0 and t.data_ptr() % 16 == 0
     return t if in_units and t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1) else t.contiguous()
 
 
-def matrices(given: list[Tensor], out: Tensor, d_out: Tensor, d: Tensor) -> dict[str, tuple[Tensor, int]]:
+def matrices(given: list[Tensor], d_out: Tensor, d: Tensor) -> dict[str, tuple[Tensor, int]]:
     """What the copy engine copies: matrices (BT,HK), and the rows it takes at a time."""
 
     def three(one: Tensor | list[Tensor]) -> list[Tensor]:
         parts = one if isinstance(one, list) else list(one)
         return [m for t in parts for m in t.flatten(0, 1).chunk(3 if len(parts) == 1 else 1, -1)]
 
-    inputs = dict(zip(("query", "key", "value"), three(given), strict=True))
-    inputs |= {"out": out.flatten(0, 1), "d_out": d_out.flatten(0, 1)}
+    inputs = dict(zip(("query", "key", "value"), three(given), strict=True)) | {"d_out": d_out.flatten(0, 1)}
     outputs = dict(zip(("d_query", "d_key", "d_value"), three([d] if len(given) == 1 else list(d)), strict=True))
     return {name: (m, TILE) for name, m in inputs.items()} | {name: (m, WIDTH) for name, m in outputs.items()}
 
 
 @backward.register_kernel("cuda")
-def _(given: list[Tensor], out: Tensor, bits: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
     given, out, d_out = [_rows(t) for t in given], out.contiguous(), d_out.contiguous()
     B, T, _ = out.shape
     d, device, count = _room(given), out.device, B * heads
     at_once = min(count, blocks())
+    bits, means = torch.empty(2, count, T, device=device)
     sums = torch.empty(at_once, T, WIDTH, device=device)
-    places = {"results": out, "bits": bits, "sums": sums}
+    places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
     argument = Given(
-        **{name: nvrtc.tensor_map(*of) for name, of in matrices(given, out, d_out, d).items()},
+        **{name: nvrtc.tensor_map(*of) for name, of in matrices(given, d_out, d).items()},
         **{name: t.data_ptr() for name, t in places.items()},
         scale=scale,
         heads=heads,
         time=T,
         count=count,
     )
-    nvrtc.kernel(source(), "causal_backward", device.index or 0, SHARED).launch(argument, at_once, THREADS)
+    index = device.index or 0
+    nvrtc.kernel(source(), "find_means", index).launch(argument, -(-count * T // 32), 256)
+    nvrtc.kernel(source(), "causal_backward", index, SHARED).launch(argument, at_once, THREADS)
     return d
 
 
 class _Causal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, heads: int, scale: float, *given: Tensor) -> Tensor:
-        out, bits = forward(list(given), heads, scale)
-        ctx.save_for_backward(out, bits, *given)
+        out, logs = forward(list(given), heads, scale)
+        ctx.save_for_backward(out, logs, *given)
         ctx.heads, ctx.scale = heads, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        out, bits, *given = ctx.saved_tensors
-        d = backward(given, out, bits, gradients[0], ctx.heads, ctx.scale)
+        out, logs, *given = ctx.saved_tensors
+        d = backward(given, out, logs, gradients[0], ctx.heads, ctx.scale)
         return (None, None, d) if len(given) == 1 else (None, None, *d.unbind(0))
 
 

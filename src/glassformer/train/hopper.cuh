@@ -51,10 +51,6 @@ template <int BLOCKS> __device__ inline void fetch_for_all(u32 to, const Map* fr
         "l"((u64)from), "r"(column), "r"(row), "r"(filled), "h"((u16)((1 << BLOCKS) - 1))
         : "memory");
 }
-__device__ inline void fetch_to_cache(const Map* from, int column, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"((u64)from), "r"(column), "r"(row)
-                 : "memory");
-}
 __device__ inline void fetch_bytes(u32 to, const void* from, u32 bytes, u32 filled) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"((u64)from), "r"(bytes), "r"(filled)
@@ -75,13 +71,6 @@ __device__ inline float2 take_two(u32 at) {
     float2 two;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(at));
     return two;
-}
-__device__ inline uint4 take_four(u32 at) {
-    uint4 four;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
-                 : "r"(at));
-    return four;
 }
 // 16 rows of 16 numbers, as a warp's registers have them: to columns 16 `step` and on of boxes of 64 columns and `high`
 // bytes. `at`: the first of the rows, in the first box. The copy engine keeps the unit u of 16 bytes of row r at u ^ r % 8.
