@@ -75,6 +75,26 @@ static inline float __int_as_float(int u) { float f; memcpy(&f, &u, 4); return f
 static inline int __float_as_int(float f) { int u; memcpy(&u, &f, 4); return u; }
 static inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
+// Which warps of a block sleep while others go on: none, or, where EMULATED_ORDER is a number, that one most of the time
+// and others now and then. What is right only if all keep step fails then.
+struct Sleep {
+    int lazy = -1;
+    unsigned state;
+    std::vector<int> rounds;
+    Sleep(int warps) : rounds(warps, 0) {
+        const char* order = getenv("EMULATED_ORDER");
+        if (order) lazy = atoi(order) % warps, state = 2654435761u * (1 + lazy) + 40503u * blockIdx.x;
+    }
+    bool takes(int warp) {
+        if (lazy < 0) return false;
+        if (rounds[warp] > 0) return rounds[warp]-- > 0;
+        state = state * 1664525u + 1013904223u;
+        if (warp == lazy) rounds[warp] = state >> 24;
+        else if (state >> 26 == 0) rounds[warp] = 1 << (state >> 16) % 11;
+        return false;
+    }
+};
+
 // Runs `body` once for each thread of each block.
 static inline void launch(void (*body)(), int blocks, int threads) {
     gridDim.x = blocks;
@@ -97,11 +117,15 @@ static inline void launch(void (*body)(), int blocks, int threads) {
                 fiber.begin.uc_link = nullptr;  // it gives way when it is done, and is not resumed
                 makecontext(&fiber.begin, body, 0);
             }
+            Sleep sleep(threads / 32);
             for (bool left = true; left;) {
                 left = false;
+                bool sleeps = false;
                 for (int i = 0; i < threads; i++) {
+                    if (i % 32 == 0) sleeps = sleep.takes(i / 32);
                     if (mine[i].done) continue;
                     left = true;
+                    if (sleeps) continue;
                     threadIdx.x = i;
                     resume(mine[i]);
                 }

@@ -106,6 +106,15 @@ def test_the_kernels_are_the_definition(batch, time, heads, blocks, as_one, fold
 
 
 @needs_compiler
+@pytest.mark.parametrize("lazy", [0, 5, 9])
+def test_warps_need_not_keep_step(lazy, folder, monkeypatch):
+    monkeypatch.setenv("EMULATED_ORDER", str(lazy))
+    given, d_out = numbers(1, 384, 2, causal.WIDTH, True), torch.ones(1, 384, 2 * causal.WIDTH, dtype=BF)
+    found, wanted = run(given, d_out, 2, 0.2, folder, 1)
+    assert (found.double() - wanted.double()).norm() < 2**-7 * wanted.double().norm()
+
+
+@needs_compiler
 def test_it_is_the_same_each_time_and_what_is_no_number_stays_none(folder):
     given, d_out = numbers(1, 256, 1, causal.WIDTH, True), torch.ones(1, 256, causal.WIDTH, dtype=BF)
     (first, _), (second, _) = (run(given, d_out, 1, 0.2, folder, 1) for _ in range(2))

@@ -131,6 +131,17 @@ def test_the_kernels_are_the_definition(rows, columns, stride, depth, sizes, clu
 
 
 @needs_compiler
+@pytest.mark.parametrize("lazy", [0, 5, 10])
+def test_warps_need_not_keep_step(lazy, small, folder, monkeypatch):
+    monkeypatch.setenv("EMULATED_ORDER", str(lazy))
+    small(3, 2, 2)
+    hidden, weight, targets = numbers(300, 392, 72)
+    e, found = run(hidden, weight, targets, 0.0, 392, folder, 1)
+    wanted_e, wanted = exp.exponentials(hidden, weight, targets, -100, 0.0, 392)
+    assert torch.allclose(e * found[2, :, None], wanted_e * wanted[2, :, None], rtol=2**-6, atol=1e-6)
+
+
+@needs_compiler
 def test_what_is_no_number_stays_none(small, folder):
     small(2, 1, 8)
     hidden, weight, targets = numbers(128, 128, 200)

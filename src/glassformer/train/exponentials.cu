@@ -10,7 +10,7 @@
 // CLUSTER blocks work on tiles one below the other: each fetches a part of the weights for all of them.
 //
 // Barriers in shared memory tell an even round from an odd one, no more. So nobody waits for a round before the round
-// before it is known to be over; that is what `turns` and `board_free` are for beside `filled` and `emptied`.
+// before it is known to be over, to each warp: each waits for every round of a barrier that it waits for at all.
 //
 // Macros: STAGES, CLUSTER, PANEL, DEPTH; after the text of hopper.cuh. tests/train compiles the same text for a CPU.
 
@@ -128,8 +128,9 @@ __device__ inline Place place(int work, int rows, int columns) {
 
 // The exponentials of a tile: through the board to memory, their sums to `sums`. `t`: of 128 threads. Of 8 columns a
 // thread has two, in rows 16 warp + lane / 4 and eight below; d holds 64 rows after 64 rows.
-__device__ inline void finish(float (&d)[2][64], const Given& a, int row, int column, u32 board, u32 board_free, int t,
+__device__ inline void finish(float (&d)[2][64], const Given& a, int row, int column, u32 board, u32 board_read, int t,
                               u32 group, u32 round) {
+    const u32 mine_read = board_read + 16 * (group - 1), others = board_read + 16 * (2 - group);
     const int lane = t & 31, line = 16 * (t >> 5) + (lane >> 2), pair = 2 * (lane & 3);
     if (column + TILE > a.columns) {
 #pragma unroll
@@ -138,7 +139,7 @@ __device__ inline void finish(float (&d)[2][64], const Given& a, int row, int co
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (round > 0) await(board_free + 8 * h, round - 1);
+        if (round > 0) await(others + 8 * h, (round - 1) >> 1);
         const u32 mine = board + h * 2 * BOX + line * 128 + 2 * pair;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -169,24 +170,25 @@ __device__ inline void finish(float (&d)[2][64], const Given& a, int row, int co
         if (t == 0) {
             for (int b = 0; b < 2; b++) store(&a.out, board + (2 * h + b) * BOX, column + 64 * b, row + 64 * h);
             stores_are_a_group();
-            if (h > 0) groups_were_read<1>(), arrive(board_free), groups_were_read<0>(), arrive(board_free + 8);
+            if (h > 0) groups_were_read<1>(), arrive(mine_read), groups_were_read<0>(), arrive(mine_read + 8);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __grid_constant__ Given a) {
     MEMORY(STAGES * 2 * BYTES + BOARD);
-    __shared__ u64 barriers[2 * STAGES + 4];
+    __shared__ u64 barriers[2 * STAGES + 6];
     const int t = threadIdx.x, lane = t & 31;
     const u32 group = t >> 7, member = CLUSTER > 1 ? place_in_cluster() : 0;
     const u32 stages = address(memory), board = stages + STAGES * 2 * BYTES;
     const u32 filled = address(barriers), emptied = filled + 8 * STAGES, turns = emptied + 8 * STAGES;
-    const u32 board_free = turns + 16;
+    const u32 board_read = turns + 16;
     const int high = (a.rows + TILE * CLUSTER - 1) / (TILE * CLUSTER), wide = (a.stride + TILE - 1) / TILE;
     const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
     if (t == 0) {
         for (int s = 0; s < STAGES; s++) begin_barrier(filled + 8 * s, 1), begin_barrier(emptied + 8 * s, 4 * CLUSTER);
-        for (int i = 0; i < 2; i++) begin_barrier(turns + 8 * i, 4), begin_barrier(board_free + 8 * i, 1);
+        for (int i = 0; i < 2; i++) begin_barrier(turns + 8 * i, 4);
+        for (int i = 0; i < 4; i++) begin_barrier(board_read + 8 * i, 1);  // halves of it, by each group
         barriers_begun();
     }
     meet_cluster();
@@ -236,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __gr
             if (lane == 0) arrive(turns + 8 * (2 - group));  // every stage of this tile is filled: the other group's turn
             products_are_made<0>();
             if (lane < CLUSTER) arrive_in(emptied + 8 * ((n - 1) % STAGES), lane);
-            finish(d, a, (p.row * CLUSTER + member) * TILE, p.column * TILE, board, board_free, t & 127, group, round);
+            finish(d, a, (p.row * CLUSTER + member) * TILE, p.column * TILE, board, board_read, t & 127, group, round);
         }
         if ((t & 127) == 0) all_is_stored();
     }
