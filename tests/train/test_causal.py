@@ -141,7 +141,7 @@ def test_a_gpu_is_to_be_busy(monkeypatch):
     assert causal.suits(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
     assert not causal.suits(12, 1024, 12, 64, gpu)  # 144 heads in two rounds
     assert not causal.suits(8, 1024, 12, 64, gpu)
-    assert not any(causal.suits(64, T, 12, K, gpu) for T, K in ((1000, 64), (1024, 32), (2048, 64), (0, 64)))
+    assert not any(causal.suits(64, T, 12, K, gpu) for T, K in ((1000, 64), (1024, 32), (4096, 64), (0, 64)))
     assert not causal.suits(64, 1024, 12, 64, torch.device("cpu"))
 
 

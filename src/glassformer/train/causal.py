@@ -27,8 +27,8 @@ from glassformer.train.fused_loss_cuda import with_macros
 TILE, WIDTH, THREADS = 128, 64, 384
 SHARED = 6 * 2 * TILE * 128 + 4 * WIDTH * 128 + 4 * 4 * TILE + 128
 """Bytes: two tiles each of keys and values, queries and do, ds; results on their way; numbers of queries; barriers."""
-LONGEST = 1024
-"""Places of a sequence. Longer ones were not measured."""
+LONGEST = 2048
+"""Places of a sequence. At 4096 the sums of gradients of queries no longer fit the cache, and cuDNN is faster."""
 BUSY = 0.75
 """A block has a head to itself, so heads are done in rounds. If less of a GPU is busy, cuDNN's gradient is faster."""
 
