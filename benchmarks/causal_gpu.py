@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.energy import repeated
-from glassformer.train import causal
+from glassformer.train import causal, hopper
 
 SIZES = (
     *((batch, 1024, 12) for batch in (64, 32, 22, 16, 12, 11, 8)),
@@ -62,7 +62,7 @@ def main() -> None:
     for batch, time, heads in SIZES:
         parts = contenders(batch, time, heads)
         ms = in_turns(parts)
-        count, blocks = batch * heads, causal.blocks()
+        count, blocks = batch * heads, hopper.blocks()
         busy = count / (blocks * -(-count // blocks))
         print(
             f"{batch:>6}{time:>6}{heads:>6}{busy:>8.0%}{ms['cuDNN']:>10.3f}{ms['ours']:>10.3f}"

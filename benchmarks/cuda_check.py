@@ -329,8 +329,9 @@ def tuned_products_equal_torchs() -> Iterator[Finding]:
 def exponentials_equal_their_definition() -> Iterator[Finding]:
     """The product of a head that makes exponentials, at sizes that fill its tiles and at others, against torch."""
     from glassformer.train import exponentials as exp
+    from glassformer.train import hopper
 
-    if not exp.available():
+    if not hopper.available():
         return
     generator = torch.Generator().manual_seed(0)
     for rows, columns, stride, depth in ((512, 50257, 50304, 768), (1000, 5000, 5000, 200), (70, 2049, 2056, 64)):
@@ -359,8 +360,10 @@ def causal_attention_equals_its_definition() -> Iterator[Finding]:
     """Against float64 on a CPU, with cuDNN's own gradient beside it."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from glassformer.train import causal
+    from glassformer.train import causal, hopper
 
+    if not hopper.available():
+        return
     for B, T, H, as_one in ((2, 1024, 3, True), (3, 256, 50, False), (1, 128, 1, True), (1, 4096, 2, False)):
         given = torch.randn(B, T, 3 * H * 64, generator=torch.Generator().manual_seed(T)).bfloat16()
         parts = [given] if as_one else [t.contiguous() for t in given.chunk(3, -1)]

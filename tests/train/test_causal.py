@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from glassformer import config as c
-from glassformer.train import causal, joined
+from glassformer.train import causal, hopper, joined
 from glassformer.train.objective import Batch, summed_loss
 from glassformer.train.run import Loss
 from tests.emulated_cuda import built, needs_compiler
@@ -136,8 +136,8 @@ def test_rows_may_be_parts_of_longer_ones():
 
 def test_a_gpu_is_to_be_busy(monkeypatch):
     gpu = torch.device("cuda")
-    monkeypatch.setattr(causal, "available", lambda: True)
-    monkeypatch.setattr(causal, "blocks", lambda: 132)
+    monkeypatch.setattr(hopper, "available", lambda: True)
+    monkeypatch.setattr(hopper, "blocks", lambda: 132)
     assert causal.suits(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
     assert not causal.suits(12, 1024, 12, 64, gpu)  # 144 heads in two rounds
     assert not causal.suits(8, 1024, 12, 64, gpu)
@@ -163,3 +163,11 @@ def test_a_model_trains_through_it(monkeypatch):
         if not name.endswith("attention.k.bias"):  # has no gradient but rounding
             assert (found - wanted[name]).norm() < 0.05 * wanted[name].norm(), name
     assert used == [(3, 11, 2, model.config.d_head, torch.device("cpu"))] * model.config.n_layers
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not hopper.available(), reason="no Hopper GPU with a compiler on this machine")
+def test_on_a_gpu():
+    from benchmarks.cuda_check import causal_attention_equals_its_definition
+
+    assert all(finding.passed for finding in causal_attention_equals_its_definition())

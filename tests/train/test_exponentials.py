@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from glassformer import nvrtc
 from glassformer.train import exponentials as exp
-from glassformer.train import fused_loss
+from glassformer.train import fused_loss, hopper
 from glassformer.train.fused_loss import linear_cross_entropy
 from tests.emulated_cuda import built, needs_compiler
 
@@ -184,15 +184,12 @@ def test_only_hopper_and_what_the_copy_engine_takes_suit(monkeypatch):
         def __len__(self):
             return self.shape[0]
 
-    monkeypatch.setattr(exp, "available", lambda: True)
+    monkeypatch.setattr(hopper, "available", lambda: True)
     assert exp.suits(OnGpu(8, 768), OnGpu(50304, 768), 0.0)
     assert not exp.suits(OnGpu(8, 768), OnGpu(50304, 768), 0.1)
     assert not exp.suits(OnGpu(8, 764), OnGpu(50304, 764), 0.0)
     assert not exp.suits(OnGpu(8, 768), OnGpu(65, 768), 0.0)
     assert not exp.suits(torch.zeros(8, 768, dtype=BF), torch.zeros(4096, 768, dtype=BF), 0.0)
-    monkeypatch.undo()
-    if not torch.cuda.is_available():
-        assert not exp.available()
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from glassformer import nvrtc
 from glassformer.shapes import Float
-from glassformer.train.exponentials import available
+from glassformer.train import hopper
 from glassformer.train.fused_loss_cuda import with_macros
 
 TILE, WIDTH, THREADS = 128, 64, 384
@@ -51,15 +51,10 @@ def source() -> str:
 
 def suits(batch: int, time: int, heads: int, width: int, device: torch.device) -> bool:
     """Whether gradients of so many heads are made here."""
-    if device.type != "cuda" or width != WIDTH or time % TILE or not TILE <= time <= LONGEST or not available():
+    if device.type != "cuda" or width != WIDTH or time % TILE or not TILE <= time <= LONGEST or not hopper.available():
         return False
-    return batch * heads >= BUSY * blocks() * -(-batch * heads // blocks())
-
-
-@torch.compiler.assume_constant_result
-def blocks() -> int:
-    """As many as run at once: one on each multiprocessor."""
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    blocks = hopper.blocks()
+    return batch * heads >= BUSY * blocks * -(-batch * heads // blocks)
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -148,7 +143,7 @@ def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int,
     given, out, d_out = [_rows(t) for t in given], out.contiguous(), d_out.contiguous()
     B, T, _ = out.shape
     d, device, count = _room(given), out.device, B * heads
-    at_once = min(count, blocks())
+    at_once = min(count, hopper.blocks())
     bits, means = torch.empty(2, count, T, device=device)
     sums = torch.empty(at_once, T, WIDTH, device=device)
     places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from glassformer import nvrtc
-from glassformer.train.fused_loss_cuda import can_compile, with_macros
+from glassformer.train import hopper
+from glassformer.train.fused_loss_cuda import with_macros
 from glassformer.train.products import multiply
 
 TILE = 128
@@ -51,22 +52,11 @@ def source(depth: int) -> str:
     return with_macros(sizes, "floats.cuh", "hopper.cuh", "exponentials.cu")
 
 
-@torch.compiler.assume_constant_result
-def available() -> bool:
-    """Whether there is a GPU that the kernel is for, and a compiler."""
-    return _available()
-
-
-@cache
-def _available() -> bool:
-    is_there = torch.cuda.is_available() and torch.version.cuda is not None
-    return is_there and torch.cuda.get_device_capability() == (9, 0) and can_compile()
-
-
 def suits(hidden: Tensor, weight: Tensor, smoothing: float) -> bool:
     """Whether the gradient of these is made here: a smoothed one is not p_k f beside the target."""
     narrow = hidden.dtype is weight.dtype is torch.bfloat16 and hidden.is_cuda
-    return available() and narrow and smoothing == 0 and hidden.shape[1] % 8 == 0 and len(weight) >= LEAST_COLUMNS
+    fits = hidden.shape[1] % 8 == 0 and len(weight) >= LEAST_COLUMNS
+    return hopper.available() and narrow and smoothing == 0 and fits
 
 
 def arguments(
