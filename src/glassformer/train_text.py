@@ -104,7 +104,7 @@ class Display:
         """The live picture: progress, loss against the baselines, rates, the latest sample."""
         step, steps = self.last.get("step", 0), self.facts.get("steps", 1)
         rate = self.last.get("steps_per_second", 0.0)
-        left = (steps - step) / rate if rate else 0.0
+        left = self.last.get("seconds_left", 0.0)
         tokens, flops = rate * self.facts.get("tokens_per_step", 0), rate * self.facts.get("flops_per_step", 0)
         table = Table.grid(padding=(0, 2))
         table.add_row("step", f"{step:,} of {steps:,}   {time_left(left)}")

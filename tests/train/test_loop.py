@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -235,17 +236,35 @@ def test_averaged_weights_are_what_is_evaluated_and_saved(tmp_path):
     assert any(not torch.equal(p, saved[n]) for n, p in state.model.named_parameters())
 
 
-def test_a_step_number_that_logs_rates_with_a_fake_clock(tmp_path, monkeypatch):
-    """steps_per_second is steps over seconds, not over a clock reading."""
-    from glassformer.train import loop
+def test_the_rate_is_that_of_steps_and_the_time_left_that_of_all(tmp_path, monkeypatch):
+    """Validation is no step, nor is a start-up, but a run takes as long as its validations, too."""
+    from glassformer.train import log, loop
 
-    session = tiny.session(tmp_path, "loop.log_every=10")
-    ticks = iter(range(1000, 100000))
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: float(next(ticks)))
+    session = tiny.session(tmp_path, "loop.steps=40", "loop.log_every=10", "loop.eval_every=10")
+    clock = [1000.0]
+    monkeypatch.setattr(log, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    plain, judge = loop.train_step, loop.evaluate
+
+    def step(state, batch):
+        clock[0] += 100 if state.step == 0 else 2  # the first compiles
+        return plain(state, batch)
+
+    def evaluate(*given):
+        clock[0] += 50
+        return judge(*given)
+
+    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(loop, "evaluate", evaluate)
     events = []
     train(session.run, session.data, events.append)
-    rates = [e["steps_per_second"] for e in events if e["event"] == "step"]
-    assert all(0 < rate < 20 for rate in rates)
+    steps = {e["step"]: e for e in events if e["event"] == "step"}
+    assert list(steps) == [1, 10, 20, 30, 40]
+    assert steps[1]["steps_per_second"] == 1 / 100
+    assert "seconds_left" not in steps[1]
+    assert all(steps[n]["steps_per_second"] == 1 / 2 for n in (10, 20, 30, 40))
+    assert steps[10]["seconds_left"] == 30 * 2  # no validation since the first step
+    assert steps[20]["seconds_left"] == pytest.approx(20 * (19 * 2 + 50) / 19)
+    assert steps[40]["seconds_left"] == 0
 
 
 def test_the_peak_beside_the_rate_of_all_processes_is_that_of_all_processes(tmp_path, monkeypatch):

@@ -1,8 +1,9 @@
-"""What happened, as it happens: log.jsonl always, TensorBoard when asked for, and a listener."""
+"""What happened, as it happens: log.jsonl always, TensorBoard when asked for, and a listener; and how fast."""
 
 import contextlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,37 @@ class Log:
             self.file.close()
         if self.board is not None:
             self.board.close()
+
+
+class Pace:
+    """How fast a run goes, and how long it will take."""
+
+    def __init__(self, step: int, steps: int, before: float = 0.0):
+        """`step`: how many of the `steps` were done before, in so many seconds."""
+        self.step, self.steps, self.since, self.aside = step, steps, time.perf_counter(), 0.0
+        self.began = self.since - before
+        self.first: tuple[int, float] | None = None
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done here is no step: it counts for the time left, not for the rate."""
+        began = time.perf_counter()
+        yield
+        self.aside += time.perf_counter() - began
+
+    def read(self, step: int) -> dict[str, float]:
+        """Steps per second since the last reading; seconds left at the mean since the first, which saw a start-up."""
+        now = time.perf_counter()
+        rate = (step - self.step) / max(now - self.since - self.aside, 1e-9)
+        self.step, self.since, self.aside = step, now, 0.0
+        if self.first is None:
+            self.first = step, now
+            return {"steps_per_second": rate}
+        mean = (now - self.first[1]) / (step - self.first[0])
+        return {"steps_per_second": rate, "seconds_left": mean * (self.steps - step)}
 
 
 def _tensorboard(folder: Path) -> Any:

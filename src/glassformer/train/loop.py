@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from glassformer.train.batches import IGNORED, eval_batches
 from glassformer.train.data import Source
 from glassformer.train.health import NonFinite, explain_non_finite, require_gradient
 from glassformer.train.interrupt import interrupts
-from glassformer.train.log import Log, Report
+from glassformer.train.log import Log, Pace, Report
 from glassformer.train.memory import keep_freed
 from glassformer.train.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.train.optim import Average, Optimizer, clip, gradient_norm
@@ -264,46 +263,53 @@ def _run(
 ) -> None:
     run = state.run
     tokenizer_json = data.tokenizer.to_json()
-    began, before = time.perf_counter(), resumed.get("seconds", 0.0)
-
-    def elapsed() -> float:
-        return before + time.perf_counter() - began
+    pace = Pace(state.step, run.loop.steps, resumed.get("seconds", 0.0))
 
     def check() -> None:
         loss = evaluate(state, data.validation(run))
         is_best = loss < state.best
         state.best = min(state.best, loss)
-        log(event="validation", step=state.step, loss=loss, best=is_best, seconds=elapsed())
+        log(event="validation", step=state.step, loss=loss, best=is_best, seconds=pace.seconds())
         if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
-            save(state, tokenizer_json, elapsed(), is_best)
+            save(state, tokenizer_json, pace.seconds(), is_best)
 
     def look() -> None:
-        if probes and state.step % run.probe.every == 0:
-            log(event="probe", step=state.step, **measure(state, data, probes))
+        log(event="probe", step=state.step, **measure(state, data, probes))
+
+    def between() -> Iterator[Callable[[], object]]:
+        """What is due after a step."""
+        step, every = state.step, run.loop
+        if sampler is not None and every.sample_every and step % every.sample_every == 0:
+            yield lambda: log(event="sample", step=step, text=_sample(state, sampler, data))
+        if probes and step % run.probe.every == 0:
+            yield look
+        if step % every.eval_every == 0 or step == every.steps:
+            yield check
+        elif step % every.checkpoint_every == 0:
+            yield lambda: save(state, tokenizer_json, pace.seconds(), False)
 
     one_step = stepper(state)
     if state.step == 0:
-        check()
-        look()
+        with pace.paused():
+            check()
+            if probes:
+                look()
     with interrupts(active=state.group.world == 1) as asked_to_stop:
         for batch in _batches(state, data):
             event = one_step(state, batch)
             if state.step % run.loop.log_every == 0 or state.step == 1:
                 state.settle()
                 event = {name: float(value) for name, value in event.items()}
-                rate = (state.step - resumed.get("step", 0)) / (time.perf_counter() - began)
-                log(event="step", step=state.step, **event, steps_per_second=rate, seconds=elapsed())
-            if sampler is not None and run.loop.sample_every and state.step % run.loop.sample_every == 0:
-                log(event="sample", step=state.step, text=_sample(state, sampler, data))
-            look()
-            if state.step % run.loop.eval_every == 0 or state.step == run.loop.steps:
-                check()
-            elif state.step % run.loop.checkpoint_every == 0:
-                save(state, tokenizer_json, elapsed(), False)
+                log(event="step", step=state.step, **event, **pace.read(state.step), seconds=pace.seconds())
+            if due := list(between()):
+                state.settle()  # steps that the device still has to do are steps
+                with pace.paused():
+                    for work in due:
+                        work()
             if asked_to_stop() and state.step < run.loop.steps:
-                save(state, tokenizer_json, elapsed(), False)
+                save(state, tokenizer_json, pace.seconds(), False)
                 raise KeyboardInterrupt
-    log(event="end", step=state.step, best=state.best, seconds=elapsed())
+    log(event="end", step=state.step, best=state.best, seconds=pace.seconds())
 
 
 def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor | float]]:

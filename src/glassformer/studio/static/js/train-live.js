@@ -220,7 +220,7 @@ export class LiveRun {
     const rate = last?.steps_per_second;
     const best = Math.min(...this.curves.validation.y);
     const beaten = this.baselines().filter(([, value]) => best < value).map(([name]) => name);
-    const left = rate && !this.finished ? (facts.steps - step) / rate : 0;
+    const left = this.finished ? 0 : (last?.seconds_left ?? 0);
     const share = rate && facts.peak_flops ? (rate * facts.flops_per_step) / facts.peak_flops : null;
     const lines = `${beaten.length} of ${this.baselines().length}`;
     fill(this.tiles, [
