@@ -99,8 +99,7 @@ def _known(key: str) -> None:
 
     spellings = {name for names in NAMES.values() for name in names}.union(ALSO)
     if key.replace("-", "_") not in spellings:
-        hint = nearest(key.replace("-", "_"), spellings)
-        hint = f" Known are {', '.join(sorted({*NAMES, 'prefix'}))}." if hint.startswith(" Fields:") else hint
+        hint = nearest(key.replace("-", "_"), spellings, "Known are", {*NAMES, "prefix"})
         raise InputError(f"--expect {key}: no probe reads that name.{hint}")
 
 

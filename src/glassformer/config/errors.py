@@ -35,9 +35,9 @@ def listing(items: list[Any], word: str = "or") -> str:
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + f" {word} " + texts[-1]
 
 
-def nearest(name: str, known: Any, others: str = "Fields:") -> str:
-    """The end of a refusal: names like this one, or all of them after the word for `others`."""
+def nearest(name: str, known: Any, others: str = "Fields:", listed: Any = None) -> str:
+    """The end of a refusal: names like this one, or all of them, or those `listed`, after the word for `others`."""
     import difflib  # only on the way to an error
 
     close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
-    return f" Did you mean {listing(close)}?" if close else f" {others} {', '.join(sorted(known))}."
+    return f" Did you mean {listing(close)}?" if close else f" {others} {', '.join(sorted(listed or known))}."
