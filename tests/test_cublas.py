@@ -57,7 +57,7 @@ def test_without_a_gpu_there_is_nothing_to_multiply_with():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_products_on_a_gpu_are_torchs():
-    from benchmarks.cuda_check import tuned_products_equal_torchs
+    from benchmarks.cuda_kernels import tuned_products_equal_torchs
 
     assert all(finding.passed for finding in tuned_products_equal_torchs())
 

@@ -168,6 +168,6 @@ def test_a_model_trains_through_it(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not hopper.available(), reason="no Hopper GPU with a compiler on this machine")
 def test_on_a_gpu():
-    from benchmarks.cuda_check import causal_attention_equals_its_definition
+    from benchmarks.cuda_kernels import causal_attention_equals_its_definition
 
     assert all(finding.passed for finding in causal_attention_equals_its_definition())

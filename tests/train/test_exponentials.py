@@ -195,6 +195,6 @@ def test_only_hopper_and_what_the_copy_engine_takes_suit(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_on_a_gpu_they_are_the_definition():
-    from benchmarks.cuda_check import exponentials_equal_their_definition
+    from benchmarks.cuda_kernels import exponentials_equal_their_definition
 
     assert all(finding.passed for finding in exponentials_equal_their_definition())

@@ -218,6 +218,6 @@ def test_sizes_the_kernels_cannot_take_are_not_taken():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_kernels_on_a_gpu_equal_their_definitions_on_the_cpu():
-    from benchmarks.cuda_check import float8_kernels_equal_their_definitions
+    from benchmarks.cuda_kernels import float8_kernels_equal_their_definitions
 
     assert all(finding.passed for finding in float8_kernels_equal_their_definitions())

@@ -119,6 +119,6 @@ def test_without_a_compiler_it_cannot_be_used(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_on_a_gpu_it_is_the_plain_chunk():
-    from benchmarks.cuda_check import cuda_loss_equals_plain
+    from benchmarks.cuda_kernels import cuda_loss_equals_plain
 
     assert all(finding.passed for finding in cuda_loss_equals_plain())

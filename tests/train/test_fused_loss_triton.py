@@ -25,6 +25,6 @@ def test_interpreted_it_is_the_plain_chunk():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_triton_chunk_equals_the_plain_one():
-    from benchmarks.cuda_check import triton_loss_equals_plain
+    from benchmarks.cuda_kernels import triton_loss_equals_plain
 
     assert all(finding.passed for finding in triton_loss_equals_plain())

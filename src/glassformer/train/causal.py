@@ -28,9 +28,9 @@ TILE, WIDTH, THREADS = 128, 64, 384
 SHARED = 6 * 2 * TILE * 128 + 4 * WIDTH * 128 + 4 * 4 * TILE + 128
 """Bytes: two tiles each of keys and values, queries and do, ds; results on their way; numbers of queries; barriers."""
 LONGEST = 2048
-"""Places of a sequence. At 4096 the sums of gradients of queries no longer fit the cache, and cuDNN is faster."""
+"""Places of a sequence. At 4096 cuDNN's gradient was faster (with 73 % busy), at 2048 it was not."""
 BUSY = 0.75
-"""A block has a head to itself, so heads are done in rounds. If less of a GPU is busy, cuDNN's gradient is faster."""
+"""A block has a head to itself, so heads are done in rounds. With 55 % of a GPU busy cuDNN's gradient was faster."""
 
 
 class Given(ctypes.Structure):
@@ -61,10 +61,14 @@ def _wide(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def _three(given: list[Tensor]) -> list[Tensor]:
+    """(B,T,HK) each, of one tensor (B,T,3HK) or of three."""
+    return list(given[0].chunk(3, -1)) if len(given) == 1 else given
+
+
 def _apart(given: list[Tensor], heads: int) -> list[Tensor]:
-    """Queries, keys and values (B,T,H,K) of one tensor (B,T,3HK) or of three (B,T,HK)."""
-    three = list(given[0].chunk(3, -1)) if len(given) == 1 else given
-    return [t.unflatten(-1, (heads, -1)) for t in three]
+    """Queries, keys and values (B,T,H,K)."""
+    return [t.unflatten(-1, (heads, -1)) for t in _three(given)]
 
 
 def _patterns(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -128,14 +132,10 @@ def _rows(t: Tensor) -> Tensor:
 
 def matrices(given: list[Tensor], d_out: Tensor, d: Tensor) -> dict[str, tuple[Tensor, int]]:
     """What the copy engine copies: matrices (BT,HK), and the rows it takes at a time."""
-
-    def three(one: Tensor | list[Tensor]) -> list[Tensor]:
-        parts = one if isinstance(one, list) else list(one)
-        return [m for t in parts for m in t.flatten(0, 1).chunk(3 if len(parts) == 1 else 1, -1)]
-
-    inputs = dict(zip(("query", "key", "value"), three(given), strict=True)) | {"d_out": d_out.flatten(0, 1)}
-    outputs = dict(zip(("d_query", "d_key", "d_value"), three([d] if len(given) == 1 else list(d)), strict=True))
-    return {name: (m, TILE) for name, m in inputs.items()} | {name: (m, WIDTH) for name, m in outputs.items()}
+    inputs = zip(("query", "key", "value", "d_out"), [*_three(given), d_out], strict=True)
+    outputs = zip(("d_query", "d_key", "d_value"), _three([d] if len(given) == 1 else list(d)), strict=True)
+    copied = {name: (t.flatten(0, 1), TILE) for name, t in inputs}
+    return copied | {name: (t.flatten(0, 1), WIDTH) for name, t in outputs}
 
 
 @backward.register_kernel("cuda")

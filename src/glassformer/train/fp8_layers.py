@@ -223,11 +223,8 @@ class Float8Attention(JoinedAttention):
 
     norms: Norms
 
-    def project_as_one(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
+    def products(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
         return projections(x, [self.q, self.k, self.v], expected_square(self.norms))
-
-    def project(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
-        return tuple(self.project_as_one(x))
 
 
 def enable(model: Model) -> None:

@@ -16,7 +16,7 @@ from glassformer.model.positions import Rotation
 from glassformer.model.tap import Tap
 from glassformer.shapes import Float
 from glassformer.train import causal
-from glassformer.train.products import linear
+from glassformer.train.products import cast_to_bfloat16, linear
 
 SITES = ("q", "k", "v", "scores", "pattern", "heads")
 
@@ -37,14 +37,14 @@ class JoinedAttention(Attention):
         if not self.training or store is not None or infusion is not None:
             return Attention.forward(self, x, view, tap, rotation, bias, store, infusion)
         if rotation is None and self.by_kernel(x, view, tap, bias):
-            heads = causal.attend(self.project_as_one(x), self.n_heads, self.scale)
+            heads = causal.attend(self.products(x), self.n_heads, self.scale)
             return tap("out", self.o(heads))
         q, k, v = self.project(x)
         q, k = place(q, self.n_heads, self.q_norm, rotation), place(k, self.n_kv_heads, self.k_norm, rotation)
         return self.look(q, k, split(v, self.n_kv_heads), view, tap, bias)
 
-    def project_as_one(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
-        """Queries, keys and values side by side, or what a subclass has instead: all three."""
+    def products(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
+        """Queries, keys and values as they are made: side by side in one tensor, or in three."""
         layers = (self.q, self.k, self.v)
         weight = torch.cat([layer.weight for layer in layers])
         bias = None if self.q.bias is None else torch.cat([layer.bias for layer in layers])
@@ -52,14 +52,15 @@ class JoinedAttention(Attention):
 
     def project(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, ...]:
         """Queries, keys and values."""
-        return self.project_as_one(x)[0].split([len(layer.weight) for layer in (self.q, self.k, self.v)], -1)
+        made = self.products(x)
+        sizes = [len(layer.weight) for layer in (self.q, self.k, self.v)]
+        return tuple(made) if len(made) == 3 else made[0].split(sizes, -1)
 
     def by_kernel(self, x: Float[Tensor, "B T D"], view: View, tap: Tap, bias: Tensor | None) -> bool:
         """Whether heads are made of products alone, by causal.py; not where somebody looks at them."""
         plain = view.is_causal and view.mask is None and bias is None and self.q_norm is None and not self.dropout
         alike = self.q.weight.shape == self.k.weight.shape == self.v.weight.shape
-        narrow = torch.is_autocast_enabled(x.device.type) and torch.get_autocast_dtype(x.device.type) is torch.bfloat16
-        if not (plain and alike and narrow) or any(tap.wants(site) for site in SITES):
+        if not (plain and alike and cast_to_bfloat16(x)) or any(tap.wants(site) for site in SITES):
             return False
         width = len(self.q.weight) // self.n_heads
         return causal.suits(x.shape[0], x.shape[1], self.n_heads, width, x.device)

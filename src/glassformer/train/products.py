@@ -128,11 +128,15 @@ class _FeedForward(torch.autograd.Function):
         )
 
 
+def cast_to_bfloat16(x: Tensor) -> bool:
+    """Whether autocast is on where x is, and to what."""
+    device = x.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+
+
 def _suited(x: Tensor, *weights: Tensor) -> bool:
     """Whether products with these weights are to be made here: under autocast, on a GPU, in whole units."""
-    device = x.device.type
-    narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
-    return READY and narrow and x.is_cuda and all(size % 8 == 0 for w in weights for size in w.shape)
+    return READY and cast_to_bfloat16(x) and x.is_cuda and all(size % 8 == 0 for w in weights for size in w.shape)
 
 
 def _narrow(t: Tensor | None) -> Tensor | None:
