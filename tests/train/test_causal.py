@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from glassformer import config as c
+from glassformer.model.masks import View
+from glassformer.model.tap import NO_TAP, NoTap
 from glassformer.train import causal, hopper, joined
 from glassformer.train.objective import Batch, summed_loss
 from glassformer.train.run import Loss
@@ -163,6 +165,50 @@ def test_a_model_trains_through_it(monkeypatch):
         if not name.endswith("attention.k.bias"):  # has no gradient but rounding
             assert (found - wanted[name]).norm() < 0.05 * wanted[name].norm(), name
     assert used == [(3, 11, 2, model.config.d_head, torch.device("cpu"))] * model.config.n_layers
+
+
+class Looks(NoTap):
+    def wants(self, site):
+        return site == "v"
+
+
+OTHERS = {
+    "dropout": {"dropout": 0.1},
+    "normed queries": {"attention": c.Attention(n_heads=2, qk_norm=c.RMSNorm())},
+    "shared heads": {"attention": c.Attention(n_heads=2, n_kv_heads=1)},
+    "wider values": {"attention": c.Attention(n_heads=2, d_head=4, d_value=8)},
+}
+
+
+def joined_attention(**changes):
+    model = lively(decoder(**({"attention": c.Attention(n_heads=2), "dropout": 0.0} | changes)))[0].train()
+    joined.enable(model)
+    return next(m for m in model.modules() if isinstance(m, joined.JoinedAttention)), torch.zeros(1, 8, 8)
+
+
+def test_it_is_asked_for_nothing_that_it_does_not_do(monkeypatch):
+    monkeypatch.setattr(causal, "suits", lambda *sizes: True)
+    causally, mask = View(None, True), torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    attention, x = joined_attention()
+    with torch.autocast("cpu", BF):
+        assert attention.by_kernel(x, causally, NO_TAP, None)
+        assert not attention.by_kernel(x, View(None, False), NO_TAP, None)
+        assert not attention.by_kernel(x, View(mask, True), NO_TAP, None)
+        assert not attention.by_kernel(x, causally, Looks(), None)
+        assert not attention.by_kernel(x, causally, NO_TAP, torch.zeros(1, 2, 8, 8))
+        for name, changes in OTHERS.items():
+            assert not joined_attention(**changes)[0].by_kernel(x, causally, NO_TAP, None), name
+    assert not attention.by_kernel(x, causally, NO_TAP, None)  # float32
+    with torch.autocast("cpu", torch.float16):
+        assert not attention.by_kernel(x, causally, NO_TAP, None)
+
+
+def test_rotated_heads_are_not_what_products_made(monkeypatch):
+    model = lively(decoder(attention=c.Attention(n_heads=2, d_head=4), position=c.Rotary(), dropout=0.0))[0]
+    joined.enable(model)
+    monkeypatch.setattr(causal, "suits", lambda *sizes: True)
+    monkeypatch.setattr(causal, "attend", lambda *given: pytest.fail("queries were not rotated"))
+    gradients(model)
 
 
 @pytest.mark.gpu
