@@ -2,7 +2,8 @@
 
     PYTHONPATH=src python -m benchmarks.causal_gpu [--energy]
 
-Heads of 64 numbers in bfloat16. `busy`: the share of blocks that have a head; ours is used from causal.BUSY on.
+Heads of 64 numbers in bfloat16. `busy`: the share of a GPU that has work; ours is used from causal.BUSY on (`used`).
+`parts`: of heads that would leave blocks without work, each by a block.
 """
 
 import argparse
@@ -17,40 +18,55 @@ from benchmarks.energy import repeated
 from glassformer.train import causal, hopper
 
 SIZES = (
-    *((batch, 1024, 12) for batch in (64, 32, 22, 16, 12, 11, 8)),
-    *((batch, time, 12) for batch, time in ((512, 128), (256, 256), (128, 512), (32, 2048), (16, 4096))),
+    *((batch, 1024, 12) for batch in (64, 32, 24, 16, 12, 8, 6, 4)),
+    *((batch, time, 12) for batch, time in ((512, 128), (256, 256), (128, 512), (24, 512), (12, 512))),
+    *((batch, time, 12) for batch, time in ((32, 2048), (16, 2048), (12, 2048), (8, 2048), (16, 4096))),
     (64, 1024, 6),
 )
 """Batch, time, heads."""
+REPEATS = 8
 
 
-def contenders(batch: int, time: int, heads: int) -> dict[str, Callable[[], object]]:
-    given = torch.randn(batch, time, 3 * heads * 64, device="cuda").bfloat16()
-    d_out = torch.randn(batch, time, heads * 64, device="cuda").bfloat16()
-    out, logs = causal.forward([given], heads, 0.125)
-    q, k, v = (t.unflatten(-1, (heads, 64)).transpose(1, 2).detach().requires_grad_() for t in given.chunk(3, -1))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    d_o = d_out.unflatten(-1, (heads, 64)).transpose(1, 2)
-    return {
-        "cuDNN": partial(torch.autograd.grad, o, (q, k, v), d_o, retain_graph=True),
-        "ours": partial(causal.backward, [given], out, logs, d_out, heads, 0.125),
-    }
+def captured(part: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """REPEATS of it, which no host keeps waiting."""
+    part()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(REPEATS):
+            part()
+    return graph
 
 
-def in_turns(parts: dict[str, Callable[[], object]], rounds: int = 5, repeats: int = 8) -> dict[str, float]:
+def contenders(batch: int, time: int, heads: int) -> dict[str, torch.cuda.CUDAGraph]:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # autograd's gradient is taken where its function was
+        given = torch.randn(batch, time, 3 * heads * 64, device="cuda").bfloat16()
+        d_out = torch.randn(batch, time, heads * 64, device="cuda").bfloat16()
+        out, logs = causal.forward([given], heads, 0.125)
+        q, k, v = (t.unflatten(-1, (heads, 64)).transpose(1, 2).detach().requires_grad_() for t in given.chunk(3, -1))
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        d_o = d_out.unflatten(-1, (heads, 64)).transpose(1, 2)
+        parts: dict[str, Callable[[], object]] = {
+            "cuDNN": partial(torch.autograd.grad, o, (q, k, v), d_o, retain_graph=True),
+            "ours": partial(causal.backward, [given], out, logs, d_out, heads, 0.125),
+        }
+        return {name: captured(part, stream) for name, part in parts.items()}
+
+
+def in_turns(parts: dict[str, torch.cuda.CUDAGraph], rounds: int = 5) -> dict[str, float]:
     """Milliseconds of each, the median."""
     times: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(rounds):
-        for name, part in parts.items():
+        for name, graph in parts.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            part()
+            graph.replay()
             begin.record()
-            for _ in range(repeats):
-                part()
+            graph.replay()
             end.record()
             end.synchronize()
-            times[name].append(begin.elapsed_time(end) / repeats)
+            times[name].append(begin.elapsed_time(end) / REPEATS)
     return {name: sorted(t)[len(t) // 2] for name, t in times.items()}
 
 
@@ -58,21 +74,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--energy", action="store_true", help="also joules, at the first size")
     energy = parser.parse_args().energy
-    print(f"{'batch':>6}{'time':>6}{'heads':>6}{'busy':>8}{'cuDNN ms':>10}{'ours ms':>10}{'ratio':>8}")
+    print(" batch  time heads parts  busy  used  cuDNN ms   ours ms   ratio")
     for batch, time, heads in SIZES:
         parts = contenders(batch, time, heads)
         ms = in_turns(parts)
-        count, blocks = batch * heads, hopper.blocks()
-        busy = count / (blocks * -(-count // blocks))
+        _, split, busy = causal.shares(batch * heads, time, hopper.blocks())
+        used = "yes" if causal.suits(batch, time, heads, causal.WIDTH, torch.device("cuda")) else "no"
         print(
-            f"{batch:>6}{time:>6}{heads:>6}{busy:>8.0%}{ms['cuDNN']:>10.3f}{ms['ours']:>10.3f}"
+            f"{batch:>6}{time:>6}{heads:>6}{split:>6}{busy:>6.0%}{used:>6}{ms['cuDNN']:>10.3f}{ms['ours']:>10.3f}"
             f"{ms['cuDNN'] / ms['ours']:>8.2f}",
             flush=True,
         )
         if energy and (batch, time, heads) == SIZES[0]:
-            for name, part in parts.items():
-                seconds, joules, said = repeated(part)
-                print(f"{name:>8}{1000 * seconds:>9.3f} ms {joules:>8.3f} J   {said}", flush=True)
+            for name, graph in parts.items():
+                seconds, joules, said = repeated(graph.replay)
+                print(f"{name:>8}{1000 * seconds / REPEATS:>9.3f} ms {joules / REPEATS:>8.3f} J   {said}", flush=True)
 
 
 if __name__ == "__main__":

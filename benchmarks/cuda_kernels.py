@@ -182,7 +182,8 @@ def causal_attention_equals_its_definition() -> Iterator[Finding]:
 
     if not hopper.available():
         return
-    for B, T, H, as_one in ((2, 1024, 3, True), (3, 256, 50, False), (1, 128, 1, True), (1, 4096, 2, False)):
+    sizes = ((2, 1024, 3, True), (3, 256, 50, False), (4, 128, 50, True), (2, 512, 64, True), (1, 4096, 2, False))
+    for B, T, H, as_one in sizes:
         given = torch.randn(B, T, 3 * H * 64, generator=torch.Generator().manual_seed(T)).bfloat16()
         parts = [given] if as_one else [t.contiguous() for t in given.chunk(3, -1)]
         d_out = torch.randn(B, T, H * 64, generator=torch.Generator().manual_seed(H)).bfloat16()

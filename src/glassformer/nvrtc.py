@@ -3,7 +3,7 @@
 import ctypes
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +125,17 @@ _BFLOAT16, _PLAIN, _SWIZZLED_128, _TO_L2_BY_256 = 9, 0, 3, 3
 
 def tensor_map(matrix: Tensor, rows: int) -> Map:
     """Of a matrix of bfloat16, to copy boxes of some rows by 64 columns; 16-byte units of a box swap places by row."""
+    return _tensor_map(matrix.data_ptr(), *matrix.shape, matrix.stride(0), rows)
+
+
+@lru_cache(1024)  # steps that are not captured come with the same addresses again
+def _tensor_map(address: int, height: int, width: int, stride: int, rows: int) -> Map:
     room = ctypes.create_string_buffer(2 * ctypes.sizeof(Map))
     at = -(-ctypes.addressof(room) // 64) * 64  # the driver wants it there
-    sizes, step = (ctypes.c_uint64 * 2)(*matrix.shape[::-1]), (ctypes.c_uint64 * 1)(2 * matrix.stride(0))
+    sizes, step = (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(2 * stride)
     box, every = (ctypes.c_uint32 * 2)(64, rows), (ctypes.c_uint32 * 2)(1, 1)
     _call(
-        "cuTensorMapEncodeTiled", ctypes.c_void_p(at), _BFLOAT16, 2, ctypes.c_void_p(matrix.data_ptr()), sizes, step,
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(at), _BFLOAT16, 2, ctypes.c_void_p(address), sizes, step,
         box, every, _PLAIN, _SWIZZLED_128, _TO_L2_BY_256, 0,
     )  # fmt: skip
     return Map.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Map)))

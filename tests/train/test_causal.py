@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.model.masks import View
@@ -53,7 +55,7 @@ def test_operators_keep_torchs_rules(as_one):
 
 @cache
 def library(folder):
-    return built(causal.source(), "causal_backward", folder, Path(__file__).parent, "find_means")
+    return built(causal.source(), "causal_backward", folder, Path(__file__).parent, "find_means", "finish_queries")
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +63,16 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("kernels")
 
 
-def run(given, d_out, heads, scale, folder, blocks):
-    """Both kernels, as the operator launches them."""
+def run(given, d_out, heads, scale, folder, blocks, parts=1):
+    """The kernels, as the operator launches them; the last heads in parts, one for each block."""
     out, logs = causal.forward(given, heads, scale)
     B, T, _ = out.shape
     nothing = float("nan")
     d = torch.full_like(causal._room(given), nothing)
     bits, means = torch.full((2, B * heads, T), nothing)
-    sums = torch.full((blocks, T, causal.WIDTH), nothing)
+    whole = B * heads - (blocks // parts if parts > 1 else 0)
+    split = B * heads - whole
+    sums = torch.full((split * parts + (blocks if whole else 0), T, causal.WIDTH), nothing)
     places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
     argument = causal.Given(
         **{name: emulated_map(*of) for name, of in causal.matrices(given, d_out, d).items()},
@@ -77,28 +81,35 @@ def run(given, d_out, heads, scale, folder, blocks):
         heads=heads,
         time=T,
         count=B * heads,
+        whole=whole,
+        parts=parts,
     )
     made = library(folder)
     assert made.size() == ctypes.sizeof(causal.Given)
     made.run_find_means(ctypes.byref(argument), -(-B * heads * T // 32), 256)
     made.run(ctypes.byref(argument), blocks, causal.THREADS)
+    if split:
+        made.run_finish_queries(ctypes.byref(argument), split * T // causal.TILE, 256)
     return d, causal.backward(given, out, logs, d_out, heads, scale)
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("batch", "time", "heads", "blocks", "as_one"),
+    ("batch", "time", "heads", "blocks", "as_one", "parts"),
     [
-        (1, 128, 3, 2, True),  # a head is a tile, and one of two blocks has two
-        (2, 384, 2, 3, False),  # queries go to and fro; one block has two heads
-        pytest.param(1, 1024, 1, 1, True, marks=pytest.mark.slow),
-        pytest.param(1, 640, 5, 2, True, marks=pytest.mark.slow),
+        (1, 128, 3, 2, True, 1),  # a head is a tile, and one of two blocks has two
+        (2, 384, 2, 3, False, 1),  # queries go to and fro; one block has two heads
+        (1, 256, 3, 2, True, 2),  # after a round of two, the third head is done by both blocks
+        pytest.param(1, 640, 1, 2, False, 2, marks=pytest.mark.slow),  # parts have several blocks of keys
+        pytest.param(1, 384, 3, 3, True, 3, marks=pytest.mark.slow),  # fewer heads than blocks before the parts
+        pytest.param(1, 1024, 1, 1, True, 1, marks=pytest.mark.slow),
+        pytest.param(1, 640, 5, 2, True, 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_kernels_are_the_definition(batch, time, heads, blocks, as_one, folder):
+def test_the_kernels_are_the_definition(batch, time, heads, blocks, as_one, parts, folder):
     given = numbers(batch, time, heads, causal.WIDTH, as_one)
     d_out = torch.randn(batch, time, heads * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
-    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks))
+    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks, parts))
     # p and ds are rounded to 8 bits before they are multiplied, and so is the result: 2^-9 root mean square each
     parts = zip(*(t.chunk(3, -1) if as_one else t for t in (found, wanted)), strict=True)
     for a, b in parts:
@@ -136,13 +147,33 @@ def test_rows_may_be_parts_of_longer_ones():
     assert causal._rows(whole[:, :64]).is_contiguous()  # a batch's rows end early
 
 
+@given(st.integers(1, 300), st.integers(1, 16), st.integers(1, 140))
+def test_every_block_of_keys_is_dealt_once_and_blocks_have_work(count, tiles, blocks):
+    whole, parts, busy = causal.shares(count, tiles * causal.TILE, blocks)
+    assert 0 <= whole <= count
+    assert 1 <= parts <= tiles  # so that no part is without keys
+    assert (parts == 1) == (whole == count)
+    assert count / (blocks * -(-count // blocks)) <= busy + 1e-9 <= 1 + 2e-9  # no worse than whole heads
+    dealt = [turn * parts + (parts - 1 - part if turn % 2 else part) for part in range(parts) for turn in range(tiles)]
+    assert sorted(j for j in dealt if j < tiles) == list(range(tiles))  # the kernel's rule
+
+
+def test_heads_that_would_leave_blocks_idle_are_done_in_parts():
+    assert causal.shares(768, 1024, 132) == (768, 1, pytest.approx(768 / 792))
+    assert causal.shares(192, 1024, 132)[:2] == (132, 2)
+    # two parts of 60 heads, 18 of 36 tiles each and what sums cost, after a round of 36
+    assert causal.shares(192, 1024, 132).busy == pytest.approx(192 * 36 / (132 * (36 + 18 + 4)))
+
+
 def test_a_gpu_is_to_be_busy(monkeypatch):
     gpu = torch.device("cuda")
     monkeypatch.setattr(hopper, "available", lambda: True)
     monkeypatch.setattr(hopper, "blocks", lambda: 132)
     assert causal.suits(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
-    assert not causal.suits(12, 1024, 12, 64, gpu)  # 144 heads in two rounds
-    assert not causal.suits(8, 1024, 12, 64, gpu)
+    assert causal.suits(12, 1024, 12, 64, gpu)  # 144 heads: a round, and 12 in parts
+    assert not causal.suits(1, 1024, 12, 64, gpu)  # 12 heads
+    assert causal.suits(6, 1024, 12, 64, gpu)  # 58 %, which is too little for longer ones
+    assert not causal.suits(6, 2048, 12, 64, gpu)
     assert not any(causal.suits(64, T, 12, K, gpu) for T, K in ((1000, 64), (1024, 32), (4096, 64), (0, 64)))
     assert not causal.suits(64, 1024, 12, 64, torch.device("cpu"))
 

@@ -1,14 +1,16 @@
 // The gradient of causal attention with heads of 64 numbers, on Hopper GPUs; causal.py has the formulas.
 //
 // A block stays with a head until it is done: the keys and values of 128 places, and against them the queries of every 128
-// places from there on, to and fro. In a block
+// places from there on, to and fro. Heads that would leave blocks without work, from `whole` on, are done in `parts`, each
+// by a block: a part has some of the head's keys. In a block
 //   one thread has the copy engine fetch them, a tile ahead;
 //   two groups of four warps have 64 of the keys each. p^T and dp^T, keys by queries, lie in registers as the tensor
 //   cores leave them, which is how they want p^T and ds^T for the gradients of values and keys. ds goes to shared
 //   memory for the gradient of queries, of which each group makes 64 rows, when it is through with the next tile: so
 //   one may be half a tile ahead of the other, and one takes exponentials while the other multiplies.
 // The gradient of a query grows with every 128 keys, in memory: a thread adds to what it has left there itself, and the
-// last time takes it. No other adds to it, so the sum has one order, and nothing is to be made zero before.
+// last time takes it. No other adds to it, so the sum has one order, and nothing is to be made zero before. What parts of
+// a head leave there is added when all are done.
 //
 // What barriers in shared memory count, an even round or an odd one, nobody waits for before the round before is over.
 //
@@ -19,9 +21,11 @@ struct Given {
     const uint4 *results, *d_results;  // of attention: (batch, time, heads, 64)
     const float* logs;                 // (batch heads, time): logarithm of the sum of exponentials
     float *bits, *means;               // the same: to base 2; and the sum of p dp
-    float4* sums;                      // (blocks, time / 128, 8, 256): gradients of queries, as threads have them
+    float4* sums;  // (parts and then blocks, time / 128, 8, 256): gradients of queries, as threads have them
     float scale;
-    int heads, time, count;  // count: of heads in the batch
+    int heads, time, count, whole, parts;  // count: of heads in the batch
+    __device__ int pieces() const { return whole + (count - whole) * parts; }
+    __device__ float4* sums_of(int place, int i) const { return sums + ((long long)place * (time / 128) + i) * 8 * 256; }
 };
 
 #define TILE 128
@@ -48,23 +52,38 @@ extern "C" __global__ void __launch_bounds__(256) find_means(const __grid_consta
     if (at % 8 == 0) a.means[to] = sum, a.bits[to] = a.logs[to] * TO_BITS;
 }
 
-struct Place {  // of a tile: a head, a block of keys, a block of queries
-    int head, j, i;
-    __device__ bool is_first(int blocks) const { return i == (j & 1 ? blocks - 1 : j); }
-    __device__ bool is_last(int blocks) const { return i == (j & 1 ? j : blocks - 1); }
-    __device__ void move(int blocks, int step) {
+// A tile: a piece of work, which is a head or one of its parts; the how-manieth block of keys there; a block of queries.
+struct Place {
+    int piece, head, part, turn, j, i;
+    __device__ explicit Place(const Given& a) : piece((int)blockIdx.x) { begin(a); }
+    __device__ bool is_split(const Given& a) const { return piece >= a.whole; }
+    __device__ bool is_first(int blocks) const { return i == (turn & 1 ? blocks - 1 : j); }
+    __device__ bool is_last(int blocks) const { return i == (turn & 1 ? j : blocks - 1); }
+    __device__ void begin(const Given& a) {
+        const int split = piece - a.whole;
+        head = split < 0 ? piece : a.whole + split / a.parts, part = split < 0 ? 0 : split % a.parts;
+        turn = 0, j = i = part;
+    }
+    // Parts take blocks of keys in turns, the first to the last and then the last to the first: early ones have more queries.
+    __device__ void move(const Given& a, int blocks) {
         if (!is_last(blocks)) {
-            i += j & 1 ? -1 : 1;
+            i += turn & 1 ? -1 : 1;
             return;
         }
-        if (++j == blocks) j = 0, head += step;
-        i = j & 1 ? blocks - 1 : j;
+        const int parts = is_split(a) ? a.parts : 1;
+        turn++;
+        j = turn & 1 ? (turn + 1) * parts - 1 - part : turn * parts + part;
+        i = turn & 1 ? blocks - 1 : j;
+        if (j < blocks) return;
+        piece += gridDim.x;
+        begin(a);
     }
 };
 
 __device__ inline void fetch_all(const Given& a, u32 memory, u32 filled, u32 emptied, int blocks) {
     u32 n = 0, round = 0;
-    for (Place p{(int)blockIdx.x, 0, 0}; p.head < a.count; p.move(blocks, gridDim.x), n++) {
+    const int pieces = a.pieces();
+    for (Place p(a); p.piece < pieces; p.move(a, blocks), n++) {
         const int column = p.head % a.heads * 64, row = p.head / a.heads * a.time;
         if (p.is_first(blocks)) {
             const u32 stage = round & 1, at = memory + KEYS + stage * PAIR, bar = filled + 16 + 8 * stage;
@@ -152,11 +171,19 @@ __device__ inline void begin_queries(float (&dq)[32], u32 slopes, u32 keys) {
     products_are_a_group();
 }
 
+// d grows by what a thread has left in memory.
+__device__ inline void add_sums(float (&d)[32], const float4* at) {
+#pragma unroll
+    for (int c = 0; c < 8; c++) {
+        const float4 x = __ldcg(at + c * 256);
+        d[4 * c] += x.x, d[4 * c + 1] += x.y, d[4 * c + 2] += x.z, d[4 * c + 3] += x.w;
+    }
+}
+
 // What a group has made, on its way to memory.
 struct Giver {
     const Given& a;
     u32 group, board, uses;  // of its places on the board
-    float4* sums;
 
     // 64 rows, of a head's block of 128, through the board.
     __device__ void give(const float (&d)[32], float factor, const Map* to, int head, int block) {
@@ -177,40 +204,47 @@ struct Giver {
         store(to, at, head % a.heads * 64, head / a.heads * a.time + block * TILE + group * 64);
         stores_are_a_group();
     }
-    // The gradient of 64 queries, as far as 128 keys give it. Their own keys, on the diagonal, are the last.
+    // The gradient of 64 queries, as far as 128 keys give it. Of a whole head their own, on the diagonal, are the last.
     __device__ void give_queries(float (&d)[32], const Place& p) {
-        float4* const at = sums + p.i * 8 * 256;
-        if (p.i != p.j) {
+        const int split = p.piece - a.whole;
+        const int place = split < 0 ? (a.count - a.whole) * a.parts + (int)blockIdx.x : split;
+        float4* const at = a.sums_of(place, p.i) + group * 128 + (threadIdx.x & 127);
+        if (p.i != p.j || split >= 0) {
 #pragma unroll
             for (int c = 0; c < 8; c++) {
                 const float4 x = make_float4(d[4 * c], d[4 * c + 1], d[4 * c + 2], d[4 * c + 3]);
-                if (p.j == 0) __stcg(at + c * 256, x);
+                if (p.turn == 0) __stcg(at + c * 256, x);
                 else add_to(at + c * 256, x);
             }
             return;
         }
-        if (p.j > 0) {
-#pragma unroll
-            for (int c = 0; c < 8; c++) {
-                const float4 x = __ldcg(at + c * 256);
-                d[4 * c] += x.x, d[4 * c + 1] += x.y, d[4 * c + 2] += x.z, d[4 * c + 3] += x.w;
-            }
-        }
+        if (p.j > 0) add_sums(d, at);
         give(d, a.scale, &a.d_query, p.head, p.i);
     }
 };
+
+// Of heads that were done in parts, by a block for 128 queries: the gradient of queries.
+extern "C" __global__ void __launch_bounds__(256) finish_queries(const __grid_constant__ Given a) {
+    MEMORY(4 * BOX);
+    const int t = threadIdx.x, blocks = a.time / TILE, split = blockIdx.x / blocks, i = blockIdx.x % blocks;
+    const u32 group = uniform(t >> 7);
+    float d[32] = {};
+    for (int part = 0; part < min(a.parts, i + 1); part++) add_sums(d, a.sums_of(split * a.parts + part, i) + t);
+    Giver{a, group, address(memory) + group * 2 * BOX, 0}.give(d, a.scale, &a.d_query, a.whole + split, i);
+    if ((t & 127) == 0) all_is_stored();
+}
 
 __device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied, int blocks, u32 group) {
     const int t = threadIdx.x & 127, lane = t & 31, warp = uniform(t >> 5);
     const float scale = a.scale * TO_BITS;
     const u32 keys0 = handle(memory + KEYS), queries0 = handle(memory + QUERIES), slopes0 = handle(memory + SLOPES);
     const u32 written = filled + 64, read = filled + 80;  // slopes
-    Giver giver{a, group, memory + BOARD + group * 2 * BOX, 0,
-                a.sums + (long long)blockIdx.x * blocks * 8 * 256 + group * 128 + t};
+    const int pieces = a.pieces();
+    Giver giver{a, group, memory + BOARD + group * 2 * BOX, 0};
     float s[64], dp[64], dk[32], dv[32], dq[32];
     u32 p[32], ds[32], n = 0, round = 0, keys_before = keys0;
-    Place now{(int)blockIdx.x, 0, 0}, before = now;
-    if (now.head >= a.count) return;
+    Place now(a), before = now;
+    if (now.piece >= pieces) return;
     await(filled + 16, 0);
     await(filled, 0);
     begin_scores(s, keys0 + group * (BOX / 16), queries0);
@@ -243,8 +277,8 @@ __device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied,
         }
         const Place done = now;
         const bool was_last = now.is_last(blocks);
-        now.move(blocks, gridDim.x);
-        more = now.head < a.count;
+        now.move(a, blocks);
+        more = now.piece < pieces;
         if (more) {
             if (was_last) await(filled + 16 + 8 * ((round + 1) & 1), (round + 1) / 2);
             await(filled + 8 * (odd ^ 1), (n + 1) / 2);

@@ -14,7 +14,7 @@ nobody puts them together.
 
 import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +25,12 @@ from glassformer.train import hopper
 from glassformer.train.fused_loss_cuda import with_macros
 
 TILE, WIDTH, THREADS = 128, 64, 384
-SHARED = 6 * 2 * TILE * 128 + 4 * WIDTH * 128 + 4 * 4 * TILE + 128
+BOARD = 4 * WIDTH * 128
+SHARED = 6 * 2 * TILE * 128 + BOARD + 4 * 4 * TILE + 128
 """Bytes: two tiles each of keys and values, queries and do, ds; results on their way; numbers of queries; barriers."""
-LONGEST = 2048
-"""Places of a sequence. At 4096 cuDNN's gradient was faster (with 73 % busy), at 2048 it was not."""
-BUSY = 0.75
-"""A block has a head to itself, so heads are done in rounds. With 55 % of a GPU busy cuDNN's gradient was faster."""
+BUSY = {1024: 0.55, 2048: 0.75}
+"""Up to so many places, the share of a GPU that is to have work. Down to there it was measured to be faster than the
+gradient of cuDNN, by 13 % at least; at 4096 places by 4 % with 95 % busy."""
 
 
 class Given(ctypes.Structure):
@@ -40,7 +40,8 @@ class Given(ctypes.Structure):
         *((name, nvrtc.Map) for name in ("query", "key", "value", "d_out", "d_query", "d_key", "d_value")),
         *((name, ctypes.c_void_p) for name in ("results", "d_results", "logs", "bits", "means", "sums")),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("heads", "time", "count")),
+        *((name, ctypes.c_int) for name in ("heads", "time", "count", "whole", "parts")),
+        ("unused", ctypes.c_uint32 * 14),  # to a multiple of 64 bytes
     ]
 
 
@@ -49,12 +50,45 @@ def source() -> str:
     return with_macros({}, "floats.cuh", "hopper.cuh", "causal.cu")
 
 
+class Shares(NamedTuple):
+    """How heads are given to blocks."""
+
+    whole: int
+    """So many heads have a block to themselves, one after the other."""
+    parts: int
+    """Of each of the others, by a block each."""
+    busy: float
+    """The time that the work would take on all blocks at once, over the time it takes."""
+
+
+@cache
+def shares(count: int, time: int, blocks: int) -> Shares:
+    """The fastest, by the number of tiles that a block does one after the other.
+
+    A part of a head brings its own sums of the gradients of queries, which are written and read once more than those of
+    a whole head. That is taken to cost as much as half as many tiles as there are queries.
+    """
+    tiles = time // TILE
+    of_head = tiles * (tiles + 1) // 2
+    rounds, left = divmod(count, blocks)
+
+    def after_rounds(parts: int) -> float:
+        keys = [0] * parts
+        for j in range(tiles):  # as the kernel deals them
+            keys[min(j % (2 * parts), 2 * parts - 1 - j % (2 * parts))] += tiles - j
+        return -(-left * parts // blocks) * (max(keys) + (tiles / 2 if parts > 1 else 0))
+
+    parts = min(range(1, tiles + 1), key=after_rounds)
+    longest = rounds * of_head + after_rounds(parts)
+    return Shares(rounds * blocks if parts > 1 else count, parts, count * of_head / (blocks * longest))
+
+
 def suits(batch: int, time: int, heads: int, width: int, device: torch.device) -> bool:
     """Whether gradients of so many heads are made here."""
-    if device.type != "cuda" or width != WIDTH or time % TILE or not TILE <= time <= LONGEST or not hopper.available():
+    if device.type != "cuda" or width != WIDTH or time % TILE or time < TILE or not hopper.available():
         return False
-    blocks = hopper.blocks()
-    return batch * heads >= BUSY * blocks * -(-batch * heads // blocks)
+    least = next((share for most, share in BUSY.items() if time <= most), None)
+    return least is not None and shares(batch * heads, time, hopper.blocks()).busy >= least
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -143,9 +177,10 @@ def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int,
     given, out, d_out = [_rows(t) for t in given], out.contiguous(), d_out.contiguous()
     B, T, _ = out.shape
     d, device, count = _room(given), out.device, B * heads
-    at_once = min(count, hopper.blocks())
+    whole, parts, _ = shares(count, T, hopper.blocks())
+    at_once, split = min(whole + (count - whole) * parts, hopper.blocks()), count - whole
     bits, means = torch.empty(2, count, T, device=device)
-    sums = torch.empty(at_once, T, WIDTH, device=device)
+    sums = torch.empty(split * parts + (at_once if whole else 0), T, WIDTH, device=device)
     places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
     argument = Given(
         **{name: nvrtc.tensor_map(*of) for name, of in matrices(given, d_out, d).items()},
@@ -154,10 +189,14 @@ def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int,
         heads=heads,
         time=T,
         count=count,
+        whole=whole,
+        parts=parts,
     )
     index = device.index or 0
     nvrtc.kernel(source(), "find_means", index).launch(argument, -(-count * T // 32), 256)
     nvrtc.kernel(source(), "causal_backward", index, SHARED).launch(argument, at_once, THREADS)
+    if split:
+        nvrtc.kernel(source(), "finish_queries", index, BOARD).launch(argument, split * (T // TILE), 256)
     return d
 
 
