@@ -178,6 +178,16 @@ def test_a_gpu_is_to_be_busy(monkeypatch):
     assert not causal.suits(64, 1024, 12, 64, torch.device("cpu"))
 
 
+def test_a_compiler_asks_without_a_warning(monkeypatch, recwarn):
+    monkeypatch.setattr(hopper, "available", lambda: True)
+    monkeypatch.setattr(hopper, "blocks", lambda: 132)
+    asked = torch.compile(
+        lambda x: x + causal.suits(len(x), 1024, 12, 64, torch.device("cuda")), backend="eager", fullgraph=True
+    )
+    assert [float(asked(torch.zeros(batch))[0]) for batch in (1, 12)] == [0.0, 1.0]
+    assert not recwarn.list
+
+
 def gradients(model):
     ids = torch.randint(0, model.config.vocab_size, (3, 12), generator=torch.Generator().manual_seed(0))
     model.zero_grad()

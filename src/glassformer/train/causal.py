@@ -61,26 +61,24 @@ class Shares(NamedTuple):
     """The time that the work would take on all blocks at once, over the time it takes."""
 
 
-@cache
 def shares(count: int, time: int, blocks: int) -> Shares:
     """The fastest, by the number of tiles that a block does one after the other.
 
     A part of a head brings its own sums of the gradients of queries, which are written and read once more than those of
     a whole head. That is taken to cost as much as half as many tiles as there are queries.
     """
-    tiles = time // TILE
+    tiles, left = time // TILE, count % blocks
     of_head = tiles * (tiles + 1) // 2
-    rounds, left = divmod(count, blocks)
-
-    def after_rounds(parts: int) -> float:
-        keys = [0] * parts
+    parts, last = 1, -(-left // blocks) * of_head * 1.0
+    for some in range(2, tiles + 1):
+        keys = [0] * some
         for j in range(tiles):  # as the kernel deals them
-            keys[min(j % (2 * parts), 2 * parts - 1 - j % (2 * parts))] += tiles - j
-        return -(-left * parts // blocks) * (max(keys) + (tiles / 2 if parts > 1 else 0))
-
-    parts = min(range(1, tiles + 1), key=after_rounds)
-    longest = rounds * of_head + after_rounds(parts)
-    return Shares(rounds * blocks if parts > 1 else count, parts, count * of_head / (blocks * longest))
+            keys[min(j % (2 * some), 2 * some - 1 - j % (2 * some))] += tiles - j
+        took = -(-left * some // blocks) * (max(keys) + tiles / 2)
+        if took < last:
+            parts, last = some, took
+    longest = count // blocks * of_head + last
+    return Shares(count - left if parts > 1 else count, parts, count * of_head / (blocks * longest))
 
 
 def suits(batch: int, time: int, heads: int, width: int, device: torch.device) -> bool:
