@@ -174,6 +174,29 @@ def exponentials_equal_their_definition() -> Iterator[Finding]:
         yield Finding.judge(f"exponentials: padding and rows ignored, {size}", nothing, 0, "their sum")
 
 
+def gelu_products_equal_their_definition() -> Iterator[Finding]:
+    """Products with GELU and its slope, at sizes that fill their tiles and at others, against float64."""
+    from glassformer.train import gelu, hopper
+
+    if not hopper.available():
+        return
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns, depth, biased in ((2048, 3072, 768, False), (1000, 1544, 200, True), (70, 136, 64, True)):
+        x, weight, dy, down = (
+            (size * torch.randn(shape, generator=generator)).bfloat16()
+            for size, shape in ((1, (rows, depth)), (depth**-0.5, (columns, depth))) * 2
+        )
+        bias = torch.randn(columns, generator=generator).bfloat16() if biased else None
+        post, slope = gelu.gelu_product(x.cuda(), weight.cuda(), None if bias is None else bias.cuda())
+        d, again = (gelu.slope_product(dy.cuda(), down.cuda(), slope) for _ in range(2))
+        exact = [None if t is None else t.double() for t in (x, weight, bias)]
+        wanted = (*gelu.gelu_product(*exact), gelu.slope_product(dy.double(), down.double(), slope.cpu().double()))
+        for name, a, b in zip(("gelu", "slope", "gradient"), (post, slope, d), wanted, strict=True):
+            apart = float((a.cpu().double() - b).norm() / b.norm())
+            yield Finding.judge(f"gelu product: {name}, {rows}x{columns}x{depth}", apart, 2**-8, "against float64")
+        yield Finding.judge(f"gelu product repeated, {rows}x{columns}", float((d != again).sum()), 0, "numbers apart")
+
+
 def causal_attention_equals_its_definition() -> Iterator[Finding]:
     """Against float64 on a CPU, with cuDNN's own gradient beside it."""
     from torch.nn.attention import SDPBackend, sdpa_kernel

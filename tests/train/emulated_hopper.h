@@ -121,6 +121,14 @@ static inline void put_four(u32 at, u32 high, int step, const u32* words) {
         put(at + unit / 8 * high + row * 128 + ((unit % 8) ^ (row % 8)) * 16 + lane % 4 * 4, words[i]);
     }
 }
+static inline void take_four(u32 at, u32 high, int step, u32* words) {
+    const int lane = threadIdx.x & 31;
+    __syncwarp();  // others of the warp put some of it
+    for (int i = 0; i < 4; i++) {
+        const int row = lane / 4 + 8 * (i & 1), unit = 2 * step + i / 2;
+        memcpy(words + i, here(at + unit / 8 * high + row * 128 + ((unit % 8) ^ (row % 8)) * 16 + lane % 4 * 4), 4);
+    }
+}
 static inline void puts_are_seen() {}
 
 static thread_local int meeting[4], meetings[4];

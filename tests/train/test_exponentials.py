@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from glassformer import nvrtc
 from glassformer.train import exponentials as exp
-from glassformer.train import fused_loss, hopper
+from glassformer.train import fused_loss, hopper, tiles
 from glassformer.train.fused_loss import linear_cross_entropy
 from tests.emulated_cuda import built, needs_compiler
 
@@ -69,15 +69,16 @@ def folder(tmp_path_factory):
 def library(depth, sizes, folder):
     mine = folder / "_".join(map(str, (depth, *sizes)))
     mine.mkdir()
-    return built(exp.source(depth), "exponentials", mine, Path(__file__).parent, "find_offsets", "find_losses")
+    text = tiles.source("exponentials.cu", depth)
+    return built(text, "exponentials", mine, Path(__file__).parent, "find_offsets", "find_losses")
 
 
 def run(hidden, weight, targets, z_loss, columns, folder, clusters=2):
     """The three kernels one after another, as the operator launches them."""
     N, V, depth = len(hidden), len(weight), hidden.shape[1]
     out, rows = torch.full((N, V), float("nan"), dtype=BF), torch.full((4, N), float("nan"))
-    sums = torch.full((-(-V // exp.TILE), N), float("nan"))
-    maps = {"hidden": (hidden, exp.TILE), "weight": (weight, exp.TILE // exp.CLUSTER), "out": (out, 64)}
+    sums = torch.full((-(-V // tiles.TILE), N), float("nan"))
+    maps = tiles.factors(hidden, weight) | {"out": (out, 64)}
     given = exp.Given(
         **{name: emulated_map(*of) for name, of in maps.items()},
         **exp.arguments(hidden, weight, targets, out, rows, sums),
@@ -85,11 +86,11 @@ def run(hidden, weight, targets, z_loss, columns, folder, clusters=2):
         z_loss=z_loss,
         columns=columns,
     )
-    made = library(depth, (exp.STAGES, exp.CLUSTER, exp.PANEL), folder)
+    made = library(depth, (tiles.STAGES, tiles.CLUSTER, tiles.PANEL), folder)
     assert made.size() == ctypes.sizeof(exp.Given)
     for launch, blocks, threads in (
         (made.run_find_offsets, -(-N // 8), 256),
-        (made.run, clusters * exp.CLUSTER, exp.THREADS),
+        (made.run, clusters * tiles.CLUSTER, tiles.THREADS),
         (made.run_find_losses, -(-N // 32), 256),
     ):
         launch(ctypes.byref(given), blocks, threads)
@@ -100,11 +101,11 @@ def run(hidden, weight, targets, z_loss, columns, folder, clusters=2):
 def small(monkeypatch):
     def choose(stages, cluster, panel):
         for name, value in (("STAGES", stages), ("CLUSTER", cluster), ("PANEL", panel)):
-            monkeypatch.setattr(exp, name, value)
-        exp.source.cache_clear()
+            monkeypatch.setattr(tiles, name, value)
+        tiles.source.cache_clear()
 
     yield choose
-    exp.source.cache_clear()
+    tiles.source.cache_clear()
 
 
 @needs_compiler

@@ -3,19 +3,10 @@
 // out[r, c] = exp(z[r, c] - z[r, target]), z = hidden weight^T; exponentials.py says what they are for. Logits never
 // reach memory, and what does is written once and not read again before the products of the gradients read it.
 //
-// A kernel for Hopper. Blocks stay for all their tiles of 128 x 128 results. In a block
-//   one thread has the copy engine fetch steps of 64 along the depth into a ring of STAGES places;
-//   two groups of four warps take turns: while one multiplies its tile on the tensor cores, the other takes the
-//   exponentials of its own, which the copy engine then writes.
-// CLUSTER blocks work on tiles one below the other: each fetches a part of the weights for all of them.
-//
-// Barriers in shared memory tell an even round from an odd one, no more. So nobody waits for a round before the round
-// before it is known to be over, to each warp: each waits for every round of a barrier that it waits for at all.
-//
-// Macros: STAGES, CLUSTER, PANEL, DEPTH; after the text of hopper.cuh. tests/train compiles the same text for a CPU.
+// A kernel for Hopper, after the text of tiles.cuh. tests/train compiles the same text for a CPU.
 
 struct Given {
-    Map hidden, weight, out;
+    Map left, right, out;  // hidden and weight, and
     const u16 *hiddens, *weights;  // the same matrices
     u16* exponentials;
     const long long* targets;
@@ -26,12 +17,7 @@ struct Given {
     int rows, stride, columns;  // stride: of `out`; from `columns` on there are no logits
 };
 
-#define TILE 128
-#define STEPS ((DEPTH + STEP - 1) / STEP)
-#define BYTES (TILE * 2 * STEP)        // of one factor's part of a stage
-#define BOARD (4 * BOX)                // a tile of results
-#define THREADS 384
-#define FAR 1e30f                      // a sum of exponentials from there on is taken anew, from the highest logit
+#define FAR 1e30f  // a sum of exponentials from there on is taken anew, from the highest logit
 
 // Of two rows, by a warp.
 __device__ inline float dot(const u16* x, const u16* y, int lane) {
@@ -118,16 +104,7 @@ extern "C" __global__ void __launch_bounds__(256) find_losses(const __grid_const
     if (counts) a.exponentials[(long long)r * a.stride + target] = (u16)narrowed(power(offset - top) - total / factor, 0);
 }
 
-struct Place { int row, column; };  // in tiles; rows by CLUSTER
-// PANEL columns of tiles at a time, row after row: blocks that are at work at once share what they read.
-__device__ inline Place place(int work, int rows, int columns) {
-    const int panel = work / (PANEL * rows), inside = work - panel * PANEL * rows;
-    const int width = min(PANEL, columns - panel * PANEL);
-    return {inside / width, panel * PANEL + inside % width};
-}
-
-// The exponentials of a tile: through the board to memory, their sums to `sums`. `t`: of 128 threads. Of 8 columns a
-// thread has two, in rows 16 warp + lane / 4 and eight below; d holds 64 rows after 64 rows.
+// The exponentials of a tile: through the board to memory, their sums to `sums`. `t`: of 128 threads.
 __device__ inline void finish(float (&d)[2][64], const Given& a, int row, int column, u32 board, u32 board_read, int t,
                               u32 group, u32 round) {
     const u32 mine_read = board_read + 16 * (group - 1), others = board_read + 16 * (2 - group);
@@ -176,71 +153,25 @@ __device__ inline void finish(float (&d)[2][64], const Given& a, int row, int co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) exponentials(const __grid_constant__ Given a) {
-    MEMORY(STAGES * 2 * BYTES + BOARD);
+    MEMORY(RING + BOARD);
     __shared__ u64 barriers[2 * STAGES + 6];
-    const int t = threadIdx.x, lane = t & 31;
-    const u32 group = t >> 7, member = CLUSTER > 1 ? place_in_cluster() : 0;
-    const u32 stages = address(memory), board = stages + STAGES * 2 * BYTES;
-    const u32 filled = address(barriers), emptied = filled + 8 * STAGES, turns = emptied + 8 * STAGES;
-    const u32 board_read = turns + 16;
-    const int high = (a.rows + TILE * CLUSTER - 1) / (TILE * CLUSTER), wide = (a.stride + TILE - 1) / TILE;
-    const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
-    if (t == 0) {
-        for (int s = 0; s < STAGES; s++) begin_barrier(filled + 8 * s, 1), begin_barrier(emptied + 8 * s, 4 * CLUSTER);
-        for (int i = 0; i < 2; i++) begin_barrier(turns + 8 * i, 4);
+    const u32 group = threadIdx.x >> 7, board = address(memory) + RING;
+    const Tiles tiles(address(memory), address(barriers), a.rows, a.stride);
+    const u32 board_read = tiles.turns + 16;
+    if (threadIdx.x == 0) {
+        tiles.begin_barriers();
         for (int i = 0; i < 4; i++) begin_barrier(board_read + 8 * i, 1);  // halves of it, by each group
         barriers_begun();
     }
     meet_cluster();
-
     if (group == 0) {
         FEWER_REGISTERS(40);
-        if (t < 32 && chosen()) {
-            u32 n = 0;  // steps so far, of all tiles
-            for (int work = first; work < high * wide; work += step) {
-                const Place p = place(work, high, wide);
-                const int row = (p.row * CLUSTER + member) * TILE, column = p.column * TILE + member * (TILE / CLUSTER);
-                for (int k = 0; k < STEPS; k++, n++) {
-                    const u32 stage = n % STAGES, bar = filled + 8 * stage, at = stages + stage * 2 * BYTES;
-                    if (n >= STAGES) await(emptied + 8 * stage, n / STAGES - 1);
-                    expect(bar, 2 * BYTES);
-                    fetch(at, &a.hidden, k * STEP, row, bar);
-                    const u32 part = at + BYTES + member * (BYTES / CLUSTER);
-                    if (CLUSTER > 1) fetch_for_all<CLUSTER>(part, &a.weight, k * STEP, column, bar);
-                    else fetch(part, &a.weight, k * STEP, column, bar);
-                }
-            }
-        }
+        if (threadIdx.x < 32 && chosen()) tiles.fetch_all(&a.left, &a.right, [](int, int, u32) {});
     } else {
         MORE_REGISTERS(232);
-        u32 round = group - 1;  // tiles of both groups so far
-        for (int work = first + (int)round * step; work < high * wide; work += 2 * step, round += 2) {
-            const Place p = place(work, high, wide);
-            float d[2][64];
-            u32 n = round * STEPS;
-            if (round > 0) await(turns + 8 * (group - 1), (round - 1) >> 1);
-#pragma unroll 1
-            for (int k = 0; k < STEPS; k++, n++) {
-                const u32 stage = n % STAGES, left = handle(stages + stage * 2 * BYTES), right = left + BYTES / 16;
-                await(filled + 8 * stage, n / STAGES);
-                products_begin();
-#pragma unroll
-                for (int part = 0; part < 4; part++)
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-                        multiply(d[h], left + h * (BOX / 16) + 2 * part, right + 2 * part, (k | part) != 0);
-                products_are_a_group();
-                if (k > 0) {
-                    products_are_made<1>();
-                    if (lane < CLUSTER) arrive_in(emptied + 8 * ((n - 1) % STAGES), lane);
-                }
-            }
-            if (lane == 0) arrive(turns + 8 * (2 - group));  // every stage of this tile is filled: the other group's turn
-            products_are_made<0>();
-            if (lane < CLUSTER) arrive_in(emptied + 8 * ((n - 1) % STAGES), lane);
-            finish(d, a, (p.row * CLUSTER + member) * TILE, p.column * TILE, board, board_read, t & 127, group, round);
-        }
-        if ((t & 127) == 0) all_is_stored();
+        tiles.multiply_all(group, [&](float (&d)[2][64], int row, int column, u32 round) {
+            finish(d, a, row, column, board, board_read, threadIdx.x & 127, group, round);
+        });
     }
     meet_cluster();  // nobody leaves while others still arrive at its barriers
 }

@@ -13,20 +13,14 @@ Where some z_k - z_y is so large that there is no such number, exponentials of t
 """
 
 import ctypes
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from glassformer import nvrtc
-from glassformer.train import hopper
-from glassformer.train.fused_loss_cuda import with_macros
+from glassformer.train import hopper, tiles
 from glassformer.train.products import multiply
 
-TILE = 128
-STAGES, CLUSTER, PANEL, THREADS = 5, 2, 24, 384
-SHARED = STAGES * 2 * TILE * 128 + TILE * 2 * TILE
-"""Bytes: the ring of stages, and a tile of results."""
 FAR = 1e30
 LEAST_COLUMNS = 2048
 """Fewer leave blocks of a GPU without work; then the loss is small beside the rest, too."""
@@ -36,7 +30,7 @@ class Given(ctypes.Structure):
     """The kernels' argument."""
 
     _fields_ = [
-        *((name, nvrtc.Map) for name in ("hidden", "weight", "out")),
+        *((name, nvrtc.Map) for name in ("left", "right", "out")),
         *((name, ctypes.c_void_p) for name in ("hiddens", "weights", "exponentials", "targets", "offsets", "sums")),
         *((name, ctypes.c_void_p) for name in ("totals", "plains", "shares")),
         ("ignored", ctypes.c_int64),
@@ -44,12 +38,6 @@ class Given(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("rows", "stride", "columns")),
         ("unused", ctypes.c_uint64 * 4),  # to a multiple of 64 bytes
     ]
-
-
-@cache
-def source(depth: int) -> str:
-    sizes = {"STAGES": STAGES, "CLUSTER": CLUSTER, "PANEL": PANEL, "DEPTH": depth}
-    return with_macros(sizes, "floats.cuh", "hopper.cuh", "exponentials.cu")
 
 
 def suits(hidden: Tensor, weight: Tensor, smoothing: float) -> bool:
@@ -105,8 +93,8 @@ def _(
     hidden, weight, targets = hidden.contiguous(), weight.contiguous(), targets.contiguous()
     N, V, device = len(hidden), len(weight), hidden.device
     out = torch.empty(N, V, dtype=hidden.dtype, device=device)
-    numbers, sums = torch.empty(4, N, device=device), torch.empty(-(-V // TILE), N, device=device)
-    maps = {"hidden": (hidden, TILE), "weight": (weight, TILE // CLUSTER), "out": (out, 64)}
+    numbers, sums = torch.empty(4, N, device=device), torch.empty(-(-V // tiles.TILE), N, device=device)
+    maps = tiles.factors(hidden, weight) | {"out": (out, 64)}
     given = Given(
         **{name: nvrtc.tensor_map(*of) for name, of in maps.items()},
         **arguments(hidden, weight, targets, out, numbers, sums),
@@ -114,10 +102,9 @@ def _(
         z_loss=z_loss,
         columns=columns,
     )
-    text, index = source(hidden.shape[1]), device.index or 0
+    text, index = tiles.source("exponentials.cu", hidden.shape[1]), device.index or 0
     nvrtc.kernel(text, "find_offsets", index).launch(given, -(-N // 8), 256)
-    kernel = nvrtc.kernel(text, "exponentials", index, SHARED)
-    kernel.launch(given, CLUSTER * _clusters(index, hidden.shape[1]), THREADS, cluster=CLUSTER)
+    tiles.launch(text, "exponentials", given, index, boards=1)
     nvrtc.kernel(text, "find_losses", index).launch(given, -(-N // 32), 256)
     return out, numbers[1:]
 
@@ -130,9 +117,3 @@ def head_gradients(
     d_hidden = (multiply(e, weight) * shares[:, None]).to(hidden.dtype)
     d_weight = multiply(e, (hidden * shares[:, None]).to(hidden.dtype), left_turned=True)
     return totals.sum(), plains.sum(), d_hidden, d_weight
-
-
-@cache
-def _clusters(device: int, depth: int) -> int:
-    """As many as run at once."""
-    return nvrtc.kernel(source(depth), "exponentials", device, SHARED).most_clusters(CLUSTER, THREADS)

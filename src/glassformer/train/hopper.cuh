@@ -81,6 +81,14 @@ __device__ inline void put_four(u32 at, u32 high, int step, const u32* words) {
                  "r"(words[1]), "r"(words[2]), "r"(words[3])
                  : "memory");
 }
+__device__ inline void take_four(u32 at, u32 high, int step, u32* words) {  // the same, from there
+    const int lane = threadIdx.x & 31, row = lane & 15, unit = 2 * step + (lane >> 4);
+    const u32 mine = at + (unit >> 3) * high + row * 128 + (((unit & 7) ^ (row & 7)) << 4);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(mine)
+                 : "memory");
+}
 __device__ inline void add_to(float4* at, float4 x) {
     asm volatile("red.global.v4.f32.add [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
                  : "memory");

@@ -17,6 +17,7 @@ from glassformer.model.block import Block
 from glassformer.model.feedforward import Dense
 from glassformer.model.tap import Tap
 from glassformer.shapes import Float
+from glassformer.train import gelu
 
 READY = cublas.available()
 
@@ -109,16 +110,20 @@ class _FeedForward(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w_up: Tensor, b_up: Tensor | None, w_down: Tensor, b_down: Tensor | None
     ) -> Tensor:
-        post, pre = gelu_product(x, w_up, b_up)
-        ctx.save_for_backward(x, w_up, w_down, pre, post)
+        ctx.with_slope = gelu.suits(x, w_up)
+        post, kept = (gelu.gelu_product if ctx.with_slope else gelu_product)(x, w_up, b_up)
+        ctx.save_for_backward(x, w_up, w_down, kept, post)
         ctx.biased = (b_up is not None, b_down is not None)
         return product(post, w_down, False, True, b_down)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, w_up, w_down, pre, post = ctx.saved_tensors
+        x, w_up, w_down, kept, post = ctx.saved_tensors
         dy = gradients[0].contiguous()
-        d_pre = gelu_slope_product(dy, w_down, pre)
+        if ctx.with_slope:
+            d_pre = gelu.slope_product(dy, w_down.T.contiguous(), kept)
+        else:
+            d_pre = gelu_slope_product(dy, w_down, kept)
         return (
             product(d_pre, w_up, False, False, None),
             product(d_pre, x, True, False, None),
