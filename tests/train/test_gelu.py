@@ -162,6 +162,7 @@ def test_only_hopper_and_what_fills_it_suits(monkeypatch):
     assert gelu.suits(OnGpu(65536, 768), OnGpu(3072, 768))
     assert not gelu.suits(OnGpu(65536, 764), OnGpu(3072, 764))
     assert not gelu.suits(OnGpu(65536, 768), OnGpu(3076, 768))
+    assert not gelu.suits(OnGpu(65536, 1024), OnGpu(4096, 1024))
     assert not gelu.suits(OnGpu(1024, 768), OnGpu(3072, 768))
     assert not gelu.suits(torch.zeros(65536, 8, dtype=BF), torch.zeros(3072, 8, dtype=BF))
     monkeypatch.setattr(hopper, "available", lambda: False)
