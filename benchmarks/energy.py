@@ -65,6 +65,9 @@ def main() -> None:
     there, here = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
     others: dict[str, Callable[[], object]] = {
         "up, of zeros": partial(cublas.multiply, torch.zeros_like(x), up, right_turned=True),
+        "up, tokens alike": partial(cublas.multiply, x[:1].expand(ROWS, WIDTH).contiguous(), up, right_turned=True),
+        "up, of 4 bits": partial(cublas.multiply, (x.view(torch.int16) & ~15).view(x.dtype), up, right_turned=True),
+        "up, swapped": partial(cublas.multiply, up, x, right_turned=True),
         "copy of 1 GiB": partial(here.copy_, there),
         "idle": partial(time.sleep, 0.01),
     }
@@ -75,7 +78,7 @@ def main() -> None:
         share = OPERATIONS / 3 / (2 * ROWS * WIDTH * HIDDEN) if name in products else LAYERS
         step += [] if name in others else [joules * share]
         whole = "" if name in others else f"{step[-1]:6.1f} J a step"
-        print(f"{name:<16}{1000 * seconds:>9.3f} ms {joules:>8.3f} J   {said}   {whole}", flush=True)
+        print(f"{name:<18}{1000 * seconds:>9.3f} ms {joules:>8.3f} J   {said}   {whole}", flush=True)
     print(f"products and attention of a step: {sum(step):.1f} J, which 700 W give in {sum(step) / 0.7:.1f} ms")
 
 
