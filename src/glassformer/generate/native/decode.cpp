@@ -30,7 +30,7 @@ void blend(const float* w, const float* values, int pitch, int from, int end, fl
     for (long s = from; s < end; s++)
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            sums[n] += load(values + s * pitch + n * W) * w[s];
+            sums[n] = more(sums[n], load(values + s * pitch + n * W), w[s]);
             if (next) __builtin_prefetch(next + s * pitch + n * W, 0, 2);
         }
 #pragma GCC unroll 4

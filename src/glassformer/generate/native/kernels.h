@@ -1,6 +1,7 @@
-// Vectors of 16 floats, and products of a float32 matrix with a few vectors at the speed memory delivers the matrix.
+// Vectors of floats, and products of a float32 matrix with a few vectors at the speed memory delivers the matrix.
 //
-// Written with the compiler's own vector types, which become AVX-512, two AVX registers or four NEON ones. A float32
+// Written with the compiler's own vector types, as long as the processor's registers: of longer ones GCC keeps sums in
+// memory (a step of GPT-2 then took four times as long on a processor without AVX-512). A float32
 // matrix is read where it lies, row by row; the other kinds are copies in panels (packed.h). Sums are float32 in an order
 // that does not depend on the number of threads: a row is always summed by one thread.
 #pragma once
@@ -8,16 +9,22 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 namespace glass {
 
-constexpr int W = 16;
-typedef float vf __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t vu __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t vi __attribute__((vector_size(64), aligned(4), may_alias));
+#if defined(__AVX512F__)
+constexpr int W = 16, SUMS = 28;  // numbers of a register; registers that sums may take
+#elif defined(__AVX__)
+constexpr int W = 8, SUMS = 12;
+#else
+constexpr int W = 4, SUMS = 24;
+#endif
+typedef float vf __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(4 * W), aligned(4), may_alias));
 enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 };
 
 struct Matrix {           // y = weights x + bias
@@ -35,11 +42,30 @@ inline vf load(const float* p) { return *(const vf*)p; }
 inline vf held(vf v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
+#elif defined(__AVX__)
+    asm("" : "+x"(v));
 #endif
     return v;
 }
 
-// The first n < 16 numbers of p, and `rest` after them.
+// sum + a b, rounded once. Said in so many words, because GCC's tuning for some processors with AVX2 multiplies and adds
+// apart where sums wait for each other, and then the same sum has other bits beside others than alone.
+inline vf more(vf sum, vf a, vf b) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+inline vf more(vf sum, vf a, float b) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+    return (vf)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(b), (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
+// The first n < W numbers of p, and `rest` after them.
 inline vf load_some(const float* p, int n, float rest) {
     float a[W];
     for (int i = 0; i < W; i++) a[i] = i < n ? p[i] : rest;
@@ -72,7 +98,7 @@ inline float sum_of(const float* a, int n) {
 inline float dot(const float* a, const float* b, int n) {
     vf sum = {};
     int i = 0;
-    for (; i + W <= n; i += W) sum += load(a + i) * load(b + i);
+    for (; i + W <= n; i += W) sum = more(sum, load(a + i), load(b + i));
     float rest = total(sum);
     for (; i < n; i++) rest += a[i] * b[i];
     return rest;
@@ -110,7 +136,7 @@ inline void rows_times(const Matrix& m, int row, const float* next, const float*
         for (int b = 0; b < B; b++) {
             const vf here = R > 1 ? held(load(x[b] + i)) : load(x[b] + i);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; r++) sums[r][b] += weights[r] * here;
+            for (int r = 0; r < R; r++) sums[r][b] = more(sums[r][b], weights[r], here);
         }
     }
 #pragma GCC unroll 8
@@ -128,7 +154,7 @@ inline void rows_times(const Matrix& m, int row, const float* next, const float*
 template <int B>
 inline void band(const Matrix& m, int first, int last, const float* x, long pitch, int vectors, float* y, long stride,
                  int soon) {
-    constexpr int R = B == 1 ? 1 : B == 8 ? 3 : 4;
+    constexpr int R = B == 1 && W == 16 ? 1 : std::min(4, SUMS / B);
     const float* from[B];
     float* to[B];
     for (int b = 0; b < B; b++) {

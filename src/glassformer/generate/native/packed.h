@@ -29,26 +29,29 @@ inline const float* scales_of(const Matrix& m, int row) {
 }
 
 #if defined(__AVX512VNNI__)
-typedef __m512i Bytes;  // 16 rows of 4 weights
-inline vi dot_bytes(vi sums, Bytes weights, uint32_t x) {
-    return (vi)_mm512_dpbusd_epi32((__m512i)sums, weights, _mm512_set1_epi32((int)x));
+inline vi dot_bytes(vi sums, vu weights, uint32_t x) {  // of W rows four weights each
+    return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32((int)x));
 }
-inline Bytes bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
-inline Bytes low_halves(Bytes v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
-inline Bytes high_halves(Bytes v) { return low_halves(_mm512_srli_epi16(v, 4)); }
-#else  // the same arithmetic, lane by lane: the compiler makes of it what the processor has
-struct Bytes { uint8_t at[64]; };
-inline vi dot_bytes(vi sums, const Bytes& weights, uint32_t x) {
+#else  // the same arithmetic, lane by lane, for those that ask for it: few vectors meet pairs instead
+inline vi dot_bytes(vi sums, vu weights, uint32_t x) {
     int8_t four[4];
     std::memcpy(four, &x, 4);
-    for (int i = 0; i < W; i++)
-        for (int j = 0; j < 4; j++) sums[i] += (int32_t)weights.at[4 * i + j] * four[j];
+    for (int j = 0; j < 4; j++) sums += (vi)(weights >> (8 * j) & 255u) * (int32_t)four[j];
     return sums;
 }
-inline Bytes bytes(const uint8_t* p) { Bytes b; std::memcpy(b.at, p, 64); return b; }
-inline Bytes low_halves(Bytes v) { for (auto& b : v.at) b &= 15; return v; }
-inline Bytes high_halves(Bytes v) { for (auto& b : v.at) b >>= 4; return v; }
 #endif
+inline vu halves(vu v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
+
+// Of W rows two weights each, of 16 bits, times two numbers of 16 bits.
+inline vi dot_pairs(vi sums, vu weights, uint32_t x) {
+#if defined(__AVX512BW__)
+    return sums + (vi)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32((int)x));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sums + (vi)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32((int)x));
+#else
+    return sums + (vi)(weights & 0xffffu) * (int32_t)(int16_t)x + (vi)(weights >> 16) * ((int32_t)x >> 16);
+#endif
+}
 
 inline vf floats(vi v) {
 #if defined(__AVX512F__)
@@ -61,85 +64,114 @@ inline vf floats(vi v) {
 // A panel of bfloat16 times B vectors of floats.
 template <int B>
 inline void few_brains(const uint8_t* w, int steps, const float* x, float (*out)[WIDE]) {
-    vf sums[B][2] = {};
-    for (int k = 0; k < steps; k++, w += STEP, x += 2 * B)
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) {
-            const vu both = *(const vu*)(w + j * 64);
-            const vf even = (vf)(both << 16), odd = (vf)(both & 0xffff0000u);
+    constexpr int N = AT_ONCE<B>;
+    for (int part = 0; part < PARTS; part += N) {
+        vf sums[B][N] = {};
+        const vu* at = (const vu*)w + part;
+        const float* one = x;
+        for (int k = 0; k < steps; k++, at += PARTS, one += 2 * B)
 #pragma GCC unroll 8
-            for (int b = 0; b < B; b++) sums[b][j] += even * x[b];
+            for (int j = 0; j < N; j++) {
+                const vf even = (vf)(at[j] << 16), odd = (vf)(at[j] & 0xffff0000u);
 #pragma GCC unroll 8
-            for (int b = 0; b < B; b++) sums[b][j] += odd * x[B + b];
-        }
-    std::memcpy(out, sums, sizeof sums);
+                for (int b = 0; b < B; b++) sums[b][j] = more(sums[b][j], even, one[b]);
+#pragma GCC unroll 8
+                for (int b = 0; b < B; b++) sums[b][j] = more(sums[b][j], odd, one[B + b]);
+            }
+        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * W, sums[b], sizeof sums[b]);
+    }
 }
 
-// Some steps of a panel times the high (or the low) bytes of B vectors; BOTH: from nothing, high ones to `high` and low
-// ones to `low`.
-template <int KIND, int B, bool BOTH>
-inline void meet_halves(const uint8_t* w, int steps, const uint32_t* x, vi (*high)[2], vi (*low)[2]) {
-    constexpr int PARTS = KIND == INT4 ? 2 : 1;
-    vi a[B][2], z[B][2];
+// Some steps of N parts of a panel times the high (or the low) bytes of B vectors; BOTH: from nothing, high ones to
+// `high` and low ones to `low`.
+template <int KIND, int B, int N, bool BOTH>
+inline void meet_halves(const vu* w, int steps, const uint32_t* x, vi (*high)[N], vi (*low)[N]) {
+    constexpr int HALVES = KIND == INT4 ? 2 : 1;
+    vi a[B][N], z[B][N];
 #pragma GCC unroll 8
     for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++) a[b][j] = BOTH ? vi{} : high[b][j], z[b][j] = vi{};
+    for (int k = 0; k < steps; k++, w += PARTS)
 #pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) a[b][j] = BOTH ? vi{} : high[b][j], z[b][j] = vi{};
-    for (int k = 0; k < steps; k++, w += STEP)
-#pragma GCC unroll 2
-        for (int part = 0; part < PARTS; part++, x += 2 * B) {
-            Bytes weights[2] = {bytes(w), bytes(w + 64)};
-            if (KIND == INT4)
-                for (Bytes& one : weights) one = part ? high_halves(one) : low_halves(one);
+        for (int half = 0; half < HALVES; half++, x += 2 * B) {
+            vu weights[N];
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++) weights[j] = KIND == INT4 ? halves(w[j], half) : w[j];
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
-#pragma GCC unroll 2
-                for (int j = 0; j < 2; j++) {
+#pragma GCC unroll 8
+                for (int j = 0; j < N; j++) {
                     a[b][j] = dot_bytes(a[b][j], weights[j], x[b]);
                     if (BOTH) z[b][j] = dot_bytes(z[b][j], weights[j], x[B + b]);
                 }
         }
 #pragma GCC unroll 8
     for (int b = 0; b < B; b++)
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++) {
             high[b][j] = a[b][j];
             if (BOTH) low[b][j] = z[b][j];
         }
 }
 
-// A panel of whole numbers times B vectors of 16 bits, (group, then high and low bytes in turn, vector). The high bytes
-// go first: their sums move up by 8 bits, and the low ones are added.
-template <int KIND, int B>
-inline void few_integers(const uint8_t* w, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
-    constexpr int PARTS = KIND == INT4 ? 2 : 1;
-    const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
-    const uint32_t* x = v.words_of(tile);
-    const float* x_scales = v.scales_of(tile);
-    const int32_t* starts = v.starts_of(tile);
-    vf sums[B][2] = {};
-    for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
-        vi whole[B][2];
-        if (B < 4) {  // few sums: both halves at once, so that one addition need not wait for the last
-            vi low[B][2];
-            meet_halves<KIND, B, true>(w, steps, x, whole, low);
-            for (int b = 0; b < B; b++)
-                for (int j = 0; j < 2; j++) whole[b][j] = (whole[b][j] << 8) + low[b][j] + starts[b];
-        } else {
-            for (auto& one : whole) one[0] = one[1] = vi{};
-            meet_halves<KIND, B, false>(w, steps, x, whole, whole);
-            for (int b = 0; b < B; b++)
-                for (int j = 0; j < 2; j++) whole[b][j] = (whole[b][j] << 8) + starts[b];
-            meet_halves<KIND, B, false>(w, steps, x + B, whole, whole);
-        }
-        w += (long)steps * STEP, x += (long)steps * PARTS * 2 * B;
-#pragma GCC unroll 8
-        for (int b = 0; b < B; b++)
+// The same where bytes cannot be multiplied: times numbers of 16 bits.
+template <int KIND, int B, int N> inline void meet_pairs(const vu* w, int steps, const uint32_t* x, vi (*sums)[N]) {
+    constexpr int HALVES = KIND == INT4 ? 2 : 1;
+    vi a[B][N] = {};
+    for (int k = 0; k < steps; k++, w += PARTS)
 #pragma GCC unroll 2
-            for (int j = 0; j < 2; j++)
-                sums[b][j] += floats(whole[b][j]) * (load(scales + j * W) * x_scales[b]);
+        for (int half = 0; half < HALVES; half++, x += 2 * B)
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++) {
+                const vu weights = KIND == INT4 ? halves(w[j], half) : w[j];
+                const vu even = weights & 0x00ff00ffu, odd = weights >> 8 & 0x00ff00ffu;
+#pragma GCC unroll 8
+                for (int b = 0; b < B; b++) a[b][j] = dot_pairs(dot_pairs(a[b][j], even, x[b]), odd, x[B + b]);
+            }
+    std::memcpy(sums, a, sizeof a);
+}
+
+// A panel of whole numbers times B vectors of 16 bits, (group, then two words in turn, vector). Of high and low bytes
+// the high ones go first: their sums move up by 8 bits, and the low ones are added.
+template <int KIND, int B>
+inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const float* all_scales, float (*out)[WIDE]) {
+    constexpr int HALVES = KIND == INT4 ? 2 : 1, N = AT_ONCE<B>;
+    const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
+    for (int part = 0; part < PARTS; part += N) {
+        const vu* w = (const vu*)panel + part;
+        const uint32_t* x = v.words_of(tile);
+        const float *scales = all_scales + part * W, *x_scales = v.scales_of(tile);
+        const int32_t* starts = v.starts_of(tile);
+        vf sums[B][N] = {};
+        for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
+            vi whole[B][N];
+            if (!HAS_BYTES) {
+                meet_pairs<KIND, B, N>(w, steps, x, whole);
+                for (int b = 0; b < B; b++)
+                    for (int j = 0; j < N; j++) whole[b][j] += starts[b];
+            } else if (B < 4) {  // few sums: both halves at once, so that one addition need not wait for the last
+                vi low[B][N];
+                meet_halves<KIND, B, N, true>(w, steps, x, whole, low);
+                for (int b = 0; b < B; b++)
+                    for (int j = 0; j < N; j++) whole[b][j] = (whole[b][j] << 8) + low[b][j] + starts[b];
+            } else {
+                for (auto& one : whole)
+                    for (vi& sum : one) sum = vi{};
+                meet_halves<KIND, B, N, false>(w, steps, x, whole, whole);
+                for (int b = 0; b < B; b++)
+                    for (int j = 0; j < N; j++) whole[b][j] = (whole[b][j] << 8) + starts[b];
+                meet_halves<KIND, B, N, false>(w, steps, x + B, whole, whole);
+            }
+            w += (long)steps * PARTS, x += (long)steps * HALVES * 2 * B;
+#pragma GCC unroll 8
+            for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
+                for (int j = 0; j < N; j++)
+                    sums[b][j] += floats(whole[b][j]) * (load(scales + j * W) * x_scales[b]);
+        }
+        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * W, sums[b], sizeof sums[b]);
     }
-    std::memcpy(out, sums, sizeof sums);
 }
 
 template <int KIND, int B>
@@ -167,31 +199,31 @@ inline void many_brains(const uint8_t* w, int steps, const uint32_t* x, float (*
 #endif
 }
 
-// A panel of whole numbers times M vectors of bytes.
+// A panel of whole numbers times M vectors of bytes; asked for where bytes can be multiplied.
 template <int KIND, int M>
-inline void many_integers(const uint8_t* w, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
-    constexpr int PARTS = KIND == INT4 ? 2 : 1;
+inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
+    constexpr int HALVES = KIND == INT4 ? 2 : 1, N = 2;
+    static_assert(!HAS_BYTES || N == PARTS, "");
     const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
+    const vu* w = (const vu*)panel;
     const uint32_t* x = v.words_of(tile);
     const float* x_scales = v.scales_of(tile);
     const int32_t* starts = v.starts_of(tile);
     for (int g = 0; g < groups; g++, scales += WIDE, x_scales += M, starts += M) {
-        vi sums[M][2];
+        vi sums[M][N];
 #pragma GCC unroll 16
         for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = vi{} + starts[i];
-        for (int k = 0; k < steps; k++, w += STEP)
+        for (int k = 0; k < steps; k++, w += N)
 #pragma GCC unroll 2
-            for (int part = 0; part < PARTS; part++, x += M) {
-                Bytes low = bytes(w), high = bytes(w + 64);
-                if (KIND == INT4)
-                    low = part ? high_halves(low) : low_halves(low), high = part ? high_halves(high) : low_halves(high);
+            for (int half = 0; half < HALVES; half++, x += M) {
+                const vu low = KIND == INT4 ? halves(w[0], half) : w[0], high = KIND == INT4 ? halves(w[1], half) : w[1];
 #pragma GCC unroll 16
                 for (int i = 0; i < M; i++)
                     sums[i][0] = dot_bytes(sums[i][0], low, x[i]), sums[i][1] = dot_bytes(sums[i][1], high, x[i]);
             }
 #pragma GCC unroll 16
         for (int i = 0; i < M; i++)
-            for (int j = 0; j < 2; j++) {
+            for (int j = 0; j < N; j++) {
                 vf* at = (vf*)(out[i] + j * W);
                 const vf here = floats(sums[i][j]) * (load(scales + j * W) * x_scales[i]);
                 *at = g ? *at + here : here;
@@ -222,7 +254,7 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
                 case 1: few_of<KIND, 1>(m, row, v, tile, out); break;
                 case 2: few_of<KIND, 2>(m, row, v, tile, out); break;
                 case 4: few_of<KIND, 4>(m, row, v, tile, out); break;
-                case 14: many_of<KIND, 14>(m, row, v, tile, out); break;
+                case 14: many_of<KIND, 14>(m, row, v, tile, out); break;  // where there are instructions for it
                 default: v.batch < MANY ? few_of<KIND, 8>(m, row, v, tile, out) : many_of<KIND, 8>(m, row, v, tile, out);
             }
             deliver(m, row, last, v, tile, out, y, stride);

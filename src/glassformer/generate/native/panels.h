@@ -1,8 +1,8 @@
 // Products of a float32 matrix with many vectors, at the speed the processor multiplies.
 //
 // 32 rows of the matrix are turned into a panel (columns, 32), which stays in the second cache while every vector meets
-// it: one broadcast activation times two registers of weights, 14 vectors at a time, 28 sums in registers. Turning takes
-// a few percent where there are hundreds of vectors.
+// it: one broadcast activation times two registers of weights, 14 vectors at a time, 28 sums in registers (6 and 12
+// where there are 16 registers). Turning takes a few percent where there are hundreds of vectors.
 #pragma once
 #include "vectors.h"
 
@@ -28,7 +28,7 @@ inline void put(float* to, const float* sums, int width, bool more, const float*
         return;
     }
     const float* other = more ? to : bias;
-#pragma GCC unroll 2
+#pragma GCC unroll 8
     for (int r = 0; r < WIDE; r += W) store(to + r, other ? load(sums + r) + load(other + r) : load(sums + r));
 }
 
@@ -37,17 +37,25 @@ inline void put(float* to, const float* sums, int width, bool more, const float*
 template <int M, bool TILED>
 inline void meet(const float* panel, long pitch, int depth, const float* x, long x_stride, float* y, long y_stride,
                  int width, bool first, const float* bias, int vectors = M) {
-    vf sums[M][2];
-    for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = vf{};
-    for (int k = 0; k < depth; k++) {
-        const vf low = load(panel + k * pitch), high = load(panel + k * pitch + W);
+    constexpr int N = AT_ONCE<M>;
+    float out[M][WIDE];
+    for (int part = 0; part < PARTS; part += N) {
+        vf sums[M][N] = {};
+        const float* w = panel + part * W;
+        for (int k = 0; k < depth; k++) {
+            vf weights[N];
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++) weights[j] = load(w + k * pitch + j * W);
 #pragma GCC unroll 16
-        for (int i = 0; i < M; i++) {
-            const float one = TILED ? x[k * M + i] : x[i * x_stride + k];
-            sums[i][0] += low * one, sums[i][1] += high * one;
+            for (int i = 0; i < M; i++) {
+                const float one = TILED ? x[k * M + i] : x[i * x_stride + k];
+#pragma GCC unroll 8
+                for (int j = 0; j < N; j++) sums[i][j] = more(sums[i][j], weights[j], one);
+            }
         }
+        for (int i = 0; i < vectors; i++) std::memcpy(out[i] + part * W, sums[i], sizeof sums[i]);
     }
-    for (int i = 0; i < vectors; i++) put(y + i * y_stride, (const float*)sums[i], width, !first, bias);
+    for (int i = 0; i < vectors; i++) put(y + i * y_stride, out[i], width, !first, bias);
 }
 
 inline void meet_all(const float* panel, long pitch, int depth, const float* x, long x_stride, int vectors, float* y,
@@ -57,8 +65,8 @@ inline void meet_all(const float* panel, long pitch, int depth, const float* x, 
         for (; vectors >= M; vectors -= M, x += M * x_stride, y += M * y_stride)
             meet<M, false>(panel, pitch, depth, x, x_stride, y, y_stride, width, first, bias);
     };
-    some(std::integral_constant<int, 14>()), some(std::integral_constant<int, 8>());
-    some(std::integral_constant<int, 4>()), some(std::integral_constant<int, 1>());
+    some(std::integral_constant<int, TALL>()), some(std::integral_constant<int, SHORT>());
+    some(std::integral_constant<int, SHORT / 2>()), some(std::integral_constant<int, 1>());
 }
 
 // Ask the second cache for a part of `depth` columns of 32 rows, from `start` on: what is met next, while this is met.
@@ -90,8 +98,8 @@ inline void multiply_floats(const Matrix& m, int first, int last, const Vectors&
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);
-                if (v.tile == 14) meet<14, true>(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
-                else meet<8, true>(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
+                const auto meet_tile = v.tile == TALL ? meet<TALL, true> : meet<SHORT, true>;
+                meet_tile(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
             }
         }
     }

@@ -5,12 +5,18 @@
 
 namespace glass {
 
-constexpr int WIDE = 32;  // rows of a panel
+constexpr int WIDE = 32;         // rows of a panel
+constexpr int PARTS = WIDE / W;  // registers of them
 constexpr int MANY = 16;  // vectors from which a product is limited by the processor and not by memory
 template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of whole numbers is (byte - ZERO) * scale
 
-// How numbers are kept, in words of 32 bits: FLOATS one, PAIRS two of bfloat16, BYTES four of one byte; SPLIT bytes are
-// two words, the high and the low bytes of four numbers of 16 bits, one after the other.
+// Parts of a panel that B vectors meet at once: as many as there are registers for.
+template <int B> constexpr int AT_ONCE = SUMS / B >= PARTS ? PARTS : SUMS / B >= 4 && PARTS > 4 ? 4 : SUMS / B >= 2 ? 2 : 1;
+constexpr int TALL = W == 16 ? 14 : 6, SHORT = W == 16 ? 8 : 4;  // vectors of a tile where there are many
+
+// How numbers are kept, in words of 32 bits: FLOATS one, PAIRS two of bfloat16, BYTES four of one byte. SPLIT are two
+// words for four numbers of 16 bits: where bytes can be multiplied, their high and their low bytes; elsewhere the first
+// and third number, and the second and fourth.
 enum Form : int32_t { FLOATS, PAIRS, BYTES, SPLIT };
 
 #if defined(__AVX512BF16__)
@@ -34,10 +40,11 @@ inline Form form_of(const Matrix& m, int batch) {
 
 inline int tile_of(int batch) {  // vectors of a tile: what the registers hold, and little that is empty
     if (batch < MANY) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : 8;
-    return (batch + 13) / 14 * 14 <= (batch + 7) / 8 * 8 ? 14 : batch < 64 ? 8 : 14;
+    const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
+    return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
 }
 
-// out[c][0..16) = rows[0..16)[c] for 16 columns c: neighbours change places at distances 8, 4, 2 and 1.
+// out[c][0..W) = rows[0..W)[c] for W columns c: neighbours change places at distances 8, 4, 2 and 1.
 inline void turn(const float* rows, long pitch, float* out, long out_pitch) {
 #if defined(__clang__)  // has no shuffle by a variable
     for (int c = 0; c < W; c++)
@@ -47,11 +54,12 @@ inline void turn(const float* rows, long pitch, float* out, long out_pitch) {
     for (int i = 0; i < W; i++) v[i] = load(rows + i * pitch);
 #define GLASS_EXCHANGE(D)                                                                                   \
     for (int i = 0; i < W; i++)                                                                             \
-        if (!(i & D)) {                                                                                     \
+        if (W > D && !(i & D)) {                                                                                \
             vi low, high;                                                                                   \
             for (int c = 0; c < W; c++) low[c] = c & D ? c - D + W : c, high[c] = c & D ? c + W : c + D;    \
-            const vf a = __builtin_shuffle(v[i], v[i + D], low), b = __builtin_shuffle(v[i], v[i + D], high); \
-            v[i] = a, v[i + D] = b;                                                                         \
+            vf& other = v[(i + D) % W];                                                                     \
+            const vf a = __builtin_shuffle(v[i], other, low), b = __builtin_shuffle(v[i], other, high);     \
+            v[i] = a, other = b;                                                                            \
         }
     GLASS_EXCHANGE(8)
     GLASS_EXCHANGE(4)
@@ -167,7 +175,12 @@ private:
             const int at = (g * group + c) / 4;
             if (form == BYTES) {
                 bottom(q, to + at);
-            } else {  // four words of high and four of low bytes, in turn
+            } else if (!HAS_BYTES) {
+                for (int k = 0; k < W; k += 4) {
+                    to[2 * at + k / 2] = (uint16_t)q[k] | (uint32_t)q[k + 2] << 16;
+                    to[2 * at + k / 2 + 1] = (uint16_t)q[k + 1] | (uint32_t)q[k + 3] << 16;
+                }
+            } else {
                 uint32_t high[W / 4], low[W / 4];
                 bottom(q, low);
                 bottom((q - widened(low)) >> 8, high);
@@ -182,6 +195,8 @@ private:
     static vi nearest(vf x) {
 #if defined(__AVX512F__)
         return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+        return (vi)_mm256_cvtps_epi32((__m256)x);
 #else
         vi q;
         for (int k = 0; k < W; k++) q[k] = (int32_t)std::nearbyintf(x[k]);
@@ -189,7 +204,7 @@ private:
 #endif
     }
 
-    static void bottom(vi q, uint32_t* to) {  // the lowest bytes of 16 numbers
+    static void bottom(vi q, uint32_t* to) {  // the lowest bytes of W numbers
 #if defined(__AVX512F__)
         _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)q));
 #else
@@ -199,7 +214,7 @@ private:
 #endif
     }
 
-    static vi widened(const uint32_t* words) {  // 16 signed bytes
+    static vi widened(const uint32_t* words) {  // W signed bytes
 #if defined(__AVX512F__)
         return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)words));
 #else
