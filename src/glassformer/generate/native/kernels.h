@@ -19,8 +19,10 @@ namespace glass {
 constexpr int W = 16, SUMS = 28;  // numbers of a register; registers that sums may take
 #elif defined(__AVX__)
 constexpr int W = 8, SUMS = 12;
-#else
+#elif defined(__aarch64__)
 constexpr int W = 4, SUMS = 24;
+#else
+constexpr int W = 4, SUMS = 12;
 #endif
 typedef float vf __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(4 * W), aligned(4), may_alias));

@@ -12,7 +12,8 @@ template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of
 
 // Parts of a panel that B vectors meet at once: as many as there are registers for.
 template <int B> constexpr int AT_ONCE = SUMS / B >= PARTS ? PARTS : SUMS / B >= 4 && PARTS > 4 ? 4 : SUMS / B >= 2 ? 2 : 1;
-constexpr int TALL = W == 16 ? 14 : 6, SHORT = W == 16 ? 8 : 4;  // vectors of a tile where there are many
+constexpr int TALL = W == 16 ? 14 : W == 8 ? 6 : 4, SHORT = W / 2;  // vectors of a tile where there are many; W at most
+static_assert(TALL <= W, "");
 
 // How numbers are kept, in words of 32 bits: FLOATS one, PAIRS two of bfloat16, BYTES four of one byte. SPLIT are two
 // words for four numbers of 16 bits: where bytes can be multiplied, their high and their low bytes; elsewhere the first
@@ -39,7 +40,7 @@ inline Form form_of(const Matrix& m, int batch) {
 }
 
 inline int tile_of(int batch) {  // vectors of a tile: what the registers hold, and little that is empty
-    if (batch < MANY) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : 8;
+    if (batch < MANY) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, W);
     const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
     return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
 }
