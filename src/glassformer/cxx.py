@@ -69,6 +69,11 @@ def check_sizes(library: ctypes.CDLL, mirrors: Sequence[type[ctypes.Structure]])
             raise CompileError(f"the compiled kernels lay out {mirror.__name__} differently.")
 
 
+def has_wide_registers() -> bool:
+    """Whether the processor has AVX-512, as far as the system says."""
+    return "avx512f" in _processor()
+
+
 def _processor() -> str:
     """What `-march=native` depends on: a cache that travels with a home folder must not serve another processor."""
     try:

@@ -85,7 +85,8 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     if device.type == "cpu":
         keep_freed()
     # kernels of our own are called from Python: nothing that torch could compile, nor can it cut up what they read
-    kernels = device.type == "cpu" and run.machine.compile == "auto" and not group.sharded and native.enable(model)
+    asked = device.type == "cpu" and run.machine.compile == "auto" and not group.sharded
+    kernels = asked and native.pays() and native.enable(model)
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)

@@ -144,8 +144,17 @@ def test_without_a_compiler_the_engine_trains(monkeypatch):
 
 
 @needs_compiler
-def test_steps_of_a_run_are_those_of_the_engine():
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_processor_for_which_they_are_slower_has_the_engine(wide, monkeypatch):
+    monkeypatch.setattr(modules, "has_wide_registers", lambda: wide)
+    machine = Machine(device="cpu", precision="float32", compile="auto")
+    assert prepare_state(RunConfig(NANO, schedule=Schedule("constant", warmup=0), machine=machine)).kernels is wide
+
+
+@needs_compiler
+def test_steps_of_a_run_are_those_of_the_engine(monkeypatch):
     """`auto` takes the kernels, `no` the engine; the losses of ten steps agree."""
+    monkeypatch.setattr(modules, "has_wide_registers", lambda: True)
     losses = {}
     for wanted in ("auto", "no"):
         machine = Machine(device="cpu", precision="float32", compile=wanted)

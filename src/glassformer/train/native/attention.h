@@ -42,7 +42,7 @@ static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t
     memset(to + n * width, 0, (padded - n) * width * sizeof(float));
 }
 
-static void transpose(const float* from, int64_t n, int64_t width, float* to) {  // (n,width) to (width,n), n in sixteens
+static void transpose(const float* from, int64_t n, int64_t width, float* to) {  // (n,width) to (width,n), n in whole registers
     for (int64_t t = 0; t < n; t += WIDE)
         for (int64_t d = 0; d < width; ++d) {
             floats column;
@@ -66,7 +66,11 @@ static inline float sum_of(floats x) {
     return s;
 }
 
-static inline ints lanes() { return ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+static inline ints lanes() {
+    ints at;
+    for (int i = 0; i < WIDE; ++i) at[i] = i;
+    return at;
+}
 
 // A row of scores to e^(scale s - max), zero from `seen` on; returns the sum and the maximum.
 static inline float soften(float* row, int64_t seen, int64_t padded, float scale, float* highest) {

@@ -21,7 +21,7 @@ struct Feed {
     int32_t tanh;
 };
 
-// (n,m) to panels of 32 columns of its transpose: (d, j) of the (m,n) at panel j / 32, row d, column j % 32.
+// (n,m) to panels of columns of its transpose: (d, j) of the (m,n) at panel j / PANEL, row d, column j % PANEL.
 static void to_panels(const float* from, int64_t n, int64_t m, float* to) {
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < (n + PANEL - 1) / PANEL; ++p)

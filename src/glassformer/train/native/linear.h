@@ -1,6 +1,6 @@
 // Linear layers of one input, y_i = x W_i^T + b_i, and their gradients: dx = sum_i dy_i W_i, dW_i = dy_i^T x.
 //
-// Weights are first brought into panels of 32 columns, as tiles read them. Forward, and for dx, a thread takes tokens; for
+// Weights are first brought into panels of PANEL columns, as tiles read them. Forward, and for dx, a thread takes tokens; for
 // the weights' gradients it takes some of their rows, so that nothing has to be added up between threads.
 #pragma once
 #include "feedforward.h"
@@ -17,7 +17,7 @@ struct Layers {
     int32_t count;
 };
 
-// (m,n) to panels of 32 columns: (d, j) at panel j / 32, row d, column j % 32.
+// (m,n) to panels of columns: (d, j) at panel j / PANEL, row d, column j % PANEL.
 static void in_panels(const float* from, int64_t m, int64_t n, float* to) {
 #pragma omp for schedule(static)
     for (int64_t d = 0; d < m; ++d)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import config as c
-from glassformer.cxx import CompileError
+from glassformer.cxx import CompileError, has_wide_registers
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
 from glassformer.model.feedforward import Dense
@@ -61,6 +61,12 @@ class NativeDense(Dense):
         if not self.training or tap is not NO_TAP or not _plain(x, self.up.weight):
             return super().forward(x, tap)
         return feed_forward(x, self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.tanh)
+
+
+def pays() -> bool:
+    """Whether a step was measured to be faster so than torch's: with AVX-512 it is (docs/benchmarks.md), without it is
+    not (7 to 17 % slower on one with AVX2)."""
+    return has_wide_registers()
 
 
 def enable(model: Model) -> bool:

@@ -1,11 +1,8 @@
-// Products of matrices that lie in a core's cache, by tiles of 12 x 32 sums in float32 that lie in its registers.
+// Products of matrices that lie in a core's cache, by tiles of sums in float32 that lie in its registers: 12 x 32 of them
+// where registers hold 16 numbers, 6 x 16 where they hold 8.
 //
 // Of floats, or of pairs of bf16 that follow each other along the sum, where the processor multiplies those.
 #pragma once
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 #include "vectors.h"
 
 constexpr int64_t PANEL = 2 * WIDE;  // columns of a tile
@@ -17,12 +14,18 @@ struct Left {  // (i, d) at data[i * row + d * step]: a matrix or its transpose
 };
 
 template <typename T>
-struct Right {  // (d, j) at data[d * row + j], or, where columns are kept in panels of 32, each panel further on
+struct Right {  // (d, j) at data[d * row + j], or, where columns are kept in panels, each panel further on
     const T* data;
     int64_t row, panel = PANEL;
 };
 
-static inline void add_product(floats& sum, float left, floats right) { sum += all(left) * right; }
+static inline void add_product(floats& sum, float left, floats right) {
+#if defined(__FMA__) && !defined(__AVX512F__)  // GCC's tuning for some of these multiplies and adds apart
+    sum = (floats)_mm256_fmadd_ps(_mm256_set1_ps(left), (__m256)right, (__m256)sum);
+#else
+    sum += all(left) * right;
+#endif
+}
 #if defined(__AVX512BF16__)
 static inline void add_product(floats& sum, pair left, words right) {  // with the intrinsic GCC 12 spills the sums
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32((int)left)), "v"(right));
@@ -36,15 +39,19 @@ static inline void tile(Left<T> a, const T* b, int64_t b_row, float* c, int64_t 
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
         for (int j = 0; j < COLUMNS; ++j) sum[r][j] = floats{};
+    const T* row[ROWS];  // few enough to stay in registers
+    for (int r = 0; r < ROWS; ++r) row[r] = a.data + r * a.row;
     for (int64_t d = 0; d < depth; ++d) {
         decltype(load(b)) right[COLUMNS];
 #pragma GCC unroll 2
         for (int j = 0; j < COLUMNS; ++j) right[j] = load(b + d * b_row + j * WIDE);
         const T* left = a.data + d * a.step;
 #pragma GCC unroll 12
-        for (int r = 0; r < ROWS; ++r)
+        for (int r = 0; r < ROWS; ++r) {
+            const T one = ROWS <= 6 ? row[r][d * a.step] : left[r * a.row];
 #pragma GCC unroll 2
-            for (int j = 0; j < COLUMNS; ++j) add_product(sum[r][j], left[r * a.row], right[j]);
+            for (int j = 0; j < COLUMNS; ++j) add_product(sum[r][j], one, right[j]);
+        }
     }
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r)
@@ -66,11 +73,11 @@ static inline int64_t rows(Left<T> a, Right<T> b, float* c, int64_t c_row, int64
     return i;
 }
 
-// c (m,n) = or += a (m,depth) b (depth,n); n in sixteens.
+// c (m,n) = or += a (m,depth) b (depth,n); n in whole registers.
 template <typename T = float>
 static void multiply(Left<T> a, Right<T> b, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add = false) {
     for (int64_t j = 0; j < n; j += PANEL) {
-        int64_t i = rows<12>(a, b, c, c_row, 0, m, j, n, depth, add);
+        int64_t i = rows<TALL>(a, b, c, c_row, 0, m, j, n, depth, add);
         i = rows<4>(a, b, c, c_row, i, m, j, n, depth, add);
         rows<1>(a, b, c, c_row, i, m, j, n, depth, add);
     }
