@@ -2,7 +2,11 @@
 
 import gc
 import os
+import signal
 
+# a suite that a shell started in the background has Ctrl-C ignored, and so would the programs that tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["GLASSFORMER_NATIVE"] = "0"  # what is tested is the engine, unless a test asks for the kernels
