@@ -27,6 +27,20 @@ def test_threads_are_counted_in_words(monkeypatch, threads, said):
 
 
 def test_measured_rate_counts_two_operations_per_multiply_add(monkeypatch):
-    ticks = iter(range(100))
+    ticks = map(float, range(100))
     monkeypatch.setattr(device.time, "perf_counter", lambda: next(ticks))
     assert device.measure_matmul("cpu", torch.float32, 10) == pytest.approx(2 * 10**3 / 1e9)
+
+
+def test_what_would_take_many_seconds_is_measured_by_less(monkeypatch):
+    tried = []
+
+    def best_time(_, kind, size, repeats):
+        tried.append(size)
+        return 2 * size**3 / (1e9 if kind is torch.bfloat16 else 1e11)
+
+    monkeypatch.setattr(device, "_best_time", best_time)
+    assert device.measure_matmul("cpu", torch.bfloat16, 1024) == pytest.approx(1.0)
+    assert tried == [128]
+    assert device.measure_matmul("cpu", torch.float32, 1024) == pytest.approx(100.0)
+    assert tried == [128, 128, 1024]
