@@ -164,7 +164,9 @@ def print_tour(plan: Plan) -> int:
     guide({"event": "stage", "number": len(tour.STAGES), "title": tour.STAGES[-1]})
     path = report.write(told, plan.out / report.NAME)
     passed = sum(finding.passed for finding in told.findings)
-    guide.say(f"{passed} of {len(told.findings)} findings passed, in {told.seconds / 60:.1f} minutes.")
+    skipped = sum(finding.verdict == "skip" for finding in told.findings)
+    others = f", {skipped} could not be made" if skipped else ""
+    guide.say(f"{passed} of {len(told.findings)} findings passed{others}, in {told.seconds / 60:.1f} minutes.")
     guide.say(f"Everything is on one page:   {path}")
     prompt = shlex.quote(told.spoken[0].prompt.strip())
     guide.say(f"Let it go on speaking:       glass sample --model {shlex.quote(told.run.out)}/best {prompt}")
