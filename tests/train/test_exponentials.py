@@ -97,17 +97,6 @@ def run(hidden, weight, targets, z_loss, columns, folder, clusters=2):
     return out, rows[1:]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    def choose(stages, cluster, panel):
-        for name, value in (("STAGES", stages), ("CLUSTER", cluster), ("PANEL", panel)):
-            monkeypatch.setattr(tiles, name, value)
-        tiles.source.cache_clear()
-
-    yield choose
-    tiles.source.cache_clear()
-
-
 @needs_compiler
 @pytest.mark.parametrize(
     ("rows", "columns", "stride", "depth", "sizes", "clusters"),
@@ -175,16 +164,19 @@ def test_the_loss_goes_this_way_where_it_can(monkeypatch):
     assert fused_loss.exponentials is exp
 
 
+class OnGpu:
+    """As much of a matrix on a GPU as is asked about."""
+
+    is_cuda, dtype = True, BF
+
+    def __init__(self, *shape):
+        self.shape = shape
+
+    def __len__(self):
+        return self.shape[0]
+
+
 def test_only_hopper_and_what_the_copy_engine_takes_suit(monkeypatch):
-    class OnGpu:
-        is_cuda, dtype = True, BF
-
-        def __init__(self, *shape):
-            self.shape = shape
-
-        def __len__(self):
-            return self.shape[0]
-
     monkeypatch.setattr(hopper, "available", lambda: True)
     assert exp.suits(OnGpu(8, 768), OnGpu(50304, 768), 0.0)
     assert not exp.suits(OnGpu(8, 768), OnGpu(50304, 768), 0.1)

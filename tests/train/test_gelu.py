@@ -13,7 +13,7 @@ from glassformer.model.feedforward import build_dense
 from glassformer.model.tap import NO_TAP
 from glassformer.train import gelu, hopper, products, tiles
 from tests.emulated_cuda import built, needs_compiler
-from tests.train.test_exponentials import emulated_map
+from tests.train.test_exponentials import OnGpu, emulated_map
 
 BF = torch.bfloat16
 
@@ -50,17 +50,6 @@ def library(text, folder):
     mine = folder / str(abs(hash(text)))
     mine.mkdir(exist_ok=True)
     return built(text, "gelu_product", mine, Path(__file__).parent, "slope_product")
-
-
-@pytest.fixture
-def small(monkeypatch):
-    def choose(stages, cluster, panel):
-        for name, value in (("STAGES", stages), ("CLUSTER", cluster), ("PANEL", panel)):
-            monkeypatch.setattr(tiles, name, value)
-        tiles.source.cache_clear()
-
-    yield choose
-    tiles.source.cache_clear()
 
 
 def run(kernel, left, right, slope, folder, clusters, bias=None):
@@ -148,15 +137,6 @@ def test_a_feed_forward_trains_through_it(biased, monkeypatch):
 
 
 def test_only_hopper_and_what_fills_it_suits(monkeypatch):
-    class OnGpu:
-        is_cuda, dtype = True, BF
-
-        def __init__(self, *shape):
-            self.shape = shape
-
-        def __len__(self):
-            return self.shape[0]
-
     monkeypatch.setattr(hopper, "available", lambda: True)
     monkeypatch.setattr(hopper, "blocks", lambda: 132)
     assert gelu.suits(OnGpu(65536, 768), OnGpu(3072, 768))

@@ -1,7 +1,7 @@
 // Vectors of floats, and products of a float32 matrix with a few vectors at the speed memory delivers the matrix.
 //
 // Written with the compiler's own vector types, as long as the processor's registers: of longer ones GCC keeps sums in
-// memory (a step of GPT-2 then took four times as long on a processor without AVX-512). A float32
+// memory (a step of GPT-2 then took five times as long on a processor without AVX-512). A float32
 // matrix is read where it lies, row by row; the other kinds are copies in panels (packed.h). Sums are float32 in an order
 // that does not depend on the number of threads: a row is always summed by one thread.
 #pragma once
@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX2__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 

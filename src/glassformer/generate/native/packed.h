@@ -32,13 +32,8 @@ inline const float* scales_of(const Matrix& m, int row) {
 inline vi dot_bytes(vi sums, vu weights, uint32_t x) {  // of W rows four weights each
     return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32((int)x));
 }
-#else  // the same arithmetic, lane by lane, for those that ask for it: few vectors meet pairs instead
-inline vi dot_bytes(vi sums, vu weights, uint32_t x) {
-    int8_t four[4];
-    std::memcpy(four, &x, 4);
-    for (int j = 0; j < 4; j++) sums += (vi)(weights >> (8 * j) & 255u) * (int32_t)four[j];
-    return sums;
-}
+#else
+vi dot_bytes(vi sums, vu weights, uint32_t x);  // nobody asks for it: few vectors meet pairs, and many are floats
 #endif
 inline vu halves(vu v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
 
@@ -146,11 +141,11 @@ inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const
         vf sums[B][N] = {};
         for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
             vi whole[B][N];
-            if (!HAS_BYTES) {
+            if constexpr (!HAS_BYTES) {
                 meet_pairs<KIND, B, N>(w, steps, x, whole);
                 for (int b = 0; b < B; b++)
                     for (int j = 0; j < N; j++) whole[b][j] += starts[b];
-            } else if (B < 4) {  // few sums: both halves at once, so that one addition need not wait for the last
+            } else if constexpr (B < 4) {  // few sums: both halves at once, so that one addition need not wait for the last
                 vi low[B][N];
                 meet_halves<KIND, B, N, true>(w, steps, x, whole, low);
                 for (int b = 0; b < B; b++)
@@ -233,8 +228,8 @@ inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, cons
 
 template <int KIND, int M>
 inline void many_of(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
-    if (KIND == BF16) many_brains<M>(panel_of(m, row), steps_of(m), v.words_of(tile), out);
-    else many_integers<KIND, M>(panel_of(m, row), v, tile, scales_of(m, row), out);
+    if constexpr (KIND == BF16) many_brains<M>(panel_of(m, row), steps_of(m), v.words_of(tile), out);
+    else if constexpr (HAS_BYTES) many_integers<KIND, M>(panel_of(m, row), v, tile, scales_of(m, row), out);
 }
 
 // y[i][row..] = out[i] + bias, for the vectors that there are.
