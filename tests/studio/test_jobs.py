@@ -5,6 +5,7 @@ import time
 import pytest
 
 from glassformer.studio import jobs as jobs_module
+from glassformer.studio import training
 from glassformer.studio.errors import BusyError, TooLongError
 from glassformer.studio.jobs import Cancelled, Jobs, Ticket
 from tests.studio.serving import wait_until
@@ -192,3 +193,33 @@ def test_an_import_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
     import slow_module
 
     assert slow_module.whole
+
+
+def test_what_opens_files_and_processes_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
+    """A file that was opened and not yet entered would stay open, and a run could be started that nobody knows of."""
+    (tmp_path / "events.jsonl").write_text('{"event": "step"}\n' * 100)
+    ticket, began, ended, parsed = Ticket(), threading.Event(), threading.Event(), []
+
+    def slowly(line):
+        began.set()
+        time.sleep(0.002)
+        parsed.append(line)
+
+    monkeypatch.setattr(training, "parse", slowly)
+
+    def work():
+        training.Run(tmp_path).last_events()
+        while True:
+            time.sleep(0.001)
+
+    def job():
+        try:
+            ticket.run(work)
+        except Cancelled:
+            ended.set()
+
+    threading.Thread(target=job, daemon=True).start()
+    began.wait(5)
+    ticket.cancel()
+    assert ended.wait(5)
+    assert len(parsed) == 101  # the end of the last line is one more

@@ -2,8 +2,9 @@
 
 A job runs in one of a few worker threads. When its ticket is cancelled (client gone, deadline passed, server stopping)
 a `Cancelled` is raised inside the running thread at its next Python instruction, so that no job has to ask; a single
-call into native code is finished first. When all workers are taken and the queue is full, `BusyError` is raised at
-once: the answer is 429 with Retry-After.
+call into native code is finished first, and so is an import, or a module that says `LET_FINISH = True` because it opens
+files and starts processes: between opening and `with` an exception would leave them open. When all workers are taken
+and the queue is full, `BusyError` is raised at once: the answer is 429 with Retry-After.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from glassformer.studio.errors import BusyError, TooLongError
 
 T = TypeVar("T")
 PATIENCE = 0.02
-"""Seconds between two looks at a job that is to end and is importing a module."""
+"""Seconds between two looks at a job that is to end and is let finish something."""
 LOST = 3.0
 """Seconds after which an exception that was raised in a job and has not ended it counts as lost."""
 
@@ -43,7 +44,7 @@ class Ticket:
             raise Cancelled
 
     def cancel(self) -> None:
-        """End the job: at once if it waits, at its next Python instruction if it runs; an import is let finish."""
+        """End the job: at once if it waits, at its next Python instruction if it runs, after what is let finish."""
         with self._lock:
             if not self.cancelled:  # once: a second exception could hit the thread's next job
                 self.cancelled = True
@@ -53,11 +54,11 @@ class Ticket:
         """With the lock held. A module whose import is broken off stays half-imported for the whole process."""
         if self._thread is None:
             return
-        importing = _is_importing(self._thread)
-        if not importing:
+        patient = _lets_finish(self._thread)
+        if not patient:
             _raise_in(self._thread, Cancelled)
         # raised inside a finaliser or a callback of the garbage collector it is lost: a job that goes on is asked again
-        self._again = threading.Timer(PATIENCE if importing else LOST, self._try_again)
+        self._again = threading.Timer(PATIENCE if patient else LOST, self._try_again)
         self._again.daemon = True
         self._again.start()
 
@@ -89,10 +90,10 @@ class Ticket:
                 continue
 
 
-def _is_importing(thread: int) -> bool:
+def _lets_finish(thread: int) -> bool:
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_globals.get("LET_FINISH"):
             return True
         frame = frame.f_back
     return False

@@ -32,6 +32,8 @@ from glassformer.files import write_atomically
 from glassformer.studio.errors import BusyError, ConflictError, StudioError, UnknownError
 from glassformer.studio.settings import Limits
 
+LET_FINISH = True
+"""For jobs.py: a request whose client leaves is not broken off in here, where locks, files and processes are opened."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 WATCH_SECONDS = 0.5
 """Between two looks at the memory of a running process."""
