@@ -76,3 +76,23 @@ def test_it_is_built_once_and_structures_are_compared(fresh):
     cxx.check_sizes(library, (Pair,))
     with pytest.raises(cxx.CompileError, match="Longer differently"):
         cxx.check_sizes(library, (Pair, Longer))
+
+
+@pytest.mark.parametrize(
+    ("flags", "bits"),
+    [
+        ("fpu avx fma avx2 avx512f", 512),
+        ("fpu avx fma avx2 bmi2", 256),
+        ("fpu avx avx2", 128),
+        ("Features: asimd", 128),
+    ],
+)
+def test_how_long_registers_are_is_read_from_the_processors_flags(flags, bits, monkeypatch):
+    monkeypatch.setattr(cxx, "_processor", lambda: f"flags\t\t: {flags}")
+    assert cxx.register_bits() == bits
+
+
+@pytest.mark.parametrize(("name", "intel"), [("Intel(R) Xeon(R) Processor", True), ("AMD EPYC", False)])
+def test_who_made_the_processor_is_read_from_its_name(name, intel, monkeypatch):
+    monkeypatch.setattr(cxx, "_processor", lambda: f"flags\t\t: fpu avxmodel name\t: {name}")
+    assert cxx.is_intel() is intel

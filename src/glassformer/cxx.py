@@ -69,9 +69,15 @@ def check_sizes(library: ctypes.CDLL, mirrors: Sequence[type[ctypes.Structure]])
             raise CompileError(f"the compiled kernels lay out {mirror.__name__} differently.")
 
 
-def has_wide_registers() -> bool:
-    """Whether the processor has AVX-512, as far as the system says."""
-    return "avx512f" in _processor()
+def is_intel() -> bool:
+    """Whether Intel made the processor, as the system says."""
+    return "Intel" in _processor()
+
+
+def register_bits() -> int:
+    """Bits of the processor's vector registers, as the system says: 512 with AVX-512, 256 with AVX2, else 128."""
+    flags = _processor().split()
+    return 512 if "avx512f" in flags else 256 if {"avx2", "fma"} <= set(flags) else 128
 
 
 def _processor() -> str:

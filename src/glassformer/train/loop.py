@@ -86,7 +86,7 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
         keep_freed()
     # kernels of our own are called from Python: nothing that torch could compile, nor can it cut up what they read
     asked = device.type == "cpu" and run.machine.compile == "auto" and not group.sharded
-    kernels = asked and native.pays() and native.enable(model)
+    kernels = asked and native.pays() and native.enable(model, native.multiplies(run.model))
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)

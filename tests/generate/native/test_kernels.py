@@ -37,7 +37,7 @@ def rounded(weight, precision):
 @given(
     rows=st.sampled_from([1, 2, 5, 9, 31, 32, 70]),
     columns=st.sampled_from([1, 15, 16, 33, 64, 80, 96, 128, 192, 256, 320, 384]),
-    batch=st.sampled_from([1, 2, 3, 4, 5, 8, 9, 13, 16, 30]),
+    batch=st.sampled_from([1, 2, 3, 4, 5, 8, 9, 13, 16, 30, 48, 67]),
     precision=st.sampled_from(["float32", "bfloat16", "int8", "int4"]),
     biased=st.booleans(),
     seed=st.integers(0, 999),
@@ -122,6 +122,7 @@ def test_other_processors_get_the_same_whole_numbers_and_close_sums(processor, t
     for precision in ("float32", "bfloat16", "int8", "int4"):
         found, wanted = product(weight, None, x[:9], precision, kernels=other), product(weight, None, x[:9], precision)
         assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-4), precision
-        many = product(weight, None, x, precision, kernels=other)  # meets floats, where there is nothing faster
-        exact = x.double() @ rounded(weight, precision).T
-        assert torch.allclose(many.double(), exact, rtol=1e-5, atol=1e-3), precision
+        many = product(weight, None, x, precision, kernels=other)  # as few vectors do, where there is nothing faster
+        size = rounded(weight, precision)
+        bound = 1e-3 + float(x.abs().max()) / (2 * 32512) * size.abs().sum(1) * (precision in ("int8", "int4"))
+        assert ((many.double() - x.double() @ size.T).abs() <= bound).all(), precision

@@ -46,11 +46,12 @@ def gradients(model, config):
 
 @needs_compiler
 @pytest.mark.parametrize("name", CONFIGS)
-def test_loss_and_gradients_are_the_engines(name):
+@pytest.mark.parametrize("products", [True, False])
+def test_loss_and_gradients_are_the_engines(name, products):
     config = CONFIGS[name]
     plain = lively(config, seed=3)[0].float().train()
     quick = copy.deepcopy(plain)
-    assert native.enable(quick)
+    assert native.enable(quick, products)
     assert any(isinstance(m, modules.NativeAttention) for m in quick.modules())
     (loss, expected), (found_loss, found) = gradients(plain, config), gradients(quick, config)
     assert found_loss == pytest.approx(loss, rel=1e-5)
@@ -144,17 +145,35 @@ def test_without_a_compiler_the_engine_trains(monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("wide", [True, False])
-def test_a_processor_for_which_they_are_slower_has_the_engine(wide, monkeypatch):
-    monkeypatch.setattr(modules, "has_wide_registers", lambda: wide)
+@pytest.mark.parametrize(
+    ("bits", "intel", "width", "attends", "multiplies"),
+    [
+        (512, False, 256, True, True),
+        (512, True, 128, True, False),
+        (256, False, 128, True, True),
+        (256, False, 256, True, False),
+        (256, True, 128, True, False),
+        (128, False, 128, False, False),
+    ],
+)
+def test_a_run_takes_the_kernels_that_were_measured_to_be_faster(bits, intel, width, attends, multiplies, monkeypatch):
+    monkeypatch.setattr(modules, "register_bits", lambda: bits)
+    monkeypatch.setattr(modules, "is_intel", lambda: intel)
     machine = Machine(device="cpu", precision="float32", compile="auto")
-    assert prepare_state(RunConfig(NANO, schedule=Schedule("constant", warmup=0), machine=machine)).kernels is wide
+    run = RunConfig(gf.config.replace(NANO, d_model=width), schedule=Schedule("constant", warmup=0), machine=machine)
+    state = prepare_state(run)
+    kinds = {type(module) for module in state.model.modules()}
+    assert state.kernels is attends
+    assert (modules.NativeAttention in kinds) is attends
+    assert (modules.NativeDense in kinds) is (modules.NativeLinear in kinds) is multiplies
+    assert all(m.multiplies is multiplies for m in state.model.modules() if isinstance(m, modules.NativeAttention))
 
 
 @needs_compiler
 def test_steps_of_a_run_are_those_of_the_engine(monkeypatch):
     """`auto` takes the kernels, `no` the engine; the losses of ten steps agree."""
-    monkeypatch.setattr(modules, "has_wide_registers", lambda: True)
+    monkeypatch.setattr(modules, "register_bits", lambda: 512)
+    monkeypatch.setattr(modules, "is_intel", lambda: False)
     losses = {}
     for wanted in ("auto", "no"):
         machine = Machine(device="cpu", precision="float32", compile=wanted)

@@ -50,22 +50,18 @@ inline vf held(vf v) {
     return v;
 }
 
-// sum + a b, rounded once. Said in so many words, because GCC's tuning for some processors with AVX2 multiplies and adds
-// apart where sums wait for each other, and then the same sum has other bits beside others than alone.
+// sum + a b, rounded once. Said in so many words, because GCC's tuning for some processors multiplies and adds apart where
+// sums wait for each other, and then the same sum has other bits beside others than alone.
 inline vf more(vf sum, vf a, vf b) {
-#if defined(__FMA__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
     return sum + a * b;
 #endif
 }
-inline vf more(vf sum, vf a, float b) {
-#if defined(__FMA__) && !defined(__AVX512F__)
-    return (vf)_mm256_fmadd_ps((__m256)a, _mm256_set1_ps(b), (__m256)sum);
-#else
-    return sum + a * b;
-#endif
-}
+inline vf more(vf sum, vf a, float b) { return more(sum, a, b - vf{}); }
 
 // The first n < W numbers of p, and `rest` after them.
 inline vf load_some(const float* p, int n, float rest) {
@@ -79,6 +75,10 @@ inline void store_some(float* p, int n, vf v) { std::memcpy(p, &v, n * sizeof(fl
 inline float total(vf v) {  // pairwise, the same tree every time
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__AVX__)
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 #else
     float a[W];
     std::memcpy(a, &v, sizeof a);
@@ -118,9 +118,9 @@ __attribute__((noinline)) inline void add_rest(const float* w, long columns, lon
 // R rows times B vectors.
 //
 // One row is a single stream, which the processor itself reads ahead best; of R streams it loses track, so there the
-// second cache is asked for the rows that come `next`. The order of a sum is the same for every R and B: a vector gets the same
-// bits alone and beside others.
-template <int R, int B>
+// second cache is asked for the rows that come `next`, if any. The order of a sum is the same for every R and B: a vector gets
+// the same bits alone and beside others.
+template <int R, int B, bool NEXT>
 inline void rows_times(const Matrix& m, int row, const float* next, const float* const* x, float* const* y) {
     const long columns = m.columns, whole = columns / W * W;
     const float* w = (const float*)m.weights + (long)row * columns;
@@ -132,7 +132,7 @@ inline void rows_times(const Matrix& m, int row, const float* next, const float*
         for (int r = 0; r < R; r++) {
             const float* at = w + r * columns + i;
             weights[r] = held(load(at));
-            if (R > 1) __builtin_prefetch(next + r * columns + i, 0, 2);
+            if (NEXT) __builtin_prefetch(next + r * columns + i, 0, 2);
         }
 #pragma GCC unroll 8
         for (int b = 0; b < B; b++) {
@@ -152,11 +152,12 @@ inline void rows_times(const Matrix& m, int row, const float* next, const float*
         for (int b = 0; b < B; b++) y[b][row + r] = out[r * B + b] + (m.bias ? m.bias[row + r] : 0.0f);
 }
 
-// B vectors, of which the last stands for those that are missing: it is computed again and written again.
+// B vectors, of which the last stands for those that are missing: it is computed again and written again. As many of them
+// meet the same rows at once as registers hold, and then the others, while the rows are in the first cache.
 template <int B>
 inline void band(const Matrix& m, int first, int last, const float* x, long pitch, int vectors, float* y, long stride,
                  int soon) {
-    constexpr int R = B == 1 && W == 16 ? 1 : std::min(4, SUMS / B);
+    constexpr int FEW = std::min(B, SUMS / 3), R = B == 1 && W == 16 ? 1 : std::min(4, SUMS / FEW);
     const float* from[B];
     float* to[B];
     for (int b = 0; b < B; b++) {
@@ -165,9 +166,13 @@ inline void band(const Matrix& m, int first, int last, const float* x, long pitc
     }
     int row = first;
     const float* all = (const float*)m.weights;
-    for (; row + R <= last; row += R)
-        rows_times<R, B>(m, row, all + (long)(row + R < last || !soon ? row + R : soon) * m.columns, from, to);
-    for (; row < last; row++) rows_times<1, B>(m, row, nullptr, from, to);
+    for (; row + R <= last; row += R) {
+        const float* next = all + (long)(row + R < last || !soon ? row + R : soon) * m.columns;
+        rows_times<R, FEW, (R > 1)>(m, row, next, from, to);
+        for (int b = FEW; b < B; b += FEW) rows_times<R, FEW, false>(m, row, nullptr, from + b, to + b);
+    }
+    for (; row < last; row++)
+        for (int b = 0; b < B; b += FEW) rows_times<1, FEW, false>(m, row, nullptr, from + b, to + b);
 }
 
 // Rows first..last of y = m x (+ bias) for a few vectors at a distance of `pitch` and a float32 matrix.

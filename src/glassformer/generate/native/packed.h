@@ -38,11 +38,13 @@ vi dot_bytes(vi sums, vu weights, uint32_t x);  // nobody asks for it: few vecto
 inline vu halves(vu v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
 
 // Of W rows two weights each, of 16 bits, times two numbers of 16 bits.
-inline vi dot_pairs(vi sums, vu weights, uint32_t x) {
+inline vi dot_pairs(vi sums, vu weights, const uint32_t& x) {
 #if defined(__AVX512BW__)
     return sums + (vi)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32((int)x));
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    return sums + (vi)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32((int)x));
+    vi both;  // said in so many words, because GCC asks for many x at once, and then has no registers for the sums
+    asm("vpbroadcastd %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(both) : "x"(weights), "m"(x));
+    return sums;
 #else
     return sums + (vi)(weights & 0xffffu) * (int32_t)(int16_t)x + (vi)(weights >> 16) * ((int32_t)x >> 16);
 #endif
@@ -250,7 +252,9 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
                 case 2: few_of<KIND, 2>(m, row, v, tile, out); break;
                 case 4: few_of<KIND, 4>(m, row, v, tile, out); break;
                 case 14: many_of<KIND, 14>(m, row, v, tile, out); break;  // where there are instructions for it
-                default: v.batch < MANY ? few_of<KIND, 8>(m, row, v, tile, out) : many_of<KIND, 8>(m, row, v, tile, out);
+                default:
+                    if (v.form == PAIRS || v.form == BYTES) many_of<KIND, 8>(m, row, v, tile, out);
+                    else few_of<KIND, 8>(m, row, v, tile, out);
             }
             deliver(m, row, last, v, tile, out, y, stride);
         }

@@ -57,7 +57,8 @@ inline int chunk_of(const Matrix& w, int batch, int threads) {
     if (batch >= MANY) return WIDE;
     const long bits = w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4;
     const long rows = std::min(CHUNK * 8 / (w.columns * bits), (long)w.rows / threads);
-    const int step = w.kind == F32 && batch > 4 ? 24 : WIDE;  // whole threes: so many rows of float32 meet 8 vectors at once
+    const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // so many rows of float32 meet 4 or 8 vectors at once
+    const int step = threes ? 24 : WIDE;
     return (int)std::max(rows / step * step, (long)step);
 }
 

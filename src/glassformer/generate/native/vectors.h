@@ -7,7 +7,9 @@ namespace glass {
 
 constexpr int WIDE = 32;         // rows of a panel
 constexpr int PARTS = WIDE / W;  // registers of them
-constexpr int MANY = 16;  // vectors from which a product is limited by the processor and not by memory
+// Vectors from which a product is limited by the processor, and it pays to bring a panel of weights into another order for
+// them. Short registers take longer for that, and are no faster with bytes then.
+constexpr int MANY = W == 16 ? 16 : 48;
 template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of whole numbers is (byte - ZERO) * scale
 
 // Parts of a panel that B vectors meet at once: as many as there are registers for.
@@ -34,13 +36,12 @@ constexpr bool HAS_BYTES = false;
 inline bool whole(const Matrix& m) { return m.kind == INT8 || m.kind == INT4; }
 
 inline Form form_of(const Matrix& m, int batch) {
-    if (batch < MANY) return whole(m) ? SPLIT : FLOATS;
-    if (whole(m) && HAS_BYTES) return BYTES;
-    return m.kind == BF16 && HAS_PAIRS ? PAIRS : FLOATS;
+    if (whole(m)) return batch < MANY || !HAS_BYTES ? SPLIT : BYTES;
+    return batch >= MANY && m.kind == BF16 && HAS_PAIRS ? PAIRS : FLOATS;
 }
 
-inline int tile_of(int batch) {  // vectors of a tile: what the registers hold, and little that is empty
-    if (batch < MANY) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, W);
+inline int tile_of(Form form, int batch) {  // vectors of a tile: what the registers hold, and little that is empty
+    if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, W);
     const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
     return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
 }
@@ -80,7 +81,7 @@ struct Vectors {
 
     void shape(const Matrix& m, int batch_, bool filled = true) {
         batch = batch_, columns = m.columns, group = whole(m) ? m.group : m.columns;
-        form = form_of(m, batch), tile = tile_of(batch), tiles = (batch + tile - 1) / tile;
+        form = form_of(m, batch), tile = tile_of(form, batch), tiles = (batch + tile - 1) / tile;
         zero = m.kind == INT8 ? ZERO<INT8> : ZERO<INT4>;
         depth = form == FLOATS ? (columns + 1) / 2 * 2 : form == BYTES ? columns / 4 : (columns + 1) / 2;
         if (!filled) return;

@@ -4,6 +4,6 @@ The engine stays the definition; `enable` puts these in place of what they compu
 compiler, or for whose processor they are not faster, use the engine.
 """
 
-from glassformer.train.native.modules import enable, pays
+from glassformer.train.native.modules import enable, multiplies, pays
 
-__all__ = ["enable", "pays"]
+__all__ = ["enable", "multiplies", "pays"]

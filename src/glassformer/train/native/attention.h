@@ -30,24 +30,29 @@ static inline T* row_of(const Heads& heads, int64_t b, int64_t h, int64_t t) {
     return (T*)heads.data + b * heads.batch + h * heads.head + t * heads.time;
 }
 
+// Numbers from one row to the next of n: an odd number of cache lines, so that rows do not share their place in the cache.
+static inline int64_t apart(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
+
 static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// Rows of a head as floats (n,width), the rest up to `padded` rows zero.
+// Rows of a head as floats (n,width) at a distance of `pitch`, the rest up to `padded` rows zero.
 template <typename T>
-static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t n, int64_t padded, int64_t width, float scale, float* to) {
+static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t n, int64_t padded, int64_t width, int64_t pitch, float scale, float* to) {
     for (int64_t t = 0; t < n; ++t) {
         const T* row = row_of<T>(from, b, h, first + t);
-        for (int64_t d = 0; d < width; d += WIDE) store(to + t * width + d, load(row + d) * scale);
+        for (int64_t d = 0; d < width; d += WIDE) store(to + t * pitch + d, load(row + d) * scale);
     }
-    memset(to + n * width, 0, (padded - n) * width * sizeof(float));
+    memset(to + n * pitch, 0, (padded - n) * pitch * sizeof(float));
 }
 
-static void transpose(const float* from, int64_t n, int64_t width, float* to) {  // (n,width) to (width,n), n in whole registers
+// (n,width) to (width,n), n in whole registers; rows apart(width) and apart(n) from each other.
+static void transpose(const float* from, int64_t n, int64_t width, float* to) {
+    const int64_t from_row = apart(width), to_row = apart(n);
     for (int64_t t = 0; t < n; t += WIDE)
         for (int64_t d = 0; d < width; ++d) {
             floats column;
-            for (int i = 0; i < WIDE; ++i) column[i] = from[(t + i) * width + d];
-            store(to + d * n + t, column);
+            for (int i = 0; i < WIDE; ++i) column[i] = from[(t + i) * from_row + d];
+            store(to + d * to_row + t, column);
         }
 }
 
@@ -102,23 +107,24 @@ struct Span {  // of keys that a block of queries reads
 
 template <typename T>
 static void forward_head(const Task& t, int64_t b, int64_t h) {
-    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), kv = h / (t.n_heads / t.n_kv_heads);
-    float* k = scratch(S * (2 * W + U) + BLOCK * (W + U + S));
-    float *k_t = k + S * W, *v = k_t + S * W, *q = v + S * U, *out = q + BLOCK * W, *score = out + BLOCK * U;
-    pack<T>(t.k, b, kv, 0, t.n_keys, S, W, 1, k);
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = apart(S), kv = h / (t.n_heads / t.n_kv_heads);
+    const int64_t W_row = apart(W), U_row = apart(U);
+    float* k = scratch(S * (W_row + U_row) + S_row * W + BLOCK * (W + U + S_row));
+    float *k_t = k + S * W_row, *v = k_t + S_row * W, *q = v + S * U_row, *out = q + BLOCK * W, *score = out + BLOCK * U;
+    pack<T>(t.k, b, kv, 0, t.n_keys, S, W, W_row, 1, k);
     transpose(k, S, W, k_t);
-    pack<T>(t.v, b, kv, 0, t.n_keys, S, U, 1, v);
+    pack<T>(t.v, b, kv, 0, t.n_keys, S, U, U_row, 1, v);
     for (int64_t first = 0; first < t.n_queries; first += BLOCK) {
         const Span span(t, first);
-        pack<T>(t.q, b, h, first, span.rows, span.rows, W, t.scale, q);
-        multiply({q, W, 1}, {k_t, S}, score, S, span.rows, span.keys, W);
+        pack<T>(t.q, b, h, first, span.rows, span.rows, W, W, t.scale, q);
+        multiply({q, W, 1}, {k_t, S_row}, score, S_row, span.rows, span.keys, W);
         float sums[BLOCK];
         for (int64_t i = 0; i < span.rows; ++i) {
             float most;
-            sums[i] = soften(score + i * S, span.seen(t, first + i), span.keys, 1, &most);
+            sums[i] = soften(score + i * S_row, span.seen(t, first + i), span.keys, 1, &most);
             t.lse[(b * t.n_heads + h) * t.n_queries + first + i] = most + std::log(sums[i]);
         }
-        multiply({score, S, 1}, {v, U}, out, U, span.rows, U, span.keys);
+        multiply({score, S_row, 1}, {v, U_row}, out, U, span.rows, U, span.keys);
         for (int64_t i = 0; i < span.rows; ++i)
             for (int64_t d = 0; d < U; d += WIDE) store(out + i * U + d, load(out + i * U + d) * (1 / sums[i]));
         unpack<T>(out, span.rows, U, 1, t.o, b, h, first);
@@ -128,44 +134,45 @@ static void forward_head(const Task& t, int64_t b, int64_t h) {
 // All query heads that share a key/value head, since their gradients add up in it.
 template <typename T>
 static void backward_head(const Task& t, int64_t b, int64_t kv) {
-    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), sharing = t.n_heads / t.n_kv_heads;
-    float* k = scratch(S * (3 * W + 3 * U) + BLOCK * (2 * W + U + 2 * S));
-    float *k_t = k + S * W, *v = k_t + S * W, *v_t = v + S * U, *d_k = v_t + S * U, *d_v = d_k + S * W;
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = apart(S), sharing = t.n_heads / t.n_kv_heads;
+    const int64_t W_row = apart(W), U_row = apart(U);
+    float* k = scratch(S * (W_row + U_row + W + U) + S_row * (W + U) + BLOCK * (2 * W + U + 2 * S_row));
+    float *k_t = k + S * W_row, *v = k_t + S_row * W, *v_t = v + S * U_row, *d_k = v_t + S_row * U, *d_v = d_k + S * W;
     memset(d_k, 0, S * (W + U) * sizeof(float));
     float *q = d_v + S * U, *d_q = q + BLOCK * W, *d_o = d_q + BLOCK * W;
-    float *pattern = d_o + BLOCK * U, *d_s = pattern + BLOCK * S;
-    pack<T>(t.k, b, kv, 0, t.n_keys, S, W, 1, k);
+    float *pattern = d_o + BLOCK * U, *d_s = pattern + BLOCK * S_row;
+    pack<T>(t.k, b, kv, 0, t.n_keys, S, W, W_row, 1, k);
     transpose(k, S, W, k_t);
-    pack<T>(t.v, b, kv, 0, t.n_keys, S, U, 1, v);
+    pack<T>(t.v, b, kv, 0, t.n_keys, S, U, U_row, 1, v);
     transpose(v, S, U, v_t);
     for (int64_t h = kv * sharing; h < (kv + 1) * sharing; ++h)
         for (int64_t first = 0; first < t.n_queries; first += BLOCK) {
             const Span span(t, first);
             const int64_t n = span.keys;
-            pack<T>(t.q, b, h, first, span.rows, span.rows, W, t.scale, q);
-            pack<T>(t.d_o, b, h, first, span.rows, span.rows, U, 1, d_o);
-            multiply({q, W, 1}, {k_t, S}, pattern, S, span.rows, n, W);
-            multiply({d_o, U, 1}, {v_t, S}, d_s, S, span.rows, n, U);
+            pack<T>(t.q, b, h, first, span.rows, span.rows, W, W, t.scale, q);
+            pack<T>(t.d_o, b, h, first, span.rows, span.rows, U, U, 1, d_o);
+            multiply({q, W, 1}, {k_t, S_row}, pattern, S_row, span.rows, n, W);
+            multiply({d_o, U, 1}, {v_t, S_row}, d_s, S_row, span.rows, n, U);
             for (int64_t i = 0; i < span.rows; ++i) {
                 const float lse = t.lse[(b * t.n_heads + h) * t.n_queries + first + i];
                 const int32_t seen = (int32_t)span.seen(t, first + i);
                 floats dot = {}, sum = {};
                 for (int64_t j = 0; j < n; j += WIDE) {
-                    floats p = lanes() + (int32_t)j < seen ? exponential(load(pattern + i * S + j) - lse) : floats{};
-                    store(pattern + i * S + j, p);
-                    dot += p * load(d_s + i * S + j);
+                    floats p = lanes() + (int32_t)j < seen ? exponential(load(pattern + i * S_row + j) - lse) : floats{};
+                    store(pattern + i * S_row + j, p);
+                    dot += p * load(d_s + i * S_row + j);
                     sum += p;
                 }
                 // the mean of what is about to be subtracted from, not d_o . o: both are rounded, and of a query that is
                 // sure of its key the difference would be nothing but that
                 const float mean = sum_of(dot) / sum_of(sum);
                 for (int64_t j = 0; j < n; j += WIDE)
-                    store(d_s + i * S + j, load(pattern + i * S + j) * (load(d_s + i * S + j) - mean));
+                    store(d_s + i * S_row + j, load(pattern + i * S_row + j) * (load(d_s + i * S_row + j) - mean));
             }
-            multiply({d_s, S, 1}, {k, W}, d_q, W, span.rows, W, n);
+            multiply({d_s, S_row, 1}, {k, W_row}, d_q, W, span.rows, W, n);
             unpack<T>(d_q, span.rows, W, t.scale, t.d_q, b, h, first);
-            multiply({d_s, 1, S}, {q, W}, d_k, W, n, W, span.rows, true);  // q carries the scale
-            multiply({pattern, 1, S}, {d_o, U}, d_v, U, n, U, span.rows, true);
+            multiply({d_s, 1, S_row}, {q, W}, d_k, W, n, W, span.rows, true);  // q carries the scale
+            multiply({pattern, 1, S_row}, {d_o, U}, d_v, U, n, U, span.rows, true);
         }
     unpack<T>(d_k, t.n_keys, W, 1, t.d_k, b, kv, 0);
     unpack<T>(d_v, t.n_keys, U, 1, t.d_v, b, kv, 0);

@@ -46,14 +46,14 @@ static void feed_forward(const Feed& f) {
             for (int64_t s = 0; s < F; s += SLICE) {
                 const int64_t wide = s + SLICE < F ? SLICE : F - s;
                 float* pre = f.pre + first * F + s;
-                multiply({f.x + first * D, D, 1}, {up + s * D, PANEL, PANEL * D}, pre, F, n, wide, D);
+                multiply_large({f.x + first * D, D, 1}, {up + s * D, PANEL, PANEL * D}, pre, F, n, wide, D);
                 for (int64_t t = 0; t < n; ++t)
                     for (int64_t j = 0; j < wide; j += WIDE) {
                         floats at = load(pre + t * F + j);
                         if (f.up_bias) store(pre + t * F + j, at = at + load(f.up_bias + s + j));
                         store(hidden.data() + t * row + j, at * (f.tanh ? tanh_gate(at) : exact_gate(at)).value);
                     }
-                multiply({hidden.data(), row, 1}, {down + s * PANEL, PANEL, PANEL * F}, f.out + first * D, D, n, D, wide, s > 0);
+                multiply_large({hidden.data(), row, 1}, {down + s * PANEL, PANEL, PANEL * F}, f.out + first * D, D, n, D, wide, s > 0);
             }
             if (f.down_bias)
                 for (int64_t t = first; t < first + n; ++t)
@@ -68,22 +68,20 @@ static void feed_slice(const Feed& f, int64_t s, int64_t wide, float* d_x, bool 
     for (int64_t first = 0; first < f.n; first += TOKENS) {
         const int64_t n = first + TOKENS < f.n ? TOKENS : f.n - first;
         const float *x = f.x + first * D, *gradient = f.gradient + first * D, *pre = f.pre + first * F + s;
-        multiply({gradient, D, 1}, {f.down + s, F}, d_pre, row, n, wide, D);
-        for (int64_t j = 0; j < wide; j += WIDE) {
-            floats total = {};
-            for (int64_t t = 0; t < n; ++t) {
+        multiply_large({gradient, D, 1}, {f.down + s, F}, d_pre, row, n, wide, D);
+        for (int64_t t = 0; t < n; ++t)
+            for (int64_t j = 0; j < wide; j += WIDE) {
                 floats at = load(pre + t * F + j);
                 Gate gate = f.tanh ? tanh_gate(at) : exact_gate(at);
                 floats d = load(d_pre + t * row + j) * gate.slope;
                 store(hidden + t * row + j, at * gate.value);
                 store(d_pre + t * row + j, d);
-                total += d;
+                float* total = f.d_up_bias + s + j;
+                if (f.d_up_bias) store(total, first + t ? load(total) + d : d);
             }
-            if (f.d_up_bias) store(f.d_up_bias + s + j, first ? load(f.d_up_bias + s + j) + total : total);
-        }
-        multiply({d_pre, row, 1}, {f.up + s * D, D}, d_x + first * D, D, n, D, wide, add);
-        multiply({d_pre, 1, row}, {x, D}, f.d_up + s * D, D, wide, D, n, first > 0);
-        multiply({gradient, 1, D}, {hidden, row}, f.d_down + s, F, D, wide, n, first > 0);
+        multiply_large({d_pre, row, 1}, {f.up + s * D, D}, d_x + first * D, D, n, D, wide, add);
+        multiply_large({d_pre, 1, row}, {x, D}, f.d_up + s * D, D, wide, D, n, first > 0);
+        multiply_large({gradient, 1, D}, {hidden, row}, f.d_down + s, F, D, wide, n, first > 0);
     }
 }
 

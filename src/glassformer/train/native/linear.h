@@ -40,7 +40,7 @@ static void linear_forward(const Layers& a) {
             for (int i = 0; i < a.count; ++i) {
                 const int64_t O = a.size[i];
                 float* out = a.out[i] + first * O;
-                multiply({a.x + first * D, D, 1}, {panels[i], PANEL, PANEL * D}, out, O, n, O, D);
+                multiply_large({a.x + first * D, D, 1}, {panels[i], PANEL, PANEL * D}, out, O, n, O, D);
                 for (int64_t t = 0; a.bias[i] && t < n; ++t)
                     for (int64_t j = 0; j < O; j += WIDE) store(out + t * O + j, load(out + t * O + j) + load(a.bias[i] + j));
             }
@@ -63,7 +63,7 @@ static void linear_backward(const Layers& a) {
             const int64_t first = chunk * FEW, n = first + FEW < a.n ? FEW : a.n - first;
             for (int i = 0; i < a.count; ++i) {
                 const int64_t O = a.size[i];
-                multiply({a.gradient[i] + first * O, O, 1}, {panels[i], PANEL, PANEL * O}, a.d_x + first * D, D, n, D, O, i > 0);
+                multiply_large({a.gradient[i] + first * O, O, 1}, {panels[i], PANEL, PANEL * O}, a.d_x + first * D, D, n, D, O, i > 0);
             }
         }
 #pragma omp for schedule(static)
@@ -74,7 +74,7 @@ static void linear_backward(const Layers& a) {
             for (int64_t first = 0; first < a.n; first += TOKENS) {
                 const int64_t n = first + TOKENS < a.n ? TOKENS : a.n - first;
                 const float* gradient = a.gradient[i] + first * O + row;
-                multiply({gradient, 1, O}, {a.x + first * D, D}, a.d_weight[i] + row * D, D, rows, D, n, first > 0);
+                multiply_large({gradient, 1, O}, {a.x + first * D, D}, a.d_weight[i] + row * D, D, rows, D, n, first > 0);
             }
         }
     }

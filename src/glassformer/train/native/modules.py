@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import config as c
-from glassformer.cxx import CompileError, has_wide_registers
+from glassformer.cxx import CompileError, is_intel, register_bits
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
 from glassformer.model.feedforward import Dense
@@ -34,11 +34,13 @@ class NativeLinear(nn.Linear):
 
 class NativeAttention(JoinedAttention):
     """While training without dropout, and where no mask or bias is given, heads are computed by our kernel; in float32,
-    queries, keys and values are, too."""
+    where our products are to be used, queries, keys and values are, too."""
+
+    multiplies: bool
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         layers = (self.q, self.k, self.v)
-        if not all(_wide(layer) and _plain(x, layer.weight) for layer in layers):
+        if not self.multiplies or not all(_wide(layer) and _plain(x, layer.weight) for layer in layers):
             return tuple(layer(x) for layer in layers)
         return linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
 
@@ -64,13 +66,19 @@ class NativeDense(Dense):
 
 
 def pays() -> bool:
-    """Whether a step was measured to be faster so than torch's: with AVX-512 it is (docs/benchmarks.md), without it is
-    not (7 to 17 % slower on one with AVX2)."""
-    return has_wide_registers()
+    """Whether attention was measured to be no slower so than torch's: with AVX2 and AVX-512 (docs/benchmarks.md)."""
+    return register_bits() >= 256
 
 
-def enable(model: Model) -> bool:
-    """Let the parts of a model that can, train in compiled kernels; False where there is no compiler."""
+def multiplies(config: c.ModelConfig) -> bool:
+    """Whether products were, too. On Intel's processors torch's are faster (12 to 16 % of a step); on AMD's ours are
+    with AVX-512, and with AVX2 those of a model 128 wide (10 to 18 %), but not of 256 and more."""
+    return not is_intel() and (register_bits() == 512 or config.d_model <= 128)
+
+
+def enable(model: Model, products: bool = True) -> bool:
+    """Let the parts of a model that can, train in compiled kernels: attention, and, where `products`, linear layers and
+    feed-forwards. False where there is no compiler."""
     config = model.config
     try:
         load()
@@ -82,9 +90,10 @@ def enable(model: Model) -> bool:
     for module in model.modules():
         if type(module) is Attention and attends:
             module.__class__ = NativeAttention
-            if _wide(module.o):
+            module.multiplies = products  # type: ignore[assignment]
+            if products and _wide(module.o):
                 module.o.__class__ = NativeLinear
-        elif type(module) is Dense and feeds and config.d_model % WIDE == 0:
+        elif type(module) is Dense and products and feeds and config.d_model % WIDE == 0:
             module.__class__ = NativeDense
             module.tanh = spec.activation == "gelu_tanh"  # type: ignore[assignment, union-attr]
     return True

@@ -82,3 +82,52 @@ static void multiply(Left<T> a, Right<T> b, float* c, int64_t c_row, int64_t m, 
         rows<1>(a, b, c, c_row, i, m, j, n, depth, add);
     }
 }
+
+constexpr int64_t DEEP = 384, HIGH = 16 * TALL;  // of a sum that is met at once, and rows: what the two caches hold
+
+// (m,depth), the columns of which lie side by side, to tiles of TALL rows: (i, d) at tile i / TALL, row d, column i % TALL.
+static void in_tiles(Left<float> a, int64_t m, int64_t depth, float* to) {
+    for (int64_t i = 0; i < m; i += TALL)
+        for (int64_t d = 0; d < depth; ++d)
+            for (int64_t r = 0; r < TALL && i + r < m; ++r) to[i * depth + d * TALL + r] = a.data[d * a.step + i + r];
+}
+
+// Rows of a, or tiles of them, times a panel.
+template <bool TILED>
+static void meet(const float* a, int64_t a_row, const float* panel, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add) {
+    for (int64_t i = 0; i < m; i += TALL) {
+        Left<float> left = TILED ? Left<float>{a + i * depth, 1, TALL} : Left<float>{a + i * a_row, a_row, 1};
+        if (m - i >= TALL && n == PANEL) {
+            tile<TALL, 2>(left, panel, PANEL, c + i * c_row, c_row, depth, add);
+            continue;
+        }
+        Right<float> right{panel, PANEL};
+        multiply(left, right, c + i * c_row, c_row, m - i < TALL ? m - i : TALL, n, depth, add);
+    }
+}
+
+// The same of large matrices. What lies apart in memory is first put side by side: rows at a distance of some kilobytes
+// share a few places of the cache and push each other out.
+static void multiply_large(Left<float> a, Right<float> b, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add = false) {
+    static thread_local float held[(HIGH + PANEL) * DEEP + WIDE];
+    float *left = lined(held), *right = left + HIGH * DEEP;
+    const int64_t parts = (depth + DEEP - 1) / DEEP, deep = (depth + parts - 1) / parts;
+    for (int64_t from = 0; from < depth; from += deep)
+        for (int64_t i = 0; i < m; i += HIGH) {
+            const int64_t high = i + HIGH < m ? HIGH : m - i, length = from + deep < depth ? deep : depth - from;
+            const Left<float> at{a.data + i * a.row + from * a.step, a.row, a.step};
+            const bool more = add || from > 0;
+            if (a.step != 1) in_tiles(at, high, length, left);
+            for (int64_t j = 0; j < n; j += PANEL) {
+                const int64_t width = n - j < PANEL ? n - j : PANEL;
+                const float* panel = b.data + j / PANEL * b.panel + from * b.row;
+                if (b.row != PANEL) {
+                    for (int64_t d = 0; d < length; ++d)
+                        for (int64_t k = 0; k < width; k += WIDE) store(right + d * PANEL + k, load(panel + d * b.row + k));
+                    panel = right;
+                }
+                if (a.step != 1) meet<true>(left, 0, panel, c + i * c_row + j, c_row, high, width, length, more);
+                else meet<false>(at.data, a.row, panel, c + i * c_row + j, c_row, high, width, length, more);
+            }
+        }
+}
