@@ -100,6 +100,29 @@ def test_a_vector_of_zeros_gives_the_bias():
             assert torch.equal(product(weight, bias, torch.zeros(batch, 128), precision), bias.expand(batch, 5))
 
 
+def built(folder, *flags):
+    """The kernels, compiled otherwise than for this processor."""
+    source, out = Path(library.__file__).parent / library.SOURCES[0], folder / "other.so"
+    subprocess.run([library.compiler(), *flags, "-w", str(source), "-o", str(out)], check=True)
+    other = ctypes.CDLL(str(out))
+    other.glass_multiply.argtypes = library.load().glass_multiply.argtypes
+    return other
+
+
+def test_a_prompt_meets_the_matrix_unit_in_whole_tiles(tmp_path):
+    """The unit played by loops: 32 vectors and 32 rows at a time, rows and vectors that are missing, widths it cannot
+    take. Vectors are rounded to bfloat16 once, sums are float32's."""
+    other = built(tmp_path, *library.FLAGS, "-O1", "-DGLASS_TILES_BY_HAND")
+    for rows, columns, batch in ((70, 96, 48), (32, 32, 67), (5, 800, 100), (40, 80, 50)):
+        weight, bias, x = torch.randn(rows, columns), torch.randn(rows), torch.randn(batch, columns)
+        narrow, exact = x.bfloat16().double(), rounded(weight, "bfloat16")
+        takes = columns % 32 == 0
+        wanted = (narrow if takes else x.double()) @ exact.T + bias.double()
+        bound = x.abs().double() @ exact.abs().T * (2**-24 * (4 + columns) + (0 if takes else 2**-8)) + 1e-6
+        found = product(weight, bias, x, "bfloat16", kernels=other).double()
+        assert ((found - wanted).abs() <= bound).all(), (rows, columns, batch)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of one family")
 @pytest.mark.parametrize(
@@ -112,12 +135,8 @@ def test_a_vector_of_zeros_gives_the_bias():
 )
 def test_other_processors_get_the_same_whole_numbers_and_close_sums(processor, tmp_path):
     """Built for an older processor, the lane-by-lane code runs; v4 has wide vectors but no byte products."""
-    out = tmp_path / "other.so"
-    source = Path(library.__file__).parent / library.SOURCES[0]
     flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in library.FLAGS]
-    subprocess.run([library.compiler(), *flags, "-w", str(source), "-o", str(out)], check=True)
-    other = ctypes.CDLL(str(out))
-    other.glass_multiply.argtypes = library.load().glass_multiply.argtypes
+    other = built(tmp_path, *flags)
     weight, x = torch.randn(40, 384), torch.randn(20, 384)
     for precision in ("float32", "bfloat16", "int8", "int4"):
         found, wanted = product(weight, None, x[:9], precision, kernels=other), product(weight, None, x[:9], precision)

@@ -9,6 +9,7 @@ from glassformer.cxx import compiler
 
 SOURCES = (
     *("decode.cpp", "kernels.h", "mark.h", "model.h", "packed.h", "panels.h", "pointwise.h", "pool.h", "shares.h"),
+    "tiles.h",
     "vectors.h",
 )
 FLAGS = (

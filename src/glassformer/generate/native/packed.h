@@ -244,7 +244,16 @@ inline void deliver(const Matrix& m, int row, int last, const Vectors& v, int ti
 
 template <int KIND>
 inline void multiply_panels(const Matrix& m, int first, int last, const Vectors& v, float* y, long stride) {
-    float out[14][WIDE];
+    float out[2 * TILE][WIDE];
+    if (v.form == LINES) {
+        Unit unit;
+        for (int row = first; row < last; row += WIDE)
+            for (int tile = 0; tile < v.tiles; tile++) {
+                meet_tiles(unit, panel_of(m, row), STEP, v.words_of(tile), v.depth, out[0]);
+                deliver(m, row, last, v, tile, out, y, stride);
+            }
+        return;
+    }
     for (int row = first; row < last; row += WIDE)
         for (int tile = 0; tile < v.tiles; tile++) {
             switch (v.tile) {

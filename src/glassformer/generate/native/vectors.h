@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 #include "kernels.h"
+#include "tiles.h"
 
 namespace glass {
 
@@ -19,8 +20,8 @@ static_assert(TALL <= W, "");
 
 // How numbers are kept, in words of 32 bits: FLOATS one, PAIRS two of bfloat16, BYTES four of one byte. SPLIT are two
 // words for four numbers of 16 bits: where bytes can be multiplied, their high and their low bytes; elsewhere the first
-// and third number, and the second and fourth.
-enum Form : int32_t { FLOATS, PAIRS, BYTES, SPLIT };
+// and third number, and the second and fourth. LINES are PAIRS of which each vector lies in one piece.
+enum Form : int32_t { FLOATS, PAIRS, BYTES, SPLIT, LINES };
 
 #if defined(__AVX512BF16__)
 constexpr bool HAS_PAIRS = true;
@@ -37,10 +38,13 @@ inline bool whole(const Matrix& m) { return m.kind == INT8 || m.kind == INT4; }
 
 inline Form form_of(const Matrix& m, int batch) {
     if (whole(m)) return batch < MANY || !HAS_BYTES ? SPLIT : BYTES;
-    return batch >= MANY && m.kind == BF16 && HAS_PAIRS ? PAIRS : FLOATS;
+    if (batch < MANY || m.kind != BF16) return FLOATS;
+    if (HAS_TILES && m.columns % (2 * TILE) == 0 && may_use_tiles()) return LINES;
+    return HAS_PAIRS ? PAIRS : FLOATS;
 }
 
 inline int tile_of(Form form, int batch) {  // vectors of a tile: what the registers hold, and little that is empty
+    if (form == LINES) return 2 * TILE;
     if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, W);
     const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
     return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
@@ -86,8 +90,9 @@ struct Vectors {
         depth = form == FLOATS ? (columns + 1) / 2 * 2 : form == BYTES ? columns / 4 : (columns + 1) / 2;
         if (!filled) return;
         if ((long)words.size() < (long)tiles * depth * tile) words.resize((long)tiles * depth * tile);
-        if (form >= BYTES) scales.resize((long)tiles * groups() * tile), starts.resize(scales.size());
+        if (rounds()) scales.resize((long)tiles * groups() * tile), starts.resize(scales.size());
     }
+    bool rounds() const { return form == BYTES || form == SPLIT; }
     int groups() const { return columns / group; }
     const uint32_t* words_of(int i) const { return &words[(long)i * depth * tile]; }
     const float* scales_of(int i) const { return &scales[(long)i * groups() * tile]; }
@@ -96,7 +101,8 @@ struct Vectors {
     // Tiles part, part + parts, ... of `batch` vectors at a distance of `pitch`.
     void take(const float* x, long pitch, int part, int parts) {
         static thread_local std::vector<uint32_t> room;
-        const long line = (depth + W - 1) / W * W;
+        const bool in_place = tile == 1 || form == LINES;
+        const long line = form == LINES ? depth : (depth + W - 1) / W * W;
         room.resize(W * line);
         for (int i = part; i < tiles; i += parts) {
             const float* from = x + (long)i * tile * pitch;
@@ -105,12 +111,12 @@ struct Vectors {
                 side_by_side((const uint32_t*)from, pitch, to);
                 continue;
             }
-            uint32_t* lines = tile == 1 ? to : room.data();
+            uint32_t* lines = in_place ? to : room.data();
             for (int b = 0; b < tile; b++) {
                 if (i * tile + b < batch) one(from + b * pitch, lines + b * line, i, b);
                 else nothing(lines + b * line, i, b);
             }
-            if (tile > 1) side_by_side(lines, line, to);
+            if (!in_place) side_by_side(lines, line, to);
         }
     }
 
@@ -129,7 +135,7 @@ private:
 
     void nothing(uint32_t* to, int i, int b) {
         std::memset(to, 0, depth * sizeof(uint32_t));
-        if (form >= BYTES)
+        if (rounds())
             for (int g = 0; g < groups(); g++)
                 scales[((long)i * groups() + g) * tile + b] = 0, starts[((long)i * groups() + g) * tile + b] = 0;
     }
@@ -138,7 +144,7 @@ private:
         if (form == FLOATS) {
             std::memcpy(to, x, columns * sizeof(float));
             if (columns % 2) to[columns] = 0;
-        } else if (form == PAIRS) {
+        } else if (form == PAIRS || form == LINES) {
             pairs(x, to);
         } else {
             for (int g = 0; g < groups(); g++) rounded(x + (long)g * group, to, i, b, g);
@@ -155,7 +161,12 @@ private:
             std::memcpy(to + c / 2, &both, 4);
         }
 #else
-        (void)x, (void)to;
+        uint16_t* halves = (uint16_t*)to;
+        for (int c = 0; c < columns; c++) {  // to the nearest, ties to even
+            uint32_t bits;
+            std::memcpy(&bits, x + c, sizeof bits);
+            halves[c] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        }
 #endif
     }
 
