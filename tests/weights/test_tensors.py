@@ -122,6 +122,10 @@ def test_json_that_is_not_an_object(tmp_path, content, word):
 def test_a_folder_without_weights_says_what_lies_there_instead(tmp_path):
     assert open_folder(tmp_path) is None
     assert "no weights" in str(no_weights(tmp_path))
+    for part in ("last", "best"):  # a run of `glass train`
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "model.safetensors").touch()
+    assert f"such as {tmp_path / 'best'}." in str(no_weights(tmp_path))
     (tmp_path / "adapter.safetensors").touch()
     assert "adapter.safetensors" in str(no_weights(tmp_path))
     (tmp_path / "pytorch_model.bin").touch()

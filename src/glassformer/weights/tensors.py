@@ -166,4 +166,7 @@ def no_weights(folder: Path) -> WeightsError:
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     if others:
         return WeightsError(f"{folder} has no {SINGLE} or {INDEX} (found {some(others)}): rename the weights to it.")
+    inside = sorted(str(path.parent) for path in folder.glob(f"*/{SINGLE}"))
+    if inside:  # a run: best, last
+        return WeightsError(f"{folder} has no weights of its own: name a folder in it, such as {inside[0]}.")
     return WeightsError(f"{folder} has no weights: put {SINGLE}, or its shards with {INDEX}, there.")
