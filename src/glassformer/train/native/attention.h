@@ -171,8 +171,8 @@ static void backward_head(const Task& t, int64_t b, int64_t kv) {
             }
             multiply({d_s, S_row, 1}, {k, W_row}, d_q, W, span.rows, W, n);
             unpack<T>(d_q, span.rows, W, t.scale, t.d_q, b, h, first);
-            multiply({d_s, 1, S_row}, {q, W}, d_k, W, n, W, span.rows, true);  // q carries the scale
-            multiply({pattern, 1, S_row}, {d_o, U}, d_v, U, n, U, span.rows, true);
+            multiply_large({d_s, 1, S_row}, {q, W}, d_k, W, n, W, span.rows, true);  // q carries the scale
+            multiply_large({pattern, 1, S_row}, {d_o, U}, d_v, U, n, U, span.rows, true);
         }
     unpack<T>(d_k, t.n_keys, W, 1, t.d_k, b, kv, 0);
     unpack<T>(d_v, t.n_keys, U, 1, t.d_v, b, kv, 0);
