@@ -166,18 +166,9 @@ def test_a_cancelled_ticket_runs_nothing():
         ticket.check()
 
 
-def test_an_import_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
-    """A module whose import is broken off would stay half-imported for every later request."""
-    (tmp_path / "slow_module.py").write_text("import time\nfor _ in range(150):\n    time.sleep(0.002)\nwhole = True\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    ticket, began, ended = Ticket(), threading.Event(), threading.Event()
-
-    def work():
-        began.set()
-        import slow_module  # noqa: F401
-
-        while True:
-            time.sleep(0.001)
+def in_a_thread(ticket, work):
+    """Start some work; what is set once it was cancelled."""
+    ended = threading.Event()
 
     def job():
         try:
@@ -186,6 +177,23 @@ def test_an_import_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
             ended.set()
 
     threading.Thread(target=job, daemon=True).start()
+    return ended
+
+
+def test_an_import_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
+    """A module whose import is broken off would stay half-imported for every later request."""
+    (tmp_path / "slow_module.py").write_text("import time\nfor _ in range(150):\n    time.sleep(0.002)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    ticket, began = Ticket(), threading.Event()
+
+    def work():
+        began.set()
+        import slow_module  # noqa: F401
+
+        while True:
+            time.sleep(0.001)
+
+    ended = in_a_thread(ticket, work)
     began.wait(5)
     time.sleep(0.05)
     ticket.cancel()
@@ -198,7 +206,7 @@ def test_an_import_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
 def test_what_opens_files_and_processes_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
     """A file that was opened and not yet entered would stay open, and a run could be started that nobody knows of."""
     (tmp_path / "events.jsonl").write_text('{"event": "step"}\n' * 100)
-    ticket, began, ended, parsed = Ticket(), threading.Event(), threading.Event(), []
+    ticket, began, parsed = Ticket(), threading.Event(), []
 
     def slowly(line):
         began.set()
@@ -212,13 +220,7 @@ def test_what_opens_files_and_processes_is_let_finish_before_a_job_ends(tmp_path
         while True:
             time.sleep(0.001)
 
-    def job():
-        try:
-            ticket.run(work)
-        except Cancelled:
-            ended.set()
-
-    threading.Thread(target=job, daemon=True).start()
+    ended = in_a_thread(ticket, work)
     began.wait(5)
     ticket.cancel()
     assert ended.wait(5)
