@@ -53,8 +53,9 @@ inline vf held(vf v) {
 // sum + a b, rounded once. Said in so many words, because GCC's tuning for some processors multiplies and adds apart where
 // sums wait for each other, and then the same sum has other bits beside others than alone.
 inline vf more(vf sum, vf a, vf b) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#if defined(__AVX512F__)  // with the intrinsic GCC moves sums between registers at every step
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
 #elif defined(__FMA__)
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
