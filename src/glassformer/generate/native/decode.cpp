@@ -38,6 +38,7 @@ void blend(const float* w, const float* values, int pitch, int from, int end, fl
 }
 
 struct Step {
+    static constexpr int SPREAD = 16;  // entries from which each thread keeps the stream of some
     enum { Q, K, V, OUT, UP, DOWN, PRODUCTS };
     const Model& m;
     Cache& cache;
@@ -55,7 +56,7 @@ struct Step {
     Step(const Model& m, Cache& cache, const Entry* entries, int count, const int32_t* wanted, int asked, int threads,
          float* logits, Scratch& scratch)
         : m(m), cache(cache), entries(entries), wanted(wanted), count(count), asked(asked), threads(threads),
-          logits(logits), split(count >= 16), taken(m.layers * PRODUCTS + 1), scratch(scratch),
+          logits(logits), split(count >= SPREAD), taken(m.layers * PRODUCTS + 1), scratch(scratch),
           model_pitch(apart(m.d_model)), qkv_pitch(apart(width())), mixed_pitch(apart(m.heads * m.d_value)),
           hidden_pitch(apart(m.d_ff)) {
         barrier.n = threads;

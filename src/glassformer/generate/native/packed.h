@@ -7,7 +7,8 @@
 //
 // Few vectors (decoding) keep their precision: bfloat16 weights are widened and meet floats; whole numbers meet
 // activations of 16 bits, whose rounding, 1/65024 of the largest of a group, is far below a weight's own. Many vectors
-// (prompts) are limited by multiplications: there bfloat16 meets bfloat16, and whole numbers meet activations of 8 bits
+// (prompts) are limited by multiplications: there, if the processor has such products, bfloat16 meets bfloat16, and whole
+// numbers meet activations of 8 bits
 // with a scale per vector and group of columns. tests/generate/native bounds all of these.
 #pragma once
 #include "panels.h"
@@ -269,22 +270,13 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
         }
 }
 
-// panel[c][r] = weight (row + r, c) as a float, for processors that cannot multiply what is kept.
+// panel[c][r] = weight (row + r, c) of bfloat16 as a float, for processors that cannot multiply it.
 inline void widen_panel(const Matrix& m, int row, float* panel) {
-    const uint8_t* w = panel_of(m, row);
+    const uint16_t* w = (const uint16_t*)panel_of(m, row);
     for (int c = 0; c < m.columns; c++)
         for (int r = 0; r < WIDE; r++) {
-            float value;
-            if (m.kind == BF16) {
-                const uint32_t bits = (uint32_t)((const uint16_t*)w)[(c / 2 * WIDE + r) * 2 + c % 2] << 16;
-                std::memcpy(&value, &bits, 4);
-            } else {
-                const float scale = scales_of(m, row)[c / m.group * WIDE + r];
-                const uint8_t byte = m.kind == INT8 ? w[(c / 4 * WIDE + r) * 4 + c % 4]
-                                                    : w[(c / 8 * WIDE + r) * 4 + c % 4] >> (c % 8 / 4 * 4) & 15;
-                value = ((int)byte - (m.kind == INT8 ? ZERO<INT8> : ZERO<INT4>)) * scale;
-            }
-            panel[(long)c * WIDE + r] = value;
+            const uint32_t bits = (uint32_t)w[(c / 2 * WIDE + r) * 2 + c % 2] << 16;
+            std::memcpy(&panel[(long)c * WIDE + r], &bits, sizeof bits);
         }
 }
 

@@ -9,7 +9,7 @@ namespace glass {
 constexpr int WIDE = 32;         // rows of a panel
 constexpr int PARTS = WIDE / W;  // registers of them
 // Vectors from which a product is limited by the processor, and it pays to bring a panel of weights into another order for
-// them. Short registers take longer for that, and are no faster with bytes then.
+// them. With short registers that takes longer.
 constexpr int MANY = W == 16 ? 16 : 48;
 template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of whole numbers is (byte - ZERO) * scale
 
