@@ -8,8 +8,8 @@
 // Few vectors (decoding) keep their precision: bfloat16 weights are widened and meet floats; whole numbers meet
 // activations of 16 bits, whose rounding, 1/65024 of the largest of a group, is far below a weight's own. Many vectors
 // (prompts) are limited by multiplications: there, if the processor has such products, bfloat16 meets bfloat16, and whole
-// numbers meet activations of 8 bits
-// with a scale per vector and group of columns. tests/generate/native bounds all of these.
+// numbers meet activations of 8 bits with a scale per vector and group of columns. tests/generate/native bounds all of
+// these.
 #pragma once
 #include "panels.h"
 
