@@ -88,22 +88,22 @@ def gathered(told: Sequence[str], options: Sequence[str]) -> list[str]:
 
 def _verbs() -> dict[str, Callable[..., int]]:
     """Imported here and not above: the imports take a fifth of a second, in which a Ctrl-C must be quiet too."""
-    from glassformer.cli import bench, compare, doctor, look, models, serve, theory, training
+    from glassformer.cli import bench, compare, convert, doctor, env, look, sample, serve, size, theory, training
 
     return {
         "tour": training.tour,
         "train": training.train,
-        "sample": models.sample,
+        "sample": sample.sample,
         "look": look.look,
         "check": theory.check,
         "exercise": theory.exercise,
         "doctor": doctor.doctor,
         "compare": compare.compare,
         "bench": bench.bench,
-        "size": models.size,
-        "convert": models.convert,
+        "size": size.size,
+        "convert": convert.convert,
         "serve": serve.serve,
-        "env": models.env,
+        "env": env.env,
     }
 
 
