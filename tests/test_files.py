@@ -17,6 +17,17 @@ def test_an_atomic_write_replaces_the_file_and_leaves_nothing_beside(tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
+def test_an_atomic_write_follows_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    for there in ("old.txt", "new.txt"):
+        (tmp_path / "disk" / "old.txt").write_bytes(b"old")
+        link = tmp_path / f"to {there}"
+        link.symlink_to(f"disk/{there}")
+        write_atomically(link, b"new")
+        assert link.is_symlink()
+        assert (tmp_path / "disk" / there).read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("victim", ["fsync", "replace", "chmod"])
 def test_an_atomic_write_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path, monkeypatch, victim):
     file = tmp_path / "text.txt"

@@ -203,9 +203,19 @@ def test_the_printed_tour_tells_the_truth(capsys, tmp_path):
     assert (plan.out / "trained" / "best" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_a_second_tour_replaces_the_first_and_a_failure_is_told(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", ["report.html", "trained"])
+def test_an_earlier_tour_is_refused_before_any_work(tmp_path, name):
     plan = tiny_plan(tmp_path)
+    (plan.out / name).mkdir(parents=True)
+    (plan.out / name / "old").write_text("mine")
+    with pytest.raises(ValueError, match=rf"tour already holds an earlier tour \({name}\): pass --force"):
+        tour.walk(plan, lambda event: pytest.fail("it began"))
+    assert (plan.out / name / "old").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_second_tour_replaces_the_first_with_force_and_a_failure_is_told(capsys, monkeypatch, tmp_path):
+    plan = tiny_plan(tmp_path, force=True)
     (plan.out / "trained").mkdir(parents=True)
     for name in ("log.jsonl", "run.toml", "old"):
         (plan.out / "trained" / name).write_text("")

@@ -1,6 +1,6 @@
-"""Writing so that nothing is lost: a file is written beside, brought to the disk, and renamed over the old one.
+"""Atomic writes: a file is written next to its target, flushed to the disk, and renamed over the old one.
 
-And where what can be made again is kept.
+Also the folder for everything that can be made again.
 """
 
 import os
@@ -9,7 +9,11 @@ from pathlib import Path
 
 
 def write_atomically(file: Path, data: bytes) -> None:
-    """Whoever looks finds the old file or the whole new one; a crash at any moment leaves one of the two."""
+    """Write or replace a file in one step: a crash at any moment leaves the old file or the complete new one.
+
+    A symbolic link is followed, as `open` does: what it points to is replaced, not the link.
+    """
+    file = Path(os.path.realpath(file))
     handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as out:

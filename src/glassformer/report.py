@@ -10,9 +10,9 @@ from glassformer.finding import Finding
 from glassformer.report_style import STYLE
 from glassformer.report_svg import bars, escape, large_map, loss_curves, race_bars, small_map
 from glassformer.size.text import byte_unit, flop_unit
-from glassformer.tour import Tour
+from glassformer.tour import REPORT, Tour
 
-NAME = "report.html"
+NAME = REPORT
 SECTIONS = {
     "corpus": "The text, and the lines to beat",
     "training": "It learns",

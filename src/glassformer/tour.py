@@ -4,6 +4,7 @@
 was measured. `tour_text` shows it in a terminal, `report` writes it as a page.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from glassformer.size import Sheet, size
 from glassformer.tour_theory import Examined, Proof, consult, prove
 from glassformer.tour_training import (
     SAMPLERS,
+    TRAINED,
     Attention,
     Listen,
     Plan,
@@ -39,6 +41,7 @@ from glassformer.tour_training import (
 )
 from glassformer.train.run import RunConfig
 
+REPORT = "report.html"
 BOUND = 1e-10
 WHY = "two float64 implementations may differ by the order of their sums, a few 1e-13 at these sizes"
 
@@ -202,8 +205,14 @@ class Tour:
         }
 
 
-def make_folder(out: Path) -> None:
-    """The folder of a tour, before minutes of training."""
+def make_folder(out: Path, force: bool = False) -> None:
+    """Make the folder of a tour before minutes of training; an earlier tour in it is replaced only with `force`."""
+    earlier = [name for name in (REPORT, TRAINED) if os.path.lexists(out / name)]
+    if earlier and not force:
+        raise ValueError(
+            f"{out} already holds an earlier tour ({' and '.join(earlier)}): pass --force to replace it, or give "
+            "another --out."
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -215,7 +224,7 @@ def make_folder(out: Path) -> None:
 def walk(plan: Plan, listen: Listen = lambda event: None) -> Tour:
     """All stages but the last, which is to write the report."""
     began = time.perf_counter()
-    make_folder(plan.out)
+    make_folder(plan.out, plan.force)
     findings: list[Finding] = []
 
     def stage(number: int) -> None:

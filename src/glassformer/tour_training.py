@@ -61,6 +61,10 @@ SAMPLERS: dict[str, Sampling] = {
 }
 
 
+TRAINED = "trained"
+"""The run's folder within that of the tour."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the tour does."""
@@ -73,6 +77,8 @@ class Plan:
     """To the run, such as model.n_layers=2."""
     races: tuple[int, ...] = (32, 64, 128, 255)
     """Lengths of the cache races."""
+    force: bool = False
+    """Whether an earlier tour in `out` may be replaced."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.minutes) and self.minutes > 0):
@@ -126,7 +132,7 @@ class Training:
 
 def open_corpus(plan: Plan) -> tuple[Session, Text]:
     """Shakespeare where it can be had, else the text that every Python carries; counted, and its baselines measured."""
-    changes = (*plan.changes, f"out={str(plan.out / 'trained')!r}")
+    changes = (*plan.changes, f"out={str(plan.out / TRAINED)!r}")
     note = ""
     try:
         session = open_session(read_run(RUN, changes, source="the tour"))
@@ -182,9 +188,9 @@ def first_prompt(session: Session) -> str:
 
 
 def train_model(plan: Plan, session: Session, text: Text, listen: Listen) -> tuple[RunConfig, Model, Training]:
-    """Train for about the plan's minutes, in place of an earlier tour's model."""
-    folder = plan.out / "trained"
-    if (folder / "log.jsonl").exists() and (folder / "run.toml").exists():
+    """Train for about the plan's minutes; with `plan.force`, replace the model of an earlier tour."""
+    folder = plan.out / TRAINED
+    if plan.force and (folder / "log.jsonl").exists() and (folder / "run.toml").exists():
         shutil.rmtree(folder)
     run, record = fit_steps(session, plan.minutes), Training()
     prompt = first_prompt(session)

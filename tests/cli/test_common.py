@@ -1,5 +1,6 @@
 """What all verbs share: usage errors, being a module, a reader who goes away."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import glassformer as gf
 from glassformer import cli
 from glassformer.cli import main
-from glassformer.cli.common import InputError, check_writable
+from glassformer.cli.common import InputError, check_writable, free_name
 from tests.cli.asking import run
 
 
@@ -164,7 +165,7 @@ def test_a_folder_that_is_not_there_is_refused_before_any_work(capsys, tmp_path,
 def test_what_is_asked_whether_it_can_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "old.html").write_text("old")
     check_writable("--html", tmp_path / "new.html", suffixes=(".html", ".htm"))
-    check_writable("--html", tmp_path / "old.html", suffixes=(".html", ".htm"))
+    check_writable("--html", tmp_path / "old.html", suffixes=(".html", ".htm"), force=True)
     check_writable("--out", tmp_path / "a" / "b" / "new.png", makes_folders=True)
     assert [p.name for p in tmp_path.iterdir()] == ["old.html"]
     assert (tmp_path / "old.html").read_text() == "old"
@@ -181,6 +182,44 @@ def test_what_is_no_place_for_a_file_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=words):
             check_writable("--html", path, **options)
+
+
+REPLACING = [verb for verb in WRITERS if verb.split()[0] not in ("convert", "exercise", "serve")]
+
+
+@pytest.mark.parametrize("verb", REPLACING)
+def test_a_file_that_exists_is_replaced_only_with_force(capsys, tmp_path, verb):
+    *asked, name = WRITERS[verb]
+    file = tmp_path / name
+    file.write_text("mine")
+    code, out, err = run(capsys, *asked, file)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"glass: {verb.split()[1]} {file} already exists: pass --force to replace it, or give another path.\n"
+    )
+    code, out, err = run(capsys, *asked, file, "--force")
+    assert (code, out) == (2, "")  # its subject does not exist
+    assert "--force" not in err
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_not_a_regular_file_is_never_replaced(tmp_path, force):
+    """Renaming a file over /dev/null would break the machine for everybody."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (Path(os.devnull), tmp_path / "pipe", tmp_path / "link"):
+        with pytest.raises(InputError, match="is not a regular file: give another path"):
+            check_writable("--json", path, force=force)
+
+
+def test_an_output_that_nobody_named_takes_the_first_free_name(tmp_path):
+    assert free_name(tmp_path / "a.png", force=False) == tmp_path / "a.png"
+    for name in ("a.png", "a-2.png", "tour"):
+        (tmp_path / name).touch()
+    assert free_name(tmp_path / "a.png", force=False) == tmp_path / "a-3.png"
+    assert free_name(tmp_path / "tour", force=False) == tmp_path / "tour-2"
+    assert free_name(tmp_path / "a.png", force=True) == tmp_path / "a.png"
 
 
 INTERRUPTED = """

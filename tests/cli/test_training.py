@@ -35,6 +35,10 @@ def test_tour_as_json(capsys, monkeypatch, tmp_path):
 def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     below = (["--out", tmp_path / "file" / "x"], "cannot be written (Not a directory): give another folder")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "report.html").write_text("mine")
+    code, out, err = run(capsys, "tour", "--out", tmp_path / "old")
+    assert (code, out, "already holds an earlier tour" in err) == (2, "", True)
     for arguments, words in ((["--minutes", "0"], "minutes=0.0"), (["--out", tmp_path / "file"], "is a file"), below):
         code, out, err = run(capsys, "tour", *arguments)
         assert (code, out) == (2, "")

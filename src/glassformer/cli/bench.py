@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, check_writable, refuse_unused
+from glassformer.cli.common import Force, InputError, check_writable, refuse_unused
 
 OF_A_RACE = {"against": ("all",), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
 """Options that mean nothing to `growth`, which has no contenders, as they stand when they are not given."""
@@ -39,11 +39,12 @@ def bench(
     keep: Annotated[
         Path | None, tyro.conf.arg(help="Folder for the model and its conversions; none: the user's cache.")
     ] = None,
+    force: Force = False,
 ) -> int:
     """Speed beside every installed peer: one process each, taking turns, greedy ids compared. Ctrl-C ends them all."""
     json = None if json is None else json.expanduser()
     if json is not None:
-        check_writable("--json", json)
+        check_writable("--json", json, force=force)
     if rounds < 1:
         raise InputError(f"--rounds {rounds} must be a whole number of at least 1.")
     if task == "growth":

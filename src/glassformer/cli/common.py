@@ -1,5 +1,6 @@
 """What the verbs share: the --json flag, refusing, and printing findings."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,23 +18,38 @@ if TYPE_CHECKING:
     from glassformer.finding import Finding
 
 Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, nothing else.")]
+Force = Annotated[bool, tyro.conf.arg(help="Replace an output file that already exists.")]
 
 
 class InputError(ValueError):
     """Input this command line cannot work with."""
 
 
-def check_writable(option: str, path: Path, *, suffixes: Sequence[str] = (), makes_folders: bool = False) -> None:
-    """Refuse, before any work, a path that could not be written after it.
+def check_writable(
+    option: str, path: Path, *, suffixes: Sequence[str] = (), makes_folders: bool = False, force: bool = False
+) -> None:
+    """Refuse, before any work, an output file that could not or must not be written after it.
 
-    A file beside it is made and removed, as the writing will: permissions alone do not tell of a read-only disk, and
-    the superuser has all of them.
+    One rule for every command: an existing file is replaced only with --force, and only a regular file ever is.
     """
     named = f"{option} {path}"
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{named} must be an {suffixes[0]} file.")
     if path.is_dir():
         raise InputError(f"{named} is a folder: give the name of a file.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{named} is not a regular file: give another path.")
+    check_parent(named, path, makes_folders=makes_folders)
+    if path.exists() and not force:
+        raise InputError(f"{named} already exists: pass --force to replace it, or give another path.")
+
+
+def check_parent(named: str, path: Path, *, makes_folders: bool = False) -> None:
+    """Refuse a path if nothing can be written next to it. `named` is what messages call the path.
+
+    A temporary file without a name is made there: permissions alone do not reveal a read-only disk, and the superuser
+    has all of them.
+    """
     folder = path.parent
     while makes_folders and not os.path.lexists(folder):
         folder = folder.parent
@@ -42,11 +58,19 @@ def check_writable(option: str, path: Path, *, suffixes: Sequence[str] = (), mak
             raise InputError(f"{named} cannot be written ({folder} is no folder): give another path.")
         raise InputError(f"{named}: there is no folder {folder}; make it first.")
     try:
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
+        with tempfile.TemporaryFile(dir=folder), contextlib.suppress(FileNotFoundError):
+            os.lstat(folder / f".{path.name}.12345678")  # refuses a name too long for its temporary file
     except OSError as error:
         raise InputError(f"{named} cannot be written ({error.strerror}): give another path.") from None
-    os.close(handle)
-    os.unlink(beside)
+
+
+def free_name(path: Path, force: bool) -> Path:
+    """Return the path of an output that the user did not name: `path`, or `path-2`, `path-3`, … if that exists."""
+    found, number = path, 1
+    while os.path.lexists(found) and not force:
+        number += 1
+        found = path.with_stem(f"{path.stem}-{number}")
+    return found
 
 
 def terminal_width() -> int | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_writable
+from glassformer.cli.common import Force, InputError, Json, check_writable
 
 
 def compare(
@@ -30,13 +30,14 @@ def compare(
         tyro.conf.arg(help="The precision called own; each model's by default."),
     ] = None,
     html: Annotated[Path | None, tyro.conf.arg(help="Also write one self-contained HTML page.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> int:
     """Compare two implementations of one model. Exit 0 same (within rounding), 1 they differ, 2 could not compare."""
     if vocab_size is not None and vocab_size < 2:
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
     if html is not None:
-        check_writable("--html", html, suffixes=(".html", ".htm"))
+        check_writable("--html", html, suffixes=(".html", ".htm"), force=force)
     from glassformer.compare.page import write
     from glassformer.compare.run import compare as side_by_side
     from glassformer.doctor.load import resolve

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_seed, check_writable, refuse_unused
+from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable, free_name, refuse_unused
 
 if TYPE_CHECKING:
     from glassformer.lens.views import Subject
@@ -43,7 +43,10 @@ def look(
     ],
     model: Annotated[str | None, tyro.conf.arg(help="A folder or a hub name; none: a bundled model.")] = None,
     text: Annotated[str | None, tyro.conf.arg(help="What the model reads; with --ids, token ids.")] = None,
-    out: Annotated[Path | None, tyro.conf.arg(help="A .png, .svg, .pdf or .html file; none: KIND.png.")] = None,
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(help="A .png, .svg, .pdf or .html file. Default: KIND.png, or KIND-2.png, … if that exists."),
+    ] = None,
     show: Annotated[
         str | None,
         tyro.conf.arg(help="Which picture of the kind, such as `rank --show variants`; any wrong name lists them."),
@@ -62,15 +65,16 @@ def look(
     ] = None,
     ids: Annotated[bool, tyro.conf.arg(help="Texts and tokens are given as ids.")] = False,
     seed: Annotated[int, tyro.conf.arg(help="Of random tokens, where a kind uses some.")] = 0,
+    force: Force = False,
     json: Json = False,
 ) -> int:
     """Look inside a model: draw one picture, or print its numbers with --json."""
-    out = out if out is not None or json else Path(f"{kind}.png")
     given = {"layer": layer, "head": head, "position": position, "answer": answer, "wrong": wrong, "seed": seed}
     _check(kind, {**given, "against": against, "target": target})
     check_seed(seed)
+    out = out if out is not None or json else free_name(Path(f"{kind}.png"), force)
     if out is not None:
-        check_writable("--out", out, makes_folders=True)
+        check_writable("--out", out, makes_folders=True, force=force)
         from glassformer.lens.figure import format_of
 
         format_of(out)  # before any work

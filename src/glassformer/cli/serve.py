@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from glassformer.cli.common import InputError, check_writable
+from glassformer.cli.common import InputError, check_parent
 
 if TYPE_CHECKING:
     from glassformer.studio import Settings
@@ -37,7 +37,7 @@ def serve(
         raise InputError(f"--port {port} must be between 0 and 65535.")
     settings = Settings(model, host, port, token, folder or default_folder())
     kept = settings.folder
-    check_writable("--folder", kept / ".studio" if kept.is_dir() else kept, makes_folders=True)
+    check_parent(f"--folder {kept}", kept / ".studio" if kept.is_dir() else kept, makes_folders=True)
     with contextlib.closing(listen(host, port)) as listening:
         run(settings, listening, open)
     return 0

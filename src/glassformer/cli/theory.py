@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_seed, check_writable
+from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable
 
 if TYPE_CHECKING:
     from glassformer.claims.run import Outcome, Plan
@@ -33,6 +33,7 @@ def check(
     report: Annotated[Path | None, tyro.conf.arg(help="Write one self-contained HTML page.")] = None,
     seed: Annotated[int, tyro.conf.arg(help="Of everything random.")] = 0,
     workers: Annotated[int | None, tyro.conf.arg(help="Processes; two where there are two cores.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> int:
     """Run what textbooks claim: each statement is a check with a verdict. Exit 1 when one is not as recorded."""
@@ -42,9 +43,9 @@ def check(
     _consistent(control=control, explain=explain, list=list, figure=figure, report=report)
     check_seed(seed)
     if report is not None:
-        check_writable("--report", report, suffixes=(".html", ".htm"))
+        check_writable("--report", report, suffixes=(".html", ".htm"), force=force)
     if figure is not None:
-        check_writable("--figure", figure, makes_folders=True)
+        check_writable("--figure", figure, makes_folders=True, force=force)
     ids = selection.select(names, source)
     rows = () if source is None else selection.find_sources(source)
     if list:
@@ -195,12 +196,11 @@ def _exercises(json: bool) -> int:
 
 
 def _write_stub(chosen: "Exercise", path: Path, json: bool) -> int:
-    try:
-        if not os.path.lexists(path):
-            check_writable("--stub", path)
-        with open(path, "x", encoding="utf-8") as new:  # never over something that is there
-            new.write(chosen.stub)
-    except FileExistsError:
-        raise InputError(f"{path} exists already and is left as it is: give another name.") from None
+    from glassformer.files import write_atomically
+
+    if os.path.lexists(path):  # a solution may be in it, so there is no --force either
+        raise InputError(f"{path} exists already and is left as it is: give another name.")
+    check_writable("--stub", path)
+    write_atomically(path, chosen.stub.encode())
     print(json_module.dumps({"id": chosen.id, "written": str(path)}) if json else f"{path}: write {chosen.function}()")
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from glassformer.cli.common import InputError, Json
+from glassformer.cli.common import InputError, Json, free_name
 
 if TYPE_CHECKING:
     from glassformer.train import Session
@@ -98,14 +98,19 @@ def _read_text(path: Path) -> str:
 
 def tour(
     minutes: Annotated[float, tyro.conf.arg(help="Of training; the rest takes about another half minute.")] = 2.0,
-    out: Annotated[Path, tyro.conf.arg(help="Folder for report.html and the trained model.")] = Path("tour"),
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(help="Folder for report.html and the trained model. Default: tour, or tour-2, … if that exists."),
+    ] = None,
+    force: Annotated[bool, tyro.conf.arg(help="Replace the earlier tour in --out.")] = False,
     json: Json = False,
 ) -> int:
     """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
     from glassformer import report as page
     from glassformer import tour as story
 
-    plan = story.Plan(minutes=minutes, out=out)
+    out = free_name(Path("tour"), force) if out is None else out
+    plan = story.Plan(minutes=minutes, out=out, force=force)
     try:
         if not json:
             from glassformer.tour_text import print_tour

@@ -11,6 +11,21 @@ IN_OURS = "save with format='glass' (`glass convert --to glass`)"
 """The remedy for a model that no Hugging Face family can hold: our own folders hold every model."""
 
 
+def pickled(what: object, by_transformers: bool = False) -> WeightsError:
+    """The error of a pickle, `what`, that was given for weights.
+
+    `by_transformers`: transformers can load it, since it is a pytorch_model.bin with its config.json.
+    """
+    remedy = (
+        "load the folder with transformers and call save_pretrained, which writes model.safetensors."
+        if by_transformers
+        else "in your own Python, read it with torch.load(file, weights_only=True) and write its tensors with "
+        "safetensors.torch.save_file as model.safetensors, with the names and shapes that transformers uses for the "
+        "architecture, into a folder with its config.json (importing nanoGPT checkpoints is not supported yet)."
+    )
+    return WeightsError(f"{what}, and pickles are never loaded because opening one can run code: {remedy}")
+
+
 def some(items: Iterable[object], limit: int = 5) -> str:
     """`3: a, b and c`, or the first `limit` of many with the count of the rest."""
     texts = [str(item) for item in items]

@@ -17,6 +17,11 @@ from glassformer.weights.tensors import no_weights, open_folder, read_json
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOML, RUN = "model.toml", "run.toml"
+# transformers reads these with tokenizer.json; they are copied from the folder that a model was loaded from
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from glassformer import pretrained
-from glassformer.weights.errors import WeightsError
+from glassformer.weights.errors import WeightsError, pickled
+from glassformer.weights.tensors import PICKLES, loads_in_transformers
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "spiece.model", "*.jinja")
@@ -23,6 +24,9 @@ def resolve(name: str | Path) -> Path:
     if path.is_dir() and str(name):  # an empty name would mean the working directory
         return path
     if path.is_file():
+        if path.suffix.lower() in PICKLES:
+            known = path.name.startswith("pytorch_model") and loads_in_transformers(path.parent)
+            raise pickled(f"{path} is a pickle", known)
         held = any((path.parent / name).exists() for name in (*FILES, "model.toml"))
         remedy = f"give {path.parent} instead" if held else f"give a folder with {_listed()}"
         raise WeightsError(f"{path} is a file, but a model is a folder: {remedy}.")
@@ -41,7 +45,7 @@ def _is_id(text: str) -> bool:
     first, _, rest = text.partition("/")
     if rest and Path(first).is_dir():
         return False
-    return not text.endswith((".safetensors", ".bin", ".pt", ".json", ".toml"))
+    return not text.lower().endswith((".safetensors", ".json", ".toml", *PICKLES))
 
 
 def _listed() -> str:
