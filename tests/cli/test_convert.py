@@ -94,14 +94,9 @@ def test_a_model_is_never_converted_onto_itself(capsys, llama, tmp_path, monkeyp
     (tmp_path / "link").symlink_to("llama")
     monkeypatch.chdir(tmp_path)
     before = contents(tmp_path)
-    for source, target in (
-        (llama, llama),
-        (llama, "link"),
-        ("link", llama),
-        ("llama", "./link/../llama"),
-        ("~/llama", "llama"),
-    ):
-        monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    same = [(llama, llama), (llama, "link"), ("link", llama), ("llama", "./link/../llama"), ("~/llama", "llama")]
+    for source, target in same:
         assert "the source and the target" in refused(capsys, source, target, "--to", "glass", *force)
     assert "lies inside the source" in refused(capsys, llama, llama / "new", *force)
     outer = shutil.copytree(llama, tmp_path / "outer" / "deep").parent

@@ -79,6 +79,12 @@ def test_no_out_is_a_file_named_after_the_kind(capsys, folder, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "look", "positions", "--model", folder)[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["positions.png"]
+    (tmp_path / "positions.png").write_text("mine")
+    assert run(capsys, "look", "positions", "--model", folder)[0] == 0
+    assert (tmp_path / "positions.png").read_text() == "mine"
+    assert (tmp_path / "positions-2.png").exists()
+    assert run(capsys, "look", "positions", "--model", folder, "--force")[0] == 0
+    assert (tmp_path / "positions.png").read_bytes() == (tmp_path / "positions-2.png").read_bytes()
 
 
 def test_ids_are_read_and_shown_as_ids(capsys, folder):

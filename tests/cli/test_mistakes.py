@@ -22,6 +22,13 @@ def pickled(folder: Path) -> Path:
     return folder
 
 
+def nanogpt(folder: Path, name: str = "ckpt.pt") -> Path:
+    """A folder of a nanoGPT run."""
+    (folder.parent / "out").mkdir()
+    torch.save({"model": {"w": torch.zeros(3)}}, folder.parent / "out" / name)
+    return folder.parent / "out"
+
+
 def without(folder: Path, name: str) -> Path:
     (folder / name).unlink()
     return folder
@@ -64,6 +71,10 @@ MISTAKES = {
     "missing weights": (lambda f: ["sample", "--model", without(f, "model.safetensors"), "hi"], "safetensors"),
     "truncated weights": (lambda f: ["sample", "--model", truncated(f), "hi"], "model.safetensors"),
     "a pickle": (lambda f: ["sample", "--model", pickled(f), "hi"], "pickle"),
+    "a nanoGPT checkpoint": (lambda f: ["sample", "--model", nanogpt(f) / "ckpt.pt", "hi"], "weights_only=True"),
+    "its folder": (lambda f: ["sample", "--model", nanogpt(f), "hi"], "safetensors.torch.save_file"),
+    "converting it": (lambda f: ["convert", nanogpt(f) / "ckpt.pt", f.parent / "x"], "nanoGPT checkpoints is not supp"),
+    "converting its folder": (lambda f: ["convert", nanogpt(f), f.parent / "x"], "weights_only=True"),
     "unknown architecture": (lambda f: ["sample", "--model", hf(f, model_type="mamba"), "hi"], "mamba"),
     "heads not dividing": (lambda f: ["sample", "--model", hf(f, num_key_value_heads=3), "hi"], "3"),
     "vocabulary mismatch": (lambda f: ["sample", "--model", hf(f, vocab_size=299), "hi"], "299"),

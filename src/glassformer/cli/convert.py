@@ -19,6 +19,7 @@ def convert(
     """Write a model in another format, read it back, compare it with the source, and only then rename it to DST."""
     from glassformer.weights import load
     from glassformer.weights.export import write_folder
+    from glassformer.weights.folder import Origin
     from glassformer.weights.target import check_apart, check_target
     from glassformer.weights.verify import same_logits
 
@@ -27,9 +28,11 @@ def convert(
     target = check_target(target, force)  # before a large model is read for nothing
     check_parent(f"DST {target}", target, makes_folders=True)
     model = load(source, dtype=dtype)
-    check_apart(model.origin.path, target)  # a hub name means a folder too
+    origin = model.origin
+    assert isinstance(origin, Origin)
+    check_apart(origin.path, target)  # a hub name means a folder too
     refuse_nan(model, source)
-    notes = list(model.origin.notes)
+    notes = list(origin.notes)
     findings = []
 
     def compare(folder: Path) -> None:

@@ -11,7 +11,11 @@ IN_OURS = "save with format='glass' (`glass convert --to glass`)"
 """The remedy for a model that no Hugging Face family can hold: our own folders hold every model."""
 
 
-def pickled(what: object, by_transformers: bool = False) -> WeightsError:
+class PickledError(WeightsError):
+    """Weights that are stored as a pickle, which is never opened."""
+
+
+def pickled(what: object, by_transformers: bool = False) -> PickledError:
     """The error of a pickle, `what`, that was given for weights.
 
     `by_transformers`: transformers can load it, since it is a pytorch_model.bin with its config.json.
@@ -23,7 +27,7 @@ def pickled(what: object, by_transformers: bool = False) -> WeightsError:
         "safetensors.torch.save_file as model.safetensors, with the names and shapes that transformers uses for the "
         "architecture, into a folder with its config.json (importing nanoGPT checkpoints is not supported yet)."
     )
-    return WeightsError(f"{what}, and pickles are never loaded because opening one can run code: {remedy}")
+    return PickledError(f"{what}, and pickles are never loaded because opening one can run code: {remedy}")
 
 
 def some(items: Iterable[object], limit: int = 5) -> str:

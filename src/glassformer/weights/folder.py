@@ -11,7 +11,7 @@ from glassformer.config import ConfigError, ModelConfig, from_toml
 from glassformer.model import Model, build
 from glassformer.weights import families, hub
 from glassformer.weights.convert import SAME, Move, read
-from glassformer.weights.errors import WeightsError
+from glassformer.weights.errors import PickledError, WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.tensors import no_weights, open_folder, read_json
 
@@ -123,7 +123,7 @@ def _source(folder: Path) -> Source:
     config, generation = folder / CONFIG, folder / GENERATION
     if not config.exists():
         error = no_weights(folder)
-        if "pickle" in str(error):
+        if isinstance(error, PickledError):
             raise error
         raise WeightsError(f"{folder} has no {CONFIG} (nor our {TOML}): it is not a model folder; put the file there.")
     return Source(read_json(config), open_folder(folder), read_json(generation) if generation.exists() else {})

@@ -160,12 +160,12 @@ def loads_in_transformers(folder: Path) -> bool:
 
 def no_weights(folder: Path) -> WeightsError:
     """The error of a folder without safetensors, naming what lies there instead."""
-    others = sorted(p.name for p in folder.glob("*.safetensors"))
-    if others:
-        return WeightsError(f"{folder} has no {SINGLE} or {INDEX} (found {some(others)}): rename the weights to it.")
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in PICKLES and p.is_file())
     if pickles:
         return pickled(f"{folder} holds only pickled weights ({some(pickles)})", loads_in_transformers(folder))
+    others = sorted(p.name for p in folder.glob("*.safetensors"))
+    if others:
+        return WeightsError(f"{folder} has no {SINGLE} or {INDEX} (found {some(others)}): rename the weights to it.")
     inside = sorted(str(path.parent) for path in folder.glob(f"*/{SINGLE}"))
     if inside:  # a run: best, last
         return WeightsError(f"{folder} has no weights of its own: name a folder in it, such as {inside[0]}.")
