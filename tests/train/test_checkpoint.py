@@ -140,6 +140,24 @@ def test_a_new_run_does_not_take_the_place_of_another(finished):
     assert (finished / "run" / "best").resolve() == before
 
 
+@pytest.mark.parametrize("name", ["run.toml", "log.jsonl", "config.json", "model.safetensors", "best"])
+def test_a_new_run_replaces_no_file_of_a_user(tmp_path, name):
+    session = tiny.session(tmp_path)
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=f"already holds {name}, with which the files of a run would collide"):
+        checkpoint.start_run(session.run, resumed=False)
+    assert [(path.name, path.read_text()) for path in root.iterdir()] == [(name, "mine")]
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_again(tmp_path):
+    session = tiny.session(tmp_path)
+    root = checkpoint.start_run(session.run, resumed=False)
+    (root / "log.jsonl").write_text("{}\n")
+    assert checkpoint.start_run(session.run, resumed=False) == root
+
+
 def test_leftovers_of_a_killed_process_are_removed(run):
     left = run / "checkpoints" / ".writing-1-step-00000099"
     left.mkdir()

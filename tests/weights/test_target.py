@@ -37,7 +37,7 @@ def refusal(call, *arguments):
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_or_checkpoint_is_replaced_only_when_told(tmp_path, kind):
     folder = made(tmp_path / "out", MODELS[kind])
-    assert "already holds a model: pass overwrite=True (`glass convert --force`)" in refusal(check_target, folder)
+    assert "already holds a model: pass --force (in Python: overwrite=True)" in refusal(check_target, folder)
     assert check_target(folder, overwrite=True) == folder
 
 

@@ -29,6 +29,7 @@ from glassformer.train.run import RunConfig, read_run, run_to_dict
 
 FORMAT = 1
 FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
+MODEL_FILES = ("config.json", "model.toml", "model.safetensors", "model.safetensors.index.json")
 _NAME = re.compile(r"step-\d{8}(-\d+)?")
 
 
@@ -147,12 +148,30 @@ def start_run(run: RunConfig, resumed: bool) -> Path:
             f"{root} holds a run already ({steps(root)[-1].name}): go on with --resume {root}, or start elsewhere with "
             "--set out=FOLDER."
         )
+    if not steps(root):
+        _check_free(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
         write_atomically(root / "run.toml", to_toml(run_to_dict(run)).encode())
     except OSError as error:
         raise CheckpointError(f"{root} cannot be written ({error.strerror or error}): give another `out`.") from None
     return root
+
+
+def _check_free(root: Path) -> None:
+    """Refuse a folder in which a new run would replace a user's file, or make a model there unreadable.
+
+    A run.toml with a log.jsonl is what a run leaves that was stopped before its first checkpoint: it is replaced.
+    """
+    taken = [name for name in MODEL_FILES if (root / name).exists()]
+    taken += [name for name in ("best", "last") if (root / name).exists() and not (root / name).is_symlink()]
+    own = [name for name in ("run.toml", "log.jsonl") if (root / name).exists()]
+    taken += own if len(own) == 1 else []
+    if taken:
+        raise CheckpointError(
+            f"{root} already holds {', '.join(taken)}, with which the files of a run would collide: start elsewhere "
+            "with --set out=FOLDER."
+        )
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

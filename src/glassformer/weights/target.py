@@ -48,7 +48,7 @@ def check_target(path: str | Path, overwrite: bool = False) -> Path:
         raise WeightsError(f"{given} cannot be written ({reason}): give another path.") from None
     if names and not overwrite:
         raise WeightsError(
-            f"{target} already holds a model: pass overwrite=True (`glass convert --force`) to replace it, or give "
+            f"{target} already holds a model: pass --force (in Python: overwrite=True) to replace it, or give "
             "another path."
         )
     return target
