@@ -30,6 +30,7 @@ from glassformer.weights import WeightsError, save, swap
 SIZE = {"d_model": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 31, "max_len": 16}
 FILE_EVENTS = ("open", "os.", "shutil.", "tempfile.", "ctypes.dlsym")
 WRITE_EVENTS = ("os.rename", "os.mkdir", "os.chmod", "tempfile.mkdtemp", "shutil.copyfile")
+EXCHANGE = swap._exchange
 SURVIVED, REFUSED, BROKEN, NOT_REACHED = 0, 2, 3, 4
 left = 0
 """File operations before the crash."""
@@ -86,14 +87,13 @@ class Scene:
 
     def replace(self):
         """Replace the old model; returns the exit code, after checking that a refusal is one sentence."""
+        swap._exchange = EXCHANGE if self.action != "renames" else lambda a, b: False
         if self.action == "convert":
             told = io.StringIO()
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
                 code = glass(["convert", str(self.source), str(self.target), "--to", "hf", "--force"])
             one = told.getvalue().count("\n") == 1 and "No space left" in told.getvalue()
             return code if code == 0 or one else BROKEN
-        if self.action == "renames":
-            swap._exchange = lambda a, b: False
         try:
             save(self.model, self.target, format="glass", overwrite=True)
         except WeightsError as error:
