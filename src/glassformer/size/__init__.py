@@ -9,18 +9,12 @@ from glassformer.size.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinch
 from glassformer.size.devices import DEVICES, Device, device
 from glassformer.size.flops import Flops, decode_flops, flops, seen_pairs
 from glassformer.size.johnson_lindenstrauss import JohnsonLindenstrauss, johnson_lindenstrauss
-from glassformer.size.memory import (
-    BYTES,
-    STATES,
-    InferenceMemory,
-    TrainingMemory,
-    inference_memory,
-    training_memory,
-)
+from glassformer.size.memory import InferenceMemory, TrainingMemory, inference_memory, training_memory
 from glassformer.size.parameters import PARTS, active, count, count_by_part, parameters
 from glassformer.size.plan import Plan, plan
 from glassformer.size.plan_text import LADDER, Plans, plan_ladder, plan_model
 from glassformer.size.sheet import Sheet, size
+from glassformer.size.step import BYTES, Dtype, Optimizer, StepOptions
 
 __all__ = [
     "BYTES",
@@ -29,17 +23,19 @@ __all__ = [
     "LADDER",
     "PARTS",
     "PUBLISHED",
-    "STATES",
     "Allocation",
     "Chinchilla",
     "Device",
+    "Dtype",
     "Flops",
     "InferenceMemory",
     "JohnsonLindenstrauss",
     "LossFit",
+    "Optimizer",
     "Plan",
     "Plans",
     "Sheet",
+    "StepOptions",
     "TrainingMemory",
     "active",
     "chinchilla",
