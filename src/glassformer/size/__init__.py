@@ -1,10 +1,11 @@
 """What a model costs before it is built: parameters, operations, memory, training tokens. Pure arithmetic, no torch.
 
-`size(config)` makes the whole sheet. The module itself can be called and does the same, so that `glassformer.size` is
-at once the place of these functions and the function `gf.size(config)` of the public contract.
+`size(config)` makes the whole sheet of a ModelConfig. The module itself can be called: `gf.size(subject)` is the public
+function, which also accepts presets, folders, run files and models (`glassformer.size_subject`).
 """
 
 from glassformer.callable_module import make_callable
+from glassformer.size.catalogue import Catalogue
 from glassformer.size.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
 from glassformer.size.devices import DEVICES, Device, device
 from glassformer.size.flops import Flops, decode_flops, flops, seen_pairs
@@ -24,6 +25,7 @@ __all__ = [
     "PARTS",
     "PUBLISHED",
     "Allocation",
+    "Catalogue",
     "Chinchilla",
     "Device",
     "Dtype",
@@ -56,4 +58,4 @@ __all__ = [
 ]
 
 
-make_callable(__name__, "size")
+make_callable(__name__, "size", home="glassformer.size_subject")

@@ -108,6 +108,8 @@ def size(
     out. `source` is the encoder's length in an encoder-decoder, None for as long as the context. Raises ValueError for
     a value outside its range, with the rule and the remedy.
     """
+    if not isinstance(config, ModelConfig):
+        raise TypeError(f"size.size takes a ModelConfig, not {type(config).__name__}: gf.size takes other types too.")
     for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")

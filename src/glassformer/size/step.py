@@ -50,7 +50,7 @@ def check_optimizer(optimizer: str) -> Optimizer:
     """Return the name if it is known; raise ValueError otherwise."""
     for known in get_args(Optimizer):
         if optimizer == known:
-            return known  # type: ignore[no-any-return]
+            return known
     raise ValueError(f"optimizer={optimizer!r} is not known. Use one of {', '.join(get_args(Optimizer))}.")
 
 

@@ -42,12 +42,14 @@ def forecast(run: RunConfig) -> Forecast:
     vocabulary, why = count_vocabulary(run)
     notes = [why] if why else []
     if vocabulary is not None:
+        if not why and vocabulary != run.model.vocab_size:
+            notes.append(f"Vocabulary: {vocabulary:,}, as the tokenizer of {run.data.corpus} has it.")
         run = fit_vocabulary(run, vocabulary)
     cuda = run.machine.device == "cuda" or (run.machine.device == "auto" and torch.cuda.is_available())
     precision: str = run.machine.precision
     if precision == "auto":
         precision = "bfloat16" if cuda else "float32"
-        where = "on a GPU" if cuda else "on a CPU; training measures whether bfloat16 is faster"
+        where = "as on recent GPUs" if cuda else "as on most CPUs; training uses bfloat16 where it is faster"
         notes.append(f"machine.precision='auto' is taken as {precision}, {where}.")
     half = precision == "bfloat16"
     head = run.model.head
@@ -66,7 +68,7 @@ def forecast(run: RunConfig) -> Forecast:
     if run.machine.products == "float8":
         notes.append("The float8 copies of weights and activations are not counted.")
     if cuda:
-        notes.append("Memory is that of eager PyTorch in one process; compiled steps on a GPU keep less.")
+        notes.append("Memory is counted for eager PyTorch in one process; compiled steps on a GPU were not measured.")
     return Forecast(run, options, tuple(notes))
 
 
