@@ -17,9 +17,10 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TIERS: list[set[str]] = [
     {"shapes", "callable_module", "files"},
     {"config", "finding", "nvrtc", "cxx"},
-    {"presets", "model", "reference", "size", "pretrained", "cublas"},
+    {"presets"},
+    {"model", "reference", "size", "pretrained", "cublas"},
     {"lens", "generate", "weights", "train"},
-    {"checks", "tour_training", "train_text", "train_probes", "report_svg", "report_style"},
+    {"checks", "tour_training", "train_text", "train_probes", "report_svg", "report_style", "size_subject"},
     {"doctor", "claims", "compare", "exercises", "bench"},
     {"tour_theory"},
     {"tour"},

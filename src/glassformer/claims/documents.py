@@ -1,4 +1,4 @@
-"""docs/claims.md and docs/errata.md, written from the registry by `make docs`.
+"""docs/claims.md and docs/errata.md, written from the registry by `make docs`, and docs/presets.md with them.
 
 A test compares them with what this module would write, so they cannot fall behind.
 """
@@ -12,6 +12,7 @@ from glassformer.claims.claim import Claim, Erratum, Source
 from glassformer.claims.formulas import split
 from glassformer.claims.registry import CHAPTERS, TITLES, coverage, load_all
 from glassformer.files import write_atomically
+from glassformer.size import Catalogue
 
 FRAGILE = re.compile(r"\\[^a-zA-Z]|[*<>|~`]|(?<![A-Za-z0-9])_")
 """What Markdown would take for its own inside a formula: escapes, emphasis, table bars."""
@@ -138,7 +139,11 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-PAGES: dict[str, Callable[[], str]] = {"claims.md": claims_page, "errata.md": errata_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "claims.md": claims_page,
+    "errata.md": errata_page,
+    "presets.md": Catalogue().page,
+}
 
 
 def main() -> int:

@@ -1,26 +1,21 @@
 """What a model costs before it is built: parameters, operations, memory, training tokens. Pure arithmetic, no torch.
 
-`size(config)` makes the whole sheet. The module itself can be called and does the same, so that `glassformer.size` is
-at once the place of these functions and the function `gf.size(config)` of the public contract.
+`size(config)` makes the whole sheet of a ModelConfig. The module itself can be called: `gf.size(subject)` is the public
+function, which also accepts presets, folders, run files and models (`glassformer.size_subject`).
 """
 
 from glassformer.callable_module import make_callable
+from glassformer.size.catalogue import Catalogue
 from glassformer.size.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
 from glassformer.size.devices import DEVICES, Device, device
 from glassformer.size.flops import Flops, decode_flops, flops, seen_pairs
 from glassformer.size.johnson_lindenstrauss import JohnsonLindenstrauss, johnson_lindenstrauss
-from glassformer.size.memory import (
-    BYTES,
-    STATES,
-    InferenceMemory,
-    TrainingMemory,
-    inference_memory,
-    training_memory,
-)
+from glassformer.size.memory import InferenceMemory, TrainingMemory, inference_memory, training_memory
 from glassformer.size.parameters import PARTS, active, count, count_by_part, parameters
 from glassformer.size.plan import Plan, plan
 from glassformer.size.plan_text import LADDER, Plans, plan_ladder, plan_model
 from glassformer.size.sheet import Sheet, size
+from glassformer.size.step import BYTES, Dtype, Optimizer, StepOptions
 
 __all__ = [
     "BYTES",
@@ -29,17 +24,20 @@ __all__ = [
     "LADDER",
     "PARTS",
     "PUBLISHED",
-    "STATES",
     "Allocation",
+    "Catalogue",
     "Chinchilla",
     "Device",
+    "Dtype",
     "Flops",
     "InferenceMemory",
     "JohnsonLindenstrauss",
     "LossFit",
+    "Optimizer",
     "Plan",
     "Plans",
     "Sheet",
+    "StepOptions",
     "TrainingMemory",
     "active",
     "chinchilla",
@@ -60,4 +58,4 @@ __all__ = [
 ]
 
 
-make_callable(__name__, "size")
+make_callable(__name__, "size", home="glassformer.size_subject")

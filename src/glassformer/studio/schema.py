@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from glassformer.size import Dtype, Optimizer
 from glassformer.studio.settings import LIMITS
 
 WHOLE = 2**53
@@ -162,8 +163,8 @@ class Size(Asked):
     config: dict[str, Any] | None = None
     batch: Annotated[int, Field(ge=1, le=10**6)] = 1
     context: Annotated[int, Field(ge=1, le=10**7)] | None = None
-    dtype: Literal["float64", "float32", "bfloat16", "float16", "int8", "int4"] = "float32"
-    optimizer: Literal["adamw", "sgd", "none"] = "adamw"
+    dtype: Dtype = "float32"
+    optimizer: Optimizer = "adamw"
 
     @model_validator(mode="after")
     def one_of_them(self) -> Self:

@@ -13,6 +13,7 @@ from glassformer import presets
 from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig
 from glassformer.config import replace as replace_model
 from glassformer.config.errors import nearest, require, require_choice, require_positive
+from glassformer.config.optimizer import OptimizerKind
 from glassformer.config.schema import build, from_dict, to_dict
 from glassformer.train import tasks
 
@@ -47,7 +48,7 @@ class Data:
 class Optim:
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    kind: OptimizerKind = "adamw"
     lr: float = 1e-3
     """AdamW's peak learning rate."""
     muon_lr: float = 0.02
@@ -64,7 +65,7 @@ class Optim:
     """Decay of an exponential average of the weights, which is then what is evaluated and saved as the model."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "kind", Literal["adamw", "muon"])
+        require_choice(self, "kind", OptimizerKind)
         for name in ("lr", "muon_lr"):
             require(getattr(self, name) > 0, f"optim.{name}={getattr(self, name)} must be positive.")
         for name in ("beta1", "beta2", "momentum"):

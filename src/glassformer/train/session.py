@@ -110,8 +110,12 @@ def _in_turn(folder: Path) -> Iterator[None]:
 
 
 def fit_model(run: RunConfig, data: Source) -> RunConfig:
-    """The model's vocabulary is the tokenizer's, plus one id where the objective needs a mask or a start token."""
-    size = data.tokenizer.vocab_size
+    """Return the run with the vocabulary of its data's tokenizer."""
+    return fit_vocabulary(run, data.tokenizer.vocab_size)
+
+
+def fit_vocabulary(run: RunConfig, size: int) -> RunConfig:
+    """Return the run with `size` token ids, plus one where the objective needs a mask or a start token."""
     match run.objective:
         case "masked":
             return with_model(run, vocab_size=size + 1, special=Special())

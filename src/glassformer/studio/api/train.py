@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from glassformer import presets, size
-from glassformer.config import DecoderConfig, ModelConfig, replace, to_toml
+from glassformer.config import DecoderConfig, ModelConfig, to_toml
 from glassformer.config.errors import nearest
 from glassformer.studio import schema
 from glassformer.studio.errors import StudioError
@@ -84,8 +84,6 @@ MAIN = ("model.n_layers", "model.d_model", "model.n_heads", "model.max_len", "lo
 PRESETS = ("nano", "llama_tiny", "moe_tiny", "shakespeare")
 CORPORA = ("shakespeare", "embedded")
 TASKS = ("task:repeat", "task:copy", "task:markov")
-CHARACTERS = {"shakespeare": 65, "embedded": 128}
-BPE_SIZE = 1024
 TITLES = {
     "shakespeare": "tiny Shakespeare",
     "embedded": "Python's manual",
@@ -222,7 +220,7 @@ def start(trainings: Trainings, asked: schema.Train) -> dict[str, Any]:
     if not isinstance(presets.get(asked.preset), DecoderConfig):
         raise StudioError(f"{asked.preset} is no decoder: the studio trains models that predict the next token.")
     known = fields(asked.preset)
-    path, characters = _corpus(trainings, asked.corpus)
+    path = _corpus(trainings, asked.corpus)
     spec: dict[str, Any] = {
         "out": "out",
         "data": {"corpus": path, "cache": "tokens"},
@@ -240,8 +238,7 @@ def start(trainings: Trainings, asked: schema.Train) -> dict[str, Any]:
         (spec.setdefault(section, {}) if section else spec)[field] = read
     _shorten(spec, asked.fields)
     run = read_run(to_toml(spec), source="the run")
-    vocabulary = {"char": characters, "byte": 256}.get(run.data.tokenizer, run.data.vocab_size or BPE_SIZE)
-    facts = _forecast(run, vocabulary, trainings.limits)
+    facts = _forecast(run, trainings.limits)
     facts |= {"name": asked.name, "corpus": asked.corpus, "preset": asked.preset, "fields": asked.fields}
     return {"run": trainings.start(to_toml(spec), facts).id, **facts}
 
@@ -255,38 +252,35 @@ def _shorten(spec: dict[str, Any], given: dict[str, Any]) -> None:
         spec["data"].pop("cache", None)
 
 
-def _corpus(trainings: Trainings, name: str) -> tuple[str, int]:
-    """What data.corpus becomes, and how many different characters it has. Only names, never paths."""
-    if name in CORPORA:
-        return name, CHARACTERS[name]
-    if name in TASKS:
-        return name, 64
+def _corpus(trainings: Trainings, name: str) -> str:
+    """Return the value of data.corpus for a corpus that a page names. Only names are accepted, never paths."""
+    if name in CORPORA or name in TASKS:
+        return name
     path = trainings.corpus(name)
     if path is None:
         known = [*CORPORA, *TASKS, *(corpus["name"] for corpus in trainings.corpora())]
         raise StudioError(
             f"there is no corpus {name[:60]!r} here.{nearest(name[:60], known).replace('Fields', 'Corpora')}"
         )
-    return str(path.resolve()), len(set(path.read_text(encoding="utf-8")))
+    return str(path.resolve())
 
 
-def _forecast(run: Any, vocabulary: int, limits: Limits) -> dict[str, Any]:
-    """Parameters and memory of a run with this vocabulary, inside the studio's limits."""
-    from glassformer.config import Special
+def _forecast(run: Any, limits: Limits) -> dict[str, Any]:
+    """Parameters and memory of a run, as `glass size` counts them, inside the studio's limits."""
+    from glassformer.train.forecast import forecast
 
-    config = replace(run.model, vocab_size=max(2, vocabulary), special=Special())
-    loop = run.loop
+    found = forecast(run)
+    config, loop = found.run.model, run.loop
     if loop.steps > limits.training_steps:
         raise StudioError(f"loop.steps={loop.steps} is more than {limits.training_steps:,}: use `glass train`.")
-    if config.n_layers > 200 or max(config.d_model, config.d_ff, vocabulary, run.context) > 10**6:
+    if config.n_layers > 200 or max(config.d_model, config.d_ff, config.vocab_size, run.context) > 10**6:
         raise StudioError("this model is larger than the studio trains: use `glass train`.")
     count = size.count(config)
     if count > limits.parameters:
         raise StudioError(
             f"{count:,} parameters are more than {limits.parameters:,}: make it smaller, or `glass train`."
         )
-    rows = loop.batch // loop.accumulate
-    memory = size.training_memory(config, rows, run.context, "float32", "adamw")
+    memory = size.training_memory(config, loop.batch, run.context, "float32", run.optim.kind, options=found.options)
     if memory.peak > limits.training_bytes:
         raise StudioError(
             f"this needs {memory.peak / 1e9:.1f} GB, more than {limits.training_bytes / 1e9:g} GB: make batch, "
