@@ -309,7 +309,7 @@ def _next(tour: Tour) -> str:
     start = shlex.quote(tour.spoken[0].prompt.strip())
     rows = (
         ("let it speak", f"glass sample --model {folder}/best {start}"),
-        ("train it longer", f"glass train {folder}/run.toml --set loop.steps=5000 out=runs/longer"),
+        ("train it longer", f"glass train {folder}/run.toml --set loop.steps=5000 --set out=runs/longer"),
         ("train on your own text", "glass train --set data.corpus=PATH/TO/TEXT.txt"),
         ("size any model before paying for it", "glass size llama3_8b --batch 1 --context 8192"),
         ("bring one from Hugging Face", "glass sample --model PATH/TO/FOLDER 'Once upon a time'"),

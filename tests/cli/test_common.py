@@ -21,8 +21,9 @@ def test_wrong_usage_is_exit_2(capsys):
     assert run(capsys, "size", "gpt2", "--batch", "many")[0] == 2
 
 
-def test_the_version_is_told(capsys):
-    assert run(capsys, "--version") == (0, f"glassformer {gf.__version__}\n", "")
+@pytest.mark.parametrize("words", ["--version", "version"])
+def test_the_version_is_printed(capsys, words):
+    assert run(capsys, words) == (0, f"glassformer {gf.__version__}\n", "")
 
 
 def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch):
@@ -32,7 +33,7 @@ def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch)
     monkeypatch.setattr("glassformer.size.size", full)
     code, out, err = run(capsys, "size", "gpt2")
     assert (code, out) == (2, "")
-    assert err == "glass: there/x cannot be used (No space left on device): give another path, or mend this one.\n"
+    assert err == "glass: there/x cannot be used (No space left on device): give another path, or fix this one.\n"
 
 
 def test_module_and_broken_pipe():
@@ -202,7 +203,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.theory", "glassformer.size", "torch._C"])
+@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.size", "glassformer.size", "torch._C"])
 def test_ctrl_c_in_any_import_is_exit_130_without_a_word(module):
     verb = ["env"] if module.startswith("torch") else ["size", "gpt2"]
     done = subprocess.run(

@@ -60,6 +60,14 @@ def check_seed(seed: int) -> None:
         raise InputError(f"--seed {seed} must be between 0 and 2^63 - 1.")
 
 
+def token_ids(option: str, texts: Sequence[str]) -> list[int]:
+    """Read token ids that are separated by blanks or commas; a repeated option adds to those before."""
+    try:
+        return [int(part) for text in texts for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise InputError(f"{option} {' '.join(texts)} must be token ids such as '5 17 3'.") from None
+
+
 def refuse_unused(
     command: str, given: Mapping[str, object], used: Collection[str], defaults: Mapping[str, object]
 ) -> None:

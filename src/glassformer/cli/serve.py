@@ -19,7 +19,7 @@ NEEDED = ("starlette", "uvicorn", "pydantic", "plotly", "latex2mathml")
 
 
 def serve(
-    model: Annotated[tuple[Path, ...], tyro.conf.arg(help="Model folders to show beside the bundled ones.")] = (),
+    model: Annotated[tuple[Path, ...], tyro.conf.arg(help="A model folder to show with the bundled ones.")] = (),
     port: Annotated[int, tyro.conf.arg(help="0 takes a free one.")] = 8000,
     host: Annotated[str, tyro.conf.arg(help="Another than this machine needs --token.")] = "127.0.0.1",
     token: Annotated[str | None, tyro.conf.arg(help="What every request must then carry.")] = None,
