@@ -226,7 +226,7 @@ def _theory(tour: Tour) -> str:
             source, said, fails = map(escape, proof.mistake)
             wrong = f'<p class="note"><strong>{source} has it wrong.</strong> <q>{said}</q> {fails}</p>'
         cards.append(
-            f"<h3>{escape(proof.title)}</h3><p>{_verdict(str(whole.finding.verdict), str(whole.claim.badge))}, by "
+            f"<h3>{escape(proof.title)}</h3><p>{_verdict(str(whole.finding.verdict), str(whole.badge))}, by "
             f"{len(whole.parts)} pieces of evidence in {whole.seconds:.1f} s. Broken on purpose "
             f"({escape(proof.control.rstrip('.'))}), {proof.turned} of {len(broken.parts)} pieces fail, as they must. "
             f"<code>glass check {escape(proof.id)} --explain</code> shows the derivation.</p>{wrong}"

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +53,21 @@ def check_writable(option: str, path: Path, *, suffixes: Sequence[str] = (), mak
 def terminal_width() -> int | None:
     """Columns of the terminal that reads the output; None where none does, and lines may be as long as they are."""
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
+def fitted(text: str) -> str:
+    """Return a text with lines no longer than the terminal is wide; elsewhere lines stay as they are."""
+    width = terminal_width()
+    if width is None:
+        return text
+    lines: list[str] = []
+    broken = False  # whether the line before was too long, so that a line of the same paragraph joins it
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        whole = f"{lines.pop()} {line}" if broken and line and not indent else line
+        broken = len(whole) > width
+        lines += textwrap.wrap(whole, width, subsequent_indent=indent) if broken else [whole]
+    return "\n".join(lines)
 
 
 def check_seed(seed: int) -> None:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from glassformer.cli.common import InputError, check_writable
+from glassformer.extras import install, missing
 
 if TYPE_CHECKING:
     from glassformer.studio import Settings
-
-NEEDED = ("starlette", "uvicorn", "pydantic", "plotly", "latex2mathml")
 
 
 def serve(
@@ -45,11 +44,8 @@ def serve(
 
 def require_extras() -> None:
     """Refuse, in one sentence, where the studio's packages are not installed."""
-    import importlib.util
-
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"the studio needs {', '.join(missing)}: pip install 'glassformer[studio]'.")
+    if absent := missing("studio"):
+        raise InputError(f"the studio needs {', '.join(absent)}: {install('studio')}.")
 
 
 def listen(host: str, port: int) -> socket.socket:
