@@ -11,7 +11,7 @@ import pytest
 import glassformer as gf
 from glassformer import cli
 from glassformer.cli import main
-from glassformer.cli.common import InputError, check_writable
+from glassformer.cli.common import InputError, check_writable, fitted, token_ids
 from tests.cli.asking import run
 
 
@@ -182,6 +182,29 @@ def test_what_is_no_place_for_a_file_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=words):
             check_writable("--html", path, **options)
+
+
+def test_token_ids_are_separated_by_blanks_or_commas():
+    assert token_ids("--tokens", ["5 17, 3", "4"]) == [5, 17, 3, 4]
+    assert token_ids("--tokens", []) == []
+    with pytest.raises(InputError, match="--tokens 5 x must be token ids such as '5 17 3'"):
+        token_ids("--tokens", ["5", "x"])
+
+
+def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
+    text = "one two three four five six seven\neight nine\n\n  indented words that are too long\nlast"
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: None)
+    assert fitted(text) == text
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: 20)
+    assert fitted(text).splitlines() == [
+        "one two three four",
+        "five six seven eight",
+        "nine",
+        "",
+        "  indented words",
+        "  that are too long",
+        "last",
+    ]
 
 
 INTERRUPTED = """
