@@ -192,7 +192,7 @@ def test_token_ids_are_separated_by_blanks_or_commas():
 
 
 def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
-    text = "one two three four five six seven\neight nine\n\n  indented words that are too long\nlast"
+    text = "one two three four five six seven\neight nine\n\n  indented words that are too long\nso"
     monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: None)
     assert fitted(text) == text
     monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: 20)
@@ -203,7 +203,7 @@ def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
         "",
         "  indented words",
         "  that are too long",
-        "last",
+        "so",
     ]
 
 

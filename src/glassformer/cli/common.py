@@ -65,8 +65,8 @@ def fitted(text: str) -> str:
     for line in text.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
         whole = f"{lines.pop()} {line}" if broken and line and not indent else line
-        broken = len(whole) > width
-        lines += textwrap.wrap(whole, width, subsequent_indent=indent) if broken else [whole]
+        broken = len(whole) > width and not indent
+        lines += textwrap.wrap(whole, width, subsequent_indent=indent) if len(whole) > width else [whole]
     return "\n".join(lines)
 
 

@@ -42,6 +42,7 @@ VERBS = {
 DESCRIPTION = "glassformer: the Transformer you can see through. `glass help COMMAND` shows the options of one command."
 
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]
+_ARG: Any = type(tyro.conf.arg())
 _ASSIGNMENT = re.compile(r"[\w.-]+=")
 
 
@@ -78,7 +79,7 @@ def options(verb: Verb) -> dict[str, bool]:
         if name == "return" or _POSITIONAL in marks:
             continue
         for mark in marks:
-            if isinstance(mark, type(tyro.conf.arg())):
+            if isinstance(mark, _ARG):
                 name = mark.name or name
                 found |= dict.fromkeys(mark.aliases or (), get_origin(kind) in (tuple, list))
         spelled = name.replace("_", "-")
