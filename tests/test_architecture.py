@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A room may import rooms of lower tiers, never a neighbour of its own tier. Root modules are rooms too.
 TIERS: list[set[str]] = [
-    {"shapes", "callable_module", "files"},
+    {"shapes", "callable_module", "files", "extras", "wording"},
     {"config", "finding", "nvrtc", "cxx"},
     {"presets"},
     {"model", "reference", "size", "pretrained", "cublas"},

@@ -226,7 +226,7 @@ def _theory(tour: Tour) -> str:
             source, said, fails = map(escape, proof.mistake)
             wrong = f'<p class="note"><strong>{source} has it wrong.</strong> <q>{said}</q> {fails}</p>'
         cards.append(
-            f"<h3>{escape(proof.title)}</h3><p>{_verdict(str(whole.finding.verdict), str(whole.claim.badge))}, by "
+            f"<h3>{escape(proof.title)}</h3><p>{_verdict(str(whole.finding.verdict), str(whole.badge))}, by "
             f"{len(whole.parts)} pieces of evidence in {whole.seconds:.1f} s. Broken on purpose "
             f"({escape(proof.control.rstrip('.'))}), {proof.turned} of {len(broken.parts)} pieces fail, as they must. "
             f"<code>glass check {escape(proof.id)} --explain</code> shows the derivation.</p>{wrong}"
@@ -309,7 +309,7 @@ def _next(tour: Tour) -> str:
     start = shlex.quote(tour.spoken[0].prompt.strip())
     rows = (
         ("let it speak", f"glass sample --model {folder}/best {start}"),
-        ("train it longer", f"glass train {folder}/run.toml --set loop.steps=5000 out=runs/longer"),
+        ("train it longer", f"glass train {folder}/run.toml --set loop.steps=5000 --set out=runs/longer"),
         ("train on your own text", "glass train --set data.corpus=PATH/TO/TEXT.txt"),
         ("size any model before paying for it", "glass size llama3_8b --batch 1 --context 8192"),
         ("bring one from Hugging Face", "glass sample --model PATH/TO/FOLDER 'Once upon a time'"),

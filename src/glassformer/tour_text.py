@@ -134,7 +134,7 @@ def proof_lines(proof: Proof) -> str:
     """What was claimed and how it was tried; and who has it wrong."""
     whole, broken = proof.whole, proof.broken
     lines = [
-        f"{proof.title}: {whole.claim.badge}, {len(whole.parts)} pieces of evidence in {whole.seconds:.1f} s.",
+        f"{proof.title}: {whole.badge}, {len(whole.parts)} pieces of evidence in {whole.seconds:.1f} s.",
         f"   Broken on purpose ({proof.control.rstrip('.')}): {proof.turned} of {len(broken.parts)} pieces fail.",
     ]
     if proof.mistake is not None:

@@ -54,7 +54,7 @@ class Proof:
     @property
     def findings(self) -> tuple[Finding, Finding]:
         whole, broken = self.whole, self.broken
-        why = f"{len(whole.parts)} pieces of evidence, {whole.claim.badge}: glass check {self.id} --explain"
+        why = f"{len(whole.parts)} pieces of evidence, {whole.badge}: glass check {self.id} --explain"
         wrong = max(_failures(whole), int(not whole.held))
         turns = f"with the hypothesis broken {self.turned} of {len(broken.parts)} pieces fail, as they must"
         return (

@@ -12,7 +12,7 @@ import pytest
 import glassformer as gf
 from glassformer import cli
 from glassformer.cli import main
-from glassformer.cli.common import InputError, check_writable, free_name
+from glassformer.cli.common import InputError, check_writable, fitted, free_name, token_ids
 from tests.cli.asking import run
 
 
@@ -22,8 +22,9 @@ def test_wrong_usage_is_exit_2(capsys):
     assert run(capsys, "size", "gpt2", "--batch", "many")[0] == 2
 
 
-def test_the_version_is_told(capsys):
-    assert run(capsys, "--version") == (0, f"glassformer {gf.__version__}\n", "")
+@pytest.mark.parametrize("words", ["--version", "version"])
+def test_the_version_is_printed(capsys, words):
+    assert run(capsys, words) == (0, f"glassformer {gf.__version__}\n", "")
 
 
 def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch):
@@ -33,7 +34,7 @@ def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch)
     monkeypatch.setattr("glassformer.size.size", full)
     code, out, err = run(capsys, "size", "gpt2")
     assert (code, out) == (2, "")
-    assert err == "glass: there/x cannot be used (No space left on device): give another path, or mend this one.\n"
+    assert err == "glass: there/x cannot be used (No space left on device): give another path, or fix this one.\n"
 
 
 def test_module_and_broken_pipe():
@@ -222,6 +223,29 @@ def test_an_output_that_nobody_named_takes_the_first_free_name(tmp_path):
     assert free_name(tmp_path / "a.png", force=True) == tmp_path / "a.png"
 
 
+def test_token_ids_are_separated_by_blanks_or_commas():
+    assert token_ids("--tokens", ["5 17, 3", "4"]) == [5, 17, 3, 4]
+    assert token_ids("--tokens", []) == []
+    with pytest.raises(InputError, match="--tokens 5 x must be token ids such as '5 17 3'"):
+        token_ids("--tokens", ["5", "x"])
+
+
+def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
+    text = "one two three four five six seven\neight nine\n\n  indented words that are too long\nso"
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: None)
+    assert fitted(text) == text
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: 20)
+    assert fitted(text).splitlines() == [
+        "one two three four",
+        "five six seven eight",
+        "nine",
+        "",
+        "  indented words",
+        "  that are too long",
+        "so",
+    ]
+
+
 INTERRUPTED = """
 import os, signal, sys
 from glassformer.cli import main
@@ -241,7 +265,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.theory", "glassformer.size", "torch._C"])
+@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.size", "glassformer.size", "torch._C"])
 def test_ctrl_c_in_any_import_is_exit_130_without_a_word(module):
     verb = ["env"] if module.startswith("torch") else ["size", "gpt2"]
     done = subprocess.run(

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer import cli
-from glassformer.cli import gathered, main, options_of_several
+from glassformer.cli import main
 from glassformer.cli.training import _prompt
 from glassformer.tour import Plan
-from tests.cli.asking import run, run_json
+from tests.cli.asking import run, run_json, settings
 from tests.train import tiny
 
 
@@ -47,7 +46,7 @@ def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
 
 def train_arguments(folder: Path, *changes: str) -> list[str]:
     where = (f'data.corpus="{tiny.corpus(folder)}"', f'data.cache="{folder / "tokens"}"', f'out="{folder / "run"}"')
-    return ["train", "--set", *tiny.SMALL, *where, *changes]
+    return ["train", *settings(*tiny.SMALL, *where, *changes)]
 
 
 def test_train_then_sample_then_resume(capsys, tmp_path):
@@ -102,7 +101,7 @@ def written(folder: Path, name: str, data: bytes) -> Path:
 
 
 def training(f: Path, *changes: object) -> list[object]:
-    return ["train", "--set", f'out="{f / "out"}"', f'data.cache="{f / "tokens"}"', *changes]
+    return ["train", *settings(f'out="{f / "out"}"', f'data.cache="{f / "tokens"}"', *changes)]
 
 
 BAD_RUNS = {
@@ -135,29 +134,3 @@ def test_an_option_given_twice_keeps_both_values(capsys):
     assert "optim.warp" in capsys.readouterr().err
     assert main(["train", "--set", "optim.lr=-1", "--set", "loop.steps=1"]) == 2
     assert "optim.lr=-1.0 must be positive" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("told", "wanted"),
-    [
-        ("train r.toml --set a=1 --set b=2 c=3 --json", "train r.toml --set a=1 b=2 c=3 --json"),
-        ("train --set a=1 --json --set=b=2", "train --set a=1 b=2 --json"),
-        ("bench decode --against x --rounds 1 --against y", "bench decode --against x y --rounds 1"),
-        ("train --resume a --resume b", "train --resume a --resume b"),
-    ],
-)
-def test_values_are_gathered_where_an_option_stands_first(told, wanted):
-    assert gathered(told.split(), ["--set", "--against"]) == wanted.split()
-
-
-def test_which_options_take_several_values_is_read_off_the_verbs():
-    found = {verb: options for verb, function in cli._verbs().items() if (options := options_of_several(function))}
-    assert found == {
-        "train": ["--set"],
-        "sample": ["--stop"],
-        "check": ["--names"],  # which nobody can give by that name
-        "doctor": ["--expect"],
-        "compare": ["--tokens"],
-        "bench": ["--against", "--precision"],
-        "serve": ["--model"],
-    }

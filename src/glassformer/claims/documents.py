@@ -81,7 +81,7 @@ def _claim(claim: Claim) -> str:
         f"Said in:\n{sources}",
         f"Badge: **{claim.badge}** (evidence: {kinds}). Negative control: {github(claim.control)}"
         + (f" Errata: {errata}." if errata else ""),
-        f"```\nglass check {claim.id}{flags} --explain\n```",
+        f"```sh\nglass check {claim.id}{flags} --explain\n```",
     ]
     return "\n\n".join(re.sub(r"\n{3,}", "\n\n", row) for row in rows)
 

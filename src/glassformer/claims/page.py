@@ -12,6 +12,7 @@ from glassformer.claims.explain import part_numbers, short
 from glassformer.claims.formulas import split, to_unicode
 from glassformer.claims.registry import CHAPTERS, TITLES, coverage
 from glassformer.claims.run import Outcome, Plan
+from glassformer.extras import install
 from glassformer.files import write_atomically
 from glassformer.report_style import STYLE
 
@@ -65,7 +66,7 @@ def renderer() -> tuple[Render, str]:
     try:
         from latex2mathml.converter import convert
     except ImportError:
-        told = "latex2mathml is not installed, so formulas are plain text here: install glassformer[studio]."
+        told = f"latex2mathml is not installed, so formulas are plain text here: {install('studio')}."
         return (lambda text: _html(text, None)), f'<p class="note">{told}</p>'
     return (lambda text: _html(text, convert)), ""
 
@@ -117,7 +118,7 @@ def _article(outcome: Outcome, render: Render) -> str:
     return (
         f'<article id="{claim.id}"><h3>{render(claim.title)}</h3>'
         f'<p class="meta"><code>{claim.id}</code> · {_verdict(str(outcome.finding.verdict))} · '
-        f"<strong>{claim.badge}</strong> · {kinds} · {outcome.seconds:.1f} s</p>"
+        f"<strong>{outcome.badge}</strong> · {kinds} · {outcome.seconds:.1f} s</p>"
         f"<p>{render(claim.statement)}</p>{_said_in(claim)}{figure}"
         f"<details><summary>Derivation</summary><ol>{steps}</ol></details>"
         f"<details{'' if outcome.held else ' open'}><summary>Evidence</summary>{_evidence(outcome)}</details>"

@@ -8,14 +8,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code. Without arguments it is the program: Ctrl-C is quiet from here to exit."""
-    told = list(sys.argv[1:] if arguments is None else arguments)
-    if told == ["--version"]:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words in (["--version"], ["version"]):
         from glassformer import __version__
 
         print(f"glassformer {__version__}")
@@ -24,16 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if alone:
         signal.signal(signal.SIGINT, _leave)
     try:
-        import tyro
+        # imported here and not above: these imports take a fifth of a second, in which Ctrl-C must be quiet too
+        from glassformer.cli.parse import parse
 
-        verbs = _verbs()
+        call = parse(words)
         if alone:
             signal.signal(signal.SIGINT, _interrupt)
-        if told and told[0] in verbs:
-            told = gathered(told, options_of_several(verbs[told[0]]))
-        return tyro.extras.subcommand_cli_from_dict(
-            verbs, prog="glass", description="glassformer: the Transformer you can see through.", args=told
-        )
+        return call()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -52,59 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if alone:
             _end()
-
-
-def options_of_several(verb: Callable[..., int]) -> list[str]:
-    """Options of a verb that take several values."""
-    hints = get_type_hints(verb, include_extras=True)
-    return [
-        f"--{name.replace('_', '-')}"
-        for name, hint in hints.items()
-        if get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) in (tuple, list)
-    ]
-
-
-def gathered(told: Sequence[str], options: Sequence[str]) -> list[str]:
-    """What was told, with all values of these options where each stands first.
-
-    The parser would forget `--set a=1` in `--set a=1 --set b=2`, and say nothing.
-    """
-    rest: list[str] = []
-    values: dict[str, list[str]] = {}
-    taking = rest
-    for word in told:
-        name, equals, value = word.partition("=")
-        if name in options:
-            if name not in values:
-                rest.append(name)
-            taking = values.setdefault(name, [])
-            taking += [value] if equals else []
-            continue
-        if word.startswith("-"):
-            taking = rest
-        taking.append(word)
-    return [part for word in rest for part in (word, *values.get(word, ()))]
-
-
-def _verbs() -> dict[str, Callable[..., int]]:
-    """Imported here and not above: the imports take a fifth of a second, in which a Ctrl-C must be quiet too."""
-    from glassformer.cli import bench, compare, convert, doctor, env, look, sample, serve, size, theory, training
-
-    return {
-        "tour": training.tour,
-        "train": training.train,
-        "sample": sample.sample,
-        "look": look.look,
-        "check": theory.check,
-        "exercise": theory.exercise,
-        "doctor": doctor.doctor,
-        "compare": compare.compare,
-        "bench": bench.bench,
-        "size": size.size,
-        "convert": convert.convert,
-        "serve": serve.serve,
-        "env": env.env,
-    }
 
 
 def _leave(*_: Any) -> None:
@@ -148,5 +92,5 @@ def _memory(error: MemoryError | RuntimeError) -> str | None:
 def _sentence(error: ValueError | OSError) -> str:
     """What a user reads; the system's own errors, which nobody foresaw, name the path and say what to do."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename} cannot be used ({error.strerror}): give another path, or mend this one."
+        return f"{error.filename} cannot be used ({error.strerror}): give another path, or fix this one."
     return " ".join(str(error).split())

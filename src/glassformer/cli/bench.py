@@ -9,7 +9,7 @@ import tyro
 
 from glassformer.cli.common import Force, InputError, check_writable, refuse_unused
 
-OF_A_RACE = {"against": ("all",), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
+OF_A_RACE = {"against": (), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
 """Options that mean nothing to `growth`, which has no contenders, as they stand when they are not given."""
 
 
@@ -22,10 +22,12 @@ def bench(
     ],
     against: Annotated[
         tuple[str, ...],
-        tyro.conf.arg(help="all, or names: transformers, ctranslate2, onnxruntime, llama.cpp, nanogpt, gpt-fast."),
-    ] = ("all",),
+        tyro.conf.arg(
+            help="A contender: transformers, ctranslate2, onnxruntime, llama.cpp, nanogpt or gpt-fast. Default: all."
+        ),
+    ] = (),
     precision: Annotated[
-        tuple[str, ...], tyro.conf.arg(help="float32, bfloat16, int8, int4; none: all that the task has.")
+        tuple[str, ...], tyro.conf.arg(help="float32, bfloat16, int8 or int4. Default: all that the task supports.")
     ] = (),
     batch: Annotated[int, tyro.conf.arg(help="Rows that are generated together.")] = 1,
     prompt: Annotated[int, tyro.conf.arg(help="Tokens of a prompt; 0: 32, of prefill 512.")] = 0,

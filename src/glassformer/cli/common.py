@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,10 +79,33 @@ def terminal_width() -> int | None:
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
+def fitted(text: str) -> str:
+    """Return a text with lines no longer than the terminal is wide; elsewhere lines stay as they are."""
+    width = terminal_width()
+    if width is None:
+        return text
+    lines: list[str] = []
+    broken = False  # whether the line before was too long, so that a line of the same paragraph joins it
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        whole = f"{lines.pop()} {line}" if broken and line and not indent else line
+        broken = len(whole) > width and not indent
+        lines += textwrap.wrap(whole, width, subsequent_indent=indent) if len(whole) > width else [whole]
+    return "\n".join(lines)
+
+
 def check_seed(seed: int) -> None:
     """Refuse what a generator cannot take: numpy nothing below 0, torch nothing of more than 64 bits."""
     if not 0 <= seed < 2**63:
         raise InputError(f"--seed {seed} must be between 0 and 2^63 - 1.")
+
+
+def token_ids(option: str, texts: Sequence[str]) -> list[int]:
+    """Read token ids that are separated by blanks or commas; a repeated option adds to those before."""
+    try:
+        return [int(part) for text in texts for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise InputError(f"{option} {' '.join(texts)} must be token ids such as '5 17 3'.") from None
 
 
 def refuse_unused(

@@ -43,7 +43,8 @@ def doctor(
         int | None, tyro.conf.arg(help="How many token ids; needed where the model does not say.")
     ] = None,
     expect: Annotated[
-        list[str], tyro.conf.arg(help="Declared intent: sliding-window=128, prefix=16, scale=1, ...", metavar="K=V")
+        list[str],
+        tyro.conf.arg(help="Declared intent, such as sliding-window=128, prefix=16 or scale=1.", metavar="K=V"),
     ] = [],  # noqa: B006 - tyro reads the default, nobody changes it
     reference: Annotated[
         str | None, tyro.conf.arg(help="A trusted model of the same weights, named like SUBJECT.")

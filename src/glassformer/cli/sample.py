@@ -32,7 +32,7 @@ def sample(
     beams: Annotated[int, tyro.conf.arg(help="More than 1: beam search, which does not sample.")] = 1,
     length_penalty: float = 1.0,
     seed: int = 0,
-    stop: Annotated[tuple[str, ...], tyro.conf.arg(help="Texts that end the output.")] = (),
+    stop: Annotated[tuple[str, ...], tyro.conf.arg(help="A text that ends the output.")] = (),
     ids: Annotated[bool, tyro.conf.arg(help="The prompt is token ids, and so is the output.")] = False,
     cache: bool = True,
     draft: Annotated[

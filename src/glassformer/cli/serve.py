@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from glassformer.cli.common import InputError, check_parent
+from glassformer.extras import install, missing
 
 if TYPE_CHECKING:
     from glassformer.studio import Settings
 
-NEEDED = ("starlette", "uvicorn", "pydantic", "plotly", "latex2mathml")
-
 
 def serve(
-    model: Annotated[tuple[Path, ...], tyro.conf.arg(help="Model folders to show beside the bundled ones.")] = (),
+    model: Annotated[tuple[Path, ...], tyro.conf.arg(help="A model folder to show with the bundled ones.")] = (),
     port: Annotated[int, tyro.conf.arg(help="0 takes a free one.")] = 8000,
     host: Annotated[str, tyro.conf.arg(help="Another than this machine needs --token.")] = "127.0.0.1",
     token: Annotated[str | None, tyro.conf.arg(help="What every request must then carry.")] = None,
@@ -45,11 +44,8 @@ def serve(
 
 def require_extras() -> None:
     """Refuse, in one sentence, where the studio's packages are not installed."""
-    import importlib.util
-
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"the studio needs {', '.join(missing)}: pip install 'glassformer[studio]'.")
+    if absent := missing("studio"):
+        raise InputError(f"the studio needs {', '.join(absent)}: {install('studio')}.")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -19,7 +19,7 @@ def train(
         tyro.conf.Positional[Path | None], tyro.conf.arg(help="A run file; none: nanoGPT's CPU setting.")
     ] = None,
     set: Annotated[
-        tuple[str, ...], tyro.conf.arg(help="Changes to the run, such as optim.lr=3e-4 loop.steps=500.")
+        tuple[str, ...], tyro.conf.arg(help="A change to the run, such as optim.lr=3e-4.", metavar="FIELD=VALUE")
     ] = (),
     resume: Annotated[str | None, tyro.conf.arg(help="Go on from a run or a checkpoint.")] = None,
     json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,

@@ -21,6 +21,7 @@ import numpy as np
 
 from glassformer.exercises import judge
 from glassformer.exercises.exercise import Case, Exercise, ExerciseError
+from glassformer.wording import plural
 
 SECONDS = 10
 """Of processor time; twice as many by the clock."""
@@ -72,11 +73,11 @@ class Grade:
         if self.result == UNGRADED:
             lines = [f"could not be graded: {_ended(sentence)}" for sentence in self.sentences]
         elif self.result == RIGHT:
-            lines = [f"right: {name} agrees with the solution in all {self.cases} cases."]
+            lines = [f"right: {name} agrees with the solution in all {plural(self.cases, 'case')}."]
             if self.exercise.claims:
                 lines.append(f"read on: glass check {' '.join(self.exercise.claims)} --explain")
         else:
-            lines = [f"wrong: {name} is right in {self.passed} of {self.cases} cases."]
+            lines = [f"wrong: {name} is right in {self.passed} of {plural(self.cases, 'case')}."]
             lines += [f"  - {_ended(sentence)}" for sentence in self.sentences]
         if self.printed:
             lines.append("it printed:\n" + "\n".join(f"  | {line}" for line in self.printed.splitlines()[:20]))

@@ -15,6 +15,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from glassformer import __version__
+from glassformer.extras import install
 from glassformer.studio import openai, schema
 from glassformer.studio.answers import Studio, answered, json_response
 from glassformer.studio.api import anatomy, cell, doctor, heads, lines, playground, positions, size, stream, theory
@@ -140,7 +141,7 @@ async def _plotly(studio: Studio, request: Request) -> Response:
     """plotly.js out of the installed package, which is not imported for it."""
     found = importlib.util.find_spec("plotly")
     if found is None or found.origin is None:
-        raise StudioError("plotly is not installed: install glassformer[studio].")
+        raise StudioError(f"plotly is not installed: {install('studio')}.")
     return FileResponse(
         Path(found.origin).parent / "package_data" / "plotly.min.js",
         media_type="text/javascript",

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from glassformer import pretrained
+from glassformer.extras import install
 from glassformer.weights.errors import WeightsError, pickled
 from glassformer.weights.tensors import PICKLES, loads_in_transformers
 
@@ -76,7 +77,7 @@ def _download(name: str) -> Path:
     except ImportError:
         raise WeightsError(
             f"{name!r} is not a folder here, and huggingface_hub is not installed to download it: "
-            f"pip install 'glassformer[hub]', or {put}."
+            f"{install('hub')}, or {put}."
         ) from None
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise WeightsError(f"{name!r} is not a folder nor in the cache, and HF_HUB_OFFLINE forbids the network: {put}.")
