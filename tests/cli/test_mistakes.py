@@ -80,7 +80,7 @@ MISTAKES = {
     "more ids": (lambda f: ["sample", "--ids", "5", "--draft", f], "the draft knows 300 tokens and the model 65"),
     "a draft of another kind": (lambda f: ["sample", "hi", "--draft", an_encoder(f)], "not a decoder-only model"),
     "no tokens proposed": (lambda f: ["sample", "hi", "--draft", "lookup", "--draft-tokens", "0"], "draft_tokens=0"),
-    "beams and a draft": (lambda f: ["sample", "hi", "--draft", "lookup", "--beams", "2"], "no use for a draft"),
+    "beams and a draft": (lambda f: ["sample", "hi", "--draft", "lookup", "--beams", "2"], "cannot use a draft"),
     "no beams": (lambda f: ["sample", "--model", f, "hi", "--beams", "0"], "--beams 0 must be at least 1"),
     "weights that are NaN": (
         lambda f: ["sample", "--model", not_a_number(f), "--ids", "5 6"],

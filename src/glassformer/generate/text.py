@@ -8,6 +8,7 @@ from typing import Any
 from glassformer.generate.loop import generate, stream
 from glassformer.generate.sampling import Sampling
 from glassformer.generate.speculate import Acceptance, Draft, Speculation
+from glassformer.generate.tokenizer import encode_text
 from glassformer.model import Model, Seq2Seq
 
 UNFINISHED = "�"
@@ -41,7 +42,7 @@ class Continuation:
         elif self.tokenizer is None:
             raise ValueError("the model folder has no tokenizer.json: put it there, or give token ids with --ids.")
         else:
-            self.tokens = self._encode(self.prompt)
+            self.tokens = encode_text(self.tokenizer, self.prompt)
             known, has = self.tokenizer.get_vocab_size(), self.model.config.vocab_size
             if known > has:
                 raise ValueError(f"the tokenizer has {known} tokens, the model {has}: they do not belong together.")
@@ -114,20 +115,6 @@ class Continuation:
             "seconds": seconds,
             "tokens_per_second": len(self.new) / seconds,
         }
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            return list(self.tokenizer.encode(text).ids)
-        except Exception as error:  # the library raises plain Exception for what its vocabulary lacks
-            for character in text:
-                try:
-                    self.tokenizer.encode(character)
-                except Exception:
-                    raise ValueError(
-                        f"the prompt holds {character!r} (U+{ord(character):04X}), which is not one of the "
-                        f"{self.tokenizer.get_vocab_size()} tokens of this model: leave it out."
-                    ) from None
-            raise ValueError(f"the tokenizer cannot encode the prompt: {error}.") from None
 
     def _decode(self, tokens: list[int]) -> str:
         if self.ids:
