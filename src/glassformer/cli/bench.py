@@ -13,84 +13,95 @@ OF_A_RACE = {"against": ("all",), "precision": (), "batch": 1, "prompt": 0, "new
 """Defaults of the options that `growth` does not use: it compares with no other library."""
 
 
+Task = Annotated[
+    tyro.conf.Positional[Literal["decode", "prefill", "train", "startup", "growth"]],
+    tyro.conf.arg(
+        help="What is measured: tokens per second while decoding, or while reading a prompt; training steps per "
+        "second; seconds from the start to the first token; or how our own cost grows with length."
+    ),
+]
+Against = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        help="Libraries to compare with: transformers, transformers-compiled, ctranslate2, onnxruntime, llama.cpp, "
+        "nanogpt, gpt-fast, or all that are installed."
+    ),
+]
+Precision = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        help="Precisions to measure: float32, bfloat16, int8, int4.",
+        help_behavior_hint="(default: all that the task supports)",
+    ),
+]
+Batch = Annotated[int, tyro.conf.arg(help="Number of sequences that are generated together.")]
+Prompt = Annotated[
+    int,
+    tyro.conf.arg(help="Length of each prompt in tokens.", help_behavior_hint="(default: 32 tokens; for prefill 512)"),
+]
+New = Annotated[
+    int,
+    tyro.conf.arg(
+        help="New tokens per round; for train, training steps per round.",
+        help_behavior_hint="(default: 128 tokens, 10 steps)",
+    ),
+]
+Rounds = Annotated[
+    int,
+    tyro.conf.arg(
+        help="Number of rounds. Fewer than 3 cannot show whether other work disturbed them, and judge no target."
+    ),
+]
+Threads = Annotated[
+    int,
+    tyro.conf.arg(help="Number of threads of each library.", help_behavior_hint="(default: one for each core)"),
+]
+Nanogpt = Annotated[
+    Path | None,
+    tyro.conf.arg(help="Folder of a git checkout of nanoGPT.", help_behavior_hint="(default: nanoGPT is left out)"),
+]
+GptFast = Annotated[
+    Path | None,
+    tyro.conf.arg(help="Folder of a git checkout of gpt-fast.", help_behavior_hint="(default: gpt-fast is left out)"),
+]
+Model = Annotated[
+    str, tyro.conf.arg(help="Model to run: a preset, which gets seeded random weights, or a model folder.")
+]
+JsonFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        help="Write everything that was measured to this JSON file.", help_behavior_hint="(default: no file)"
+    ),
+]
+Keep = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        help="Folder in which the model and its conversions are kept.",
+        help_behavior_hint="(default: the user's cache folder)",
+    ),
+]
+
+
 def bench(
-    task: Annotated[
-        tyro.conf.Positional[Literal["decode", "prefill", "train", "startup", "growth"]],
-        tyro.conf.arg(
-            help="What is measured: tokens per second while decoding, or while reading a prompt; training steps per "
-            "second; seconds from the start to the first token; or how our own cost grows with length."
-        ),
-    ],
-    against: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            help="Libraries to compare with: transformers, transformers-compiled, ctranslate2, onnxruntime, llama.cpp, "
-            "nanogpt, gpt-fast, or all that are installed."
-        ),
-    ] = ("all",),
-    precision: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            help="Precisions to measure: float32, bfloat16, int8, int4.",
-            help_behavior_hint="(default: all that the task supports)",
-        ),
-    ] = (),
-    batch: Annotated[int, tyro.conf.arg(help="Number of sequences that are generated together.")] = 1,
-    prompt: Annotated[
-        int,
-        tyro.conf.arg(
-            help="Length of each prompt in tokens.", help_behavior_hint="(default: 32 tokens; for prefill 512)"
-        ),
-    ] = 0,
-    new: Annotated[
-        int,
-        tyro.conf.arg(
-            help="New tokens per round; for train, training steps per round.",
-            help_behavior_hint="(default: 128 tokens, 10 steps)",
-        ),
-    ] = 0,
-    rounds: Annotated[
-        int,
-        tyro.conf.arg(
-            help="Number of rounds. Fewer than 3 cannot show whether other work disturbed them, and judge no target."
-        ),
-    ] = 5,
-    threads: Annotated[
-        int,
-        tyro.conf.arg(help="Number of threads of each library.", help_behavior_hint="(default: one for each core)"),
-    ] = 0,
-    nanogpt: Annotated[
-        Path | None,
-        tyro.conf.arg(help="Folder of a git checkout of nanoGPT.", help_behavior_hint="(default: nanoGPT is left out)"),
-    ] = None,
-    gpt_fast: Annotated[
-        Path | None,
-        tyro.conf.arg(
-            help="Folder of a git checkout of gpt-fast.", help_behavior_hint="(default: gpt-fast is left out)"
-        ),
-    ] = None,
-    model: Annotated[
-        str, tyro.conf.arg(help="Model to run: a preset, which gets seeded random weights, or a model folder.")
-    ] = "gpt2",
-    json: Annotated[
-        Path | None,
-        tyro.conf.arg(
-            help="Write everything that was measured to this JSON file.", help_behavior_hint="(default: no file)"
-        ),
-    ] = None,
-    keep: Annotated[
-        Path | None,
-        tyro.conf.arg(
-            help="Folder in which the model and its conversions are kept.",
-            help_behavior_hint="(default: the user's cache folder)",
-        ),
-    ] = None,
+    task: Task,
+    against: Against = ("all",),
+    precision: Precision = (),
+    batch: Batch = 1,
+    prompt: Prompt = 0,
+    new: New = 0,
+    rounds: Rounds = 5,
+    threads: Threads = 0,
+    nanogpt: Nanogpt = None,
+    gpt_fast: GptFast = None,
+    model: Model = "gpt2",
+    json: JsonFile = None,
+    keep: Keep = None,
 ) -> int:
     """Compare our speed with every installed library: one process each, taking turns, greedy tokens compared.
 
     A figure is printed only if it means something: `-` stands for a median or ratio whose rounds spread by more than
-    50 %, and for a share of the memory bandwidth whose fastest rounds do not agree within 10 %. A target is then neither
-    reached nor missed, but not measured. Ctrl-C ends all processes.
+    50 %, and for a share of the memory bandwidth whose fastest rounds do not agree within 10 %. A target is then
+    neither reached nor missed, but not measured. Ctrl-C ends all processes.
     """
     json = None if json is None else json.expanduser()
     if json is not None:

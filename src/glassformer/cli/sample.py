@@ -3,6 +3,7 @@
 import json as json_module
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,105 +22,127 @@ STORED = ("float32", "bfloat16", "float16")
 """Precisions that are dtypes: the model is loaded in them."""
 
 
+Prompt = Annotated[
+    tyro.conf.Positional[str | None],
+    tyro.conf.arg(
+        metavar="PROMPT",
+        help="Text to continue. With --ids it is token ids, such as '15 27 3'.",
+        help_behavior_hint="(required without --prompt-file)",
+    ),
+]
+PromptFile = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed.",
+        help_behavior_hint="(default: PROMPT)",
+    ),
+]
+ModelSource = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Model folder, or a hub name such as gpt2.",
+        help_behavior_hint="(default: bard, a small model that is bundled)",
+    ),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    tyro.conf.arg(
+        help="Largest number of tokens to generate.",
+        help_behavior_hint="(default: 64, or what the context still holds)",
+    ),
+]
+NumSamples = Annotated[
+    int, tyro.conf.arg(help="Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")
+]
+Temperature = Annotated[
+    float,
+    tyro.conf.arg(help="Divides the logits: below 1 sharpens, above 1 flattens, 0 takes the most likely token."),
+]
+TopK = Annotated[
+    int, tyro.conf.arg(help="Sample from the k most likely tokens only. 0 turns this off and keeps all tokens.")
+]
+TopP = Annotated[
+    float,
+    tyro.conf.arg(help="Sample from the smallest set of tokens whose probabilities sum to p. 1 keeps all tokens."),
+]
+MinP = Annotated[
+    float,
+    tyro.conf.arg(help="Drop tokens below this fraction of the largest probability. 0 keeps all tokens."),
+]
+RepetitionPenalty = Annotated[
+    float, tyro.conf.arg(help="Make tokens that already occurred less likely by this factor. 1 turns this off.")
+]
+Beams = Annotated[
+    int, tyro.conf.arg(help="Number of beams. 1 samples; more search for the most likely text and do not sample.")
+]
+LengthPenalty = Annotated[
+    float,
+    tyro.conf.arg(help="Beam search divides a log-probability by length to this power: above 0 favours long text."),
+]
+Seed = Annotated[int, tyro.conf.arg(help="Seed of the random numbers. The same seed gives the same text.")]
+Stop = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(help="Texts that end the output; they are not printed.", help_behavior_hint="(default: none)"),
+]
+Ids = Annotated[bool, tyro.conf.arg(help="Read and print token ids instead of text.")]
+Cache = Annotated[
+    bool, tyro.conf.arg(help="Keep keys and values of earlier tokens. Without, every step recomputes all tokens.")
+]
+DraftSource = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from "
+        "the text so far.",
+        help_behavior_hint="(default: none)",
+    ),
+]
+DraftTokens = Annotated[int, tyro.conf.arg(help="Number of tokens that the draft proposes at a time.")]
+Engine = Annotated[
+    Literal["auto", "torch", "native"],
+    tyro.conf.arg(
+        help="Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
+        "support the model and there is a compiler, and torch otherwise."
+    ),
+]
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"],
+    tyro.conf.arg(
+        help="Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
+        "GPU. int8 and int4 need the compiled kernels."
+    ),
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")
+]
+Threads = Annotated[
+    int | None,
+    tyro.conf.arg(help="Number of CPU threads.", help_behavior_hint="(default: one for each core that torch finds)"),
+]
+
+
 def sample(
-    prompt: Annotated[
-        tyro.conf.Positional[str | None],
-        tyro.conf.arg(
-            metavar="PROMPT",
-            help="Text to continue. With --ids it is token ids, such as '15 27 3'.",
-            help_behavior_hint="(required without --prompt-file)",
-        ),
-    ] = None,
-    prompt_file: Annotated[
-        str | None,
-        tyro.conf.arg(
-            help="Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed.",
-            help_behavior_hint="(default: PROMPT)",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        tyro.conf.arg(
-            help="Model folder, or a hub name such as gpt2.",
-            help_behavior_hint="(default: bard, a small model that is bundled)",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        tyro.conf.arg(
-            help="Largest number of tokens to generate.",
-            help_behavior_hint="(default: 64, or what the context still holds)",
-        ),
-    ] = None,
-    num_samples: Annotated[
-        int, tyro.conf.arg(help="Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")
-    ] = 1,
-    temperature: Annotated[
-        float,
-        tyro.conf.arg(help="Divides the logits: below 1 sharpens, above 1 flattens, 0 takes the most likely token."),
-    ] = 0.8,
-    top_k: Annotated[
-        int, tyro.conf.arg(help="Sample from the k most likely tokens only. 0 turns this off and keeps all tokens.")
-    ] = 50,
-    top_p: Annotated[
-        float,
-        tyro.conf.arg(help="Sample from the smallest set of tokens whose probabilities sum to p. 1 keeps all tokens."),
-    ] = 0.95,
-    min_p: Annotated[
-        float,
-        tyro.conf.arg(help="Drop tokens below this fraction of the largest probability. 0 keeps all tokens."),
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, tyro.conf.arg(help="Make tokens that already occurred less likely by this factor. 1 turns this off.")
-    ] = 1.0,
-    beams: Annotated[
-        int, tyro.conf.arg(help="Number of beams. 1 samples; more search for the most likely text and do not sample.")
-    ] = 1,
-    length_penalty: Annotated[
-        float,
-        tyro.conf.arg(help="Beam search divides a log-probability by length to this power: above 0 favours long text."),
-    ] = 1.0,
-    seed: Annotated[int, tyro.conf.arg(help="Seed of the random numbers. The same seed gives the same text.")] = 0,
-    stop: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(help="Texts that end the output; they are not printed.", help_behavior_hint="(default: none)"),
-    ] = (),
-    ids: Annotated[bool, tyro.conf.arg(help="Read and print token ids instead of text.")] = False,
-    cache: Annotated[
-        bool, tyro.conf.arg(help="Keep keys and values of earlier tokens. Without, every step recomputes all tokens.")
-    ] = True,
-    draft: Annotated[
-        str | None,
-        tyro.conf.arg(
-            help="Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from "
-            "the text so far.",
-            help_behavior_hint="(default: none)",
-        ),
-    ] = None,
-    draft_tokens: Annotated[int, tyro.conf.arg(help="Number of tokens that the draft proposes at a time.")] = 4,
-    engine: Annotated[
-        Literal["auto", "torch", "native"],
-        tyro.conf.arg(
-            help="Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
-            "support the model and there is a compiler, and torch otherwise."
-        ),
-    ] = "auto",
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"],
-        tyro.conf.arg(
-            help="Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
-            "GPU. int8 and int4 need the compiled kernels."
-        ),
-    ] = "auto",
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")
-    ] = "auto",
-    threads: Annotated[
-        int | None,
-        tyro.conf.arg(
-            help="Number of CPU threads.", help_behavior_hint="(default: one for each core that torch finds)"
-        ),
-    ] = None,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    model: ModelSource = None,
+    max_new_tokens: MaxNewTokens = None,
+    num_samples: NumSamples = 1,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    beams: Beams = 1,
+    length_penalty: LengthPenalty = 1.0,
+    seed: Seed = 0,
+    stop: Stop = (),
+    ids: Ids = False,
+    cache: Cache = True,
+    draft: DraftSource = None,
+    draft_tokens: DraftTokens = 4,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Continue a prompt with a model, token by token. Standard error names the implementation that ran."""
@@ -150,16 +173,21 @@ def sample(
     for i, job in enumerate(jobs):
         if num_samples > 1:
             print(f"{'' if i == 0 else chr(10)}--- sample {i + 1} of {num_samples}, seed {seed + i} ---")
-        if beams > 1:
-            print(job.run(sampling, beams, length_penalty, seed, cache)["text"])
-        else:
-            for piece in job.words(sampling, seed + i, cache):
-                print(piece, end="", flush=True)
-            print()
-        _report_draft(job)
+        whole = [job.run(sampling, beams, length_penalty, seed, cache)["text"]] if beams > 1 else None
+        _print(job, whole or job.words(sampling, seed + i, cache))
     assert jobs[0].implementation is not None
     print(f"engine: {jobs[0].implementation.text()}", file=sys.stderr)
     return 0
+
+
+def _print(job: "Continuation", pieces: Iterable[str]) -> None:
+    """Print a text as it grows, and how many proposals of a draft were accepted, where there was one."""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    if (was := job.acceptance) is not None:
+        accepted = f"{was.accepted} of {was.proposed} proposed tokens accepted ({was.rate:.0%})"
+        print(f"draft: {accepted}; {len(job.new)} tokens in {was.passes} passes of the model", file=sys.stderr)
 
 
 def _read_prompt(prompt: str | None, file: str | None) -> str:
@@ -216,13 +244,6 @@ def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: f
 
     sampling = Sampling(temperature, top_k, top_p, min_p, penalty)
     return Sampling(0.0, repetition_penalty=penalty) if beams > 1 else sampling
-
-
-def _report_draft(job: "Continuation") -> None:
-    """Print how many proposals of a draft were accepted, where there was one."""
-    if (was := job.acceptance) is not None:
-        accepted = f"{was.accepted} of {was.proposed} proposed tokens accepted ({was.rate:.0%})"
-        print(f"draft: {accepted}; {len(job.new)} tokens in {was.passes} passes of the model", file=sys.stderr)
 
 
 def load_to_sample(source: str, precision: str, device: str) -> "Model":

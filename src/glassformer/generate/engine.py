@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
+from torch import nn
 
 from glassformer.config import ModelConfig
 from glassformer.generate.native import library
@@ -161,7 +162,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=nn.Module)
 
 
 def in_precision(model: M, implementation: Implementation) -> M:
