@@ -5,7 +5,6 @@ import pytest
 import glassformer as gf
 from glassformer.generate.tokenizer import encode_text, tokenizer_of
 from glassformer.model import build
-from tests.variants import decoder
 
 
 def test_a_loaded_model_has_the_tokenizer_of_its_folder():
@@ -14,7 +13,7 @@ def test_a_loaded_model_has_the_tokenizer_of_its_folder():
 
 
 def test_a_model_that_was_built_or_whose_folder_has_none_has_no_tokenizer(tmp_path):
-    model = build(decoder())
+    model = build(gf.presets.nano(max_len=16))
     assert tokenizer_of(model) is None
     gf.save(model, tmp_path / "m")
     assert tokenizer_of(gf.load(tmp_path / "m")) is None

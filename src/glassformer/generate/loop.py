@@ -102,9 +102,9 @@ def generate(
     `prompts` are lists of token ids, a (batch, length) tensor of them, or one text or a list of texts if the model was
     loaded from a folder with a tokenizer; the result then also has `texts`. Prompts may have unequal lengths: each
     sequence gets what it would get alone. One `seed` is used by every sequence, so its draws do not depend on the
-    others either; a list gives one seed per sequence. `stop` is a token id, or a list of ids and id sequences; a
-    sequence ends after the first it produces, which is kept. None means the config's end-of-text ids; an empty list
-    never stops. `cache` may name a kind; False recomputes everything.
+    others either; a list gives one seed per sequence. `stop` is a token id, or a list of ids and id sequences; the
+    first that is produced ends a sequence and is kept. None means the config's end-of-text ids; an empty list never
+    stops. `cache` may name a kind; False recomputes everything.
 
     `engine` computes the steps: "torch", or "native", which are compiled kernels for a CPU or an NVIDIA GPU that give
     the same logits up to rounding. "auto" uses the kernels if they support the model, a compiler is there, and
@@ -136,14 +136,10 @@ def generate(
         feed, chosen = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision, beams)
     with evaluating(feed.model):
         found = beam_search(feed, max_new_tokens, beams, length_penalty, read_stop(model, stop), penalty)
-    return Generated(
-        [row + best.tokens for row, best in zip(feed.rows, found, strict=True)],
-        [len(row) for row in feed.rows],
-        ["stop" if best.stopped else "length" for best in found],
-        chosen,
-        [best.score for best in found],
-        tokenizer=tokenizer,
-    )
+    whole = [row + best.tokens for row, best in zip(feed.rows, found, strict=True)]
+    finished = ["stop" if best.stopped else "length" for best in found]
+    scores = [best.score for best in found]
+    return Generated(whole, [len(row) for row in feed.rows], finished, chosen, scores, tokenizer=tokenizer)
 
 
 def _beam_penalty(sampling: Sampling | None, beams: int) -> float:
