@@ -8,8 +8,10 @@ import torch
 import glassformer as gf
 from glassformer import nvrtc, presets
 from glassformer.generate import Sampling, generate, stream
-from glassformer.generate.engine import WORTH_COMPILING, Call, choose_engine
+from glassformer.generate.engine import WORTH_COMPILING, Call, choose_engine, in_precision
+from glassformer.generate.loop import _feed
 from glassformer.generate.native import library
+from glassformer.generate.native.decoder import weights_of
 from glassformer.model import build
 from tests.generate.cuda.test_decoder import small
 from tests.variants import seq2seq
@@ -158,3 +160,24 @@ def test_changed_half_precision_weights_are_seen(monkeypatch):
     after = generate(model, "ROMEO:", 8, engine="native")
     assert after != before
     assert after == generate(model, "ROMEO:", 8, engine="torch")
+
+
+@needs_compiler
+def test_half_precision_weights_are_converted_once():
+    model = gf.load("bard")
+    first = weights_of(model, "float32")
+    assert weights_of(model, "float32") is first
+    assert first.model.tokens == first.model.head.weights  # a tied head is not converted a second time
+    wide = gf.load("bard", dtype="float32")
+    assert weights_of(wide, "float32") is not weights_of(wide, "float32")  # read in place: there is nothing to keep
+
+
+def test_torch_computes_in_the_precision_that_is_reported():
+    half = gf.load("bard")
+    for precision, dtype in (("auto", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        feed, chosen = _feed(half, [[1, 2, 3]], 4, True, None, "torch", precision)
+        assert chosen.precision == str(dtype).removeprefix("torch.")
+        with torch.no_grad():
+            assert feed.start().dtype is dtype
+    assert in_precision(half, choose_engine(Call.of(half, "static", 4), "torch", "float16")) is half
+    assert next(half.parameters()).dtype is torch.float16
