@@ -76,8 +76,13 @@ def is_intel() -> bool:
 
 def register_bits() -> int:
     """Bits of the processor's vector registers, as the system says: 512 with AVX-512, 256 with AVX2, else 128."""
-    flags = _processor().split()
-    return 512 if "avx512f" in flags else 256 if {"avx2", "fma"} <= set(flags) else 128
+    flags = processor_flags()
+    return 512 if "avx512f" in flags else 256 if {"avx2", "fma"} <= flags else 128
+
+
+def processor_flags() -> frozenset[str]:
+    """Return the instruction sets that the system lists for its processor; empty where it lists none."""
+    return frozenset(_processor().split())
 
 
 def _processor() -> str:

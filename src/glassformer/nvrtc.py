@@ -44,10 +44,10 @@ def code_path(text: str, capability: tuple[int, int]) -> Path:
     return cache_folder() / "cuda" / f"{mark}.cubin"
 
 
-def is_compiled(text: str, capability: tuple[int, int]) -> bool:
-    """Whether using a text needs no compiling; also no where there is no compiler."""
+def is_available() -> bool:
+    """Return whether the run-time compiler can be loaded."""
     try:
-        return code_path(text, capability).exists()
+        return _compiler() is not None
     except CudaError:
         return False
 

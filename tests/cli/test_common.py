@@ -1,6 +1,7 @@
 """What all verbs share: usage errors, being a module, a reader who goes away."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,10 +39,31 @@ def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch)
 
 
 def test_module_and_broken_pipe():
-    """`python -m glassformer` is `glass`, and a reader that leaves early is no error."""
+    """`python -m glassformer` is `glass`. A reader that leaves early is met in silence, with the usual exit code."""
     command = f"{sys.executable} -m glassformer size gpt2 | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("sample ROMEO: --max-new-tokens 20 | true", 141, ""),
+        ("sample --help | true", 141, ""),
+        ("size gpt2 --json | true", 141, ""),
+        ("size gpt2 >&-", 2, "standard output is closed"),
+        ("size gpt2 --json > /dev/full", 2, "No space left on device"),
+    ],
+)
+def test_the_exit_status_when_standard_output_closes(command, code, words):
+    """SIGPIPE's, as of other programs; never a traceback, and never 0 where the output was lost."""
+    verb, then = re.split(r" (?=[|>])", command)
+    script = f"{sys.executable} -m glassformer {verb} {then}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
 

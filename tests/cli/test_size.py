@@ -115,7 +115,16 @@ def every_output():
     )  # fmt: skip
     yield from (["size", *subject.split()] for subject in subjects)
     yield from (["size", f"recipes/{path.name}"] for path in RECIPES)
-    yield ["size", "recipes/bard.toml", "--set", "optim.ema=0.9", "machine.precision=bfloat16", "machine.device=cuda"]
+    yield [
+        "size",
+        "recipes/bard.toml",
+        "--set",
+        "optim.ema=0.9",
+        "--set",
+        "machine.precision=bfloat16",
+        "--set",
+        "machine.device=cuda",
+    ]
 
 
 @pytest.mark.parametrize("command", [["env"], *every_output()], ids=" ".join)

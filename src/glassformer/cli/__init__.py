@@ -1,7 +1,8 @@
 """`glass`: verbs to function calls. Parsing and printing only; torch is imported when a verb needs it.
 
-Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted. Errors a user can cause are one sentence
-on standard error; GLASSFORMER_DEBUG=1 shows the traceback instead.
+Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted, 141 the reader of standard output closed
+it, as in `glass ... | head`. Errors a user can cause are one sentence on standard error; GLASSFORMER_DEBUG=1 shows the
+traceback instead.
 """
 
 import os
@@ -14,6 +15,22 @@ from typing import Any
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code. Without arguments it is the program: Ctrl-C is quiet from here to exit."""
+    if sys.stdout is None:
+        print("glass: standard output is closed: open it, or send it to /dev/null.", file=sys.stderr)
+        return 2
+    try:
+        return _flushed(_run(arguments))
+    except SystemExit as ended:  # the parser's: --help, or wrong usage
+        if (code := _flushed(0)) != 0:
+            return code
+        raise ended from None
+
+
+CLOSED = 128 + 13
+"""Exit code of a program that was ended by SIGPIPE; Python ignores the signal."""
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words in (["--version"], ["version"]):
         from glassformer import __version__
@@ -35,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         _hear_nothing()
-        return 0
+        return CLOSED
     except (ValueError, OSError) as error:
         if os.environ.get("GLASSFORMER_DEBUG"):
             raise
@@ -65,12 +82,22 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _end() -> None:
-    """Bring out what was printed; from now on an interrupt, which Python would report wherever it is, only ends."""
+    """From now on an interrupt, which Python would report wherever it is, only ends the process."""
+    signal.signal(signal.SIGINT, _leave)
+
+
+def _flushed(code: int) -> int:
+    """Write out what was printed, and return the exit code; another one if that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _hear_nothing()
-    signal.signal(signal.SIGINT, _leave)
+        return CLOSED
+    except OSError as error:
+        _hear_nothing()
+        print(f"glass: standard output cannot be written ({error.strerror}): send it elsewhere.", file=sys.stderr)
+        return 2
+    return code
 
 
 def _hear_nothing() -> None:

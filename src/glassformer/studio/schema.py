@@ -58,7 +58,7 @@ class Sampled(Asked):
     """The limits of `glassformer.generate.Sampling`."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    top_k: Annotated[int, Field(ge=1, le=WHOLE)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=WHOLE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
 

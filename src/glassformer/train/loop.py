@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glassformer import size as sizing
 from glassformer.model import Model, build
-from glassformer.model.device import choose_device, measure_matmul
+from glassformer.model.device import choose_for_training, measure_matmul
 from glassformer.train import checkpoint, fp8, fp8_layers, joined, native, products
 from glassformer.train.batches import IGNORED, eval_batches
 from glassformer.train.data import Source
@@ -68,7 +68,7 @@ class TrainState:
 def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     """A fresh state on the chosen device, the model distributed over the group (that of torchrun, or none)."""
     group = start(run) if group is None else group
-    device, dtype, compiled = group.agree(choose_machine(run))  # precision is measured, and ranks must not differ
+    device, dtype, compiled = group.agree(choose_machine(run))  # ranks on unlike machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # where the model is to be cut up, no device holds the whole of it
     model = build(run.model, seed=run.seed, device="cpu" if group.sharded else device).train()
@@ -85,8 +85,8 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     if device.type == "cpu":
         keep_freed()
     # kernels of our own are called from Python: nothing that torch could compile, nor can it cut up what they read
-    asked = device.type == "cpu" and run.machine.compile == "auto" and not group.sharded
-    kernels = asked and native.pays() and native.enable(model, native.multiplies(run.model))
+    asked = wants_kernels(run, device) and not group.sharded
+    kernels = asked and native.enable(model, native.multiplies(run.model))
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
@@ -98,26 +98,18 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
 
 
 def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
-    """Device, dtype of the products, and whether to compile."""
+    """Return the device, the dtype of the matmuls, and whether to compile with torch.compile."""
     wanted = run.machine
-    if wanted.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("machine.device='cuda' but no CUDA device is here: use 'auto' or 'cpu'.")
-    name = wanted.device if wanted.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted.precision == "auto":
-        dtype = choose_device().dtype if name == "cuda" else _cpu_dtype(run)
-    else:
-        dtype = getattr(torch, wanted.precision)
+    choice = choose_for_training(wanted.device, wanted.precision, run.model.d_model)
     # on a CPU, torch's compiler was measured to be about neutral and takes half a minute, our own kernels take seconds,
     # once: it compiles only when asked to
-    compiled = wanted.compile == "yes" or (wanted.compile == "auto" and name == "cuda")
-    return torch.device(name), dtype, compiled
+    compiled = wanted.compile == "yes" or (wanted.compile == "auto" and choice.device == "cuda")
+    return torch.device(choice.device), choice.dtype, compiled
 
 
-def _cpu_dtype(run: RunConfig) -> torch.dtype:
-    """bf16 pays on a CPU only where matrices are large enough to outweigh the casts: measured from width 256 on."""
-    if run.model.d_model < 256:
-        return torch.float32
-    return choose_device().dtype
+def wants_kernels(run: RunConfig, device: torch.device) -> bool:
+    """Return whether training uses our compiled CPU kernels, where there is a compiler for them."""
+    return device.type == "cpu" and run.machine.compile == "auto" and native.pays()
 
 
 def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:

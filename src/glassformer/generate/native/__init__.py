@@ -5,6 +5,6 @@
 """
 
 from glassformer.generate.native.decoder import NativeDecoder, unsupported
-from glassformer.generate.native.library import NativeError, build, is_built
+from glassformer.generate.native.library import NativeError, build
 
-__all__ = ["NativeDecoder", "NativeError", "build", "is_built", "unsupported"]
+__all__ = ["NativeDecoder", "NativeError", "build", "unsupported"]
