@@ -22,7 +22,7 @@ lint: .venv/installed
 types: .venv/installed
 	$(PY) -m mypy
 
-# docs/claims.md and docs/errata.md, from the words of the claims
+# docs/claims.md and docs/errata.md from the claims, docs/run_file.md from the fields of a run
 docs: .venv/installed
 	$(PY) -m glassformer.claims.documents
 

@@ -1,4 +1,4 @@
-"""docs/claims.md and docs/errata.md, written from the registry by `make docs`.
+"""docs/claims.md, docs/errata.md and docs/run_file.md, written by `make docs` from the registry and the run's fields.
 
 A test compares them with what this module would write, so they cannot fall behind.
 """
@@ -12,6 +12,7 @@ from glassformer.claims.claim import Claim, Erratum, Source
 from glassformer.claims.formulas import split
 from glassformer.claims.registry import CHAPTERS, TITLES, coverage, load_all
 from glassformer.files import write_atomically
+from glassformer.train.fields import run_file_page
 
 FRAGILE = re.compile(r"\\[^a-zA-Z]|[*<>|~`]|(?<![A-Za-z0-9])_")
 """What Markdown would take for its own inside a formula: escapes, emphasis, table bars."""
@@ -138,7 +139,7 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-PAGES: dict[str, Callable[[], str]] = {"claims.md": claims_page, "errata.md": errata_page}
+PAGES: dict[str, Callable[[], str]] = {"claims.md": claims_page, "errata.md": errata_page, "run_file.md": run_file_page}
 
 
 def main() -> int:
