@@ -100,7 +100,7 @@ class Display:
                 return "\n".join(f"  | {line}".rstrip() for line in event["text"].split("\n"))
             case "end":
                 done = counted(event["step"], "step")
-                return f"done: {done} in {event['seconds']:.0f} s, best validation loss {event['best']:.4f}"
+                return f"done: {done} in {event['seconds']:.0f} s, best validation {event['best']:.4f}"
         return ""
 
     def render(self) -> Group:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.common import InputError, Json, check_seed, check_writable, refuse_unused
+from glassformer.files import model_name
 
 if TYPE_CHECKING:
     from glassformer.lens.views import Subject
@@ -149,7 +150,7 @@ class _Reader:
             raise InputError(
                 "--target is what a decoder reads beside a source, and this model has one stack: leave it out."
             )
-        name = Path(self.name).name or self.name
+        name = model_name(self.name) if Path(self.name).exists() else self.name
         return Subject(name, self.model, tokens, self.say, written)
 
     def encode(self, text: str, option: str) -> list[int]:
@@ -218,6 +219,7 @@ def _training(run: str | None, out: Path | None, json: bool) -> int:
     events = read_log(run)
     numbers = {name: {"steps": steps, "values": values} for name, (steps, values) in losses_of(events).items()}
     probes = {name: {"steps": steps, "values": values} for name, (steps, values) in probe_series(events).items()}
-    title = f"{Path(run).name}: loss while training" + (", and what the probes saw" if probes else "")
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    title = f"{folder.resolve().name}: loss while training" + (", and the probes' measurements" if probes else "")
     _give("training", {**numbers, "probes": probes}, lambda: training_curves(events, title=title), out, json)
     return 0
