@@ -146,7 +146,7 @@ MISTAKES = {
     "a kind like no other": (lambda f: ["zzzz"], "knows no 'zzzz'. It draws attention, attribution, heads"),
     "text too long": (
         lambda f: ["logit-lens", "--model", f, "--ids", "--text", "1 " * 65],
-        "65 tokens, more than the context of 64",
+        "--text has 65 tokens, more than the model's context of 64: shorten it",
     ),
     "layer out of range": (lambda f: ["attention", "--model", f, *CAT, "--layer", "2"], "its layers are 0 to 1"),
     "head out of range": (
@@ -163,7 +163,23 @@ MISTAKES = {
     "patch without against": (lambda f: ["patch", "--model", f, *CAT], "give --against"),
     "patch of unequal texts": (
         lambda f: ["patch", "--model", f, *CAT, "--against", "a", "--answer", "a", "--wrong", "b", "--position", "0"],
-        "equal shape",
+        "--text has 2 tokens and --against has 1 token: patching replaces",
+    ),
+    "patch of unequal texts whose answers agree": (  # which was reported instead
+        lambda f: ["patch", "--model", f, *CAT, "--against", "the the the"],
+        "--text has 2 tokens and --against has 3 tokens: patching replaces",
+    ),
+    "patch against a text too long": (
+        lambda f: ["patch", "--model", f, "--ids", "--text", "1 2", "--against", "1 " * 65],
+        "--against has 65 tokens, more than the model's context of 64",
+    ),
+    "patch between one token and itself": (
+        lambda f: ["patch", "--model", f, *CAT, "--against", "the the", "--answer", "a", "--wrong", "a"],
+        "--answer and --wrong are the same token",
+    ),
+    "one token less itself": (
+        lambda f: ["attribution", "--model", f, *CAT, "--answer", "a", "--wrong", "a"],
+        "--answer and --wrong are the same token",
     ),
     "unknown picture": (
         lambda f: ["rank", "--model", f, *CAT, "--show", "x"],

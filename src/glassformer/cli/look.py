@@ -164,6 +164,12 @@ class _Reader:
         for token in read:
             if not 0 <= token < size:
                 raise InputError(f"token id {token} is outside the vocabulary of {size} (0 to {size - 1}).")
+        limit = self.model.config.max_len
+        if limit is not None and len(read) > limit:
+            raise InputError(
+                f"{option} has {len(read):,} tokens, more than the model's context of {limit:,}: shorten it to "
+                f"{limit:,} tokens or fewer."
+            )
         return list(read)
 
     def token(self, text: str | None) -> int | None:
@@ -220,6 +226,6 @@ def _training(run: str | None, out: Path | None, json: bool) -> int:
     numbers = {name: {"steps": steps, "values": values} for name, (steps, values) in losses_of(events).items()}
     probes = {name: {"steps": steps, "values": values} for name, (steps, values) in probe_series(events).items()}
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    title = f"{folder.resolve().name}: loss while training" + (", and the probes' measurements" if probes else "")
+    title = f"{folder.resolve().name}: loss while training" + (", and what the probes saw" if probes else "")
     _give("training", {**numbers, "probes": probes}, lambda: training_curves(events, title=title), out, json)
     return 0
