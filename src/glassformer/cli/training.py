@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json
+from glassformer.cli.common import InputError, Json, option
 
 if TYPE_CHECKING:
     from glassformer.train import RunConfig, Session
@@ -18,46 +18,30 @@ LARGEST_RUN_FILE = 1 << 20
 """Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
 
 
+HELP = {
+    "run": "A run file (TOML), or a text file or a folder of text files to train on with the default settings. "
+    "Default: nanoGPT's CPU setting on Shakespeare.",
+    "set": "Change fields of the run, such as optim.lr=3e-4 loop.steps=500. --fields lists all fields. Default: no "
+    "changes.",
+    "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
+    "resume": "Continue a run from its newest checkpoint, or from the given checkpoint folder. The result is the same, "
+    "bit for bit, as without the interruption. Default: start a new run.",
+    "force": "Replace the run that the output folder already holds.",
+    "latest": "Point the link runs/latest to this run.",
+    "fields": "Print every field of a run file with its type, default and meaning, and exit.",
+    "json": "Print events as JSON, one object per line; the last event has the result.",
+}
+
+
 def train(
-    run: Annotated[
-        tyro.conf.Positional[Path | None],
-        tyro.conf.arg(
-            metavar="RUN.toml|TEXT",
-            help="A run file (TOML), or a text file or a folder of text files to train on with the default settings. "
-            "Default: nanoGPT's CPU setting on Shakespeare.",
-        ),
-    ] = None,
-    set: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            metavar="FIELD=VALUE",
-            help="Change fields of the run, such as optim.lr=3e-4 loop.steps=500. --fields lists all fields.",
-        ),
-    ] = (),
-    out: Annotated[
-        Path | None,
-        tyro.conf.arg(
-            help="Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N. The "
-            "link runs/latest then points to the run."
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="DIR",
-            help="Continue a run from its newest checkpoint, or from the given checkpoint folder. The result is the "
-            "same, bit for bit, as without the interruption.",
-        ),
-    ] = None,
-    force: Annotated[bool, tyro.conf.arg(help="Replace the run that the output folder already holds.")] = False,
-    latest: Annotated[bool, tyro.conf.arg(help="Point the link runs/latest to this run.")] = True,
-    fields: Annotated[
-        bool, tyro.conf.arg(help="Print every field of a run file with its type, default and meaning, and exit.")
-    ] = False,
-    json: Annotated[
-        bool,
-        tyro.conf.arg(help="Print events as JSON, one object per line; the last event has the result."),
-    ] = False,
+    run: Annotated[tyro.conf.Positional[Path | None], option(HELP["run"], "RUN.toml|TEXT")] = None,
+    set: Annotated[tuple[str, ...], option(HELP["set"], "FIELD=VALUE")] = (),
+    out: Annotated[Path | None, option(HELP["out"], "DIR")] = None,
+    resume: Annotated[str | None, option(HELP["resume"], "DIR")] = None,
+    force: Annotated[bool, option(HELP["force"])] = False,
+    latest: Annotated[bool, option(HELP["latest"])] = True,
+    fields: Annotated[bool, option(HELP["fields"])] = False,
+    json: Annotated[bool, option(HELP["json"])] = False,
 ) -> int:
     """Train a model on a text. Ctrl-C stops after the current step and saves a checkpoint."""
     if fields:
@@ -90,9 +74,9 @@ def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tup
         if run is not None:
             raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
         return resume_session(resume, changes, _note), ""
-    if run is None or (text := _read_run_file(run)) is not None:
-        given = "" if run is None else text
-        return open_session(read_run(given, changes, str(run or "the run"), _note)), ""
+    text = "" if run is None else _read_run_file(run)
+    if run is None or text is not None:
+        return open_session(read_run(text or "", changes, str(run or "the run"), _note)), ""
     for change in changes:
         if change.partition("=")[0].strip() == "data.corpus":
             raise InputError(f"{run} is the text to train on, and so is --set {change}: leave one of them out.")

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Protocol, get_args
 import numpy as np
 from torch import Tensor
 
+from glassformer.config.errors import counted
 from glassformer.files import write_atomically
 from glassformer.train import tokenizer as tok
 from glassformer.train.batches import Batches, Order, eval_batches, mask_tokens, prefix_pairs
@@ -123,8 +124,9 @@ class Prepared:
             if n <= context and wanted:
                 other = ", or a larger validation fraction (data.validation)" if name == "validation" else ""
                 raise DataError(
-                    f"the {name} split of {self.manifest.corpus} has {n:,} tokens, but a window needs context + 1 = "
-                    f"{context + 1:,}: use a longer text, a context of {max(n - 1, 1):,} or less (loop.context){other}."
+                    f"the {name} split of {self.manifest.corpus} has {counted(n, 'token')}, but a window needs "
+                    f"context + 1 = {context + 1:,}: use a longer text, a context of {max(n - 1, 1):,} or less "
+                    f"(loop.context){other}."
                 )
 
 

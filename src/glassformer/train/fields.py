@@ -109,7 +109,7 @@ def _parts(owner: type, where: str, seen: set[type]) -> Iterator[Section]:
     hints = typing.get_type_hints(owner)
     parts = [
         (f"{where}.{field.name}", option)
-        for field in dataclasses.fields(owner)  # type: ignore[arg-type]
+        for field in dataclasses.fields(owner)
         for option in _options(hints[field.name])
         if dataclasses.is_dataclass(option) and isinstance(option, type) and option not in seen
     ]

@@ -58,7 +58,7 @@ def rows_apart(subject: Subject, choice: Choice) -> View:
         if option == "deviation":
             title = f"{subject.name}: how far the rows of the stream are from equal, by depth"
             return figures.deviation_by_depth({"residual stream": found.deviation[:, 0]}, title=title)
-        title = f"{subject.name}: singular values of the stream ({len(subject.words)} tokens) at each depth"
+        title = f"{subject.name}: singular values of the residual stream ({len(subject.words)} tokens) at each depth"
         return figures.singular_values(found.singular_values[:, 0], title=title)
 
     numbers = {
