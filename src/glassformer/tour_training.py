@@ -133,7 +133,7 @@ def open_corpus(plan: Plan) -> tuple[Session, Text]:
     except DataError as error:
         if any(change.startswith("data.corpus") for change in plan.changes):
             raise
-        note = f"{str(error).rstrip('.')}. The tour trains on the text that comes with Python instead."
+        note = f"{str(error).rstrip('.')}. The tour trains on the manual that comes with Python instead."
         session = open_session(read_run(RUN, (*changes, "data.corpus=embedded"), source="the tour"))
     data, V = session.data, session.run.model.vocab_size
     lines = {"uniform": math.log(V), **baselines(data.train, data.val, V)}

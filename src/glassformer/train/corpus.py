@@ -195,7 +195,7 @@ def shakespeare() -> Path:
     file = cache_folder() / SHAKESPEARE
     if not (file.is_file() and _is_genuine(file)):
         place = (
-            f"put the file of {URL} at {file}{f' or in {given}' if given else ''}, or use the text that comes with "
+            f"put the file of {URL} at {file}{f' or in {given}' if given else ''}, or use the manual that comes with "
             "Python (--set data.corpus=embedded)"
         )
         data = _download(place)
@@ -205,7 +205,7 @@ def shakespeare() -> Path:
         except OSError as error:
             raise DataError(
                 f"{file} cannot be written ({error.strerror or error}): make room, set GLASSFORMER_DATA to a folder "
-                f"that has {SHAKESPEARE}, or use the text that comes with Python (--set data.corpus=embedded)."
+                f"that has {SHAKESPEARE}, or use the manual that comes with Python (--set data.corpus=embedded)."
             ) from None
     return file
 
