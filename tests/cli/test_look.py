@@ -120,6 +120,20 @@ def test_the_bundled_model_is_looked_at_without_a_word(capsys, tmp_path):
     assert "bard: attention of all 30 heads" in said
 
 
+def test_a_checkpoint_is_named_after_its_run(capsys, folder, tmp_path):
+    checkpoint = shutil.copytree(folder, tmp_path / "code" / "checkpoints" / "step-00000200")
+    (checkpoint / "meta.json").write_text('{"step": 200}')
+    (tmp_path / "code" / "best").symlink_to("checkpoints/step-00000200")
+    (tmp_path / "latest").symlink_to("code")
+    code, said, _ = run(
+        capsys, "look", "attention", "--model", tmp_path / "latest" / "best", *CAT, "--out", tmp_path / "a.png"
+    )
+    assert code == 0
+    assert "code/best: attention of all 8 heads, 2 queries (down) by 2 keys (right)" in said
+    one = ["--model", folder, "--ids", "--text", "5", "--out", tmp_path / "a.png"]
+    assert "1 query (down) by 1 key (right)" in run(capsys, "look", "attention", *one)[1]
+
+
 def test_training_draws_a_run_s_log(capsys, tmp_path):
     events = [{"event": "step", "step": i, "loss": 2.0 - i / 10} for i in range(5)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -121,7 +121,7 @@ def test_only_steps_given_shortens_the_warm_up_in_one_line(capsys, tmp_path):
     arguments = [word for word in train_arguments(tmp_path, "loop.steps=4") if not word.startswith("schedule")]
     code, _, err = run(capsys, *arguments)
     assert code == 0
-    assert err.startswith("glass: schedule.warmup is shortened from 100 to 0, a tenth of loop.steps=4")
+    assert err.startswith("note: schedule.warmup is shortened from 100 to 0, a tenth of loop.steps=4")
     assert len(err.splitlines()) == 1
 
 

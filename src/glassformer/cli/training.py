@@ -101,7 +101,7 @@ def _note(sentence: str) -> None:
     from glassformer.train.ranks import is_main
 
     if is_main():
-        print(f"glass: {sentence}", file=sys.stderr)
+        print(f"note: {sentence}", file=sys.stderr)  # not "glass: ", which begins an error
 
 
 class _Listener:
