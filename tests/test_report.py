@@ -203,6 +203,20 @@ def test_labels_of_close_baselines_do_not_overlap():
     assert min(b - a for a, b in pairwise(heights)) >= 17
 
 
+@pytest.mark.parametrize(
+    ("losses", "ticks"),
+    [
+        ((6.9, 4.6), ["4.5", "5", "5.5", "6", "6.5", "7"]),
+        ((4.2, 1.5), ["1.5", "2", "2.5", "3", "3.5", "4", "4.5"]),
+        ((0.041, 0.004), ["0", "0.01", "0.02", "0.03", "0.04", "0.05"]),
+        ((3.0, 3.0), ["3", "3.1"]),
+    ],
+)
+def test_the_axis_of_the_loss_is_that_of_the_data(losses, ticks):
+    drawn = report_svg.loss_curves([(1, losses[0]), (9, losses[1])], [(9, losses[1])], {})
+    assert re.findall(r'text-anchor="end" class="">([\d.]+)<', drawn) == ticks
+
+
 def test_a_map_holds_every_cell_that_matters():
     pattern = [[1.0, 0.0], [0.25, 0.75]]
     drawn = report_svg.small_map(pattern, "x")

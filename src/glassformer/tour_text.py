@@ -23,7 +23,8 @@ class Guide:
         self.display: Display | None = None
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        lines = "\n".join(line.rstrip() for line in text.split("\n"))
+        self.console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     def tell(self, text: str) -> None:
         """Say sentences: in a terminal they are broken between words, below where each began; elsewhere not at all."""

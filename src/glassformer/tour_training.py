@@ -139,7 +139,7 @@ def open_corpus(plan: Plan) -> tuple[Session, Text]:
     except DataError as error:
         if any(change.startswith("data.corpus") for change in plan.changes):
             raise
-        note = f"{str(error).rstrip('.')}; until then the tour trains on the manual that comes with Python."
+        note = f"{str(error).rstrip('.')}. The tour trains on the manual that comes with Python instead."
         session = open_session(read_run(RUN, (*changes, "data.corpus=embedded"), source="the tour"))
     data, V = session.data, session.run.model.vocab_size
     lines = {"uniform": math.log(V), **baselines(data.train, data.val, V)}
@@ -179,7 +179,7 @@ def first_prompt(session: Session) -> str:
     """What the samples go on from: a speaker's name, or the first word of the validation split."""
     prompt, tokenizer = "ROMEO:\n", session.data.tokenizer
     if session.data.manifest.corpus != "shakespeare":
-        prompt = (tokenizer.decode(np.asarray(session.data.val[:40]).tolist()).split() or [""])[0] + " "
+        prompt = f"{session.data.first_word()} "
     try:
         tokenizer.encode(prompt)
     except DataError:

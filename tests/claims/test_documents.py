@@ -1,4 +1,4 @@
-"""The pages that `make docs` writes are current, and what they link to is there."""
+"""The generated pages of docs/ are current, and what they link to is there."""
 
 import re
 import subprocess

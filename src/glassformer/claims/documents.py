@@ -1,4 +1,4 @@
-"""docs/claims.md and docs/errata.md, written from the registry by `make docs`, and docs/presets.md with them.
+"""The generated pages of docs/, written by `make docs`: claims, errata, presets and the fields of a run file.
 
 A test compares them with what this module would write, so they cannot fall behind.
 """
@@ -13,6 +13,7 @@ from glassformer.claims.formulas import split
 from glassformer.claims.registry import CHAPTERS, TITLES, coverage, load_all
 from glassformer.files import write_atomically
 from glassformer.size import Catalogue
+from glassformer.train.fields import run_file_page
 
 FRAGILE = re.compile(r"\\[^a-zA-Z]|[*<>|~`]|(?<![A-Za-z0-9])_")
 """What Markdown would take for its own inside a formula: escapes, emphasis, table bars."""
@@ -143,6 +144,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "claims.md": claims_page,
     "errata.md": errata_page,
     "presets.md": Catalogue().page,
+    "run_file.md": run_file_page,
 }
 
 

@@ -22,6 +22,12 @@ Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, n
 Force = Annotated[bool, tyro.conf.arg(help="Replace an output file that already exists.")]
 
 
+def option(help: str, metavar: str | None = None, aliases: list[str] | None = None) -> Any:
+    """The help of an option. A computed default stands in its own sentence, which replaces the parser's."""
+    hint = "" if "Default:" in help else None
+    return tyro.conf.arg(help=help, metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+
+
 class InputError(ValueError):
     """Input this command line cannot work with."""
 

@@ -35,6 +35,11 @@ def listing(items: list[Any], word: str = "or") -> str:
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + f" {word} " + texts[-1]
 
 
+def counted(number: int, noun: str) -> str:
+    """1 step, 2,000 steps."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def nearest(name: str, known: Any, others: str = "Fields:", listed: Any = None) -> str:
     """The end of a refusal: names like this one, or all of them, or those `listed`, after the word for `others`."""
     import difflib  # only on the way to an error

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config.errors import listing
+from glassformer.config.errors import counted, listing
 from glassformer.model import NO_TAP, Cache, DecoderLM, EncoderLM, Model, Seq2Seq, Tap
 from glassformer.shapes import Bool, Float, Int, Shaped
 
@@ -380,3 +380,15 @@ def evaluating(model: Model) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def require_equal_length(
+    clean: int, corrupt: int, names: tuple[str, str] = ("the clean text", "the corrupt text")
+) -> None:
+    """Refuse texts of different numbers of tokens, by the names that the user knows them by."""
+    if clean != corrupt:
+        raise LensError(
+            f"{names[0]} has {counted(clean, 'token')} and {names[1]} has {counted(corrupt, 'token')}: patching "
+            "replaces the value at each position by that at the same position of the other text, so both need the same "
+            "number of tokens. Shorten or lengthen one of them."
+        )

@@ -108,7 +108,7 @@ def _routes(studio: Studio) -> list[Route | Mount]:
         route("/api/size/chinchilla", _chinchilla),
         route("/api/python", _lines),
         route("/v1/models", _models, v1=True),
-        route("/v1/models/{id}", _model, v1=True),
+        route("/v1/models/{id:path}", _model, v1=True),
     ]
     return [*gets, *posts, Mount("/static", StaticFiles(directory=STATIC))]
 

@@ -4,6 +4,7 @@ A request names a model by its short name only; no path from outside is ever ope
 a bounded number at a time, each once however many ask for it.
 """
 
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, NoFeedForward, Seq2SeqConfig, from_toml
 from glassformer.config.errors import nearest
+from glassformer.files import checkpoint_step, model_name
 from glassformer.size import count
 from glassformer.studio.errors import StudioError, UnknownError
 
@@ -164,7 +166,7 @@ class Shelf:
                 found = load_config(path)
             if found is None:
                 return None
-            if name not in self._fixed:
+            if name not in self._fixed or path.is_symlink():
                 return found  # a run's best model moves
             self._configs[path] = found
         return self._configs[path]
@@ -174,7 +176,9 @@ class Shelf:
         return [self._described(entry, torch_ready) for entry in self.entries().values()]
 
     def _described(self, entry: Entry, torch_ready: bool) -> dict[str, Any]:
-        head = {"name": entry.name, "title": entry.title, "bundled": entry.bundled}
+        step = checkpoint_step(entry.path)
+        title = entry.title if step is None else f"{entry.title}, step {step:,}".removeprefix(f"{entry.name}, ")
+        head = {"name": entry.name, "title": title, "bundled": entry.bundled, "step": step}
         head["tokenizer"] = (entry.path / "tokenizer.json").exists()
         try:
             config = self.config(entry.name, torch_ready)
@@ -218,12 +222,15 @@ def _entries(folders: Iterable[Path]) -> list[Entry]:
         if path is not None:
             found.append(Entry(name, path, TITLES.get(name, name), bundled=True))
     for folder in folders:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "model"
+        parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-.") for part in model_name(folder).split("/"))
+        plain = "/".join(part for part in parts if part) or "model"
         taken, name, number = {e.name for e in found}, plain, 1
         while name in taken:
             number += 1
             name = f"{plain}-{number}"
-        found.append(Entry(name, folder.resolve(), name))
+        path = Path(os.path.abspath(folder))
+        # the link of a run to its best checkpoint is followed each time it is loaded, a link to a run only here
+        found.append(Entry(name, path.parent.resolve() / path.name, name))
     return found
 
 

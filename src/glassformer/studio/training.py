@@ -9,9 +9,9 @@
                    lock            held by the process as long as it lives
                    out/            the run itself: checkpoints, best, last, log.jsonl
 
-The process is `glass train spec.toml --json`, later `--resume out`. Whether it lives is asked of the lock, which it
-inherits and which ends with it: a process id could meanwhile mean another. A pause is SIGTERM, on which training saves
-after its step. A studio that starts finds runs that are wanted but dead, and goes on with them.
+The process is `glass train spec.toml --no-latest --json`, later `--resume out`. Whether it lives is asked of the lock,
+which it inherits and which ends with it: a process id could meanwhile mean another. A pause is SIGTERM, on which
+training saves after its step. A studio that starts finds runs that are wanted but dead, and goes on with them.
 """
 
 import contextlib
@@ -313,7 +313,7 @@ class Trainings:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "glassformer", "train", *what, "--json"],
+                    [sys.executable, "-m", "glassformer", "train", *what, "--no-latest", "--json"],
                     cwd=run.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=events,

@@ -228,18 +228,20 @@ def train(
     resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
     baselines: dict[str, float] | None = None,
     probes: Mapping[str, Probe] | None = None,
+    force: bool = False,
 ) -> TrainState:
-    """Train to the end of the run. Events go to RUN/log.jsonl and to `listen`.
+    """Train to the end of the run. Events go to RUN/log.jsonl and to `listen`; the first one names the folder RUN.
 
-    `probes` are measurements from rooms above this one, by the name that [probe] asks for them with.
+    `probes` are measurements that this package may not import, by their names in [probe]. `force` replaces a run that
+    the folder `out` already holds.
     """
     asked = chosen_probes(run.probe, probes or {})
     state = prepare_state(run)
     if resume is not None:
         restore(state, *resume)
-    root = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None))
+    run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
     with contextlib.closing(
-        Log(root / "log.jsonl", listen, state.step, state.group.is_main, run.loop.tensorboard)
+        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run.loop.tensorboard)
     ) as log:
         log(event="start", **_facts(state, data, baselines))
         _run(state, data, log, sampler, asked, resume[0] if resume else {})
@@ -367,6 +369,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
     return {
         "step": state.step,
         "steps": run.loop.steps,
+        "out": run.out,
         "parameters": sizing.count(run.model),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,

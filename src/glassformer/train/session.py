@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.config import Special
+from glassformer.config import Special, to_toml
 from glassformer.train import checkpoint, corpus, parallel
 from glassformer.train.data import Source, prepare
-from glassformer.train.run import RunConfig, with_model
+from glassformer.train.run import Note, RunConfig, read_run, run_to_dict, with_model
 from glassformer.train.tasks import TaskData
 
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
@@ -36,17 +36,23 @@ def open_session(run: RunConfig) -> Session:
     return Session(fit_model(run, data), data)
 
 
-def resume_session(path: str, changes: tuple[str, ...] = ()) -> Session:
-    """Go on from a checkpoint, with the run it carries; only `loop.steps` and the like may be changed."""
-    run, meta, model, extra = checkpoint.read(path)
-    if changes:
-        from glassformer.config import to_toml
-        from glassformer.train.run import read_run, run_to_dict
+def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None = None) -> Session:
+    """Continue from a checkpoint, with the run stored in it; only optim, schedule, loop and the like may be changed.
 
-        changed = read_run(to_toml(run_to_dict(run)), changes, source="the checkpoint's run")
+    The run continues in the folder where it is now, also after that was moved, unless `out` is changed.
+    """
+    run, meta, model, extra = checkpoint.read(path)
+    run = _in_its_folder(run, checkpoint.find(path))
+    if changes:
+        changed = read_run(to_toml(run_to_dict(run)), changes, "the checkpoint's run", note)
         if (changed.model, changed.data, changed.task) != (run.model, run.data, run.task):
             raise checkpoint.CheckpointError(
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
+            )
+        if Path(changed.out).resolve() != Path(run.out).resolve() and checkpoint.steps(Path(changed.out)):
+            raise checkpoint.CheckpointError(
+                f"out={changed.out} already holds another run: give a new folder, or leave out `out` to continue in "
+                f"{run.out}."
             )
         run = changed
     parallel.check(run)
@@ -61,6 +67,14 @@ def resume_session(path: str, changes: tuple[str, ...] = ()) -> Session:
             f"the corpus {run.data.corpus!r} now gives another tokenizer than the checkpoint's: it was changed since."
         )
     return Session(run, data, (meta, model, extra))
+
+
+def _in_its_folder(run: RunConfig, found: Path) -> RunConfig:
+    """The run with `out` where its checkpoint `found` lies; a checkpoint outside of a run keeps the stored `out`."""
+    root = found.parent.parent
+    if found.parent.name != "checkpoints" or Path(run.out).resolve() == root:
+        return run
+    return dataclasses.replace(run, out=str(root))
 
 
 def _prepare(run: RunConfig) -> Source:
