@@ -73,7 +73,7 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
 
 def _places(patient: Subject, batch: Padded) -> dict[str, Any]:
     """Positions, where the library's convention is that the caller gives them."""
-    wanted = patient.interface.foreign_style and patient.interface.positions is not None and patient.kind != "encoder"
+    wanted = patient.interface.positions_from_caller and patient.kind != "encoder"
     return {"positions": batch.positions} if wanted and batch.side == "left" else {}
 
 
@@ -151,7 +151,7 @@ def _alone_or_together(subject: Subject, finding: Finding, alone: Callable[[Subj
 
 
 def _places_wanted(subject: Subject) -> bool:
-    return subject.interface.foreign_style and subject.interface.positions is not None and subject.kind != "encoder"
+    return subject.interface.positions_from_caller and subject.kind != "encoder"
 
 
 def _content(side: str, together: bool = True) -> Callable[[Subject], Measured]:

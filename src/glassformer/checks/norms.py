@@ -180,7 +180,7 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
             elif wanted and not 0.9 < found.eps / wanted < 1.1 and max(found.eps, wanted) > 1e-13:
                 trouble = f"eps is {found.eps:.3g}, declared {wanted:.3g}"
             known = isinstance(own, float) and 0.9 < found.eps / own < 1.1
-            if trouble and known and subject.interface.foreign_style and not found.outside:
+            if trouble and known and subject.interface.library and not found.outside:
                 why = f"{norm.name}: {trouble}; its library does not read the config there, and weights were trained so"
                 yield Finding(id, Verdict.SKIP, found.eps, wanted, why, "", {**where, "explained": True})
                 return

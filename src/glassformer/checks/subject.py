@@ -241,6 +241,8 @@ def subject_of(
     own = type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", "callable")
     label = name or str(own)
     subject = Subject(thing, kind or "decoder", size, face, facts, label, expect)
+    if face.target_is_optional and kind != "seq2seq" and _answers_alone(subject):
+        subject.interface = face = calls.inspect_call(thing, single=True)
     if isinstance(thing, nn.Module) and any(p.device.type == "meta" for p in thing.parameters()):
         raise CannotExamineError(f"{label} has no weights yet (device meta): load or initialise them first.")
     _settle(subject)
@@ -265,6 +267,16 @@ def _vocabulary(thing: Any, facts: Declared) -> int:
     if heads:
         return heads[-1].out_features
     raise CannotExamineError("no vocabulary to guess from (no config, no embedding): give vocab_size.")
+
+
+def _answers_alone(subject: Subject) -> bool:
+    """Whether one sequence gives logits: then an optional argument such as `target` holds labels."""
+    with contextlib.suppress(Exception, SystemExit), quiet(), subject.patient() as patient:
+        tokens = patient.tokens(2, 5)
+        with contextlib.suppress(Unsupported):  # logits of the last position only
+            calls.find_logits(patient.model(tokens, **patient.interface.flags), (2, 5))
+        return True
+    return False
 
 
 def _settle(subject: Subject) -> None:

@@ -49,7 +49,7 @@ class Case:
         if self.mask is not None:
             given["mask"] = self.mask.to(here)
             left = not bool(self.mask[:, 0].all())
-            if left and subject.interface.foreign_style and subject.interface.positions:
+            if left and subject.interface.positions_from_caller:
                 given["positions"] = (given["mask"].long().cumsum(1) - 1).clamp(min=0)
         if self.prompt is None:
             return subject.logits(tokens, **given)
@@ -107,7 +107,7 @@ def _counts_real_tokens(subject: Subject) -> bool:
     """Whether its positions can be made to skip padding on the left."""
     if type(subject.model).__module__.startswith("glassformer."):
         return True
-    return subject.interface.foreign_style and subject.interface.positions is not None
+    return subject.interface.positions_from_caller
 
 
 def is_compiled(model: Any) -> bool:
