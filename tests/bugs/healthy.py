@@ -194,6 +194,7 @@ ODD = (
     _odd("shared-layers", traps.shared_layers),
     _odd("reloaded", traps.reloaded, trap=13),
     _odd("scaled-embedding", traps.embedding_scaled),
+    _odd("closure-blocks", traps.closure_blocks, nano_logits, words="a deep copy computes with the original's modules"),
 )
 
 WARD: tuple[Healthy, ...] = BASE + GLASS + TRANSFORMERS + ODD

@@ -297,3 +297,27 @@ def embedding_scaled() -> nn.Module:
             return super().embed(idx, positions) * math.sqrt(D)
 
     return changed(Config(position="rotary"), "", Scaled)
+
+
+class ClosureBlock(nn.Module):
+    """The feed-forward is a lambda over the block's own submodules, as in minGPT: a deep copy calls the original's."""
+
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(D), NanoAttention(), nn.LayerNorm(D)
+        parts = {"up": nn.Linear(D, 4 * D), "act": nn.GELU(), "down": nn.Linear(4 * D, D), "drop": nn.Dropout(0.1)}
+        self.mlp = mlp = nn.ModuleDict(parts)
+        self.feed = lambda x: mlp["drop"](mlp["down"](mlp["act"](mlp["up"](x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.feed(self.ln_2(x))
+
+
+def closure_blocks() -> nn.Module:
+    model = nano_style()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.transformer["h"] = nn.ModuleList(ClosureBlock() for _ in range(L))
+        fresh(model)
+    return model.train()

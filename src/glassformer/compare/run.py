@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.checks.adapt import subject_of
 from glassformer.checks.errors import CannotExamineError
 from glassformer.checks.isolate import quiet
-from glassformer.checks.subject import Kind, Subject, subject_of
+from glassformer.checks.subject import Kind, Subject
 from glassformer.compare.anatomy import Anatomy, Lengths, read_anatomy
 from glassformer.compare.cases import Case, answers, cases_for, is_compiled, prepared
 from glassformer.compare.errors import CannotCompareError
@@ -130,8 +131,13 @@ def _cast(a: Subject, b: Subject, dtype: torch.dtype | str) -> None:
     if wanted not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise CannotCompareError(f"dtype {dtype!r} is not known: use float64, float32, bfloat16 or float16.")
     for subject in (a, b):
-        if isinstance(subject.model, nn.Module) and subject.dtype != wanted:
-            subject.model = copy.deepcopy(subject.model).to(wanted)
+        if not isinstance(subject.model, nn.Module) or subject.dtype == wanted:
+            continue
+        if subject.in_place:
+            raise CannotCompareError(
+                f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
+            )
+        subject.model = copy.deepcopy(subject.model).to(wanted)
 
 
 @dataclass

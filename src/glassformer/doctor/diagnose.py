@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from glassformer.checks import causality
+from glassformer.checks.adapt import subject_of
 from glassformer.checks.attention import open_layers, traced
 from glassformer.checks.errors import CannotExamineError
 from glassformer.checks.isolate import preserved, quiet, time_limit
-from glassformer.checks.subject import Kind, Subject, subject_of
+from glassformer.checks.subject import Kind, Subject
 from glassformer.doctor.causes import name_of, sort_out
 from glassformer.doctor.examine import Examination, Found, run
 from glassformer.doctor.place import layer_of_fault
