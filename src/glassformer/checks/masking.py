@@ -32,11 +32,12 @@ LEAK = (
 POSITION = (
     "Positions count real tokens: positions = (mask.cumsum(1) - 1).clamp(min=0), and go on from there with a cache."
 )
+OVERFLOW = (
+    "Find the first module whose output is not finite: softmax with every key masked, division by 0, or overflow."
+)
 NAN = "A query with no visible key gives NaN, and 0·NaN spreads: let it see itself, or mask with a finite least number."
 UNSUPPORTED = "left padding shifts this model's absolute positions, and it takes none from outside: pad on the right"
-FOREIGN = (
-    "left padding shifts this model's positions unless position_ids are given: a convention of its library, not a bug"
-)
+FOREIGN = "left padding shifts this model's positions unless the caller passes position_ids: a convention, not a bug"
 
 
 def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
@@ -68,7 +69,9 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
             except Exception as error:
                 yield Finding.skip(name, f"it does not run so: {' '.join(str(error).split())[:100]}")
                 continue
-            yield Finding.judge(name, bad, 0, "logits of real tokens are numbers", NAN, dtype=str(dtype))
+            yield Finding.judge(
+                name, bad, 0, "logits of real tokens are finite", NAN if with_padding else OVERFLOW, dtype=str(dtype)
+            )
 
 
 def _places(patient: Subject, batch: Padded) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from glassformer.checks import causality
@@ -13,6 +14,7 @@ from glassformer.checks.adapt import subject_of
 from glassformer.checks.attention import open_layers, traced
 from glassformer.checks.errors import CannotExamineError
 from glassformer.checks.isolate import preserved, quiet, time_limit
+from glassformer.checks.measure import gap
 from glassformer.checks.subject import Kind, Subject
 from glassformer.doctor.causes import name_of, sort_out
 from glassformer.doctor.examine import Examination, Found, run
@@ -58,9 +60,36 @@ def diagnose(
         if isinstance(subject, nn.Module) and (told := not_numbers(subject)) is not None:
             raise CannotExamineError(f"{told}, and so is all that is computed with them: load or train it again.")
         patient = subject_of(subject, kind, vocab_size, expect, name)
+        refuse_constant(patient)
         trusted = None if reference is None else subject_of(reference, patient.kind, vocab_size, expect, "reference")
         exam = run(Examination(patient, trusted, deep, quick, found), tell)
         return _report(exam, time.monotonic() - began)
+
+
+def refuse_constant(subject: Subject) -> None:
+    """Refuse logits that are the same for other tokens: every comparison would agree and say nothing."""
+    with quiet(), subject.patient() as patient:
+        tokens = patient.tokens(2, patient.length(24), seed=3)
+        seq2seq = patient.kind == "seq2seq"
+        given = [{"source": patient.source(2, seed=seed)} if seq2seq else {} for seed in (77, 78)]
+        one = patient.logits(tokens, **given[0])
+        two = patient.logits(patient.other(tokens), **given[1])
+    # a model that draws random numbers moves by itself, and NaN is a finding of its own
+    if gap(one, two) > 0 or not bool(torch.isfinite(one).all()):
+        return
+    values = one.detach().flatten()
+    told = f"every logit is {float(values[0]):.4g}" if bool((values == values[0]).all()) else "only positions move them"
+    empty = [n for n, p in subject.module.named_parameters() if not bool(p.any())] if subject.module is not None else []
+    matrices = [n for n in empty if subject.module is not None and subject.module.get_parameter(n).dim() > 1]
+    remedy = (
+        f"{matrices[-1]} is all zero, so load trained weights or initialise it with other numbers"
+        if matrices
+        else "give a model that computes its logits from the token ids"
+    )
+    raise CannotExamineError(
+        f"{subject.name} returns the same logits for different tokens ({told}); they must depend on the input to be "
+        f"examined: {remedy}."
+    )
 
 
 def _report(exam: Examination, seconds: float) -> Report:
