@@ -208,6 +208,62 @@ class SoftCap(Attention):
         return 5 * torch.tanh(super().score(q, k) / 5)
 
 
+class SharedKeyValue(Attention):
+    """One projection gives keys and values; there is no other, so nothing is unused."""
+
+    def forward(self, x, around, cache=None):
+        q, k = self.split(self.q_proj(x), self.cfg.n_heads), self.split(self.k_proj(x), self.cfg.n_kv_heads)
+        v = k
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)
+        return self.out_proj(self.attend(q, k, v, around.allowed, None))
+
+
+class TalkingHeads(Attention):
+    """Heads exchange their weights after softmax, by a learned matrix: published, and no second softmax."""
+
+    def normalise(self, scores):
+        return torch.einsum("bhts,hg->bgts", super().normalise(scores), self.talk)
+
+
+class GatedWeights(Attention):
+    """A learned exponent on the weights, then a renormalisation."""
+
+    def normalise(self, scores):
+        weights = super().normalise(scores) ** self.exponent
+        return weights / weights.sum(-1, keepdim=True)
+
+
+class MaskedAfterwards(Attention):
+    """Weights are masked once more and renormalised, which changes nothing."""
+
+    def normalise(self, scores):
+        weights = super().normalise(scores)
+        weights = weights * (scores > -1e30)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
+
+
+def shared_key_value() -> nn.Module:
+    model = changed(Config(), "*.attention", SharedKeyValue)
+    for block in model.blocks:
+        del block.attention.v_proj
+    return model
+
+
+def talking_heads() -> nn.Module:
+    model = changed(Config(), "*.attention", TalkingHeads)
+    for block in model.blocks:
+        block.attention.talk = nn.Parameter(torch.eye(H) + 0.1)
+    return model
+
+
+def gated_weights() -> nn.Module:
+    model = changed(Config(), "*.attention", GatedWeights)
+    for block in model.blocks:
+        block.attention.exponent = nn.Parameter(torch.tensor(1.5))
+    return model
+
+
 class SquaredRelu(MLP):
     def activate(self, x):
         return F.relu(x).square()

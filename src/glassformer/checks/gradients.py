@@ -5,12 +5,14 @@ import inspect
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from glassformer.checks.attention import traced
+from glassformer.checks.measure import gap, rms
 from glassformer.checks.norms import is_norm
 from glassformer.checks.step import vectors
 from glassformer.checks.subject import Subject, layer_of
+from glassformer.checks.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 DEAD = 1e-9
@@ -91,20 +93,19 @@ def _dead_blocks(patient: Subject, module: nn.Module) -> list[tuple[str, int, in
     ReLU switches off. The head is left out: a padded vocabulary may be cut off.
     """
     width = patient.facts.head_width or 8
+    trace = trace_call(patient, patient.tokens(1, patient.length(8), seed=29))
+    wide = {linear.weight: linear.output.shape[-1] for linear in trace.linears}
     found = []
-    for name, owner in module.named_modules():
-        weight = getattr(owner, "weight", None)
-        if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or weight.grad is None:
+    for name, weight in module.named_parameters():
+        outputs = wide.get(weight.untyped_storage().data_ptr())
+        if weight.dim() != 2 or weight.grad is None or outputs not in weight.shape or outputs == patient.vocab_size:
             continue
-        if isinstance(owner, nn.Embedding) or patient.vocab_size in weight.shape:
-            continue
-        # transformers' Conv1D keeps its matrix the other way round
-        outputs = weight.grad.abs().amax(0 if type(owner).__name__ == "Conv1D" else 1)
-        unused = (outputs == 0).nonzero().flatten().tolist()
-        run = _longest_run(unused)
-        whole = f"{name}.weight" if name else "weight"
-        if run and len(run) >= width and len(run) < len(outputs) and not _excused(whole, weight):
-            found.append((whole, run[0], run[-1], len(outputs)))
+        if weight.shape[0] == weight.shape[1] or _excused(name, weight):
+            continue  # a square matrix is no fusion of several
+        sizes = weight.grad.abs().amax(1 if weight.shape[0] == outputs else 0)
+        run = _longest_run((sizes == 0).nonzero().flatten().tolist())
+        if width <= len(run) < len(sizes):
+            found.append((name, run[0], run[-1], len(sizes)))
     return found
 
 
@@ -146,12 +147,17 @@ def _values_from_keys(subject: Subject) -> str | None:
     with contextlib.suppress(Exception):
         for one in traced(subject):
             found = vectors(one.attention, 2)
-            if found is not None and found[1].shape == found[2].shape and torch.equal(found[1], found[2]):
+            if found is not None and _proportional(found[1], found[2]):
                 return f"in {one.place} the values are the keys"
             maps = one.attention.v_maps
             if maps and found is not None and len(one.attention.maps) > 1 and maps <= one.attention.maps:
                 return f"in {one.place} the values come from the projection of the queries or keys"
     return None
+
+
+def _proportional(a: Tensor, b: Tensor) -> bool:
+    """Equal up to one factor: a scale may be folded into the keys."""
+    return a.shape == b.shape and gap(a * (rms(b) / max(rms(a), 1e-30)), b) <= 1e-4 * rms(b)
 
 
 @contextlib.contextmanager

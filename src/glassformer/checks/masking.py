@@ -32,9 +32,7 @@ LEAK = (
 POSITION = (
     "Positions count real tokens: positions = (mask.cumsum(1) - 1).clamp(min=0), and go on from there with a cache."
 )
-OVERFLOW = (
-    "Find the first module whose output is not finite: softmax with every key masked, division by 0, or overflow."
-)
+OVERFLOW = "Find the first module whose output is not finite: softmax with every key masked, division by 0, overflow."
 NAN = "A query with no visible key gives NaN, and 0·NaN spreads: let it see itself, or mask with a finite least number."
 UNSUPPORTED = "left padding shifts this model's absolute positions, and it takes none from outside: pad on the right"
 FOREIGN = "left padding shifts this model's positions unless the caller passes position_ids: a convention, not a bug"
