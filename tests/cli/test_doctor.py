@@ -185,6 +185,19 @@ def test_a_person_sees_the_table_fill_and_a_machine_does_not(capsys, monkeypatch
     assert screen.getvalue().strip("\0") == ""
 
 
+def test_a_report_fits_the_terminal_and_no_line_ends_in_blanks(capsys, monkeypatch):
+    subject = f"{ROOT / 'tests/cli/sick_model.py'}:build"
+    monkeypatch.setattr("glassformer.cli.doctor.terminal_width", lambda: 80)
+    code, out, _ = run(capsys, "doctor", subject, "--quick")
+    assert code == 1
+    assert max(map(len, out.splitlines())) <= 80
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+    monkeypatch.setattr("glassformer.cli.doctor.terminal_width", lambda: None)
+    _, wide, _ = run(capsys, "doctor", subject, "--quick")
+    assert max(map(len, wide.splitlines())) > 80
+    assert [line for line in wide.splitlines() if line != line.rstrip()] == []
+
+
 def test_a_healthy_folder_is_exit_0_and_says_whose_engine(capsys, folder):
     code, out, err = run(capsys, "doctor", folder, "--quick")
     assert (code, err) == (0, "")

@@ -190,7 +190,7 @@ def _scene(subject: Subject, finding: Finding) -> dict[str, Any]:
 def explained(subject: Subject, finding: Finding, otherwise: str = "cache_mismatch") -> Finding:
     """Name the cause of a failed step by the second experiments: explicit positions, then the trace of the step."""
     first, window = finding.evidence["first_bad"], subject.facts.whole("window")
-    how = f"the first {first} places agree, place {first} does not"
+    how = f"position {first} is the first that differs"
     if _vanishes(subject, finding):
         evidence = {**finding.evidence, "cause": how + "; with explicit positions they all agree"}
         return change(finding, id="decode_position/steps", remedy=POSITION_REMEDY, evidence=evidence)

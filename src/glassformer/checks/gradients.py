@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.checks.attention import traced
-from glassformer.checks.measure import gap, rms
+from glassformer.checks.measure import gap, many, rms
 from glassformer.checks.norms import is_norm
 from glassformer.checks.step import vectors
 from glassformer.checks.subject import Subject, layer_of
@@ -76,7 +76,7 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
         yield _name_block(subject, blocks)
         return
     if not dead:
-        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"{len(sizes)} parameters get a gradient")
+        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"every one of {many(len(sizes), 'parameter')} gets a gradient")
         return
     asked = _by_argument(subject, [n for n in dead if owners[n][0] not in called])
     if asked is not None and all(owners[n][0] not in called for n in dead):

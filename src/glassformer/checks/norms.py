@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.checks.measure import gap, rms
+from glassformer.checks.measure import gap, many, rms
 from glassformer.checks.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 
@@ -194,4 +194,8 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
     if not count:
         yield Finding.skip(id, "no norm modules were seen in float64")
         return
-    yield Finding(id, Verdict.PASS, why=f"{count} norms compute what is declared" + (f"; {notes[0]}" if notes else ""))
+    yield Finding(
+        id,
+        Verdict.PASS,
+        why=f"every one of {many(count, 'norm')} computes what is declared" + (f"; {notes[0]}" if notes else ""),
+    )

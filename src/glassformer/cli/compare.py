@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_writable
+from glassformer.cli.common import InputError, Json, check_writable, terminal_width
+from glassformer.cli.wrap import wrapped
 
 
 def compare(
@@ -50,7 +51,7 @@ def compare(
     if json:
         print(json_module.dumps({**result.to_dict(), **({"html": str(html)} if html else {})}))
     else:
-        print(result.text())
+        print(wrapped(result.text(), terminal_width()))
         if html is not None:
             print(f"{html}: the same as a page")
     return 0 if result.same else 1

@@ -3,6 +3,7 @@
 import contextlib
 import json as json_module
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_writable
+from glassformer.cli.common import InputError, Json, check_writable, terminal_width
+from glassformer.cli.wrap import wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from glassformer.finding import Finding
 
 SECONDS = 600.0
+TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
+"""Blanks that end a line, before the codes that end its colour."""
 ALSO = (
     *("prefix", "alibi", "use_alibi", "rope", "use_rope", "rotary", "use_rotary", "rotary_dim", "use_sliding_window"),
     *("relative_attention_num_buckets", "scale_attn_weights", "scale_attention", "query_pre_attn_scalar", "mup"),
@@ -176,14 +180,16 @@ def show(report: "Report") -> None:
     """A table of the diagnoses that were looked for, then the verdict in words."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    width = terminal_width()
+    console = Console(highlight=False, width=width or 1000)
     groups: dict[str, list[Finding]] = {}
     for finding in report.findings:
         groups.setdefault(finding.id.split("/")[0], []).append(finding)
-    console.print(tabulated(groups, "diagnosis"))
-    console.print()
-    console.print(report.text(), markup=False)
-    console.print(f"\n{report.seconds:.1f} s", style="dim")
+    with console.capture() as table:
+        console.print(tabulated(groups, "diagnosis"))
+    print(TRAILING.sub(r"\1", table.get()))
+    print(wrapped(report.text(), width))
+    print(f"\n{report.seconds:.1f} s")
 
 
 def write(report: "Report", junit: Path | None, html: Path | None) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from glassformer.checks.isolate import quiet
+from glassformer.checks.measure import many
 from glassformer.checks.subject import Subject
 from glassformer.compare.record import Widened, elementary
 from glassformer.shapes import Bool, Float, Int
@@ -74,7 +75,7 @@ def cases_for(a: Subject, b: Subject, tokens: Int[Tensor, "B T"] | None, vocab_s
     limit = min(a.limit, b.limit)
     large = max(a.n_parameters, b.n_parameters) > LARGE
     lengths = [t for t in LENGTHS if t <= limit and not (large and t > 40)] or [limit]
-    found = [Case(f"{t} tokens", draw(a, b, t, vocab_size, seed=t), source=source) for t in lengths]
+    found = [Case(many(t, "token"), draw(a, b, t, vocab_size, seed=t), source=source) for t in lengths]
     width = min(13, limit)
     text = draw(a, b, width, vocab_size, seed=1)
     if source is None and a.interface.mask and b.interface.mask and width > 4:

@@ -99,7 +99,8 @@ def _attention(found: _Places, layer: str, block: Block, source: Tensor | None, 
     found.put(at + "mask", "mask", visible(a), block=block)
     found.put(at + "scores", "scores", a.scores, at + "q", at + "k", at + "mask", block=block)
     found.put(at + "pattern", "pattern", a.pattern, at + "scores", at + "mask", block=block)
-    found.put(at + "heads", "heads", a.heads, at + "pattern", at + "v", block=block)
+    found.put(at + "weights", "weights", a.weights, at + "pattern", block=block)
+    found.put(at + "heads", "heads", a.heads, at + "weights", at + "v", block=block)
     if a.merged is not None:
         found.put(at + "merged", "merged", a.merged.read, at + "heads", block=block)
         found.put(at + "out", "out", a.merged.out, at + "merged", block=block, projection=a.merged)

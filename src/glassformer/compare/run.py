@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from glassformer.checks.adapt import subject_of
 from glassformer.checks.errors import CannotExamineError
 from glassformer.checks.isolate import quiet
+from glassformer.checks.measure import many
 from glassformer.checks.subject import Kind, Subject
 from glassformer.compare.anatomy import Anatomy, Lengths, read_anatomy
 from glassformer.compare.cases import Case, answers, cases_for, is_compiled, prepared
@@ -100,7 +101,7 @@ def _agree_on_sizes(a: Subject, b: Subject, vocab_size: int | None) -> int:
         )
     layers = [s.facts.whole("n_layers") for s in (a, b)]
     if None not in layers and layers[0] != layers[1]:
-        raise CannotCompareError(f"A has {layers[0]} layers and B has {layers[1]}: these are two models.")
+        raise CannotCompareError(f"A has {many(layers[0], 'layer')} and B has {layers[1]}: these are two models.")
     return vocab_size or a.vocab_size
 
 
@@ -138,6 +139,16 @@ def _cast(a: Subject, b: Subject, dtype: torch.dtype | str) -> None:
                 f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
             )
         subject.model = copy.deepcopy(subject.model).to(wanted)
+
+
+def extra_operations(one: Anatomy, two: Anatomy) -> str:
+    """Which elementary operations one model has more of than the other: softmax, then most different first."""
+    found = []
+    for who, mine, other in (("A", one.operations, two.operations), ("B", two.operations, one.operations)):
+        more = sorted((mine - other).items(), key=lambda item: ("softmax" not in item[0], -item[1]))[:5]
+        if more:
+            found.append(f"{who} has {', '.join(f'{count} more {name}' for name, count in more)}")
+    return "; ".join(found) or "both have the same operations in another order"
 
 
 @dataclass
@@ -231,9 +242,12 @@ class _Run:
         assert isinstance(one, Anatomy)
         assert isinstance(two, Anatomy)
         if len(one.blocks) != len(two.blocks):
-            raise CannotCompareError(
-                f"A has {len(one.blocks)} attentions and B has {len(two.blocks)}: these are two models."
+            result.notes.append(
+                f"A has {many(len(one.blocks), 'attention')} and B has {len(two.blocks)}, so only logits were "
+                f"compared: {extra_operations(one, two)}."
             )
+            self._say_pattern(result, case)
+            return
         self._walk(result, one, two, case, STRICT if exact else LOOSE)
         if result.first is None and result.verdict == "differ":
             if is_compiled(self.a.model) or is_compiled(self.b.model):

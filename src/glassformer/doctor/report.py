@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from glassformer.checks.measure import many
 from glassformer.finding import Finding, Verdict
 
 TITLES: dict[str, str] = {
@@ -117,8 +118,8 @@ class Report:
         counts = self.counts
         examined = counts["pass"] + counts["fail"]
         if self.healthy:
-            skipped = counts["skip"]
-            return f"{self.subject} ({self.kind}): healthy as far as {examined} probes can see; {skipped} not made."
+            probes, skipped = many(examined, "probe"), counts["skip"]
+            return f"{self.subject} ({self.kind}): healthy as far as {probes} can see; {skipped} not made."
         first = self.diagnoses[0]
         more = f", and {len(self.diagnoses) - 1} more" if len(self.diagnoses) > 1 else ""
         place = f" ({first.where()})" if first.where() else ""
