@@ -97,8 +97,8 @@ def loss_call(subject: Subject) -> LossCall | None:
         mask = next((n for n in target_mask if n in names), None)
         given = labels is not None and inspect.signature(method).parameters[labels].default is inspect.Parameter.empty
         # from tokens alone it must shift by itself; who shifts labels that the caller has to pass is not declared
-        accepted = (0,) if subject.kind == "encoder" else (0, 1) if given else (1,)
-        return LossCall("loss()", accepted, True, labels, mask, given)
+        right = (0,) if subject.kind == "encoder" else (0, 1) if given else (1,)
+        return LossCall("loss()", right, True, labels, mask, given)
     face = subject.interface
     if face.labels is None:
         return None

@@ -1,9 +1,9 @@
 """The same places in two models: named, in the order of computation, each with the places it is computed from.
 
-Names are those of `glassformer.model.tap` where the place is one of them. Beside them stand `tokens` (the table looked
+Names are those of `glassformer.model.tap` where the place is one of them. The others are `tokens` (the table looked
 up), `attention.projected_q` and so on (a projection split into heads, before rotation), `attention.mask` (1 where a key
-has weight), `attention.merged` (the heads concatenated), `attention.sum` and `feedforward.sum` (a branch added to the
-stream).
+has weight), `attention.weights` (what multiplies the values), `attention.merged` (the heads concatenated),
+`attention.sum` and `feedforward.sum` (a branch added to the residual stream).
 """
 
 from collections.abc import Callable

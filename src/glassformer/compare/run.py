@@ -99,9 +99,9 @@ def _agree_on_sizes(a: Subject, b: Subject, vocab_size: int | None) -> int:
             f"the vocabularies differ, {a.vocab_size} ids in A and {b.vocab_size} in B: these are two models; give "
             f"vocab_size={min(a.vocab_size, b.vocab_size)} if one is only padded."
         )
-    layers = [s.facts.whole("n_layers") for s in (a, b)]
-    if None not in layers and layers[0] != layers[1]:
-        raise CannotCompareError(f"A has {many(layers[0], 'layer')} and B has {layers[1]}: these are two models.")
+    mine, theirs = (s.facts.whole("n_layers") for s in (a, b))
+    if mine is not None and theirs is not None and mine != theirs:
+        raise CannotCompareError(f"A has {many(mine, 'layer')} and B has {theirs}: these are two models.")
     return vocab_size or a.vocab_size
 
 
