@@ -39,7 +39,7 @@ def diagnose(
 ) -> Report:
     """Examine any model: ours, Hugging Face's, a plain module, a callable from tokens to logits, or a folder.
 
-    kind        "decoder", "encoder" or "seq2seq"; None: told from structure, and said in the report
+    kind        "decoder", "encoder" or "seq2seq"; default: inferred from the model and stated in the report
     reference   a trusted model of the same weights: shows what only a comparison can (pairing, order of heads)
     expect      declared intent that the config does not say, such as {"sliding_window": 128, "prefix": 16}
     deep        train a little too: overfit one batch, and a source of known entropy
@@ -47,7 +47,8 @@ def diagnose(
     tell        called before each probe: tell(what, done, of)
     found       called with each finding as it is made: found(finding, family); what it raises ends the examination
 
-    The model given is never changed: probes run on copies (a very large one is restored after each).
+    The model given is not changed: probes run on copies. One that is over 1 GB or cannot be copied faithfully is
+    examined in place and restored after each probe.
     Raises CannotExamineError, one sentence, when it cannot be examined at all.
     """
     began = time.monotonic()

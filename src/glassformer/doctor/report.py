@@ -25,7 +25,7 @@ TITLES: dict[str, str] = {
     "rope_values": "rotated values: RoPE is applied to v",
     "attn_scale": "attention scale: q·k is multiplied by another factor than declared",
     "softmax_axis": "softmax axis: softmax runs over the wrong dimension",
-    "attention_weights": "attention weights changed after softmax: the values are not averaged with softmax(scores)",
+    "attention_weights": "changed attention weights: something is applied to them after softmax",
     "head_layout": "head layout: splitting or merging heads mixes tokens or heads",
     "pad_leak": "padding leak: real tokens depend on padding",
     "left_pad_position": "positions under left padding: padding tokens are counted",
