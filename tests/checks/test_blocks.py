@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from glassformer.checks import blocks
-from glassformer.checks.subject import subject_of
+from glassformer.checks.adapt import subject_of
 from glassformer.finding import Verdict
 from tests.checks.patients import BUGS, Copycat, bert, failures, gpt2, names, rotary, sick
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glassformer.checks import causality
-from glassformer.checks.subject import subject_of
+from glassformer.checks.adapt import subject_of
 from glassformer.finding import Verdict
 from tests.checks.patients import BUGS, failures, gpt2, listed, rotary, sick, t5
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from glassformer.checks import causality, reach
+from glassformer.checks.adapt import subject_of
 from glassformer.checks.errors import Unsupported
-from glassformer.checks.subject import subject_of
 from glassformer.finding import Verdict
 from tests.checks.patients import Copycat, bert, failures, gpt2, listed, rotary, sick, t5
 

@@ -3,7 +3,7 @@
 import pytest
 
 from glassformer.checks import scores
-from glassformer.checks.subject import subject_of
+from glassformer.checks.adapt import subject_of
 from glassformer.checks.trace import trace_call
 from glassformer.finding import Verdict
 from tests.checks.patients import Copycat, gpt2, rotary, sick, t5

@@ -2,7 +2,7 @@
 
 import torch
 
-from glassformer.checks.subject import subject_of
+from glassformer.checks.adapt import subject_of
 from glassformer.compare.anatomy import Lengths, read_anatomy
 from glassformer.compare.record import record
 from glassformer.compare.roles import differences, roles_of

@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 import glassformer as gf
-from glassformer.checks.subject import subject_of
+from glassformer.checks.adapt import subject_of
 from glassformer.compare.anatomy import Lengths, read_anatomy, visible
 from glassformer.compare.record import record
 from tests.compare.pairs import Nano, V, ours, theirs

@@ -2,7 +2,7 @@
 
 import torch
 
-from glassformer.checks.subject import subject_of
+from glassformer.checks.adapt import subject_of
 from glassformer.compare.cases import answers, cases_for, draw, is_compiled
 from tests.compare.pairs import Nano, ours, theirs
 

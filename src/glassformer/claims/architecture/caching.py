@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from glassformer import config as c
+from glassformer.checks.adapt import subject_of
 from glassformer.checks.caching import run_chunks
-from glassformer.checks.subject import subject_of
 from glassformer.claims.architecture.lively import Misled, Positions, Told, lively, random_tokens, shape
 from glassformer.claims.claim import Lab, claim, figure
 from glassformer.claims.weights.rational import Head, Matrix, causal, random_heads, random_matrix, weights

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glassformer.checks.adapt import subject_of
 from glassformer.checks.causality import leak_matrix
-from glassformer.checks.subject import subject_of
 from glassformer.claims.architecture.lively import SEQUENCE, decoder, dependence, encoder, everyone, seq2seq, unmasked
 from glassformer.claims.claim import Lab, claim, figure
 from glassformer.claims.weights.simplex import UNIT

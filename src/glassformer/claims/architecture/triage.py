@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer import config as c
+from glassformer.checks.adapt import subject_of
 from glassformer.checks.caching import against_full
 from glassformer.checks.causality import leak_matrix
-from glassformer.checks.subject import subject_of
 from glassformer.claims.architecture.lively import Misled, Positions, Told, everyone, shape
 from glassformer.claims.claim import Kind, Lab, claim, figure
 from glassformer.finding import Finding

@@ -39,8 +39,8 @@ def examine(shelf: Shelf, asked: schema.Doctor, ticket: Ticket, emit: Emit) -> N
 
 def leak_matrix(model: Any) -> list[list[float]] | None:
     """How far output i moves when input j alone changes; None for a model that reads in both directions."""
+    from glassformer.checks.adapt import subject_of
     from glassformer.checks.causality import leak_matrix as measure
-    from glassformer.checks.subject import subject_of
 
     subject = subject_of(model)
     if subject.kind == "encoder":
