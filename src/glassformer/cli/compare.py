@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, token_ids
-from glassformer.cli.wrap import wrapped
+from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, token_ids, wrapped
 
 
 def compare(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width
-from glassformer.cli.wrap import wrapped
+from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
