@@ -342,6 +342,9 @@ def test_main_called_by_a_program_leaves_its_handler_alone(capsys):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+TEXT = "a verdict of some length that goes on and on\n  seen by probe: words and more words that do not fit   \nx"
+
+
 @pytest.mark.parametrize("width", [40, 47, 80])
 def test_no_line_is_wider_and_no_word_is_lost(width):
     out = wrapped(TEXT, width)
