@@ -3,6 +3,7 @@
 import pytest
 
 import glassformer as gf
+from glassformer import sizing
 from glassformer.bench import subject as subjects
 from glassformer.bench.plan import BenchError, Plan
 from tests.bench import tiny
@@ -37,7 +38,7 @@ def test_bytes_per_token_of_gpt2_are_the_published_ones(tmp_path):
     millions = [round(made.touched(p) / 1e6) for p in ("float32", "bfloat16", "int8", "int4")]
     assert millions == [495, 247, 124, 62]
     untied = gf.presets.llama_tiny(head=gf.config.Head(tied=False))
-    inside = gf.size.count(untied) - untied.vocab_size * untied.d_model
+    inside = sizing.count(untied) - untied.vocab_size * untied.d_model
     assert subjects.Subject(tmp_path, untied, "").touched("float32") == 4 * inside
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer import sizing
 from glassformer.bench import subject as subjects
 from glassformer.bench import training
 from glassformer.bench.judge import LOSS
@@ -47,5 +48,5 @@ def test_the_losses_of_both_are_the_same(tmp_path, precision):
 
 def test_the_settings_are_nanogpts():
     small, large = training.settings()
-    assert gf.size.count(small.config) == 804_096
+    assert sizing.count(small.config) == 804_096
     assert (large.config.d_model, large.config.max_len, large.batch, large.config.dropout) == (384, 256, 8, 0.0)

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import glassformer as gf
-from glassformer.claims.claim import Kind
-from tests.claims.invented import invented
+from glassformer.theory.claims.claim import Kind
 from tests.cli.asking import run, run_json
+from tests.theory.claims.invented import invented
 
 ONE = "rope-relative"
 

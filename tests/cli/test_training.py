@@ -12,9 +12,9 @@ import torch
 from glassformer import cli
 from glassformer.cli import gathered, main, options_of_several
 from glassformer.cli.training import _prompt
-from glassformer.tour import Plan
+from glassformer.tour.guide import Plan
 from tests.cli.asking import run, run_json
-from tests.train import tiny
+from tests.training import tiny
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_tour_as_json(capsys, monkeypatch, tmp_path):
     small = ("model.n_layers=1", "model.d_model=32", "model.attention.n_heads=2", "model.feedforward.d_ff=64")
     small = (*small, "loop.eval_batches=2", "model.max_len=48")
     changes = (*small, f"data.corpus={text}", f"data.cache={tmp_path / 'tokens'}")
-    monkeypatch.setattr("glassformer.tour.Plan", functools.partial(Plan, races=(8,), changes=changes))
+    monkeypatch.setattr("glassformer.tour.guide.Plan", functools.partial(Plan, races=(8,), changes=changes))
     code, result = run_json(capsys, "tour", "--minutes", "0.01", "--out", tmp_path / "tour")
     assert code == 0
     assert not any(f["verdict"] == "fail" for f in result["findings"])
@@ -72,7 +72,7 @@ def test_the_prompt_that_is_proposed_is_a_word_where_the_text_has_one():
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
-    from glassformer.train import loop
+    from glassformer.training import loop
 
     step, calls = loop.train_step, []
 

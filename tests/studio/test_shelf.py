@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer import sizing
 from glassformer.studio import shelf as module
 from glassformer.studio.errors import StudioError, UnknownError
 from glassformer.studio.shelf import Shelf
@@ -88,7 +89,7 @@ def test_a_fresh_copy_shares_nothing(shelf):
 def test_facts_are_those_of_the_config(shelf):
     facts = {row["name"]: row for row in shelf.describe(True)}["pair"]
     config = shelf.get("pair").config
-    assert facts["parameters"] == gf.size.count(config)
+    assert facts["parameters"] == sizing.count(config)
     assert (facts["kind"], facts["layers"], facts["encoder_layers"]) == ("seq2seq", 2, 2)
     assert (facts["heads"], facts["kv_heads"], facts["tokenizer"], facts["bundled"]) == (4, 2, False, False)
 

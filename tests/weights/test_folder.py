@@ -10,8 +10,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from glassformer import presets
-from glassformer.config import to_dict, to_toml
+from glassformer.config import presets, to_dict, to_toml
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, load_tokenizer, save
 from tests.weights.test_gpt2 import config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, hub, load, resolve, save
 

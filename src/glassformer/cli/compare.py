@@ -37,8 +37,8 @@ def compare(
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
     if html is not None:
         check_writable("--html", html, suffixes=(".html", ".htm"))
-    from glassformer.compare.page import write
-    from glassformer.compare.run import compare as side_by_side
+    from glassformer.doctor.compare.page import write
+    from glassformer.doctor.compare.run import compare as side_by_side
     from glassformer.doctor.load import resolve
 
     one, two = resolve(a)[0], resolve(b)[0]

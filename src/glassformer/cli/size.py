@@ -44,7 +44,7 @@ def size(
     json: Json = False,
 ) -> int:
     """Parameters, FLOPs and memory of a model; compute-optimal training; training on many GPUs; JL dimension."""
-    from glassformer import size as sizing
+    from glassformer import sizing
 
     given: dict[str, Any] = {"batch": batch, "context": context, "dtype": dtype, "optimizer": optimizer, "eps": eps}
     given |= {"flops": flops, "params": params, "tokens": tokens, "points": points, "model": model, "gpus": gpus}
@@ -79,8 +79,7 @@ def size(
 
 def read_config(subject: str) -> "ModelConfig":
     """A config by preset name, folder or TOML file, without building anything."""
-    from glassformer import presets
-    from glassformer.config import from_toml
+    from glassformer.config import from_toml, presets
 
     if subject in presets.ALL:
         return presets.get(subject)

@@ -11,7 +11,7 @@ import tyro
 from glassformer.cli.common import InputError, Json
 
 if TYPE_CHECKING:
-    from glassformer.train import Session
+    from glassformer.training import Session
 
 
 def train(
@@ -25,7 +25,7 @@ def train(
     json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
 ) -> int:
     """Train a model on a text. Ctrl-C stops after the step and saves; --resume goes on, bit for bit."""
-    from glassformer.train.ranks import said_once
+    from glassformer.training.distributed.ranks import said_once
 
     with said_once():  # under torchrun, by one process
         _train(run, set, resume, json)
@@ -33,11 +33,11 @@ def train(
 
 
 def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json: bool) -> None:
-    from glassformer.train import open_session, read_run, resume_session
-    from glassformer.train import train as run_training
-    from glassformer.train.ranks import is_main
-    from glassformer.train_probes import PROBES
-    from glassformer.train_text import Display, sample_text
+    from glassformer.training import open_session, read_run, resume_session
+    from glassformer.training import train as run_training
+    from glassformer.training.display import Display, sample_text
+    from glassformer.training.distributed.ranks import is_main
+    from glassformer.training.lens_probes import PROBES
 
     if resume is not None:
         if run is not None:
@@ -102,13 +102,13 @@ def tour(
     json: Json = False,
 ) -> int:
     """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
-    from glassformer import report as page
-    from glassformer import tour as story
+    from glassformer.tour import guide as story
+    from glassformer.tour import report as page
 
     plan = story.Plan(minutes=minutes, out=out)
     try:
         if not json:
-            from glassformer.tour_text import print_tour
+            from glassformer.tour.text import print_tour
 
             return print_tour(plan)
         told = story.walk(plan)

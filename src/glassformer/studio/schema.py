@@ -54,7 +54,7 @@ class Tokens(AboutText):
 
 
 class Sampled(Asked):
-    """The limits of `glassformer.generate.Sampling`."""
+    """The limits of `glassformer.generation.Sampling`."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] = 1.0
     top_k: Annotated[int, Field(ge=1, le=WHOLE)] | None = None

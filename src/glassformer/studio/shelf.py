@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, NoFeedForward, Seq2SeqConfig, from_toml
 from glassformer.config.errors import nearest
-from glassformer.size import count
+from glassformer.sizing import count
 from glassformer.studio.errors import StudioError, UnknownError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Loaded:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        from glassformer.generate.text import Continuation
+        from glassformer.generation.text import Continuation
 
         if self.tokenizer is None:
             raise StudioError(
@@ -74,7 +74,7 @@ class Loaded:
 
     def say(self, token: int) -> str:
         """A token as text."""
-        from glassformer.generate.text import token_text
+        from glassformer.generation.text import token_text
 
         return token_text(self.tokenizer, token)
 

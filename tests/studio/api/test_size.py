@@ -1,6 +1,7 @@
 import pytest
 
 import glassformer as gf
+from glassformer import sizing
 from glassformer.config import to_dict
 
 SMALL = {"kind": "dense", "d_ff": 4}
@@ -38,7 +39,7 @@ def test_a_config_that_cannot_be_is_refused_in_words(ask, shelf, change, words):
 
 def test_chinchilla_is_the_librarys_and_its_curves_have_their_lowest_point_at_the_optimum(client):
     told = client.get("/api/size/chinchilla?flops=1.2e24").json()
-    wanted = gf.size.chinchilla(flops=1.2e24).to_dict()
+    wanted = sizing.chinchilla(flops=1.2e24).to_dict()
     assert {key: told[key] for key in wanted} == wanted
     for curve in told["curves"]:
         (best,) = [row for row in wanted["allocations"] if row["method"] == curve["method"]]

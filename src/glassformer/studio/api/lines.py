@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from glassformer.claims.registry import ClaimError
 from glassformer.config import Seq2SeqConfig
 from glassformer.studio import schema
 from glassformer.studio.api import theory
@@ -13,6 +12,7 @@ from glassformer.studio.api.reading import answer_room
 from glassformer.studio.errors import StudioError
 from glassformer.studio.shelf import Shelf
 from glassformer.studio.training import NAME
+from glassformer.theory.claims.registry import ClaimError
 
 
 def lines(shelf: Shelf, given: dict[str, str]) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def _go_on(shelf: Shelf, asked: schema.Generate) -> str:
     """An answer that goes on from what was said already: `gf.generate` begins at the start token."""
     return _join(
         shelf, asked,
-        "from glassformer.generate.loop import uniforms",
-        "from glassformer.generate.sampling import choose",
+        "from glassformer.generation.loop import uniforms",
+        "from glassformer.generation.sampling import choose",
         f"draws, result = uniforms({asked.seed}, 1, {asked.max_new_tokens}), []",
         "for step in range(draws.shape[1]):",
         "    with torch.no_grad():",
@@ -334,7 +334,7 @@ def _watch(run: str) -> str:
 def _chinchilla(given: dict[str, str]) -> str:
     numbers = {name: float(text) for name, text in given.items() if name in ("flops", "params", "tokens", "ratio")}
     arguments = ", ".join(f"{name}={value!r}" for name, value in numbers.items())
-    return f"import glassformer as gf\n\nresult = gf.size.chinchilla({arguments})\nprint(result.text())\n"
+    return f"from glassformer import sizing\n\nresult = sizing.chinchilla({arguments})\nprint(result.text())\n"
 
 
 def _train(shelf: Shelf, asked: schema.Train) -> str:

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: one style sheet, and figures as inline SVG."""

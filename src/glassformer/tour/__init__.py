@@ -1,0 +1,1 @@
+"""The guided tour: train, sample, check, prove, diagnose, and write one report page."""

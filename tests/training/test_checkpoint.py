@@ -1,0 +1,156 @@
+"""Checkpoints: what is kept, what is refused, and that a full disk leaves the last good one."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.training import checkpoint, train
+from glassformer.training.checkpoint import CheckpointError
+from tests.training import tiny
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    session = tiny.session(folder)
+    train(session.run, session.data)
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    shutil.copytree(finished / "run", tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def test_a_checkpoint_is_a_model_folder_with_its_tokenizer(run):
+    model = gf.load(run / "best")
+    tokenizer = gf.load_tokenizer(run / "best")
+    assert tokenizer.decode(tokenizer.encode("the cat").ids) == "the cat"
+    assert tokenizer.get_vocab_size() == model.config.vocab_size
+    assert (run / "best" / "run.toml").exists()
+
+
+def test_only_the_best_and_the_newest_stay(tmp_path):
+    session = tiny.session(tmp_path, "loop.keep=1", "loop.checkpoint_every=1", "loop.eval_every=4")
+    train(session.run, session.data)
+    names = {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()}
+    best = (tmp_path / "run" / "best").resolve().name
+    assert names == {best, "step-00000020"}
+
+
+def test_best_is_the_lowest_validation_loss(run):
+    losses = {
+        e["step"]: e["loss"]
+        for e in map(json.loads, (run / "log.jsonl").read_text().splitlines())
+        if e["event"] == "validation"
+    }
+    _, meta, _, _ = checkpoint.read(run / "best")
+    assert losses[meta["step"]] == min(losses.values()) == meta["best"]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda c: flip(c / "model.safetensors"), "model.safetensors is not what was written"),
+        (lambda c: flip(c / "optimizer.safetensors"), "optimizer.safetensors is not what was written"),
+        (lambda c: (c / "optimizer.safetensors").unlink(), "lacks optimizer.safetensors"),
+        (lambda c: (c / "meta.json").write_text("{}"), "not a training checkpoint"),
+        (lambda c: (c / "meta.json").write_text("not json"), "not a training checkpoint"),
+        (lambda c: (c / "run.toml").write_text("a = = 1"), "run.toml is not what was written"),
+    ],
+)
+def test_damage_is_noticed_in_words(run, damage, words):
+    damage(run / "last")
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.read(run)
+    assert words in str(caught.value)
+
+
+def test_foreign_and_missing_folders_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        checkpoint.find(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        checkpoint.find(tmp_path)
+    gf.save(gf.build(gf.presets.nano()), tmp_path / "model", format="glass")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        checkpoint.find(tmp_path / "model")
+
+
+def test_an_existing_checkpoint_is_never_overwritten(run):
+    settings, _, model, extra = checkpoint.read(run)
+    settings = settings.__class__(**{**vars(settings), "out": str(run)})
+    before = {p: p.read_bytes() for p in (run / "last").iterdir()}
+    path = checkpoint.write(settings, 20, model, extra, "{}", {"best": None})
+    assert path.name == "step-00000020-1"
+    assert all(p.read_bytes() == data for p, data in before.items())
+    checkpoint.publish(settings, path, is_best=False)
+    assert checkpoint.find(run) == path.resolve()
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(run, monkeypatch):
+    settings, _, model, extra = checkpoint.read(run)
+    settings = settings.__class__(**{**vars(settings), "out": str(run)})
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*earlier ones are whole"):
+        checkpoint.write(settings, 30, model, extra, "{}", {"best": None})
+    assert checkpoint.find(run).name == "step-00000020"
+    assert not list((run / "checkpoints").glob(".writing-*"))
+    checkpoint.read(run)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can mount a small disk")
+@pytest.mark.slow
+def test_a_really_full_disk(tmp_path):
+    """A 2 MB file system, a run of larger checkpoints: one sentence, and the earlier checkpoint loads."""
+    import subprocess
+
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", small], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        session = tiny.session(tmp_path, f'out="{small / "run"}"', "loop.keep=9", "loop.checkpoint_every=1")
+        with pytest.raises((CheckpointError, OSError)):
+            train(session.run, session.data)
+        checkpoint.read(small / "run")
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_new_run_does_not_take_the_place_of_another(finished):
+    session = tiny.session(finished)
+    before = (finished / "run" / "best").resolve()
+    with pytest.raises(CheckpointError, match=r"holds a run already \(step-00000020\): go on with --resume"):
+        train(session.run, session.data)
+    assert (finished / "run" / "best").resolve() == before
+
+
+def test_leftovers_of_a_killed_process_are_removed(run):
+    left = run / "checkpoints" / ".writing-1-step-00000099"
+    left.mkdir()
+    settings, _, model, extra = checkpoint.read(run)
+    settings = settings.__class__(**{**vars(settings), "out": str(run)})
+    checkpoint.write(settings, 30, model, extra, "{}", {"best": None})
+    assert not left.exists()
+
+
+def test_random_state_comes_back():
+    held = checkpoint.random_state(torch.device("cpu"))
+    a = torch.rand(3)
+    checkpoint.set_random_state(held, torch.device("cpu"))
+    assert torch.equal(a, torch.rand(3))
