@@ -7,7 +7,8 @@ import torch
 
 from glassformer.config import ConfigError
 from glassformer.generation import Sampling, generate, loop
-from glassformer.kernels.cuda.decode import batch, decoder, feed
+from glassformer.generation import cuda_feed as feed
+from glassformer.kernels.cuda.decode import batch, decoder
 from glassformer.kernels.cuda.decode.library import CudaDecodeError
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.decode.emulated import Emulated

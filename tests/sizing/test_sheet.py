@@ -1,4 +1,4 @@
-"""The sheet, and the name `glassformer.size` as module and function at once."""
+"""The sheet, and the public function `gf.size`."""
 
 import json
 import subprocess
@@ -19,16 +19,16 @@ def test_the_public_name_is_the_function():
 
 
 ORDERS = {
-    "submodule first": "import glassformer.size; import glassformer as gf; s = gf.size(c())",
-    "package first": "import glassformer as gf; s = gf.size(c()); import glassformer.size; t = gf.size(c())",
-    "function": "from glassformer.size import size, count; s = size(c()); import glassformer as gf; gf.size(c())",
-    "from the package": "from glassformer import size; s = size(c()); size.count(c())",
+    "submodule first": "import glassformer.sizing; import glassformer as gf; s = gf.size(c())",
+    "package first": "import glassformer as gf; s = gf.size(c()); import glassformer.sizing; t = gf.size(c())",
+    "function": "from glassformer.sizing import size, count; s = size(c()); import glassformer as gf; gf.size(c())",
+    "from the package": "from glassformer import size; s = size(c())",
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_any_order_of_imports_works_and_none_brings_torch(order):
-    code = f"from glassformer.presets import nano as c; {ORDERS[order]}; s.text(); s.to_dict(); import sys; "
+    code = f"from glassformer.config.presets import nano as c; {ORDERS[order]}; s.text(); s.to_dict(); import sys; "
     code += "assert not {'torch', 'numpy'} & set(sys.modules), 'heavy import'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

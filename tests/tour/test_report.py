@@ -11,12 +11,12 @@ import pytest
 from glassformer.config import presets
 from glassformer.doctor.report import Diagnosis, Report
 from glassformer.finding import Finding
+from glassformer.pages import svg as report_svg
 from glassformer.sizing import size
 from glassformer.theory.claims import find
 from glassformer.theory.claims.run import Outcome
 from glassformer.theory.claims.run import Plan as ClaimPlan
 from glassformer.tour import report
-from glassformer.tour import svg as report_svg
 from glassformer.tour.guide import CacheRace, Tour, samplers_on_one_distribution
 from glassformer.tour.theory import Examined, Proof
 from glassformer.tour.training import RUN, Attention, Spoken, Text, Training

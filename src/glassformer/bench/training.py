@@ -48,7 +48,7 @@ def batch(order: Order, step: int) -> tuple[Any, Any]:
 
 
 class Ours:
-    """`glassformer.train`'s own step on the model of the folder."""
+    """`glassformer.training`'s own step on the model of the folder."""
 
     def __init__(self, order: Order):
         import torch

@@ -22,12 +22,12 @@ def test_another_one_is_found_with_its_layer(id):
     assert BUGS[id].layer in (None, finding.evidence["layer"])
 
 
-@pytest.mark.parametrize("name", [n for n in activation.FUNCTIONS if n != "identity"])
+@pytest.mark.parametrize("name", [n for n in activation.ACTIVATION_FUNCTIONS if n != "identity"])
 def test_every_function_is_told_from_the_others(name):
     torch.manual_seed(0)
     u, gate = 2 * torch.randn(40, 32), torch.randn(40, 32)
     first, second = Linear(0, u, u, ""), Linear(1, gate, gate, "")
-    f = activation.FUNCTIONS[name]
+    f = activation.ACTIVATION_FUNCTIONS[name]
     assert activation.between([first], Linear(2, f(u), u, "")) == name
     assert activation.between([first, second], Linear(2, f(u) * gate, u, "")) == name
     fused = Linear(0, u, torch.cat([u, gate], dim=-1), "")

@@ -111,7 +111,7 @@ def test_a_process_that_dies_is_the_failure_of_its_own_claim_only(tmp_path):
     script.write_text(
         """
 import os
-from glassformer.claims import run as module
+from glassformer.theory.claims import run as module
 
 def deadly(id, plan):
     if id == "multihead-block-sum":

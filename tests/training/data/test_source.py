@@ -256,7 +256,7 @@ def test_a_failed_rebuild_leaves_the_old_files(text, tmp_path):
 
 CRASHES = """
 import os, pathlib, sys
-from glassformer.train import data
+from glassformer.training.data import source as data
 
 def deadly(real, calls):
     def act(*args, **settings):

@@ -1,4 +1,4 @@
-"""Memory of whole processes, as the kernel sees it, against what `glassformer.size` predicts.
+"""Memory of whole processes, as the kernel sees it, against what `glassformer.sizing` predicts.
 
     python src/glassformer/bench/developer/memory.py [CASE ...]
 

@@ -105,7 +105,7 @@ def _next(shelf: Shelf, asked: schema.Next) -> str:
         shelf, asked,
         "with torch.no_grad():",
         f"    logits = {_logits(shelf, asked)}[:, -1]",
-        "from glassformer.generate import distribution",
+        "from glassformer.generation import distribution",
         f"result = distribution(logits, {_sampling(asked)})[0]  # probability of every token",
     )  # fmt: skip
 
@@ -341,7 +341,7 @@ def _train(shelf: Shelf, asked: schema.Train) -> str:
     changes = [f"model.preset={asked.preset}", f"data.corpus={asked.corpus}"]
     changes += [f"{name}={json.dumps(value)}" for name, value in asked.fields.items() if value is not None]
     return (
-        "from glassformer.train import open_session, read_run, train\n\n"
+        "from glassformer.training import open_session, read_run, train\n\n"
         f"session = open_session(read_run('', {tuple(changes)!r}))\n"
         "result = train(session.run, session.data)\n"
     )

@@ -77,7 +77,7 @@ def test_the_kernel_is_the_fastest_there_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for here, module in ((True, "fused_loss_cuda"), (False, "fused_loss_triton")):
         monkeypatch.setattr(f"{fused_loss.__package__}.fused_loss_cuda.can_compile", lambda here=here: here)
-        assert fused_loss.fastest()["cuda"].__module__ == f"glassformer.training.{module}"
+        assert fused_loss.fastest()["cuda"].__module__ == f"glassformer.kernels.cuda.training.{module}"
 
 
 def test_autocast_computes_in_bf16_and_gives_gradients_in_float32():

@@ -2,7 +2,7 @@
  *
  *   sizePanels(view) -> {roots: [node, ...], update(changed)}   view: the View that runs the requests
  *
- * Every number is the server's (glassformer.size); the page only draws it.
+ * Every number is the server's (glassformer.sizing); the page only draws it.
  */
 import { get, post } from "./api.js";
 import { bars, line, plot } from "./charts.js";
