@@ -74,11 +74,10 @@ def test_dropout_acts_in_training_only():
 def test_dropout_keeps_the_mean_of_the_pattern():
     """2,000 draws of a two-token pattern under dropout 0.25 average to the pattern, within 5 standard errors."""
     from glassformer.model.attention import explicit_attention
-    from glassformer.model.tap import NO_TAP
 
     q = torch.zeros(2000, 1, 1, 2)
     v = torch.tensor([[1.0], [3.0]]).expand(2000, 1, 2, 1)
-    out = explicit_attention(q, torch.zeros(2000, 1, 2, 2), v, 1.0, None, None, NO_TAP, dropout=0.25)
+    out = explicit_attention(q, torch.zeros(2000, 1, 2, 2), v, 1.0, dropout=0.25)
     error = float(out.std()) / 2000**0.5
     assert abs(float(out.mean()) - 2.0) < 5 * error
     assert float(out.std()) > 0.1

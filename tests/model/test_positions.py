@@ -119,7 +119,7 @@ def test_infused_positions_are_added_before_the_projections():
 
 def test_an_infused_table_ends_where_a_learned_one_does():
     model, _ = lively(variants.decoder(position=c.Infused(c.Learned())))
-    with pytest.raises(ValueError, match=f"no row in a learned table of {variants.MAX_LEN}"):
+    with pytest.raises(ValueError, match=f"outside a learned table of {variants.MAX_LEN}"):
         model(tokens(1, variants.MAX_LEN + 1))
 
 

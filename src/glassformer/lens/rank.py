@@ -18,7 +18,6 @@ from glassformer.config.errors import listing
 from glassformer.lens.trace import LensError, trace
 from glassformer.model import Model
 from glassformer.model.attention import explicit_attention
-from glassformer.model.tap import NO_TAP
 from glassformer.shapes import Float, Int
 
 Variant = Literal["attention", "identity", "attention-mlp", "skip", "pre-norm-skip", "pre-norm-skip-mlp", "scaled-skip"]
@@ -118,7 +117,7 @@ def attention_spectra(
     """Unmasked attention of one head; scale None means 1/√K."""
     seen = _Keep()
     q, k, v = (x.to(torch.float64)[None, None] for x in (q, k, v))
-    out = explicit_attention(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, None, None, seen)
+    out = explicit_attention(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, tap=seen)
     scores, pattern = seen.held["scores"][0, 0], seen.held["pattern"][0, 0]
     log_pattern = scores.log_softmax(-1)
     return AttentionSpectra(*(singular_values(x) for x in (scores, pattern, log_pattern, out[0, 0])))
@@ -168,7 +167,7 @@ class Layer:
     def attend(self, x: Float[Tensor, "T D"], mask: Tensor | None = None) -> Float[Tensor, "T D"]:
         """softmax(x W_Q (x W_K)^T / √D) x W_V, by the engine's own function."""
         q, k, v = (torch.stack([x @ w])[None] for w in (self.q, self.k, self.v))
-        return explicit_attention(q, k, v, x.shape[-1] ** -0.5, mask, None, NO_TAP)[0, 0]
+        return explicit_attention(q, k, v, x.shape[-1] ** -0.5, mask)[0, 0]
 
     def feed(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
         return F.relu(x @ self.up) @ self.down

@@ -23,7 +23,7 @@ from glassformer.finding import Finding
 from glassformer.lens.trace import Given, LensError, Tokens, Trace, missing_site, sites_of, stacks_of, trace
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.attention import Attention
-from glassformer.model.block import Block
+from glassformer.model.block import Block, PostNormBlock
 from glassformer.model.norm import LayerNorm, RMSNorm
 from glassformer.model.stack import Stack
 from glassformer.model.transformer import Head
@@ -163,17 +163,17 @@ class _Walk:
     def _block(self, name: str, block: Block, stop: bool) -> None:
         x = self.read(f"{name}resid_pre")
         x = self._attend(f"{name}attention", block.attention, x)
-        if self.placement == "post":
+        if isinstance(block, PostNormBlock):
             x = self._normed(f"{name}norm_attention", block.norm_attention, x)
-        if block.cross is not None and block.norm_cross is not None:
+        if block.cross is not None:
             x = self._attend(f"{name}cross", block.cross, x)
-            if self.placement == "post":
+            if isinstance(block, PostNormBlock) and block.norm_cross is not None:
                 x = self._normed(f"{name}norm_cross", block.norm_cross, x)
         if stop or f"{name}feedforward.out" not in self.run:
             return
         out = self.read(f"{name}feedforward.out")
         self._add(f"{name}feedforward", out)
-        if self.placement == "post" and block.norm_feedforward is not None:
+        if isinstance(block, PostNormBlock) and block.norm_feedforward is not None:
             self._normed(f"{name}norm_feedforward", block.norm_feedforward, x + out)
 
     def _attend(self, name: str, attention: Attention, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.kernels.cuda.training import causal, hopper, joined
-from glassformer.model.masks import View
+from glassformer.model.context import AttentionContext
 from glassformer.model.tap import NO_TAP, NoTap
 from glassformer.training.objective import Batch, summed_loss
 from glassformer.training.run import Loss
@@ -229,19 +229,19 @@ def joined_attention(**changes):
 
 def test_it_is_asked_for_nothing_that_it_does_not_do(monkeypatch):
     monkeypatch.setattr(causal, "suits", lambda *sizes: True)
-    causally, mask = View(None, True), torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    causally, mask = AttentionContext(is_causal=True), torch.ones(1, 1, 8, 8, dtype=torch.bool)
     attention, x = joined_attention()
     with torch.autocast("cpu", BF):
-        assert attention.by_kernel(x, causally, NO_TAP, None)
-        assert not attention.by_kernel(x, View(None, False), NO_TAP, None)
-        assert not attention.by_kernel(x, View(mask, True), NO_TAP, None)
-        assert not attention.by_kernel(x, causally, Looks(), None)
-        assert not attention.by_kernel(x, causally, NO_TAP, torch.zeros(1, 2, 8, 8))
+        assert attention.by_kernel(x, causally, NO_TAP)
+        assert not attention.by_kernel(x, AttentionContext(), NO_TAP)
+        assert not attention.by_kernel(x, AttentionContext(mask), NO_TAP)
+        assert not attention.by_kernel(x, causally, Looks())
+        assert not attention.by_kernel(x, AttentionContext(torch.zeros(1, 2, 8, 8)), NO_TAP)
         for name, changes in OTHERS.items():
-            assert not joined_attention(**changes)[0].by_kernel(x, causally, NO_TAP, None), name
-    assert not attention.by_kernel(x, causally, NO_TAP, None)  # float32
+            assert not joined_attention(**changes)[0].by_kernel(x, causally, NO_TAP), name
+    assert not attention.by_kernel(x, causally, NO_TAP)  # float32
     with torch.autocast("cpu", torch.float16):
-        assert not attention.by_kernel(x, causally, NO_TAP, None)
+        assert not attention.by_kernel(x, causally, NO_TAP)
 
 
 def test_rotated_heads_are_not_what_products_made(monkeypatch):

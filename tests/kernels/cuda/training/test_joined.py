@@ -36,7 +36,7 @@ def test_a_step_is_the_same(model, monkeypatch):
     wanted, names = gradients(model), list(model.state_dict())
     joined.enable(model)
     if not isinstance(model.config.position, c.Infused):  # there values read something else, and nothing is joined
-        monkeypatch.delattr(Attention, "project_keys")
+        monkeypatch.delattr(Attention, "project_kv")
     for a, b in zip(wanted, gradients(model), strict=True):
         assert (a - b).abs().max() <= 1e-10 * (1 + a.abs().max())  # a bias of keys has no gradient
     assert list(model.state_dict()) == names

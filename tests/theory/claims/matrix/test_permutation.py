@@ -3,7 +3,7 @@
 import torch
 
 from glassformer import config as c
-from glassformer.model import stack
+from glassformer.model import context
 from glassformer.theory.claims.claim import Lab
 from glassformer.theory.claims.matrix import permutation
 
@@ -25,18 +25,18 @@ def test_the_control_breaks_all_but_one_order():
 
 
 def test_an_engine_that_drops_the_causal_mask_is_caught(monkeypatch):
-    original = stack.self_view
+    original = context.attention_masks
     monkeypatch.setattr(
-        stack, "self_view", lambda queries, keys, real, is_causal, *rest: original(queries, keys, real, False, *rest)
+        context, "attention_masks", lambda tokens, windows, is_causal, *rest: original(tokens, windows, False, *rest)
     )
     assert (permutation._follows(permutation._stack(c.NoPosition(), c.DecoderConfig)) < 1e-9).sum() == 120
     assert not found_by(permutation.order_needs_position)["decoder without positions"].passed
 
 
 def test_an_encoder_that_masks_the_future_is_caught(monkeypatch):
-    original = stack.self_view
+    original = context.attention_masks
     monkeypatch.setattr(
-        stack, "self_view", lambda queries, keys, real, is_causal, *rest: original(queries, keys, real, True, *rest)
+        context, "attention_masks", lambda tokens, windows, is_causal, *rest: original(tokens, windows, True, *rest)
     )
     assert not permutation._engine_stack(Lab()).passed
     assert not found_by(permutation.order_needs_position)["encoder without positions"].passed

@@ -10,6 +10,7 @@ from glassformer.kernels.cuda.training.joined import JoinedAttention
 from glassformer.kernels.toolchain.cxx import CompileError, is_intel, register_bits
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
+from glassformer.model.context import AttentionContext
 from glassformer.model.feedforward import Dense
 
 
@@ -44,11 +45,14 @@ class NativeAttention(JoinedAttention):
             return tuple(layer(x) for layer in layers)
         return linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
 
-    def kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, dropout: float) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
         known = q.dtype is k.dtype is v.dtype and q.dtype in (torch.float32, torch.bfloat16)
-        if not self.training or mask is not None or dropout or not known or 0 in (q.numel(), k.numel()):
-            return super().kernel(q, k, v, mask, is_causal, dropout)
-        return attention(q, k, v, self.scale, is_causal)
+        watched = any(tap.wants(site) for site in ("scores", "pattern"))
+        plain = known and context.mask is None and not self.dropout and 0 not in (q.numel(), k.numel())
+        if not self.training or watched or not plain:
+            return super().attend(q, k, v, context, tap)
+        heads = attention(tap("q", q), tap("k", k), tap("v", v), self.scale, context.is_causal)
+        return tap("out", self.o(tap("heads", heads).transpose(1, 2).flatten(2)))
 
 
 class NativeDense(Dense):

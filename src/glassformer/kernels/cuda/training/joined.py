@@ -10,12 +10,11 @@ from torch import Tensor
 from glassformer.kernels.cuda.training import causal
 from glassformer.kernels.cuda.training.products import cast_to_bfloat16, linear
 from glassformer.model import Model
-from glassformer.model.attention import Attention, place, split
+from glassformer.model.attention import Attention, to_heads
 from glassformer.model.block import Block
-from glassformer.model.cache import Store
-from glassformer.model.masks import View
-from glassformer.model.positions import Rotation
-from glassformer.model.tap import Tap
+from glassformer.model.cache import KV
+from glassformer.model.context import AttentionContext
+from glassformer.model.tap import NO_TAP, Tap
 from glassformer.shapes import Float
 
 SITES = ("q", "k", "v", "scores", "pattern", "heads")
@@ -27,21 +26,19 @@ class JoinedAttention(Attention):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        view: View,
-        tap: Tap,
-        rotation: Rotation | None = None,
-        bias: Float[Tensor, "#B H T S"] | None = None,
-        store: Store | None = None,
-        infusion: Float[Tensor, "#B T D"] | None = None,
+        context: AttentionContext = AttentionContext(),
+        tap: Tap = NO_TAP,
+        kv: KV | None = None,
     ) -> Float[Tensor, "B T D"]:
-        if not self.training or store is not None or infusion is not None:
-            return Attention.forward(self, x, view, tap, rotation, bias, store, infusion)
-        if rotation is None and self.by_kernel(x, view, tap, bias):
+        if not self.training or context.cache is not None or context.qk_embedding is not None or kv is not None:
+            return Attention.forward(self, x, context, tap, kv)
+        if context.rotation is None and self.by_kernel(x, context, tap):
             heads = causal.attend(self.products(x), self.n_heads, self.scale)
             return tap("out", self.o(heads))
         q, k, v = self.project(x)
-        q, k = place(q, self.n_heads, self.q_norm, rotation), place(k, self.n_kv_heads, self.k_norm, rotation)
-        return self.look(q, k, split(v, self.n_kv_heads), view, tap, bias)
+        q = to_heads(q, self.n_heads, self.q_norm, context.rotation)
+        k = to_heads(k, self.n_kv_heads, self.k_norm, context.rotation)
+        return self.attend(q, k, to_heads(v, self.n_kv_heads), context, tap)
 
     def products(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
         """Queries, keys and values as they are made: side by side in one tensor, or in three."""
@@ -56,9 +53,9 @@ class JoinedAttention(Attention):
         sizes = [len(layer.weight) for layer in (self.q, self.k, self.v)]
         return tuple(made) if len(made) == 3 else made[0].split(sizes, -1)
 
-    def by_kernel(self, x: Float[Tensor, "B T D"], view: View, tap: Tap, bias: Tensor | None) -> bool:
+    def by_kernel(self, x: Float[Tensor, "B T D"], context: AttentionContext, tap: Tap) -> bool:
         """Whether heads are made of products alone, by causal.py; not where somebody looks at them."""
-        plain = view.is_causal and view.mask is None and bias is None and self.q_norm is None and not self.dropout
+        plain = context.is_causal and self.q_norm is None and not self.dropout
         alike = self.q.weight.shape == self.k.weight.shape == self.v.weight.shape
         if not (plain and alike and cast_to_bfloat16(x)) or any(tap.wants(site) for site in SITES):
             return False

@@ -12,8 +12,8 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.model import DecoderLM, build
-from glassformer.model.block import Block, Surroundings
-from glassformer.model.masks import View
+from glassformer.model.block import Block, PreNormBlock
+from glassformer.model.context import AttentionContext, ForwardContext
 from glassformer.model.tap import NO_TAP, Tap
 from glassformer.reference import random_params
 from glassformer.reference.arrays import Array, under
@@ -29,45 +29,50 @@ if TYPE_CHECKING:
 BATCHES, LENGTHS, WIDTHS = (1, 3), range(1, 17), (8, 48)
 
 
-class Identity(Block):
+class Identity(PreNormBlock):
     """Does nothing."""
 
-    def forward(self, x: Float[Tensor, "B T D"], around: Surroundings, tap: Tap) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap = NO_TAP) -> Float[Tensor, "B T D"]:
         return x
 
 
-class WithoutNorm(Block):
+class WithoutNorm(PreNormBlock):
     """x + attention(x), x + feedforward(x)."""
 
-    def _pre(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
-        x = x + self._attend(x, around, tap)
-        return x + self._feed(x, tap)
+    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+        x = x + self.attend(x, context, tap)
+        return x + self.feed(x, tap)
 
 
-class WithoutResidual(Block):
+class WithoutResidual(PreNormBlock):
     """feedforward(norm(attention(norm(x))))."""
 
-    def _pre(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
-        x = self._attend(self.norm_attention(x), around, tap)
-        return self._feed(self.norm_feedforward(x), tap)
+        x = self.attend(self.norm_attention(x), context, tap)
+        return self.feed(self.norm_feedforward(x), tap)
 
 
-class FeedForwardFirst(Block):
+class FeedForwardFirst(PreNormBlock):
     """The two branches in the other order."""
 
-    def _pre(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
-        x = x + self._feed(self.norm_feedforward(x), tap)
-        return x + self._attend(self.norm_attention(x), around, tap)
+        x = x + self.feed(self.norm_feedforward(x), tap)
+        return x + self.attend(self.norm_attention(x), context, tap)
 
 
-class SoftmaxOverQueries(Block):
+class SoftmaxOverQueries(PreNormBlock):
     """Columns of the pattern sum to 1 instead of rows."""
 
-    def _attend(self, x: Tensor, around: Surroundings, tap: Tap) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+        assert self.norm_feedforward is not None
+        x = x + self._attention_over_queries(self.norm_attention(x))
+        return x + self.feed(self.norm_feedforward(x), tap)
+
+    def _attention_over_queries(self, x: Tensor) -> Tensor:
         attention = self.attention
-        k, v = attention.project_keys(x)
+        k, v = attention.project_kv(x)
         q = attention.q(x).unflatten(-1, (attention.n_heads, -1)).transpose(1, 2)
         future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         pattern = (q @ k.mT * attention.scale).masked_fill(future, -math.inf).softmax(-2)
@@ -75,7 +80,7 @@ class SoftmaxOverQueries(Block):
         return out
 
 
-MUTANTS: dict[str, type[Block]] = {
+MUTANTS: dict[str, type[PreNormBlock]] = {
     "identity": Identity,
     "no norm": WithoutNorm,
     "no residual": WithoutResidual,
@@ -94,7 +99,7 @@ def make_block(kind: type[Block], width: int, seed: int) -> Block:
 
 @torch.no_grad()
 def through(block: Block, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-    out: Tensor = block(x, Surroundings([View(None, x.shape[1] > 1)]), NO_TAP)
+    out: Tensor = block(x, ForwardContext(torch.arange(x.shape[1])[None], [AttentionContext(is_causal=x.shape[1] > 1)]))
     return out
 
 

@@ -14,9 +14,8 @@ from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens import decompose, stream_norms, trace
 from glassformer.model import DecoderLM, Model, build
-from glassformer.model.block import Block, Surroundings
-from glassformer.model.masks import View
-from glassformer.model.tap import NO_TAP
+from glassformer.model.block import Block, build_block
+from glassformer.model.context import AttentionContext, ForwardContext
 from glassformer.theory.claims.architecture.lively import lively, random_tokens, shape
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
 from glassformer.theory.claims.weights.simplex import UNIT
@@ -197,13 +196,13 @@ def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
 
     for placement in ("pre", "post"):
         config = shape(placement="post" if lab.broken else placement)
-        block = Block(config, 0, cross=False).double()
+        block = build_block(config, 0).double()
         with torch.no_grad():
             for name, parameter in block.named_parameters():
                 parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
 
         def through(x: Tensor, block: Block = block) -> Tensor:
-            out: Tensor = block(x[None], Surroundings([View(None, True)]), NO_TAP)
+            out: Tensor = block(x[None], ForwardContext(torch.arange(3)[None], [AttentionContext(is_causal=True)]))
             return out[0]
 
         x = torch.randn(3, config.d_model, generator=lab.torch_rng(), dtype=torch.float64)

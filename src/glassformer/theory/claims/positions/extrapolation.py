@@ -153,7 +153,7 @@ def _table_ends(lab: Lab) -> Finding:
         said = ""
     except ValueError as error:
         said = str(error)
-    return lab.exact("(a) a learned table ends", "position 32 has no row" in said, "one sentence, no answer", said=said)
+    return lab.exact("(a) a learned table ends", "position 32 is outside" in said, "one sentence, no answer", said=said)
 
 
 def _bands(lab: Lab, task: str, loss: dict[str, dict[int, float]]) -> Iterator[Finding]:

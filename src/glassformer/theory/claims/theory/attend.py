@@ -40,7 +40,7 @@ def attend(
     """softmax(scale q k^T) v of one head in float64; `linear` leaves the softmax out."""
     tap: Tap = NoSoftmax() if linear else NO_TAP
     q, k, v = (x.to(torch.float64)[None, None] for x in (q, k, v))
-    return explicit_attention(q, k, v, scale, None, None, tap)[0, 0]
+    return explicit_attention(q, k, v, scale, tap=tap)[0, 0]
 
 
 def numerical_rank(matrix: Float[Tensor, "T D"], tolerance: float = 1e-10) -> int:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from glassformer import config as c
 from glassformer.finding import Finding
-from glassformer.model import NO_TAP
 from glassformer.model.attention import explicit_attention
 from glassformer.reference.attention import attention as oracle_attention
 from glassformer.reference.ops import softmax
@@ -57,7 +56,7 @@ def by_oracle(q: Array, k: Array, v: Array) -> Array:
 def by_engine(q: Array, k: Array, v: Array) -> Array:
     """The engine's explicit path."""
     queries, keys, values = (torch.from_numpy(np.ascontiguousarray(x))[None, None] for x in (q, k, v))
-    return explicit_attention(queries, keys, values, 1 / math.sqrt(q.shape[-1]), None, None, NO_TAP)[0, 0].numpy()
+    return explicit_attention(queries, keys, values, 1 / math.sqrt(q.shape[-1]))[0, 0].numpy()
 
 
 def _no_scale(q: Array, k: Array, v: Array) -> Array:

@@ -12,7 +12,6 @@ from glassformer.finding import Finding
 from glassformer.lens.rank import attention_spectra
 from glassformer.model import NO_TAP, build
 from glassformer.model.attention import Attention
-from glassformer.model.masks import View
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.counting.digits import half_units
 from glassformer.theory.claims.theory.attend import NoSoftmax, attend, numerical_rank
@@ -208,7 +207,7 @@ def _input(lab: Lab, n: int) -> Tensor:
 
 def _run(layer: Attention, x: Tensor, linear: bool) -> Tensor:
     with torch.no_grad():
-        return layer(x[None], View(None, False), NoSoftmax() if linear else NO_TAP)[0]
+        return layer(x[None], tap=NoSoftmax() if linear else NO_TAP)[0]
 
 
 def _layer_rank(lab: Lab, case: tuple[int, int, int, int], linear: bool) -> int:

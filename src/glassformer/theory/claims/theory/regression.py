@@ -12,7 +12,6 @@ from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.model import build
 from glassformer.model.attention import Attention
-from glassformer.model.masks import View
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.theory.attend import NoSoftmax, attend
 
@@ -158,7 +157,7 @@ def _engine_against_autograd(lab: Lab) -> tuple[float, float]:
         for projection, rows in ((layer.q, whole[:d]), (layer.k, whole[:d]), (layer.v, whole[d:])):
             projection.weight.copy_(rows)
         layer.o.weight.copy_(whole[:, d:])
-        predicted = layer(tokens[None], View(None, False), NoSoftmax())[0, -1, d:]
+        predicted = layer(tokens[None], tap=NoSoftmax())[0, -1, d:]
     start = torch.randn(d, m, generator=rng, dtype=torch.float64) if lab.broken else torch.zeros(d, m).double()
     W = start.requires_grad_()
     (0.5 * (X @ W - Y).square().sum()).backward()

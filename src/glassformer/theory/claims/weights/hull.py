@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from glassformer.finding import Finding
-from glassformer.model.masks import View
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
 from glassformer.theory.claims.weights.layer import Notes, normal, random_layer, run
 from glassformer.theory.claims.weights.rational import Matrix, corners, in_hull, kernel, random_matrix, weights
@@ -75,7 +74,7 @@ def _on_the_engine(lab: Lab) -> Iterator[Finding]:
     attention, x = random_layer(generator, 8, 2, 4, 4), 1.5 * normal(generator, 7, 8)
     notes = Affine() if lab.broken else Notes()
     with torch.no_grad():
-        attention(x[None], View(None, False), notes)
+        attention(x[None], tap=notes)
     a, v, y = notes["pattern"][0], notes["v"][0], notes["heads"][0]
     beyond = torch.maximum(y - v.amax(1, keepdim=True), v.amin(1, keepdim=True) - y)
     bound = 3 * a.shape[-1] * UNIT * float(v.abs().max())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.model.attention import Attention
-from glassformer.model.masks import View
+from glassformer.model.context import AttentionContext
 from glassformer.model.tap import NO_TAP
 from glassformer.shapes import Bool, Float
 
@@ -84,7 +84,10 @@ def run(
 ) -> Notes:
     """One sequence through the layer; the sites are `q`, `k`, `v`, `scores`, `pattern`, `heads` and `out`."""
     notes = Notes()
-    attention(x[None], View(None, causal), notes, bias=None if bias is None else bias[None])
+    mask = None if bias is None else bias[None]
+    if mask is not None and causal:
+        mask = mask.masked_fill(torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    attention(x[None], AttentionContext(mask, is_causal=causal and mask is None), notes)
     return Notes({site: value[0] for site, value in notes.items()})
 
 
@@ -100,7 +103,7 @@ def softmax_of(
     eye = torch.eye(scores.shape[1], dtype=scores.dtype)
     attention = layer(eye, eye, eye, eye, scale=1.0)
     keys = eye[None, None]
-    view = View(None if mask is None else mask[None, None], False)
+    context = AttentionContext(None if mask is None else mask[None, None])
     notes = Notes()
-    out = attention.attend(scores[None], keys, keys, view, NO_TAP if fused else notes)
+    out = attention(scores[None], context, NO_TAP if fused else notes, (keys, keys))
     return out[0] if fused else notes["pattern"][0, 0]

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from glassformer.finding import Finding
-from glassformer.model.masks import View
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.weights.layer import Notes, layer
 from glassformer.theory.claims.weights.samples import (
@@ -202,7 +201,7 @@ def statistics(lab: Lab) -> Found:
                 k = k * (x / x.norm(dim=-1, keepdim=True))[:, None]
             for form, attention in forms.items():
                 notes = Notes()
-                attention.attend(x, k, k[..., :1], View(None, False), notes)
+                attention(x, tap=notes, kv=(k, k[..., :1]))
                 parts[form].append(_measure(notes["pattern"][:, 0, 0].double(), notes["scores"][:, 0, 0].double()))
         for form, rows_of in parts.items():
             columns = (torch.cat(column).numpy() for column in zip(*rows_of, strict=True))
