@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import glassformer as gf
-from glassformer.studio.shelf import Loaded, Shelf
+from glassformer.studio.models import LoadedModel, ModelStore
 from tests.studio.page import opened, panel, served
 
 WINDOW = {1280: 900, 400: 860}
@@ -173,16 +173,16 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    fresh = Shelf.fresh
+    fresh = ModelStore.load_copy
 
-    def unmasked(shelf: Shelf, name: str) -> Loaded:
+    def unmasked(models: ModelStore, name: str) -> LoadedModel:
         """The model `leaky` is examined without its causal mask: a folder alone cannot be wrong in this way."""
-        loaded = fresh(shelf, name)
+        loaded = fresh(models, name)
         if name == "leaky":
             loaded.model.decoder.causal = False
         return loaded
 
-    Shelf.fresh = unmasked  # type: ignore[method-assign]
+    ModelStore.load_copy = unmasked  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         gf.save(gf.load("bard"), root / "leaky", "glass", tokenizer=gf.load_tokenizer("bard"))

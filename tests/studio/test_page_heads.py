@@ -110,13 +110,13 @@ def test_144_heads_of_512_tokens_are_drawn_within_a_second(site):
     spent = module(
         page,
         "head-grid",
-        """const { Tensor } = await import('/static/js/wire.js');
+        """const { Tensor } = await import('/static/js/tensors.js');
         const data = new Uint8Array(144 * 512 * 512);
         for (let i = 0; i < data.length; i += 7) data[i] = (i * 31) & 255;
         const grid = new m.HeadGrid({});
         document.querySelector('glass-heads').append(grid.root);
         const begin = performance.now();
-        grid.draw(new Tensor('pattern', 'u8', [12, 12, 512, 512], data));
+        grid.draw(new Tensor('pattern', 'U8', [12, 12, 512, 512], data));
         grid.canvas.getContext('2d').getImageData(0, 0, 1, 1);
         return performance.now() - begin;""",
     )

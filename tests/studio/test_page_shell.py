@@ -1,4 +1,4 @@
-"""The frame of the page: selection in the address, tokens, themes, saving, tensors on the wire, nothing outside."""
+"""The frame of the page: selection in the address, tokens, themes, saving, tensors, no requests to other hosts."""
 
 import base64
 import contextlib
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import glassformer as gf
-from glassformer.studio.wire import Packet
+from glassformer.studio.encoding import TensorResponse
 from tests.studio.page import CHROMIUM, FLAGS, ROMEO, expect, module, needs_browser, panel, selection
 from tests.studio.serving import serving
 
@@ -159,14 +159,14 @@ def test_tensors_arrive_as_they_were_sent(site):
     page = site.open()
     values = np.array([[0.0, -1.5, 65504.0], [6e-8, np.inf, 1 / 3]])
     data = {
-        "half": (values, "f16"),
-        "full": (values[:, :1], "f32"),
-        "whole": (np.array([1, -7, 2**31 - 1]), "i32"),
-        "bytes": (np.array([0.0, 0.25, 1.0]), "u8"),
+        "half": (values, "float16"),
+        "full": (values[:, :1], "float32"),
+        "whole": (np.array([1, -7, 2**31 - 1]), "int32"),
+        "bytes": (np.array([0.0, 0.25, 1.0]), "uint8"),
     }
-    sent = base64.b64encode(Packet(data, {"pieces": ["a", "é"]}, {"bytes": (0.0, 1.0)}).encode()).decode()
+    sent = base64.b64encode(TensorResponse(data, {"pieces": ["a", "é"]}, {"bytes": (0.0, 1.0)}).encode()).decode()
     got = module(
-        page, "wire",
+        page, "tensors",
         "const buffer = Uint8Array.from(atob(v[0]), (c) => c.charCodeAt(0)).buffer;"
         "const { tensors, meta } = m.decode(buffer);"
         "const out = Object.fromEntries(Object.entries(tensors).map(([k, t]) => [k, [...t.floats()].map(String)]));"

@@ -2,7 +2,7 @@
  *
  *   get(path, {signal})               JSON
  *   post(path, body, {signal})        JSON
- *   postTensor(path, body, {signal})  tensors (wire.js): {tensors, meta};  getTensor(path, {signal}) likewise
+ *   postTensor(path, body, {signal})  tensors (tensors.js): {tensors, meta};  getTensor(path, {signal}) likewise
  *   events(path, {body, signal, last})   async iterator over Server-Sent Events: {event, data, id}; POST when a body
  *                                     is given. Leaving the loop or aborting closes the connection and ends the work
  *   upload(path, file, {signal})      JSON; the file's text as text/plain
@@ -16,7 +16,7 @@
  * until it is there, and the request is repeated. "glass-loading" on document tells {loading: bool}. A busy server
  * (429) is asked again after its Retry-After, a few times.
  */
-import { decode } from "./wire.js";
+import { decode } from "./tensors.js";
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -115,7 +115,7 @@ export async function post(path, body, { signal } = {}) {
   return (await request(path, { ...asBody(body), signal })).json();
 }
 
-const TENSOR = "application/x-glass";
+const TENSOR = "application/octet-stream";
 
 export async function postTensor(path, body, { signal } = {}) {
   return decode(await (await request(path, { ...asBody(body), signal, accept: TENSOR })).arrayBuffer());

@@ -7,7 +7,7 @@ import { fill, h, mathml, number } from "./dom.js";
 import { heatMap } from "./maps.js";
 import { store } from "./store.js";
 import { panel } from "./view.js";
-import { Tensor } from "./wire.js";
+import { Tensor } from "./tensors.js";
 
 const LISTED = 12;
 
@@ -54,7 +54,7 @@ export function cellPanel(view) {
       const most = Math.max(...row.map(Math.abs)) || 1;
       return row.map((v) => v / most);
     }));
-    return new Tensor("terms", "f32", [3, terms.length], data);
+    return new Tensor("terms", "F32", [3, terms.length], data);
   }
 
   function draw(got) {

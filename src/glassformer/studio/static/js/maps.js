@@ -3,7 +3,7 @@
  *   lookup(scale, gamma)       256 packed RGBA colours (Uint32Array) of "viridis" or "rdbu"; gamma 0.5 lifts small
  *                              values
  *   stops(scale)               the same as plotly's list of stops;  css(scale, x) one colour, x in 0..1
- *   image(tensor, {low, high, scale, gamma})   an ImageData-backed canvas of a (rows, columns) Tensor (wire.js) or
+ *   image(tensor, {low, high, scale, gamma})   an ImageData-backed canvas of a (rows, columns) Tensor (tensors.js) or
  *                                      {data, shape}
  *   heatMap({label, pick, hover, describe}) -> {root, canvas, draw(what), select(row, column)}
  *        root       an element with the canvas and its legend; the canvas takes focus and arrow keys
@@ -71,12 +71,12 @@ export function range(data) {
 export function paint(pixels, tensor, { low, high, scale = "viridis", gamma = 1 } = {}) {
   const table = lookup(scale, gamma);
   const { data } = tensor;
-  const direct = tensor.dtype === "u8" && (low ?? tensor.low) === tensor.low && (high ?? tensor.high) === tensor.high;
+  const direct = tensor.dtype === "U8" && (low ?? tensor.low) === tensor.low && (high ?? tensor.high) === tensor.high;
   if (direct) {
     for (let i = 0; i < data.length; i++) pixels[i] = table[data[i]];
     return;
   }
-  const values = tensor.dtype === "u8" ? tensor.floats() : data;
+  const values = tensor.dtype === "U8" ? tensor.floats() : data;
   const factor = 255 / (high - low || 1);
   for (let i = 0; i < values.length; i++) {
     const x = (values[i] - low) * factor;
@@ -120,7 +120,7 @@ export class Heat {
     const { tensor, scale = "viridis" } = what;
     let { low, high } = what;
     if (low === undefined || high === undefined) {
-      [low, high] = tensor.dtype === "u8" ? [tensor.low, tensor.high] : range(tensor.data);
+      [low, high] = tensor.dtype === "U8" ? [tensor.low, tensor.high] : range(tensor.data);
       if (scale === "rdbu") [low, high] = [
         -Math.max(Math.abs(low), Math.abs(high)), Math.max(Math.abs(low), Math.abs(high)),
       ];

@@ -7,7 +7,7 @@ import { field, h, number, visible } from "./dom.js";
 import { heatMap } from "./maps.js";
 import { store } from "./store.js";
 import { panel } from "./view.js";
-import { Tensor } from "./wire.js";
+import { Tensor } from "./tensors.js";
 
 const EXAMPLES = {
   bard: ["KING HENRY:\nMy lord the kin", "KING HENRY:\nMy lord the que"],
@@ -99,7 +99,7 @@ export function patching(view) {
     );
     const columns = done.axis === "head" ? Array.from({ length: n }, (_, i) => `head ${i}`) : words;
     map.draw({
-      tensor: new Tensor("effects", "f32", [L, n], new Float32Array(done.effects.flat())), scale: "rdbu", columns,
+      tensor: new Tensor("effects", "F32", [L, n], new Float32Array(done.effects.flat())), scale: "rdbu", columns,
       rows: Array.from({ length: L }, (_, i) => `block ${i}`), cell: [8, 34], square: false,
       columnTitle: done.axis === "head" ? "" : "place", low: -1, high: 1,
     });

@@ -133,7 +133,7 @@ function showTokens() {
 
 /* A prompt nobody changed gives way to the one that suits the other model; the server knows those of its own. */
 function chooseModel(name) {
-  const examples = store.state?.canned?.prompts ?? {};
+  const examples = store.state?.recorded?.prompts ?? {};
   const untouched = Object.values(examples).includes(store.get("prompt"));
   const prompt = untouched && examples[name] ? examples[name] : store.get("prompt");
   store.set({ model: name, prompt });

@@ -10,7 +10,7 @@ import { heatMap } from "./maps.js";
 import { store } from "./store.js";
 import { View, panel } from "./view.js";
 import { sizePanels } from "./view-size.js";
-import { Tensor } from "./wire.js";
+import { Tensor } from "./tensors.js";
 
 const BEFORE = "Comes with the examination.";
 const FLOOR = 1e-9;
@@ -155,7 +155,7 @@ export class Doctor extends View {
     this.noLeak.hidden = true;
     this.map.root.hidden = false;
     this.map.draw({
-      tensor: new Tensor("leak", "f32", shape, data), low: Math.log10(FLOOR), high: 1, rows: places(shape[0]),
+      tensor: new Tensor("leak", "F32", shape, data), low: Math.log10(FLOOR), high: 1, rows: places(shape[0]),
       columns: places(shape[1]), rowTitle: "answer at", columnTitle: "token changed (colour: power of ten)",
       cell: [6, 32],
     });
