@@ -109,9 +109,9 @@ def test_while_torch_loads_the_state_is_polled_and_nothing_stands_in_the_console
     page.route("**/api/lens", lens)
     page.route("**/api/state", state)
     page.click("nav a[data-view=stream]")
-    expect(page.locator("#engine")).to_have_text("Loading the engine …")
+    expect(page.locator("#torch-status")).to_have_text("Importing torch …")
     page.wait_for_selector("glass-stream [data-panel=lens][data-ready]")
-    expect(page.locator("#engine")).to_have_text("")
+    expect(page.locator("#torch-status")).to_have_text("")
     assert asked == ["respond-async"] * 2  # once, and again when it was there
     assert next(states, None) is None
 
@@ -135,7 +135,7 @@ def test_an_encoder_decoder_has_a_field_for_its_answer_and_fills_it_itself(site)
     own = list(gf.generate(gf.load(site.folders["pair"]), [[3, 1, 4, 1, 5]], 24, gf.Sampling(0.0))[0])
     expect(page.locator("#target-tokens .chip")).to_have_count(len(own))
     page.wait_for_selector(f"[data-panel=next][data-ready='{len(own)}']")
-    page.get_by_label("What the decoder reads").fill("0 7 9")
+    page.get_by_label("Decoder input").fill("0 7 9")
     page.wait_for_selector("[data-panel=next][data-ready='3']")
     page.locator("#target-tokens .chip").nth(1).click()
     page.wait_for_selector("[data-panel=next][data-ready='2']")

@@ -31,7 +31,7 @@ def examine(models: ModelStore, request: schema.Doctor, emit: Emit) -> None:
 
     report = diagnose(loaded.model, quick=request.quick, tell=report_progress, found=report_finding, name=loaded.name)
     for diagnosis in report.diagnoses:
-        emit("diagnosis", {**plain(diagnosis.to_dict()), "place": diagnosis.where(), "text": diagnosis.text()})
+        emit("diagnosis", {**plain(diagnosis.to_dict()), "location": diagnosis.where(), "text": diagnosis.text()})
     leak = report.pictures.get("leak") or leak_matrix(loaded.model)
     facts = {"healthy": report.healthy, "notes": list(report.notes), "seconds": report.seconds, "text": report.text()}
     emit("done", {**facts, "leak": plain(leak)})

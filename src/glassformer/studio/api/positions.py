@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassformer import config as c
 from glassformer.studio import schema
-from glassformer.studio.encoding import TensorResponse
+from glassformer.studio.encoding import Dtype, TensorResponse
 from glassformer.studio.errors import StudioError
 from glassformer.studio.models import ModelStore
 
@@ -23,7 +23,11 @@ def positions(models: ModelStore, request: schema.Positions) -> TensorResponse:
     offsets = torch.arange(-(request.length - 1), request.length)
     heat, curves, meta = _SCHEMES[request.kind](models, request, offsets)
     angles = _pair(request)
-    tensors = {"map": (heat, "float16"), "offsets": (offsets, "int32"), "curves": (curves, "float32")}
+    tensors: dict[str, tuple[Any, Dtype]] = {
+        "map": (heat, "float16"),
+        "offsets": (offsets, "int32"),
+        "curves": (curves, "float32"),
+    }
     return TensorResponse(tensors, {"kind": request.kind, "rotation": angles, **meta})
 
 
