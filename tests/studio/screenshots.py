@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import glassformer as gf
-from glassformer.studio.shelf import Loaded, Shelf
+from glassformer.studio.models import LoadedModel, ModelStore
 from tests.studio.page import opened, panel, served
 
 WINDOW = {1280: 900, 400: 860}
@@ -28,7 +28,7 @@ COLOURS = 256
 MOST_BYTES = 150_000
 VIEWS = ("playground", "anatomy", "heads", "stream", "positions", "theory", "train", "doctor")
 STEPS = 400
-FIELDS = {"Layers L": 2, "Width D": 64, "Heads H": 4, "Longest context": 64, "Batch": 8, "Steps": STEPS}
+FIELDS = {"Layers L": 2, "Width D": 64, "Heads H": 4, "Context length": 64, "Batch": 8, "Steps": STEPS}
 
 
 def playground(site: Any, run: str) -> Any:
@@ -67,7 +67,7 @@ def heads(site: Any, run: str) -> Any:
     for head in (1, 0):
         page.locator(".grid-wrap canvas").focus()
         page.keyboard.press("ArrowRight" if head else "ArrowLeft")
-        page.get_by_role("button", name=f"Take out head 1.{head}").click()
+        page.get_by_role("button", name=f"Ablate head 1.{head}").click()
     page.get_by_role("heading", name="Without 1.1, 1.0").wait_for()
     page.wait_for_selector("[data-panel=ablate][data-kl]")
     panel(page, "scores").locator("tbody tr").first.wait_for()
@@ -95,7 +95,7 @@ def theory(site: Any, run: str) -> Any:
     page.locator(".claim-figure svg").wait_for()
     page.get_by_role("button", name="Run", exact=True).click()
     page.wait_for_selector("[data-panel=claim][data-ready$=whole]")
-    page.get_by_label("break it: negative control").check()
+    page.get_by_label("negative control").check()
     page.wait_for_selector("[data-panel=claim][data-ready$=broken]")
     return page
 
@@ -173,16 +173,16 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    fresh = Shelf.fresh
+    load_copy = ModelStore.load_copy
 
-    def unmasked(shelf: Shelf, name: str) -> Loaded:
+    def unmasked(models: ModelStore, name: str) -> LoadedModel:
         """The model `leaky` is examined without its causal mask: a folder alone cannot be wrong in this way."""
-        loaded = fresh(shelf, name)
+        loaded = load_copy(models, name)
         if name == "leaky":
             loaded.model.decoder.causal = False
         return loaded
 
-    Shelf.fresh = unmasked  # type: ignore[method-assign]
+    ModelStore.load_copy = unmasked  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         gf.save(gf.load("bard"), root / "leaky", "glass", tokenizer=gf.load_tokenizer("bard"))

@@ -74,7 +74,7 @@ def mutated(draw, templates):
 @pytest.fixture
 def harmless(studio, monkeypatch):
     """No training is really started."""
-    monkeypatch.setattr(studio.trainings, "_spawn", lambda run: None)
+    monkeypatch.setattr(studio.training_runs, "_spawn", lambda run: None)
 
 
 def words(reply):

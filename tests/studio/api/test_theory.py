@@ -73,7 +73,7 @@ def test_knobs_stay_in_their_range(ask, client):
     knob = load_all()[WITH_KNOB].knobs[0]
     assert "outside its range" in ask.refused(f"claims/{WITH_KNOB}/run", knobs={knob.name: knob.high + 1})[1]
     assert "has no knob" in ask.refused(f"claims/{WITH_KNOB}/run", knobs={"nonsense": 1.0})[1]
-    assert client.get(f"/api/claims/{WITH_KNOB}/figure.svg?{knob.name}=nan").status_code == 400
+    assert client.get(f"/api/claims/{WITH_KNOB}/figure.svg?{knob.name}=nan").status_code == 422
     assert client.get(f"/api/claims/{WITH_KNOB}/figure.svg?{knob.name}={knob.high + 1}").status_code == 400
 
 

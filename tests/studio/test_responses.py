@@ -1,52 +1,51 @@
 import logging
 
 import pytest
+import torch
 from pydantic import ValidationError
+from safetensors.numpy import load
 from starlette.testclient import TestClient
 
 from glassformer.studio import Settings, schema
 from glassformer.studio import app as app_module
-from glassformer.studio.answers import explained
 from glassformer.studio.app import create_app
 from glassformer.studio.errors import BusyError, LoadingError
+from glassformer.studio.responses import describe_error
 from glassformer.studio.settings import Limits
 
 
 def test_each_error_has_its_status_and_sentence():
-    assert explained(BusyError("busy."))[0] == 429
-    assert explained(LoadingError("soon."))[1] == {"error": "soon.", "loading": True}
-    assert explained(ValueError("two\n  lines"))[1] == {"error": "two lines"}
-    assert explained(OverflowError())[0] == 400
+    assert describe_error(BusyError("busy."))[0] == 429
+    assert describe_error(LoadingError("soon."))[1] == {"error": "soon.", "loading": True}
+    assert describe_error(ValueError("two\n  lines"))[1] == {"error": "two lines"}
+    assert describe_error(OverflowError())[0] == 400
     with pytest.raises(ValidationError) as caught:
-        schema.AboutModel(model=3)
-    assert explained(caught.value)[0] == 422
-    assert explained(caught.value, v1=True)[1]["error"]["param"] == "model"
+        schema.ModelRequest(model=3)
+    assert describe_error(caught.value)[0] == 422
+    assert describe_error(caught.value, v1=True)[1]["error"]["param"] == "model"
 
 
-def test_a_mistake_of_ours_is_logged_and_not_told(caplog):
+def test_an_internal_error_is_logged_and_not_sent(caplog):
     with caplog.at_level(logging.ERROR):
-        status, body = explained(ZeroDivisionError("secret"))
+        status, body = describe_error(ZeroDivisionError("secret"))
     assert status == 500
     assert "secret" not in str(body)
     assert "secret" in caplog.text
 
 
 def test_a_bug_in_a_view_is_one_500_and_the_server_goes_on(client, ask, monkeypatch, caplog):
-    def broken(shelf, asked):
+    def broken(models, request):
         raise ZeroDivisionError
 
-    monkeypatch.setitem(app_module.POSTED, "lens", (schema.Lens, broken))
+    monkeypatch.setitem(app_module.TORCH_VIEWS, "lens", (schema.Lens, broken))
     reply = client.post("/api/lens", json={"model": "bard", "ids": [1]})
     assert reply.status_code == 500
-    assert "mistake" in reply.json()["error"]
+    assert "internal error" in reply.json()["error"]
     assert ask("depth", model="bard", ids=[1, 2])
 
 
-def test_a_busy_studio_says_when_to_ask_again(client, monkeypatch, studio):
-    def full(ticket, function):
-        raise BusyError("the studio is busy: ask again in a moment.")
-
-    monkeypatch.setattr(studio.quick, "submit", full)
+def test_a_busy_studio_responds_with_retry_after(client, monkeypatch, studio):
+    monkeypatch.setattr(studio.quick, "load", studio.quick.capacity)
     reply = client.post("/api/tokens", json={"model": "bard", "text": "a"})
     assert reply.status_code == 429
     assert reply.headers["retry-after"] == "1"
@@ -54,13 +53,11 @@ def test_a_busy_studio_says_when_to_ask_again(client, monkeypatch, studio):
 
 
 def test_work_that_takes_too_long_is_504(tmp_path, monkeypatch):
-    import time
-
-    def slow(shelf, asked):
+    def slow(models, request):
         while True:
-            time.sleep(0.001)
+            torch.ones(1) + 1
 
-    monkeypatch.setitem(app_module.POSTED, "lens", (schema.Lens, slow))
+    monkeypatch.setitem(app_module.TORCH_VIEWS, "lens", (schema.Lens, slow))
     app = create_app(Settings(folder=tmp_path, warm=False, limits=Limits(quick_seconds=0.2)))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         reply = client.post("/api/lens", json={"model": "bard", "ids": [1]})
@@ -68,10 +65,10 @@ def test_work_that_takes_too_long_is_504(tmp_path, monkeypatch):
     assert "longer than 0.2 s" in reply.json()["error"]
 
 
-def test_until_torch_is_there_only_canned_answers_are_given(tmp_path, monkeypatch):
+def test_until_torch_is_imported_only_recorded_responses_are_returned(tmp_path, monkeypatch):
     app = create_app(Settings(folder=tmp_path, warm=True))
-    engine = app.state.studio.engine
-    monkeypatch.setattr(engine, "start", lambda: None)
+    torch_loader = app.state.studio.torch_loader
+    monkeypatch.setattr(torch_loader, "start", lambda: None)
     prompt = "ROMEO:\nBut soft, what light"
     with TestClient(app, base_url="http://127.0.0.1") as client:
         assert client.get("/api/state").json()["torch"] == "loading"
@@ -81,11 +78,11 @@ def test_until_torch_is_there_only_canned_answers_are_given(tmp_path, monkeypatc
         lens = client.post("/api/lens", json={"model": "bard", "ids": told.json()["ids"]})
         assert lens.status_code == 200
         patterns = client.post("/api/patterns", json={"model": "bard", "ids": told.json()["ids"], "where": "self"})
-        assert patterns.content[:4] == b"GLAS"
+        assert load(patterns.content)["pattern"].dtype == "uint8"
         reply = client.post("/api/tokens", json={"model": "bard", "text": "other"})
         assert reply.status_code == 503
         assert reply.json()["loading"] is True
-        # the page, which asks so, is told the same without an error in its console
+        # The page sends this header, so that a browser does not log an error.
         reply = client.post("/api/tokens", json={"model": "bard", "text": "other"}, headers={"prefer": "respond-async"})
         assert reply.status_code == 202
         assert reply.json()["loading"] is True

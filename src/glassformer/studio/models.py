@@ -1,7 +1,7 @@
-"""The models that may be named: the bundled ones, the folders given at start, and what was trained here.
+"""The models that a request can name: bundled ones, folders given at start-up, and models trained in the studio.
 
-A request names a model by its short name only; no path from outside is ever opened. Models are loaded when first used,
-a bounded number at a time, each once however many ask for it.
+A request names a model by its short name; a path in a request is never opened. A model is loaded on first use, once
+even if several requests need it, and only a limited number stays in memory.
 """
 
 import re
@@ -16,7 +16,7 @@ from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, NoFeedForward, Seq2SeqConfig, from_toml
 from glassformer.config.errors import nearest
 from glassformer.sizing import count
-from glassformer.studio.errors import StudioError, UnknownError
+from glassformer.studio.errors import NotFoundError, StudioError
 
 if TYPE_CHECKING:
     from glassformer.model import Model
@@ -28,7 +28,9 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
+    """Name and folder of a model that can be loaded."""
+
     name: str
     path: Path
     title: str
@@ -36,16 +38,16 @@ class Entry:
 
 
 @dataclass
-class Loaded:
-    """A model with what turns text into its tokens and back."""
+class LoadedModel:
+    """A model with its tokenizer."""
 
     name: str
     path: Path
     model: "Model"
     tokenizer: Any
-    memory: dict[Any, Any] = field(default_factory=dict)
-    """Results that depend on the weights alone, by what was asked."""
-    _pieces: list[str] | None = None
+    cache: dict[Any, Any] = field(default_factory=dict)
+    """Results that depend on the weights alone."""
+    _vocabulary: list[str] | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -53,17 +55,15 @@ class Loaded:
         return config
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         from glassformer.generation.text import Continuation
 
         if self.tokenizer is None:
-            raise StudioError(
-                f"{self.name} has no tokenizer.json beside its weights: give token ids instead of a text."
-            )
+            raise StudioError(f"{self.name} has no tokenizer.json next to its weights: give token ids instead of text.")
         return list(Continuation(self.model, self.tokenizer, text).tokens)
 
-    def checked(self, ids: Iterable[int]) -> list[int]:
-        """The ids, each inside the vocabulary, and no more than the context holds."""
+    def check_ids(self, ids: Iterable[int]) -> list[int]:
+        """Return the ids as a list; raise StudioError if one is outside the vocabulary or there are too many."""
         ids, size, limit = list(ids), self.config.vocab_size, self.config.max_len
         for token in ids:
             if not 0 <= token < size:
@@ -72,89 +72,94 @@ class Loaded:
             raise StudioError(f"{len(ids)} tokens are more than the context of {limit}: shorten the prompt.")
         return ids
 
-    def say(self, token: int) -> str:
-        """A token as text."""
+    def token_text(self, token: int) -> str:
+        """Return the text of one token."""
         from glassformer.generation.text import token_text
 
         return token_text(self.tokenizer, token)
 
-    def pieces(self) -> list[str]:
-        """The word of every id of the vocabulary."""
-        if self._pieces is None:
-            self._pieces = [self.say(token) for token in range(self.config.vocab_size)]
-        return self._pieces
+    def vocabulary(self) -> list[str]:
+        """Return the text of every token of the vocabulary."""
+        if self._vocabulary is None:
+            self._vocabulary = [self.token_text(token) for token in range(self.config.vocab_size)]
+        return self._vocabulary
 
     def decode(self, ids: list[int]) -> str:
-        """The text of some tokens."""
+        """Return the text of a list of tokens."""
         if self.tokenizer is None:
             return " ".join(map(str, ids))
         return str(self.tokenizer.decode(ids)) if ids else ""
 
-    def remember(self, key: Any, make: Callable[[], Any], most: int = 16) -> Any:
-        """What `make` gives, kept for the next who asks the same."""
-        if key not in self.memory:
-            while len(self.memory) >= most:
-                self.memory.pop(next(iter(self.memory)), None)
-            self.memory[key] = make()
-        return self.memory[key]
+    def cached(self, key: Any, compute: Callable[[], Any], capacity: int = 16) -> Any:
+        """Return the cached value of `key`; compute and cache it if there is none."""
+        if key not in self.cache:
+            while len(self.cache) >= capacity:
+                self.cache.pop(next(iter(self.cache)), None)
+            self.cache[key] = compute()
+        return self.cache[key]
 
 
-class Shelf:
-    """Entries by name, and the few that are loaded."""
+class ModelStore:
+    """All models by name, and a cache of the loaded ones.
 
-    def __init__(self, folders: Iterable[Path] = (), keep: int = 4, more: Callable[[], Mapping[str, Path]] = dict):
-        self.keep, self.more = keep, more
+    `trained` returns the folders of models trained in the studio, by name.
+    """
+
+    def __init__(
+        self, folders: Iterable[Path] = (), capacity: int = 4, trained: Callable[[], Mapping[str, Path]] = dict
+    ):
+        self.capacity, self.trained = capacity, trained
         self._fixed = {e.name: e for e in _entries(folders)}
-        self._loaded: OrderedDict[tuple[str, Path], Loaded] = OrderedDict()
+        self._loaded: OrderedDict[tuple[str, Path], LoadedModel] = OrderedDict()
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Path], threading.Lock] = {}
         self._configs: dict[Path, ModelConfig] = {}
 
-    def entries(self) -> dict[str, Entry]:
-        """Everything that can be named now."""
-        trained = {name: Entry(name, path, f"Trained here: {name}") for name, path in self.more().items()}
+    def entries(self) -> dict[str, ModelEntry]:
+        """Return every model that can be named now."""
+        trained = {name: ModelEntry(name, path, f"Trained here: {name}") for name, path in self.trained().items()}
         return {**self._fixed, **{name: entry for name, entry in trained.items() if name not in self._fixed}}
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> ModelEntry:
         entries = self.entries()
         if name not in entries:
             hint = nearest(name[:100], entries, others="Models:")
-            raise UnknownError(f"there is no model {name[:100]!r} here.{hint}")
+            raise NotFoundError(f"there is no model {name[:100]!r} here.{hint}")
         return entries[name]
 
-    def get(self, name: str) -> Loaded:
-        """The model, loaded if it is not. Needs torch."""
+    def get(self, name: str) -> LoadedModel:
+        """Return the model, loading it if necessary. Needs torch."""
         entry = self.entry(name)
         key = (name, entry.path.resolve())
         with self._lock:
-            turn = self._loading.setdefault(key, threading.Lock())
-        with turn:
+            loading = self._loading.setdefault(key, threading.Lock())
+        with loading:
             with self._lock:
                 if key in self._loaded:
                     self._loaded.move_to_end(key)
                     return self._loaded[key]
-            made = _load(name, key[1])
+            loaded = _load(name, key[1])
             with self._lock:
-                self._loaded[key] = made
-                while len(self._loaded) > self.keep:
+                self._loaded[key] = loaded
+                while len(self._loaded) > self.capacity:
                     old, _ = self._loaded.popitem(last=False)
                     self._loading.pop(old, None)
-            return made
+            return loaded
 
-    def fresh(self, name: str) -> Loaded:
-        """A copy of its own, for those who change what they are given."""
+    def load_copy(self, name: str) -> LoadedModel:
+        """Load a separate copy, for code that modifies the model."""
         return _load(name, self.entry(name).path)
 
     def dtype(self, name: str) -> str:
-        """What a model is computed in here: float32 unless it was loaded and has another."""
+        """Return the dtype in which the studio computes a model: float32 if it is not loaded yet."""
         with self._lock:
-            for (held, _), loaded in self._loaded.items():
-                if held == name:
+            for (other, _), loaded in self._loaded.items():
+                if other == name:
                     return str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
         return "float32"
 
     def config(self, name: str, torch_ready: bool) -> ModelConfig | None:
-        """The config of a model; of a Hugging Face folder only once torch is there, else None."""
+        """Return the config of a model. Reading that of a Hugging Face folder needs torch; without it, return None."""
         path = self.entry(name).path
         if path not in self._configs:
             found = _own_config(path)
@@ -165,15 +170,15 @@ class Shelf:
             if found is None:
                 return None
             if name not in self._fixed:
-                return found  # a run's best model moves
+                return found  # the best model of a training run changes
             self._configs[path] = found
         return self._configs[path]
 
     def describe(self, torch_ready: bool) -> list[dict[str, Any]]:
-        """What the page shows of each model. Where a config cannot be read yet (or at all) its fields are null."""
+        """Describe each model for the page. If a config cannot be read (yet), its fields are null."""
         return [self._described(entry, torch_ready) for entry in self.entries().values()]
 
-    def _described(self, entry: Entry, torch_ready: bool) -> dict[str, Any]:
+    def _described(self, entry: ModelEntry, torch_ready: bool) -> dict[str, Any]:
         head = {"name": entry.name, "title": entry.title, "bundled": entry.bundled}
         head["tokenizer"] = (entry.path / "tokenizer.json").exists()
         try:
@@ -190,7 +195,7 @@ FACTS = (
 
 
 def facts(config: ModelConfig) -> dict[str, Any]:
-    """A config in the words of the page."""
+    """Return the fields of a config under the names that the page uses."""
     values = (
         config.kind,  # type: ignore[attr-defined]
         config.n_layers,
@@ -211,24 +216,24 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     return dict(zip(FACTS, values, strict=True))
 
 
-def _entries(folders: Iterable[Path]) -> list[Entry]:
+def _entries(folders: Iterable[Path]) -> list[ModelEntry]:
     found = []
     for name in pretrained.NAMES:
         path = pretrained.folder(name)
         if path is not None:
-            found.append(Entry(name, path, TITLES.get(name, name), bundled=True))
+            found.append(ModelEntry(name, path, TITLES.get(name, name), bundled=True))
     for folder in folders:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "model"
-        taken, name, number = {e.name for e in found}, plain, 1
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "model"
+        taken, name, number = {e.name for e in found}, base, 1
         while name in taken:
             number += 1
-            name = f"{plain}-{number}"
-        found.append(Entry(name, folder.resolve(), name))
+            name = f"{base}-{number}"
+        found.append(ModelEntry(name, folder.resolve(), name))
     return found
 
 
 def _own_config(path: Path) -> ModelConfig | None:
-    """The config of a folder of ours, read without torch; None for a Hugging Face folder."""
+    """Return the config of a glassformer folder, without torch; None for a Hugging Face folder."""
     for name in ("model.toml", "run.toml"):
         file = path / name
         if file.exists():
@@ -239,10 +244,10 @@ def _own_config(path: Path) -> ModelConfig | None:
     return None
 
 
-def _load(name: str, path: Path) -> Loaded:
+def _load(name: str, path: Path) -> LoadedModel:
     from glassformer.weights import load, load_tokenizer
 
     model = load(path)
     if next(model.parameters()).dtype.itemsize == 2 and model.device.type == "cpu":
-        model = model.float()  # half precisions are for storing and for accelerators
-    return Loaded(name, path, model, load_tokenizer(path))
+        model = model.float()  # on a CPU, half precision is slower than float32
+    return LoadedModel(name, path, model, load_tokenizer(path))

@@ -1,4 +1,4 @@
-"""torch, imported once in the background, so that the page is there before it."""
+"""Import torch once, in a background thread, so that the page appears before it is imported."""
 
 import importlib
 import logging
@@ -10,16 +10,16 @@ from glassformer.studio.errors import LoadingError, UnavailableError
 
 State = Literal["loading", "ready", "failed"]
 
-ROOMS = (
+MODULES = (
     *("glassformer.weights", "glassformer.generation", "glassformer.lens", "glassformer.training"),
     *("glassformer.lens.figures", "glassformer.lens.views", "matplotlib.backends.backend_svg"),
 )
-"""Imported after torch, so that the first request does not wait for them, nor break off their import by leaving."""
+"""Modules imported after torch, so that the first request does not wait for them."""
 log = logging.getLogger("glassformer.studio")
 
 
-class Engine:
-    """Knows whether torch can be used. `start` imports it in a thread, once; `require` refuses until it is there."""
+class TorchLoader:
+    """Import torch in the background. `start` starts the import once; `require` raises until it is finished."""
 
     def __init__(self, warm: bool = True, workers: int = 2):
         self.warm, self.workers = warm, workers
@@ -37,7 +37,7 @@ class Engine:
         return "ready" if self.done.is_set() else "loading"
 
     def start(self) -> None:
-        """Begin to import, unless that has begun or is not wanted."""
+        """Start the import, unless it was started already or `warm` is False."""
         with self._lock:
             if not self.warm or self._thread is not None:
                 return
@@ -48,9 +48,9 @@ class Engine:
         try:
             import torch
 
-            for room in ROOMS:
-                importlib.import_module(room)
-            # each worker has its own team of threads: together no more than there are cores
+            for module in MODULES:
+                importlib.import_module(module)
+            # Each worker thread has its own OpenMP threads: together no more than there are cores.
             torch.set_num_threads(max(1, torch.get_num_threads() // self.workers))
         except Exception as error:
             log.exception("torch cannot be imported")
@@ -58,9 +58,9 @@ class Engine:
         self.done.set()
 
     def require(self) -> None:
-        """Raises LoadingError until torch can be used."""
+        """Start the import if necessary, and raise LoadingError until it is finished."""
         self.start()
         if self.error is not None:
             raise UnavailableError(self.error)
         if not self.done.is_set():
-            raise LoadingError("torch is still being imported: ask again in a moment.")
+            raise LoadingError("torch is still being imported: try again in a moment.")

@@ -1,6 +1,6 @@
-/* Two panels of the heads view: what each head does (scores), and what is lost without some of them (ablation).
+/* Two panels of the heads view: head scores, and ablation of heads.
  *
- *   headScores(view) -> {root, ask(), mark(layer, head), say(layer, head)}
+ *   headScores(view) -> {root, ask(), mark(layer, head), summary(layer, head)}
  *   ablation(view)   -> {root, ask(), clear(), offer(layer, head), heads}    heads: a Set of "layer.head"
  */
 import { post } from "./api.js";
@@ -17,11 +17,11 @@ const SHARES = new Set([
 export function headScores(view) {
   const at = { rows: [], by: "induction", notes: {}, model: null };
   const where = panel({
-    title: "What each head does", name: "scores", wide: true, figure: () => at.rows.length && table,
+    title: "Head scores", name: "scores", wide: true, figure: () => at.rows.length && table,
     python: () => ({ view: "heads", model: store.get("model"), seed: 0 }),
     hint:
-      "Mean attention on repeated random tokens, where a query has the place in view. Press a title to sort, a row " +
-      "to choose the head.",
+      "Mean attention on repeated random tokens, over the queries that can see the position in question. Click a " +
+      "column title to sort, a row to select the head.",
   });
   const table = h("table", {});
   const notes = h("div", { class: "small soft" });
@@ -34,7 +34,7 @@ export function headScores(view) {
     if (at.model === model || !store.model) return;
     if (store.model.kind === "seq2seq") {
       fill(table);
-      where.say("Scores are of one stack: choose a decoder or an encoder.");
+      where.say("Head scores are not available for an encoder-decoder: select a decoder or an encoder.");
       return;
     }
     const got = await view.work(where, "scores", (signal) => post("heads", { model, seed: 0 }, { signal }));
@@ -89,7 +89,7 @@ export function headScores(view) {
     );
   }
 
-  function say(layer, head) {
+  function summary(layer, head) {
     const row = at.model === store.get("model") && at.rows.find((one) => one.layer === layer && one.head === head);
     if (!row) return "";
     const named = Object.entries(row.scores).filter(
@@ -99,7 +99,7 @@ export function headScores(view) {
     return name ? `: ${name.replaceAll("_", " ")} ${number(value, 2)}` : "";
   }
 
-  return { root: where.root, ask, mark, say };
+  return { root: where.root, ask, mark, summary };
 }
 
 export function ablation(view) {
@@ -107,18 +107,18 @@ export function ablation(view) {
   let mode = "zero";
   let offered = [0, 0];
   const where = panel({
-    title: "Without a head", name: "ablate", wide: true, figure: () => (heads.size ? result : null),
+    title: "Ablation", name: "ablate", wide: true, figure: () => (heads.size ? result : null),
     python: () => ({ view: "ablate", ...store.about, heads: pairs(), mode }),
     hint:
-      "Take heads out and see how the next token's distribution changes: zero removes what a head writes, mean puts " +
-      "its average over the text in its place.",
+      "Ablate heads and see how the next-token distribution changes. zero: the head's output is set to zero; mean: " +
+      "it is replaced by its mean over the text.",
   });
   const pairs = () => [...heads].map((name) => name.split(".").map(Number));
   const toggle = h("button", { on: { click: () => flip(offered.join(".")) } });
-  const modes = h("div", { class: "segments", role: "group", "aria-label": "What stands in for the head" });
+  const modes = h("div", { class: "segments", role: "group", "aria-label": "How heads are ablated" });
   for (const name of ["zero", "mean"])
     modes.append(h("button", { text: name, "aria-pressed": String(name === mode), on: { click: () => choose(name) } }));
-  const none = h("button", { class: "quiet", text: "Put all back", on: { click: () => (clear(), view.drawChoice()) } });
+  const none = h("button", { class: "quiet", text: "Restore all", on: { click: () => (clear(), view.drawChoice()) } });
   const chosen = h("span", { class: "row" });
   const result = h("div", {});
   where.body.append(h("div", { class: "row" }, toggle, modes, none, chosen), result);
@@ -138,13 +138,13 @@ export function ablation(view) {
   function offer(layer, head) {
     offered = [layer, head];
     const out = heads.has(offered.join("."));
-    toggle.textContent = `${out ? "Put back" : "Take out"} head ${layer}.${head}`;
+    toggle.textContent = `${out ? "Restore" : "Ablate"} head ${layer}.${head}`;
     none.disabled = !heads.size;
     fill(
       chosen,
       [...heads].map((name) => h(
         "button",
-        { class: "chip", text: `${name} ×`, "aria-label": `Put back head ${name}`, on: { click: () => flip(name) } },
+        { class: "chip", text: `${name} ×`, "aria-label": `Restore head ${name}`, on: { click: () => flip(name) } },
       )),
     );
   }
@@ -162,11 +162,12 @@ export function ablation(view) {
       const bar = h("span", { class: "is" });
       bar.style.width = `${100 * one.p}%`;
       const change = before.has(one.id) ? one.p - before.get(one.id) : null;
-      const said = change === null ? "new" : `${change >= 0 ? "+" : "−"}${percent(Math.abs(change))}`;
+      const difference = change === null ? "new" : `${change >= 0 ? "+" : "−"}${percent(Math.abs(change))}`;
       return h("tr", {}, h("td", { class: "mono", text: visible(one.piece) }), h(
         "td", { class: "share" }, h("span", { class: "track" }, bar),
       ),
-        h("td", { class: "n", text: percent(one.p) }), h("td", { class: "n soft", text: rows === other ? "" : said }));
+        h("td", { class: "n", text: percent(one.p) }),
+        h("td", { class: "n soft", text: rows === other ? "" : difference }));
     }))));
   }
 
@@ -176,7 +177,7 @@ export function ablation(view) {
     const got = await view.work(where, "ablate", (signal) => post("ablate", body, { signal }));
     if (!got) return undefined;
     where.root.dataset.kl = got.kl;
-    return fill(result, h("p", { text: `KL(before ‖ after) = ${number(got.kl, 3)} nats at the last token.` }),
+    return fill(result, h("p", { text: `KL(before ‖ after) = ${number(got.kl, 3)} nats at the last position.` }),
       h(
         "div", { class: "before-after" }, column("Whole model", got.before, got.before),
         column(`Without ${[...heads].join(", ")}`, got.after, got.before),

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from glassformer.studio.api.lines import _VIEWS
+from glassformer.studio.api.snippets import _VIEWS
 
 IDS = [18, 47, 56, 57, 58, 1]
 ABOUT = {"model": "bard", "ids": IDS}
