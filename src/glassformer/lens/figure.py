@@ -4,7 +4,6 @@ Style of all figures: 6.3 inches wide (a text column), 9-point type, Okabe-Ito c
 tell apart), `viridis` for amounts, `RdBu_r` centred on zero for signed values. Queries run down, keys to the right.
 """
 
-import html
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,10 +61,8 @@ def format_of(path: str | Path) -> str:
     """Return the format of a file by its suffix. Raises FigureError for a format that cannot be written."""
     format = Path(path).suffix.removeprefix(".").lower()
     if format not in FORMATS:
-        raise FigureError(
-            f"{path} has {f'the suffix {format!r}' if format else 'no suffix'}, which is not a format of figures: "
-            f"use one of {', '.join('.' + f for f in FORMATS)}."
-        )
+        suffixes = ", ".join("." + name for name in FORMATS)
+        raise FigureError(f"{path} cannot be written as a figure because of its suffix: use one of {suffixes}.")
     return format
 
 
@@ -98,14 +95,11 @@ class Figure:
 
     def html(self) -> str:
         """Return the figure as a self-contained page."""
-        return (
-            '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{html.escape(self.title)}</title>"
-            "<style>body{margin:2rem auto;max-width:60rem;font-family:sans-serif;background:#fff}"
-            "svg{width:100%;height:auto}</style>"
-            f"{self.svg()}</html>\n"
-        )
+        from markupsafe import Markup
+
+        from glassformer.pages.page import render
+
+        return render("figure.html", title=self.title, svg=Markup(self.svg()))
 
     def _repr_svg_(self) -> str:
         return self.svg()
