@@ -94,7 +94,7 @@ def test_claims_hold_and_the_missing_mask_is_found(finished):
     tour, events = finished
     findings = {finding.id: finding for finding in tour.findings}
     assert findings["claim: rope-relative"].passed
-    assert findings["negative control fails: rope-relative"].passed
+    assert findings["control fails: rope-relative"].passed
     assert findings["the doctor finds no bug in the trained model"].passed
     assert findings["the doctor finds the missing causal mask"].passed
     assert [e["result"] for e in events if e["event"] == "claim"] == tour.claims

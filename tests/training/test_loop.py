@@ -113,7 +113,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.training import tiny
-from glassformer.train import resume_session, train
+from glassformer.training import resume_session, train
 folder = Path(sys.argv[1])
 if (folder / sys.argv[2] / "last").exists():
     session = resume_session(str(folder / sys.argv[2]))

@@ -55,7 +55,7 @@ class CheckedClaim:
         broken = f"with the hypothesis broken, {self.control_failures} of {len(control.parts)} pieces must and do fail"
         return (
             Finding.judge(f"claim: {self.id}", failures, 0, why, outcome.finding.why),
-            Finding.judge(f"negative control fails: {self.id}", not control.held, 0, broken, control.finding.why),
+            Finding.judge(f"control fails: {self.id}", not control.held, 0, broken, control.finding.why),
         )
 
     def to_dict(self) -> dict[str, Any]:

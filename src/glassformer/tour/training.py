@@ -178,7 +178,7 @@ def beats_bigram(plan: Plan, corpus: Corpus, record: TrainingRecord) -> Finding:
     """Judge whether the model predicts better than a bigram, which knows the previous character only."""
     name = "validation loss below the bigram baseline"
     if plan.minutes < 1:
-        return Finding.skip(name, f"{plan.minutes:g} minutes of training are too short for this check: train for 1")
+        return Finding.skip(name, f"{plan.minutes:g} minutes of training are too short for this check: use --minutes 1")
     why = "nats per character on the whole validation split; a bigram uses one character, the model its context"
     return Finding.judge(name, record.final, corpus.baselines["bigram"], why, "train longer: --minutes 4")
 
