@@ -40,11 +40,6 @@ TESTED_ELSEWHERE = {
     "__main__": "tests/cli/test_common.py runs it",
     "py.typed": "no code",
     "kernels/cpu/decode/structures": "no code; kernels.cpu.decode.library compares it with the compiled structures",
-    "tour/text": "tests/tour/test_guide.py prints it",
-    "tour/training": "tests/tour/test_guide.py goes through it",
-    "training/display": "tests/tour/test_guide.py shows a run with it",
-    "pages/svg": "tests/tour/test_report.py draws with it",
-    "pages/style": "no code; tests/tour/test_report.py reads the page",
 }
 COMMANDS = ("bench/gpu/", "bench/developer/")
 """Benchmarks are commands for a person; those with logic of their own have tests."""
@@ -155,7 +150,7 @@ def loaded_after(code: str) -> set[str]:
     "code", ["import glassformer", "import glassformer.sizing", "import glassformer as g; g.presets.gpt2()"]
 )
 def test_light_imports_stay_light(code):
-    assert not loaded_after(code) & {"torch", "numpy", "tyro", "rich", "matplotlib", "sympy"}
+    assert not loaded_after(code) & {"torch", "numpy", "tyro", "rich", "matplotlib", "sympy", "jinja2"}
 
 
 def test_help_does_not_import_torch():
@@ -170,7 +165,7 @@ print(" ".join(sys.modules), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "tour" in done.stdout
-    assert not set(done.stderr.split()) & {"torch", "numpy", "safetensors", "tokenizers"}
+    assert not set(done.stderr.split()) & {"torch", "numpy", "safetensors", "tokenizers", "jinja2"}
 
 
 def test_public_names_all_resolve():

@@ -188,12 +188,13 @@ def test_fifty_kills_at_random_moments(tmp_path):
 def test_the_log_tells_the_run(tmp_path):
     session = tiny.session(tmp_path, "loop.sample_every=10")
     events = []
-    train(session.run, session.data, events.append, lambda model, tokenizer: "said", baselines={"unigram": 2.5})
+    train(session.run, session.data, events.append, baselines={"unigram": 2.5})
     assert events == [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     kinds = [e["event"] for e in events]
     assert kinds[0] == "start"
     assert kinds[-1] == "end"
     assert kinds.count("sample") == 2
+    assert all(event["text"] for event in events if event["event"] == "sample")
     assert events[0]["baselines"] == {"unigram": 2.5}
     assert events[0]["tokens_per_step"] == 6 * 16
     losses = [e["loss"] for e in events if e["event"] == "validation"]
@@ -218,14 +219,24 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
         train(again.run, again.data)
 
 
-def test_sampling_does_not_change_the_run(tmp_path):
+def test_sampling_does_not_change_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("glassformer.training.loop.sample_text", lambda model, tokenizer: str(torch.rand(3)))
     curves = []
-    for sample in (False, True):
-        session = tiny.session(tmp_path, "model.dropout=0.2", "loop.sample_every=3", name=f"run{sample}")
+    for every in (0, 3):
+        session = tiny.session(tmp_path, "model.dropout=0.2", f"loop.sample_every={every}", name=f"run{every}")
         events = []
-        train(session.run, session.data, events.append, (lambda m, t: str(torch.rand(3))) if sample else None)
+        train(session.run, session.data, events.append)
+        assert any(e["event"] == "sample" for e in events) == bool(every)
         curves.append([e["loss"] for e in events if e["event"] == "validation"])
     assert curves[0] == curves[1]
+
+
+def test_an_encoder_trains_without_samples(tmp_path):
+    session = tiny.session(tmp_path, "model.preset=bert_base", "loop.sample_every=5", "loop.steps=10")
+    events = []
+    train(session.run, session.data, events.append)
+    assert events[-1]["event"] == "end"
+    assert not any(event["event"] == "sample" for event in events)
 
 
 def test_averaged_weights_are_what_is_evaluated_and_saved(tmp_path):

@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 
+from glassformer.lens.heads import head_table
 from glassformer.model import build
 from glassformer.training import open_session, read_run, resume_session, train
 from glassformer.training.data.corpus import DataError
 from glassformer.training.data.tasks import TaskData
-from glassformer.training.probes import OWN, Curves, accuracy, chosen_probes, read_curves, weight_norms
+from glassformer.training.probes import PROBES, Curves, accuracy, chosen_probes, head_scores, read_curves, weight_norms
 from glassformer.training.run import Probe
 from tests import variants
 from tests.training.tiny import session
@@ -80,20 +81,22 @@ def test_accuracy_is_that_of_the_objective(tmp_path, preset):
     assert all(0 <= value < 0.5 for value in found.values())
 
 
-def test_probing_changes_nothing_that_is_trained(tmp_path):
+def test_probing_changes_nothing_that_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setitem(PROBES, "heads", fake)
     off = run_of(tmp_path / "off")
     on = run_of(tmp_path / "on", "probe.every=2", "probe.heads=true")
     plain = train(off.run, off.data)
-    probed = train(on.run, on.data, probes={"heads": fake})
+    probed = train(on.run, on.data)
     for name, value in plain.model.state_dict().items():
         assert torch.equal(value, probed.model.state_dict()[name]), name
     assert probed.model.training
 
 
-def test_curves_come_back_from_the_log(tmp_path):
+def test_curves_come_back_from_the_log(tmp_path, monkeypatch):
+    monkeypatch.setitem(PROBES, "heads", fake)
     made = run_of(tmp_path, "probe.every=2", "probe.heads=true")
     events = []
-    train(made.run, made.data, events.append, probes={"heads": fake})
+    train(made.run, made.data, events.append)
     assert [e["step"] for e in events if e["event"] == "probe"] == [0, 2, 4, 6]
     curves = read_curves(tmp_path)
     assert curves.steps == [0, 2, 4, 6]
@@ -121,16 +124,41 @@ def test_the_averaged_weights_are_what_is_measured(tmp_path):
 
 
 def test_no_step_size_no_probes():
-    assert chosen_probes(Probe(heads=True), {}) == {}
-    assert set(chosen_probes(Probe(every=5), {})) == {"norms", "accuracy"} == set(OWN)
-    assert chosen_probes(Probe(every=5, norms=False, accuracy=False), {}) == {}
+    assert chosen_probes(Probe(heads=True)) == {}
+    assert set(chosen_probes(Probe(every=5))) == {"norms", "accuracy"}
+    assert chosen_probes(Probe(every=5, norms=False, accuracy=False)) == {}
 
 
-def test_a_probe_that_nobody_provides_is_refused_before_training(tmp_path):
-    made = run_of(tmp_path, "probe.every=2", "probe.heads=true")
-    with pytest.raises(DataError, match=r"probe\.heads=true, but nobody measures it here"):
+def test_every_probe_that_a_run_can_select_exists():
+    selectable = {field.name for field in dataclasses.fields(Probe)} - {"every"}
+    assert selectable == set(PROBES) == set(chosen_probes(Probe(every=1, norms=True, accuracy=True, heads=True)))
+
+
+def test_head_scores_are_those_of_the_lens():
+    model = build(variants.decoder())
+    found = head_scores(model, None, read_run("", TASK))
+    table = head_table(model, seed=0, weights=False)
+    assert found["induction"] == table.score("induction").tolist()
+    assert found["previous"] == table.score("previous_token").tolist()
+
+
+def test_a_run_logs_the_scores_of_every_head(tmp_path):
+    made = run_of(tmp_path, "probe.every=3", "probe.heads=true", "model.n_layers=2", "model.dropout=0.0")
+    state = train(made.run, made.data)
+    curves = read_curves(tmp_path)
+    heads = curves.heads("induction")
+    assert sorted(heads) == [(layer, head) for layer in range(2) for head in range(3)]
+    assert all(len(curve) == 3 for curve in heads.values())
+    last = head_scores(state.model.eval(), made.data, made.run)
+    assert torch.allclose(torch.tensor(curves["heads.previous"][-1]), torch.tensor(last["previous"]))
+
+
+def test_a_context_without_room_for_a_repetition_is_refused(tmp_path):
+    changes = ("data.corpus=task:modular-addition", "task.p=5", "model.max_len=3", f'out="{tmp_path}"')
+    run = [change for change in TASK if not change.startswith(("data.", "task.", "model.max_len"))]
+    made = open_session(read_run("", (*run, "probe.every=1", "probe.heads=true", *changes)))
+    with pytest.raises(ValueError, match="have no room for a repeated block"):
         train(made.run, made.data)
-    assert not (tmp_path / "log.jsonl").exists()
 
 
 def test_logs_without_probes_are_said_to_have_none(tmp_path):

@@ -35,9 +35,8 @@ def train(
 def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json: bool) -> None:
     from glassformer.training import open_session, read_run, resume_session
     from glassformer.training import train as run_training
-    from glassformer.training.display import Display, sample_text
+    from glassformer.training.display import Display
     from glassformer.training.distributed.ranks import is_main
-    from glassformer.training.lens_probes import PROBES
 
     if resume is not None:
         if run is not None:
@@ -49,16 +48,16 @@ def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json:
     arguments = (session.run, session.data)
     try:
         if not is_main():
-            group = run_training(*arguments, None, sample_text, session.resume, probes=PROBES).group
+            group = run_training(*arguments, None, session.resume).group
             group.close()
             return
         lines = session.data.baselines(session.run.model.vocab_size)
         if json:
             say = lambda event: print(json_module.dumps(event), flush=True)  # noqa: E731
-            group = run_training(*arguments, say, sample_text, session.resume, lines, PROBES).group
+            group = run_training(*arguments, say, session.resume, lines).group
         else:
             with Display() as display:
-                group = run_training(*arguments, display, sample_text, session.resume, lines, PROBES).group
+                group = run_training(*arguments, display, session.resume, lines).group
             print(_next_steps(session))
         group.close()
     except ArithmeticError as error:
@@ -101,19 +100,19 @@ def tour(
     out: Annotated[Path, tyro.conf.arg(help="Folder for report.html and the trained model.")] = Path("tour"),
     json: Json = False,
 ) -> int:
-    """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
-    from glassformer.tour import guide as story
-    from glassformer.tour import report as page
+    """Train, sample from, check, prove and diagnose a small model in a few minutes, and write one HTML page."""
+    from glassformer.tour import report
+    from glassformer.tour import run as tour_run
 
-    plan = story.Plan(minutes=minutes, out=out)
+    plan = tour_run.Plan(minutes=minutes, out=out)
     try:
         if not json:
-            from glassformer.tour.text import print_tour
+            from glassformer.tour.terminal import print_tour
 
             return print_tour(plan)
-        told = story.walk(plan)
+        result = tour_run.run_tour(plan)
     except ArithmeticError as error:
         raise InputError(str(error)) from None
-    path = page.write(told, out / page.NAME)
-    print(json_module.dumps({**told.to_dict(), "report": str(path)}))
-    return 0 if told.held else 1
+    path = report.write(result, out / report.NAME)
+    print(json_module.dumps({**result.to_dict(), "report": str(path)}))
+    return 0 if result.passed else 1

@@ -1,1 +1,1 @@
-"""The guided tour: train, sample, check, prove, diagnose, and write one report page."""
+"""The guided tour: train a model, sample from it, check it, prove claims, diagnose a bug, and write a report page."""

@@ -1,8 +1,7 @@
-"""Training for a terminal: the live display, and the sampler that training itself may not import."""
+"""Show a training run in a terminal."""
 
 import math
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console, Group
@@ -12,26 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from glassformer.generation import Sampling, generate
-from glassformer.model import Model, Seq2Seq
-
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def sample_text(model: Model, tokenizer: Any, length: int = 120, seed: int = 0) -> str:
-    """A continuation of a line break (or of the first id), by the model as it is now."""
-    try:
-        prompt = tokenizer.encode("\n").tolist() or [0]
-    except ValueError:
-        prompt = [0]
-    room = (model.config.max_len or 10**9) - len(prompt)
-    out = generate(model, [prompt], min(length, room), Sampling(temperature=0.8, top_k=50), seed=seed)
-    ids = out.new[0] if isinstance(model, Seq2Seq) else out[0]
-    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size]).strip("\n")
-
-
 class Display:
-    """Shows the events of a run: live in a terminal, as plain lines elsewhere."""
+    """Shows the events of a run: as a live display in a terminal, as plain lines elsewhere."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console(file=sys.stdout)
@@ -74,14 +58,14 @@ class Display:
                 self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def line(self, event: dict[str, Any]) -> str:
-        """One plain line per event worth one."""
+        """Return one plain line for an event, or an empty text for an event that is not printed."""
         match event["event"]:
             case "start":
                 lines = "  ".join(f"{name} {value:.3f}" for name, value in baseline_lines(event).items())
                 source = f" of the task {event['task']}" if "task" in event else ""
                 return (
                     f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens{source}, "
-                    f"{event['device']}, {event['precision']}\nto beat (nats per token):  {lines}"
+                    f"{event['device']}, {event['precision']}\nbaselines (nats per token):  {lines}"
                 )
             case "step":
                 if event["step"] % 100 and event["step"] != 1:
@@ -101,7 +85,7 @@ class Display:
         return ""
 
     def render(self) -> Group:
-        """The live picture: progress, loss against the baselines, rates, the latest sample."""
+        """Return the live display: progress, loss and baselines, throughput, the latest sample."""
         step, steps = self.last.get("step", 0), self.facts.get("steps", 1)
         rate = self.last.get("steps_per_second", 0.0)
         left = self.last.get("seconds_left", 0.0)
@@ -115,21 +99,21 @@ class Display:
             best = min(loss for _, loss in self.validation)
             table.add_row("validation", f"{self.validation[-1][1]:.4f}   best {best:.4f}")
         if self.probes:
-            table.add_row("inside", probe_text(self.probes[-1]))
+            table.add_row("probes", probe_text(self.probes[-1]))
             if seen := [value for event in self.probes if (value := best_head(event, "induction")) is not None]:
                 table.add_row("induction", f"{seen[-1]:.2f}  {sparkline(seen)}")
-        table.add_row("to beat", self.against_baselines())
-        # of the rate a plain matrix product reached on this machine, not of a data sheet
+        table.add_row("baselines", self.against_baselines())
+        # relative to the throughput of a plain matmul on this machine, not to a data sheet
         mfu = flops / self.facts.get("peak_flops", math.inf)
         speed = f"{rate:.1f} steps/s   {tokens:,.0f} tokens/s   {flops / 1e9:,.0f} GFLOP/s   MFU {mfu:.0%}"
         table.add_row("speed", speed)
         parts: list[Any] = [Panel(table, title="training", expand=False)]
         if self.text:
-            parts.append(Panel(Text(self.text), title="it says", expand=False))
+            parts.append(Panel(Text(self.text), title="sample", expand=False))
         return Group(*parts)
 
     def against_baselines(self) -> Text:
-        """Each line to beat, green once the validation loss is below it."""
+        """Return the baselines; those above the validation loss are green."""
         now = self.validation[-1][1] if self.validation else math.inf
         shown = Text()
         for name, value in baseline_lines(self.facts).items():
@@ -138,20 +122,20 @@ class Display:
 
 
 def time_left(seconds: float) -> str:
-    """In seconds, minutes or hours, whichever has digits to show; nothing where nothing is left or known."""
+    """Return the remaining time in seconds, minutes or hours; an empty text if it is 0 or unknown."""
     if seconds < 60:
         return f"{math.ceil(seconds)} s left" if seconds else ""
     return f"{seconds / 60:.1f} minutes left" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours left"
 
 
 def best_head(event: dict[str, Any], score: str) -> float | None:
-    """The highest score of any head at one probe; None where it was not measured or has no meaning."""
+    """Return the highest score of any head in one probe event; None if it was not measured or is undefined."""
     grid = event.get("heads", {}).get(score, [])
     return max((value for row in grid for value in row if value is not None), default=None)
 
 
 def probe_text(event: dict[str, Any]) -> str:
-    """One probe in one line: accuracy, best heads, weight norm."""
+    """Return a probe event in one line: accuracy, best heads, weight norm."""
     parts = [f"{split} accuracy {value:.3f}" for split, value in event.get("accuracy", {}).items()]
     heads = {score: best_head(event, score) for score in event.get("heads", {})}
     parts += [f"best {score} head {value:.2f}" for score, value in heads.items() if value is not None]
@@ -161,17 +145,14 @@ def probe_text(event: dict[str, Any]) -> str:
 
 
 def baseline_lines(facts: dict[str, Any]) -> dict[str, float]:
-    """Uniform guessing and the n-gram baselines, easiest first."""
+    """Return the loss of the uniform distribution and of the n-gram baselines, highest first."""
     lines = {"uniform": facts.get("uniform", math.nan), **facts.get("baselines", {})}
     return dict(sorted(lines.items(), key=lambda item: -item[1]))
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """The course of the loss in one line of text."""
+    """Return a series of values as one line of block characters."""
     step = max(1, len(values) // width)
     picked = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)][-width:]
     low, high = min(picked), max(picked)
     return "".join(BARS[int((v - low) / ((high - low) or 1) * (len(BARS) - 1))] for v in picked)
-
-
-Listener = Callable[[dict[str, Any]], None]

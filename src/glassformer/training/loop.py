@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,8 @@ from glassformer.training.objective import Batch, float8_head, make_batch, summe
 from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
 from glassformer.training.probes import Probe, chosen_probes
 from glassformer.training.run import RunConfig
+from glassformer.training.sample import can_sample, sample_text
 from glassformer.training.schedule import factor
-
-Sampler = Callable[[Model, Any], str]
 
 
 @dataclass
@@ -234,16 +233,14 @@ def train(
     run: RunConfig,
     data: Source,
     listen: Report | None = None,
-    sampler: Sampler | None = None,
     resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
     baselines: dict[str, float] | None = None,
-    probes: Mapping[str, Probe] | None = None,
 ) -> TrainState:
-    """Train to the end of the run. Events go to RUN/log.jsonl and to `listen`.
+    """Train to the end of the run. Events, samples and probes go to RUN/log.jsonl and to `listen`.
 
-    `probes` are measurements from rooms above this one, by the name that [probe] asks for them with.
+    `resume` holds the contents of a checkpoint to continue from. `baselines` are written into the `start` event.
     """
-    asked = chosen_probes(run.probe, probes or {})
+    probes = chosen_probes(run.probe)
     state = prepare_state(run)
     if resume is not None:
         restore(state, *resume)
@@ -252,7 +249,7 @@ def train(
         Log(root / "log.jsonl", listen, state.step, state.group.is_main, run.loop.tensorboard)
     ) as log:
         log(event="start", **_facts(state, data, baselines))
-        _run(state, data, log, sampler, asked, resume[0] if resume else {})
+        _run(state, data, log, probes, resume[0] if resume else {})
     return state
 
 
@@ -260,7 +257,6 @@ def _run(
     state: TrainState,
     data: Source,
     log: Log,
-    sampler: Sampler | None,
     probes: dict[str, Probe],
     resumed: dict[str, Any],
 ) -> None:
@@ -282,8 +278,8 @@ def _run(
     def between() -> Iterator[Callable[[], object]]:
         """What is due after a step."""
         step, every = state.step, run.loop
-        if sampler is not None and every.sample_every and step % every.sample_every == 0:
-            yield lambda: log(event="sample", step=step, text=_sample(state, sampler, data))
+        if every.sample_every and step % every.sample_every == 0 and can_sample(state.model):
+            yield lambda: log(event="sample", step=step, text=_sample(state, data))
         if probes and step % run.probe.every == 0:
             yield look
         if step % every.eval_every == 0 or step == every.steps:
@@ -331,12 +327,12 @@ def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
         yield make_batch(run, order.batch(step), step, first_row).to(state.device)
 
 
-def _sample(state: TrainState, sampler: Sampler, data: Source) -> str:
-    """A text by the present model; sampling draws from its own generator and leaves ours alone."""
+def _sample(state: TrainState, data: Source) -> str:
+    """Return a text sampled from the current model. The random state of the run does not change."""
     state.settle()
     held = checkpoint.random_state(state.device)
     model = state.group.whole_model(state.model)
-    text = sampler(model, data.tokenizer) if model is not None and state.group.is_main else ""
+    text = sample_text(model, data.tokenizer).strip("\n") if model is not None and state.group.is_main else ""
     checkpoint.set_random_state(held, state.device)
     return text
 

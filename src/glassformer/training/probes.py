@@ -1,12 +1,11 @@
-"""Measurements while a model learns: `[probe]` of a run asks for them by name, log.jsonl keeps them as `probe` events.
+"""Measurements during training. `[probe]` of a run selects them by name; log.jsonl stores them as `probe` events.
 
-A probe is a function of (model, data, run) to plain numbers. Those that need nothing from above are here; those of the
-lens are handed to `train(probes=...)` by whoever may import it (`training.lens_probes`). `read_curves` gives back
-what was measured, as curves over the steps.
+A probe is a function of (model, data, run) that returns plain numbers. `read_curves` returns what was measured, as
+curves over the steps.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.lens.heads import head_table
 from glassformer.model import Model, Seq2Seq
 from glassformer.sizing.parameters import PARTS, part_of
 from glassformer.training.data.batches import IGNORED
@@ -63,22 +63,30 @@ def _hits(model: Model, windows: list[tuple[Tensor, Tensor]], run: RunConfig) ->
     return hit / max(count, 1)
 
 
-OWN: dict[str, Probe] = {"norms": weight_norms, "accuracy": accuracy}
+SCORES = {"induction": "induction", "previous": "previous_token"}
+"""Name of a score in the log, and its name in the table of heads."""
 
 
-def chosen_probes(asked: Asked, given: Mapping[str, Probe]) -> dict[str, Probe]:
-    """The probes that a run asks for, none when `every` is 0. Raises DataError for one that nobody provides."""
-    if not asked.every:
-        return {}
-    known = {**OWN, **given}
-    wanted = [f.name for f in fields(asked) if f.name != "every" and getattr(asked, f.name)]
-    for name in wanted:
-        if name not in known:
-            raise DataError(
-                f"probe.{name}=true, but nobody measures it here: pass probes={{{name!r}: function}} to train, such as "
-                "glassformer.training.lens_probes.PROBES, or leave it out."
-            )
-    return {name: known[name] for name in wanted}
+def head_scores(model: Model, data: Source, run: RunConfig) -> dict[str, Any]:
+    """Return the induction and previous-token score of every head, as (L,H) grids.
+
+    They are measured on the same random repeated sequences each time.
+    """
+    table = head_table(model, rows=16, seed=run.seed, weights=False)
+    grids: dict[str, list[list[float | None]]] = {name: [[] for _ in range(model.config.n_layers)] for name in SCORES}
+    for row in table.rows:
+        for name, score in SCORES.items():
+            grids[name][row.layer].append(row.scores[score])
+    return grids
+
+
+PROBES: dict[str, Probe] = {"norms": weight_norms, "accuracy": accuracy, "heads": head_scores}
+
+
+def chosen_probes(asked: Asked) -> dict[str, Probe]:
+    """Return the probes that a run selects; none if `every` is 0."""
+    names = [field.name for field in fields(asked) if field.name != "every" and getattr(asked, field.name)]
+    return {name: PROBES[name] for name in names} if asked.every else {}
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,17 @@
 """The page: self-contained, formulas as MathML, figures that do not share ids, everything in it."""
 
+import dataclasses
 import re
 import sys
-from html.parser import HTMLParser
 
 import pytest
 
 from glassformer.theory.claims import page as module
 from glassformer.theory.claims.registry import coverage
 from glassformer.theory.claims.run import Plan, run
+from tests.pages.hostile import HOSTILE, assert_escaped, assert_self_contained, read
 
 IDS = ["orthogonal-inputs-fixed-point", "rope-relative", "softmax-shift-invariance", "greedy-vs-best"]
-EMPTY = {"meta", "br", "img", "link", "input", "hr", "source", "use", "path", "rect", "image", "circle", "line"}
-
-
-class Reader(HTMLParser):
-    """Ids, links and whether tags are closed in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.ids, self.targets, self.open, self.wrong = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        facts = dict(attrs)
-        self.ids += [facts["id"]] if "id" in facts else []
-        self.targets += [v for k, v in attrs if k in ("href", "src", "xlink:href") and v]
-        if tag not in EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in EMPTY:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        if tag in EMPTY:
-            return
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +25,18 @@ def text(outcomes):
 
 
 def test_the_page_is_whole_and_every_id_is_its_own(text):
-    reader = Reader()
-    reader.feed(text)
-    assert not reader.wrong
-    assert not reader.open
+    reader = read(text)
     assert len(reader.ids) == len(set(reader.ids))
-    inner = {target[1:] for target in reader.targets if target.startswith("#")}
+    inner = {target[1:] for target in reader.links if target.startswith("#")}
     assert inner <= set(reader.ids)
-    assert {f"#{id}" for id in IDS} <= set(reader.targets)
+    assert {f"#{id}" for id in IDS} <= set(reader.links)
     clips = set(re.findall(r"url\(#([^)]+)\)", text))
     assert clips
     assert clips <= set(reader.ids)
 
 
 def test_nothing_is_fetched_from_anywhere(text):
-    reader = Reader()
-    reader.feed(text)
-    assert all(target.startswith(("#", "data:")) for target in reader.targets)
-    assert "<script" not in text
+    assert_self_contained(text)
     assert "@import" not in text
     assert not re.search(r"url\((?!#)", text)
 
@@ -99,11 +67,33 @@ def test_without_the_converter_formulas_are_text_and_the_page_says_so(outcomes, 
     assert "<code>y" in text
 
 
-def test_words_cannot_break_the_page():
-    render, _ = module.renderer()
-    assert render("a < b & <script>") == "a &lt; b &amp; &lt;script&gt;"
-    assert "<math" in render(r"so $a < b$")
-    assert "<code>" in module._formula(r"\frac{", False, lambda *a, **k: 1 / 0)
+def test_text_with_formulas_is_escaped():
+    assert module.formulas("a < b & <script>") == "a &lt; b &amp; &lt;script&gt;"
+    assert "<math" in module.formulas(r"so $a < b$")
+    assert "<script" not in module.formulas(r"so $\text{<script>x</script>}$")
+    assert module._formula(r"\frac{<b>", False, lambda *a, **k: 1 / 0) == "<code>(&lt; b &gt;)/</code>"
+
+
+def test_hostile_text_is_shown_as_text(outcomes):
+    def page(word: str) -> str:
+        outcome = outcomes[0]
+        source = dataclasses.replace(outcome.claim.sources[0], cite=word, says=word, note=word)
+        erratum = dataclasses.replace(outcome.claim.errata[0], said=word, fails=word, correct=word, example=word)
+        erratum = dataclasses.replace(erratum, sources=(word,))
+        claim = dataclasses.replace(
+            outcome.claim,
+            title=word,
+            statement=word,
+            derivation=(word,),
+            control=word,
+            sources=(source,),
+            errata=(erratum,),
+        )
+        part = {**outcome.parts[0], "id": word, "why": word, "evidence": {"kind": word, word: word}}
+        finding = dataclasses.replace(outcome.finding, why=word, evidence={"parts": [part]})
+        return module.page([dataclasses.replace(outcome, claim=claim, finding=finding)], Plan())
+
+    assert_escaped(page(HOSTILE), page("word"))
 
 
 def test_ids_of_a_figure_get_its_name():
@@ -115,4 +105,4 @@ def test_ids_of_a_figure_get_its_name():
 def test_a_failure_opens_its_evidence(tmp_path):
     plan = Plan(broken=True)
     outcomes = list(run(["rope-relative"], plan))
-    assert "controls turned" in module.write(outcomes, plan, tmp_path / "a.html").read_text()
+    assert "1 of 1 controls fail, as they must" in module.write(outcomes, plan, tmp_path / "a.html").read_text()

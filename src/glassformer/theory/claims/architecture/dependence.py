@@ -125,17 +125,16 @@ def _padding(lab: Lab) -> Finding:
 @figure("architecture-masks")
 def draw_patterns(lab: Lab) -> "Figure":
     from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_mask
 
     with drawing("Which output depends on which input (measured derivatives)", height=2.3) as fig:
         axes = fig.canvas.subplots(1, 4, width_ratios=(SOURCE, SOURCE, SOURCE, TARGET))
         for ax, (name, (found, _)) in zip(axes, patterns(lab).items(), strict=True):
-            ax.imshow((found > SEEN).numpy(), cmap="Blues", vmin=0, vmax=1.6)
+            draw_mask(ax, (found > SEEN).numpy(), "1")
             title, _, read = name.partition(", ")
             ax.set(
                 title=title, xlabel=f"{read or 'input'} token", xticks=range(found.shape[1]), yticks=range(len(found))
             )
-            for i, j in np.argwhere(found.numpy() > SEEN):
-                ax.text(j, i, "1", ha="center", va="center", fontsize=7)
         axes[0].set_ylabel("output")
     return fig
 
@@ -193,7 +192,8 @@ def _perturbation_turns(lab: Lab) -> Iterator[Finding]:
 
 @figure("encoder-from-decoder")
 def draw_with_and_without(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_attention
 
     tokens, one = torch.tensor([SEQUENCE[:7]]), decoder(1, seed=lab.seed)
     runs: dict[str, Any] = {
@@ -204,7 +204,7 @@ def draw_with_and_without(lab: Lab) -> "Figure":
         axes = fig.canvas.subplots(1, 2, sharey=True)
         for ax, (title, run) in zip(axes, runs.items(), strict=True):
             pattern = run["block.0.attention.pattern"][0, 0].numpy()
-            shown = ax.imshow(np.ma.masked_equal(pattern, 0.0), cmap=AMOUNT, vmin=0, vmax=1)
+            shown = draw_attention(ax, np.where(pattern == 0.0, np.nan, pattern))
             ax.set(title=title, xlabel="key", xticks=range(7), yticks=range(7))
         axes[0].set_ylabel("query")
         fig.canvas.colorbar(shown, ax=axes, label="weight (white: exactly 0)")

@@ -173,7 +173,8 @@ def _hidden_states(lab: Lab) -> Finding:
 
 @figure("mlp-vs-transformer")
 def draw_sparsity(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
 
     model, tokens = encoder(seed=lab.seed), torch.tensor([SEQUENCE[:N]])
     assert isinstance(model, EncoderLM)
@@ -189,7 +190,7 @@ def draw_sparsity(lab: Lab) -> "Figure":
     with drawing("Which output token depends on which input token", height=3.0) as fig:
         axes = fig.canvas.subplots(1, 3, sharey=True)
         for ax, (title, values) in zip(axes, panels.items(), strict=True):
-            shown = ax.imshow(np.ma.masked_equal(values / values.max(), 0.0), cmap=AMOUNT, vmin=0, vmax=1)
+            shown = draw_map(ax, np.where(values == 0.0, np.nan, values / values.max()))
             ax.set(title=title, xlabel="input", xticks=range(N), yticks=range(N))
         axes[0].set_ylabel("output")
         fig.canvas.colorbar(

@@ -159,13 +159,14 @@ def _leak_test(lab: Lab) -> Iterator[Finding]:
 @figure("generation-bug-triage")
 def draw_signatures(lab: Lab) -> "Figure":
     from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
 
     rows = [" + ".join(FAULTS[name] for name in sorted(faults)) or "none" for faults in INJECTED]
     found = [signature(faults, lab.seed) for faults in INJECTED]
     with drawing("Which test fails under which fault", height=3.2) as fig:
         ax = fig.canvas.subplots()
         fails = [[name in text for name in TESTS] for text in found]
-        ax.imshow(fails, cmap="Oranges", vmin=0, vmax=1.8, aspect="auto")
+        draw_map(ax, fails, high=1.8, colours="Oranges", aspect="auto")
         for i, row in enumerate(fails):
             for j, failed in enumerate(row):
                 ax.text(j, i, "fails" if failed else "passes", ha="center", va="center", fontsize=8)

@@ -231,6 +231,7 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
 @figure("kv-cache-validity")
 def draw_validity(lab: Lab) -> "Figure":
     from glassformer.lens.figure import COLOURS, GREY, drawing
+    from glassformer.lens.figures.attention import draw_mask
 
     with drawing("Masks under which a cache is right", height=3.0) as fig:
         bars, example = fig.canvas.subplots(1, 2, width_ratios=(2, 1))
@@ -249,8 +250,6 @@ def draw_validity(lab: Lab) -> "Figure":
         found, made = outcome(3, 2, lab.seed), all_masks(3)
         odd = made[found.valid & ~found.causal]
         shown = odd[np.argmax(odd.sum((1, 2)))]
-        example.imshow(shown, cmap="Blues", vmin=0, vmax=1.6)
-        for i, j in np.argwhere(shown):
-            example.text(j, i, "sees", ha="center", va="center", fontsize=7)
+        draw_mask(example, shown, "sees")
         example.set(title="valid, not causal (L=2)", xlabel="key", ylabel="query", xticks=range(3), yticks=range(3))
     return fig

@@ -246,7 +246,8 @@ def trained(kind: Between, seed: int = 0, steps: int = STEPS) -> tuple[float, Te
 
 @figure("weight-tying-expressivity")
 def draw_tying(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import SIGNED, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
 
     kinds: tuple[Between, ...] = ("tied", "untied")
     with drawing("Zero-layer logits trained on A → B → C → A", height=3.1) as fig:
@@ -255,7 +256,7 @@ def draw_tying(lab: Lab) -> "Figure":
             loss, scores = trained(kind, lab.seed)
             shown = scores - scores.mean(1, keepdim=True)  # softmax does not see a row's mean
             reach = max(float(shown.abs().max()), 1.0)
-            image = ax.imshow(shown.numpy(), cmap=SIGNED, vmin=-reach, vmax=reach)
+            image = draw_map(ax, shown, -reach, reach)
             for i in range(3):
                 for j in range(3):
                     value = float(shown[i, j])

@@ -195,32 +195,34 @@ def _roundings(lab: Lab) -> Finding:
 
 @figure("worked-example-qkv")
 def draw(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, SIGNED, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_attention, draw_map
+    from glassformer.lens.figures.labels import settle, write_cells
 
     seen = engine(PLAIN, (doc.W_Q, doc.W_K, doc.W_V))
     parts = {name: seen[f"block.0.attention.{name}"][0, 0].numpy() for name in ("scores", "pattern", "heads")}
     titles = {"scores": "S = Q Kᵀ", "pattern": "A = softmax of rows", "heads": "Y = A V"}
     with drawing("The worked example: scores, weights, output (no scaling)", height=2.7) as fig:
         axes = fig.canvas.subplots(1, 3, width_ratios=[3, 3, 2.2])
+        drawn = []
         for ax, (name, value) in zip(axes, parts.items(), strict=True):
-            signed = name != "pattern"
-            limit = float(np.abs(value).max()) if signed else 1.0
-            ax.imshow(value, cmap=SIGNED if signed else AMOUNT, vmin=-limit if signed else 0, vmax=limit)
-            _write(ax, value, {"scores": "g", "pattern": ".4f", "heads": ".3f"}[name], limit, signed)
+            limit = float(np.abs(value).max())
+            drawn.append(draw_attention(ax, value) if name == "pattern" else draw_map(ax, value, -limit, limit))
             ax.set_title(titles[name])
             columns = ["1", "2", "3"] if name != "heads" else ["1", "2"]
             ax.set_xticks(range(len(columns)), columns)
             ax.set_yticks(range(3), ["1", "2", "3"])
             ax.set_xlabel("component" if name == "heads" else "key token")
         axes[0].set_ylabel("query token")
+        settle(fig)
+        for ax, image, (name, value) in zip(axes, drawn, parts.items(), strict=True):
+            write_cells(fig, ax, image, _texts(value, {"scores": "g", "pattern": ".4f", "heads": ".3f"}[name]))
     return fig
 
 
-def _write(ax: Any, value: np.ndarray, form: str, limit: float, signed: bool) -> None:
-    for (i, j), v in np.ndenumerate(value):
-        dark = abs(v) > 0.6 * limit if signed else v < 0.6 * limit
-        text = f"{v:.1e}" if not signed and v < 1e-3 else f"{v:{form}}"
-        ax.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+def _texts(values: np.ndarray, form: str) -> list[list[str]]:
+    """Return the values as texts; a positive value below 0.001 with its power of ten."""
+    return [[f"{v:.1e}" if 0 < v < 1e-3 else f"{v:{form}}" for v in row] for row in values]
 
 
 # ---------------------------------------------------------------- worked-example-pattern
@@ -284,17 +286,23 @@ def _contrast(lab: Lab) -> Finding:
 
 @figure("worked-example-pattern")
 def draw_pattern(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_attention
+    from glassformer.lens.figures.labels import settle, write_cells
 
     with drawing("Who attends to whom: the figure that Q3c leaves out", width=5.4, height=2.9) as fig:
         axes = fig.canvas.subplots(1, 2, sharey=True)
+        drawn = []
         for ax, (squared, title) in zip(axes, ((PLAIN, "no scaling"), (SCALED, "scores / √2")), strict=True):
             value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["block.0.attention.pattern"][0, 0].numpy()
-            image = ax.imshow(value, cmap=AMOUNT, vmin=0, vmax=1)
-            _write(ax, value, ".4f", 1.0, signed=False)
+            image = draw_attention(ax, value)
+            drawn.append((ax, image, value))
             ax.set(title=title, xlabel="key token")
             ax.set_xticks(range(3), ["1", "2", "3"])
             ax.set_yticks(range(3), ["1", "2", "3"])
         axes[0].set_ylabel("query token")
         fig.canvas.colorbar(image, ax=list(axes), shrink=0.8, label="attention")
+        settle(fig)
+        for ax, image, value in drawn:
+            write_cells(fig, ax, image, _texts(value, ".4f"))
     return fig

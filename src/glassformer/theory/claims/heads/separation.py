@@ -107,7 +107,8 @@ def _same_cost(lab: Lab) -> Finding:
 
 @figure("multihead-separation")
 def draw_difference(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, SIGNED, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_attention, draw_map
 
     x = normal(lab.torch_rng(30), TOKENS, WIDTH)
     seen = difference(x, 6.0)
@@ -115,14 +116,14 @@ def draw_difference(lab: Lab) -> "Figure":
     with drawing(f"One head reads token {FIRST}, the other subtracts token {SECOND}", height=2.7) as fig:
         axes = fig.canvas.subplots(1, 4, width_ratios=[6, 6, 4, 4])
         for head in range(2):
-            shown = axes[head].imshow(pattern[head].numpy(), cmap=AMOUNT, vmin=0, vmax=1)
+            shown = draw_attention(axes[head], pattern[head])
             axes[head].set(title=f"pattern, head {head}", xlabel="key")
             axes[head].set_xticks(range(TOKENS))
         axes[0].set_ylabel("query")
-        fig.canvas.colorbar(shown, ax=axes[:2], location="bottom", shrink=0.5, label="weight")
+        fig.canvas.colorbar(shown, ax=axes[:2], location="bottom", shrink=0.5, label="weight", ticks=[0, 0.1, 0.5, 1])
         limit = float(max(x.abs().max(), out.abs().max()))
         for ax, values, title in ((axes[2], x, "tokens"), (axes[3], out, "output")):
-            signed = ax.imshow(values.numpy(), cmap=SIGNED, vmin=-limit, vmax=limit)
+            signed = draw_map(ax, values, -limit, limit)
             ax.set(title=title, xlabel="component")
             ax.set_xticks(range(WIDTH))
         fig.canvas.colorbar(signed, ax=axes[2:], location="bottom", shrink=0.7, label="value")

@@ -164,7 +164,8 @@ def _jacobian(attention: Attention, x: torch.Tensor, step: float = 1e-5) -> torc
 def draw_kronecker(lab: Lab) -> "Figure":
     from matplotlib.ticker import MaxNLocator
 
-    from glassformer.lens.figure import SIGNED, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
 
     generator, n, d = lab.torch_rng(), 5, 4
     q, k, v = (normal(generator, d, d) / 2 for _ in range(3))
@@ -177,7 +178,7 @@ def draw_kronecker(lab: Lab) -> "Figure":
         ):
             matrix = torch.kron(left, v.T.contiguous())
             limit = float(matrix.abs().max())
-            shown = ax.imshow(matrix.numpy(), cmap=SIGNED, vmin=-limit, vmax=limit)
+            shown = draw_map(ax, matrix, -limit, limit)
             edges = np.arange(n + 1) * d - 0.5
             ax.hlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)
             ax.vlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)

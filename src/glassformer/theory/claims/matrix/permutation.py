@@ -155,7 +155,8 @@ def _places(n: int, width: int) -> Matrix:
 
 @figure("permutation-equivariance")
 def draw_equivariance(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
 
     generator = lab.torch_rng()
     attention, x = random_layer(generator, 8, 2, 4, 4), 1.5 * normal(generator, 6, 8)
@@ -169,7 +170,7 @@ def draw_equivariance(lab: Lab) -> "Figure":
             gaps.append((moved - straight[order]).abs())
         limit = float(gaps[1].max())
         for ax, gap, title in zip(axes[1:], gaps, ("no mask", "causal mask"), strict=True):
-            shown = ax.imshow(gap.numpy(), cmap=AMOUNT, vmin=0, vmax=limit)
+            shown = draw_map(ax, gap, high=limit)
             ax.set(title=f"{title}: at most {float(gap.max()):.1g}", xlabel="component", ylabel="token")
         fig.canvas.colorbar(shown, ax=axes[1:], location="bottom", shrink=0.6, label="|f(PX) - P f(X)|")
     return fig
@@ -254,7 +255,8 @@ def _sentences_in_the_engine(lab: Lab) -> Iterator[Finding]:
 
 @figure("order-needs-position")
 def draw_sentences(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import SIGNED, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
 
     models: dict[str, Model] = {
         "no positions": _stack(c.NoPosition(), seed=lab.seed),
@@ -268,9 +270,7 @@ def draw_sentences(lab: Lab) -> "Figure":
                 words = sentence.split()
                 # rows by word, not by place, so that equal vectors stand side by side
                 shown = np.argsort(ids).tolist()
-                picture = ax.imshow(
-                    _encode(model, [ids])[0][shown].numpy(), cmap=SIGNED, vmin=-2.5, vmax=2.5, aspect="auto"
-                )
+                picture = draw_map(ax, _encode(model, [ids])[0][shown], -2.5, 2.5, aspect="auto")
                 ax.set_yticks(range(3), [words[i] for i in shown])
                 ax.set(title=f"“{sentence}”, {title}", xlabel="" if title == "no positions" else "component")
         fig.canvas.colorbar(picture, ax=axes, label="value")

@@ -108,13 +108,15 @@ def _heads(lab: Lab) -> Iterator[Finding]:
 @figure("sinusoid-relative-score")
 def draw_scores(lab: Lab) -> "Figure":
     from glassformer.lens.figure import AMOUNT, drawing
+    from glassformer.lens.figures.attention import draw_map
 
     D, n, k = 64, 96, int(lab.knobs.get("k", 17))
     with drawing("Scores between sinusoidal positions depend on the distance alone (D = 64)", height=3.5) as fig:
         axes = fig.canvas.subplots(1, 2, sharey=True)
         pictures = [("PE[p] · PE[q]", np.eye(D)), (f"query turned back by k = {k}", shift_matrix(-k, D))]
         for ax, (title, query_map) in zip(axes, pictures, strict=True):
-            image = ax.imshow(head_scores(D, n, query_map, content=0.0), cmap=AMOUNT, vmax=D / 2)
+            scores = head_scores(D, n, query_map, content=0.0)
+            image = draw_map(ax, scores, scores.min(), D / 2, colours=AMOUNT)
             ax.set(title=title, xlabel="key position q")
         axes[0].set_ylabel("query position p")
         fig.canvas.colorbar(image, ax=list(axes), shrink=0.85, label="score")
@@ -188,13 +190,14 @@ def _checksums(lab: Lab, table: np.ndarray, w: np.ndarray) -> Iterator[Finding]:
 
 @figure("sinusoid-frequency-spectrum")
 def draw_heat_map(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import SIGNED, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
 
     width, N = int(lab.knobs.get("D", 64)), int(lab.knobs.get("N", 128))
     table = engine_table(N, width)
     with drawing(f"Sinusoidal positions, D = {width}: fast waves left, slow ones right", height=3.8) as fig:
         ax = fig.canvas.subplots()
-        image = ax.imshow(table, cmap=SIGNED, vmin=-1, vmax=1, aspect="auto")
+        image = draw_map(ax, table, -1, 1, aspect="auto")
         ax.set(xlabel=f"component (sin at 2i, cos at 2i+1; period 2π·{BASE:.0f}^(2i/D))", ylabel="position")
         fig.canvas.colorbar(image, ax=ax, label="value")
     return fig

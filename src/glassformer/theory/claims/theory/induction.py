@@ -125,7 +125,8 @@ def _engine_pattern_error(bos: bool) -> float:
 
 @figure("induction-head-circuit")
 def draw_circuit(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, COLOURS, drawing
+    from glassformer.lens.figure import COLOURS, drawing
+    from glassformer.lens.figures.attention import draw_attention
 
     tokens, letters = (0, 1, 2, 0, 1), ["BOS", *"ABCAB"]
     done = run(Circuit(3, 6), tokens)
@@ -136,7 +137,7 @@ def draw_circuit(lab: Lab) -> "Figure":
         axes = fig.canvas.subplots(1, 2)
         titles = ("head 1 (layer 1): previous token", "head 2 (layer 2): after the earlier copy")
         for ax, pattern, title in zip(axes, (done.pattern1.astype(float), second), titles, strict=True):
-            ax.imshow(np.where(np.tri(6), pattern, np.nan), cmap=AMOUNT, vmin=0, vmax=1)
+            draw_attention(ax, np.where(np.tri(6), pattern, np.nan))
             ax.set_xticks(range(6), letters)
             ax.set_yticks(range(6), letters)
             ax.set_xlabel("key")
@@ -319,7 +320,9 @@ def trained(text: str, layers: int, seed: int, position: c.T5Bias | None = None)
 @figure("induction-head-detection")
 def draw_detection(lab: Lab) -> "Figure":
     """Scores of every head and the map of the best one: of the shipped model, or of the circuit without it."""
-    from glassformer.lens.figure import AMOUNT, drawing
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_attention
+    from glassformer.lens.figures.labels import settle, write_cells
 
     folder = pretrained.folder(MODEL)
     model = as_model(40, 41) if folder is None else load(folder)
@@ -330,21 +333,20 @@ def draw_detection(lab: Lab) -> "Figure":
     pattern = trace(model, tokens, sites=site)[site][0, head]
     with drawing("Induction scores and the best head", height=3.4) as fig:
         left, right = fig.canvas.subplots(1, 2, width_ratios=(1, 1.6))
-        image = left.imshow(scores.numpy(), cmap=AMOUNT, vmin=0, vmax=1)
-        for i, j in itertools.product(*map(range, scores.shape)):
-            value = float(scores[i, j])
-            left.text(j, i, f"{value:.2f}", ha="center", va="center", color="white" if value < 0.6 else "black")
+        image = draw_attention(left, scores)
         left.set_xticks(range(scores.shape[1]))
         left.set_yticks(range(scores.shape[0]))
         left.set_xlabel("head")
         left.set_ylabel("layer, counted from 0")
         left.set_title("mean attention to what followed")
-        right.imshow(np.where(np.tri(len(pattern)), pattern, np.nan), cmap=AMOUNT, vmin=0, vmax=1)
+        draw_attention(right, np.where(np.tri(len(pattern)), pattern, np.nan))
         right.set_title(f"layer {layer}, head {head}: a block of 9 and its copy")
         right.set_xlabel("key")
         right.set_ylabel("query")
         right.set_yticks(range(0, len(pattern), 5))
-        fig.canvas.colorbar(image, ax=[left, right], shrink=0.8, label="attention")
+        fig.canvas.colorbar(image, ax=[left, right], shrink=0.8, label="attention weight")
+        settle(fig)
+        write_cells(fig, left, image, [[f"{value:.2f}" for value in row] for row in scores.tolist()])
     return fig
 
 
