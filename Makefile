@@ -25,7 +25,7 @@ types: .venv/installed
 # docs/claims.md and docs/errata.md from the claims, docs/presets.md from
 # the presets and devices, docs/run_file.md from the fields of a run
 docs: .venv/installed
-	$(PY) -m glassformer.claims.documents
+	$(PY) -m glassformer.theory.claims.documents
 
 # torch first and pinned: an unpinned one brings gigabytes that a CPU machine has no use for
 .venv/installed: pyproject.toml constraints.txt

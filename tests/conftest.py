@@ -18,8 +18,8 @@ from tests import annotations
 # take a user's input (generate.loop, generate.feed) are left out: their own refusals are what is tested there.
 _CHECKED = [
     "glassformer.model",
-    "glassformer.generate.sampling",
-    "glassformer.generate.beam",
+    "glassformer.generation.sampling",
+    "glassformer.generation.beam",
     *(f"glassformer.lens.{module}" for module in ("heads", "copying", "residual", "patch", "logit_lens", "figures")),
 ]
 annotations.check_calls_of(_CHECKED)

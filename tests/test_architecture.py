@@ -44,11 +44,11 @@ TESTED_ELSEWHERE = {
     "__main__": "tests/cli/test_common.py runs it",
     "py.typed": "no code",
     "structures": "no code; generate.native.library compares it with the compiled structures",
-    "tour_text": "tests/test_tour.py prints it",
-    "tour_training": "tests/test_tour.py goes through it",
-    "train_text": "tests/test_tour.py shows a run with it",
-    "report_svg": "tests/test_report.py draws with it",
-    "report_style": "no code; tests/test_report.py reads the page",
+    "tour_text": "tests/tour/test_guide.py prints it",
+    "tour_training": "tests/tour/test_guide.py goes through it",
+    "train_text": "tests/tour/test_guide.py shows a run with it",
+    "report_svg": "tests/tour/test_report.py draws with it",
+    "report_style": "no code; tests/tour/test_report.py reads the page",
 }
 
 
@@ -116,7 +116,7 @@ def test_transformers_is_never_imported_and_nothing_is_unpickled():
 
 def test_distributed_lives_in_one_file():
     for path in FILES:
-        if path.relative_to(SOURCE).as_posix() != "train/parallel.py":
+        if path.relative_to(SOURCE).as_posix() != "training/distributed/parallel.py":
             assert "torch.distributed" not in path.read_text(), path
 
 
@@ -152,7 +152,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "code", ["import glassformer", "import glassformer.size", "import glassformer as g; g.presets.gpt2()"]
+    "code", ["import glassformer", "import glassformer.sizing", "import glassformer as g; g.presets.gpt2()"]
 )
 def test_light_imports_stay_light(code):
     assert not loaded_after(code) & {"torch", "numpy", "tyro", "rich", "matplotlib", "sympy"}

@@ -13,7 +13,7 @@ def hold():
     model = gf.build(gf.presets.nano())
     assert gf.generate(model, [[1]], 2) == gf.generate.generate(model, [[1]], 2)
 
-for first in ("import glassformer.size, glassformer.generate", "from glassformer.size import count"):
+for first in ("import glassformer.sizing, glassformer.generate", "from glassformer.sizing import count"):
     for name in [name for name in sys.modules if name.partition(".")[0] == "glassformer"]:
         del sys.modules[name]  # as in a process just started, but for torch
     exec(first)

@@ -65,16 +65,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from glassformer import claims, compare, config, generate, presets, size
-    from glassformer.claims import check
-    from glassformer.compare import Comparison
-    from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig
+    from glassformer import config
+    from glassformer import generation as generate
+    from glassformer import sizing as size
+    from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
+    from glassformer.doctor import compare
+    from glassformer.doctor.compare import Comparison
     from glassformer.doctor.diagnose import diagnose
     from glassformer.finding import Finding, Verdict
-    from glassformer.generate import Sampling, stream
+    from glassformer.generation import Sampling, stream
     from glassformer.lens.patch import patch
     from glassformer.lens.trace import trace
     from glassformer.model import build, masks
+    from glassformer.theory import claims
+    from glassformer.theory.claims import check
     from glassformer.weights import load, load_tokenizer, save
 
 

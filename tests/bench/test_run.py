@@ -7,7 +7,7 @@ import pytest
 from glassformer.bench import judge, processes, race, training
 from glassformer.bench import run as running
 from glassformer.bench.plan import BenchError, Plan
-from glassformer.generate.native import library
+from glassformer.kernels.cpu.decode import library
 from tests.bench import checkout, tiny
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.model import build as build_glass
 from tests.bugs import healthy_transformers as hf
 from tests.bugs import healthy_traps as traps

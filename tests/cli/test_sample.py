@@ -8,7 +8,7 @@ import pytest
 from glassformer.cli.bench import bench
 from glassformer.cli.env import env
 from glassformer.cli.sample import sample
-from glassformer.generate.native import library
+from glassformer.kernels.cpu.decode import library
 from tests.cli.asking import run, run_json
 
 

@@ -14,10 +14,10 @@ import termios
 import pytest
 
 import glassformer as gf
-from glassformer import exercises
-from glassformer.claims.claim import Kind
-from tests.claims.invented import invented
+from glassformer.theory import exercises
+from glassformer.theory.claims.claim import Kind
 from tests.cli.asking import run, run_json
+from tests.theory.claims.invented import invented
 
 ONE = "rope-relative"
 

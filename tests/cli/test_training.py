@@ -12,9 +12,9 @@ import torch
 
 from glassformer.cli import main
 from glassformer.cli.training import _read_run_file
-from glassformer.tour import Plan
+from glassformer.tour.guide import Plan
 from tests.cli.asking import run, run_json, settings
-from tests.train import tiny
+from tests.training import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_a_run_file_is_told_from_a_text_by_suffix_and_content(tmp_path, name, da
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
-    from glassformer.train import loop
+    from glassformer.training import loop
 
     step, calls = loop.train_step, []
 

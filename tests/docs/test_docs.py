@@ -12,7 +12,7 @@ from tests import folders
 from tests.cli.asking import run, settings
 from tests.docs.blocks import FILES, LANGUAGES, ROOT, blocks, commands
 from tests.studio.serving import serving
-from tests.train import tiny
+from tests.training import tiny
 
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 PYTHON = {name: [b for b in blocks(text) if b.language == "python"] for name, text in TEXTS.items()}

@@ -2,11 +2,11 @@
 
 import pytest
 
-from glassformer.checks import CannotExamineError, Unsupported, subject_of
 from glassformer.doctor.examine import FAMILIES, QUICK, Examination, guard, run, steps, warmth
+from glassformer.doctor.probes import CannotExamineError, Unsupported, subject_of
 from glassformer.finding import Finding, Verdict
 from tests.bugs.healthy import WARD
-from tests.checks.patients import Copycat, gpt2, sick, warmed
+from tests.doctor.probes.patients import Copycat, gpt2, sick, warmed
 
 
 def test_a_probe_that_breaks_becomes_a_skip_with_its_reason():

@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.place import FINDERS, first_apart, layer_of_fault
 from glassformer.finding import Finding, Verdict
-from tests.checks.patients import BUGS, gpt2, sick
+from tests.doctor.probes.patients import BUGS, gpt2, sick
 
 PLACED = ["leak_one_layer", "mask_ignored_one_layer", "reorder_skips_a_layer", "crop_keeps_the_tail", "running_mean"]
 

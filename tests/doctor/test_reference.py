@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.reference import against_reference
 from glassformer.finding import Verdict
-from tests.checks.patients import BUGS, sick, sound, warmed
+from tests.doctor.probes.patients import BUGS, sick, sound, warmed
 
 COMPARED = [bug.id for bug in BUGS.values() if bug.reference is not None]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.cxx import compiler
+from glassformer.kernels.toolchain.cxx import compiler
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 HERE = Path(__file__).parent

@@ -21,8 +21,8 @@ from glassformer.lens.grokking import (
 )
 from glassformer.lens.trace import LensError
 from glassformer.model import build
-from glassformer.train import open_session, read_run, train
-from glassformer.train.probes import read_curves
+from glassformer.training import open_session, read_run, train
+from glassformer.training.probes import read_curves
 from tests import variants
 
 

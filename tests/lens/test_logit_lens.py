@@ -12,7 +12,7 @@ from glassformer import config as c
 from glassformer import pretrained
 from glassformer.lens.logit_lens import TunedLens, logit_lens, read_out, train_tuned_lens
 from glassformer.lens.trace import LensError, trace
-from glassformer.train import tokenizer
+from glassformer.training.data import tokenizer
 from tests import variants
 from tests.variants import lively, tokens
 

@@ -13,8 +13,8 @@ from glassformer.lens.heads import head_table, induction_score
 from glassformer.lens.patch import patch, zero
 from glassformer.lens.trace import trace
 from glassformer.model import Model
-from glassformer.train import RunConfig, open_session, read_run, train
-from glassformer.train.tasks import TaskData
+from glassformer.training import RunConfig, open_session, read_run, train
+from glassformer.training.data.tasks import TaskData
 
 FOLDER = pretrained.folder("induction")
 RECIPE = Path(__file__).parents[2] / "recipes" / "induction.toml"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer import size
+from glassformer import sizing as size
 from glassformer.finding import Finding
 from tests.studio.page import fits, needs_browser, panel, run_python
 

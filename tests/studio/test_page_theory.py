@@ -3,7 +3,7 @@
 import pytest
 
 import glassformer as gf
-from glassformer.claims import TITLES
+from glassformer.theory.claims import TITLES
 from tests.studio.page import fits, needs_browser, panel, run_python, selection
 
 pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]

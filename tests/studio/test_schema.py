@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from glassformer.generate import Sampling
+from glassformer.generation import Sampling
 from glassformer.studio import schema
 
 

@@ -14,8 +14,7 @@ import transformers as hf
 from safetensors import safe_open
 from tokenizers import Tokenizer, models
 
-from glassformer import presets
-from glassformer.config import Infused, Learned, NoFeedForward
+from glassformer.config import Infused, Learned, NoFeedForward, presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, export, load, load_tokenizer, save
 from tests.weights.test_gpt2 import config

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from glassformer import presets
 from glassformer.config import (
     Alibi,
     Dense,
@@ -16,6 +15,7 @@ from glassformer.config import (
     RMSNorm,
     Rotary,
     Sinusoidal,
+    presets,
     replace,
 )
 from glassformer.model import build

@@ -10,8 +10,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from glassformer import presets
-from glassformer.config import to_dict, to_toml
+from glassformer.config import presets, to_dict, to_toml
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, load_tokenizer, save
 from tests.weights.test_gpt2 import config
@@ -217,7 +216,7 @@ def test_a_loaded_model_does_not_depend_on_its_file(gpt2):
 def test_loading_and_a_first_token_leave_the_compiler_of_torch_alone(gpt2):
     """Importing it takes a second, and torch does so for some operations on the meta device."""
     code = (
-        "import sys; from glassformer.weights import load; from glassformer.generate import generate; "
+        "import sys; from glassformer.weights import load; from glassformer.generation import generate; "
         f"generate(load({str(gpt2)!r}), [[1, 2, 3]], max_new_tokens=1, engine='torch'); "
         "print(*(n for n in ('torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'tyro') if n in sys.modules))"
     )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassformer import config as c
-from glassformer.size import decode_flops, flops, inference_memory
+from glassformer.sizing import decode_flops, flops, inference_memory
 
 WIDTH, HEADS, VOCABULARY = 64, 4, 256
 CONTEXTS = (4096, 8192, 16384, 32768, 65536)

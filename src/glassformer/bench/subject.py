@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import config as c
-from glassformer import presets
 from glassformer.bench.plan import BYTES, BenchError, Plan
+from glassformer.config import presets
 from glassformer.files import cache_folder, write_atomically
-from glassformer.size import count
+from glassformer.sizing import count
 from glassformer.weights import load, load_config, save
 
 FORMAT = 1

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassformer import config as c
-from glassformer import presets
 from glassformer.bench.peers.base import Order
+from glassformer.config import presets
 
 SEED = 0
 LR = 1e-3
@@ -48,14 +48,14 @@ def batch(order: Order, step: int) -> tuple[Any, Any]:
 
 
 class Ours:
-    """`glassformer.train`'s own step on the model of the folder."""
+    """`glassformer.training`'s own step on the model of the folder."""
 
     def __init__(self, order: Order):
         import torch
 
         from glassformer import __version__
-        from glassformer.train.loop import prepare_state, stepper
-        from glassformer.train.run import Loop, Machine, Optim, RunConfig, Schedule
+        from glassformer.training.loop import prepare_state, stepper
+        from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
 
         torch.set_num_threads(order.threads)
         self.version = __version__
@@ -72,7 +72,7 @@ class Ours:
         self._step = stepper(self.state)
 
     def step(self, inputs: Any, targets: Any) -> float:
-        from glassformer.train.objective import Batch
+        from glassformer.training.objective import Batch
 
         return float(self._step(self.state, Batch(inputs, targets))["loss"])
 

@@ -96,8 +96,8 @@ def expected(pairs: list[str]) -> dict[str, Any]:
 
 def _known(key: str) -> None:
     """Refuse what no probe reads: a word misspelt would be an intent that nobody checks."""
-    from glassformer.checks.declared import NAMES
     from glassformer.config.errors import nearest
+    from glassformer.doctor.subject.declared import NAMES
 
     spellings = {name for names in NAMES.values() for name in names}.union(ALSO)
     if key.replace("-", "_") not in spellings:

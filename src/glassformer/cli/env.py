@@ -41,10 +41,10 @@ def env(json: Json = False) -> int:
 
 def train_answer() -> dict[str, Any]:
     """What `glass train` uses for the default run."""
-    from glassformer.cxx import compiler
+    from glassformer.kernels.toolchain.cxx import compiler
     from glassformer.model.device import choose_for_training
-    from glassformer.train import read_run
-    from glassformer.train.loop import choose_machine, wants_kernels
+    from glassformer.training import read_run
+    from glassformer.training.loop import choose_machine, wants_kernels
 
     run = read_run("", (), source="the default run")
     device, dtype, compiled = choose_machine(run)
@@ -60,8 +60,8 @@ def train_answer() -> dict[str, Any]:
 def sample_answer() -> dict[str, Any]:
     """What `glass sample` uses for the bundled model."""
     from glassformer.cli.sample import BUNDLED, load_to_sample
-    from glassformer.generate.engine import Call, choose_engine
-    from glassformer.generate.text import NEW_TOKENS
+    from glassformer.generation.engine import Call, choose_engine
+    from glassformer.generation.text import NEW_TOKENS
 
     model = load_to_sample(BUNDLED, "auto", "auto")
     chosen = choose_engine(Call.of(model, "static", NEW_TOKENS))

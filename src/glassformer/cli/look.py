@@ -166,7 +166,7 @@ class _Reader:
 
     def encode(self, text: str, option: str) -> list[int]:
         """Token ids of a text that a user gave."""
-        from glassformer.generate.text import Continuation
+        from glassformer.generation.text import Continuation
 
         if not text.strip() and (self.ids or not text):
             raise InputError(f"{option} is empty: a model reads at least one token.")
@@ -208,7 +208,7 @@ class _Reader:
 
     def say(self, token: int) -> str:
         """A token as text."""
-        from glassformer.generate.text import token_text
+        from glassformer.generation.text import token_text
 
         return token_text(self.tokenizer, token)
 
@@ -218,7 +218,7 @@ class _Reader:
 
     def _answer(self, source: list[int]) -> list[int]:
         """What an encoder-decoder says to its source, greedily."""
-        from glassformer.generate import Sampling, generate
+        from glassformer.generation import Sampling, generate
 
         if not source:
             return self._started([])

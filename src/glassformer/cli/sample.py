@@ -12,9 +12,9 @@ import tyro
 from glassformer.cli.common import InputError, Json, check_seed, refuse_nan, refuse_unused
 
 if TYPE_CHECKING:
-    from glassformer.generate import Sampling
-    from glassformer.generate.speculate import Draft
-    from glassformer.generate.text import Continuation
+    from glassformer.generation import Sampling
+    from glassformer.generation.speculate import Draft
+    from glassformer.generation.text import Continuation
     from glassformer.model import Model
 
 BUNDLED = "bard"
@@ -150,7 +150,7 @@ def sample(
     check_seed(seed)
     _check_search(beams, length_penalty, draft, draft_tokens)
     _check_samples(num_samples, seed, beams, temperature)
-    from glassformer.generate.text import Continuation
+    from glassformer.generation.text import Continuation
     from glassformer.weights import load_tokenizer
 
     sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
@@ -240,7 +240,7 @@ def _set_threads(threads: int | None) -> None:
 
 def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> "Sampling":
     """A beam search leaves the sampling defaults unused; greedy and beams share the penalty."""
-    from glassformer.generate import Sampling
+    from glassformer.generation import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, min_p, penalty)
     return Sampling(0.0, repetition_penalty=penalty) if beams > 1 else sampling

@@ -12,7 +12,7 @@ import tyro
 from glassformer.cli.common import InputError, Json, free_name, option
 
 if TYPE_CHECKING:
-    from glassformer.train import RunConfig, Session
+    from glassformer.training import RunConfig, Session
 
 LARGEST_RUN_FILE = 1 << 20
 """Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
@@ -47,7 +47,7 @@ def train(
     if fields:
         _print_fields(json)
         return 0
-    from glassformer.train.ranks import said_once
+    from glassformer.training.distributed.ranks import said_once
 
     with said_once():  # under torchrun, by one process
         changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
@@ -61,14 +61,14 @@ def train(
 
 
 def _print_fields(json: bool) -> None:
-    from glassformer.train.fields import fields_to_dict, run_file_page
+    from glassformer.training.fields import fields_to_dict, run_file_page
 
     print(json_module.dumps(fields_to_dict()) if json else run_file_page(), end="\n" if json else "")
 
 
 def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tuple["Session", str]:
     """The session of a new or a resumed run, and a line about the defaults where a text is given instead of a run."""
-    from glassformer.train import open_session, read_run, resume_session
+    from glassformer.training import open_session, read_run, resume_session
 
     if resume is not None:
         if run is not None:
@@ -98,7 +98,7 @@ def _defaults(text: Path, run: "RunConfig") -> str:
 
 def _note(sentence: str) -> None:
     """One sentence on standard error, by one process."""
-    from glassformer.train.ranks import is_main
+    from glassformer.training.distributed.ranks import is_main
 
     if is_main():
         print(f"note: {sentence}", file=sys.stderr)  # not "glass: ", which begins an error
@@ -114,7 +114,7 @@ class _Listener:
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
-            from glassformer.train.folder import point_latest
+            from glassformer.training.folder import point_latest
 
             self.out = event["out"]
             if self.about:
@@ -125,10 +125,10 @@ class _Listener:
 
 
 def _train(session: "Session", about: str, force: bool, latest: bool, json: bool) -> None:
-    from glassformer.train import train as run_training
-    from glassformer.train.ranks import is_main
-    from glassformer.train_probes import PROBES
-    from glassformer.train_text import Display, sample_text
+    from glassformer.training import train as run_training
+    from glassformer.training.display import Display, sample_text
+    from glassformer.training.distributed.ranks import is_main
+    from glassformer.training.lens_probes import PROBES
 
     run, data, resume = session.run, session.data, session.resume
     listener: _Listener | None = None
@@ -157,7 +157,7 @@ def _train(session: "Session", about: str, force: bool, latest: bool, json: bool
 def _next_steps(session: "Session", out: str) -> str:
     """Where the best model is, and a command that runs as it stands."""
     from glassformer.config import EncoderConfig
-    from glassformer.train.data import Prepared
+    from glassformer.training.data.source import Prepared
 
     folder = shlex.quote(f"{out}/best")
     told = f"the best model is in {folder}"
@@ -197,7 +197,7 @@ def _read_run_file(path: Path) -> str | None:
 def _is_run(text: str) -> bool:
     import tomllib
 
-    from glassformer.train.run import PARTS
+    from glassformer.training.run import PARTS
 
     try:
         keys = tomllib.loads(text).keys()
@@ -218,14 +218,14 @@ def tour(
     json: Json = False,
 ) -> int:
     """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
-    from glassformer import report as page
-    from glassformer import tour as story
+    from glassformer.tour import guide as story
+    from glassformer.tour import report as page
 
     out = free_name(Path("tour"), force) if out is None else out
     plan = story.Plan(minutes=minutes, out=out, force=force)
     try:
         if not json:
-            from glassformer.tour_text import print_tour
+            from glassformer.tour.text import print_tour
 
             return print_tour(plan)
         told = story.walk(plan)

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from glassformer.checks import causality
-from glassformer.checks.attention import open_layers, traced
-from glassformer.checks.errors import CannotExamineError
-from glassformer.checks.isolate import preserved, quiet, time_limit
-from glassformer.checks.subject import Kind, Subject, subject_of
 from glassformer.doctor.causes import name_of, sort_out
 from glassformer.doctor.examine import Examination, Found, run
 from glassformer.doctor.place import layer_of_fault
+from glassformer.doctor.probes import causality
+from glassformer.doctor.probes.attention import open_layers, traced
 from glassformer.doctor.report import TITLES, Diagnosis, Report
+from glassformer.doctor.subject.errors import CannotExamineError
+from glassformer.doctor.subject.isolate import preserved, quiet, time_limit
+from glassformer.doctor.subject.subject import Kind, Subject, subject_of
 from glassformer.finding import Finding, Verdict
 from glassformer.weights.verify import not_numbers
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from glassformer.checks import (
+from glassformer.doctor.probes import (
     activation,
     attention,
     batching,
@@ -29,11 +29,11 @@ from glassformer.checks import (
     training,
     weights,
 )
-from glassformer.checks.errors import CannotExamineError, Unsupported
-from glassformer.checks.isolate import WARM, quiet
-from glassformer.checks.subject import Subject
-from glassformer.checks.trace import as_heads, hidden_keys
+from glassformer.doctor.probes.trace import as_heads, hidden_keys
 from glassformer.doctor.reference import against_reference
+from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
+from glassformer.doctor.subject.isolate import WARM, quiet
+from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
 NEAR_UNIFORM = 0.8

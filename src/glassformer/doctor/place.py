@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.checks.caching import permute_rows, roll_back, run_chunks
-from glassformer.checks.causality import block_outputs, first_leaking_block, layer_number
-from glassformer.checks.isolate import NoDropout, quiet
-from glassformer.checks.measure import gap, rms
-from glassformer.checks.padding import pad_fill, padded
-from glassformer.checks.subject import Subject
+from glassformer.doctor.probes.caching import permute_rows, roll_back, run_chunks
+from glassformer.doctor.probes.causality import block_outputs, first_leaking_block, layer_number
+from glassformer.doctor.probes.padding import pad_fill, padded
+from glassformer.doctor.subject.isolate import NoDropout, quiet
+from glassformer.doctor.subject.measure import gap, rms
+from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding
 
 Outputs = dict[str, Tensor]

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from glassformer.checks.activation import found_activations
-from glassformer.checks.compare import prefix_noise
-from glassformer.checks.measure import CROSS_WHY, cross_shape_bound, gap, rms
-from glassformer.checks.rotation import rotation_of
-from glassformer.checks.step import vectors
-from glassformer.checks.subject import Subject, layer_of
-from glassformer.checks.trace import Attention, hidden_keys, trace_call
+from glassformer.doctor.probes.activation import found_activations
+from glassformer.doctor.probes.rotation import rotation_of
+from glassformer.doctor.probes.step import vectors
+from glassformer.doctor.probes.trace import Attention, hidden_keys, trace_call
+from glassformer.doctor.subject.measure import CROSS_WHY, cross_shape_bound, gap, rms
+from glassformer.doctor.subject.rounding import prefix_noise
+from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from glassformer.cxx import processor_flags
+from glassformer.kernels.toolchain.cxx import processor_flags
 
 DEVICES = ("auto", "cpu", "cuda")
 WIDE = 256

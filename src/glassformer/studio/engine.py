@@ -11,7 +11,7 @@ from glassformer.studio.errors import LoadingError, UnavailableError
 State = Literal["loading", "ready", "failed"]
 
 ROOMS = (
-    *("glassformer.weights", "glassformer.generate", "glassformer.lens", "glassformer.train"),
+    *("glassformer.weights", "glassformer.generation", "glassformer.lens", "glassformer.training"),
     *("glassformer.lens.figures", "glassformer.lens.views", "matplotlib.backends.backend_svg"),
 )
 """Imported after torch, so that the first request does not wait for them, nor break off their import by leaving."""

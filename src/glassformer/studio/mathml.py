@@ -19,7 +19,7 @@ def mathml(latex: str, display: bool = False) -> str:
 
 def pieces(text: str) -> list[dict[str, Any]]:
     """A text of ours as pieces: {"text"} and {"mathml", "display"}."""
-    from glassformer.claims.formulas import split
+    from glassformer.theory.claims.formulas import split
 
     out: list[dict[str, Any]] = []
     for kind, piece in split(text.strip()):

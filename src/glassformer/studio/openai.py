@@ -57,8 +57,8 @@ class Answer:
 
     def pieces(self) -> Iterator[str]:
         """The text as it grows; joined, it is the whole."""
-        from glassformer.generate import Sampling
-        from glassformer.generate.loop import read_stop
+        from glassformer.generation import Sampling
+        from glassformer.generation.loop import read_stop
 
         asked, model = self.asked, self.loaded.model
         temperature = 1.0 if asked.temperature is None else asked.temperature

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from glassformer.size import Dtype, Optimizer
+from glassformer.sizing import Dtype, Optimizer
 from glassformer.studio.settings import LIMITS
 
 WHOLE = 2**53
@@ -55,7 +55,7 @@ class Tokens(AboutText):
 
 
 class Sampled(Asked):
-    """The limits of `glassformer.generate.Sampling`."""
+    """The limits of `glassformer.generation.Sampling`."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=WHOLE)] | None = None

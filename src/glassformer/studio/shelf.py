@@ -17,7 +17,7 @@ from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, NoFeedForward, Seq2SeqConfig, from_toml
 from glassformer.config.errors import nearest
 from glassformer.files import checkpoint_step, model_name
-from glassformer.size import count
+from glassformer.sizing import count
 from glassformer.studio.errors import StudioError, UnknownError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Loaded:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        from glassformer.generate.text import Continuation
+        from glassformer.generation.text import Continuation
 
         if self.tokenizer is None:
             raise StudioError(
@@ -76,7 +76,7 @@ class Loaded:
 
     def say(self, token: int) -> str:
         """A token as text."""
-        from glassformer.generate.text import token_text
+        from glassformer.generation.text import token_text
 
         return token_text(self.tokenizer, token)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from glassformer.bench.peers import ours
-from glassformer.generate.native import library
+from glassformer.kernels.cpu.decode import library
 from tests.bench import tiny
 
 

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 import glassformer as gf
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.lens import sites_of, trace
-from glassformer.size import count, flops
+from glassformer.sizing import count, flops
 from glassformer.studio.api.anatomy import describe
 from tests import variants
 

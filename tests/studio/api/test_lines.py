@@ -150,10 +150,10 @@ def test_lines_of_every_position_scheme(client, ask, kind, model):
 
 
 def test_the_lines_of_a_run_read_its_log(client, studio, tmp_path, monkeypatch):
-    from tests.train import tiny
+    from tests.training import tiny
 
     monkeypatch.setenv("GLASSFORMER_STUDIO", str(tmp_path))
-    from glassformer.train import train
+    from glassformer.training import train
 
     session = tiny.session(tmp_path, "loop.steps=6", name="runs/run-x/out")
     train(session.run, session.data)

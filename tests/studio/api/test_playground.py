@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.generate import distribution
+from glassformer.generation import distribution
 
 TEXT = "ROMEO:\nBut soft"
 

@@ -3,8 +3,8 @@ from xml.etree import ElementTree
 import pytest
 
 import glassformer as gf
-from glassformer.claims.claim import plain
-from glassformer.claims.registry import load_all
+from glassformer.theory.claims.claim import plain
+from glassformer.theory.claims.registry import load_all
 
 QUICK = "rope-relative" if "rope-relative" in load_all() else next(iter(load_all()))
 WITH_KNOB = next(id for id, claim in load_all().items() if claim.knobs and not claim.slow)
@@ -91,8 +91,8 @@ def test_an_unknown_claim_is_404(client):
 
 
 def test_a_check_that_crashes_is_a_failure_that_says_so(ask, monkeypatch):
-    from glassformer.claims import claim as module
-    from glassformer.claims.registry import find
+    from glassformer.theory.claims import claim as module
+    from glassformer.theory.claims.registry import find
 
     find(QUICK)
 

@@ -9,8 +9,8 @@ from glassformer.studio.api import train as view
 from glassformer.studio.errors import StudioError
 from glassformer.studio.settings import Limits
 from glassformer.studio.training import Run, Trainings
-from glassformer.train import read_run
-from glassformer.train.run import SECTIONS
+from glassformer.training import read_run
+from glassformer.training.run import SECTIONS
 from tests.studio.serving import parse_events
 
 SMALL = {"model.n_layers": 1, "model.d_model": 16, "model.n_heads": 2, "model.d_ff": 16, "model.max_len": 16}

@@ -19,7 +19,7 @@ from glassformer.config import (
     Seq2SeqConfig,
     Sinusoidal,
 )
-from glassformer.size import flops, parameters
+from glassformer.sizing import flops, parameters
 from glassformer.studio import schema
 from glassformer.studio.api.reading import read
 from glassformer.studio.errors import LoadingError, StudioError, TooLargeError

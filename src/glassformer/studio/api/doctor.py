@@ -18,8 +18,8 @@ def examine(shelf: Shelf, asked: schema.Doctor, ticket: Ticket, emit: Emit) -> N
 
     The patient is a copy of its own: a large model is changed and restored by some probes, and others may be using it.
     """
-    from glassformer.claims.claim import plain
     from glassformer.doctor import diagnose
+    from glassformer.theory.claims.claim import plain
 
     loaded = shelf.fresh(asked.model)
 
@@ -39,8 +39,8 @@ def examine(shelf: Shelf, asked: schema.Doctor, ticket: Ticket, emit: Emit) -> N
 
 def leak_matrix(model: Any) -> list[list[float]] | None:
     """How far output i moves when input j alone changes; None for a model that reads in both directions."""
-    from glassformer.checks.causality import leak_matrix as measure
-    from glassformer.checks.subject import subject_of
+    from glassformer.doctor.probes.causality import leak_matrix as measure
+    from glassformer.doctor.subject.subject import subject_of
 
     subject = subject_of(model)
     if subject.kind == "encoder":

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from glassformer.claims.registry import ClaimError
 from glassformer.config import Seq2SeqConfig
 from glassformer.studio import schema
 from glassformer.studio.api import theory
@@ -13,6 +12,7 @@ from glassformer.studio.api.reading import answer_room
 from glassformer.studio.errors import StudioError
 from glassformer.studio.shelf import Shelf
 from glassformer.studio.training import NAME
+from glassformer.theory.claims.registry import ClaimError
 
 
 def lines(shelf: Shelf, given: dict[str, str]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _next(shelf: Shelf, asked: schema.Next) -> str:
         shelf, asked,
         "with torch.no_grad():",
         f"    logits = {_logits(shelf, asked)}[:, -1]",
-        "from glassformer.generate import distribution",
+        "from glassformer.generation import distribution",
         f"result = distribution(logits, {_sampling(asked)})[0]  # probability of every token",
     )  # fmt: skip
 
@@ -124,8 +124,8 @@ def _go_on(shelf: Shelf, asked: schema.Generate) -> str:
     """An answer that goes on from what was said already: `gf.generate` begins at the start token."""
     return _join(
         shelf, asked,
-        "from glassformer.generate.loop import uniforms",
-        "from glassformer.generate.sampling import choose",
+        "from glassformer.generation.loop import uniforms",
+        "from glassformer.generation.sampling import choose",
         f"draws, result = uniforms({asked.seed}, 1, {asked.max_new_tokens}), []",
         "for step in range(draws.shape[1]):",
         "    with torch.no_grad():",
@@ -341,7 +341,7 @@ def _train(shelf: Shelf, asked: schema.Train) -> str:
     changes = [f"model.preset={asked.preset}", f"data.corpus={asked.corpus}"]
     changes += [f"{name}={json.dumps(value)}" for name, value in asked.fields.items() if value is not None]
     return (
-        "from glassformer.train import open_session, read_run, train\n\n"
+        "from glassformer.training import open_session, read_run, train\n\n"
         f"session = open_session(read_run('', {tuple(changes)!r}))\n"
         "result = train(session.run, session.data)\n"
     )

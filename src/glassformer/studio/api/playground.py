@@ -16,8 +16,8 @@ from glassformer.studio.wire import Packet
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glassformer.generate import Sampling
-    from glassformer.generate.feed import Feed
+    from glassformer.generation import Sampling
+    from glassformer.generation.feed import Feed
 
 
 def tokens(shelf: Shelf, asked: schema.Tokens) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def next_token(shelf: Shelf, asked: schema.Next) -> dict[str, Any]:
     """The next token's distribution: `raw` is the model's own, `p` what sampling leaves of it."""
     import torch
 
-    from glassformer.generate import distribution
+    from glassformer.generation import distribution
 
     loaded, logits = _next_logits(shelf, asked)
     raw, left = logits.double().softmax(-1), distribution(logits[None], sampling_of(asked))[0]
@@ -97,7 +97,7 @@ def _next_logits(shelf: Shelf, asked: schema.Next) -> "tuple[Loaded, Tensor]":
 
 
 def sampling_of(asked: schema.Sampled) -> "Sampling":
-    from glassformer.generate import Sampling
+    from glassformer.generation import Sampling
 
     return Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
 
@@ -106,7 +106,7 @@ def start_feed(loaded: Loaded, asked: schema.AboutText, new: int, cache: bool, k
     """A feed of one prompt, checked as `generate` checks it; an encoder-decoder goes on from its `target`, if any."""
     import torch
 
-    from glassformer.generate.feed import Feed, check_length, read_prompts
+    from glassformer.generation.feed import Feed, check_length, read_prompts
 
     ids = loaded.checked(asked.ids if asked.ids is not None else loaded.encode(asked.text or ""))
     model: Any = loaded.model  # an encoder is refused by the next line
@@ -135,9 +135,9 @@ def steps(feed: Any, new: int, sampling: "Sampling", seed: int, stops: list[list
     """`generate`'s loop, one token at a time, with what each cost: the same draws, so the same tokens."""
     import torch
 
-    from glassformer.generate.feed import ends_with
-    from glassformer.generate.loop import uniforms
-    from glassformer.generate.sampling import choose, distribution
+    from glassformer.generation.feed import ends_with
+    from glassformer.generation.loop import uniforms
+    from glassformer.generation.sampling import choose, distribution
 
     uniform, said = uniforms(seed, 1, new), []
     token = torch.empty(0)
@@ -156,7 +156,7 @@ def steps(feed: Any, new: int, sampling: "Sampling", seed: int, stops: list[list
 
 def generate(shelf: Shelf, asked: schema.Generate, ticket: Ticket, emit: Emit) -> None:
     """Events `token` as they come, then `done`."""
-    from glassformer.generate.loop import read_stop
+    from glassformer.generation.loop import read_stop
 
     loaded = shelf.get(asked.model)
     begin = time.perf_counter()
@@ -180,9 +180,9 @@ def beam(shelf: Shelf, asked: schema.Beam) -> dict[str, Any]:
     """The tree of a beam search: what each step considered, what it kept, and the best text found."""
     import torch
 
-    from glassformer.generate.beam import beam_search
-    from glassformer.generate.feed import Feed
-    from glassformer.generate.loop import read_stop
+    from glassformer.generation.beam import beam_search
+    from glassformer.generation.feed import Feed
+    from glassformer.generation.loop import read_stop
 
     class Watched(Feed):
         """Notes what the search feeds: the parent and the token of each beam that goes on."""

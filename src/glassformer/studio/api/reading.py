@@ -66,7 +66,7 @@ def target_of(loaded: Loaded, ids: list[int], given: list[int] | None) -> list[i
         return None
     if given is not None:
         return loaded.checked(given)
-    from glassformer.generate import Sampling, generate
+    from glassformer.generation import Sampling, generate
 
     return list(generate(loaded.model, [ids], answer_room(loaded.config), Sampling(0.0))[0])
 

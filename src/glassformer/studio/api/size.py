@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from glassformer import presets, size
-from glassformer.config import ModelConfig, MoE, Seq2SeqConfig, from_dict
+from glassformer import sizing as size
+from glassformer.config import ModelConfig, MoE, Seq2SeqConfig, from_dict, presets
 from glassformer.studio import schema
 from glassformer.studio.errors import LoadingError, StudioError
 from glassformer.studio.shelf import Shelf

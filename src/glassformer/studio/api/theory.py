@@ -3,14 +3,14 @@
 import threading
 from typing import Any
 
-from glassformer.claims import TITLES, Claim
-from glassformer.claims.formulas import readable
-from glassformer.claims.registry import ClaimError, close_to, load_all
 from glassformer.studio import schema
 from glassformer.studio.errors import StudioError, UnknownError
 from glassformer.studio.events import Emit
 from glassformer.studio.jobs import Ticket
 from glassformer.studio.mathml import pieces
+from glassformer.theory.claims import TITLES, Claim
+from glassformer.theory.claims.formulas import readable
+from glassformer.theory.claims.registry import ClaimError, close_to, load_all
 
 VERDICTS: dict[str, str] = {}
 """What a claim said when it last ran here, unbroken and with its default knobs."""
@@ -101,9 +101,9 @@ def knobs_of(claim: Claim, given: dict[str, float]) -> dict[str, float]:
 
 def run(id: str, asked: schema.RunClaim, ticket: Ticket, emit: Emit) -> None:
     """Events `part` as evidence comes, then `verdict`: the Finding that `gf.check` gives."""
-    from glassformer.claims.claim import Lab, conclude, plain
-    from glassformer.claims.registry import find
     from glassformer.finding import Finding, Verdict
+    from glassformer.theory.claims.claim import Lab, conclude, plain
+    from glassformer.theory.claims.registry import find
 
     claim = known(id)
     lab = Lab(asked.seed, asked.broken, asked.slow, knobs_of(claim, asked.knobs))
@@ -133,8 +133,8 @@ def run(id: str, asked: schema.RunClaim, ticket: Ticket, emit: Emit) -> None:
 
 def figure(id: str, given: dict[str, str]) -> str:
     """The figure of a claim as SVG; `seed`, `broken` and knobs may be given."""
-    from glassformer.claims.claim import Lab
-    from glassformer.claims.registry import find
+    from glassformer.theory.claims.claim import Lab
+    from glassformer.theory.claims.registry import find
 
     claim = known(id)
     if not claim.has_figure:

@@ -11,8 +11,8 @@ import typing
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from glassformer import presets, size
-from glassformer.config import DecoderConfig, ModelConfig, to_toml
+from glassformer import sizing as size
+from glassformer.config import DecoderConfig, ModelConfig, presets, to_toml
 from glassformer.config.errors import nearest
 from glassformer.studio import schema
 from glassformer.studio.errors import StudioError
@@ -137,7 +137,7 @@ _A = {bool: "true or false", int: "a whole number", float: "a number", str: "a t
 
 def fields(preset: str = "nano") -> dict[str, Field]:
     """Every field that may be set, from the run's own dataclasses, with the strings under their fields as help."""
-    from glassformer.train.run import SECTIONS
+    from glassformer.training.run import SECTIONS
 
     base = presets.get(preset)
     held = {name: _held(base, name) for name in MODEL_FIELDS}
@@ -215,7 +215,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 def start(trainings: Trainings, asked: schema.Train) -> dict[str, Any]:
     """Check what was asked for as the command line would, forecast its memory, and start it."""
-    from glassformer.train.run import read_run
+    from glassformer.training.run import read_run
 
     if not isinstance(presets.get(asked.preset), DecoderConfig):
         raise StudioError(f"{asked.preset} is no decoder: the studio trains models that predict the next token.")
@@ -267,7 +267,7 @@ def _corpus(trainings: Trainings, name: str) -> str:
 
 def _forecast(run: Any, limits: Limits) -> dict[str, Any]:
     """Parameters and memory of a run, as `glass size` counts them, inside the studio's limits."""
-    from glassformer.train.forecast import forecast
+    from glassformer.training.forecast import forecast
 
     found = forecast(run)
     config, loop = found.run.model, run.loop

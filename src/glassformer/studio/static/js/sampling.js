@@ -1,4 +1,4 @@
-/* From logits to the next token's distribution, as glassformer.generate.sampling does it: temperature, top-k, top-p,
+/* From logits to the next token's distribution, as glassformer.generation.sampling does it: temperature, top-k, top-p,
  * min-p, each on what the one before it left, renormalised. Logits come once from the server; sliders redraw from them.
  *
  *   ordered(logits)                       ids from the largest logit down, ties by the lowest id

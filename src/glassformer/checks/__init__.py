@@ -1,9 +1,0 @@
-"""Invariants of a Transformer, each written once: a Subject in, Findings out.
-
-The id of a finding is `diagnosis/probe`: the diagnosis it speaks for, named as in the doctor's taxonomy, and the probe.
-"""
-
-from glassformer.checks.errors import CannotExamineError, Unsupported
-from glassformer.checks.subject import Subject, subject_of
-
-__all__ = ["CannotExamineError", "Subject", "Unsupported", "subject_of"]

@@ -1,0 +1,131 @@
+"""Every trainable parameter gets a gradient, except those that cannot have one."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from glassformer.doctor.probes.norms import is_norm
+from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.finding import Finding, Verdict
+
+DEAD = 1e-9
+"""Of the median gradient: exact cancellation leaves rounding, anything that is used leaves more."""
+UNUSED_BY_DESIGN = ("pooler", "seq_relationship", "expert", "token_type", "segment", "rotary", "sinusoid", "lora_")
+KEYS = ("k", "key", "k_proj", "k_lin", "wk", "key_proj", "to_k", "w_k", "keys")
+
+
+def _excused(name: str, parameter: nn.Parameter) -> bool:
+    """Key biases cancel in softmax unless keys are rotated; heads that the logits do not go through are not used."""
+    parts = name.lower().split(".")
+    if any(word in name.lower() for word in UNUSED_BY_DESIGN):
+        return True
+    key = any(part == k or part.endswith("_" + k) for part in parts for k in KEYS if len(k) > 1 or part == k)
+    return (parts[-1] in ("bias", "b") and key) or parts[-1] in ("k_bias", "bk", "b_k")
+
+
+def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
+    """Backward of a random projection of all logits, every weight stirred a little: a zero one hides what is behind."""
+    id = "dead_gradient/flow"
+    if subject.module is None:
+        yield Finding.skip(id, "not a module")
+        return
+    with subject.patient() as patient, torch.enable_grad():
+        module = patient.module
+        assert module is not None
+        stir = torch.Generator().manual_seed(11)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.is_floating_point():
+                    parameter.add_(0.02 * torch.randn(parameter.shape, generator=stir).to(parameter))
+        with _called(module) as called:
+            logits = patient.logits(patient.tokens(patient.rows(3), patient.length(24), seed=29))
+        if not logits.requires_grad:
+            yield Finding(
+                id,
+                Verdict.FAIL,
+                0.0,
+                None,
+                "logits carry no gradient at all",
+                "Do not detach or run under no_grad in forward.",
+            )
+            return
+        direction = torch.randn(logits.shape, generator=stir).to(logits)
+        (logits * direction).sum().backward()
+        sizes = {
+            n: 0.0 if p.grad is None else float(p.grad.abs().max())
+            for n, p in module.named_parameters()
+            if p.requires_grad
+        }
+        tables = dict(module.named_parameters())
+        owners = {
+            f"{m}.{n}" if m else n: (m, mod)
+            for m, mod in module.named_modules()
+            for n, _ in mod.named_parameters(recurse=False)
+        }
+    typical = sorted(sizes.values())[len(sizes) // 2] if sizes else 0.0
+    dead = [n for n, size in sizes.items() if size <= DEAD * typical and not _excused(n, tables[n])]
+    if not dead:
+        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"{len(sizes)} parameters get a gradient")
+        return
+    asked = _by_argument(subject, [n for n in dead if owners[n][0] not in called])
+    if asked is not None and all(owners[n][0] not in called for n in dead):
+        why = f"{dead[0]} and {len(dead) - 1} more belong to modules that only {asked}= brings in, which was not given"
+        yield Finding(id, Verdict.SKIP, float(len(dead)), 0.0, why, "", {"explained": True})
+        return
+    yield _name(subject, dead, owners)
+
+
+@contextlib.contextmanager
+def _called(module: nn.Module) -> Iterator[set[str]]:
+    """Names of the modules that run meanwhile."""
+    names: set[str] = set()
+    handles = [m.register_forward_pre_hook(lambda m, a, n=n: names.add(n)) for n, m in module.named_modules()]
+    try:
+        yield names
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _by_argument(subject: Subject, unused: list[str]) -> str | None:
+    """An optional argument that shares a word with every unused parameter: `global_attention_mask`, `query_global`."""
+    assert subject.module is not None
+    for argument, parameter in inspect.signature(subject.module.forward).parameters.items():
+        words = {w for w in argument.lower().split("_") if len(w) > 4 and w not in ("attention", "position", "embeds")}
+        if parameter.default is None and unused and all(any(w in n.lower() for w in words) for n in unused):
+            return argument
+    return None
+
+
+def _is_position_table(subject: Subject, name: str) -> bool:
+    """One row per place: as many as the declared length, or a few more."""
+    assert subject.module is not None
+    shape, length = subject.module.get_parameter(name).shape, subject.facts.whole("max_len")
+    return length is not None and len(shape) == 2 and 0 <= shape[0] - length <= 4 and shape[0] != subject.vocab_size
+
+
+def _name(subject: Subject, dead: list[str], owners: dict[str, tuple[str, nn.Module]]) -> Finding:
+    at = layer_of(dead[0], subject.blocks())
+    shown = ", ".join(dead[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
+    evidence = {"parameters": dead[:20], "layer": at[1] if at else None}
+    positional = [
+        n for n in dead if any(w in n.lower() for w in ("pos", "wpe", "relative")) or _is_position_table(subject, n)
+    ]
+    if positional and len(positional) == len(dead):
+        why, remedy = (
+            f"{shown} gets no gradient: the position embedding is never added",
+            "Add the position rows to the token rows.",
+        )
+        return Finding("position_missing/gradient", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)
+    if all(is_norm(owners[n][1]) for n in dead):
+        why, remedy = (
+            f"{shown} gets no gradient: this norm's output is not used",
+            "Use the norm where the design has it; the final one before the head.",
+        )
+        return Finding("norm_placement/unused-norm", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)
+    why = f"{shown} get{'s' if len(dead) == 1 else ''} no gradient: detached, multiplied by 0, unused, or behind argmax"
+    remedy = "Find where the path from these parameters to the logits ends: detach(), .data, no_grad, an unused result."
+    return Finding("dead_gradient/flow", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)

@@ -1,0 +1,380 @@
+"""Any model seen through one window: tokens in, logits out, and what else it can do.
+
+    subject = subject_of(model)                    # ours, Hugging Face's, nanoGPT-like, plain modules, callables
+    with subject.patient(warm=6.0) as patient:     # a copy, so that nothing a probe does stays
+        logits = patient.logits(tokens, mask=mask)
+
+An unusual model gets an adapter: any object with `forward`-like call `(tokens, mask=None, positions=None, cache=None)`
+spelled with the names of `interface.py`, and `config.vocab_size`. docs/doctor.md has an example of ten lines.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.doctor.subject import interface as calls
+from glassformer.doctor.subject.declared import Declared, declared
+from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
+from glassformer.doctor.subject.interface import Interface
+from glassformer.doctor.subject.isolate import NoDropout, borrowed, quiet
+from glassformer.doctor.subject.measure import gap, rms
+from glassformer.shapes import Float, Int, Shaped
+
+Kind = Literal["decoder", "encoder", "seq2seq"]
+LENGTHS = (5, 24, 65, 129)
+"""Short, usual, and one past two powers of two: "only after position n" bugs like powers of two."""
+LARGE = 30_000_000
+"""Parameters above which the longest probes are shortened."""
+
+
+@dataclass
+class Subject:
+    """A model, how it is called, and what it says about itself."""
+
+    model: Any
+    kind: Kind
+    vocab_size: int
+    interface: Interface
+    facts: Declared
+    name: str = "model"
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    limit: int = 129
+    """Longest input that works, as far as the probes go."""
+    notes: list[str] = field(default_factory=list)
+    warmth: float = 1.0
+    """Factor for the second look: 6 where attention is almost uniform, 1 where it is already sharp."""
+    vocabulary_logits: bool = True
+    """Whether the last axis is the vocabulary; False for an encoder without a head."""
+    mute: bool = False
+    """Dropout replaced by identity, because the model drops in eval mode."""
+    look: tuple[Any, ...] = ()
+    """Of a patient: warmth, precision, mode."""
+    noise: dict[Any, float] = field(default_factory=dict)
+    """Prefix noise over the logits' size by look, kept for a large model: see `compare.prefix_noise`."""
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.model if isinstance(self.model, nn.Module) else None
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters()) if self.module is not None else 0
+
+    @property
+    def large(self) -> bool:
+        """Whether the longest probes are shortened and each is made once, with warm weights."""
+        return self.n_parameters > LARGE
+
+    @property
+    def device(self) -> torch.device:
+        first = next(self.module.parameters(), None) if self.module is not None else None
+        return torch.device("cpu") if first is None else first.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        if self.module is not None:
+            for parameter in self.module.parameters():
+                if parameter.is_floating_point():
+                    return parameter.dtype
+        return torch.float32
+
+    def lengths(self) -> list[int]:
+        """Lengths to probe, within what the model takes."""
+        if self.large:
+            return sorted({self.length(24), self.length(65)})
+        longest = min(self.limit, LENGTHS[-1])
+        return sorted({*(t for t in LENGTHS if t <= longest), longest})
+
+    def length(self, wanted: int, if_large: int | None = None) -> int:
+        """A length within what the model takes; a large model may get a shorter one, its width makes up for it."""
+        return min(if_large if if_large is not None and self.large else wanted, self.limit)
+
+    def rows(self, usual: int, if_large: int = 1) -> int:
+        return if_large if self.large else usual
+
+    @contextlib.contextmanager
+    def patient(self, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator["Subject"]:
+        """This subject with a copy of its model, in eval mode; see `isolate.borrowed`."""
+        dropping: Any = NoDropout() if self.mute else contextlib.nullcontext()
+        with borrowed(self.model, warm, dtype, train) as model, torch.no_grad(), dropping:
+            yield replace(self, model=model, look=(warm, dtype, train))
+
+    def tokens(self, rows: int, length: int, seed: int = 0) -> Int[Tensor, "B T"]:
+        """Random ids, none of them special: a padding id in the text would be a different question."""
+        generator = torch.Generator().manual_seed(seed)
+        special = {self.facts.raw.get(n) for n in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
+        special |= {self.pad}
+        usable = torch.ones(min(self.vocab_size, 50_000), dtype=torch.bool)
+        usable[[i for i in special if isinstance(i, int) and i < len(usable)]] = False
+        ids = usable.nonzero().flatten() if bool(usable.any()) else torch.zeros(1, dtype=torch.long)
+        picked = torch.randint(0, len(ids), (rows, length), generator=generator)
+        return ids[picked].to(self.device)
+
+    def other(self, tokens: Int[Tensor, "B T"], seed: int = 1) -> Int[Tensor, "B T"]:
+        """Ids of the same shape, different at every place."""
+        fresh = self.tokens(len(tokens), tokens.shape[1], seed + 1000)
+        clash = fresh == tokens
+        third = self.tokens(len(tokens), tokens.shape[1], seed + 2000)
+        fresh = torch.where(clash, third, fresh)
+        return torch.where(fresh == tokens, (tokens + 1) % self.vocab_size, fresh)
+
+    @property
+    def pad(self) -> int | None:
+        pad = self.facts.whole("pad") if self.facts.pad != 0 else 0
+        return pad if pad is not None and pad < self.vocab_size else None
+
+    def source(self, rows: int, length: int = 11, seed: int = 77) -> Int[Tensor, "B S"]:
+        return self.tokens(rows, length, seed)
+
+    def logits(self, tokens: Int[Tensor, "B T"], **given: Any) -> Float[Tensor, "B T V"]:
+        """Logits at every place. `mask` and `source_mask`: True = real. `source` belongs to an encoder-decoder."""
+        return self.call(tokens, **given)[0]
+
+    def call(
+        self,
+        tokens: Int[Tensor, "B T"],
+        mask: Shaped[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        cache: Any = None,
+        source: Int[Tensor, "B N"] | None = None,
+        source_mask: Shaped[Tensor, "B N"] | None = None,
+        with_cache: bool = False,
+        **more: Any,
+    ) -> tuple[Float[Tensor, "B T V"], Any]:
+        """One call of the model; returns logits and the cache it gave back (or the one it was given)."""
+        face = self.interface
+        arguments: dict[str, Any] = {**face.flags, **more}
+        if mask is not None:
+            self._put(arguments, face.mask, self._mask(mask), "a mask")
+        if positions is not None:
+            self._put(arguments, face.positions, positions, "positions")
+        if source_mask is not None:
+            self._put(arguments, face.source_mask, self._mask(source_mask), "a source mask")
+        if cache is not None:
+            self._put(arguments, face.cache, cache, "a cache")
+        if face.use_cache is not None:
+            arguments[face.use_cache] = with_cache or cache is not None
+        if face.needs_labels and face.labels and face.labels not in arguments:
+            arguments[face.labels] = tokens.clone()
+        places: list[Tensor] = [tokens.clone()]
+        if face.is_seq2seq:
+            source = self.source(len(tokens)) if source is None else source
+            places = [source.clone()]
+            arguments[cast(str, face.target)] = tokens.clone()
+        output = self.model(*places, **arguments)
+        logits = calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
+        returned = calls.find_cache(output) if with_cache or cache is not None else None
+        return logits, cache if returned is None else returned
+
+    def _put(self, arguments: dict[str, Any], name: str | None, value: Any, what: str) -> None:
+        if name is None:
+            raise Unsupported(f"the model takes no argument for {what}")
+        arguments[name] = value
+
+    def _mask(self, mask: Tensor) -> Tensor:
+        mask = mask.bool()
+        return (~mask if self.interface.mask_inverted else mask).to(self.interface.mask_dtype)
+
+    @property
+    def has_cache(self) -> bool:
+        return self.interface.cache is not None
+
+    def new_cache(self) -> Any:
+        """An empty cache; None where the model makes its own when asked to use one."""
+        if not self.has_cache:
+            raise Unsupported("the model takes no cache")
+        maker = self.interface.maker
+        return None if maker is None else getattr(self.model, maker)()
+
+    def blocks(self) -> dict[str, nn.Module]:
+        """The layers by name: the longest list of modules of one class, and each other list as long as a stack."""
+        if self.module is None:
+            return {}
+        lists: list[tuple[str, nn.ModuleList | nn.Sequential]] = []
+        for name, module in self.module.named_modules():
+            if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) and _uniform(module):
+                lists.append((name, module))
+        outer = [(n, m) for n, m in lists if not any(n.startswith(o + ".") for o, _ in lists if o != n)]
+        return {f"{name}.{i}" if name else str(i): block for name, inner in outer for i, block in enumerate(inner)}
+
+
+def _uniform(modules: nn.ModuleList | nn.Sequential) -> bool:
+    """Layers: modules with parts of their own, of one class or with parts of the same names."""
+    first = {name for name, _ in modules[0].named_children()}
+    if not first or not any(True for _ in modules.parameters()):
+        return False
+    same = [type(m) is type(modules[0]) or first & {n for n, _ in m.named_children()} for m in modules]
+    return all(same) and not isinstance(modules[0], nn.ModuleList | nn.Sequential)
+
+
+def layer_of(path: str, blocks: Mapping[str, nn.Module]) -> tuple[str, int] | None:
+    """Which stack and which layer a module's path lies in."""
+    for name in blocks:
+        if path == name or path.startswith(name + "."):
+            stack, _, number = name.rpartition(".")
+            return stack, int(number)
+    return None
+
+
+def subject_of(
+    thing: Any,
+    kind: Kind | None = None,
+    vocab_size: int | None = None,
+    expect: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Subject:
+    """Adapt a model. Raises CannotExamineError, one sentence, where that cannot be done."""
+    if isinstance(thing, Subject):
+        return thing
+    if not callable(thing):
+        raise CannotExamineError(f"{type(thing).__name__} cannot be called: give a model, tokens in and logits out.")
+    if isinstance(thing, type):
+        raise CannotExamineError(f"{thing.__name__} is a class: give an instance, or a function that builds one.")
+    expect = {key.replace("-", "_"): value for key, value in (expect or {}).items()}
+    face = calls.inspect_call(thing)
+    facts = declared(thing, expect)
+    size = vocab_size or _vocabulary(thing, facts)
+    own = type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", "callable")
+    label = name or str(own)
+    subject = Subject(thing, kind or "decoder", size, face, facts, label, expect)
+    if isinstance(thing, nn.Module) and any(p.device.type == "meta" for p in thing.parameters()):
+        raise CannotExamineError(f"{label} has no weights yet (device meta): load or initialise them first.")
+    _settle(subject)
+    subject.kind = kind or _guess_kind(subject)
+    if subject.kind == "seq2seq" and not face.is_seq2seq:
+        raise CannotExamineError(
+            f"{label} takes no second token argument, so it is no encoder-decoder: use kind='decoder'."
+        )
+    return subject
+
+
+def _vocabulary(thing: Any, facts: Declared) -> int:
+    said = facts.whole("vocab_size")
+    if said:
+        return said
+    tables = [m for m in thing.modules() if isinstance(m, nn.Embedding)] if isinstance(thing, nn.Module) else []
+    heads = [m for m in thing.modules() if isinstance(m, nn.Linear)] if isinstance(thing, nn.Module) else []
+    if tables and heads and heads[-1].out_features in {t.num_embeddings for t in tables}:
+        return heads[-1].out_features
+    if tables:
+        return tables[0].num_embeddings
+    if heads:
+        return heads[-1].out_features
+    raise CannotExamineError("no vocabulary to guess from (no config, no embedding): give vocab_size.")
+
+
+def _settle(subject: Subject) -> None:
+    """First calls: does it run, what does it return, how long may inputs be, how does it want its mask."""
+    said: list[str] = []
+    limit = subject.facts.whole("max_len") or LENGTHS[-1]
+    with quiet(said), subject.patient() as patient:
+        _first_call(patient, subject)
+        for length in sorted({*LENGTHS, limit}, reverse=True):
+            if length > min(limit, LENGTHS[-1]):
+                continue
+            with contextlib.suppress(Exception):
+                patient.logits(patient.tokens(1, length))
+                subject.limit = length
+                break
+        else:
+            subject.limit = 5
+    subject.interface.needs_labels = patient.interface.needs_labels
+    if said:
+        subject.notes.append(
+            f"it prints while computing (kept off this report): {said[0].strip().splitlines()[0][:80]!r}"
+        )
+    for name in ("mask", "source_mask"):
+        if getattr(subject.interface, name) is not None:
+            _settle_mask(subject, name)
+
+
+def _first_call(patient: Subject, subject: Subject) -> None:
+    tokens = patient.tokens(2, 5)
+    try:
+        try:
+            logits = patient.logits(tokens)
+        except Unsupported as error:
+            if patient.interface.labels is None:
+                raise CannotExamineError(f"{subject.name}: {error}, and takes no targets: return all places.") from None
+            patient.interface.needs_labels = True
+            logits = patient.logits(tokens)
+        given = tokens.clone()
+        places = [patient.source(2)] if patient.interface.is_seq2seq else []
+        arguments = dict(patient.interface.flags)
+        if patient.interface.is_seq2seq:
+            arguments[cast(str, patient.interface.target)] = given
+        else:
+            places = [given]
+        patient.model(*places, **arguments)
+    except CannotExamineError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())[:200].rstrip(".")
+        text = f"{type(error).__name__}: {text}" if isinstance(error, SystemExit) else text or type(error).__name__
+        hint = (
+            "give a CPU copy, or run where its device is" if "cuda" in text.lower() else "it must take (B,T) token ids"
+        )
+        raise CannotExamineError(f"{subject.name} failed on tokens of shape (2, 5): {text}: {hint}.") from None
+    if not torch.equal(given, tokens):
+        raise CannotExamineError(
+            f"{subject.name} changes its input tokens in place: clone them before writing to them."
+        )
+    subject.vocabulary_logits = logits.shape[-1] >= subject.vocab_size or logits.shape[-1] == subject.vocab_size
+
+
+def _settle_mask(subject: Subject, name: str) -> None:
+    """Type and polarity of a mask argument: all real must be the same as no mask at all."""
+    face = subject.interface
+    wanted = getattr(face, name)
+    inverted = wanted in calls.PADDING_NAMES
+    rows, length = 2, subject.length(8)
+    trials: list[tuple[torch.dtype, bool]] = [
+        (d, i) for i in (inverted, not inverted) for d in (torch.long, torch.bool)
+    ]
+    fallback: tuple[torch.dtype, bool] | None = None
+    with quiet(), subject.patient() as patient:
+        tokens = patient.tokens(rows, length)
+        plain = patient.logits(tokens)
+        for dtype, flip in trials:
+            face.mask_dtype, face.mask_inverted = dtype, flip
+            real = torch.ones_like(tokens if name == "mask" else patient.source(rows))
+            try:
+                masked = patient.logits(tokens, **{name: real})
+            except Exception:
+                continue
+            if gap(masked, plain) <= 1e-3 * rms(plain):
+                return
+            if fallback is None and flip == inverted:
+                fallback = (dtype, flip)
+    if fallback is None:
+        setattr(face, name, None)
+        subject.notes.append(
+            f"its argument {wanted!r} takes no (B,T) mask of real tokens, so padding was not examined."
+        )
+        return
+    face.mask_dtype, face.mask_inverted = fallback
+
+
+def _guess_kind(subject: Subject) -> Kind:
+    face, facts, raw = subject.interface, subject.facts, subject.facts.raw
+    said = str(facts.kind or "").lower()
+    if face.is_seq2seq:
+        return "seq2seq"
+    for word, kind in (("encoder", "encoder"), ("decoder", "decoder"), ("causal", "decoder"), ("bert", "encoder")):
+        if word in said and "encoder-decoder" not in said:
+            return cast(Kind, kind)
+    own = type(subject.model).__name__.lower()
+    if isinstance(facts.causal, bool) and "is_decoder" not in raw:
+        return "decoder" if facts.causal else "encoder"
+    if raw.get("is_decoder") or any(word in own for word in ("causal", "gpt", "decoder", "lmheadmodel")):
+        return "decoder"
+    if any(word in own for word in ("maskedlm", "bert", "encoder", "electra")):
+        return "encoder"
+    if face.cache or face.maker or callable(getattr(subject.model, "generate", None)):
+        return "decoder"
+    subject.notes.append("taken for a decoder: nothing says otherwise. Give kind='encoder' if it reads both ways.")
+    return "decoder"

@@ -1,0 +1,198 @@
+"""A model's weights as the kernels read them.
+
+In float32 the kernels read float32 parameters themselves: nothing is copied, and a changed weight is seen at once. Of
+float16 and bfloat16 parameters they read an exact float32 copy. In bfloat16, int8 and int4 they read a packed copy, in
+huge pages where the system has them.
+"""
+
+import contextlib
+import ctypes
+import math
+import mmap
+import sys
+import weakref
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.kernels.cpu.decode.structures import Matrix, Norm
+from glassformer.model.norm import LayerNorm, RMSNorm
+
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+GROUPS = {"int8": (256, 128, 64), "int4": (64,)}
+"""Columns that share a scale: the largest that divides a row. Fewer scales are less to read, more are more exact."""
+_LARGEST = {"int8": 127, "int4": 7}
+_LINE = 64
+_WIDE = 32
+"""Rows of a panel."""
+
+
+_HUGE = 2 << 20
+_COLLAPSE = 25
+"""MADV_COLLAPSE of Linux 6.1: huge pages now, for memory that is there already."""
+
+
+def stretch(n_bytes: int) -> Tensor:
+    """Bytes, all zero, that begin where a huge page does and are given huge pages as they are written.
+
+    Reading hundreds of megabytes per token walks through as many thousand ordinary pages, each of which must be looked
+    up; huge pages are five hundred times larger.
+    """
+    # private: memory that processes could share has none where shmem_enabled says never, which is usual
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    memory = mmap.mmap(-1, n_bytes + _HUGE, **private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the memory
+    start = -whole.data_ptr() % _HUGE
+    return whole[start : start + n_bytes]
+
+
+_SPARE: list[Tensor] = []
+"""Memory of caches that are gone: clearing new pages costs a prompt of 512 tokens 2 to 6 % of its time."""
+_SPARES, _LARGEST_SPARE = 2, 64 << 20
+
+
+def borrow(owner: object, *shape: int) -> Tensor:
+    """float32, of any content, in huge pages where it is large enough for one; given back when its owner is gone."""
+    size = 4 * math.prod(shape)
+    if size < _HUGE:
+        return torch.zeros(shape)
+    fitting = next((i for i, spare in enumerate(_SPARE) if size <= spare.numel() <= 4 * size), None)
+    memory = stretch(size) if fitting is None else _SPARE.pop(fitting)
+    weakref.finalize(owner, _give_back, memory).atexit = False
+    return memory[:size].view(torch.float32).view(shape)
+
+
+def _give_back(memory: Tensor) -> None:
+    if memory.numel() <= _LARGEST_SPARE:
+        _SPARE.append(memory)
+        del _SPARE[:-_SPARES]
+
+
+class Store:
+    """One stretch of memory that packed weights are copied into."""
+
+    def __init__(self, n_bytes: int):
+        self.memory = stretch(n_bytes)
+        self.used = 0
+        self.held: list[Tensor] = []
+        """What the structures point into."""
+        self.converted: dict[int, tuple[Tensor, Tensor]] = {}
+        """By address: a tensor of another dtype and its float32 copy, made once (a tied head is the embedding)."""
+
+    def keep(self, tensor: Tensor) -> int:
+        """Copy a tensor in; returns its address."""
+        flat = tensor.detach().contiguous().flatten()
+        size = flat.numel() * flat.element_size()
+        kept = self.memory[self.used : self.used + size].view(flat.dtype).copy_(flat)
+        self.held.append(kept)
+        self.used += -(-size // _LINE) * _LINE
+        return int(kept.data_ptr())
+
+    def refer(self, tensor: Tensor | None) -> int | None:
+        """Return the address of a float32 tensor itself, kept alive; of a float32 copy of any other tensor."""
+        if tensor is None:
+            return None
+        tensor = tensor.detach()
+        known, plain = self.converted.get(tensor.data_ptr(), (None, None))
+        if known is None or plain is None or known.shape != tensor.shape or known.stride() != tensor.stride():
+            plain = tensor.float().contiguous()  # itself when it is both already
+            if plain.data_ptr() != tensor.data_ptr():
+                self.converted[tensor.data_ptr()] = tensor, plain
+        self.held.append(plain)
+        return int(plain.data_ptr())
+
+
+def collapse(first: int, last: int) -> bool:
+    """Ask for huge pages from address `first` to `last`; whether the system gave them. Nothing else changes."""
+    first, last = -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
+    if not sys.platform.startswith("linux") or last <= first:
+        return False
+    size = ctypes.c_size_t(last - first)
+    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), size, _COLLAPSE)) == 0
+
+
+def room(weights: list[Tensor], precision: Precision) -> int:
+    """Bytes that packing these matrices takes, at most."""
+    if precision == "float32":
+        return 0
+    return sum(_filled(w) * 2 + _filled(w) // 16 + 4 * _LINE for w in weights)
+
+
+def _filled(weight: Tensor) -> int:
+    """Numbers of a matrix whose rows are whole panels and whose columns are even."""
+    rows, columns = weight.shape
+    return -(-rows // _WIDE) * _WIDE * (columns + columns % 2)
+
+
+def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple[Tensor, Tensor]:
+    """Whole numbers and their scales (rows, columns / group): w = q * scale, scale = max|w| of the group / 127 or 7."""
+    largest = _LARGEST[precision]
+    parts = weight.float().unflatten(1, (-1, group))
+    scales = parts.abs().amax(-1).clamp(min=1e-30) / largest
+    whole = (parts / scales[..., None]).round().clamp(-largest, largest)
+    return whole.to(torch.int8).flatten(1), scales
+
+
+def group_of(columns: int, precision: Precision = "int8") -> int | None:
+    """The columns of a group, or None where rows of this length are not packed so."""
+    return next((g for g in GROUPS.get(precision, ()) if columns % g == 0), None)
+
+
+def packed_as(columns: int, precision: Precision) -> Precision:
+    """int8 and int4 want rows of whole 64 columns; others are kept in bfloat16."""
+    return "bfloat16" if precision in GROUPS and group_of(columns, precision) is None else precision
+
+
+def panels(weight: Tensor, columns: int) -> Tensor:
+    """(rows, all) as (rows / 32, all / columns, 32, columns), filled up with zeros: some columns of 32 rows in turn."""
+    missing = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % _WIDE)
+    filled = nn.functional.pad(weight, missing) if any(missing) else weight
+    return filled.unflatten(1, (-1, columns)).unflatten(0, (-1, _WIDE)).transpose(1, 2)
+
+
+def halves(whole: Tensor) -> Tensor:
+    """int4: of each 8 columns the first four in the low halves of 4 bytes, the others in the high ones."""
+    low, high = (whole + 8).to(torch.uint8).unflatten(1, (-1, 2, 4)).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def matrix(store: Store, weight: Tensor, bias: Tensor | None, precision: Precision) -> Matrix:
+    """A matrix for the kernels."""
+    weight = weight.detach()
+    made = Matrix(rows=weight.shape[0], columns=weight.shape[1], bias=store.refer(bias))
+    precision = packed_as(weight.shape[1], precision)
+    made.kind = KINDS[precision]
+    if precision == "float32":
+        made.weights = store.refer(weight)
+    elif precision == "bfloat16":
+        made.weights = store.keep(panels(weight.to(torch.bfloat16), 2))
+    else:
+        group = group_of(weight.shape[1], precision)
+        assert group is not None
+        whole, scales = quantise(weight, group, precision)
+        made.group = group
+        stored = halves(whole) if precision == "int4" else (whole.to(torch.int16) + 128).to(torch.uint8)
+        made.weights, made.scales = store.keep(panels(stored, 4)), store.keep(panels(scales, 1))
+    return made
+
+
+def linear(store: Store, module: nn.Linear, precision: Precision) -> Matrix:
+    return matrix(store, module.weight, module.bias, precision)
+
+
+def norm(store: Store, module: LayerNorm | RMSNorm | None) -> Norm:
+    """A norm for the kernels; none is one without weights."""
+    if module is None:
+        return Norm()
+    bias = getattr(module, "bias", None)
+    weight, shift = store.refer(module.weight), store.refer(bias)
+    return Norm(weight=weight, bias=shift, eps=module.eps, centred=isinstance(module, LayerNorm))
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,139 @@
+"""One sequence on a GPU: a model's weights as the persistent kernel reads them, its cache, and the launching."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.kernels.cuda.decode import library
+from glassformer.kernels.cuda.decode.library import CudaDecodeError
+from glassformer.kernels.cuda.decode.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.kernels.cuda.decode.stream import MEMORY, Layout, fill
+from glassformer.kernels.toolchain import nvrtc
+from glassformer.model import DecoderLM
+from glassformer.shapes import Float, Int
+
+WARPS = 15
+"""Of 32 threads in each block that compute; one more fetches weights."""
+NEIGHBOURS = 8
+"""Blocks of a cluster: the most that every machine with clusters allows."""
+PROBE = 'extern "C" __global__ void probe(int) {}'
+
+
+def can_run(model: DecoderLM, dtype: torch.dtype) -> bool:
+    """Whether there are clusters (since compute capability 9), and a block's memory is large enough for the model."""
+    return torch.cuda.get_device_capability(model.device) >= (9, 0) and layout_for(model, dtype).fits
+
+
+@cache
+def _clusters(device: int) -> int:
+    """How many clusters the device runs at once."""
+    return nvrtc.kernel(PROBE, "probe", device, MEMORY - 1024).most_clusters(NEIGHBOURS, 32 * (WARPS + 1))
+
+
+def layout_for(model: DecoderLM, dtype: torch.dtype, clusters: int | None = None) -> Layout:
+    """How the weights are dealt out; on all of the model's device unless told."""
+    assert isinstance(model.config, c.DecoderConfig)
+    return Layout(model.config, dtype, clusters or _clusters(model.device.index or 0), NEIGHBOURS, WARPS)
+
+
+def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
+    """The kernel's source for a model."""
+    return library.source({**kernel_sizes(model, dtype, WARPS), **layout_for(model, dtype).macros})
+
+
+class CudaDecoder:
+    """The cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
+
+    def __init__(
+        self,
+        model: DecoderLM,
+        capacity: int | None = None,
+        clusters: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ):
+        cfg = model.config
+        reason = obstacle(cfg)
+        if reason is not None:
+            raise CudaDecodeError(f"{reason}: use engine='torch'.")
+        assert isinstance(cfg, c.DecoderConfig)
+        self.config, self.device, self.dtype = cfg, model.device, dtype
+        self.capacity = min(capacity or cfg.max_len or 1024, cfg.max_len or (capacity or 1024))
+        self.limit = cfg.max_len or 2**30
+        self.layout = layout_for(model, dtype, clusters)
+        self.sizes = {**kernel_sizes(model, dtype, WARPS), **self.layout.macros}
+        self.text = library.source(self.sizes)
+        self.place, self.tag = 0, 0
+        self.tokens = torch.zeros(self.capacity + 1, dtype=torch.int32, device=self.device)
+        self.logits = torch.zeros(cfg.vocab_size, device=self.device)
+        self.given = {**self._buffers(), **position_tables(model, self.capacity)}
+        self.head_scale = 1.0
+        self.refresh(model)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        cfg, m = self.config, self.layout.macros
+        windows = [cfg.window(layer) or ENDLESS for layer in range(cfg.n_layers)]
+        stored = (cfg.n_layers, cfg.n_kv_heads, self.capacity)
+        lines = -(-(cfg.d_model // m["NEIGHBOURS"]) // 3)
+
+        def new(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        return {
+            "keys": new(*stored, cfg.d_head, dtype=self.dtype), "values": new(*stored, cfg.d_value, dtype=self.dtype),
+            "weights": self.layout.empty(self.device),
+            # heads and hidden layers, in turns; lines of 16 bytes
+            "lines": new(2, 2, self.layout.blocks, lines, 4, dtype=torch.float32),
+            "best": new(self.layout.blocks, 4, dtype=torch.float32),
+            "windows": torch.tensor(windows, dtype=torch.int32, device=self.device),
+        }  # fmt: skip
+
+    def refresh(self, model: DecoderLM) -> None:
+        """The model's weights as they are now."""
+        held = stacked_weights(model, self.dtype)
+        fill(self.given["weights"], self.layout, held)
+        self.given.update({name: held[name] for name in library.TENSORS if name in held})
+        self.head_scale = held["head_scale"]
+
+    def take(self, tokens: list[int], kept: list[tuple[Tensor, Tensor]]) -> None:
+        """A prompt that the engine has read but for its last token: keys and values (G, S, K) of each layer."""
+        for layer, (k, v) in enumerate(kept):
+            self.given["keys"][layer, :, : k.shape[1]] = k
+            self.given["values"][layer, :, : v.shape[1]] = v
+        self.tokens[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=self.device)
+        self.place = len(tokens) - 1
+
+    def greedy(self, count: int) -> Int[Tensor, "N"]:
+        """The next `count` tokens, each the likeliest, in one launch."""
+        if self.place + count > self.capacity:
+            raise CudaDecodeError(f"the cache holds {self.capacity} tokens: {count} more do not fit.")
+        self._launch(count)
+        start = self.place + 1
+        self.place += count
+        return self.tokens[start : start + count]
+
+    def step(self, token: int | None = None) -> Float[Tensor, "V"]:
+        """Logits after the token at the end, which may be another than the likeliest one that stands there."""
+        if token is not None:
+            self.tokens[self.place] = token
+        self.greedy(1)
+        return self.logits
+
+    def _launch(self, count: int) -> None:
+        assert self.device.type == "cuda"
+        ring = self.sizes["RING"] * self.sizes["STAGE"]
+        kernel = nvrtc.kernel(self.text, "decode", self.device.index or 0, ring)
+        kernel.launch(self.arguments(count), self.layout.blocks, 32 * (WARPS + 1), together=True, cluster=NEIGHBOURS)
+
+    def arguments(self, count: int) -> library.Given:
+        """For `count` tokens from the present place on. What blocks leave for each other has a new tag every time."""
+        cfg, given = self.config, library.Given()
+        held = {**self.given, "tokens": self.tokens, "logits": self.logits}
+        for name in library.TENSORS:
+            setattr(given, name, held[name].data_ptr())
+        given.embed_scale, given.scale, given.head_scale = cfg.embedding.scale, cfg.scale, self.head_scale
+        given.eps = getattr(cfg.norm, "eps", 1e-5)
+        given.place, given.count, given.capacity, given.tag = self.place, count, self.capacity, self.tag
+        self.tag = (self.tag + count * (2 * cfg.n_layers + 1)) % 2**31
+        return given

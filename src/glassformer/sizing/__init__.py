@@ -1,0 +1,61 @@
+"""What a model costs before it is built: parameters, operations, memory, training tokens. Pure arithmetic, no torch.
+
+`size(config)` makes the whole sheet of a ModelConfig. The module itself can be called: `gf.size(subject)` is the public
+function, which also accepts presets, folders, run files and models (`glassformer.training.size`).
+"""
+
+from glassformer.callable_module import make_callable
+from glassformer.sizing.catalogue import Catalogue
+from glassformer.sizing.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
+from glassformer.sizing.devices import DEVICES, Device, device
+from glassformer.sizing.flops import Flops, decode_flops, flops, seen_pairs
+from glassformer.sizing.johnson_lindenstrauss import JohnsonLindenstrauss, johnson_lindenstrauss
+from glassformer.sizing.memory import InferenceMemory, TrainingMemory, inference_memory, training_memory
+from glassformer.sizing.parameters import PARTS, active, count, count_by_part, parameters
+from glassformer.sizing.plan import Plan, plan
+from glassformer.sizing.plan_text import LADDER, Plans, plan_ladder, plan_model
+from glassformer.sizing.sheet import Sheet, size
+from glassformer.sizing.step import BYTES, Dtype, Optimizer, StepOptions
+
+__all__ = [
+    "BYTES",
+    "CORRECTED",
+    "DEVICES",
+    "LADDER",
+    "PARTS",
+    "PUBLISHED",
+    "Allocation",
+    "Catalogue",
+    "Chinchilla",
+    "Device",
+    "Dtype",
+    "Flops",
+    "InferenceMemory",
+    "JohnsonLindenstrauss",
+    "LossFit",
+    "Optimizer",
+    "Plan",
+    "Plans",
+    "Sheet",
+    "StepOptions",
+    "TrainingMemory",
+    "active",
+    "chinchilla",
+    "count",
+    "count_by_part",
+    "decode_flops",
+    "device",
+    "flops",
+    "inference_memory",
+    "johnson_lindenstrauss",
+    "parameters",
+    "plan",
+    "plan_ladder",
+    "plan_model",
+    "seen_pairs",
+    "size",
+    "training_memory",
+]
+
+
+make_callable(__name__, "size", home="glassformer.training.size")

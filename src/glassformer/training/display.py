@@ -1,0 +1,182 @@
+"""Training for a terminal: the live display, and the sampler that training itself may not import."""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from glassformer.config.errors import counted
+from glassformer.generation import Sampling, generate
+from glassformer.model import Model, Seq2Seq
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def sample_text(model: Model, tokenizer: Any, length: int = 120, seed: int = 0) -> str:
+    """A continuation of a line break (or of the first id), by the model as it is now."""
+    try:
+        prompt = tokenizer.encode("\n").tolist() or [0]
+    except ValueError:
+        prompt = [0]
+    room = (model.config.max_len or 10**9) - len(prompt)
+    out = generate(model, [prompt], min(length, room), Sampling(temperature=0.8, top_k=50), seed=seed)
+    ids = out.new[0] if isinstance(model, Seq2Seq) else out[0]
+    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size]).strip("\n")
+
+
+class Display:
+    """Shows the events of a run: live in a terminal, as plain lines elsewhere."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console(file=sys.stdout)
+        self.live: Live | None = None
+        self.facts: dict[str, Any] = {}
+        self.losses: list[float] = []
+        self.validation: list[tuple[int, float]] = []
+        self.probes: list[dict[str, Any]] = []
+        self.text = ""
+        self.last: dict[str, Any] = {}
+
+    def __enter__(self) -> "Display":
+        if self.console.is_terminal:
+            self.live = Live(console=self.console, refresh_per_second=4, transient=False)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "start":
+                self.facts = event
+            case "step":
+                self.last = event
+                self.losses.append(event["loss"])
+            case "validation":
+                self.validation.append((event["step"], event["loss"]))
+            case "probe":
+                self.probes.append(event)
+            case "sample":
+                self.text = event["text"]
+        if self.live is not None:
+            self.live.update(self.render())
+        else:
+            line = self.line(event)
+            if line:
+                self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def line(self, event: dict[str, Any]) -> str:
+        """One plain line per event worth one."""
+        match event["event"]:
+            case "start":
+                lines = "  ".join(f"{name} {value:.3f}" for name, value in baseline_lines(event).items())
+                source = f" of the task {event['task']}" if "task" in event else ""
+                folder = f"run folder: {event['out']}\n" if "out" in event else ""
+                return (
+                    f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens{source}, "
+                    f"{event['device']}, {event['precision']}\n{folder}to beat (nats per token):  {lines}"
+                )
+            case "step":
+                if event["step"] % 100 and event["step"] != 1:
+                    return ""
+                return (
+                    f"step {event['step']:>6}  loss {event['loss']:.3f}  gradient {event['gradient_norm']:.2f}  "
+                    f"{event['steps_per_second']:.1f} steps/s"
+                )
+            case "validation":
+                return f"step {event['step']:>6}  validation {event['loss']:.4f}{'  best' if event['best'] else ''}"
+            case "probe":
+                return f"step {event['step']:>6}  {probe_text(event)}"
+            case "sample":
+                return "\n".join(f"  | {line}".rstrip() for line in event["text"].split("\n"))
+            case "end":
+                done = counted(event["step"], "step")
+                return f"done: {done} in {event['seconds']:.0f} s, best validation {event['best']:.4f}"
+        return ""
+
+    def render(self) -> Group:
+        """The live picture: progress, loss against the baselines, rates, the latest sample."""
+        step, steps = self.last.get("step", 0), self.facts.get("steps", 1)
+        rate = self.last.get("steps_per_second", 0.0)
+        left = self.last.get("seconds_left", 0.0)
+        tokens, flops = rate * self.facts.get("tokens_per_step", 0), rate * self.facts.get("flops_per_step", 0)
+        table = Table.grid(padding=(0, 2))
+        if "out" in self.facts:
+            table.add_row("run folder", self.facts["out"])
+        table.add_row("step", f"{step:,} of {steps:,}   {time_left(left)}")
+        table.add_row("", ProgressBar(total=steps, completed=step, width=50))
+        if self.losses:
+            table.add_row("loss", f"{self.losses[-1]:.3f}  {sparkline(self.losses)}")
+        if self.validation:
+            best = min(loss for _, loss in self.validation)
+            table.add_row("validation", f"{self.validation[-1][1]:.4f}   best {best:.4f}")
+        if self.probes:
+            table.add_row("inside", probe_text(self.probes[-1]))
+            if seen := [value for event in self.probes if (value := best_head(event, "induction")) is not None]:
+                table.add_row("induction", f"{seen[-1]:.2f}  {sparkline(seen)}")
+        table.add_row("to beat", self.against_baselines())
+        # of the rate a plain matrix product reached on this machine, not of a data sheet
+        mfu = flops / self.facts.get("peak_flops", math.inf)
+        speed = f"{rate:.1f} steps/s   {tokens:,.0f} tokens/s   {flops / 1e9:,.0f} GFLOP/s   MFU {mfu:.0%}"
+        table.add_row("speed", speed)
+        parts: list[Any] = [Panel(table, title="training", expand=False)]
+        if self.text:
+            parts.append(Panel(Text(self.text), title="it says", expand=False))
+        return Group(*parts)
+
+    def against_baselines(self) -> Text:
+        """Each line to beat, green once the validation loss is below it."""
+        now = self.validation[-1][1] if self.validation else math.inf
+        shown = Text()
+        for name, value in baseline_lines(self.facts).items():
+            shown.append(f"{name} {value:.3f}  ", style="green" if now < value else "dim")
+        return shown
+
+
+def time_left(seconds: float) -> str:
+    """In seconds, minutes or hours, whichever has digits to show; nothing where nothing is left or known."""
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s left" if seconds else ""
+    return f"{seconds / 60:.1f} minutes left" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours left"
+
+
+def best_head(event: dict[str, Any], score: str) -> float | None:
+    """The highest score of any head at one probe; None where it was not measured or has no meaning."""
+    grid = event.get("heads", {}).get(score, [])
+    return max((value for row in grid for value in row if value is not None), default=None)
+
+
+def probe_text(event: dict[str, Any]) -> str:
+    """One probe in one line: accuracy, best heads, weight norm."""
+    parts = [f"{split} accuracy {value:.3f}" for split, value in event.get("accuracy", {}).items()]
+    heads = {score: best_head(event, score) for score in event.get("heads", {})}
+    parts += [f"best {score} head {value:.2f}" for score, value in heads.items() if value is not None]
+    if "norms" in event:
+        parts.append(f"weight norm {event['norms']['total']:.2f}")
+    return "  ".join(parts)
+
+
+def baseline_lines(facts: dict[str, Any]) -> dict[str, float]:
+    """Uniform guessing and the n-gram baselines, easiest first."""
+    lines = {"uniform": facts.get("uniform", math.nan), **facts.get("baselines", {})}
+    return dict(sorted(lines.items(), key=lambda item: -item[1]))
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """The course of the loss in one line of text."""
+    step = max(1, len(values) // width)
+    picked = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)][-width:]
+    low, high = min(picked), max(picked)
+    return "".join(BARS[int((v - low) / ((high - low) or 1) * (len(BARS) - 1))] for v in picked)
+
+
+Listener = Callable[[dict[str, Any]], None]

@@ -1,0 +1,133 @@
+"""Measurements while a model learns: `[probe]` of a run asks for them by name, log.jsonl keeps them as `probe` events.
+
+A probe is a function of (model, data, run) to plain numbers. Those that need nothing from above are here; those of the
+lens are handed to `train(probes=...)` by whoever may import it (`glassformer.training.lens_probes`). `read_curves` gives back
+what was measured, as curves over the steps.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.model import Model, Seq2Seq
+from glassformer.sizing.parameters import PARTS, part_of
+from glassformer.training.data.batches import IGNORED
+from glassformer.training.data.corpus import DataError
+from glassformer.training.data.source import Source
+from glassformer.training.objective import make_batch
+from glassformer.training.run import Probe as Asked
+from glassformer.training.run import RunConfig
+
+Probe = Callable[[Model, Source, RunConfig], dict[str, Any]]
+
+
+def weight_norms(model: Model, data: Source, run: RunConfig) -> dict[str, float]:
+    """Euclidean norm of all parameters together (`total`), and of each part (`embedding`, `attention`, ...) there is.
+
+    The squares of the parts add up to that of the whole.
+    """
+    squares = dict.fromkeys(PARTS, 0.0)
+    for name, value in model.named_parameters():
+        squares[part_of(name)] += float(value.detach().double().square().sum())
+    return {"total": sum(squares.values()) ** 0.5, **{part: s**0.5 for part, s in squares.items() if s > 0}}
+
+
+def accuracy(model: Model, data: Source, run: RunConfig) -> dict[str, float]:
+    """Share of targets that the likeliest token hits: of the first training batch, and of the validation batches."""
+    return {
+        "train": _hits(model, [data.order(run).batch(0)], run),
+        "validation": _hits(model, list(islice(data.validation(run), run.loop.eval_batches)), run),
+    }
+
+
+@torch.no_grad()
+def _hits(model: Model, windows: list[tuple[Tensor, Tensor]], run: RunConfig) -> float:
+    hit = count = 0
+    for number, window in enumerate(windows):
+        batch = make_batch(run, window, step=number).to(model.device)
+        if isinstance(model, Seq2Seq):
+            assert batch.source is not None
+            logits = model(batch.source, batch.inputs)
+        else:
+            logits = model(batch.inputs)
+        asked = batch.targets != IGNORED
+        hit += int(((logits.argmax(-1) == batch.targets) & asked).sum())
+        count += int(asked.sum())
+    return hit / max(count, 1)
+
+
+OWN: dict[str, Probe] = {"norms": weight_norms, "accuracy": accuracy}
+
+
+def chosen_probes(asked: Asked, given: Mapping[str, Probe]) -> dict[str, Probe]:
+    """The probes that a run asks for, none when `every` is 0. Raises DataError for one that nobody provides."""
+    if not asked.every:
+        return {}
+    known = {**OWN, **given}
+    wanted = [f.name for f in fields(asked) if f.name != "every" and getattr(asked, f.name)]
+    for name in wanted:
+        if name not in known:
+            raise DataError(
+                f"probe.{name}=true, but nobody measures it here: pass probes={{{name!r}: function}} to train, such as "
+                "glassformer.training.lens_probes.PROBES, or leave it out."
+            )
+    return {name: known[name] for name in wanted}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the probes of a run measured: `values[name][i]` at `steps[i]`. Nested results have dotted names."""
+
+    steps: list[int] = field(default_factory=list)
+    values: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        if name not in self.values:
+            raise DataError(f"no probe measured {name!r}: there are {', '.join(sorted(self.values)) or 'none'}.")
+        return self.values[name]
+
+    def heads(self, score: str = "induction") -> dict[tuple[int, int], list[float | None]]:
+        """(layer, head) to the curve of one of its scores: what a plot of heads over training shows."""
+        grids = self[f"heads.{score}"]  # one (L, H) grid per step
+        return {
+            (layer, head): [grid[layer][head] for grid in grids]
+            for layer, row in enumerate(grids[0])
+            for head, _ in enumerate(row)
+        }
+
+
+def read_curves(path: str | Path) -> Curves:
+    """The curves in a log.jsonl, or in the folder of a run that has one. Raises DataError when there are none."""
+    file = Path(path)
+    file = file / "log.jsonl" if file.is_dir() else file
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): give the folder of a run.") from None
+    events = []
+    for line in lines:
+        with suppress(ValueError):  # a line torn by a crash
+            events.append(json.loads(line))
+    found = {e["step"]: _flat(e) for e in events if isinstance(e, dict) and e.get("event") == "probe"}
+    if not found:
+        raise DataError(f"{file} has no probe events: train with --set probe.every=50.")
+    steps = sorted(found)
+    names = dict.fromkeys(name for step in steps for name in found[step])
+    return Curves(steps, {name: [found[step].get(name) for step in steps] for name in names})
+
+
+def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in event.items():
+        if isinstance(value, dict):
+            out |= _flat(value, f"{prefix}{key}.")
+        elif prefix:
+            out[prefix + key] = value
+    return out

@@ -1,0 +1,69 @@
+"""Any forward becomes the same graph of elementary operations, in float64 where asked."""
+
+import torch
+from torch import nn
+
+from glassformer.anatomy.record import Widened, elementary, record, tensors_in
+
+
+class Careless(nn.Module):
+    """Asks for float32 by name, writes in place, attends with the fused kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        x = x.to(torch.float32) * torch.ones(4, dtype=torch.float32)
+        x += 1
+        heads = nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)
+        return self.out(heads[:, 0].to(self.out.weight.dtype))
+
+
+def recorded(exact):
+    model, tokens = Careless().to(torch.float64 if exact else torch.float32), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    return record(lambda: model(tokens), [tokens], model, exact)
+
+
+def test_attention_is_two_products_and_a_softmax_whatever_it_is_called():
+    graph, _ = recorded(exact=True)
+    assert [n.op for n in graph.nodes if n.is_mixing] == ["bmm", "bmm"]
+    assert sum(n.op in ("_softmax", "_safe_softmax") for n in graph.nodes) == 1
+    assert [n.op for n in graph.nodes if n.is_linear] == ["addmm"]
+
+
+def test_exact_means_float64_even_where_float32_is_asked_for():
+    graph, logits = recorded(exact=True)
+    assert logits.dtype == torch.float64
+    assert all(n.value.dtype == torch.float64 for n in graph.nodes if n.live and n.value.is_floating_point())
+    graph, _ = recorded(exact=False)
+    assert {n.value.dtype for n in graph.nodes if n.live and n.value.is_floating_point()} == {torch.float32}
+
+
+def test_values_are_those_of_the_moment():
+    graph, _ = recorded(exact=True)
+    before = next(n for n in graph.nodes if n.op == "mul")
+    after = next(n for n in graph.nodes if n.op == "add" and before in n.inputs)
+    torch.testing.assert_close(after.value, before.value + 1)
+
+
+def test_parameters_go_by_their_names_and_shapes_alone_carry_no_tokens():
+    graph, _ = recorded(exact=True)
+    assert {"table.weight", "out.weight", "out.bias"} <= {n.name for n in graph.nodes}
+    tokens = torch.tensor([[1, 2]])
+    graph, _ = record(lambda: torch.zeros_like(tokens).double() + 1, [tokens])
+    assert not any(n.live for n in graph.nodes if n.op == "add")
+
+
+def test_the_surroundings_are_put_back():
+    with elementary(exact=True), Widened():
+        assert torch.ones(2).dtype == torch.float64
+        assert torch.ones(2, dtype=torch.float32).dtype == torch.float64
+    assert torch.ones(2).dtype == torch.float32
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_tensors_are_found_in_nests():
+    one, two = torch.ones(1), torch.ones(2)
+    assert tensors_in(({"a": [one]}, (two, 3), "text")) == [one, two]

@@ -1,0 +1,86 @@
+"""The reported loss against our own cross-entropy, by value and by gradient."""
+
+import pytest
+import torch
+
+from glassformer.doctor.probes import training
+from glassformer.finding import Verdict
+from tests.bugs.healthy_traps import nano_style
+from tests.doctor.probes.patients import BUGS, failures, gpt2, listed, names, sick, sound, warmed
+
+
+def test_a_model_without_a_loss_is_not_judged():
+    assert {f.verdict for f in listed(training.label_shift(gpt2()))} == {Verdict.SKIP}
+
+
+@pytest.mark.parametrize("id", ["labels_not_shifted", "target_shifted_twice"])
+def test_correct_losses_pass(id):
+    assert failures(training.label_shift(sound(id))) == []
+
+
+@pytest.mark.parametrize(
+    "id", ["labels_not_shifted", "labels_shifted_twice", "labels_shifted_flat", "target_shifted_twice"]
+)
+def test_other_shifts_are_named(id):
+    assert failures(training.label_shift(sick(id))) == ["label_shift/gradient"]
+
+
+@pytest.mark.parametrize("id", ["padding_counted", "mean_of_means", "zero_ignored", "divided_by_all"])
+def test_other_targets_are_found(id):
+    assert names(training.label_shift(sick(id))) == {BUGS[id].diagnosis}
+
+
+def test_micro_batches_weighted_by_their_targets_give_the_large_batch():
+    """The mean of means is found by accumulation itself, and told from the shift, which is right."""
+    findings = {f.id: f for f in listed(training.label_shift(sick("mean_of_means")))}
+    assert findings["label_shift/gradient"].passed
+    assert findings["loss_padding/accumulation"].verdict is Verdict.FAIL
+    for id in ("mean_of_means", "target_shifted_twice"):
+        healthy = {f.id: f.verdict for f in listed(training.label_shift(sound(id)))}
+        assert healthy["loss_padding/accumulation"] is Verdict.PASS
+
+
+def test_an_id_that_never_counts_is_no_matter_of_the_shift():
+    subject = sound("mean_of_means")
+
+    class WithoutLast(type(subject.model)):
+        def loss(self, idx, labels=None, attention_mask=None):
+            labels = idx if labels is None else labels
+            return super().loss(idx, labels.masked_fill(labels == self.config.vocab_size - 1, -100), attention_mask)
+
+    subject.model.__class__ = WithoutLast
+    findings = {f.id: f for f in listed(training.label_shift(subject))}
+    assert findings["label_shift/gradient"].passed
+    assert findings["loss_padding/every-id"].verdict is Verdict.FAIL
+
+
+def test_a_caller_who_shifts_is_right_too():
+    findings = listed(training.label_shift(warmed(nano_style(), kind="decoder")))
+    assert failures(findings) == []
+    assert any("shift 0" in f.why for f in findings)
+
+
+def test_own_loss_is_cross_entropy_at_a_shift():
+    logits, labels = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
+    expected = torch.nn.functional.cross_entropy(logits[:, :-2].flatten(0, 1), labels[:, 2:].flatten())
+    assert torch.isclose(training.own_loss(logits, labels, 2), expected)
+    assert training.own_loss(logits, labels, 0) != training.rows_mixed(logits, labels)
+
+
+@pytest.mark.parametrize(("drop", "words"), [("low ids", "(ids "), ("last", "of its targets")])
+def test_targets_left_out_are_no_matter_of_the_shift(drop, words):
+    subject = sound("mean_of_means")
+
+    class Drops(type(subject.model)):
+        def loss(self, idx, labels=None, attention_mask=None):
+            labels = (idx if labels is None else labels).clone()
+            if drop == "last":
+                labels[:, -1] = -100
+            return super().loss(
+                idx, labels.masked_fill(labels < 20, -100) if drop == "low ids" else labels, attention_mask
+            )
+
+    subject.model.__class__ = Drops
+    (finding, *_) = listed(training.label_shift(subject))
+    assert finding.id == "loss_padding/targets"
+    assert words in finding.why
