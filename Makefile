@@ -22,7 +22,8 @@ lint: .venv/installed
 types: .venv/installed
 	$(PY) -m mypy
 
-# docs/claims.md and docs/errata.md, from the words of the claims
+# docs/claims.md and docs/errata.md from the claims, docs/presets.md from
+# the presets and devices, docs/run_file.md from the fields of a run
 docs: .venv/installed
 	$(PY) -m glassformer.theory.claims.documents
 

@@ -1,5 +1,6 @@
 """Shared switches: shape annotations are executed, torch uses one thread per worker, hypothesis is deterministic."""
 
+import collections
 import gc
 import os
 import signal
@@ -50,6 +51,19 @@ def pytest_collection_finish():
     """What was imported stays until the end: the garbage collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for each reason to skip that names a command with which the tests would run."""
+    skipped = collections.Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    )
+    for reason, count in skipped.items():
+        if ": run " in reason:
+            tests = "1 test was" if count == 1 else f"{count} tests were"
+            terminalreporter.write_line(f"{tests} skipped because {reason}", yellow=True)
 
 
 def pytest_sessionfinish():

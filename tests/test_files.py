@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from glassformer.files import flush_folder, write_atomically
+from glassformer.files import checkpoint_step, flush_folder, model_name, write_atomically
 
 
 def test_an_atomic_write_replaces_the_file_and_leaves_nothing_beside(tmp_path):
@@ -15,6 +15,17 @@ def test_an_atomic_write_replaces_the_file_and_leaves_nothing_beside(tmp_path):
         assert file.read_bytes() == data
     assert os.listdir(tmp_path) == ["text.txt"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_an_atomic_write_follows_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    for there in ("old.txt", "new.txt"):
+        (tmp_path / "disk" / "old.txt").write_bytes(b"old")
+        link = tmp_path / f"to {there}"
+        link.symlink_to(f"disk/{there}")
+        write_atomically(link, b"new")
+        assert link.is_symlink()
+        assert (tmp_path / "disk" / there).read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("victim", ["fsync", "replace", "chmod"])
@@ -40,3 +51,48 @@ def test_a_folder_is_flushed_file_by_file_and_then_its_names(tmp_path, monkeypat
     flush_folder(tmp_path)
     assert sorted(flushed[:-1]) == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert flushed[-1] == str(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path):
+    checkpoint = tmp_path / "runs" / "code" / "checkpoints" / "step-00000200"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "meta.json").write_text('{"step": 200}')
+    (tmp_path / "runs" / "code" / "best").symlink_to("checkpoints/step-00000200")
+    (tmp_path / "runs" / "latest").symlink_to("code")
+    (tmp_path / "mine").symlink_to("runs/code/best")
+    (tmp_path / "direct").symlink_to("runs/code/checkpoints/step-00000200")
+    (tmp_path / "snapshots" / "4f1a").mkdir(parents=True)
+    (tmp_path / "gpt2").symlink_to("snapshots/4f1a")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "step"),
+    [
+        ("runs/code/best", "code/best", 200),
+        ("runs/code/best/", "code/best", 200),
+        ("runs/latest/best", "code/best", 200),
+        ("runs/code/checkpoints/step-00000200", "code/step-00000200", 200),
+        ("mine", "code/best", 200),
+        ("direct", "code/step-00000200", 200),
+        ("gpt2", "gpt2", None),
+        ("snapshots/../gpt2", "gpt2", None),
+        ("nowhere", "nowhere", None),
+    ],
+)
+def test_a_model_folder_has_the_name_of_its_run_and_checkpoint(run, monkeypatch, path, name, step):
+    assert (model_name(run / path), checkpoint_step(run / path)) == (name, step)
+    monkeypatch.chdir(run)
+    assert model_name(path) == name
+    if name == "code/best":
+        monkeypatch.chdir(path)
+        assert model_name(".") == "code/step-00000200"  # where one stands has no other name
+
+
+def test_best_is_named_after_its_run_where_it_is_a_copy(run):
+    (run / "runs" / "code" / "best").unlink()
+    (run / "runs" / "code" / "best").mkdir()
+    (run / "runs" / "code" / "best" / "meta.json").write_text("{}")
+    assert model_name(run / "runs" / "code" / "best") == "code/best"
+    assert checkpoint_step(run / "runs" / "code" / "best") is None

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "claims": "glassformer.theory.claims",
     "config": "glassformer.config",
+    "lens": "glassformer.lens",
     "masks": "glassformer.model.masks",
     "presets": "glassformer.config.presets",
 }
@@ -19,10 +20,11 @@ _MODULES = {
 _HOMES = {
     "glassformer.config": ("ModelConfig", "DecoderConfig", "EncoderConfig", "Seq2SeqConfig"),
     "glassformer.finding": ("Finding", "Verdict"),
-    "glassformer.model": ("build",),
+    "glassformer.errors": ("GlassformerError",),
+    "glassformer.model": ("build", "Cache", "DecoderLM", "EncoderLM", "Seq2Seq"),
     "glassformer.generation": ("generate", "stream", "Sampling"),
     "glassformer.weights": ("load", "save", "load_tokenizer"),
-    "glassformer.sizing": ("size",),
+    "glassformer.training.size": ("size",),
     "glassformer.doctor": ("diagnose",),
     "glassformer.doctor.compare": ("compare", "Comparison"),
     "glassformer.theory.claims": ("check",),
@@ -33,12 +35,17 @@ _HOMES = {
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Cache",
     "Comparison",
     "DecoderConfig",
+    "DecoderLM",
     "EncoderConfig",
+    "EncoderLM",
     "Finding",
+    "GlassformerError",
     "ModelConfig",
     "Sampling",
+    "Seq2Seq",
     "Seq2SeqConfig",
     "Verdict",
     "__version__",
@@ -49,6 +56,7 @@ __all__ = [
     "config",
     "diagnose",
     "generate",
+    "lens",
     "load",
     "load_tokenizer",
     "masks",
@@ -61,17 +69,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from glassformer import config
+    from glassformer import config, lens
     from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
     from glassformer.doctor import diagnose
     from glassformer.doctor.compare import Comparison, compare
+    from glassformer.errors import GlassformerError
     from glassformer.finding import Finding, Verdict
     from glassformer.generation import Sampling, generate, stream
     from glassformer.lens import patch, trace
-    from glassformer.model import build, masks
-    from glassformer.sizing import size
+    from glassformer.model import Cache, DecoderLM, EncoderLM, Seq2Seq, build, masks
     from glassformer.theory import claims
     from glassformer.theory.claims import check
+    from glassformer.training.size import size
     from glassformer.weights import load, load_tokenizer, save
 
 

@@ -1,7 +1,7 @@
 """A contender's process without a model, for tests of those who deal with it. Its precision is what it shall do.
 
 float32 serves; a `setting` says otherwise: {"die_at": "load" | turn}, {"silent": true}, {"log": file} for its turns,
-{"rate": units per second}, {"ids": ...}.
+{"rate": units per second}, {"rates": one per turn}, {"ids": ...}.
 """
 
 import json
@@ -25,5 +25,6 @@ for line in sys.stdin:
             log.write(f"{turn} {order['name']}\n")
     if setting.get("die_at") == turn:
         sys.exit("MemoryError: all of it is gone")
-    answer = {"ids": ids, "seconds": 1.0, "units": setting.get("rate", 100.0), "first": 0.25}
+    rates = setting.get("rates", [setting.get("rate", 100.0)])
+    answer = {"ids": ids, "seconds": 1.0, "units": rates[turn % len(rates)], "first": 0.25}
     print(json.dumps(answer), flush=True)

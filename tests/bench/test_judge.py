@@ -3,13 +3,14 @@
 import pytest
 
 from glassformer.bench import judge
-from glassformer.bench.result import Group, Row
+from glassformer.bench.result import Bandwidth, Group, Row, compare_bandwidths
 from glassformer.bench.startup import READING
 from glassformer.finding import Verdict
 
 
 def row(name, rate, ours=False, ids=None, precision="float32"):
-    return Row(name, precision, ours, [rate], ids=ids or [])
+    """Three quiet rounds at a rate, or rounds as given."""
+    return Row(name, precision, ours, rate if isinstance(rate, list) else [rate] * 3, ids=ids or [])
 
 
 def test_where_ids_part():
@@ -43,7 +44,7 @@ def test_losses_must_be_ours_and_must_fall():
 
 def group(ours, peer, precision="float32", bandwidth=None, touched=1.0):
     rows = [row("glassformer", ours, ours=True), *([] if peer is None else [row("llama.cpp", peer)])]
-    read = None if bandwidth is None else row("memory", bandwidth)
+    read = None if bandwidth is None else Bandwidth("memory", precision, False, row("", bandwidth).rounds)
     return Group(precision, "tokens/s", rows=rows, bandwidth=read, touched=touched)
 
 
@@ -76,7 +77,7 @@ def test_a_batch_has_no_bandwidth_target_and_is_named():
 def test_without_a_peer_nothing_is_claimed():
     (finding,) = judge.targets({**PLAN, "task": "prefill"}, [group(5.0, None)], [])
     assert finding.verdict is Verdict.SKIP
-    assert "not judged, no peer ran in float32" in judge.sentence(finding)
+    assert "not measured: no peer ran in float32" in judge.sentence(finding)
 
 
 def test_nothing_is_claimed_when_we_or_the_memory_died():
@@ -113,3 +114,73 @@ def test_the_dead_are_named():
     made.rows[1].died = "Segmentation fault"
     (finding,) = judge.deaths([made])
     assert (finding.id, finding.why) == ("alive:llama.cpp:float32", "Segmentation fault")
+
+
+def sentences(groups, **plan):
+    return [judge.sentence(finding) for finding in judge.targets({**PLAN, **plan}, groups, [])]
+
+
+def test_a_disturbed_contender_is_neither_reached_nor_missed():
+    """A spread of 195 %, whoever has it, makes a ratio meaningless."""
+    wild = [1.0, 10.0, 20.5]
+    for made in (group(wild, 10.0), group(10.0, wild)):
+        (told,) = sentences([made], task="prefill")
+        assert "not measured:" in told
+        assert "was disturbed: its rounds spread by 195%, more than 50%" in told
+        assert "reached" not in told
+        assert "missed" not in told
+
+
+def test_a_disturbed_peer_matters_only_where_it_may_be_the_best():
+    made = group(10.0, 8.0)
+    made.rows.append(row("slow", [0.5, 1.0, 3.0]))
+    (told,) = sentences([made], task="prefill")
+    assert "reached" in told
+    made.rows.append(row("may be fast", [0.5, 1.0, 12.0]))
+    (told,) = sentences([made], task="prefill")
+    assert "not measured: may be fast was disturbed" in told
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "words"),
+    [
+        ([3.0, 12.0, 4.0], "the fastest rounds of reading memory differ"),
+        ([12.0, 12.0], "2 rounds cannot show whether they were disturbed"),
+        ([3.0, 3.0, 3.0], "333% of the bandwidth: reading memory was disturbed"),
+    ],
+)
+def test_a_disturbed_bandwidth_cannot_be_reached(bandwidth, words):
+    """Memory that is read slowly by accident makes every contender look near the limit."""
+    told = sentences([group(10.0, 10.0, bandwidth=bandwidth)])[1]
+    assert told.startswith("bandwidth, float32: not measured: ")
+    assert words in told
+
+
+def test_rounds_that_were_disturbed_now_and_then_do_no_harm():
+    told = sentences([group(10.0, 10.0, bandwidth=[2.0, 12.0, 11.9, 5.0, 12.1])])[1]
+    assert "reached" in told
+
+
+def test_two_bandwidths_in_one_run_must_agree():
+    """9.8 and 53.4 GB/s in the same run: the first was disturbed throughout."""
+    groups = [
+        group(20.0, 20.0, bandwidth=9.8e9, touched=4.9e8),
+        group(87.0, 80.0, "bfloat16", bandwidth=53.4e9, touched=4.9e8),
+    ]
+    compare_bandwidths(groups)
+    told = sentences(groups)
+    assert "memory was read at 9.8 GB/s, and at 53.4 GB/s in another part of the same run" in told[1]
+    assert told[1].startswith("bandwidth, float32: not measured: disturbed")
+    assert "bandwidth, bfloat16: missed" in told[3] or "bandwidth, bfloat16: reached" in told[3]
+
+
+def test_too_few_rounds_judge_nothing():
+    (told,) = sentences([group([10.0], [5.0])], task="prefill")
+    assert "not measured: 1 round cannot show" in told
+
+
+def test_a_disturbed_start_is_not_judged():
+    plain = [row("import torch", [1.0, 1.0, 5.0]), row(READING, 0.5)]
+    (finding,) = judge.targets({**PLAN, "task": "startup"}, [group(1.0, 0.3)], plain)
+    assert finding.verdict is Verdict.SKIP
+    assert "import torch was disturbed" in finding.why

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from glassformer.bench.result import Group, Result, Row, number
+from glassformer.bench.result import Bandwidth, Group, Result, Row, number
 from glassformer.finding import Finding, Verdict
 
 
@@ -34,7 +34,8 @@ def test_of_seconds_fewer_is_better():
 
 def test_the_share_of_the_bandwidth_counts_steps_not_rows():
     ours = row("ours", 80.0, ours=True)
-    group = Group("float32", "tokens/s", rows=[ours], bandwidth=row("memory", 1000.0), touched=10.0, batch=1)
+    group = Group("float32", "tokens/s", rows=[ours], touched=10.0, batch=1)
+    group.bandwidth = Bandwidth("memory", "float32", False, [1000.0, 990.0, 400.0, 995.0])
     assert group.of_limit(ours) == 0.8
     group.batch = 8
     assert group.of_limit(ours) == 0.1
@@ -43,15 +44,30 @@ def test_the_share_of_the_bandwidth_counts_steps_not_rows():
 
 
 def test_json_holds_every_round_and_survives_json():
-    group = Group("float32", "tokens/s", rows=[row("ours", 1.0, 3.0, ours=True), row("dead", died="gone")])
+    group = Group("float32", "tokens/s", rows=[row("ours", 1.0, 1.5, ours=True), row("dead", died="gone")])
     found = Finding.judge("same-ids:x", 0, 0, "why")
     result = Result({"task": "decode"}, {"cores": 2}, {"y": "not here"}, [group], [found])
     told = json.loads(json.dumps(result.to_dict()))
     first, dead = told["groups"][0]["rows"]
-    assert (first["rounds"], first["median"], first["low"], first["high"]) == ([1.0, 3.0], 2.0, 1.0, 3.0)
+    assert (first["rounds"], first["median"], first["low"], first["high"]) == ([1.0, 1.5], 1.25, 1.0, 1.5)
     assert (dead["median"], dead["died"], dead["ratio_to_ours"]) == (None, "gone", None)
     assert told["missing"] == {"y": "not here"}
     assert told["findings"][0]["verdict"] == "pass"
+
+
+def test_what_was_disturbed_has_a_reason_instead_of_a_figure():
+    ours, wild = row("ours", 10.0, 10.0, 10.0, ours=True), row("wild", 1.0, 10.0, 20.5)
+    group = Group("float32", "tokens/s", rows=[ours, wild], touched=10.0)
+    group.bandwidth = Bandwidth("memory", "float32", False, [100.0, 300.0, 800.0])
+    told = json.loads(json.dumps(Result({}, {}, {}, [group]).to_dict()))["groups"][0]
+    assert told["rows"][0]["disturbed"] is None
+    assert told["rows"][0]["median"] == 10.0
+    assert told["rows"][0]["ratio_to_best_peer"] is None
+    assert told["rows"][0]["of_bandwidth"] is None
+    assert told["rows"][1]["disturbed"] == "disturbed: its rounds spread by 195%, more than 50%"
+    assert (told["rows"][1]["median"], told["rows"][1]["rounds"]) == (None, [1.0, 10.0, 20.5])
+    assert told["bandwidth_bytes_per_second"] is None
+    assert "fastest rounds of reading memory differ" in told["bandwidth_disturbed"]
 
 
 def test_a_missed_target_is_sound_a_wrong_model_is_not():

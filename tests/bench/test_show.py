@@ -2,7 +2,7 @@
 
 import io
 
-from glassformer.bench.result import Group, Result, Row
+from glassformer.bench.result import Bandwidth, Group, Result, Row
 from glassformer.bench.show import show
 from glassformer.finding import Finding, Verdict
 
@@ -21,14 +21,14 @@ def test_the_table_is_plain_in_a_pipe_and_ranked():
         Row("glassformer", "float32", True, [2000.0]),
         Row("dead", "float32", False, died="[Errno 1] gone"),
     ]
-    group = Group("float32", "tokens/s", "", rows, Row("memory", "", False, [3e10]), touched=1e7)
+    group = Group("float32", "tokens/s", "", rows, Bandwidth("memory", "", False, [3e10] * 3), touched=1e7)
     text = shown([group])
     lines = text.splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
     assert names.index("glassformer") < names.index("slow") < names.index("dead")
     assert not set(text) & set("│─┃━\x1b")
     assert "died: [Errno 1] gone" in text
-    assert "memory is read at 30.0 GB/s" in text
+    assert "memory bandwidth: 30.0 GB/s in the best round" in text
     slow = next(line for line in lines if line.split()[:1] == ["slow"])
     assert slow.split()[1:8] == ["11", "10", "12", "18%", "0.005", "1.000", "0%"]
     assert "llama.cpp: not here, llama_cpp not installed" in text
@@ -48,3 +48,20 @@ def test_targets_are_sentences_and_passes_of_checks_are_silent():
     assert "decode, float32: reached, 1 <= 1.25 (we 5, they 4)." in text
     assert "decode, int8: missed by 0.500" in text
     assert "the machine was busy" in text
+
+
+def test_figures_that_mean_nothing_are_not_printed():
+    """A spread of 195 % gives neither a median nor a ratio, and a share of 806 % of the bandwidth is none."""
+    rows = [
+        Row("glassformer", "float32", True, [806.0] * 3),
+        Row("wild", "float32", False, [1.0, 10.0, 20.5], agrees="the same ids"),
+    ]
+    group = Group("float32", "tokens/s", "", rows, Bandwidth("memory", "", False, [1e9] * 3), touched=1e7)
+    text = shown([group])
+    ours, wild = (next(line for line in text.splitlines() if line.split()[:1] == [row.name]) for row in rows)
+    assert ours.split()[1:] == ["806", "806", "806", "0%", "1.000", "-", "-"]
+    assert wild.split()[1:8] == ["-", "1", "20.5", "195%", "-", "-", "-"]
+    assert "disturbed: its rounds spread by 195%, more than 50%; the same ids" in wild
+    assert "806%" not in text
+    group.bandwidth.rounds = [1e9, 2e9, 3e9]
+    assert "memory bandwidth: not measured: disturbed: the fastest rounds" in shown([group])

@@ -15,6 +15,11 @@ def run(capsys, *arguments):
     return code, captured.out, captured.err
 
 
+def settings(*changes):
+    """A `--set` for each change to a run."""
+    return [word for change in changes for word in ("--set", str(change))]
+
+
 def run_json(capsys, *arguments):
     code, out, _ = run(capsys, *arguments, "--json")
     assert len(out.strip().splitlines()) == 1

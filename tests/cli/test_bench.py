@@ -39,7 +39,7 @@ def test_a_table_a_json_file_and_progress_beside_them(capsys, folder, tmp_path):
     row = told["groups"][0]["rows"][0]
     assert row.keys() == {
         "name", "precision", "ours", "version", "median", "low", "high", "spread", "rounds", "ratio_to_ours",
-        "ratio_to_best_peer", "of_bandwidth", "first_token_seconds", "load_seconds", "agrees", "died",
+        "ratio_to_best_peer", "of_bandwidth", "disturbed", "first_token_seconds", "load_seconds", "agrees", "died",
     }  # fmt: skip
     assert row["rounds"] == [100.0, 100.0]
 

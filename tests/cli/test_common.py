@@ -1,5 +1,7 @@
 """What all verbs share: usage errors, being a module, a reader who goes away."""
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import pytest
 import glassformer as gf
 from glassformer import cli
 from glassformer.cli import main
-from glassformer.cli.common import InputError, check_writable
+from glassformer.cli.common import InputError, check_writable, fitted, free_name, token_ids
 from tests.cli.asking import run
 
 
@@ -21,8 +23,9 @@ def test_wrong_usage_is_exit_2(capsys):
     assert run(capsys, "size", "gpt2", "--batch", "many")[0] == 2
 
 
-def test_the_version_is_told(capsys):
-    assert run(capsys, "--version") == (0, f"glassformer {gf.__version__}\n", "")
+@pytest.mark.parametrize("words", ["--version", "version"])
+def test_the_version_is_printed(capsys, words):
+    assert run(capsys, words) == (0, f"glassformer {gf.__version__}\n", "")
 
 
 def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch):
@@ -32,14 +35,35 @@ def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch)
     monkeypatch.setattr("glassformer.sizing.size", full)
     code, out, err = run(capsys, "size", "gpt2")
     assert (code, out) == (2, "")
-    assert err == "glass: there/x cannot be used (No space left on device): give another path, or mend this one.\n"
+    assert err == "glass: there/x cannot be used (No space left on device): give another path, or fix this one.\n"
 
 
 def test_module_and_broken_pipe():
-    """`python -m glassformer` is `glass`, and a reader that leaves early is no error."""
+    """`python -m glassformer` is `glass`. A reader that leaves early is met in silence, with the usual exit code."""
     command = f"{sys.executable} -m glassformer size gpt2 | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("sample ROMEO: --max-new-tokens 20 | true", 141, ""),
+        ("sample --help | true", 141, ""),
+        ("size gpt2 --json | true", 141, ""),
+        ("size gpt2 >&-", 2, "standard output is closed"),
+        ("size gpt2 --json > /dev/full", 2, "No space left on device"),
+    ],
+)
+def test_the_exit_status_when_standard_output_closes(command, code, words):
+    """SIGPIPE's, as of other programs; never a traceback, and never 0 where the output was lost."""
+    verb, then = re.split(r" (?=[|>])", command)
+    script = f"{sys.executable} -m glassformer {verb} {then}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
 
@@ -164,7 +188,7 @@ def test_a_folder_that_is_not_there_is_refused_before_any_work(capsys, tmp_path,
 def test_what_is_asked_whether_it_can_be_written_leaves_nothing_behind(tmp_path):
     (tmp_path / "old.html").write_text("old")
     check_writable("--html", tmp_path / "new.html", suffixes=(".html", ".htm"))
-    check_writable("--html", tmp_path / "old.html", suffixes=(".html", ".htm"))
+    check_writable("--html", tmp_path / "old.html", suffixes=(".html", ".htm"), force=True)
     check_writable("--out", tmp_path / "a" / "b" / "new.png", makes_folders=True)
     assert [p.name for p in tmp_path.iterdir()] == ["old.html"]
     assert (tmp_path / "old.html").read_text() == "old"
@@ -181,6 +205,67 @@ def test_what_is_no_place_for_a_file_is_refused(tmp_path):
     ):
         with pytest.raises(InputError, match=words):
             check_writable("--html", path, **options)
+
+
+REPLACING = [verb for verb in WRITERS if verb.split()[0] not in ("convert", "exercise", "serve")]
+
+
+@pytest.mark.parametrize("verb", REPLACING)
+def test_a_file_that_exists_is_replaced_only_with_force(capsys, tmp_path, verb):
+    *asked, name = WRITERS[verb]
+    file = tmp_path / name
+    file.write_text("mine")
+    code, out, err = run(capsys, *asked, file)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"glass: {verb.split()[1]} {file} already exists: pass --force to replace it, or give another path.\n"
+    )
+    code, out, err = run(capsys, *asked, file, "--force")
+    assert (code, out) == (2, "")  # its subject does not exist
+    assert "--force" not in err
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_not_a_regular_file_is_never_replaced(tmp_path, force):
+    """Renaming a file over /dev/null would break the machine for everybody."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (Path(os.devnull), tmp_path / "pipe", tmp_path / "link"):
+        with pytest.raises(InputError, match="is not a regular file: give another path"):
+            check_writable("--json", path, force=force)
+
+
+def test_an_output_that_nobody_named_takes_the_first_free_name(tmp_path):
+    assert free_name(tmp_path / "a.png", force=False) == tmp_path / "a.png"
+    for name in ("a.png", "a-2.png", "tour"):
+        (tmp_path / name).touch()
+    assert free_name(tmp_path / "a.png", force=False) == tmp_path / "a-3.png"
+    assert free_name(tmp_path / "tour", force=False) == tmp_path / "tour-2"
+    assert free_name(tmp_path / "a.png", force=True) == tmp_path / "a.png"
+
+
+def test_token_ids_are_separated_by_blanks_or_commas():
+    assert token_ids("--tokens", ["5 17, 3", "4"]) == [5, 17, 3, 4]
+    assert token_ids("--tokens", []) == []
+    with pytest.raises(InputError, match="--tokens 5 x must be token ids such as '5 17 3'"):
+        token_ids("--tokens", ["5", "x"])
+
+
+def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
+    text = "one two three four five six seven\neight nine\n\n  indented words that are too long\nso"
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: None)
+    assert fitted(text) == text
+    monkeypatch.setattr("glassformer.cli.common.terminal_width", lambda: 20)
+    assert fitted(text).splitlines() == [
+        "one two three four",
+        "five six seven eight",
+        "nine",
+        "",
+        "  indented words",
+        "  that are too long",
+        "so",
+    ]
 
 
 INTERRUPTED = """
@@ -202,7 +287,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.theory", "glassformer.sizing", "torch._C"])
+@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.size", "glassformer.sizing", "torch._C"])
 def test_ctrl_c_in_any_import_is_exit_130_without_a_word(module):
     verb = ["env"] if module.startswith("torch") else ["size", "gpt2"]
     done = subprocess.run(

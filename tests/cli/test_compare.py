@@ -54,7 +54,7 @@ def test_different_models_exit_1_and_name_the_place(capsys, file, tmp_path):
     assert "they part at block.0.feedforward.post" in out
     assert "A applies tanh GELU, B applies exact GELU" in out
     assert "tanh GELU" in (tmp_path / "p.html").read_text()
-    code, made = run_json(capsys, "compare", f"{file}:build", f"{file}:exact", "--tokens", "1", "2", "3", "4", "5")
+    code, made = run_json(capsys, "compare", f"{file}:build", f"{file}:exact", "--tokens", "1 2,3", "--tokens", "4 5")
     assert code == 1
     assert made["explanation"]["convention"] == "gelu_variant"
     assert [f["id"] for f in made["findings"]] == ["same-logits:tokens-given"]

@@ -15,7 +15,7 @@ import glassformer as gf
 from glassformer.cli import look as module
 from glassformer.lens.views import KINDS
 from tests import folders
-from tests.cli.asking import run, run_json
+from tests.cli.asking import run, run_json, settings
 from tests.variants import seq2seq
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +79,12 @@ def test_no_out_is_a_file_named_after_the_kind(capsys, folder, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "look", "positions", "--model", folder)[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["positions.png"]
+    (tmp_path / "positions.png").write_text("mine")
+    assert run(capsys, "look", "positions", "--model", folder)[0] == 0
+    assert (tmp_path / "positions.png").read_text() == "mine"
+    assert (tmp_path / "positions-2.png").exists()
+    assert run(capsys, "look", "positions", "--model", folder, "--force")[0] == 0
+    assert (tmp_path / "positions.png").read_bytes() == (tmp_path / "positions-2.png").read_bytes()
 
 
 def test_ids_are_read_and_shown_as_ids(capsys, folder):
@@ -120,6 +126,20 @@ def test_the_bundled_model_is_looked_at_without_a_word(capsys, tmp_path):
     assert "bard: attention of all 30 heads" in said
 
 
+def test_a_checkpoint_is_named_after_its_run(capsys, folder, tmp_path):
+    checkpoint = shutil.copytree(folder, tmp_path / "code" / "checkpoints" / "step-00000200")
+    (checkpoint / "meta.json").write_text('{"step": 200}')
+    (tmp_path / "code" / "best").symlink_to("checkpoints/step-00000200")
+    (tmp_path / "latest").symlink_to("code")
+    code, said, _ = run(
+        capsys, "look", "attention", "--model", tmp_path / "latest" / "best", *CAT, "--out", tmp_path / "a.png"
+    )
+    assert code == 0
+    assert "code/best: attention of all 8 heads, 2 queries (down) by 2 keys (right)" in said
+    one = ["--model", folder, "--ids", "--text", "5", "--out", tmp_path / "b.png"]
+    assert "1 query (down) by 1 key (right)" in run(capsys, "look", "attention", *one)[1]
+
+
 def test_training_draws_a_run_s_log(capsys, tmp_path):
     events = [{"event": "step", "step": i, "loss": 2.0 - i / 10} for i in range(5)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -146,7 +166,7 @@ MISTAKES = {
     "a kind like no other": (lambda f: ["zzzz"], "knows no 'zzzz'. It draws attention, attribution, heads"),
     "text too long": (
         lambda f: ["logit-lens", "--model", f, "--ids", "--text", "1 " * 65],
-        "65 tokens, more than the context of 64",
+        "--text has 65 tokens, more than the model's context of 64: shorten it",
     ),
     "layer out of range": (lambda f: ["attention", "--model", f, *CAT, "--layer", "2"], "its layers are 0 to 1"),
     "head out of range": (
@@ -163,7 +183,23 @@ MISTAKES = {
     "patch without against": (lambda f: ["patch", "--model", f, *CAT], "give --against"),
     "patch of unequal texts": (
         lambda f: ["patch", "--model", f, *CAT, "--against", "a", "--answer", "a", "--wrong", "b", "--position", "0"],
-        "equal shape",
+        "--text has 2 tokens and --against has 1 token: patching replaces",
+    ),
+    "patch of unequal texts whose answers agree": (  # which was reported instead
+        lambda f: ["patch", "--model", f, *CAT, "--against", "the the the"],
+        "--text has 2 tokens and --against has 3 tokens: patching replaces",
+    ),
+    "patch against a text too long": (
+        lambda f: ["patch", "--model", f, "--ids", "--text", "1 2", "--against", "1 " * 65],
+        "--against has 65 tokens, more than the model's context of 64",
+    ),
+    "patch between one token and itself": (
+        lambda f: ["patch", "--model", f, *CAT, "--against", "the the", "--answer", "a", "--wrong", "a"],
+        "--answer and --wrong are the same token",
+    ),
+    "one token less itself": (
+        lambda f: ["attribution", "--model", f, *CAT, "--answer", "a", "--wrong", "a"],
+        "--answer and --wrong are the same token",
     ),
     "unknown picture": (
         lambda f: ["rank", "--model", f, *CAT, "--show", "x"],
@@ -252,8 +288,7 @@ def test_the_training_picture_of_the_gallery_is_made_by_its_two_commands(capsys,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     short = ["loop.steps=4", "loop.batch=2", "loop.eval_every=2", "loop.eval_batches=1", "probe.every=2"]
-    assert "--set" in train  # the shorter run is set behind it
-    assert run(capsys, *shlex.split(train), *short)[0] == 0
+    assert run(capsys, *shlex.split(train), *settings(*short))[0] == 0
     code, said, _ = run(capsys, *shlex.split(look))
     assert code == 0
     assert "and what the probes saw" in said

@@ -22,6 +22,13 @@ def pickled(folder: Path) -> Path:
     return folder
 
 
+def nanogpt(folder: Path, name: str = "ckpt.pt") -> Path:
+    """A folder of a nanoGPT run."""
+    (folder.parent / "out").mkdir()
+    torch.save({"model": {"w": torch.zeros(3)}}, folder.parent / "out" / name)
+    return folder.parent / "out"
+
+
 def without(folder: Path, name: str) -> Path:
     (folder / name).unlink()
     return folder
@@ -64,6 +71,10 @@ MISTAKES = {
     "missing weights": (lambda f: ["sample", "--model", without(f, "model.safetensors"), "hi"], "safetensors"),
     "truncated weights": (lambda f: ["sample", "--model", truncated(f), "hi"], "model.safetensors"),
     "a pickle": (lambda f: ["sample", "--model", pickled(f), "hi"], "pickle"),
+    "a nanoGPT checkpoint": (lambda f: ["sample", "--model", nanogpt(f) / "ckpt.pt", "hi"], "weights_only=True"),
+    "its folder": (lambda f: ["sample", "--model", nanogpt(f), "hi"], "safetensors.torch.save_file"),
+    "converting it": (lambda f: ["convert", nanogpt(f) / "ckpt.pt", f.parent / "x"], "nanoGPT checkpoints is not supp"),
+    "converting its folder": (lambda f: ["convert", nanogpt(f), f.parent / "x"], "weights_only=True"),
     "unknown architecture": (lambda f: ["sample", "--model", hf(f, model_type="mamba"), "hi"], "mamba"),
     "heads not dividing": (lambda f: ["sample", "--model", hf(f, num_key_value_heads=3), "hi"], "3"),
     "vocabulary mismatch": (lambda f: ["sample", "--model", hf(f, vocab_size=299), "hi"], "299"),
@@ -80,7 +91,7 @@ MISTAKES = {
     "more ids": (lambda f: ["sample", "--ids", "5", "--draft", f], "the draft knows 300 tokens and the model 65"),
     "a draft of another kind": (lambda f: ["sample", "hi", "--draft", an_encoder(f)], "not a decoder-only model"),
     "no tokens proposed": (lambda f: ["sample", "hi", "--draft", "lookup", "--draft-tokens", "0"], "draft_tokens=0"),
-    "beams and a draft": (lambda f: ["sample", "hi", "--draft", "lookup", "--beams", "2"], "no use for a draft"),
+    "beams and a draft": (lambda f: ["sample", "hi", "--draft", "lookup", "--beams", "2"], "cannot use a draft"),
     "no beams": (lambda f: ["sample", "--model", f, "hi", "--beams", "0"], "--beams 0 must be at least 1"),
     "weights that are NaN": (
         lambda f: ["sample", "--model", not_a_number(f), "--ids", "5 6"],
@@ -94,7 +105,19 @@ MISTAKES = {
     "jl with eps 2": (lambda f: ["size", "jl", "--points", "10", "--eps", "2"], "eps"),
     "chinchilla without budget": (lambda f: ["size", "chinchilla"], "flops"),
     "occupied target": (lambda f: ["convert", f, Path(__file__).parent], "not a model folder"),
-    "unknown dtype": (lambda f: ["sample", "--model", f, "hi", "--dtype", "float8"], "float8"),
+    "negative top-k": (lambda f: ["sample", "--model", f, "hi", "--top-k", "-1"], "or 0 to keep all tokens"),
+    "no prompt": (lambda f: ["sample", "--model", f], "give either PROMPT or --prompt-file"),
+    "two prompts": (lambda f: ["sample", "hi", "--prompt-file", f / "tokenizer.json"], "PROMPT or --prompt-file"),
+    "no prompt file": (lambda f: ["sample", "--prompt-file", f / "nowhere"], "nowhere cannot be read (No such file"),
+    "a folder as prompt": (lambda f: ["sample", "--prompt-file", f], "cannot be read (Is a directory)"),
+    "a prompt that is no text": (lambda f: ["sample", "--prompt-file", f / "model.safetensors"], "is not UTF-8 text"),
+    "no samples": (lambda f: ["sample", "hi", "--num-samples", "0"], "--num-samples 0 must be"),
+    "equal samples": (lambda f: ["sample", "hi", "--num-samples", "2", "--temperature", "0"], "the same text 2 times"),
+    "equal searches": (lambda f: ["sample", "hi", "--num-samples", "3", "--beams", "2"], "the same text 3 times"),
+    "the last seed": (lambda f: ["sample", "hi", "--num-samples", "2", "--seed", 2**63 - 1], "must be between 0 and"),
+    "no threads": (lambda f: ["sample", "hi", "--threads", "0"], "--threads 0 must be"),
+    "no GPU": (lambda f: ["sample", "hi", "--device", "cuda"], "no CUDA device is here"),
+    "torch in int8": (lambda f: ["sample", "hi", "--engine", "torch", "--precision", "int8"], "needs the compiled"),
 }
 
 

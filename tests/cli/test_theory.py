@@ -1,13 +1,20 @@
 """`glass check` and `glass exercise` as users meet them: verdicts, exit codes, a sentence for each mistake."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
 import glassformer as gf
+from glassformer.theory import exercises
 from glassformer.theory.claims.claim import Kind
 from tests.cli.asking import run, run_json
 from tests.theory.claims.invented import invented
@@ -71,7 +78,7 @@ def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatc
         yield
 
     def nothing(lab):
-        yield lab.skipped("by z3", Kind.EXACT, "z3 is not installed", "install glassformer[theory]")
+        yield lab.skipped("by z3", Kind.EXACT, "z3 is not installed", "install it")
 
     for check, words in (
         (fails, "it must be small"),
@@ -163,14 +170,79 @@ def test_bad_input_is_one_sentence_and_exit_2(capsys, tmp_path, monkeypatch, arg
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_without_z3_the_command_says_so_and_still_succeeds():
+def without_z3(*words):
     code = "import sys; sys.modules['z3'] = None; from glassformer.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "check", "multihead-separation"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
+def test_without_z3_a_claim_is_not_proved_and_says_what_to_install():
+    done = without_z3("check", "convex-weights-upper-bound")
     assert done.returncode == 0, done.stderr
-    assert "not examined: one head cannot" in done.stdout
-    assert "z3 is not installed" in done.stdout
+    assert re.search(r"pass +convex-weights-upper-bound +verified +1 exact; 4 not examined", done.stdout)
+    assert "proved" not in done.stdout
+    assert "not examined: no weight above 1, " in done.stdout
+    assert re.search(r"z3 is not installed, so this proof did not run; .* pip install '\S*\[theory\]'", done.stdout)
+    assert "The badge of 1 claim is lower than recorded" in done.stdout
+
+
+@pytest.mark.slow
+def test_without_z3_every_way_to_see_a_claim_shows_the_lower_badge(tmp_path):
+    one = "convex-weights-upper-bound"
+    assert json.loads(without_z3("check", one, "--json").stdout)["claims"][0]["badge"] == "verified on stated ranges"
+    explained = without_z3("check", one, "--explain").stdout
+    assert "pass · verified on stated ranges ·" in explained
+    assert "[theory]'" in explained
+    without_z3("check", one, "--report", str(tmp_path / "a.html"))
+    assert "<strong>verified on stated ranges</strong>" in (tmp_path / "a.html").read_text()
+
+
+ON_A_TERMINAL = """
+import shlex, sys
+from glassformer.cli import main
+for words in sys.argv[1:]:
+    print("$", words)
+    main(shlex.split(words))
+"""
+
+
+def on_a_terminal(columns, *commands):
+    """What a terminal of so many columns shows, as lines without colours."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")} | {"TERM": "xterm"}
+    command = [sys.executable, "-c", ON_A_TERMINAL, *commands]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # on Linux the end of the output is an error
+            while piece := os.read(ours, 1 << 16):
+                text += piece
+    os.close(ours)
+    assert process.returncode == 0, text.decode()
+    moved = re.sub(r"\x1b\[\d*[AK]|\r", "\n", text.decode())
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", moved).splitlines()
+
+
+def test_a_terminal_of_80_columns_is_enough():
+    shown = on_a_terminal(
+        80, f"check {ONE} --explain", "check pe-extrapolation", "check --list", "check --source 'ch13 ex 8'",
+        "exercise", *(f"exercise {id}" for id in exercises.ALL),
+    )  # fmt: skip
+    assert len(shown) > 500
+    code = {line.strip() for erratum in gf.claims.ALL[ONE].errata for line in erratum.example.splitlines()}
+    assert not [line for line in shown if len(line) > 80 and line.strip() not in code]
+
+
+@pytest.mark.parametrize("words", [["check", ONE], ["check", "--list"], ["check", ONE, "--break"], ["exercise"]])
+def test_what_is_piped_has_no_trailing_blanks(capsys, words):
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+def test_one_claim_is_no_claims(capsys, tmp_path):
+    _, out, _ = run(capsys, "check", ONE, "--report", tmp_path / "a.html")
+    assert "a.html: 1 claim on one page" in out
 
 
 def test_exercises_are_listed_shown_and_started(capsys, tmp_path):

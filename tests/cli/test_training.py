@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shlex
 import signal
 from pathlib import Path
@@ -9,12 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer import cli
-from glassformer.cli import gathered, main, options_of_several
-from glassformer.cli.training import _prompt
+from glassformer.cli import main
+from glassformer.cli.training import _read_run_file
 from glassformer.tour.training import Plan
-from tests.cli.asking import run, run_json
+from tests.cli.asking import run, run_json, settings
 from tests.training import tiny
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Runs link runs/latest in the working directory."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.slow
@@ -35,6 +41,10 @@ def test_tour_as_json(capsys, monkeypatch, tmp_path):
 def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     below = (["--out", tmp_path / "file" / "x"], "cannot be written (Not a directory): give another folder")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "report.html").write_text("mine")
+    code, out, err = run(capsys, "tour", "--out", tmp_path / "old")
+    assert (code, out, "already holds an earlier tour" in err) == (2, "", True)
     for arguments, words in ((["--minutes", "0"], "minutes=0.0"), (["--out", tmp_path / "file"], "is a file"), below):
         code, out, err = run(capsys, "tour", *arguments)
         assert (code, out) == (2, "")
@@ -43,7 +53,7 @@ def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
 
 def train_arguments(folder: Path, *changes: str) -> list[str]:
     where = (f'data.corpus="{tiny.corpus(folder)}"', f'data.cache="{folder / "tokens"}"', f'out="{folder / "run"}"')
-    return ["train", "--set", *tiny.SMALL, *where, *changes]
+    return ["train", *settings(*tiny.SMALL, *where, *changes)]
 
 
 def test_train_then_sample_then_resume(capsys, tmp_path):
@@ -65,10 +75,82 @@ def test_train_then_sample_then_resume(capsys, tmp_path):
     assert json.loads(out.strip().splitlines()[-1])["event"] == "end"
 
 
-def test_the_prompt_that_is_proposed_is_a_word_where_the_text_has_one():
-    assert _prompt("?\n\nGREMIO:\nGood morrow") == "GREMIO:"
-    assert _prompt("12 + 3 = 15") == "12"
-    assert _prompt(" \n") == ""
+def small(folder: Path, *changes: str) -> list[str]:
+    return settings(*tiny.SMALL, f'data.cache="{folder / "tokens"}"', *changes)
+
+
+def test_a_text_is_trained_on_with_the_defaults_and_latest_follows_every_run(capsys, tmp_path):
+    text = tiny.corpus(tmp_path)
+    code, out, err = run(capsys, "train", text, *small(tmp_path, "loop.steps=6"))
+    assert code == 0
+    (line,) = err.splitlines()
+    assert f"training on {text} without a run file, with the default settings: 2 layers of width 24" in line
+    assert "the char tokenizer, 6 steps" in line
+    assert line.endswith("the run is in runs/corpus-1.")
+    assert "run folder: runs/corpus-1\n" in out
+    assert os.readlink("runs/latest") == "corpus-1"
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+    folder = tmp_path / "texts"  # a folder of texts is a corpus too, and another file name decides nothing
+    folder.mkdir()
+    text.rename(folder / "corpus.md")
+    code, *_ = run(capsys, "train", folder, "--out", tmp_path / "else where", *small(tmp_path, "loop.steps=6"))
+    assert code == 0
+    assert Path("runs/latest").resolve() == tmp_path / "else where"
+    assert run(capsys, "sample", "--model", "runs/latest/best", "the", "--max-new-tokens", "4")[0] == 0
+
+    code, out, _ = run(capsys, "train", "--resume", "runs/latest", "--set", "loop.steps=7", "--json")
+    assert code == 0
+    assert json.loads(out.splitlines()[0])["out"] == str(tmp_path / "else where")
+    assert sorted(os.listdir("runs")) == ["corpus-1", "latest"]
+    code, *_ = run(capsys, "train", folder, *small(tmp_path, "loop.steps=6"), "--no-latest")
+    assert (code, Path("runs/latest").resolve()) == (0, tmp_path / "else where")
+
+
+def test_a_folder_that_holds_a_run_is_replaced_only_with_force(capsys, tmp_path):
+    arguments = train_arguments(tmp_path, "loop.steps=6")
+    assert run(capsys, *arguments)[0] == 0
+    log = (tmp_path / "run" / "log.jsonl").read_bytes()
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert "already holds a run (step-00000006)" in err
+    assert "--force" in err
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == log
+    assert run(capsys, *arguments, "--set", "seed=1", "--force")[0] == 0
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() != log
+
+
+def test_only_steps_given_shortens_the_warm_up_in_one_line(capsys, tmp_path):
+    changes = [word for word in train_arguments(tmp_path, "loop.steps=4")[1:] if "=" in word]
+    arguments = ["train", *settings(*(change for change in changes if not change.startswith("schedule")))]
+    code, _, err = run(capsys, *arguments)
+    assert code == 0
+    assert err.startswith("note: schedule.warmup is shortened from 100 to 0, a tenth of loop.steps=4")
+    assert len(err.splitlines()) == 1
+
+
+def test_fields_are_printed_as_the_page_of_the_docs(capsys):
+    page = Path(__file__).parents[2] / "docs" / "run_file.md"
+    assert run(capsys, "train", "--fields") == (0, page.read_text(encoding="utf-8"), "")
+    code, found = run_json(capsys, "train", "--fields")
+    assert code == 0
+    assert "optim.lr" in {field["name"] for section in found["sections"] for field in section["fields"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "is_run"),
+    [
+        ("r.toml", b"not = = toml", True),
+        ("r.TOML", b"", True),
+        ("run.cfg", b"seed = 3\n[loop]\nsteps = 5\n", True),
+        ("t.txt", b"", False),
+        ("t.txt", b"title = 'a text that is TOML by accident'\n", False),
+        ("t", b"[Enter GREMIO]\nGood morrow\n", False),
+        ("t.bin", b"\xff\xfe\x00", False),
+    ],
+)
+def test_a_run_file_is_told_from_a_text_by_suffix_and_content(tmp_path, name, data, is_run):
+    assert (_read_run_file(written(tmp_path, name, data)) is not None) == is_run
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
@@ -85,7 +167,7 @@ def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "train_step", interrupted)
     code, _, err = run(capsys, *train_arguments(tmp_path))
     assert code == 130
-    command = err.strip().removeprefix("stopped; glass ").removesuffix(" goes on from here")
+    command = err.strip().removeprefix("stopped; continue with: glass ")
     monkeypatch.setattr(loop, "train_step", step)
     code, out, _ = run(capsys, *shlex.split(command))
     assert code == 0
@@ -98,12 +180,32 @@ def written(folder: Path, name: str, data: bytes) -> Path:
 
 
 def training(f: Path, *changes: object) -> list[object]:
-    return ["train", "--set", f'out="{f / "out"}"', f'data.cache="{f / "tokens"}"', *changes]
+    return ["train", *settings(f'out="{f / "out"}"', f'data.cache="{f / "tokens"}"', *changes)]
+
+
+def run_like(folder: Path) -> Path:
+    (folder / "checkpoints").mkdir()
+    written(folder, "run.toml", b"seed = 1")
+    return folder
 
 
 BAD_RUNS = {
     "unknown key": (lambda f: ["train", written(f, "r.toml", b"[loop]\nstep = 3")], "Did you mean steps"),
-    "no such run file": (lambda f: ["train", f / "none.toml"], "does not exist"),
+    "no such run file": (lambda f: ["train", f / "none.toml"], "does not exist: give a run file, a text file or"),
+    "no such text file": (lambda f: ["train", f / "none.txt"], "does not exist: give a run file, a text file or"),
+    "broken TOML": (lambda f: ["train", written(f, "r.toml", b"a = = 3")], "r.toml is not readable TOML"),
+    "binary TOML": (lambda f: ["train", written(f, "r.toml", b"\xff\xfe")], "r.toml is not TOML: byte 0"),
+    "binary file": (lambda f: ["train", written(f, "m.bin", bytes(range(256)))], "m.bin is not a text"),
+    "other encoding": (lambda f: ["train", written(f, "l.txt", "é".encode("latin-1") * 9)], "l.txt is not UTF-8 text"),
+    "empty file": (lambda f: ["train", written(f, "e.txt", b"")], "e.txt is empty"),
+    "two texts": (lambda f: ["train", written(f, "a.txt", b"a"), "--set", "data.corpus=b.txt"], "leave one of them"),
+    "two folders": (lambda f: ["train", "--out", f / "a", "--set", "out=b"], "name the folder twice"),
+    "a run's folder": (lambda f: ["train", run_like(f)], "is the folder of a run: continue it with --resume"),
+    "resume and force": (lambda f: ["train", "--resume", f, "--force"], "leave one of them out"),
+    "steps and warm-up": (
+        lambda f: training(f, "loop.steps=10", "schedule.warmup=10"),
+        "schedule.warmup=10 leaves nothing of loop.steps=10",
+    ),
     "empty text": (lambda f: training(f, f'data.corpus="{written(f, "e.txt", b"")}"'), "e.txt"),
     "binary text": (lambda f: training(f, f'data.corpus="{written(f, "b.txt", bytes(range(256)))}"'), "b.txt"),
     "short text": (lambda f: training(f, f'data.corpus="{written(f, "s.txt", b"abc " * 50)}"'), "validation"),
@@ -131,29 +233,3 @@ def test_an_option_given_twice_keeps_both_values(capsys):
     assert "optim.warp" in capsys.readouterr().err
     assert main(["train", "--set", "optim.lr=-1", "--set", "loop.steps=1"]) == 2
     assert "optim.lr=-1.0 must be positive" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("told", "wanted"),
-    [
-        ("train r.toml --set a=1 --set b=2 c=3 --json", "train r.toml --set a=1 b=2 c=3 --json"),
-        ("train --set a=1 --json --set=b=2", "train --set a=1 b=2 --json"),
-        ("bench decode --against x --rounds 1 --against y", "bench decode --against x y --rounds 1"),
-        ("train --resume a --resume b", "train --resume a --resume b"),
-    ],
-)
-def test_values_are_gathered_where_an_option_stands_first(told, wanted):
-    assert gathered(told.split(), ["--set", "--against"]) == wanted.split()
-
-
-def test_which_options_take_several_values_is_read_off_the_verbs():
-    found = {verb: options for verb, function in cli._verbs().items() if (options := options_of_several(function))}
-    assert found == {
-        "train": ["--set"],
-        "sample": ["--stop"],
-        "check": ["--names"],  # which nobody can give by that name
-        "doctor": ["--expect"],
-        "compare": ["--tokens"],
-        "bench": ["--against", "--precision"],
-        "serve": ["--model"],
-    }

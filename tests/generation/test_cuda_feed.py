@@ -8,13 +8,12 @@ import torch
 from glassformer.config import ConfigError
 from glassformer.generation import Sampling, generate, loop
 from glassformer.generation import cuda_feed as feed
+from glassformer.generation.engine import Implementation
 from glassformer.kernels.cuda.decode import batch, decoder
-from glassformer.kernels.cuda.decode.library import CudaDecodeError
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.decode.emulated import Emulated
 from tests.kernels.cuda.decode.test_batch import Emulated as EmulatedBatch
 from tests.kernels.cuda.decode.test_decoder import small
-from tests.variants import decoder as plain
 from tests.variants import lively
 
 
@@ -27,11 +26,13 @@ def emulated(monkeypatch, tmp_path):
     single = lambda model, capacity, dtype: Emulated(model, tmp_path, 2, dtype, capacity)  # noqa: E731
     several = lambda model, rows, capacity, dtype: EmulatedBatch(model, rows, capacity, tmp_path, dtype)  # noqa: E731
     monkeypatch.setattr(decoder, "can_run", lambda model, dtype: True)
+    monkeypatch.setattr(feed, "compile_kernels", lambda *_: None)
     monkeypatch.setattr(feed, "CudaDecoder", single)
     monkeypatch.setattr(feed, "CudaBatch", several)
 
     def through(model, rows, max_new_tokens, cache, chunk, engine, precision, beams=1):
-        return feed.CudaFeed(model, rows, max_new_tokens, chunk, precision)
+        chosen = Implementation("native", "cuda", "float32", "emulated")
+        return feed.CudaFeed(model, rows, max_new_tokens, chunk, chosen.precision), chosen
 
     def call(model, *given, **changes):
         wanted = generate(model, *given, engine="torch", **changes)
@@ -92,40 +93,19 @@ def test_a_chunked_prompt_is_the_same(emulated):
     assert found == wanted
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"cache": None}, "cache of their own kind"),
-        ({"precision": "int8"}, "is for CPUs"),
-        ({"beams": 3}, "beams"),
-        ({"config": plain()}, "heads other than"),
-    ],
-)
-def test_what_they_cannot_do_is_said_only_where_they_were_asked_for(changes, words, monkeypatch):
-    given = {"cache": "static", "precision": "float32", "beams": 1, "config": small()} | changes
-    model = lively(given.pop("config"))[0].float()
-    with pytest.raises(CudaDecodeError, match=words):
-        feed.chosen(model, given["cache"], "native", given["precision"], 1, given["beams"])
-    assert not feed.chosen(model, given["cache"], "torch", given["precision"], 1, given["beams"])
-    if given["precision"] == "float32":
-        assert not feed.chosen(model, given["cache"], "auto", given["precision"], 1, given["beams"])
-
-
-def test_auto_takes_them_once_they_are_compiled(monkeypatch):
+def test_kernels_are_compiled_before_they_are_needed(monkeypatch):
     model = lively(small())[0].float()
     machine = SimpleNamespace(capability=(9, 0))
     monkeypatch.setattr(decoder, "_clusters", lambda device: 3)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
-    known = set()
-    monkeypatch.setattr(feed.nvrtc, "is_compiled", lambda text, capability: text in known)
-    assert not feed.chosen(model, "static", "auto", "float32", 1)
-    known.update([decoder.kernel_text(model, torch.float32), decoder.PROBE])
-    assert feed.chosen(model, "static", "auto", "float32", 1)
-    assert not feed.chosen(model, "static", "auto", "float32", 2)
-    known.update(batch.kernel_texts(model, torch.float32).values())
-    assert feed.chosen(model, "static", "auto", "float32", 2)
-    assert feed.chosen(model, "static", "auto", "bfloat16", 1)
-    known.difference_update([decoder.kernel_text(model, torch.float32)])
-    assert not feed.chosen(model, "static", "auto", "float32", 1)
-    machine.capability = (8, 0)  # without clusters one row is taken as many are
-    assert feed.chosen(model, "static", "auto", "float32", 1)
+    made = []
+    monkeypatch.setattr(feed.nvrtc, "compiled", lambda text, capability: made.append(text))
+    feed.compile_kernels(model, 1, torch.float32)
+    assert made == [decoder.kernel_text(model, torch.float32)]
+    made.clear()
+    feed.compile_kernels(model, 2, torch.float32)
+    assert made == list(batch.kernel_texts(model, torch.float32).values())
+    made.clear()
+    machine.capability = (8, 0)  # without clusters one sequence is decoded as several are
+    feed.compile_kernels(model, 1, torch.bfloat16)
+    assert made == list(batch.kernel_texts(model, torch.bfloat16).values())

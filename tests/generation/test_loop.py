@@ -1,5 +1,6 @@
 """Generation: cached equals recomputed, a row equals itself alone, seeds and stops do what they say."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -162,9 +163,26 @@ def test_public_name_is_the_function():
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
         ({"prompts": [[1, 31]]}, "prompt 0 has token id 31: ids go from 0 to 30"),
         ({"prompts": [[-1]]}, "token id -1"),
-        ({"prompts": [[0.5]]}, "token id 0.5"),
+        ({"prompts": [[0.5]]}, "contains 0.5, of type float: token ids are whole numbers"),
+        ({"prompts": [[1.0]]}, "contains 1.0, of type float"),
+        ({"prompts": [[True]]}, "has token id True"),
+        ({"prompts": [["a", "b"]]}, "contains 'a', of type str"),
+        ({"prompts": [[1], "b"]}, "prompt 1 is 'b': pass a list of token ids"),
+        ({"prompts": [None]}, "prompt 0 is None"),
+        ({"prompts": None}, "of type NoneType: pass a list of lists"),
+        ({"prompts": 5}, "of type int: pass a list of lists"),
+        ({"prompts": b"abc"}, "of type bytes: pass a list of lists"),
+        ({"prompts": {"a": 1}}, "of type dict: pass a list of lists"),
+        ({"prompts": "hello"}, "'hello' is text, and the model carries no tokenizer"),
+        ({"prompts": ["hello " * 20, "b"]}, "hello hel….*carries no tokenizer"),
         ({"prompts": [1, 2]}, r"wrap a single prompt as \[prompt\]"),
-        ({"prompts": torch.tensor([1, 2])}, r"must be \(rows, length\)"),
+        ({"prompts": torch.tensor([1, 2])}, r"shape \(2,\): it must be \(batch, length\)"),
+        ({"prompts": torch.zeros(1, 2, 3).long()}, r"shape \(1, 2, 3\): it must be \(batch, length\)"),
+        ({"prompts": torch.zeros(1, 2)}, "dtype float32: token ids are whole numbers"),
+        ({"prompts": torch.zeros(1, 2).bool()}, "dtype bool: token ids are whole numbers"),
+        ({"prompts": np.zeros((1, 2))}, "dtype float64: token ids are whole numbers"),
+        ({"prompts": [torch.zeros(1, 2).long()]}, r"prompt 0 has shape \(1, 2\)"),
+        ({"prompts": [torch.zeros(2)]}, "contains 0.0, of type float"),
         ({"prompts": [[1] * 29]}, "a prompt of 29 tokens fills the context of 29"),
         ({"prompts": [[1] * 20]}, "ask for 9 new tokens or fewer"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
@@ -179,6 +197,30 @@ def test_public_name_is_the_function():
 def test_bad_input_is_refused_in_words(arguments, words):
     with pytest.raises(ValueError, match=words):
         generate(**{"model": build(decoder()), "prompts": [[1]], "max_new_tokens": 10, **arguments})
+
+
+def test_arrays_and_tensors_of_any_whole_number_dtype_are_prompts():
+    model, _ = lively(decoder())
+    wanted = generate(model, [[1, 2]], 3)
+    given = [torch.tensor([[1, 2]], dtype=torch.int32), np.array([[1, 2]]), np.array([[1, 2]], np.uint8)]
+    given += [[torch.tensor([1, 2])], [np.array([1, 2])], [[torch.tensor(1), np.int64(2)]], [(1, 2)], ((1, 2),)]
+    for prompts in given:
+        assert generate(model, prompts, 3) == wanted
+
+
+def test_a_text_is_encoded_by_the_tokenizer_of_the_models_folder():
+    model, tokenizer = gf.load("bard"), gf.load_tokenizer("bard")
+    wanted = generate(model, [tokenizer.encode("ROMEO:").ids], 8)
+    for prompts in ("ROMEO:", ["ROMEO:"]):
+        found = generate(model, prompts, 8)
+        assert found == wanted
+        assert found.texts == [tokenizer.decode(wanted[0])]
+    with pytest.raises(ValueError, match="decode the result with your own tokenizer"):
+        wanted.texts  # noqa: B018
+    with pytest.raises(ValueError, match="'½'"):
+        generate(model, "½", 8)
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        generate(model, ["a", ""], 8)
 
 
 def test_an_encoder_cannot_generate():

@@ -96,6 +96,12 @@ def test_nucleus_keeps_at_least_one_and_orders_ties_by_id():
     assert torch.isfinite(keep_top_p(logits, 0.4))[0].tolist() == [True, True, False, False, False]
 
 
+def test_top_k_of_zero_is_off():
+    assert Sampling(top_k=0) == Sampling(top_k=None) == Sampling()
+    logits = torch.tensor([[0.3, -1.0, 2.0]])
+    assert torch.equal(distribution(logits, Sampling(top_k=0)), distribution(logits, Sampling()))
+
+
 def test_top_k_keeps_ties_and_may_exceed_the_vocabulary():
     assert torch.isfinite(keep_top_k(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 1))[0].tolist() == [False, True, True, False]
     assert torch.isfinite(keep_top_k(torch.zeros(1, 3), 99)).all()
@@ -141,8 +147,8 @@ def test_frequencies_follow_the_distribution(sampling):
         ("temperature", -0.1, "temperature=-0.1 must be 0"),
         ("temperature", float("nan"), "temperature=nan"),
         ("temperature", float("inf"), "temperature=inf"),
-        ("top_k", 0, "top_k=0 must be a whole number of at least 1"),
-        ("top_k", -3, "top_k=-3"),
+        ("top_k", -3, "top_k=-3 must be a whole number of at least 1, or 0 to keep all tokens"),
+        ("top_k", True, "top_k=True"),
         ("top_p", 0.0, r"top_p=0.0 must be in \(0, 1\]"),
         ("top_p", 1.1, r"top_p=1.1 must be in \(0, 1\]"),
         ("min_p", -0.5, "min_p=-0.5"),

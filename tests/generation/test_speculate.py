@@ -370,7 +370,7 @@ def test_the_kernels_give_what_the_engine_gives(who):
         ({"draft": build(decoder(max_len=10))}, "exceed the draft's context of 10"),
         ({"draft": "lookup", "draft_tokens": 0}, "draft_tokens=0 must be a whole number"),
         ({"draft": "lookup", "draft_tokens": True}, "draft_tokens=True must be a whole number"),
-        ({"draft": "lookup", "beams": 2}, "has no use for a draft"),
+        ({"draft": "lookup", "beams": 2}, "cannot use a draft"),
         ({"draft": "lookup", "seed": [1, 2]}, "2 seeds were given for 1 prompts"),
         ({"draft": "lookup", "prefill_chunk": 0}, "prefill_chunk=0"),
         ({"draft": "lookup", "model": build(variants.seq2seq())}, "only a decoder-only model"),

@@ -1,5 +1,7 @@
 """Text in, text out: pieces join to the whole, characters are not torn, stop texts are not shown."""
 
+import re
+
 import pytest
 
 import glassformer as gf
@@ -45,6 +47,38 @@ def test_characters_of_several_bytes_arrive_whole(tokenizer):
     pieces = list(Continuation(saying(text, tokenizer), tokenizer, "the", max_new_tokens=n).pieces(gf.Sampling(0.0)))
     assert "".join(pieces) == "the" + text
     assert not any("�" in piece for piece in pieces)
+
+
+def cut(text, tokenizer, tokens, **changes):
+    """What a reader sees of a text that the limit of tokens cuts, and the whole of what was generated."""
+    job = Continuation(saying(text, tokenizer), tokenizer, "the", max_new_tokens=tokens, **changes)
+    return "".join(job.words(gf.Sampling(0.0))), tokenizer.decode(job.head + job.new)
+
+
+def test_printed_text_never_ends_in_the_middle_of_a_word(tokenizer):
+    text = " cat sat on xyzzy, naïve dogs' mat"
+    total = len(tokenizer.encode(text).ids)
+    seen = set()
+    for tokens in range(1, total + 1):
+        printed, whole = cut(text, tokenizer, tokens)
+        assert printed == whole or printed.endswith("…")
+        assert whole.startswith(printed.removesuffix("…"))
+        assert set(re.findall(r"\w+", printed)) <= set(re.findall(r"\w+", "the" + text))
+        seen.add(printed == whole)
+    assert seen == {True, False}
+
+
+def test_text_without_spaces_and_ids_are_printed_as_they_are(tokenizer, model):
+    for text in ("xyzzy", "猫が座った猫が座"):
+        tokens = len(tokenizer.encode(text).ids)
+        assert cut(text, tokenizer, tokens) == ("the" + text,) * 2
+    job = Continuation(model, None, "5 7", ids=True, max_new_tokens=4)
+    assert "".join(job.words(gf.Sampling(0.0))) == " ".join(map(str, [5, 7, *job.new]))
+
+
+def test_a_stop_prints_the_last_word_whole(tokenizer):
+    job = Continuation(saying(" cat sat. the", tokenizer), tokenizer, "the", stop=(".",), max_new_tokens=30)
+    assert "".join(job.words(gf.Sampling(0.0))) == "the cat sat"
 
 
 def test_stop_text_ends_the_output_and_is_not_shown(tokenizer):

@@ -1,29 +1,60 @@
+"""The choice of device and dtype is a function of the machine; measurements recognise disturbed rounds."""
+
+import itertools
+
 import pytest
 import torch
 
 from glassformer.model import device
 
 
+@pytest.fixture
+def cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return lambda *flags: monkeypatch.setattr(device, "processor_flags", lambda: frozenset(flags))
+
+
 @pytest.mark.parametrize(
-    ("rates", "dtype"),
-    [((100.0, 250.0), torch.bfloat16), ((100.0, 110.0), torch.float32), ((100.0, 30.0), torch.float32)],
+    ("flags", "width", "dtype", "words"),
+    [
+        (("avx2", "avx512_bf16"), 256, torch.bfloat16, "has bfloat16 instructions (avx512_bf16)"),
+        (("amx_bf16",), 768, torch.bfloat16, "(amx_bf16)"),
+        (("asimd", "bf16"), 768, torch.bfloat16, "(bf16)"),
+        (("amx_bf16",), 128, torch.float32, "a model 128 wide trains faster in float32; from 256 on"),
+        (("avx512f",), 768, torch.float32, "has no bfloat16 instructions"),
+        ((), 768, torch.float32, "has no bfloat16 instructions"),
+    ],
 )
-def test_bf16_is_chosen_only_where_it_is_measured_to_be_faster(monkeypatch, rates, dtype):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    measured = {torch.float32: rates[0], torch.bfloat16: rates[1]}
-    monkeypatch.setattr(device, "measure_matmul", lambda _, kind, size: measured[kind])
-    choice = device.choose_device()
-    assert choice.device == "cpu"
-    assert choice.dtype is dtype
-    assert f"{rates[1]:,.0f} GFLOP/s in bfloat16" in choice.why
+def test_a_cpu_trains_in_bfloat16_where_it_has_instructions_and_the_model_is_wide(cpu, flags, width, dtype, words):
+    cpu(*flags)
+    choice = device.choose_for_training(width=width)
+    assert (choice.device, choice.dtype) == ("cpu", dtype)
+    assert words in choice.why
 
 
-@pytest.mark.parametrize(("threads", "said"), [(1, "CPU, 1 thread, "), (2, "CPU, 2 threads, ")])
-def test_threads_are_counted_in_words(monkeypatch, threads, said):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(device, "measure_matmul", lambda *_: 100.0)
-    assert device.choose_device().why.startswith(said)
+def test_no_stopwatch_decides(cpu, monkeypatch):
+    cpu("amx_bf16")
+    monkeypatch.setattr(device.time, "perf_counter", lambda: pytest.fail("measured"))
+    assert device.choose_for_training().dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_trains_in_bfloat16_where_it_has_it(monkeypatch, supported):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    choice = device.choose_for_training(width=8)
+    assert (choice.device, choice.dtype) == ("cuda", torch.bfloat16 if supported else torch.float32)
+    assert choice.why == f"A GPU has{'' if supported else ' no'} bfloat16 tensor cores"
+
+
+def test_what_is_requested_is_used_or_refused(cpu):
+    cpu("amx_bf16")
+    assert device.choose_for_training("cpu", "float32").dtype is torch.float32
+    with pytest.raises(ValueError, match="no CUDA device is here"):
+        device.choose_device("cuda")
+    with pytest.raises(ValueError, match="device='tpu' is not known: use one of auto, cpu, cuda"):
+        device.choose_device("tpu")
 
 
 def test_measured_rate_counts_two_operations_per_multiply_add(monkeypatch):
@@ -32,15 +63,46 @@ def test_measured_rate_counts_two_operations_per_multiply_add(monkeypatch):
     assert device.measure_matmul("cpu", torch.float32, 10) == pytest.approx(2 * 10**3 / 1e9)
 
 
+def rounds(monkeypatch, *seconds):
+    """Rounds that take these times, for ever again, on a clock that only they move."""
+    taken, now = itertools.cycle(seconds), [0.0]
+
+    def round_(a, clock):
+        now[0] += (last := next(taken))
+        return last
+
+    monkeypatch.setattr(device, "_round", round_)
+    return lambda: now[0]
+
+
+def test_rounds_that_agree_end_the_measurement_early(monkeypatch):
+    found = device.measure_throughput("cpu", torch.float32, 128, rounds(monkeypatch, 0.001))
+    assert (found.rounds, found.disturbed) == (4, False)
+    assert found.gflops == pytest.approx(2 * 128**3 / 0.001 / 1e9)
+
+
+def test_some_disturbed_rounds_do_no_harm(monkeypatch):
+    found = device.measure_throughput("cpu", torch.float32, 128, rounds(monkeypatch, 0.3, 0.001, 0.08, 0.00101))
+    assert not found.disturbed
+    assert found.gflops == pytest.approx(2 * 128**3 / 0.001 / 1e9)
+
+
+def test_rounds_that_never_agree_are_disturbed_and_end_in_time(monkeypatch):
+    times = [0.001 * 1.2**n for n in range(60)]
+    found = device.measure_throughput("cpu", torch.float32, 128, clock := rounds(monkeypatch, *times))
+    assert found.disturbed
+    assert clock() < 3 * device.SECONDS
+
+
 def test_what_would_take_many_seconds_is_measured_by_less(monkeypatch):
     tried = []
 
-    def best_time(_, kind, size, repeats):
-        tried.append(size)
-        return 2 * size**3 / (1e9 if kind is torch.bfloat16 else 1e11)
+    def round_(a, clock):
+        tried.append(len(a))
+        return len(a) ** 3 / 1e9
 
-    monkeypatch.setattr(device, "_best_time", best_time)
-    assert device.measure_matmul("cpu", torch.bfloat16, 1024) == pytest.approx(1.0)
-    assert tried == [128]
-    assert device.measure_matmul("cpu", torch.float32, 1024) == pytest.approx(100.0)
-    assert tried == [128, 128, 1024]
+    monkeypatch.setattr(device, "_round", round_)
+    found = device.measure_throughput("cpu", torch.float32, 1024)
+    assert found.size == 512  # of 1024 one round would take more than a second
+    assert max(tried) == 512
+    assert found.gflops == pytest.approx(2.0)

@@ -77,3 +77,17 @@ def test_values_that_are_not_finite_are_drawn_as_the_largest():
 def test_white_space_of_a_token_is_visible():
     assert svg.visible(" \n\t") == "␣⏎⇥"
     assert svg.visible("abcdefgh") == "abcdef"
+
+
+@pytest.mark.parametrize(
+    ("losses", "ticks"),
+    [
+        ((6.9, 4.6), ["4.5", "5", "5.5", "6", "6.5", "7"]),
+        ((4.2, 1.5), ["1.5", "2", "2.5", "3", "3.5", "4", "4.5"]),
+        ((0.041, 0.004), ["0", "0.01", "0.02", "0.03", "0.04", "0.05"]),
+        ((3.0, 3.0), ["3", "3.1"]),
+    ],
+)
+def test_the_axis_of_the_loss_is_that_of_the_data(losses, ticks):
+    drawn = svg.loss_curves([(1, losses[0]), (9, losses[1])], [(9, losses[1])], {})
+    assert re.findall(r'text-anchor="end" class="">([\d.]+)<', drawn) == ticks

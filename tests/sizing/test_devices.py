@@ -55,8 +55,48 @@ def test_a_wrong_file_is_one_sentence(tmp_path, text, sentence):
         device(str(path))
 
 
-def test_an_unknown_device_names_those_that_were_measured():
-    with pytest.raises(ValueError, match=r"no rates were measured for 'h20'.*h200.*TOML"):
+def test_an_unknown_device_names_those_spelled_like_it():
+    with pytest.raises(ValueError, match=r"'h20' is not a known device\. Did you mean .*h200.*TOML"):
         device("h20")
+    with pytest.raises(ValueError, match=r"'zzzz' is not a known device\. Use one of a100-40gb, .*TOML"):
+        device("zzzz")
     with pytest.raises(ValueError, match="cannot be read"):
         device("nowhere.toml")
+
+
+def test_spelling_of_a_device_does_not_matter():
+    assert device("A100_80GB") is DEVICES["a100-80gb"]
+
+
+def test_the_devices_people_rent_are_there():
+    wanted = {"a100-40gb", "a100-80gb", "h100", "h100-pcie", "h200", "b200", "l4", "rtx4090", "rtx5090", "mi300x"}
+    assert wanted <= DEVICES.keys()
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_rates_stay_below_the_data_sheet(name):
+    found = DEVICES[name]
+    sheet = found.sheet
+    assert found.attention < found.products < sheet.peak == found.peak
+    assert found.memory < sheet.bandwidth
+    assert found.link < sheet.link / 2
+    assert found.capacity <= sheet.gigabytes * 2**30
+    assert found.measured == (name == "h200")
+    assert "assumed" in found.source
+    assert sheet.document
+
+
+def test_unmeasured_devices_reach_the_shares_that_the_h200_reached():
+    measured = DEVICES["h200"]
+    for found in DEVICES.values():
+        assert found.products / found.peak == pytest.approx(measured.products / measured.peak)
+        assert found.memory / found.sheet.bandwidth == pytest.approx(measured.memory / measured.sheet.bandwidth)
+
+
+def test_no_device_comes_with_a_price(tmp_path):
+    assert all(found.price is None for found in DEVICES.values())
+    path = tmp_path / "mine.toml"
+    path.write_text(RATES)
+    assert device(str(path)).price is None
+    path.write_text(RATES + "price = 2.5")
+    assert device(str(path)).price == 2.5

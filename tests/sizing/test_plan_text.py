@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from glassformer.config import presets
-from glassformer.sizing.devices import H200
+from glassformer.sizing.devices import DEVICES, H200
 from glassformer.sizing.plan import plan
 from glassformer.sizing.plan_text import GPUS, LADDER, plan_ladder, plan_model
 
@@ -17,8 +17,8 @@ def test_the_ladder_reaches_69_billion_parameters_and_1024_devices_and_says_what
     text = found.text()
     assert "llama2_70b" in text
     assert "1,024" in text
-    assert "products 744 TFLOP/s" in text
-    assert "Only one device was measured" in text
+    assert "matmuls 744 TFLOP/s" in text
+    assert "Communication between GPUs was not measured" in text
     assert "links 360 GB/s among the 8" in text
     [row] = [line for line in text.splitlines() if "llama2_70b" in line and " 1 " in line]
     assert "!" in row  # 69 billion parameters on one device
@@ -64,4 +64,23 @@ def test_every_way_is_listed_with_hours_and_cost():
     one = plan(config, 8, H200, "data", 16, 1024)
     assert told["plans"][0]["step"] == one.step
     assert told["plans"][0]["hours"] == 1e9 / one.tokens_per_second / 3600
-    assert told["plans"][0]["cost"] == told["plans"][0]["hours"] * 8 * H200.price
+    assert told["plans"][0]["cost"] is None
+    assert "cost" not in found.text().split("\n\n")[1]
+    assert "No cost is printed: give --price, in US dollars" in found.text()
+
+
+def test_a_price_gives_a_cost_in_dollars():
+    found = plan_model(presets.gpt2(), "gpt2", 8, replace(H200, price=2.5), tokens=1e9)
+    told = found.to_dict()
+    assert told["plans"][0]["cost"] == told["plans"][0]["hours"] * 8 * 2.5
+    assert (told["price"], told["currency"]) == (2.5, "USD")
+    assert "cost in USD" in found.text()
+    assert "Cost: 2.5 USD for one GPU and hour, as given." in found.text()
+
+
+def test_a_device_that_was_not_measured_says_what_is_assumed():
+    found = plan_model(presets.gpt2(), "gpt2", 8, DEVICES["a100-80gb"])
+    assert found.to_dict()["measured"] is False
+    text = " ".join(found.text().split())
+    assert "Not measured on this device: matmuls at 75% of the peak" in text
+    assert plan_model(presets.gpt2(), "gpt2", 8, H200).to_dict()["measured"] is True

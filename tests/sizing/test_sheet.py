@@ -89,7 +89,7 @@ def test_quantised_weights_have_no_training():
         ({"batch": 1.5}, "batch=1.5 must be"),
         ({"context": -3}, "context=-3 must be"),
         ({"dtype": "fp8"}, "dtype='fp8' is not known. Use one of float64, float32"),
-        ({"optimizer": "lion"}, "optimizer='lion' is not known. Use one of adamw, sgd, none"),
+        ({"optimizer": "lion"}, "optimizer='lion' is not known. Use one of adamw, muon, sgd, none"),
         ({"source": 7}, "source=7 is a length of an encoder-decoder"),
     ],
 )

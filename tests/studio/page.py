@@ -1,8 +1,10 @@
-"""The studio's page in Debian's Chromium: a server on a free port, a browser, and pages that may not misbehave."""
+"""The studio's page in Chromium: a server on a free port, a browser, and pages that may not misbehave."""
 
 import contextlib
 import importlib.util
 import json
+import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +14,22 @@ from urllib.parse import urlencode
 
 import pytest
 
-CHROMIUM = Path("/usr/bin/chromium")
+
+def find_chromium() -> Path | None:
+    """The browser named by $CHROMIUM, one of the system's, or the one that playwright has installed."""
+    if named := os.environ.get("CHROMIUM"):
+        return Path(named) if Path(named).exists() else None
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return Path(found)
+    caches = (os.environ.get("PLAYWRIGHT_BROWSERS_PATH"), "~/.cache/ms-playwright", "~/Library/Caches/ms-playwright")
+    inside = ("chromium-*/chrome-linux*/chrome", "chromium-*/chrome-mac*/*.app/Contents/MacOS/*")
+    kept = [Path(cache).expanduser() for cache in caches if cache]
+    return next((file for cache in kept for pattern in inside for file in sorted(cache.glob(pattern))[::-1]), None)
+
+
+FOUND = find_chromium()
+CHROMIUM = FOUND or Path("/usr/bin/chromium")
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -26,9 +43,9 @@ FLAGS = [
 missing = [
     name for name in ("playwright", "starlette", "uvicorn", "pydantic") if importlib.util.find_spec(name) is None
 ]
-needs_browser = pytest.mark.skipif(
-    not CHROMIUM.exists() or bool(missing), reason=f"needs {CHROMIUM} and the studio extra; missing: {missing}"
-)
+INSTALL = ".venv/bin/python -m playwright install --with-deps chromium"
+REASON = f"{', '.join(missing)} missing: run make test" if missing else f"no Chromium was found: run {INSTALL}"
+needs_browser = pytest.mark.skipif(FOUND is None or bool(missing), reason=REASON)
 if not missing:
     from playwright.sync_api import expect
 

@@ -1,3 +1,5 @@
+import json
+import shutil
 import threading
 
 import pytest
@@ -6,6 +8,7 @@ import torch
 import glassformer as gf
 from glassformer import sizing
 from glassformer.studio import models as module
+from glassformer.studio import openai
 from glassformer.studio.errors import NotFoundError, StudioError
 from glassformer.studio.models import ModelStore
 
@@ -20,6 +23,44 @@ def test_folders_of_one_name_are_told_apart_and_strange_names_made_plain(tmp_pat
         (tmp_path / name).mkdir(parents=True)
     models = ModelStore([tmp_path / "a/best", tmp_path / "b/best", tmp_path / "c/<script>"])
     assert list(models.entries())[2:] == ["best", "best-2", "script"]
+
+
+def write_run(folder, model, *steps):
+    """A run of one checkpoint per step; best is the first of them, last the last."""
+    for step in steps:
+        shutil.copytree(model, folder / "checkpoints" / f"step-{step:08d}")
+        (folder / "checkpoints" / f"step-{step:08d}" / "meta.json").write_text(json.dumps({"step": step}))
+    for name, step in (("best", steps[0]), ("last", steps[-1])):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(f"checkpoints/step-{step:08d}")
+
+
+def test_a_checkpoint_is_named_after_its_run_and_its_step_stands_next_to_it(model_folders, tmp_path):
+    write_run(tmp_path / "runs" / "code", model_folders[0], 200, 1500)
+    (tmp_path / "runs" / "latest").symlink_to("code")
+    models = ModelStore(
+        [tmp_path / "runs" / name for name in ("code/best", "code/checkpoints/step-00001500", "latest/last")]
+    )
+    rows = {row["name"]: row for row in models.describe(False) if not row["bundled"]}
+    assert list(rows) == ["code/best", "code/step-00001500", "code/last"]
+    assert [row["title"] for row in rows.values()] == ["step 200", "step 1,500", "step 1,500"]
+    assert [row["step"] for row in rows.values()] == [200, 1500, 1500]
+    assert models.get("code/best").name == "code/best"
+    assert {model["id"] for model in openai.models(models)["data"]} >= set(rows)
+
+
+def test_the_best_model_of_a_run_that_goes_on_is_read_anew_and_another_run_is_not_taken_for_it(model_folders, tmp_path):
+    write_run(tmp_path / "code", model_folders[0], 200)
+    write_run(tmp_path / "other", model_folders[1], 100)
+    (tmp_path / "latest").symlink_to("code")
+    models = ModelStore([tmp_path / "latest" / "best"])
+    first = models.get("code/best")
+    write_run(tmp_path / "code", model_folders[0], 300)
+    assert models.get("code/best") is not first
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").symlink_to("other")
+    assert models.get("code/best").config.kind == "decoder"
+    assert models.describe(False)[-1]["step"] == 300
 
 
 @pytest.mark.parametrize("name", ["../bard", "/etc/passwd", "bard/../bard", "BARD", "", "\0", "x" * 500, "gpt2"])

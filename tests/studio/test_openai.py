@@ -95,6 +95,8 @@ def test_models_are_listed(client):
     assert told["object"] == "list"
     assert {"bard", "induction", "tiny"} <= {row["id"] for row in told["data"]}
     assert client.get("/v1/models/bard").json()["id"] == "bard"
+    for address in ("/v1/models/code/best", "/v1/models/code%2Fbest"):  # the name of a run's checkpoint has a slash
+        assert client.get(address).json()["error"]["message"].startswith("there is no model 'code/best' here.")
     assert client.get("/v1/models/nobody").json()["error"]["code"] == "model_not_found"
 
 

@@ -110,3 +110,13 @@ def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot be written \(Not a directory\): give another folder"):
         tour_run.run_tour(Plan(out=tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize("name", ["report.html", "trained"])
+def test_an_earlier_tour_is_refused_before_any_work(tmp_path, name):
+    plan = tiny_plan(tmp_path)
+    (plan.out / name).mkdir(parents=True)
+    (plan.out / name / "old").write_text("mine")
+    with pytest.raises(ValueError, match=rf"tour already holds an earlier tour \({name}\): pass --force"):
+        tour_run.run_tour(plan, lambda event: pytest.fail("it began"))
+    assert (plan.out / name / "old").read_text() == "mine"

@@ -60,7 +60,7 @@ def test_the_tour_prints_every_stage_and_writes_its_files(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_a_second_tour_replaces_the_first_and_a_failure_is_reported(capsys, monkeypatch, tmp_path):
-    plan = tiny_plan(tmp_path)
+    plan = tiny_plan(tmp_path, force=True)
     (plan.out / "trained").mkdir(parents=True)
     for name in ("log.jsonl", "run.toml", "old"):
         (plan.out / "trained" / name).write_text("")

@@ -1,14 +1,16 @@
 """Checkpoints: what is kept, what is refused, and that a full disk leaves the last good one."""
 
+import dataclasses
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 import glassformer as gf
-from glassformer.training import checkpoint, train
+from glassformer.training import checkpoint, read_run, train
 from glassformer.training.checkpoint import CheckpointError
 from tests.training import tiny
 
@@ -135,9 +137,72 @@ def test_a_really_full_disk(tmp_path):
 def test_a_new_run_does_not_take_the_place_of_another(finished):
     session = tiny.session(finished)
     before = (finished / "run" / "best").resolve()
-    with pytest.raises(CheckpointError, match=r"holds a run already \(step-00000020\): go on with --resume"):
+    with pytest.raises(CheckpointError, match=r"already holds a run \(step-00000020\): continue it with --resume"):
         train(session.run, session.data)
     assert (finished / "run" / "best").resolve() == before
+
+
+@pytest.mark.parametrize("name", ["run.toml", "log.jsonl", "config.json", "model.safetensors", "best"])
+def test_a_new_run_replaces_no_file_of_a_user(tmp_path, name):
+    session = tiny.session(tmp_path)
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=f"already holds {name}, with which the files of a run would collide"):
+        checkpoint.start_run(session.run, resumed=False)
+    assert [(path.name, path.read_text()) for path in root.iterdir()] == [(name, "mine")]
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_again(tmp_path):
+    session = tiny.session(tmp_path)
+    started = checkpoint.start_run(session.run, resumed=False)
+    (Path(started.out) / "log.jsonl").write_text("{}\n")
+    assert checkpoint.start_run(session.run, resumed=False) == started
+
+
+def test_force_replaces_a_run_and_no_other_file(run):
+    (run / "notes.txt").write_text("mine")
+    settings = dataclasses.replace(checkpoint.read(run)[0], out=str(run))
+    checkpoint.start_run(settings, resumed=False, force=True)
+    assert sorted(path.name for path in run.iterdir()) == ["notes.txt", "run.toml"]
+
+
+def test_a_run_file_of_the_user_is_not_overwritten(tmp_path):
+    (tmp_path / "run.toml").write_text("seed = 3\n")
+    settings = read_run("", (f'out="{tmp_path}"',))
+    for force in (False, True):
+        with pytest.raises(CheckpointError, match=r"already holds run\.toml, with which"):
+            checkpoint.start_run(settings, resumed=False, force=force)
+    assert (tmp_path / "run.toml").read_text() == "seed = 3\n"
+
+
+def test_a_run_without_a_checkpoint_starts_again(tmp_path):
+    """The studio restarts a process that died before its first checkpoint."""
+    settings = read_run("", (f'out="{tmp_path}"',))
+    assert checkpoint.start_run(settings, resumed=False) == checkpoint.start_run(settings, resumed=False)
+
+
+def test_without_out_a_run_gets_a_new_folder_that_its_run_file_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint.start_run(read_run(), resumed=False).out == "runs/shakespeare-1"
+    started = checkpoint.start_run(read_run(), resumed=False)
+    assert started.out == "runs/shakespeare-2"
+    assert read_run((tmp_path / started.out / "run.toml").read_text()) == started
+
+
+def test_best_and_last_are_copies_where_links_are_not_possible(run, monkeypatch):
+    settings, _, model, extra = checkpoint.read(run)
+    settings = dataclasses.replace(settings, out=str(run))
+
+    def refused(*_, **__):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    made = checkpoint.write(settings, 30, model, extra, "{}", {"best": None})
+    checkpoint.publish(settings, made, is_best=True)
+    assert not (run / "best").is_symlink()
+    assert checkpoint.read(run / "best")[1]["step"] == 30
+    assert checkpoint.read(run)[1]["step"] == 30
 
 
 def test_leftovers_of_a_killed_process_are_removed(run):

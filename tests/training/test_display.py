@@ -45,6 +45,13 @@ def test_plain_lines_contain_everything():
     assert "done: 200 steps in 10 s, best validation 2.6000" in text
 
 
+def test_plain_lines_have_no_trailing_blanks_and_count_in_words():
+    display = Display(Console(file=io.StringIO()))
+    assert display.line({"event": "sample", "step": 1, "text": "a \n\nb"}) == "  | a\n  |\n  | b"
+    assert display.line({"event": "end", "step": 1, "best": 2.0, "seconds": 3}).startswith("done: 1 step in 3 s")
+    assert "\nrun folder: runs/a-1\n" in display.line({**EVENTS[0], "out": "runs/a-1"})
+
+
 def test_the_live_display_has_throughput_and_baselines():
     text = shown(True)
     for words in (

@@ -76,6 +76,9 @@ def test_with_model_changes_the_vocabulary():
         ("", ("loop.batch=12", "loop.accumulate=5"), "not a multiple of loop.accumulate=5"),
         ("", ("loop.context=65",), "loop.context=65 exceeds the model's max_len=64"),
         ("", ("schedule.warmup=2000",), "leaves nothing of loop.steps=2000"),
+        ("", ("loop.steps=10", "schedule.warmup=10"), "schedule.warmup=10 leaves nothing of loop.steps=10"),
+        ("[loop]\nsteps = 10\n[schedule]\nwarmup = 20", (), "schedule.warmup=20 leaves nothing of loop.steps=10"),
+        ("[loop]\nsteps = 10", ("schedule.warmup=20",), "schedule.warmup=20 leaves nothing of loop.steps=10"),
         ("", ("model.head=none",), "predicts nothing"),
         ("", ("data.validation=1.5",), "data.validation=1.5"),
         ("", ("machine.device=tpu",), "device"),
@@ -95,6 +98,31 @@ def test_wrong_runs_are_refused_in_words(text, changes, words):
     with pytest.raises(ConfigError) as caught:
         read_run(text, changes, source="run.toml")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "warmup"),
+    [
+        ("", ("loop.steps=10",), 1),
+        ("", ("loop.steps=1",), 0),
+        ("", ("loop = {steps = 50}",), 5),
+        ("[loop]\nsteps = 30", (), 3),
+        ("[loop]\nsteps = 3000\n[schedule]\nwarmup = 300", ("loop.steps=300",), 30),
+    ],
+)
+def test_a_shorter_run_shortens_a_warm_up_of_lower_rank_and_says_so(text, changes, warmup):
+    notes = []
+    run = read_run(text, changes, note=notes.append)
+    assert run.schedule.warmup == warmup
+    assert len(notes) == 1
+    assert f"to {warmup}, a tenth of loop.steps={run.loop.steps}" in notes[0]
+
+
+def test_a_warm_up_that_fits_is_left_alone():
+    notes = []
+    assert read_run("", ("loop.steps=101",), note=notes.append).schedule.warmup == 100
+    assert read_run("", ("loop.steps=10", "schedule.warmup=9"), note=notes.append).schedule.warmup == 9
+    assert notes == []
 
 
 def test_the_recipes_are_valid_runs():

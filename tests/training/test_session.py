@@ -49,3 +49,23 @@ def test_a_changed_corpus_is_noticed(tmp_path):
     (tmp_path / "corpus.txt").write_text("quite another text, with x, y and z! " * 400)
     with pytest.raises(checkpoint.CheckpointError, match="changed since"):
         resume_session(session.run.out, ("loop.steps=9",))
+
+
+def test_a_run_that_was_moved_continues_where_it_is_now(tmp_path):
+    session = tiny.session(tmp_path, "loop.steps=6")
+    train(session.run, session.data)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "latest").symlink_to("moved")
+    longer = resume_session(str(tmp_path / "latest"), ("loop.steps=7",))
+    assert longer.run.out == str(tmp_path / "moved")
+    train(longer.run, longer.data, resume=longer.resume)
+    assert not (tmp_path / "run").exists()
+    assert checkpoint.read(tmp_path / "moved")[1]["step"] == 7
+
+
+def test_a_resumed_run_does_not_continue_inside_another_run(tmp_path):
+    for name in ("run", "other"):
+        session = tiny.session(tmp_path, "loop.steps=6", name=name)
+        train(session.run, session.data)
+    with pytest.raises(checkpoint.CheckpointError, match="already holds another run"):
+        resume_session(str(tmp_path / "run"), ("loop.steps=7", f'out="{tmp_path / "other"}"'))

@@ -1,8 +1,8 @@
-"""What is saved reads back bit for bit, in one file or many, and never half."""
+"""A saved model reads back bit for bit, in one file or many, and replaces another only completely."""
 
 import json
 import os
-import signal
+import resource
 import subprocess
 import sys
 import time
@@ -20,6 +20,7 @@ from glassformer.weights import WeightsError, export, load, load_tokenizer, save
 from tests.weights.test_gpt2 import config
 from tests.weights.tiny import random_model, reopen, saved
 
+ROOT = Path(__file__).parents[2]
 CONFIG = presets.gpt2(d_model=24, n_layers=2, n_heads=3, vocab_size=31, max_len=16)
 
 
@@ -77,7 +78,7 @@ def test_large_models_are_split_and_read_again(tmp_path, format):
         tokens = torch.randint(31, (2, 9))
         with torch.no_grad():
             assert (reopen(out)(tokens).logits - ours(tokens)).abs().max() <= 1e-5
-    save(ours, out, format=format)
+    save(ours, out, format=format, overwrite=True)
     assert [p.name for p in out.glob("model*.safetensors*")] == ["model.safetensors"]
 
 
@@ -113,35 +114,59 @@ def test_tokenizer_given_found_or_inherited(tmp_path):
 
 
 def test_a_model_saved_over_itself_stays_whole(tmp_path):
-    """Its parameters are views of the very file that is replaced."""
-    out = save(model(seed=7), tmp_path / "out")
+    """The model is in memory, so it may replace the folder it was loaded from; its tokenizer comes along."""
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    out = save(model(seed=7), tmp_path / "out", tokenizer=words)
     for format in ("glass", "hf", "glass"):
-        save(load(out), out, format=format)
+        save(load(out), out, format=format, overwrite=True)
     assert same(load(out), model(seed=7))
-    assert sorted(p.name for p in out.iterdir()) == ["model.safetensors", "model.toml"]
+    assert sorted(p.name for p in out.iterdir()) == ["model.safetensors", "model.toml", "tokenizer.json"]
 
 
-def test_a_model_folder_is_replaced_and_its_other_files_kept(tmp_path):
+def test_a_model_is_replaced_only_when_told_and_then_as_a_whole(tmp_path):
     out = save(model(seed=1), tmp_path / "out")
-    (out / "README.md").write_text("mine")
-    (out / "train_state").mkdir()
-    (out / "train_state" / "step").write_text("7")
-    save(model(seed=2), out, format="glass")
+    (out / "generation_config.json").write_text('{"eos_token_id": 3}')
+    (out / "vocab.json").write_text("{}")
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    with pytest.raises(WeightsError, match=r"already holds a model: pass --force"):
+        save(model(seed=2), out, format="glass")
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    save(model(seed=2), out, format="glass", overwrite=True)
     assert same(load(out), model(seed=2))
-    assert (out / "README.md").read_text() == "mine"
-    assert (out / "train_state" / "step").read_text() == "7"
-    assert not (out / "config.json").exists()
+    assert sorted(p.name for p in out.iterdir()) == ["model.safetensors", "model.toml"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_is_not_a_model_folder_is_not_overwritten(tmp_path):
-    (tmp_path / "photo.jpg").touch()
-    with pytest.raises(WeightsError, match="not a model folder"):
-        save(model(), tmp_path)
-    with pytest.raises(WeightsError, match="is a file"):
-        save(model(), tmp_path / "photo.jpg")
-    assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
+def test_an_empty_folder_and_missing_parents_are_no_obstacle(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert same(load(save(model(), tmp_path / "empty")), model())
+    for target in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
+        assert same(load(save(model(), target)), model())
+
+
+def test_files_that_appear_while_a_model_is_written_are_not_replaced(tmp_path):
+    out = save(model(seed=1), tmp_path / "out")
+
+    def put(folder):
+        (out / "notes.txt").write_text("mine")
+
+    with pytest.raises(WeightsError, match=r"notes\.txt"):
+        export.write_folder(model(seed=2), out, overwrite=True, check=put)
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    assert same(load(out), model(seed=1))
+
+
+def test_a_check_that_raises_replaces_nothing(tmp_path):
+    out = save(model(seed=1), tmp_path / "out")
+
+    def refuse(folder):
+        assert same(load(folder), model(seed=2))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        export.write_folder(model(seed=2), out, overwrite=True, check=refuse)
+    assert same(load(out), model(seed=1))
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -169,66 +194,58 @@ def test_a_write_that_reads_back_differently_replaces_nothing(tmp_path, monkeypa
 
     monkeypatch.setattr(export, "save_file", corrupt)
     with pytest.raises(WeightsError, match="reads back differently"):
-        save(model(seed=2), out)
+        save(model(seed=2), out, overwrite=True)
     assert same(load(out), model(seed=1))
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_replaces_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("room", [0, 100, 1000, 9000])
+def test_a_full_disk_replaces_nothing(tmp_path, room):
+    """The system refuses files of more than `room` bytes: the config, the tokenizer or the weights, whichever it is."""
+    words = Tokenizer(models.WordLevel({f"word {i}": i for i in range(31)}, unk_token="word 0"))
     out = save(model(seed=1), tmp_path / "out")
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(export, "save_file", full)
-    with pytest.raises(WeightsError, match="No space left"):
-        save(model(seed=2), out)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(WeightsError, match=r"out could not be written \(File too large\): what was there"):
+            save(model(seed=2), out, tokenizer=words, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert same(load(out), model(seed=1))
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-KILLED = """
-import sys, os, signal
-import glassformer.weights.export as module
-import glassformer.weights.swap as swap
-from glassformer import presets
-from glassformer.model import build
-from glassformer.weights import save
-
-def die(*given, **more):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def cut(tensors, file, metadata, real=module.save_file):
-    real(tensors, file, metadata=metadata)
-    os.truncate(file, 1000)
-    die()
-
-config = presets.gpt2(d_model=24, n_layers=2, n_heads=3, vocab_size=31, max_len=16)
-deaths = {"before the tensors": (module, "save_file", die), "half way through": (module, "save_file", cut),
-          "before the exchange": (swap, "_publish", die), "after the exchange": (swap.shutil, "rmtree", die)}
-for moment, death in deaths.items():
-    if (child := os.fork()) == 0:
-        setattr(*death)
-        save(build(config, seed=2), f"{sys.argv[1]}/{moment}/out")
-        os._exit(0)
-    print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sep=":")
-"""
+def crashes(folder, *orders):
+    """Lines of tests/weights/crash.py as dictionaries."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "tests.weights.crash", str(folder), *orders]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked to be killed")
-def test_kill_9_leaves_the_old_folder_or_the_new_one(tmp_path):
-    moments = ("before the tensors", "half way through", "before the exchange", "after the exchange")
-    for moment in moments:
-        save(model(seed=1), tmp_path / moment / "out")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.stdout.splitlines() == [f"{moment}:{-signal.SIGKILL}" for moment in moments], ended.stderr
-    for moment in moments:
-        out = tmp_path / moment / "out"
-        assert same(load(out), model(seed=2 if moment == "after the exchange" else 1))
-        save(model(seed=3), out)
-        assert same(load(out), model(seed=3))
-        assert [path.name for path in out.parent.iterdir()] == ["out"]
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="crash.py forks the processes that it kills")
+
+
+STEPS = [f"{action}:{how}" for action in ("save", "convert", "renames") for how in ("kill", "full")]
+
+
+@FORKS
+@pytest.mark.parametrize(
+    ("steps", "moments"),
+    [(["convert:kill", "convert:full", "renames:kill"], 6), pytest.param(STEPS, 300, marks=pytest.mark.slow)],
+)
+def test_a_crash_or_a_full_disk_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, steps, moments):
+    """crash.py asserts it; here is asserted that the crashes came before, between and after the steps that matter."""
+    *results, by_save, by_convert = crashes(tmp_path, *steps, f"save:{moments}", f"convert:{moments}")
+    for order, ended in zip(steps, results, strict=True):
+        assert ended["old"] >= 5, order
+        assert ended["new"] >= 1, order
+        assert (ended["leftovers"] > 0) == order.endswith("kill"), order
+        assert ("missing" in ended) == (order == "renames:kill"), order
+    for ended in (by_save, by_convert):
+        assert ended.get("old", 0) + ended.get("new", 0) == moments
+        assert moments < 100 or min(ended.values()) > 10
 
 
 @pytest.mark.slow
@@ -237,11 +254,10 @@ def test_readers_see_a_whole_folder_while_it_is_replaced(tmp_path):
     out = save(model(seed=0), tmp_path / "out", format="glass")
     script = (
         "from tests.weights.test_export import model\nfrom glassformer.weights import save\n"
-        f"for seed in range(1, 8): save(model(seed % 3), {str(out)!r}, format='glass')\n"
+        f"for seed in range(1, 8): save(model(seed % 3), {str(out)!r}, format='glass', overwrite=True)\n"
     )
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    saver = subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=root)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    saver = subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=ROOT)
     known = [model(seed) for seed in range(3)]
     deadline = time.monotonic() + 60
     loads = 0

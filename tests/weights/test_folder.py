@@ -46,6 +46,8 @@ def test_missing_folder_and_file_in_its_place(tmp_path, gpt2):
 def test_no_config(tmp_path, gpt2):
     (gpt2 / "config.json").unlink()
     assert "no config.json" in refusal(gpt2)
+    assert "no config.json" in refusal(gpt2.rename(tmp_path / "pickles"))
+    (tmp_path / "pickles").rename(gpt2)
     assert "no config.json" in refusal(gpt2, load_config)
 
 

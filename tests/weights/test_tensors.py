@@ -64,7 +64,9 @@ def test_pickles_under_another_name_are_told_by_their_first_bytes(tmp_path):
             torch.save({"a": torch.ones(3)}, file)
         else:
             file.write_bytes(content)
-        assert "pickle" in refusal(open_safetensors, file)
+        said = refusal(open_safetensors, file)
+        assert "is a pickle (a torch.save file) under another name" in said
+        assert "torch.load(file, weights_only=True)" in said
 
 
 def test_a_header_whose_length_begins_like_a_pickle_is_no_pickle(tmp_path):
@@ -130,4 +132,21 @@ def test_a_folder_without_weights_says_what_lies_there_instead(tmp_path):
     assert "adapter.safetensors" in str(no_weights(tmp_path))
     (tmp_path / "pytorch_model.bin").touch()
     assert "never loaded" in str(no_weights(tmp_path))
-    assert "save_pretrained" in str(no_weights(tmp_path))
+
+
+def test_transformers_is_advised_only_for_pickles_that_it_loads(tmp_path):
+    """It looks for pytorch_model*.bin next to a config.json; every other pickle the user has to read in Python."""
+    for name in ("ckpt.pt", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.PTH"):
+        for with_config in (False, True):
+            folder = tmp_path / f"{name} {with_config}"
+            folder.mkdir()
+            (folder / name).touch()
+            if with_config:
+                (folder / "config.json").touch()
+            said = str(no_weights(folder))
+            assert f"{folder} holds only pickled weights (1: {name}), and pickles are never loaded" in said
+            loads = with_config and name.startswith("pytorch_model")
+            assert ("call save_pretrained" in said) == loads
+            assert ("torch.load(file, weights_only=True)" in said) != loads
+            assert ("safetensors.torch.save_file" in said) != loads
+            assert ("importing nanoGPT checkpoints is not supported yet" in said) != loads

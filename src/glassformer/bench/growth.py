@@ -6,7 +6,6 @@ token costs O(S), without O(S²); reading a prompt O(T²); the cache holds O(B) 
 that attention and not the matrices are what grows.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -33,10 +32,13 @@ class Curve:
     counted: tuple[float, ...]
     limit: int
     """The exponent of the theory for large n."""
+    disturbed: tuple[int, ...] = ()
+    """Points whose fastest rounds do not agree within 20 %: other work on the machine disturbed them all."""
 
     @property
-    def exponent(self) -> float:
-        return fit(self.at, self.measured)
+    def exponent(self) -> float | None:
+        """The measured exponent; None where a point was disturbed."""
+        return None if self.disturbed else fit(self.at, self.measured)
 
     @property
     def expected(self) -> float:
@@ -88,27 +90,30 @@ def measure(
     model: Any = build(config(max(*contexts, *lengths) + rounds + 2)).eval()
     cfg = model.config
 
-    def cached(context: int) -> float:
+    def cached(context: int) -> tuple[float, bool]:
         """A token after `context` others, whose keys and values are made up: only their number matters here."""
         cache = model.new_cache("static", capacity=context + rounds + 1)
         cache.append(context, None, None)
         for layer in cache.layers:
             layer.extend(*(torch.randn(1, cfg.n_kv_heads, context, cfg.d_head) for _ in range(2)))
         token = torch.zeros(1, 1, dtype=torch.long)
-        return _median(lambda: model(token, cache=cache), rounds)
+        return _best(lambda: model(token, cache=cache), rounds)
 
-    def read(length: int) -> float:
+    def read(length: int) -> tuple[float, bool]:
         tokens = torch.zeros(1, length, dtype=torch.long)
-        return _median(lambda: model.encode(tokens), rounds)
+        return _best(lambda: model.encode(tokens), rounds)
 
-    def bytes_of(batch: int) -> float:
+    def bytes_of(batch: int) -> tuple[float, bool]:
         cache = model.new_cache("growing")
         model.encode(torch.zeros(batch, 64, dtype=torch.long), cache=cache)
-        return float(sum(layer.n_bytes() for layer in cache.layers))
+        return float(sum(layer.n_bytes() for layer in cache.layers)), True
 
     def curve(name: str, quantity: str, unit: str, at: Sequence[int], measured: Any, counted: Any, limit: int) -> Curve:
         say(name)
-        return Curve(name, quantity, unit, tuple(at), tuple(map(measured, at)), tuple(map(counted, at)), limit)
+        points = [measured(n) for n in at]
+        disturbed = tuple(n for n, (_, agree) in zip(at, points, strict=True) if not agree)
+        best, expected = tuple(value for value, _ in points), tuple(map(counted, at))
+        return Curve(name, quantity, unit, tuple(at), best, expected, limit, disturbed)
 
     with torch.no_grad():
         return [
@@ -121,21 +126,36 @@ def measure(
         ]  # fmt: skip
 
 
-def _median(work: Callable[[], Any], rounds: int) -> float:
+AGREE = 0.2
+"""The fastest three rounds of a point must agree within this fraction."""
+
+
+def _best(work: Callable[[], Any], rounds: int) -> tuple[float, bool]:
+    """Seconds of the fastest round, and whether the fastest three agree: other work can only slow a round down."""
     work()
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    fastest = sorted(times)[:3]
+    return fastest[0], len(fastest) == 3 and fastest[-1] <= (1 + AGREE) * fastest[0]
 
 
 def text(curves: Sequence[Curve]) -> str:
+    """The table. A curve with a disturbed point has no exponent; too few rounds count as disturbed."""
     lines = [f"{'':28}{'exponent':>10}{'counted':>10}{'limit':>8}   measured"]
     for one in curves:
         scale, unit = (1e3, "ms") if one.unit == "s" else (1.0, "bytes")
         points = ", ".join(f"{n:,}: {v * scale:,.4g}" for n, v in zip(one.at, one.measured, strict=True))
-        numbers = f"{one.exponent:>10.2f}{one.expected:>10.2f}{one.limit:>8}"
-        lines.append(f"{one.name:28}{numbers}   {unit} by {one.quantity}: {points}")
+        exponent = "-" if one.exponent is None else f"{one.exponent:.2f}"
+        lines.append(
+            f"{one.name:28}{exponent:>10}{one.expected:>10.2f}{one.limit:>8}   {unit} by {one.quantity}: {points}"
+        )
+        if one.disturbed:
+            where = ", ".join(f"{n:,}" for n in one.disturbed)
+            lines.append(
+                f"  exponent not measured: disturbed at {where}, where the fastest three rounds differ by more than "
+                f"{AGREE:.0%} or there are fewer than three: use --rounds 5 or more on a quiet machine."
+            )
     return "\n".join(lines)

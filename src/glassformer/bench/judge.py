@@ -1,10 +1,10 @@
-"""Do all run the same model, and are the targets reached? Findings, each of which is one sentence."""
+"""Whether all contenders run the same model, and whether targets are reached, missed or not measurable."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from glassformer.bench.result import Group, Row, number
+from glassformer.bench.result import ENOUGH_ROUNDS, Group, Row, number
 from glassformer.bench.startup import READING
 from glassformer.finding import Finding, Verdict
 
@@ -107,25 +107,52 @@ def _ratio_target(plan: dict[str, Any], group: Group) -> list[Finding]:
         return [Finding.skip(what, f"we did not run in {group.precision}", "see who died above.")]
     if peer is None:
         return [Finding.skip(what, f"no peer ran in {group.precision}", "install one, see the missing ones above.")]
+    if reason := _doubt(group, ours, peer):
+        return [Finding.skip(what, reason, QUIET)]
     ratio = group.ratio(ours, peer)
     assert ratio is not None
     why = f"{ours.name} {number(ours.median)}, best peer {peer.name} {number(peer.median)} {group.unit}"
     return [Finding.within(what, ratio, least, None, why, _short(ratio, least))]
 
 
+QUIET = "measure again on a quiet machine, with more --rounds."
+
+
+def _doubt(group: Group, ours: Row, peer: Row) -> str:
+    """Why a comparison with the best peer means nothing; empty where it does."""
+    if few := _too_few(ours, peer):
+        return few
+    if ours.disturbed:
+        return f"{ours.name} was {ours.disturbed}"
+    for row in group.rows:  # a disturbed peer may in truth be the best one
+        if not row.ours and row.measured and row.disturbed and max(row.rounds) >= peer.median:
+            return f"{row.name} was {row.disturbed}"
+    return ""
+
+
+def _too_few(*rows: Row) -> str:
+    rounds = min(len(row.rounds) for row in rows)
+    if rounds >= ENOUGH_ROUNDS:
+        return ""
+    return f"{rounds} round{'s' * (rounds > 1)} cannot show whether they were disturbed, {ENOUGH_ROUNDS} can"
+
+
 def _bandwidth_target(group: Group) -> list[Finding]:
     least, ours = OF_BANDWIDTH.get(group.precision), group.ours()
-    share = None if ours is None else group.of_limit(ours)
     if least is None:
         return []
-    if share is None or group.bandwidth is None:
-        why = "either we or the reading of memory did not run"
-        return [Finding.skip(f"target:bandwidth:{group.precision}", why, "see who died above.")]
+    what = f"target:bandwidth:{group.precision}"
+    share = None if ours is None else group.share(ours)
+    if ours is None or share is None or group.bandwidth is None:
+        return [Finding.skip(what, "either we or the reading of memory did not run", "see who died above.")]
+    if reason := _too_few(ours, group.bandwidth) or group.no_share(ours):
+        return [Finding.skip(what, reason, QUIET)]
+    read = group.bandwidth.best
     why = (
-        f"{group.touched / 1e6:,.0f} MB of weights per token, memory read at {group.bandwidth.median / 1e9:.1f} GB/s: "
-        f"at most {group.bandwidth.median / group.touched:,.0f} tokens/s"
+        f"{group.touched / 1e6:,.0f} MB of weights per token, memory read at {read / 1e9:.1f} GB/s: "
+        f"at most {read / group.touched:,.0f} tokens/s"
     )
-    return [Finding.within(f"target:bandwidth:{group.precision}", share, least, None, why, _short(share, least))]
+    return [Finding.within(what, share, least, None, why, _short(share, least))]
 
 
 def startup_targets(groups: Sequence[Group], plain: Sequence[Row]) -> list[Finding]:
@@ -133,7 +160,8 @@ def startup_targets(groups: Sequence[Group], plain: Sequence[Row]) -> list[Findi
     known = {row.name: row for row in plain if row.measured}
     if "import torch" not in known or READING not in known:
         return [Finding.skip("target:startup", "importing torch or reading the file failed", "see who died above.")]
-    floor = known["import torch"].median + known[READING].median
+    unavoidable = [known["import torch"], known[READING]]
+    floor = sum(row.median for row in unavoidable)
     findings = []
     for group in groups:
         for row in group.rows:
@@ -141,7 +169,11 @@ def startup_targets(groups: Sequence[Group], plain: Sequence[Row]) -> list[Findi
                 why = f"{row.median:.2f} s against {floor:.2f} s for importing torch and reading the file"
                 ratio = row.median / floor
                 what = f"target:startup:{row.name}:{group.precision}"
-                findings.append(Finding.judge(what, ratio, STARTUP, why, _over(ratio, STARTUP)))
+                doubt = _too_few(row, *unavoidable) or next(
+                    (f"{one.name} was {one.disturbed}" for one in (row, *unavoidable) if one.disturbed), ""
+                )
+                judged = Finding.judge(what, ratio, STARTUP, why, _over(ratio, STARTUP))
+                findings.append(Finding.skip(what, doubt, QUIET) if doubt else judged)
     return findings
 
 
@@ -154,10 +186,10 @@ def _over(value: float, most: float) -> str:
 
 
 def sentence(finding: Finding) -> str:
-    """A target's verdict for a person."""
+    """A target's verdict as a sentence: reached, missed, or not measured and why."""
     name = finding.id.removeprefix("target:").replace(":", ", ")
     if finding.verdict is Verdict.SKIP:
-        return f"{name}: not judged, {finding.why}."
+        return f"{name}: not measured: {finding.why}; {finding.remedy}"
     if finding.passed:
         return f"{name}: reached, {finding.numbers()} ({finding.why})."
     return f"{name}: {finding.remedy.rstrip('.')}, {finding.numbers()} ({finding.why})."

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from glassformer.config.errors import nearest
+from glassformer.errors import GlassformerError
 
 Task = Literal["decode", "prefill", "train", "startup"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -20,7 +21,7 @@ _PROMPT = {"decode": 32, "prefill": 512, "startup": 32, "train": 0}
 _NEW = {"decode": 128, "prefill": 1, "startup": 1, "train": 10}
 
 
-class BenchError(ValueError):
+class BenchError(GlassformerError):
     """A benchmark that cannot be run. One sentence."""
 
 

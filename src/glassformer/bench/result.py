@@ -1,10 +1,22 @@
-"""What was measured: rounds to medians, spread and ratios, and all of it as JSON."""
+"""What was measured: rounds to medians, spread and ratios, and all of it as JSON.
+
+A figure that other work on the machine made meaningless is not given: `disturbed` says why instead.
+"""
 
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
+"""2: rows and groups have `disturbed`, and their figures are null where it gives a reason."""
+LARGEST_SPREAD = 0.5
+"""Spread of a contender's rounds above which its median means nothing: other work on the machine disturbed them."""
+ENOUGH_ROUNDS = 3
+"""Rounds below which nothing shows whether a measurement was disturbed: targets are then not judged."""
+AGREE = 0.1
+"""The fastest three rounds of reading memory must agree within this fraction."""
+SAME_MACHINE = 0.2
+"""The bandwidth of one group may lie below that of another in the same run by at most this fraction."""
 
 
 @dataclass
@@ -41,6 +53,46 @@ class Row:
     def measured(self) -> bool:
         return bool(self.rounds) and not self.died
 
+    @property
+    def disturbed(self) -> str:
+        """Why the median means nothing; empty where it does."""
+        if not self.measured or self.spread <= LARGEST_SPREAD:
+            return ""
+        return f"disturbed: its rounds spread by {self.spread:.0%}, more than {LARGEST_SPREAD:.0%}"
+
+
+class Bandwidth(Row):
+    """Reading memory, in bytes per second. A limit is what the fastest rounds reach, so these must agree."""
+
+    fastest_in_run: float = 0.0
+    """Of all groups of the run: the machine is the same, so no group may lie far below."""
+
+    @property
+    def best(self) -> float:
+        return max(self.rounds)
+
+    @property
+    def disturbed(self) -> str:
+        if not self.measured:
+            return ""
+        if len(self.rounds) < ENOUGH_ROUNDS:
+            return f"fewer than {ENOUGH_ROUNDS} rounds cannot show whether they were disturbed"
+        fastest = sorted(self.rounds)[-ENOUGH_ROUNDS:]
+        if fastest[0] < (1 - AGREE) * fastest[-1]:
+            told = ", ".join(f"{speed / 1e9:.1f}" for speed in fastest)
+            return f"disturbed: the fastest rounds of reading memory differ ({told} GB/s)"
+        if self.best < (1 - SAME_MACHINE) * self.fastest_in_run:
+            here, elsewhere = f"{self.best / 1e9:.1f} GB/s", f"{self.fastest_in_run / 1e9:.1f} GB/s"
+            return f"disturbed: memory was read at {here}, and at {elsewhere} in another part of the same run"
+        return ""
+
+
+def compare_bandwidths(groups: "list[Group]") -> None:
+    """Let each group's reading of memory know the fastest one of the run."""
+    read = [group.bandwidth for group in groups if group.bandwidth is not None and group.bandwidth.measured]
+    for one in read:
+        one.fastest_in_run = max(other.best for other in read)
+
 
 @dataclass
 class Group:
@@ -50,7 +102,7 @@ class Group:
     unit: str
     setting: str = ""
     rows: list[Row] = field(default_factory=list)
-    bandwidth: Row | None = None
+    bandwidth: Bandwidth | None = None
     """Bytes per second, in turn with the contenders."""
     touched: float = 0.0
     """Bytes of weights per step of a batch."""
@@ -73,16 +125,32 @@ class Group:
         return (min if self.fewer_is_better else max)(known, key=lambda row: row.median)
 
     def ratio(self, row: Row, other: Row | None) -> float | None:
-        """How many times as fast as `other` a row is."""
-        if other is None or not row.measured or not self.compared:
+        """How many times as fast as `other` a row is; None where either was disturbed."""
+        if other is None or not row.measured or not self.compared or row.disturbed or other.disturbed:
             return None
         return other.median / row.median if self.fewer_is_better else row.median / other.median
 
     def of_limit(self, row: Row) -> float | None:
-        """Share of the measured bandwidth that reading the weights once per step takes."""
+        """Share of the measured bandwidth that reading the weights once per step takes; None where it is not known."""
+        share = self.share(row)
+        return None if share is None or self.no_share(row) else share
+
+    def share(self, row: Row) -> float | None:
+        """The share as it comes out of the measurement, meaningful or not."""
         if self.bandwidth is None or not self.bandwidth.measured or not row.measured or not self.touched:
             return None
-        return row.median / self.batch * self.touched / self.bandwidth.median
+        return row.median / self.batch * self.touched / self.bandwidth.best
+
+    def no_share(self, row: Row) -> str:
+        """Why the share of the bandwidth means nothing; empty where it does."""
+        share = self.share(row)
+        if share is None or self.bandwidth is None:
+            return "either we or the reading of memory did not run"
+        if reason := row.disturbed or self.bandwidth.disturbed:
+            return reason
+        if share > 1 + AGREE:
+            return f"{share:.0%} of the bandwidth: reading memory was disturbed, or the weights fit in a cache"
+        return ""
 
 
 def number(value: float) -> str:
@@ -91,16 +159,17 @@ def number(value: float) -> str:
 
 
 def row_dict(group: Group, row: Row) -> dict[str, Any]:
-    known = row.measured
+    known = row.measured and not row.disturbed
     return {
         "name": row.name,
         "precision": row.precision,
         "ours": row.ours,
         "version": row.version,
         "median": row.median if known else None,
-        "low": min(row.rounds) if known else None,
-        "high": max(row.rounds) if known else None,
-        "spread": row.spread if known else None,
+        "low": min(row.rounds) if row.measured else None,
+        "high": max(row.rounds) if row.measured else None,
+        "spread": row.spread if row.measured else None,
+        "disturbed": row.disturbed or None,
         "rounds": row.rounds,
         "ratio_to_ours": group.ratio(row, group.ours()),
         "ratio_to_best_peer": group.ratio(row, group.best_peer()),
@@ -120,7 +189,11 @@ def group_dict(group: Group) -> dict[str, Any]:
         "unit": group.unit,
         "batch": group.batch,
         "weight_bytes_per_step": group.touched or None,
-        "bandwidth_bytes_per_second": read.median if read is not None and read.measured else None,
+        "bandwidth_bytes_per_second": (
+            read.best if read is not None and read.measured and not read.disturbed else None
+        ),
+        "bandwidth_rounds": [] if read is None else read.rounds,
+        "bandwidth_disturbed": (read.disturbed or None) if read is not None else None,
         "rows": [row_dict(group, row) for row in group.rows],
     }
 
@@ -137,7 +210,7 @@ class Result:
 
     @property
     def sound(self) -> bool:
-        """Nobody died and everybody ran the same model; a missed target is no fault of the measurement."""
+        """All contenders exited cleanly and ran the same model; a missed target does not make a run unsound."""
         return not any(f.verdict == "fail" for f in self.findings if not f.id.startswith("target"))
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from glassformer.bench.machine import facts
 from glassformer.bench.peers.base import Order
 from glassformer.bench.plan import PRECISIONS, BenchError, Plan
 from glassformer.bench.processes import Died, Worker, crew
-from glassformer.bench.result import Group, Result, Row
+from glassformer.bench.result import Bandwidth, Group, Result, Row, compare_bandwidths
 from glassformer.finding import Finding
 
 Say = Callable[[str], None]
@@ -29,6 +29,7 @@ def run(plan: Plan, say: Say = lambda line: None) -> Result:
         result.groups, result.findings = _train(plan, chosen, say)
     else:
         result.groups, result.findings, plain = _generate(plan, chosen, missing, say)
+    compare_bandwidths(result.groups)
     targets = judge.targets(result.plan, result.groups, plain)
     if plain:
         result.groups.append(Group("", "seconds", "without a model", rows=plain, fewer_is_better=True, compared=False))
@@ -70,7 +71,7 @@ def _generate(
             startup.measure(racing, plain if not groups else [], subject.root / "hf", plan.rounds, say)
         elif plan.task == "decode":
             group.touched = subject.touched(precision)
-            group.bandwidth = Row("memory", precision, ours=False)
+            group.bandwidth = Bandwidth("memory", precision, ours=False)
             reading = Order("memory", "bandwidth", "bandwidth", precision, "", plan.n_threads)
             race.race([*racing, (reading, group.bandwidth)], plan.rounds, say)
         else:

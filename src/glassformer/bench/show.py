@@ -12,7 +12,9 @@ PLAIN_WIDTH = 160
 SHORT = 80
 """Of a last line, in the table; below it stands whole."""
 BUSY = 0.3
-"""Load average per core above which a measurement is told to be of a busy machine."""
+"""Load average per core above which the machine is reported as busy."""
+UNKNOWN = "-"
+"""In place of a figure that the spread of the rounds, or a disturbed bandwidth, makes meaningless."""
 
 
 def show(result: Result, file: IO[str] | None = None) -> None:
@@ -30,7 +32,7 @@ def show(result: Result, file: IO[str] | None = None) -> None:
     )
     if machine["load_average"] and machine["load_average"][0] > BUSY * machine["cores"]:
         busy = machine["load_average"][0]
-        console.print(f"the machine was busy when this began (load {busy}): measure again on a quiet one.")
+        console.print(f"the machine was busy when this began (load {busy}): measure again on a quiet machine.")
     for group in result.groups:
         _table(console, group)
     for name, why in result.missing.items():
@@ -60,7 +62,8 @@ def _table(console: "Console", group: Group) -> None:
     console.print(table)
     if has_limit and group.bandwidth is not None:
         read = group.bandwidth
-        console.print(f"memory is read at {read.median / 1e9:.1f} GB/s (spread {read.spread:.0%}) in the same rounds")
+        told = f"not measured: {read.disturbed}" if read.disturbed else f"{read.best / 1e9:.1f} GB/s in the best round"
+        console.print(f"memory bandwidth: {told}", markup=False)
 
 
 def _rank(group: Group, row: Row) -> tuple[bool, float]:
@@ -72,11 +75,16 @@ def _rank(group: Group, row: Row) -> tuple[bool, float]:
 def _cells(group: Group, row: Row, has_limit: bool) -> list[str]:
     if not row.measured:
         return [row.name, *([""] * (7 if has_limit else 6)), f"died: {row.died[:SHORT]}" if row.died else row.agrees]
-    numbers = [row.median, min(row.rounds), max(row.rounds)]
     shares = [group.ratio(row, group.ours()), group.ratio(row, group.best_peer())]
-    cells = [row.name, *map(number, numbers), f"{row.spread:.0%}"]
-    cells += ["" if share is None else f"{share:.3f}" for share in shares]
+    median = UNKNOWN if row.disturbed else number(row.median)
+    cells = [row.name, median, *map(number, (min(row.rounds), max(row.rounds))), f"{row.spread:.0%}"]
+    cells += [_blank(group) if share is None else f"{share:.3f}" for share in shares]
     if has_limit:
         share = group.of_limit(row)
-        cells.append("" if share is None else f"{share:.0%}")
-    return [*cells, row.agrees]
+        cells.append(UNKNOWN if share is None else f"{share:.0%}")
+    return [*cells, "; ".join(filter(None, (row.disturbed, row.agrees)))]
+
+
+def _blank(group: Group) -> str:
+    """A ratio that is missing: nobody to compare with, or a figure that means nothing."""
+    return UNKNOWN if group.compared and any(row.disturbed for row in group.rows) else ""

@@ -110,7 +110,7 @@ def _store(model: Any, root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     size = model.config.vocab_size
     words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(size)}, unk_token="t0"))
-    save(model, root / "hf", format="hf", tokenizer=words)
+    save(model, root / "hf", format="hf", tokenizer=words, overwrite=True)
     special = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0"}
     special |= {"bos_token": f"t{size - 1}", "eos_token": f"t{size - 1}"}
     write_atomically(root / "hf" / DONE, json.dumps(special).encode())

@@ -1,21 +1,38 @@
 """`glass`: verbs to function calls. Parsing and printing only; torch is imported when a verb needs it.
 
-Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted. Errors a user can cause are one sentence
-on standard error; GLASSFORMER_DEBUG=1 shows the traceback instead.
+Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted, 141 the reader of standard output closed
+it, as in `glass ... | head`. Errors a user can cause are one sentence on standard error; GLASSFORMER_DEBUG=1 shows the
+traceback instead.
 """
 
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code. Without arguments it is the program: Ctrl-C is quiet from here to exit."""
-    told = list(sys.argv[1:] if arguments is None else arguments)
-    if told == ["--version"]:
+    if sys.stdout is None:
+        print("glass: standard output is closed: open it, or send it to /dev/null.", file=sys.stderr)
+        return 2
+    try:
+        return _flushed(_run(arguments))
+    except SystemExit as ended:  # the parser's: --help, or wrong usage
+        if (code := _flushed(0)) != 0:
+            return code
+        raise ended from None
+
+
+CLOSED = 128 + 13
+"""Exit code of a program that was ended by SIGPIPE; Python ignores the signal."""
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words in (["--version"], ["version"]):
         from glassformer import __version__
 
         print(f"glassformer {__version__}")
@@ -24,21 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if alone:
         signal.signal(signal.SIGINT, _leave)
     try:
-        import tyro
+        # imported here and not above: these imports take a fifth of a second, in which Ctrl-C must be quiet too
+        from glassformer.cli.parse import parse
 
-        verbs = _verbs()
+        call = parse(words)
         if alone:
             signal.signal(signal.SIGINT, _interrupt)
-        if told and told[0] in verbs:
-            told = gathered(told, options_of_several(verbs[told[0]]))
-        return tyro.extras.subcommand_cli_from_dict(
-            verbs, prog="glass", description="glassformer: the Transformer you can see through.", args=told
-        )
+        return call()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         _hear_nothing()
-        return 0
+        return CLOSED
     except (ValueError, OSError) as error:
         if os.environ.get("GLASSFORMER_DEBUG"):
             raise
@@ -52,59 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if alone:
             _end()
-
-
-def options_of_several(verb: Callable[..., int]) -> list[str]:
-    """Options of a verb that take several values."""
-    hints = get_type_hints(verb, include_extras=True)
-    return [
-        f"--{name.replace('_', '-')}"
-        for name, hint in hints.items()
-        if get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) in (tuple, list)
-    ]
-
-
-def gathered(told: Sequence[str], options: Sequence[str]) -> list[str]:
-    """What was told, with all values of these options where each stands first.
-
-    The parser would forget `--set a=1` in `--set a=1 --set b=2`, and say nothing.
-    """
-    rest: list[str] = []
-    values: dict[str, list[str]] = {}
-    taking = rest
-    for word in told:
-        name, equals, value = word.partition("=")
-        if name in options:
-            if name not in values:
-                rest.append(name)
-            taking = values.setdefault(name, [])
-            taking += [value] if equals else []
-            continue
-        if word.startswith("-"):
-            taking = rest
-        taking.append(word)
-    return [part for word in rest for part in (word, *values.get(word, ()))]
-
-
-def _verbs() -> dict[str, Callable[..., int]]:
-    """Imported here and not above: the imports take a fifth of a second, in which a Ctrl-C must be quiet too."""
-    from glassformer.cli import bench, compare, convert, doctor, env, look, sample, serve, size, theory, training
-
-    return {
-        "tour": training.tour,
-        "train": training.train,
-        "sample": sample.sample,
-        "look": look.look,
-        "check": theory.check,
-        "exercise": theory.exercise,
-        "doctor": doctor.doctor,
-        "compare": compare.compare,
-        "bench": bench.bench,
-        "size": size.size,
-        "convert": convert.convert,
-        "serve": serve.serve,
-        "env": env.env,
-    }
 
 
 def _leave(*_: Any) -> None:
@@ -121,12 +82,22 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _end() -> None:
-    """Bring out what was printed; from now on an interrupt, which Python would report wherever it is, only ends."""
+    """From now on an interrupt, which Python would report wherever it is, only ends the process."""
+    signal.signal(signal.SIGINT, _leave)
+
+
+def _flushed(code: int) -> int:
+    """Write out what was printed, and return the exit code; another one if that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _hear_nothing()
-    signal.signal(signal.SIGINT, _leave)
+        return CLOSED
+    except OSError as error:
+        _hear_nothing()
+        print(f"glass: standard output cannot be written ({error.strerror}): send it elsewhere.", file=sys.stderr)
+        return 2
+    return code
 
 
 def _hear_nothing() -> None:
@@ -148,5 +119,5 @@ def _memory(error: MemoryError | RuntimeError) -> str | None:
 def _sentence(error: ValueError | OSError) -> str:
     """What a user reads; the system's own errors, which nobody foresaw, name the path and say what to do."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename} cannot be used ({error.strerror}): give another path, or mend this one."
+        return f"{error.filename} cannot be used ({error.strerror}): give another path, or fix this one."
     return " ".join(str(error).split())

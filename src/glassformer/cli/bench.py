@@ -1,4 +1,4 @@
-"""`glass bench`: our speed beside every peer that is installed, in one run, taking turns."""
+"""`glass bench`: our speed compared with every installed library, in one run, taking turns."""
 
 import json as json_module
 import sys
@@ -7,43 +7,107 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, check_writable, refuse_unused
+from glassformer.cli.common import Force, InputError, check_writable, refuse_unused
 
-OF_A_RACE = {"against": ("all",), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
-"""Options that mean nothing to `growth`, which has no contenders, as they stand when they are not given."""
+OF_A_RACE = {"against": (), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
+"""Defaults of the options that `growth` does not use: it compares with no other library."""
+
+
+Task = Annotated[
+    tyro.conf.Positional[Literal["decode", "prefill", "train", "startup", "growth"]],
+    tyro.conf.arg(
+        help="What is measured: tokens per second while decoding, or while reading a prompt; training steps per "
+        "second; seconds from the start to the first token; or how our own cost grows with length."
+    ),
+]
+Against = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        help="Library to compare with: transformers, transformers-compiled, ctranslate2, onnxruntime, llama.cpp, "
+        "nanogpt or gpt-fast. Repeat the option for more than one.",
+        help_behavior_hint="(default: all that are installed)",
+    ),
+]
+Precision = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        help="Precisions to measure: float32, bfloat16, int8, int4.",
+        help_behavior_hint="(default: all that the task supports)",
+    ),
+]
+Batch = Annotated[int, tyro.conf.arg(help="Number of sequences that are generated together.")]
+Prompt = Annotated[
+    int,
+    tyro.conf.arg(help="Length of each prompt in tokens.", help_behavior_hint="(default: 32 tokens; for prefill 512)"),
+]
+New = Annotated[
+    int,
+    tyro.conf.arg(
+        help="New tokens per round; for train, training steps per round.",
+        help_behavior_hint="(default: 128 tokens, 10 steps)",
+    ),
+]
+Rounds = Annotated[
+    int,
+    tyro.conf.arg(
+        help="Number of rounds. Fewer than 3 cannot show whether other work disturbed them, and judge no target."
+    ),
+]
+Threads = Annotated[
+    int,
+    tyro.conf.arg(help="Number of threads of each library.", help_behavior_hint="(default: one for each core)"),
+]
+Nanogpt = Annotated[
+    Path | None,
+    tyro.conf.arg(help="Folder of a git checkout of nanoGPT.", help_behavior_hint="(default: nanoGPT is left out)"),
+]
+GptFast = Annotated[
+    Path | None,
+    tyro.conf.arg(help="Folder of a git checkout of gpt-fast.", help_behavior_hint="(default: gpt-fast is left out)"),
+]
+Model = Annotated[
+    str, tyro.conf.arg(help="Model to run: a preset, which gets seeded random weights, or a model folder.")
+]
+JsonFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        help="Write everything that was measured to this JSON file.", help_behavior_hint="(default: no file)"
+    ),
+]
+Keep = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        help="Folder in which the model and its conversions are kept.",
+        help_behavior_hint="(default: the user's cache folder)",
+    ),
+]
 
 
 def bench(
-    task: Annotated[
-        tyro.conf.Positional[Literal["decode", "prefill", "train", "startup", "growth"]],
-        tyro.conf.arg(
-            help="New tokens, a prompt, training steps, the wait for a first token, or how cost grows with length."
-        ),
-    ],
-    against: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(help="all, or names: transformers, ctranslate2, onnxruntime, llama.cpp, nanogpt, gpt-fast."),
-    ] = ("all",),
-    precision: Annotated[
-        tuple[str, ...], tyro.conf.arg(help="float32, bfloat16, int8, int4; none: all that the task has.")
-    ] = (),
-    batch: Annotated[int, tyro.conf.arg(help="Rows that are generated together.")] = 1,
-    prompt: Annotated[int, tyro.conf.arg(help="Tokens of a prompt; 0: 32, of prefill 512.")] = 0,
-    new: Annotated[int, tyro.conf.arg(help="Tokens added per turn, of train steps; 0: 128, of train 10.")] = 0,
-    rounds: Annotated[int, tyro.conf.arg(help="Turns of each contender.")] = 5,
-    threads: Annotated[int, tyro.conf.arg(help="Of each contender; 0: one per core.")] = 0,
-    nanogpt: Annotated[Path | None, tyro.conf.arg(help="A checkout of nanoGPT.")] = None,
-    gpt_fast: Annotated[Path | None, tyro.conf.arg(help="A checkout of gpt-fast.")] = None,
-    model: Annotated[str, tyro.conf.arg(help="A preset, with seeded weights, or a model folder.")] = "gpt2",
-    json: Annotated[Path | None, tyro.conf.arg(help="Write everything that was measured here.")] = None,
-    keep: Annotated[
-        Path | None, tyro.conf.arg(help="Folder for the model and its conversions; none: the user's cache.")
-    ] = None,
+    task: Task,
+    against: Against = (),
+    precision: Precision = (),
+    batch: Batch = 1,
+    prompt: Prompt = 0,
+    new: New = 0,
+    rounds: Rounds = 5,
+    threads: Threads = 0,
+    nanogpt: Nanogpt = None,
+    gpt_fast: GptFast = None,
+    model: Model = "gpt2",
+    json: JsonFile = None,
+    keep: Keep = None,
+    force: Force = False,
 ) -> int:
-    """Speed beside every installed peer: one process each, taking turns, greedy ids compared. Ctrl-C ends them all."""
+    """Compare our speed with every installed library: one process each, taking turns, greedy tokens compared.
+
+    A figure is printed only if it means something: `-` stands for a median or ratio whose rounds spread by more than
+    50 %, and for a share of the memory bandwidth whose fastest rounds do not agree within 10 %. A target is then
+    neither reached nor missed, but not measured. Ctrl-C ends all processes.
+    """
     json = None if json is None else json.expanduser()
     if json is not None:
-        check_writable("--json", json)
+        check_writable("--json", json, force=force)
     if rounds < 1:
         raise InputError(f"--rounds {rounds} must be a whole number of at least 1.")
     if task == "growth":
@@ -59,7 +123,7 @@ def bench(
     plan = Plan(
         task, tuple(against) or ("all",), tuple(precision), batch, prompt, new, rounds, threads, model, checkouts, keep
     )
-    choose(plan)  # a wrong name is told before torch is waited for
+    choose(plan)  # a wrong name is refused before torch is imported
     from glassformer.bench.run import run
     from glassformer.bench.show import show
     from glassformer.files import write_atomically
@@ -73,7 +137,7 @@ def bench(
 
 
 def _growth(rounds: int, json: Path | None) -> int:
-    """Our own engine only: exponents beside those of the theory."""
+    """Our own engine only: measured exponents compared with those of the theory."""
     from glassformer.bench import growth
     from glassformer.files import write_atomically
 
@@ -86,5 +150,5 @@ def _growth(rounds: int, json: Path | None) -> int:
 
 
 def _say(line: str) -> None:
-    """What is going on, for a person who waits: on standard error, so that the table can be piped."""
+    """Print progress on standard error, so that the table can be piped."""
     print(f"  {line}", file=sys.stderr, flush=True)

@@ -1,15 +1,19 @@
 """What the verbs share: the --json flag, refusing, and printing findings."""
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+from glassformer.errors import GlassformerError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,23 +21,44 @@ if TYPE_CHECKING:
     from glassformer.finding import Finding
 
 Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, nothing else.")]
+Force = Annotated[bool, tyro.conf.arg(help="Replace an output file that already exists.")]
 
 
-class InputError(ValueError):
+def option(help: str, metavar: str | None = None, aliases: list[str] | None = None) -> Any:
+    """The help of an option. A computed default stands in its own sentence, which replaces the parser's."""
+    hint = "" if "Default:" in help else None
+    return tyro.conf.arg(help=help, metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+
+
+class InputError(GlassformerError):
     """Input this command line cannot work with."""
 
 
-def check_writable(option: str, path: Path, *, suffixes: Sequence[str] = (), makes_folders: bool = False) -> None:
-    """Refuse, before any work, a path that could not be written after it.
+def check_writable(
+    option: str, path: Path, *, suffixes: Sequence[str] = (), makes_folders: bool = False, force: bool = False
+) -> None:
+    """Refuse, before any work, an output file that could not or must not be written after it.
 
-    A file beside it is made and removed, as the writing will: permissions alone do not tell of a read-only disk, and
-    the superuser has all of them.
+    One rule for every command: an existing file is replaced only with --force, and only a regular file ever is.
     """
     named = f"{option} {path}"
     if suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{named} must be an {suffixes[0]} file.")
     if path.is_dir():
         raise InputError(f"{named} is a folder: give the name of a file.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{named} is not a regular file: give another path.")
+    check_parent(named, path, makes_folders=makes_folders)
+    if path.exists() and not force:
+        raise InputError(f"{named} already exists: pass --force to replace it, or give another path.")
+
+
+def check_parent(named: str, path: Path, *, makes_folders: bool = False) -> None:
+    """Refuse a path if nothing can be written next to it. `named` is what messages call the path.
+
+    A temporary file without a name is made there: permissions alone do not reveal a read-only disk, and the superuser
+    has all of them.
+    """
     folder = path.parent
     while makes_folders and not os.path.lexists(folder):
         folder = folder.parent
@@ -42,11 +67,19 @@ def check_writable(option: str, path: Path, *, suffixes: Sequence[str] = (), mak
             raise InputError(f"{named} cannot be written ({folder} is no folder): give another path.")
         raise InputError(f"{named}: there is no folder {folder}; make it first.")
     try:
-        handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
+        with tempfile.TemporaryFile(dir=folder), contextlib.suppress(FileNotFoundError):
+            os.lstat(folder / f".{path.name}.12345678")  # refuses a name too long for its temporary file
     except OSError as error:
         raise InputError(f"{named} cannot be written ({error.strerror}): give another path.") from None
-    os.close(handle)
-    os.unlink(beside)
+
+
+def free_name(path: Path, force: bool) -> Path:
+    """Return the path of an output that the user did not name: `path`, or `path-2`, `path-3`, … if that exists."""
+    found, number = path, 1
+    while os.path.lexists(found) and not force:
+        number += 1
+        found = path.with_stem(f"{path.stem}-{number}")
+    return found
 
 
 def terminal_width() -> int | None:
@@ -54,10 +87,33 @@ def terminal_width() -> int | None:
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
+def fitted(text: str) -> str:
+    """Return a text with lines no longer than the terminal is wide; elsewhere lines stay as they are."""
+    width = terminal_width()
+    if width is None:
+        return text
+    lines: list[str] = []
+    broken = False  # whether the line before was too long, so that a line of the same paragraph joins it
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        whole = f"{lines.pop()} {line}" if broken and line and not indent else line
+        broken = len(whole) > width and not indent
+        lines += textwrap.wrap(whole, width, subsequent_indent=indent) if len(whole) > width else [whole]
+    return "\n".join(lines)
+
+
 def check_seed(seed: int) -> None:
     """Refuse what a generator cannot take: numpy nothing below 0, torch nothing of more than 64 bits."""
     if not 0 <= seed < 2**63:
         raise InputError(f"--seed {seed} must be between 0 and 2^63 - 1.")
+
+
+def token_ids(option: str, texts: Sequence[str]) -> list[int]:
+    """Read token ids that are separated by blanks or commas; a repeated option adds to those before."""
+    try:
+        return [int(part) for text in texts for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise InputError(f"{option} {' '.join(texts)} must be token ids such as '5 17 3'.") from None
 
 
 def refuse_unused(

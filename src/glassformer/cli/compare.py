@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_writable
+from glassformer.cli.common import Force, InputError, Json, check_writable, token_ids
 
 
 def compare(
@@ -17,7 +17,8 @@ def compare(
         tyro.conf.Positional[str], tyro.conf.arg(metavar="B", help="The same; a name is a model or builds one.")
     ],
     tokens: Annotated[
-        tuple[int, ...], tyro.conf.arg(help="Token ids to compare on, instead of the cases drawn here.")
+        tuple[str, ...],
+        tyro.conf.arg(help="Token ids to compare on, such as '5 17 3'. Default: random cases.", metavar="IDS"),
     ] = (),
     vocab_size: Annotated[
         int | None, tyro.conf.arg(help="Only these first ids, where one vocabulary is padded.")
@@ -30,21 +31,21 @@ def compare(
         tyro.conf.arg(help="The precision called own; each model's by default."),
     ] = None,
     html: Annotated[Path | None, tyro.conf.arg(help="Also write one self-contained HTML page.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> int:
     """Compare two implementations of one model. Exit 0 same (within rounding), 1 they differ, 2 could not compare."""
     if vocab_size is not None and vocab_size < 2:
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
     if html is not None:
-        check_writable("--html", html, suffixes=(".html", ".htm"))
+        check_writable("--html", html, suffixes=(".html", ".htm"), force=force)
+    ids = token_ids("--tokens", tokens)
     from glassformer.doctor.compare.page import write
     from glassformer.doctor.compare.run import compare as side_by_side
     from glassformer.doctor.load import resolve
 
     one, two = resolve(a)[0], resolve(b)[0]
-    result = side_by_side(
-        one, two, tokens=list(tokens) or None, vocab_size=vocab_size, kind=kind, dtype=dtype, names=(a, b)
-    )
+    result = side_by_side(one, two, tokens=ids or None, vocab_size=vocab_size, kind=kind, dtype=dtype, names=(a, b))
     if html is not None:
         write(result, html)
     if json:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import Json, check_writable, refuse_nan, report
+from glassformer.cli.common import Json, check_parent, refuse_nan, report
 
 
 def convert(
@@ -13,20 +13,41 @@ def convert(
     target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST", help="The folder to write.")],
     to: Annotated[Literal["hf", "glass"], tyro.conf.arg(help="Hugging Face folder, or our own.")] = "hf",
     dtype: Annotated[str | None, tyro.conf.arg(help="float32, bfloat16 or float16; the file's own by default.")] = None,
+    force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
     json: Json = False,
 ) -> int:
-    """Write a model in another format, read it back, and compare it with what was read."""
-    if not target.is_dir():
-        check_writable("DST", target, makes_folders=True)
-    from glassformer.weights import load, save
-    from glassformer.weights.export import free_target
+    """Write a model in another format, read it back, compare it with the source, and only then rename it to DST."""
+    from glassformer.weights import load
+    from glassformer.weights.export import write_folder
+    from glassformer.weights.folder import Origin
+    from glassformer.weights.target import check_apart, check_target
     from glassformer.weights.verify import same_logits
 
-    free_target(target)  # before a large model is read for nothing
+    if Path(source).expanduser().is_dir():
+        check_apart(Path(source), target)
+    target = check_target(target, force)  # before a large model is read for nothing
+    check_parent(f"DST {target}", target, makes_folders=True)
     model = load(source, dtype=dtype)
+    origin = model.origin
+    assert isinstance(origin, Origin)
+    check_apart(origin.path, target)  # a hub name means a folder too
     refuse_nan(model, source)
-    save(model, target, format=to)
-    finding = same_logits(model, load(target))
-    notes = getattr(getattr(model, "origin", None), "notes", ())
-    report([finding], json, written=str(target), format=to, notes=list(notes))
-    return 0 if finding.passed else 1
+    notes = list(origin.notes)
+    findings = []
+
+    def compare(folder: Path) -> None:
+        findings.append(same_logits(model, load(folder)))
+        if not findings[0].passed:
+            raise _DifferentError
+
+    try:
+        write_folder(model, target, to, overwrite=force, check=compare)
+    except _DifferentError:
+        report(findings, json, written=None, format=to, notes=notes)
+        return 1
+    report(findings, json, written=str(target), format=to, notes=notes)
+    return 0
+
+
+class _DifferentError(Exception):
+    """The written folder computes other logits than its source, so it is not put in place."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_writable
+from glassformer.cli.common import Force, InputError, Json, check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +43,8 @@ def doctor(
         int | None, tyro.conf.arg(help="How many token ids; needed where the model does not say.")
     ] = None,
     expect: Annotated[
-        list[str], tyro.conf.arg(help="Declared intent: sliding-window=128, prefix=16, scale=1, ...", metavar="K=V")
+        list[str],
+        tyro.conf.arg(help="Declared intent, such as sliding-window=128, prefix=16 or scale=1.", metavar="K=V"),
     ] = [],  # noqa: B006 - tyro reads the default, nobody changes it
     reference: Annotated[
         str | None, tyro.conf.arg(help="A trusted model of the same weights, named like SUBJECT.")
@@ -55,6 +56,7 @@ def doctor(
     seconds: Annotated[float, tyro.conf.arg(help="Time limit of the whole examination.")] = SECONDS,
     junit: Annotated[Path | None, tyro.conf.arg(help="Write JUnit's XML here.")] = None,
     html: Annotated[Path | None, tyro.conf.arg(help="Write a page with the pictures here.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> int:
     """Examine any Transformer. Exit 0: healthy, 1: sick, 2: could not be examined."""
@@ -64,7 +66,7 @@ def doctor(
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
     for option, file in (("--junit", junit), ("--html", html)):
         if file is not None:
-            check_writable(option, file)
+            check_writable(option, file, force=force)
     intent = expected(expect)
     from glassformer.doctor import diagnose
     from glassformer.doctor.load import resolve

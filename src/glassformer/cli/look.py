@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_seed, check_writable, refuse_unused
+from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable, free_name, option, refuse_unused
+from glassformer.files import model_name
 
 if TYPE_CHECKING:
     from glassformer.lens.views import Subject
@@ -33,44 +34,55 @@ ANSWER_TOKENS = 24
 """Greedy tokens of an encoder-decoder when no --target is given."""
 
 
+HELP = {
+    "kind": "What to show: attention, heads, induction, logit-lens, rank, positions, attribution, patch, or training "
+    "(the losses in the log of a run).",
+    "model": "A model folder or a Hugging Face hub name; for `training`, the folder of a run. Default: a bundled "
+    "model.",
+    "text": "The text that the model reads. With --ids, token ids separated by spaces. Default: two lines of "
+    "Shakespeare for the bundled model.",
+    "out": "Write the picture to this .png, .svg, .pdf or .html file. Default: KIND.png in the current folder "
+    "(KIND-2.png and so on if that exists), or no picture with --json.",
+    "show": "Which picture of the kind to draw, such as `rank --show variants`. An unknown name lists the choices. "
+    "Default: the first of them.",
+    "layer": "Show this layer only, counted from 0. Default: all layers.",
+    "head": "Show this head only, counted from 0. Default: all heads.",
+    "position": "Position in the text whose logits are explained, counted from 0; negative numbers count from the end.",
+    "answer": "The token whose logit is explained. Default: the most likely next token.",
+    "wrong": "A second token, whose logit is subtracted. Default: none; for `patch`, the most likely next token of "
+    "--against.",
+    "against": "For `patch`: the other text. It must have the same number of tokens as --text. Default: none.",
+    "target": "For an encoder-decoder: the text that its decoder reads. Default: the model's own greedy answer.",
+    "ids": "Read texts and tokens as token ids.",
+    "seed": "Seed of the random tokens of `heads`, `induction` and `rank`.",
+}
+
+
 def look(
-    kind: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(
-            metavar="KIND",
-            help="attention, heads, induction, logit-lens, rank, positions, attribution, patch; training: a run's log.",
-        ),
-    ],
-    model: Annotated[str | None, tyro.conf.arg(help="A folder or a hub name; none: a bundled model.")] = None,
-    text: Annotated[str | None, tyro.conf.arg(help="What the model reads; with --ids, token ids.")] = None,
-    out: Annotated[Path | None, tyro.conf.arg(help="A .png, .svg, .pdf or .html file; none: KIND.png.")] = None,
-    show: Annotated[
-        str | None,
-        tyro.conf.arg(help="Which picture of the kind, such as `rank --show variants`; any wrong name lists them."),
-    ] = None,
-    layer: int | None = None,
-    head: int | None = None,
-    position: Annotated[int, tyro.conf.arg(help="Place in the text whose logits are explained; -1 is the last.")] = -1,
-    answer: Annotated[
-        str | None,
-        tyro.conf.arg(aliases=["--token"], help="The token to explain; the likeliest one when left out."),
-    ] = None,
-    wrong: Annotated[str | None, tyro.conf.arg(help="A second token, whose logit is taken away.")] = None,
-    against: Annotated[str | None, tyro.conf.arg(help="patch: the other text, of as many tokens.")] = None,
-    target: Annotated[
-        str | None, tyro.conf.arg(help="Encoder-decoder: what its decoder reads; its own answer.")
-    ] = None,
-    ids: Annotated[bool, tyro.conf.arg(help="Texts and tokens are given as ids.")] = False,
-    seed: Annotated[int, tyro.conf.arg(help="Of random tokens, where a kind uses some.")] = 0,
+    kind: Annotated[tyro.conf.Positional[str], option(HELP["kind"], "KIND")],
+    model: Annotated[str | None, option(HELP["model"], "DIR|NAME")] = None,
+    text: Annotated[str | None, option(HELP["text"], "TEXT")] = None,
+    out: Annotated[Path | None, option(HELP["out"], "FILE")] = None,
+    show: Annotated[str | None, option(HELP["show"], "NAME")] = None,
+    layer: Annotated[int | None, option(HELP["layer"], "INT")] = None,
+    head: Annotated[int | None, option(HELP["head"], "INT")] = None,
+    position: Annotated[int, option(HELP["position"])] = -1,
+    answer: Annotated[str | None, option(HELP["answer"], "TOKEN", ["--token"])] = None,
+    wrong: Annotated[str | None, option(HELP["wrong"], "TOKEN")] = None,
+    against: Annotated[str | None, option(HELP["against"], "TEXT")] = None,
+    target: Annotated[str | None, option(HELP["target"], "TEXT")] = None,
+    ids: Annotated[bool, option(HELP["ids"])] = False,
+    seed: Annotated[int, option(HELP["seed"])] = 0,
+    force: Force = False,
     json: Json = False,
 ) -> int:
     """Look inside a model: draw one picture, or print its numbers with --json."""
-    out = out if out is not None or json else Path(f"{kind}.png")
     given = {"layer": layer, "head": head, "position": position, "answer": answer, "wrong": wrong, "seed": seed}
     _check(kind, {**given, "against": against, "target": target})
     check_seed(seed)
+    out = out if out is not None or json else free_name(Path(f"{kind}.png"), force)
     if out is not None:
-        check_writable("--out", out, makes_folders=True)
+        check_writable("--out", out, makes_folders=True, force=force)
         from glassformer.lens.figure import format_of
 
         format_of(out)  # before any work
@@ -149,7 +161,7 @@ class _Reader:
             raise InputError(
                 "--target is what a decoder reads beside a source, and this model has one stack: leave it out."
             )
-        name = Path(self.name).name or self.name
+        name = model_name(self.name) if Path(self.name).exists() else self.name
         return Subject(name, self.model, tokens, self.say, written)
 
     def encode(self, text: str, option: str) -> list[int]:
@@ -163,6 +175,12 @@ class _Reader:
         for token in read:
             if not 0 <= token < size:
                 raise InputError(f"token id {token} is outside the vocabulary of {size} (0 to {size - 1}).")
+        limit = self.model.config.max_len
+        if limit is not None and len(read) > limit:
+            raise InputError(
+                f"{option} has {len(read):,} tokens, more than the model's context of {limit:,}: shorten it to "
+                f"{limit:,} tokens or fewer."
+            )
         return list(read)
 
     def token(self, text: str | None) -> int | None:
@@ -218,6 +236,7 @@ def _training(run: str | None, out: Path | None, json: bool) -> int:
     events = read_log(run)
     numbers = {name: {"steps": steps, "values": values} for name, (steps, values) in losses_of(events).items()}
     probes = {name: {"steps": steps, "values": values} for name, (steps, values) in probe_series(events).items()}
-    title = f"{Path(run).name}: loss while training" + (", and what the probes saw" if probes else "")
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    title = f"{folder.resolve().name}: loss while training" + (", and what the probes saw" if probes else "")
     _give("training", {**numbers, "probes": probes}, lambda: training_curves(events, title=title), out, json)
     return 0

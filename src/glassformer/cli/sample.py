@@ -3,7 +3,9 @@
 import json as json_module
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -15,65 +17,192 @@ if TYPE_CHECKING:
     from glassformer.generation.text import Continuation
     from glassformer.model import Model
 
+BUNDLED = "bard"
+STORED = ("float32", "bfloat16", "float16")
+"""Precisions that are dtypes: the model is loaded in them."""
+
+
+Prompt = Annotated[
+    tyro.conf.Positional[str | None],
+    tyro.conf.arg(
+        metavar="PROMPT",
+        help="Text to continue. With --ids it is token ids, such as '15 27 3'.",
+        help_behavior_hint="(required without --prompt-file)",
+    ),
+]
+PromptFile = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed.",
+        help_behavior_hint="(default: PROMPT)",
+    ),
+]
+ModelSource = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Model folder, or a hub name such as gpt2.",
+        help_behavior_hint="(default: bard, a small model that is bundled)",
+    ),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    tyro.conf.arg(
+        help="Largest number of tokens to generate.",
+        help_behavior_hint="(default: 64, or what the context still holds)",
+    ),
+]
+NumSamples = Annotated[
+    int, tyro.conf.arg(help="Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")
+]
+Temperature = Annotated[
+    float,
+    tyro.conf.arg(help="Divides the logits: below 1 sharpens, above 1 flattens, 0 takes the most likely token."),
+]
+TopK = Annotated[
+    int, tyro.conf.arg(help="Sample from the k most likely tokens only. 0 turns this off and keeps all tokens.")
+]
+TopP = Annotated[
+    float,
+    tyro.conf.arg(help="Sample from the smallest set of tokens whose probabilities sum to p. 1 keeps all tokens."),
+]
+MinP = Annotated[
+    float,
+    tyro.conf.arg(help="Drop tokens below this fraction of the largest probability. 0 keeps all tokens."),
+]
+RepetitionPenalty = Annotated[
+    float, tyro.conf.arg(help="Make tokens that already occurred less likely by this factor. 1 turns this off.")
+]
+Beams = Annotated[
+    int, tyro.conf.arg(help="Number of beams. 1 samples; more search for the most likely text and do not sample.")
+]
+LengthPenalty = Annotated[
+    float,
+    tyro.conf.arg(help="Beam search divides a log-probability by length to this power: above 0 favours long text."),
+]
+Seed = Annotated[int, tyro.conf.arg(help="Seed of the random numbers. The same seed gives the same text.")]
+Stop = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(help="Texts that end the output; they are not printed.", help_behavior_hint="(default: none)"),
+]
+Ids = Annotated[bool, tyro.conf.arg(help="Read and print token ids instead of text.")]
+Cache = Annotated[
+    bool, tyro.conf.arg(help="Keep keys and values of earlier tokens. Without, every step recomputes all tokens.")
+]
+DraftSource = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from "
+        "the text so far.",
+        help_behavior_hint="(default: none)",
+    ),
+]
+DraftTokens = Annotated[int, tyro.conf.arg(help="Number of tokens that the draft proposes at a time.")]
+Engine = Annotated[
+    Literal["auto", "torch", "native"],
+    tyro.conf.arg(
+        help="Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
+        "support the model and there is a compiler, and torch otherwise."
+    ),
+]
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"],
+    tyro.conf.arg(
+        help="Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
+        "GPU. int8 and int4 need the compiled kernels."
+    ),
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")
+]
+Threads = Annotated[
+    int | None,
+    tyro.conf.arg(help="Number of CPU threads.", help_behavior_hint="(default: one for each core that torch finds)"),
+]
+
 
 def sample(
-    prompt: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="PROMPT", help="Text to continue; with --ids, token ids.")
-    ],
-    model: Annotated[
-        str | None, tyro.conf.arg(help="A folder, or a hub name such as gpt2; none: the bundled bard.")
-    ] = None,
-    max_new_tokens: Annotated[int | None, tyro.conf.arg(help="64, or what the context holds.")] = None,
-    temperature: Annotated[float, tyro.conf.arg(help="0 is greedy.")] = 0.8,
-    top_k: int | None = 50,
-    top_p: float = 0.95,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    beams: Annotated[int, tyro.conf.arg(help="More than 1: beam search, which does not sample.")] = 1,
-    length_penalty: float = 1.0,
-    seed: int = 0,
-    stop: Annotated[tuple[str, ...], tyro.conf.arg(help="Texts that end the output.")] = (),
-    ids: Annotated[bool, tyro.conf.arg(help="The prompt is token ids, and so is the output.")] = False,
-    cache: bool = True,
-    draft: Annotated[
-        str | None, tyro.conf.arg(help="A smaller model's folder, or lookup: proposes tokens, which the model judges.")
-    ] = None,
-    draft_tokens: Annotated[int, tyro.conf.arg(help="How many it proposes at a time.")] = 4,
-    dtype: Annotated[str | None, tyro.conf.arg(help="float32, bfloat16 or float16; the file's own by default.")] = None,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    model: ModelSource = None,
+    max_new_tokens: MaxNewTokens = None,
+    num_samples: NumSamples = 1,
+    temperature: Temperature = 0.8,
+    top_k: TopK = 50,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    beams: Beams = 1,
+    length_penalty: LengthPenalty = 1.0,
+    seed: Seed = 0,
+    stop: Stop = (),
+    ids: Ids = False,
+    cache: Cache = True,
+    draft: DraftSource = None,
+    draft_tokens: DraftTokens = 4,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
     json: Json = False,
 ) -> int:
-    """Continue a prompt with a model, token by token."""
+    """Continue a prompt with a model, token by token. Standard error names the implementation that ran."""
+    text = _read_prompt(prompt, prompt_file)
     check_seed(seed)
     _check_search(beams, length_penalty, draft, draft_tokens)
+    _check_samples(num_samples, seed, beams, temperature)
     from glassformer.generation.text import Continuation
     from glassformer.weights import load_tokenizer
 
     sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
-    model = model or "bard"
-    loaded = _load_to_sample(model, dtype)
-    tokenizer = None if ids else load_tokenizer(model)
-    job = Continuation(
-        model=loaded,
-        tokenizer=tokenizer,
-        prompt=prompt,
-        ids=ids,
-        stop=stop,
-        max_new_tokens=max_new_tokens,
-        draft=None if draft is None else _read_draft(draft, dtype, model, tokenizer),
-        draft_tokens=draft_tokens,
-    )
+    _set_threads(threads)
+    source = model or BUNDLED
+    loaded = load_to_sample(source, precision, device)
+    tokenizer = None if ids else load_tokenizer(source)
+    drafting = None if draft is None else _read_draft(draft, precision, device, source, tokenizer)
+    jobs = [
+        Continuation(
+            model=loaded, tokenizer=tokenizer, prompt=text, ids=ids, stop=stop, max_new_tokens=max_new_tokens,
+            draft=drafting, draft_tokens=draft_tokens, engine=engine, precision=precision,
+        )
+        for _ in range(num_samples)
+    ]  # fmt: skip
     if json:
-        result = job.run(sampling, beams, length_penalty, seed, cache)
-        print(json_module.dumps(result))
-    elif beams > 1:
-        print(job.run(sampling, beams, length_penalty, seed, cache)["text"])
-    else:
-        for piece in job.pieces(sampling, seed, cache):
-            print(piece, end="", flush=True)
-        print()
-    if not json:
-        _tell_draft(job)
+        results = [job.run(sampling, beams, length_penalty, seed + i, cache) for i, job in enumerate(jobs)]
+        print(json_module.dumps({**results[0], "samples": results}))
+        return 0
+    for i, job in enumerate(jobs):
+        if num_samples > 1:
+            print(f"{'' if i == 0 else chr(10)}--- sample {i + 1} of {num_samples}, seed {seed + i} ---")
+        whole = [job.run(sampling, beams, length_penalty, seed, cache)["text"]] if beams > 1 else None
+        _print(job, whole or job.words(sampling, seed + i, cache))
+    assert jobs[0].implementation is not None
+    print(f"engine: {jobs[0].implementation.text()}", file=sys.stderr)
     return 0
+
+
+def _print(job: "Continuation", pieces: Iterable[str]) -> None:
+    """Print a text as it grows, and how many proposals of a draft were accepted, where there was one."""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    if (was := job.acceptance) is not None:
+        accepted = f"{was.accepted} of {was.proposed} proposed tokens accepted ({was.rate:.0%})"
+        print(f"draft: {accepted}; {len(job.new)} tokens in {was.passes} passes of the model", file=sys.stderr)
+
+
+def _read_prompt(prompt: str | None, file: str | None) -> str:
+    if (prompt is None) == (file is None):
+        raise InputError('give either PROMPT or --prompt-file, one of them: glass sample "Once upon a time".')
+    if prompt is not None:
+        return prompt
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(str(file)).expanduser().read_bytes()
+    except OSError as error:
+        raise InputError(f"--prompt-file {file} cannot be read ({error.strerror}): give a text file.") from None
+    try:
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--prompt-file {file} is not UTF-8 text (byte {error.start}): convert it.") from None
 
 
 def _check_search(beams: int, length_penalty: float, draft: str | None, draft_tokens: int) -> None:
@@ -88,9 +217,28 @@ def _check_search(beams: int, length_penalty: float, draft: str | None, draft_to
         refuse_unused("glass sample without --draft", {"draft_tokens": draft_tokens}, (), {"draft_tokens": 4})
 
 
-def _sampling(
-    beams: int, temperature: float, top_k: int | None, top_p: float, min_p: float, penalty: float
-) -> "Sampling":
+def _check_samples(count: int, seed: int, beams: int, temperature: float) -> None:
+    if count < 1:
+        raise InputError(f"--num-samples {count} must be a whole number of at least 1.")
+    if count == 1:
+        return
+    check_seed(seed + count - 1)
+    if beams > 1 or temperature == 0:
+        how = f"--beams {beams}" if beams > 1 else "--temperature 0"
+        raise InputError(f"--num-samples {count} with {how} would give the same text {count} times: leave one out.")
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    if threads < 1:
+        raise InputError(f"--threads {threads} must be a whole number of at least 1.")
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> "Sampling":
     """A beam search leaves the sampling defaults unused; greedy and beams share the penalty."""
     from glassformer.generation import Sampling
 
@@ -98,31 +246,27 @@ def _sampling(
     return Sampling(0.0, repetition_penalty=penalty) if beams > 1 else sampling
 
 
-def _tell_draft(job: "Continuation") -> None:
-    """What became of the proposals of a draft, where there was one."""
-    if (was := job.acceptance) is not None:
-        accepted = f"{was.accepted} of {was.proposed} proposed tokens accepted ({was.rate:.0%})"
-        print(f"draft: {accepted}; {len(job.new)} tokens in {was.passes} passes of the model", file=sys.stderr)
-
-
-def _load_to_sample(source: str, dtype: str | None) -> "Model":
+def load_to_sample(source: str, precision: str, device: str) -> "Model":
+    """The model on its device, in the dtype it is computed in: `generate` would otherwise keep a second copy."""
+    from glassformer.model.device import choose_device
     from glassformer.weights import load
 
-    loaded = load(source, dtype=dtype)
+    chosen = choose_device(device)
+    loaded = load(source, dtype=precision if precision in STORED else None, device=chosen)
     refuse_nan(loaded, source)
-    if dtype is None and next(loaded.parameters()).dtype.itemsize == 2 and loaded.device.type == "cpu":
-        loaded = loaded.float()  # half precisions are for storing and for accelerators: a CPU is slower in them
+    if precision == "auto" and chosen == "cpu" and next(loaded.parameters()).dtype.itemsize == 2:
+        loaded = loaded.float()
     return loaded
 
 
-def _read_draft(source: str, dtype: str | None, model: str, tokenizer: Any) -> "Draft":
+def _read_draft(source: str, precision: str, device: str, model: str, tokenizer: Any) -> "Draft":
     """A draft whose ids mean what the model's mean."""
     from glassformer.model import DecoderLM
     from glassformer.weights import load_tokenizer
 
     if source == "lookup":
         return "lookup"
-    draft = _load_to_sample(source, dtype)
+    draft = load_to_sample(source, precision, device)
     if not isinstance(draft, DecoderLM):
         raise InputError(f"the draft {source} is not a decoder-only model: give one, or `lookup`.")
     theirs = None if tokenizer is None else load_tokenizer(source)

@@ -8,36 +8,43 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
-from glassformer.cli.common import InputError, check_writable
+from glassformer.cli.common import InputError, check_parent, option
+from glassformer.errors import install, missing
 
 if TYPE_CHECKING:
     from glassformer.studio import Settings
 
-NEEDED = ("starlette", "uvicorn", "pydantic", "plotly", "latex2mathml")
+
+HELP = {
+    "model": "Model folders to serve next to the bundled models. A checkpoint of a run is named RUN/CHECKPOINT, such "
+    "as code/best. Default: the bundled models only.",
+    "port": "TCP port to listen on; 0 chooses a free one.",
+    "host": "Address to listen on. An address that other machines can reach needs --token.",
+    "token": "A secret that every request must carry. Default: none, which only a local address allows.",
+    "folder": "Folder for uploaded texts and training runs. Default: $GLASSFORMER_STUDIO, or else the user's "
+    "data folder.",
+    "open": "Open the page in a browser once the server answers.",
+}
 
 
 def serve(
-    model: Annotated[tuple[Path, ...], tyro.conf.arg(help="Model folders to show beside the bundled ones.")] = (),
-    port: Annotated[int, tyro.conf.arg(help="0 takes a free one.")] = 8000,
-    host: Annotated[str, tyro.conf.arg(help="Another than this machine needs --token.")] = "127.0.0.1",
-    token: Annotated[str | None, tyro.conf.arg(help="What every request must then carry.")] = None,
-    folder: Annotated[
-        Path | None, tyro.conf.arg(help="For uploads and training runs; $GLASSFORMER_STUDIO, or your data folder.")
-    ] = None,
-    open: Annotated[bool, tyro.conf.arg(help="Open the page in a browser.")] = True,
+    model: Annotated[tuple[Path, ...], option(HELP["model"], "DIR")] = (),
+    port: Annotated[int, option(HELP["port"])] = 8000,
+    host: Annotated[str, option(HELP["host"])] = "127.0.0.1",
+    token: Annotated[str | None, option(HELP["token"], "TEXT")] = None,
+    folder: Annotated[Path | None, option(HELP["folder"], "DIR")] = None,
+    open: Annotated[bool, option(HELP["open"])] = True,
 ) -> int:
-    """Open the studio: one page where models are seen, changed, trained, checked and sized. Ctrl-C ends it."""
+    """Serve the studio, a local page for models, and an OpenAI-compatible API. Ctrl-C stops it."""
     require_extras()
     from glassformer.studio import Settings
     from glassformer.studio.settings import default_folder
 
     if not 0 <= port <= 65535:
-        raise InputError(f"--port {port} must be between 0 and 65535.")
+        raise InputError(f"--port {port} must be between 0 and 65535; 0 chooses a free port.")
     settings = Settings(model, host, port, token, folder or default_folder())
     kept = settings.folder
-    check_writable("--folder", kept / ".studio" if kept.is_dir() else kept, makes_folders=True)
+    check_parent(f"--folder {kept}", kept / ".studio" if kept.is_dir() else kept, makes_folders=True)
     with contextlib.closing(listen(host, port)) as listening:
         run(settings, listening, open)
     return 0
@@ -45,11 +52,8 @@ def serve(
 
 def require_extras() -> None:
     """Refuse, in one sentence, where the studio's packages are not installed."""
-    import importlib.util
-
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"the studio needs {', '.join(missing)}: pip install 'glassformer[studio]'.")
+    if absent := missing("studio"):
+        raise InputError(f"the studio needs {', '.join(absent)}: {install('studio')}.")
 
 
 def listen(host: str, port: int) -> socket.socket:

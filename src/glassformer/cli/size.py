@@ -1,98 +1,163 @@
 """`glass size`: what a model costs, compute-optimal training, plans for many GPUs, Johnson-Lindenstrauss."""
 
+import dataclasses
 import json as json_module
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, get_args
 
 import tyro
 
 from glassformer.cli.common import InputError, Json, refuse_unused, terminal_width
-
-if TYPE_CHECKING:
-    from glassformer.config import ModelConfig
+from glassformer.sizing import Dtype, Optimizer
 
 SIZES = {
-    "a model": ("batch", "context", "dtype", "optimizer"),
+    "a model": ("batch", "context", "source", "dtype", "optimizer", "set"),
     "chinchilla": ("flops", "params", "tokens"),
     "jl": ("points", "eps"),
-    "plan": ("batch", "context", "tokens", "model", "gpus", "gpu"),
-    "plan without --model": ("batch", "context", "tokens", "gpu"),
+    "plan": ("batch", "context", "tokens", "model", "gpus", "gpu", "price"),
+    "plan without --model": ("batch", "context", "tokens", "gpu", "price"),
+    "--list": (),
 }
-"""What `glass size` is about -> the options that mean something to it."""
+"""What `glass size` is asked for -> the options that it uses."""
+DEFAULTS = {"set": (), "eps": 0.1, "gpus": 8, "gpu": "h200"}
+
+
+def _arg(help: str, metavar: str | None = None) -> Any:
+    """An option whose default is computed: the help text states it, so that `None` need not be shown."""
+    return tyro.conf.arg(help=help, metavar=metavar, help_behavior_hint="")
+
+
+Subject = Annotated[
+    tyro.conf.Positional[str | None],
+    _arg(
+        "What to size: a preset, a model folder, a run file or a model config (both TOML); or `chinchilla`, `jl` or "
+        "`plan`.",
+        "SUBJECT",
+    ),
+]
+Batch = Annotated[
+    int | None, _arg("Sequences in a batch. Default: 1, or the batch of the run file. For plan: per GPU, 8.", "INT")
+]
+Context = Annotated[
+    int | None,
+    _arg("Tokens in a sequence. Default: that of the run file, or the model's max_len, or 512 if it has none.", "INT"),
+]
+Source = Annotated[
+    int | None, _arg("Tokens of the encoder's input, for an encoder-decoder only. Default: the context.", "INT")
+]
+DtypeOption = Annotated[
+    Dtype | None,
+    _arg(
+        "Dtype of weights, activations and gradients; int8 and int4 apply to weights only. Default: float32, or what "
+        "the run file trains in.",
+        "|".join(get_args(Dtype)),
+    ),
+]
+OptimizerOption = Annotated[
+    Optimizer | None,
+    _arg(
+        "Optimizer whose state is counted. Default: adamw, or the optimizer of the run file.",
+        "|".join(get_args(Optimizer)),
+    ),
+]
+Set = Annotated[
+    tuple[str, ...],
+    _arg("For a run file: changes as in `glass train`, such as machine.precision=bfloat16.", "SECTION.FIELD=VALUE"),
+]
+Flops = Annotated[float | None, _arg("For chinchilla: the training compute C, in floating-point operations.", "FLOAT")]
+Params = Annotated[float | None, _arg("For chinchilla: the number of parameters N, instead of C.", "FLOAT")]
+Tokens = Annotated[
+    float | None,
+    _arg(
+        "For chinchilla: the number of training tokens D, instead of C. For plan: the training tokens; default: 20 for "
+        "each active parameter.",
+        "FLOAT",
+    ),
+]
+Points = Annotated[float | None, _arg("For jl: the number of points whose distances are preserved.", "FLOAT")]
+Eps = Annotated[float, tyro.conf.arg(help="For jl: the largest relative change of a distance, between 0 and 1.")]
+Model = Annotated[
+    str | None,
+    _arg("For plan: a preset, a model folder or a TOML file. Default: four presets on 1 to 1,024 GPUs.", "MODEL"),
+]
+Gpus = Annotated[int, tyro.conf.arg(help="For plan with --model: the number of GPUs.")]
+Gpu = Annotated[
+    str, tyro.conf.arg(help="For plan: a GPU by name (`--list` prints them), or a TOML file with the rates of one.")
+]
+Price = Annotated[
+    float | None, _arg("For plan: US dollars for one GPU and hour. Default: that of the TOML file, or no cost.", "USD")
+]
+List = Annotated[bool, tyro.conf.arg(help="Print all presets and all GPUs with their figures, and nothing else.")]
 
 
 def size(
-    subject: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(metavar="SUBJECT", help="A preset, a model folder, a TOML file; or `chinchilla`, `jl`, `plan`."),
-    ],
-    batch: Annotated[int | None, tyro.conf.arg(help="1; plan: 8 on each device.")] = None,
-    context: int | None = None,
-    dtype: Literal["float64", "float32", "bfloat16", "float16", "int8", "int4"] = "float32",
-    optimizer: Literal["adamw", "sgd", "none"] = "adamw",
-    flops: Annotated[float | None, tyro.conf.arg(help="chinchilla: training compute C.")] = None,
-    params: Annotated[float | None, tyro.conf.arg(help="chinchilla: parameters N instead of C.")] = None,
-    tokens: Annotated[
-        float | None, tyro.conf.arg(help="chinchilla: training tokens D instead of C; plan: D, 20·N.")
-    ] = None,
-    points: Annotated[float | None, tyro.conf.arg(help="jl: how many points keep their distances.")] = None,
-    eps: Annotated[float, tyro.conf.arg(help="jl: by how much a distance may change.")] = 0.1,
-    model: Annotated[str | None, tyro.conf.arg(help="plan: a preset, a folder or a TOML file; none: a ladder.")] = None,
-    gpus: Annotated[int, tyro.conf.arg(help="plan: how many devices.")] = 8,
-    gpu: Annotated[str, tyro.conf.arg(help="plan: h200, or a TOML file with measured rates.")] = "h200",
+    subject: Subject = None,
+    batch: Batch = None,
+    context: Context = None,
+    source: Source = None,
+    dtype: DtypeOption = None,
+    optimizer: OptimizerOption = None,
+    set: Set = (),
+    flops: Flops = None,
+    params: Params = None,
+    tokens: Tokens = None,
+    points: Points = None,
+    eps: Eps = 0.1,
+    model: Model = None,
+    gpus: Gpus = 8,
+    gpu: Gpu = "h200",
+    price: Price = None,
+    list: List = False,
     json: Json = False,
 ) -> int:
-    """Parameters, FLOPs and memory of a model; compute-optimal training; training on many GPUs; JL dimension."""
-    from glassformer import sizing
-
-    given: dict[str, Any] = {"batch": batch, "context": context, "dtype": dtype, "optimizer": optimizer, "eps": eps}
-    given |= {"flops": flops, "params": params, "tokens": tokens, "points": points, "model": model, "gpus": gpus}
-    given["gpu"] = gpu
-    defaults = {"dtype": "float32", "optimizer": "adamw", "eps": 0.1, "gpus": 8, "gpu": "h200"}
-    what = subject if subject in ("chinchilla", "jl", "plan") else "a model"
+    """Print parameters, FLOPs and memory of a model or a run; compute-optimal training; plans for many GPUs."""
+    given: dict[str, Any] = {"batch": batch, "context": context, "source": source, "dtype": dtype}
+    given |= {"optimizer": optimizer, "set": set, "flops": flops, "params": params, "tokens": tokens, "points": points}
+    given |= {"eps": eps, "model": model, "gpus": gpus, "gpu": gpu, "price": price}
+    if list == (subject is not None):
+        raise InputError("give one SUBJECT, such as gpt2 or a run file; `glass size --list` takes none.")
+    what = "--list" if subject is None else subject if subject in ("chinchilla", "jl", "plan") else "a model"
     what = "plan without --model" if what == "plan" and model is None else what
-    refuse_unused(f"glass size {subject if what == 'a model' else what}", given, SIZES[what], defaults)
-    if subject == "chinchilla":
-        result: Any = sizing.chinchilla(flops=flops, params=params, tokens=tokens)
-    elif subject == "jl":
-        if points is None:
-            raise InputError("`glass size jl` needs --points: how many points are to keep their distances.")
-        result = sizing.johnson_lindenstrauss(points, eps)
-    elif subject == "plan":
-        device, each = sizing.device(gpu), 8 if batch is None else batch
-        if model is None:
-            ladder = {name: read_config(name) for name in sizing.LADDER}
-            result = sizing.plan_ladder(ladder, device, each, context, tokens)
-        else:
-            result = sizing.plan_model(read_config(model), model, gpus, device, each, context, tokens)
-    else:
-        result = sizing.size(
-            read_config(subject), batch=1 if batch is None else batch, context=context, dtype=dtype, optimizer=optimizer
-        )
-    if json:
-        print(json_module.dumps(result.to_dict()))
-    else:
-        print(result.text(terminal_width()))
+    refuse_unused(f"glass size {subject if what == 'a model' else what}", given, SIZES[what], DEFAULTS)
+    result = _result(subject, given)
+    print(json_module.dumps(result.to_dict()) if json else result.text(terminal_width()).rstrip("\n"))
     return 0
 
 
-def read_config(subject: str) -> "ModelConfig":
-    """A config by preset name, folder or TOML file, without building anything."""
-    from glassformer.config import from_toml, presets
+def _result(subject: str | None, given: dict[str, Any]) -> Any:
+    """Return what is printed: it has `text(width)` and `to_dict()`."""
+    from glassformer import sizing
+    from glassformer.training import size as size_subject
 
-    if subject in presets.ALL:
-        return presets.get(subject)
-    path = Path(subject)
-    if path.is_dir():
-        from glassformer.weights import load_config
+    match subject:
+        case None:
+            return sizing.Catalogue()
+        case "chinchilla":
+            return sizing.chinchilla(**{name: given[name] for name in SIZES["chinchilla"]})
+        case "jl":
+            if given["points"] is None:
+                raise InputError("`glass size jl` needs --points: the number of points whose distances are preserved.")
+            return sizing.johnson_lindenstrauss(given["points"], given["eps"])
+        case "plan":
+            return _plan(given)
+        case _:
+            wanted = {name: given[name] for name in SIZES["a model"] if name != "set"}
+            return size_subject.size(subject, **wanted, changes=given["set"])
 
-        return load_config(path)
-    if path.is_file():
-        try:
-            return from_toml(path.read_text(encoding="utf-8"), source=subject)
-        except UnicodeDecodeError:
-            raise InputError(f"{subject} is not text: give a TOML file, a model folder or a preset.") from None
-    if path.suffix or os.sep in subject:
-        raise InputError(f"{subject} does not exist: give a preset, a model folder or a TOML file.")
-    return presets.get(subject)  # refuses, naming the nearest presets
+
+def _plan(given: dict[str, Any]) -> Any:
+    from glassformer import sizing
+    from glassformer.config import presets
+    from glassformer.training.size import config_of, resolve
+
+    device, price = sizing.device(given["gpu"]), given["price"]
+    if price is not None:
+        if not 0 < price < float("inf"):
+            raise InputError(f"--price {price:g} must be a positive number: US dollars for one GPU and hour.")
+        device = dataclasses.replace(device, price=price)
+    each = 8 if given["batch"] is None else given["batch"]
+    name, context, tokens = given["model"], given["context"], given["tokens"]
+    if name is None:
+        return sizing.plan_ladder({n: presets.get(n) for n in sizing.LADDER}, device, each, context, tokens)
+    if context is None:
+        context = getattr(resolve(name), "context", None)  # of a run
+    return sizing.plan_model(config_of(name), name, given["gpus"], device, each, context, tokens)

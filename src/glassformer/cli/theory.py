@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_seed, check_writable
+from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable, fitted, terminal_width
+from glassformer.errors import plural
 
 if TYPE_CHECKING:
     from glassformer.theory.claims.run import Outcome, Plan
@@ -20,31 +21,33 @@ WORKERS = 2
 def check(
     names: Annotated[
         tyro.conf.Positional[tuple[str, ...]],
-        tyro.conf.arg(metavar="ID", help="Claims, chapters or errata; none: all claims."),
+        tyro.conf.arg(metavar="ID", help="Ids of claims, chapters or errata. Default: all claims."),
     ] = (),
-    source: Annotated[str | None, tyro.conf.arg(help='What a source says, such as "Bishop 12.3".')] = None,
-    slow: Annotated[bool, tyro.conf.arg(help="Also what trains a model, which takes minutes.")] = False,
+    source: Annotated[str | None, tyro.conf.arg(help='Only the claims of a source, such as "Bishop 12.3".')] = None,
+    slow: Annotated[bool, tyro.conf.arg(help="Also run the claims that train a model, which takes minutes.")] = False,
     control: Annotated[
-        bool, tyro.conf.arg(name="break", help="Break each hypothesis: every check must turn to a failure.")
+        bool,
+        tyro.conf.arg(name="break", help="Run the negative controls: every check must fail."),
     ] = False,
-    explain: Annotated[bool, tyro.conf.arg(help="Derivation, evidence and errata in full.")] = False,
-    list: Annotated[bool, tyro.conf.arg(help="Only list the claims and who makes them.")] = False,
-    figure: Annotated[Path | None, tyro.conf.arg(help="Draw the one claim named: .png, .svg, .pdf or .html.")] = None,
-    report: Annotated[Path | None, tyro.conf.arg(help="Write one self-contained HTML page.")] = None,
-    seed: Annotated[int, tyro.conf.arg(help="Of everything random.")] = 0,
-    workers: Annotated[int | None, tyro.conf.arg(help="Processes; two where there are two cores.")] = None,
+    explain: Annotated[bool, tyro.conf.arg(help="Print derivation, evidence and errata in full.")] = False,
+    list: Annotated[bool, tyro.conf.arg(help="List the claims and their sources, and run nothing.")] = False,
+    figure: Annotated[Path | None, tyro.conf.arg(help="Draw one claim to this .png, .svg, .pdf or .html file.")] = None,
+    report: Annotated[Path | None, tyro.conf.arg(help="Write the results to this self-contained HTML page.")] = None,
+    seed: Annotated[int, tyro.conf.arg(help="Seed of all random numbers.")] = 0,
+    workers: Annotated[int | None, tyro.conf.arg(help="Number of processes. Default: 2, on one core 1.")] = None,
+    force: Force = False,
     json: Json = False,
 ) -> int:
-    """Run what textbooks claim: each statement is a check with a verdict. Exit 1 when one is not as recorded."""
+    """Check what textbooks claim about Transformers. Exit code 1: a verdict is not the recorded one."""
     from glassformer.theory.claims import selection
     from glassformer.theory.claims.run import Plan
 
     _consistent(control=control, explain=explain, list=list, figure=figure, report=report)
     check_seed(seed)
     if report is not None:
-        check_writable("--report", report, suffixes=(".html", ".htm"))
+        check_writable("--report", report, suffixes=(".html", ".htm"), force=force)
     if figure is not None:
-        check_writable("--figure", figure, makes_folders=True)
+        check_writable("--figure", figure, makes_folders=True, force=force)
     ids = selection.select(names, source)
     rows = () if source is None else selection.find_sources(source)
     if list:
@@ -116,7 +119,7 @@ def _run(ids: "list[str]", plan: "Plan", workers: int, rows: Any, json: bool, ex
 
     out = show.console()
     for row in rows:
-        out.print(show.source_line(row), soft_wrap=True, markup=False)
+        show.print_line(out, show.source_line(row))
     outcomes = []
     with show.Board(ids, plan, out).shown() as board:
         for outcome in run(ids, plan, workers=workers):
@@ -127,6 +130,7 @@ def _run(ids: "list[str]", plan: "Plan", workers: int, rows: Any, json: bool, ex
 
 def _tell(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | None, json: bool, explain: bool) -> None:
     from glassformer.theory.claims import run, show
+    from glassformer.theory.claims.explain import WIDTH
     from glassformer.theory.claims.explain import explain as in_full
 
     if json:
@@ -139,22 +143,23 @@ def _tell(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | Non
         )
         return
     if explain:
-        print("\n\n\n".join(in_full(outcome) for outcome in outcomes))
+        width = min(WIDTH, terminal_width() or WIDTH)
+        print("\n\n\n".join(in_full(outcome, width) for outcome in outcomes))
     elif outcomes:
-        print(show.closing(outcomes, plan))
+        print(fitted(show.closing(outcomes, plan)))
     if report is not None:
-        print(f"{report}: {len(outcomes)} claims on one page")
+        print(f"{report}: {plural(len(outcomes), 'claim')} on one page")
 
 
 def exercise(
     id: Annotated[
-        tyro.conf.Positional[str | None], tyro.conf.arg(metavar="ID", help="An exercise; none: list them.")
+        tyro.conf.Positional[str | None], tyro.conf.arg(metavar="ID", help="Id of an exercise. Default: list all.")
     ] = None,
-    stub: Annotated[Path | None, tyro.conf.arg(help="Write the stub to this new file.")] = None,
+    stub: Annotated[Path | None, tyro.conf.arg(help="Write the stub to this file, which must not exist.")] = None,
     grade: Annotated[Path | None, tyro.conf.arg(help="Grade this file.")] = None,
     json: Json = False,
 ) -> int:
-    """Solve it yourself: a problem, a stub, and a grade that says what is wrong. Exit 0 right, 1 wrong, 2 neither."""
+    """Show, start or grade an exercise. Exit code 0: correct, 1: incorrect, 2: could not be graded."""
     from glassformer.theory import exercises
 
     if id is None:
@@ -166,7 +171,7 @@ def exercise(
         raise InputError("--stub and --grade do not go together: give one of them.")
     if grade is not None:
         result = exercises.grade(chosen, grade)
-        print(json_module.dumps(result.to_dict()) if json else result.text())
+        print(json_module.dumps(result.to_dict()) if json else fitted(result.text()))
         return result.exit_code
     if stub is not None:
         return _write_stub(chosen, stub, json)
@@ -174,9 +179,8 @@ def exercise(
     if json:
         print(json_module.dumps({**facts, "function": chosen.function, "claims": chosen.claims}))
         return 0
-    print(
-        f"{chosen.title}\n\n{chosen.problem}\n\n--- a file to start from (--stub FILE writes it) ---\n{chosen.stub}---"
-    )
+    print(f"{chosen.title}\n\n{fitted(chosen.problem)}\n")
+    print(f"--- a file to start from (--stub FILE writes it) ---\n{chosen.stub}---")
     print(f"then: glass exercise {chosen.id} --grade FILE")
     return 0
 
@@ -195,12 +199,11 @@ def _exercises(json: bool) -> int:
 
 
 def _write_stub(chosen: "Exercise", path: Path, json: bool) -> int:
-    try:
-        if not os.path.lexists(path):
-            check_writable("--stub", path)
-        with open(path, "x", encoding="utf-8") as new:  # never over something that is there
-            new.write(chosen.stub)
-    except FileExistsError:
-        raise InputError(f"{path} exists already and is left as it is: give another name.") from None
+    from glassformer.files import write_atomically
+
+    if os.path.lexists(path):  # a solution may be in it, so there is no --force either
+        raise InputError(f"{path} exists already and is left as it is: give another name.")
+    check_writable("--stub", path)
+    write_atomically(path, chosen.stub.encode())
     print(json_module.dumps({"id": chosen.id, "written": str(path)}) if json else f"{path}: write {chosen.function}()")
     return 0

@@ -3,108 +3,225 @@
 import json as json_module
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json
+from glassformer.cli.common import InputError, Json, free_name, option
 
 if TYPE_CHECKING:
-    from glassformer.training import Session
+    from glassformer.training import RunConfig, Session
+
+LARGEST_RUN_FILE = 1 << 20
+"""Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
+
+
+HELP = {
+    "run": "A run file (TOML), or a text file or a folder of text files to train on with the default settings. "
+    "Default: nanoGPT's CPU setting on Shakespeare.",
+    "set": "Change fields of the run, such as optim.lr=3e-4 loop.steps=500. --fields lists all fields. Default: no "
+    "changes.",
+    "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
+    "resume": "Continue a run from its newest checkpoint, or from the given checkpoint folder. The result is the same, "
+    "bit for bit, as without the interruption. Default: start a new run.",
+    "force": "Replace the run that the output folder already holds.",
+    "latest": "Point the link runs/latest to this run.",
+    "fields": "Print every field of a run file with its type, default and meaning, and exit.",
+    "json": "Print events as JSON, one object per line; the last event has the result.",
+}
 
 
 def train(
-    run: Annotated[
-        tyro.conf.Positional[Path | None], tyro.conf.arg(help="A run file; none: nanoGPT's CPU setting.")
-    ] = None,
-    set: Annotated[
-        tuple[str, ...], tyro.conf.arg(help="Changes to the run, such as optim.lr=3e-4 loop.steps=500.")
-    ] = (),
-    resume: Annotated[str | None, tyro.conf.arg(help="Go on from a run or a checkpoint.")] = None,
-    json: Annotated[bool, tyro.conf.arg(help="Events as JSON lines, the last one the result.")] = False,
+    run: Annotated[tyro.conf.Positional[Path | None], option(HELP["run"], "RUN.toml|TEXT")] = None,
+    set: Annotated[tuple[str, ...], option(HELP["set"], "FIELD=VALUE")] = (),
+    out: Annotated[Path | None, option(HELP["out"], "DIR")] = None,
+    resume: Annotated[str | None, option(HELP["resume"], "DIR")] = None,
+    force: Annotated[bool, option(HELP["force"])] = False,
+    latest: Annotated[bool, option(HELP["latest"])] = True,
+    fields: Annotated[bool, option(HELP["fields"])] = False,
+    json: Annotated[bool, option(HELP["json"])] = False,
 ) -> int:
-    """Train a model on a text. Ctrl-C stops after the step and saves; --resume goes on, bit for bit."""
+    """Train a model on a text. Ctrl-C stops after the current step and saves a checkpoint."""
+    if fields:
+        _print_fields(json)
+        return 0
     from glassformer.training.distributed.ranks import said_once
 
     with said_once():  # under torchrun, by one process
-        _train(run, set, resume, json)
+        changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
+        if out is not None and any(change.partition("=")[0].strip() == "out" for change in set):
+            raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
+        if resume is not None and force:
+            raise InputError("--resume continues a run and --force replaces one: leave one of them out.")
+        session, about = _open(run, changes, resume)
+        _train(session, about, force, latest, json)
     return 0
 
 
-def _train(run: Path | None, changes: tuple[str, ...], resume: str | None, json: bool) -> None:
+def _print_fields(json: bool) -> None:
+    from glassformer.training.fields import fields_to_dict, run_file_page
+
+    print(json_module.dumps(fields_to_dict()) if json else run_file_page(), end="\n" if json else "")
+
+
+def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tuple["Session", str]:
+    """The session of a new or a resumed run, and a line about the defaults where a text is given instead of a run."""
     from glassformer.training import open_session, read_run, resume_session
-    from glassformer.training import train as run_training
-    from glassformer.training.display import Display
-    from glassformer.training.distributed.ranks import is_main
 
     if resume is not None:
         if run is not None:
             raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
-        session = resume_session(resume, changes)
-    else:
-        text = "" if run is None else _read_text(run)
-        session = open_session(read_run(text, changes, source=str(run or "the run")))
-    arguments = (session.run, session.data)
+        return resume_session(resume, changes, _note), ""
+    text = "" if run is None else _read_run_file(run)
+    if run is None or text is not None:
+        return open_session(read_run(text or "", changes, str(run or "the run"), _note)), ""
+    for change in changes:
+        if change.partition("=")[0].strip() == "data.corpus":
+            raise InputError(f"{run} is the text to train on, and so is --set {change}: leave one of them out.")
+    corpus = f"data.corpus={json_module.dumps(str(run), ensure_ascii=False)}"
+    session = open_session(read_run("", (corpus, *changes), str(run), _note))
+    return session, _defaults(run, session.run)
+
+
+def _defaults(text: Path, run: "RunConfig") -> str:
+    """One line: what a text without a run file is trained with."""
+    from glassformer.errors import plural
+
+    return (
+        f"training on {text} without a run file, with the default settings: {plural(run.model.n_layers, 'layer')} "
+        f"of width {run.model.d_model}, a context of {plural(run.context, 'token')}, the {run.data.tokenizer} "
+        f"tokenizer, {plural(run.loop.steps, 'step')} (--fields lists what can be changed)"
+    )
+
+
+def _note(sentence: str) -> None:
+    """One sentence on standard error, by one process."""
+    from glassformer.training.distributed.ranks import is_main
+
+    if is_main():
+        print(f"note: {sentence}", file=sys.stderr)  # not "glass: ", which begins an error
+
+
+class _Listener:
+    """Passes on the events of a run. At the first one it points runs/latest to the run's folder."""
+
+    def __init__(self, show: Callable[[dict[str, Any]], None], about: str, latest: bool):
+        self.show, self.about, self.latest = show, about, latest
+        self.out = ""
+        """The folder of the run, once it has started."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "start":
+            from glassformer.training.folder import point_latest
+
+            self.out = event["out"]
+            if self.about:
+                _note(f"{self.about}; the run is in {self.out}.")
+            if self.latest and (problem := point_latest(self.out)):
+                _note(problem)
+        self.show(event)
+
+
+def _train(session: "Session", about: str, force: bool, latest: bool, json: bool) -> None:
+    from glassformer.training import train as run_training
+    from glassformer.training.display import Display
+    from glassformer.training.distributed.ranks import is_main
+
+    run, data, resume = session.run, session.data, session.resume
+    listener: _Listener | None = None
     try:
         if not is_main():
-            group = run_training(*arguments, None, session.resume).group
-            group.close()
+            run_training(run, data, None, resume, None, force).group.close()
             return
-        lines = session.data.baselines(session.run.model.vocab_size)
+        lines = data.baselines(run.model.vocab_size)
         if json:
-            say = lambda event: print(json_module.dumps(event), flush=True)  # noqa: E731
-            group = run_training(*arguments, say, session.resume, lines).group
+            listener = _Listener(lambda event: print(json_module.dumps(event), flush=True), about, latest)
+            group = run_training(run, data, listener, resume, lines, force).group
         else:
             with Display() as display:
-                group = run_training(*arguments, display, session.resume, lines).group
-            print(_next_steps(session))
+                listener = _Listener(display, about, latest)
+                group = run_training(run, data, listener, resume, lines, force).group
+            print(_next_steps(session, listener.out))
         group.close()
     except ArithmeticError as error:
         raise InputError(str(error)) from None
     except KeyboardInterrupt:
-        if is_main() and any(Path(session.run.out, "checkpoints").glob("step-*")):
-            print(f"stopped; glass train --resume {shlex.quote(session.run.out)} goes on from here", file=sys.stderr)
+        if listener is not None and listener.out and any(Path(listener.out, "checkpoints").glob("step-*")):
+            print(f"stopped; continue with: glass train --resume {shlex.quote(listener.out)}", file=sys.stderr)
         raise
 
 
-def _next_steps(session: "Session") -> str:
+def _next_steps(session: "Session", out: str) -> str:
     """Where the best model is, and a command that runs as it stands."""
     from glassformer.config import EncoderConfig
+    from glassformer.training.data.source import Prepared
 
-    folder = shlex.quote(f"{session.run.out}/best")
-    told, text = f"the best model is in {folder}", getattr(session.data, "val", None)
-    if text is None or isinstance(session.run.model, EncoderConfig):
-        return told  # a task has no text, and an encoder does not go on
-    word = _prompt(session.data.tokenizer.decode([int(token) for token in text[:40]]))
+    folder = shlex.quote(f"{out}/best")
+    told = f"the best model is in {folder}"
+    if not isinstance(session.data, Prepared) or isinstance(session.run.model, EncoderConfig):
+        return told  # a task has no text, and an encoder does not continue one
+    word = session.data.first_word()
     return f"{told}: glass sample --model {folder} {shlex.quote(word)}" if word else told
 
 
-def _prompt(text: str) -> str:
-    """The first word that says something: a text may begin with what ends a sentence."""
-    words = text.split()
-    return next((word for word in words if any(map(str.isalpha, word))), words[0] if words else "")
+def _read_run_file(path: Path) -> str | None:
+    """The TOML text of a run file; None for a text or a folder of texts, which is a corpus.
 
-
-def _read_text(path: Path) -> str:
+    A file with the suffix .toml is a run file. A file with another suffix is one if it is TOML whose top level holds
+    parts of a run and nothing else.
+    """
+    if path.is_dir():
+        if (path / "run.toml").exists() and ((path / "checkpoints").is_dir() or (path / "meta.json").exists()):
+            raise InputError(
+                f"{path} is the folder of a run: continue it with --resume {path}, or train the same run anew with "
+                f"{path / 'run.toml'} --out FOLDER."
+            )
+        return None
     try:
+        if path.suffix.lower() != ".toml" and path.is_file():
+            is_short = path.stat().st_size <= LARGEST_RUN_FILE
+            text = path.read_text(encoding="utf-8") if is_short else ""
+            return text if _is_run(text) else None
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist: give a run file.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text: give a TOML run file.") from None
+        raise InputError(f"{path} does not exist: give a run file, a text file or a folder of text files.") from None
+    except UnicodeDecodeError as error:
+        if path.suffix.lower() != ".toml":
+            return None  # the corpus reader says what is wrong with it
+        raise InputError(f"{path} is not TOML: byte {error.start} is not UTF-8. Give a run file.") from None
+
+
+def _is_run(text: str) -> bool:
+    import tomllib
+
+    from glassformer.training.run import PARTS
+
+    try:
+        keys = tomllib.loads(text).keys()
+    except tomllib.TOMLDecodeError:
+        return False
+    return bool(keys) and keys <= PARTS
 
 
 def tour(
-    minutes: Annotated[float, tyro.conf.arg(help="Of training; the rest takes about another half minute.")] = 2.0,
-    out: Annotated[Path, tyro.conf.arg(help="Folder for report.html and the trained model.")] = Path("tour"),
+    minutes: Annotated[
+        float, tyro.conf.arg(help="Minutes of training. The other parts of the tour take about half a minute more.")
+    ] = 2.0,
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(help="Folder for report.html and the trained model. Default: tour, or tour-2, … if that exists."),
+    ] = None,
+    force: Annotated[bool, tyro.conf.arg(help="Replace the earlier tour in --out.")] = False,
     json: Json = False,
 ) -> int:
     """Train, sample from, check, prove and diagnose a small model in a few minutes, and write one HTML page."""
     from glassformer.tour import report
     from glassformer.tour import run as tour_run
 
-    plan = tour_run.Plan(minutes=minutes, out=out)
+    out = free_name(Path("tour"), force) if out is None else out
+    plan = tour_run.Plan(minutes=minutes, out=out, force=force)
     try:
         if not json:
             from glassformer.tour.terminal import print_tour

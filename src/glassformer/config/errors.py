@@ -3,8 +3,10 @@
 import typing
 from typing import Any
 
+from glassformer.errors import GlassformerError
 
-class ConfigError(ValueError):
+
+class ConfigError(GlassformerError):
     """A config that cannot be built. The message gives the value, the rule and the remedy."""
 
 

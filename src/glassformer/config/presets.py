@@ -1,11 +1,9 @@
 """Named configs as functions: the published architectures and a few small ones made for this project.
 
-`NAME()` is the model as published; `NAME(n_layers=2, n_heads=4)` the same with some fields changed, spelled as in
-`glassformer.config.replace`. What belongs to the width follows a new `d_model` unless it is given too: the feed-forward
-keeps its ratio to it (`gpt2(d_model=96)` has d_ff=384), T5 and Vaswani's Transformer their scales. Heads stay as many,
-and as wide where `d_head` is published (T5, Qwen3). Figures come from the papers and from the `config.json` beside the
-released weights; each docstring says which. Dropout is the value the model was trained with: call `.eval()` on a model
-that should not drop.
+`NAME()` is the model as published; `NAME(n_layers=2, n_heads=4)` is the same with some fields changed, spelled as in
+`glassformer.config.replace`. A new `d_model` also scales the feed-forward (`gpt2(d_model=96)` has d_ff=384) and the
+scales of T5 and of Vaswani's Transformer, unless they are given too. The number of heads stays, and their width where
+`d_head` is published (T5, Qwen3). Docstrings name the sources of the figures; dropout is that of the training.
 """
 
 import dataclasses
@@ -122,7 +120,7 @@ def _bert(d_model: int, n_layers: int, n_heads: int, changes: dict[str, Any]) ->
 
 
 def bert_base(**changes: Any) -> ModelConfig:
-    """BERT base uncased with its masked-LM head and pooler. Devlin et al. 2019, section 3; config.json for V and eps.
+    """BERT base uncased with masked-LM head and pooler. Devlin et al. 2019, section 3; config.json for V and eps.
 
     110,104,890 parameters: 109,482,240 of the encoder with pooler and 622,650 of the head. The next-sentence classifier
     (1,538) is not part of the model here.
@@ -131,7 +129,7 @@ def bert_base(**changes: Any) -> ModelConfig:
 
 
 def bert_large(**changes: Any) -> ModelConfig:
-    """BERT large uncased with its masked-LM head and pooler. Devlin et al. 2019, section 3; config.json for V and eps.
+    """BERT large uncased with masked-LM head and pooler. Devlin et al. 2019, section 3; config.json for V and eps.
 
     336,224,058 parameters: 335,141,888 of the encoder with pooler and 1,082,170 of the head; the next-sentence
     classifier (2,050) would make 336,226,108.
@@ -378,7 +376,7 @@ def llama_tiny(**changes: Any) -> ModelConfig:
 
 
 def moe_tiny(**changes: Any) -> ModelConfig:
-    """`llama_tiny` narrower, a token visiting two of four experts: 460,352 parameters, 263,744 active."""
+    """`llama_tiny` narrower, two of four experts active for each token. 460,352 parameters, 263,744 active."""
     attention = Attention(4, n_kv_heads=2, bias=False)
     moe = MoE(n_experts=4, n_active=2, expert=Gated(128))
     return _llama(changes, 256, 64, 4, attention, moe, Special(), max_len=256, tied=True)
@@ -393,7 +391,9 @@ ALL: dict[str, Callable[..., ModelConfig]] = {preset.__name__: preset for preset
 
 
 def get(name: str, **changes: Any) -> ModelConfig:
-    """The preset called `name`, changed; dashes, dots and capitals do not matter: `get("GPT2-medium")` works."""
+    """Return the preset called `name`, changed. Dashes, dots and capitals do not matter: "GPT2-medium" works."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a preset is named by text such as 'gpt2', not by {type(name).__name__}.")
     spelled = name.lower().replace("-", "_").replace(".", "_")
     if spelled not in ALL:
         raise ConfigError(f"{name!r} is not a preset.{nearest(spelled, ALL, others='Use one of')}")

@@ -8,13 +8,11 @@ from torch import Tensor
 
 from glassformer.generation.feed import Feed
 from glassformer.generation.sampling import require_numbers
-from glassformer.kernels.cuda.decode import batch, decoder, library
+from glassformer.kernels.cuda.decode import batch, decoder
 from glassformer.kernels.cuda.decode.batch import CudaBatch
 from glassformer.kernels.cuda.decode.decoder import CudaDecoder
-from glassformer.kernels.cuda.decode.pack import obstacle
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
-from glassformer.model.cache import CacheKind
 from glassformer.shapes import Float, Int
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -22,47 +20,17 @@ ROOM = 256
 """Caches have a multiple of this many places: another generation of about the same length finds one that fits."""
 
 
-def chosen(model: DecoderLM, cache: CacheKind | None, engine: str, precision: str, rows: int, beams: int = 1) -> bool:
-    """Whether the kernels take a generation on a GPU; a sentence where they were asked for and cannot.
-
-    auto never compiles: it takes them once they have been (engine='native' does that).
-    """
-    if engine == "torch":
-        return False
-    dtype = next(model.parameters()).dtype
-    reason = obstacle(model.config)
-    if cache not in ("static", "growing"):
-        reason = f"the kernels keep a cache of their own kind, not {cache or 'none'!r}"
-    elif beams > 1:
-        reason = f"the kernels of a GPU do not search with beams (beams={beams})"
-    elif dtype not in (torch.float32, torch.bfloat16):
-        reason = f"the kernels start from float32 or bfloat16 weights and the model's are {dtype}"
-    elif precision not in DTYPES:
-        reason = f"precision={precision!r} is for CPUs: a GPU's kernels know float32 and bfloat16"
-    if engine == "native" or precision != "float32":
-        if reason is not None:
-            raise library.CudaDecodeError(f"{reason}: use engine='torch' and precision='float32'.")
-        return True
-    return reason is None and ready(model, precision, rows)
-
-
-def ready(model: DecoderLM, precision: str, rows: int) -> bool:
-    """Whether the kernels for a model have been compiled before."""
-    dtype, capability = _dtype(model, precision), torch.cuda.get_device_capability(model.device)
-    if _alone(model, rows, dtype):
-        return decoder.is_ready(model, dtype)
-    return all(nvrtc.is_compiled(text, capability) for text in batch.kernel_texts(model, dtype).values())
+def compile_kernels(model: DecoderLM, rows: int, dtype: torch.dtype) -> None:
+    """Compile what decoding these sequences needs, where that was not done before."""
+    alone = _alone(model, rows, dtype)
+    texts = [decoder.kernel_text(model, dtype)] if alone else list(batch.kernel_texts(model, dtype).values())
+    for text in texts:
+        nvrtc.compiled(text, torch.cuda.get_device_capability(model.device))
 
 
 def _alone(model: DecoderLM, rows: int, dtype: torch.dtype) -> bool:
     """Whether the persistent kernel takes it, and not the graph for any number of rows."""
     return rows == 1 and decoder.can_run(model, dtype)
-
-
-def _dtype(model: DecoderLM, precision: str) -> torch.dtype:
-    """Weights that are bfloat16 already stay so."""
-    held = next(model.parameters()).dtype
-    return torch.bfloat16 if held is torch.bfloat16 else DTYPES[precision]
 
 
 _MADE: "weakref.WeakKeyDictionary[DecoderLM, tuple[Any, CudaDecoder | CudaBatch]]" = weakref.WeakKeyDictionary()
@@ -73,6 +41,7 @@ def _decoder(model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype) -> 
     capacity = -(-capacity // ROOM) * ROOM
     held, made = _MADE.get(model, (None, None))
     if made is None or held != (rows, dtype, model.device) or made.capacity < min(capacity, made.limit):
+        compile_kernels(model, rows, dtype)
         alone = _alone(model, rows, dtype)
         made = CudaDecoder(model, capacity, dtype=dtype) if alone else CudaBatch(model, rows, capacity, dtype)
         _MADE[model] = ((rows, dtype, model.device), made)
@@ -87,7 +56,7 @@ class CudaFeed(Feed):
     def __init__(self, model: DecoderLM, rows: list[list[int]], max_new_tokens: int, chunk: int | None, precision: str):
         super().__init__(model, rows, max_new_tokens, None, chunk)
         capacity = self.tokens.shape[1] + max_new_tokens
-        self.decoder = _decoder(model, len(rows), capacity, _dtype(model, precision))
+        self.decoder = _decoder(model, len(rows), capacity, DTYPES[precision])
 
     def start(self) -> Float[Tensor, "B V"]:
         """Logits after the prompts, of which torch reads all but the last tokens: rows of one length together."""

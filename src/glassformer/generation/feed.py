@@ -5,40 +5,96 @@ position count keep padding invisible. An encoder-decoder reads the prompt with 
 starts its decoder from `special.start`.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from glassformer.generation.tokenizer import encode_text, tokenizer_of
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float, Int
 
-Prompts = Sequence[Sequence[int]] | Tensor
+Prompts = Sequence[Sequence[int]] | Tensor | str | Sequence[str]
+
+
+def is_text(prompts: object) -> bool:
+    """Return whether prompts are a text, or a list of texts."""
+    if isinstance(prompts, str):
+        return True
+    return isinstance(prompts, list | tuple) and bool(prompts) and all(isinstance(one, str) for one in prompts)
 
 
 def read_prompts(model: Model, prompts: Prompts) -> list[list[int]]:
-    """Prompts as lists of ids, checked against the vocabulary and for emptiness."""
+    """Return prompts as lists of token ids, checked against the vocabulary. Texts are encoded by the model's tokenizer.
+
+    Everything that is not a prompt is refused in one sentence.
+    """
     if isinstance(model, EncoderLM):
-        raise ValueError("an encoder-only model predicts the token at a place, not the next one: it cannot generate.")
-    if isinstance(prompts, Tensor):
-        if prompts.dim() != 2:
-            raise ValueError(f"a prompt tensor of shape {tuple(prompts.shape)}: it must be (rows, length).")
-        prompts = prompts.tolist()
-    rows = [list(prompt) if isinstance(prompt, Sequence | Tensor) else prompt for prompt in prompts]
-    if not rows:
-        raise ValueError("there is no prompt: give at least one list of token ids.")
-    vocabulary = model.config.vocab_size
-    for number, row in enumerate(rows):
-        if isinstance(row, int):
-            raise ValueError("prompts are lists of token ids, one list per row: wrap a single prompt as [prompt].")
-        if not row:
-            raise ValueError(f"prompt {number} is empty: a model needs at least one token to go on from.")
-        for token in row:
-            if isinstance(token, bool) or int(token) != token or not 0 <= token < vocabulary:
-                raise ValueError(f"prompt {number} has token id {token}: ids go from 0 to {vocabulary - 1}.")
-    return [[int(token) for token in row] for row in rows]
+        raise ValueError("an encoder-only model predicts masked tokens, not the next token: it cannot generate text.")
+    if is_text(prompts):
+        return _encoded(model, [prompts] if isinstance(prompts, str) else list(prompts))  # type: ignore[arg-type]
+    listed: Any = _listed(prompts) if hasattr(prompts, "tolist") else prompts
+    if not isinstance(listed, Sequence) or isinstance(listed, bytes | bytearray):
+        raise ValueError(f"prompts are of type {type(prompts).__name__}: pass a list of lists of token ids.")
+    if not listed:
+        raise ValueError("there is no prompt: pass at least one list of token ids.")
+    return [_row(number, row, model.config.vocab_size) for number, row in enumerate(listed)]
+
+
+def _encoded(model: Model, texts: list[str]) -> list[list[int]]:
+    tokenizer = tokenizer_of(model)
+    if tokenizer is None:
+        raise ValueError(
+            f"the prompt {shorten(texts[0])!r} is text, and the model carries no tokenizer (it was not loaded from a "
+            "folder with a tokenizer.json): pass token ids, such as [tokenizer.encode(text).ids]."
+        )
+    rows = [encode_text(tokenizer, text) for text in texts]
+    return [_row(number, row, model.config.vocab_size) for number, row in enumerate(rows)]
+
+
+def shorten(text: str) -> str:
+    """Return at most 40 characters of a text, for a message."""
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _listed(prompts: Any) -> Any:
+    """A tensor or array as lists."""
+    kind = str(prompts.dtype).removeprefix("torch.")
+    if not kind.startswith(("int", "uint")):
+        raise ValueError(f"prompts are of dtype {kind}: token ids are whole numbers, convert them to int64.")
+    if len(prompts.shape) != 2:
+        raise ValueError(
+            f"prompts have shape {tuple(prompts.shape)}: it must be (batch, length); use prompts[None] for one."
+        )
+    return prompts.tolist()
+
+
+def _row(number: int, row: Any, vocabulary: int) -> list[int]:
+    """One prompt, each of its ids checked."""
+    if isinstance(row, int):
+        raise ValueError("prompts are lists of token ids, one list per sequence: wrap a single prompt as [prompt].")
+    if isinstance(row, str | bytes) or not (isinstance(row, Sequence) or hasattr(row, "tolist")):
+        raise ValueError(f"prompt {number} is {row!r}: pass a list of token ids, or texts only.")
+    if hasattr(row, "shape") and len(row.shape) != 1:
+        raise ValueError(f"prompt {number} has shape {tuple(row.shape)}: it must be one-dimensional.")
+    tokens = row.tolist() if hasattr(row, "tolist") else list(row)
+    if not tokens:
+        raise ValueError(f"prompt {number} is empty: a model needs at least one token to continue.")
+    found = []
+    for token in tokens:
+        try:
+            found.append(-1 if isinstance(token, bool) else operator.index(token))
+        except TypeError:
+            raise ValueError(
+                f"prompt {number} contains {token!r}, of type {type(token).__name__}: token ids are whole numbers."
+            ) from None
+        if not 0 <= found[-1] < vocabulary:
+            raise ValueError(f"prompt {number} has token id {token}: ids go from 0 to {vocabulary - 1}.")
+    return found
 
 
 def check_length(model: Model, rows: list[list[int]], max_new_tokens: int) -> None:

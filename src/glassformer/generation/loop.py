@@ -1,17 +1,37 @@
 """Decoding: `stream` yields tokens as they come, `generate` collects them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.generation.beam import beam_search
-from glassformer.generation.feed import Feed, Prompts, check_length, ends_with, evaluating, one_thread, read_prompts
+from glassformer.generation.engine import (
+    Call,
+    Engine,
+    Implementation,
+    Precision,
+    choose_engine,
+    fall_back,
+    in_precision,
+)
+from glassformer.generation.feed import (
+    Feed,
+    Prompts,
+    check_length,
+    ends_with,
+    evaluating,
+    is_text,
+    one_thread,
+    read_prompts,
+)
 from glassformer.generation.native_feed import NativeFeed
 from glassformer.generation.sampling import GREEDY, Sampling, choose, require_numbers
 from glassformer.generation.speculate import Acceptance, Draft, Speculation, check_draft, speculate
-from glassformer.kernels.cpu.decode.choice import Engine, choose_engine
-from glassformer.kernels.cpu.decode.pack import Precision
+from glassformer.generation.tokenizer import tokenizer_of
+from glassformer.kernels.cpu.decode import library
+from glassformer.kernels.toolchain.nvrtc import CudaError
 from glassformer.model import DecoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 
@@ -19,17 +39,22 @@ Stop = int | Sequence[int | Sequence[int]] | None
 
 
 class Generated(list[list[int]]):
-    """One list of ids per prompt: the prompt (an encoder-decoder: the start token) and what was added to it."""
+    """One list of token ids per prompt: the prompt (an encoder-decoder: the start token) and the new tokens."""
 
     def __init__(
         self,
         rows: list[list[int]],
         prompt_lengths: list[int],
         finished: list[str],
+        engine: Implementation,
         scores: list[float] | None = None,
         acceptance: list[Acceptance] | None = None,
+        tokenizer: Any = None,
     ):
         super().__init__(rows)
+        self.engine = engine
+        """The implementation that ran: engine, device, precision, and why."""
+        self.tokenizer = tokenizer
         self.prompt_lengths = prompt_lengths
         self.finished = finished
         """Why each row ended: "stop" or "length"."""
@@ -40,8 +65,28 @@ class Generated(list[list[int]]):
 
     @property
     def new(self) -> list[list[int]]:
-        """What was added, without the prompts."""
+        """The new tokens, without the prompts."""
         return [row[n:] for row, n in zip(self, self.prompt_lengths, strict=True)]
+
+    @property
+    def texts(self) -> list[str]:
+        """The sequences as text, where the prompts were text."""
+        if self.tokenizer is None:
+            raise ValueError("the prompts were token ids: decode the result with your own tokenizer.")
+        return [self.tokenizer.decode(row) for row in self]
+
+
+class Steps(Iterator[list[int | None]]):
+    """The steps of a generation, one list of tokens each, and the implementation that computes them."""
+
+    def __init__(self, steps: Generator[list[int | None], None, None], engine: Implementation):
+        self.steps, self.engine = steps, engine
+
+    def __next__(self) -> list[int | None]:
+        return next(self.steps)
+
+    def close(self) -> None:
+        self.steps.close()
 
 
 def generate(
@@ -56,47 +101,53 @@ def generate(
     length_penalty: float = 1.0,
     prefill_chunk: int | None = None,
     engine: Engine = "auto",
-    precision: Precision = "float32",
+    precision: Precision = "auto",
     draft: Draft | None = None,
     draft_tokens: int = 4,
 ) -> Generated:
     """Continue each prompt. Greedy unless `sampling` is given; beam search when `beams` > 1.
 
-    Prompts may have unequal lengths: each row gets what it would get alone, whatever stands beside it. One `seed` is
-    used by every row, so a row's draws do not depend on its neighbours either; a list gives one seed per row.
-    `stop` is a token id, or a list of ids and id sequences; a row ends after the first it produces, which is kept. None
-    means the config's end-of-text ids; an empty list never stops. `cache` may name a kind; False recomputes everything.
+    `prompts` are lists of token ids, a (batch, length) tensor of them, or one text or a list of texts if the model was
+    loaded from a folder with a tokenizer; the result then also has `texts`. Prompts may have unequal lengths: each
+    sequence gets what it would get alone. One `seed` is used by every sequence, so its draws do not depend on the
+    others either; a list gives one seed per sequence. `stop` is a token id, or a list of ids and id sequences; the
+    first that is produced ends a sequence and is kept. None means the config's end-of-text ids; an empty list never
+    stops. `cache` may name a kind; False recomputes everything.
 
-    `engine` is what computes the steps: torch, or native, compiled kernels for a CPU, which give the same logits up to
-    rounding. auto is native where the kernels are built and know the model; a `precision` of the weights other than
-    float32 needs them. int8 and int4 are for matrices whose rows are whole 64 columns: others are kept in bfloat16.
+    `engine` computes the steps: "torch", or "native", which are compiled kernels for a CPU or an NVIDIA GPU that give
+    the same logits up to rounding. "auto" uses the kernels if they support the model, a compiler is there, and
+    `max_new_tokens` is at least 32, so that compiling (about 5 s, once per machine) is worth it; otherwise it uses
+    torch. The choice depends on the call and the machine alone, and `result.engine` reports it with its reason.
 
-    `draft` proposes `draft_tokens` tokens at a time, which the model judges in one pass (`generation/speculate.py`): a
-    smaller decoder-only model of the same vocabulary, or "lookup", which copies what followed the last tokens when they
-    stood in the row before. Tokens keep their distribution: greedy output is the same (up to ties within rounding),
-    sampled output is repeated by the same `seed` but drawn otherwise than without a draft. Rows are then read one after
-    another.
+    `precision` is the number format of the weights while decoding. "auto" is exact: float32 on a CPU, the stored dtype
+    on a GPU. int8 and int4 need the kernels and matrices whose number of columns is a multiple of 64; other matrices
+    are kept in bfloat16.
+
+    `draft` proposes `draft_tokens` tokens at a time, which the model checks in one pass (`generation/speculate.py`): a
+    smaller decoder-only model of the same vocabulary, or "lookup", which copies what followed the last tokens where
+    they occurred in the sequence before. Greedy output is the same (up to ties within rounding). Sampled output has the
+    same distribution and is reproducible for a given seed, but differs from the output without a draft.
     """
     if type(beams) is not int or beams < 1:
         raise ValueError(f"beams={beams} must be a whole number of at least 1.")
+    rows = read_prompts(model, prompts)
+    tokenizer = tokenizer_of(model) if is_text(prompts) else None
     if beams == 1:
         given = (cache, seed, stop, prefill_chunk, engine, precision, draft, draft_tokens)
-        steps = stream(model, prompts, max_new_tokens, sampling, *given)
-        return _collect(model, read_prompts(model, prompts), steps, read_stop(model, stop))
+        steps = stream(model, rows, max_new_tokens, sampling, *given)
+        return _collect(model, rows, steps, read_stop(model, stop), tokenizer)
     if draft is not None:
-        raise ValueError(f"beam search follows many rows and has no use for a draft: leave it out (beams={beams}).")
-    rows = read_prompts(model, prompts)
+        raise ValueError(f"beam search follows many sequences and cannot use a draft: leave it out (beams={beams}).")
     check_length(model, rows, max_new_tokens)
     penalty = _beam_penalty(sampling, beams)
     with evaluating(model):
-        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision, beams)
+        feed, chosen = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision, beams)
+    with evaluating(feed.model):
         found = beam_search(feed, max_new_tokens, beams, length_penalty, read_stop(model, stop), penalty)
-    return Generated(
-        [row + best.tokens for row, best in zip(feed.rows, found, strict=True)],
-        [len(row) for row in feed.rows],
-        ["stop" if best.stopped else "length" for best in found],
-        [best.score for best in found],
-    )
+    whole = [row + best.tokens for row, best in zip(feed.rows, found, strict=True)]
+    finished = ["stop" if best.stopped else "length" for best in found]
+    scores = [best.score for best in found]
+    return Generated(whole, [len(row) for row in feed.rows], finished, chosen, scores, tokenizer=tokenizer)
 
 
 def _beam_penalty(sampling: Sampling | None, beams: int) -> float:
@@ -120,13 +171,14 @@ def stream(
     stop: Stop = None,
     prefill_chunk: int | None = None,
     engine: Engine = "auto",
-    precision: Precision = "float32",
+    precision: Precision = "auto",
     draft: Draft | None = None,
     draft_tokens: int = 4,
-) -> Iterator[list[int | None]]:
-    """One list per step: the token each row gained, None for a row that has ended. Arguments as for `generate`.
+) -> Steps | Speculation:
+    """One list per step: the token each sequence gained, None for one that has ended. Arguments as for `generate`.
 
-    With a draft it is a `Speculation`, whose `acceptance` counts what became of the proposals so far.
+    The iterator has an attribute `engine`, the implementation that runs. With a draft it is a `Speculation`, whose
+    `acceptance` counts what became of the proposals so far.
     """
     rows = read_prompts(model, prompts)
     check_length(model, rows, max_new_tokens)
@@ -141,8 +193,8 @@ def stream(
             return speculate(model, draft, draft_tokens, rows, max_new_tokens, sampling, seeds, stops, *how)
     uniform = uniforms(seed, len(rows), max_new_tokens)
     with evaluating(model):
-        feed = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision)
-    return _stream(model, feed, max_new_tokens, sampling, uniform, stops)
+        feed, chosen = _feed(model, rows, max_new_tokens, cache, prefill_chunk, engine, precision)
+    return Steps(_stream(feed.model, feed, max_new_tokens, sampling, uniform, stops), chosen)
 
 
 def _stream(
@@ -152,7 +204,7 @@ def _stream(
     sampling: Sampling,
     uniform: Tensor,
     stops: list[list[int]],
-) -> Iterator[list[int | None]]:
+) -> Generator[list[int | None], None, None]:
     new: list[list[int]] = [[] for _ in feed.rows]
     ended = [False] * len(feed.rows)
     for tokens in _tokens(model, feed, max_new_tokens, sampling, uniform):
@@ -202,7 +254,7 @@ LONGEST_RUN = 64
 
 
 def _collect(
-    model: Model, prompts: list[list[int]], steps: Iterator[list[int | None]], stops: list[list[int]]
+    model: Model, prompts: list[list[int]], steps: Steps | Speculation, stops: list[list[int]], tokenizer: Any
 ) -> Generated:
     start = [[model.config.special.start or 0] for _ in prompts] if isinstance(model, Seq2Seq) else prompts
     new: list[list[int]] = [[] for _ in prompts]
@@ -213,7 +265,8 @@ def _collect(
     finished = ["stop" if ends_with(row, stops) else "length" for row in new]
     acceptance = steps.acceptance if isinstance(steps, Speculation) else None
     whole = [a + b for a, b in zip(start, new, strict=True)]
-    return Generated(whole, [len(row) for row in start], finished, acceptance=acceptance)
+    lengths = [len(row) for row in start]
+    return Generated(whole, lengths, finished, steps.engine, acceptance=acceptance, tokenizer=tokenizer)
 
 
 def _feed(
@@ -225,19 +278,27 @@ def _feed(
     engine: Engine,
     precision: Precision,
     beams: int = 1,
-) -> Feed:
+) -> tuple[Feed, Implementation]:
+    """The decode state of the chosen implementation; what `auto` chose and cannot be compiled is replaced by torch."""
     assert isinstance(model, DecoderLM | Seq2Seq)  # read_prompts refused the rest
     chunk, kind = _check_chunk(chunk), _cache_kind(cache)
-    if model.device.type == "cuda" and isinstance(model, DecoderLM):
-        from glassformer.generation.cuda_feed import CudaFeed, chosen
-
-        if chosen(model, kind, engine, precision, len(rows), beams):
-            return CudaFeed(model, rows, max_new_tokens, chunk, precision)
-        return Feed(model, rows, max_new_tokens, kind, chunk)
-    if choose_engine(model, kind, engine, precision) == "native":
+    call = Call.of(model, kind, max_new_tokens, beams)
+    chosen = choose_engine(call, engine, precision)
+    if chosen.engine == "native":
         assert isinstance(model, DecoderLM)
-        return NativeFeed(model, rows, max_new_tokens, chunk, precision)
-    return Feed(model, rows, max_new_tokens, kind, chunk)
+        try:
+            return _native_feed(model, rows, max_new_tokens, chunk, chosen), chosen
+        except (library.NativeError, CudaError) as error:
+            chosen = fall_back(call, engine, precision, error)
+    return Feed(in_precision(model, chosen), rows, max_new_tokens, kind, chunk), chosen
+
+
+def _native_feed(model: DecoderLM, rows: list[list[int]], new: int, chunk: int | None, chosen: Implementation) -> Feed:
+    if chosen.device == "cuda":
+        from glassformer.generation.cuda_feed import CudaFeed
+
+        return CudaFeed(model, rows, new, chunk, chosen.precision)
+    return NativeFeed(model, rows, new, chunk, chosen.precision)  # type: ignore[arg-type]
 
 
 def _check_chunk(chunk: int | None) -> int | None:

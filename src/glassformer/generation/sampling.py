@@ -19,23 +19,23 @@ class Sampling:
     """How to pick a token. The defaults sample from the model's own distribution; temperature 0 is greedy."""
 
     temperature: float = 1.0
-    """Logits are divided by it: below 1 sharpens, above 1 flattens, 0 takes the likeliest token."""
+    """Logits are divided by it: below 1 sharpens, above 1 flattens, 0 takes the most likely token. Default: 1."""
     top_k: int | None = None
-    """Keep the k likeliest tokens (and any that tie with the k-th); None keeps all."""
+    """Keep the k most likely tokens, and any that tie with the k-th. None and 0 keep all tokens. Default: None."""
     top_p: float = 1.0
-    """Keep the smallest set of likeliest tokens whose probabilities reach p; 1 keeps all."""
+    """Keep the smallest set of most likely tokens whose probabilities reach p; 1 keeps all tokens. Default: 1."""
     min_p: float = 0.0
-    """Keep tokens with at least this fraction of the likeliest token's probability."""
+    """Keep tokens with at least this fraction of the largest probability; 0 keeps all tokens. Default: 0."""
     repetition_penalty: float = 1.0
-    """Divide positive and multiply negative logits of tokens already in the row; 1 changes nothing."""
+    """Divide positive and multiply negative logits of tokens already in the sequence; 1 is off. Default: 1."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or a positive number.")
-        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
-            raise ValueError(
-                f"top_k={self.top_k} must be a whole number of at least 1; leave it out to keep all tokens."
-            )
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 0):
+            raise ValueError(f"top_k={self.top_k} must be a whole number of at least 1, or 0 to keep all tokens.")
+        if self.top_k == 0:
+            object.__setattr__(self, "top_k", None)  # one value for "off", so that equal samplings compare equal
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} must be in (0, 1]; 1 keeps all tokens.")
         if not 0 <= self.min_p <= 1:

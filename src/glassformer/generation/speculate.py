@@ -25,11 +25,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.generation.engine import (
+    Call,
+    Engine,
+    Implementation,
+    Precision,
+    choose_engine,
+    fall_back,
+    in_precision,
+    unsupported_by_kernels,
+)
 from glassformer.generation.feed import ends_with, evaluating, one_thread
 from glassformer.generation.sampling import Sampling, choose, distribution, draw
-from glassformer.kernels.cpu.decode.choice import Engine, choose_engine, obstacle
+from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.decoder import CHUNK, NativeDecoder
-from glassformer.kernels.cpu.decode.pack import Precision
 from glassformer.model import DecoderLM, Model
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float
@@ -274,9 +283,16 @@ class Speculation(Iterator[list[int | None]]):
     """The steps of a generation with a draft, as `stream` gives them, and how its proposals fared so far."""
 
     def __init__(
-        self, models: Sequence[Model], rows: list[Row], sampling: Sampling, max_new_tokens: int, stops: list[list[int]]
+        self,
+        models: Sequence[Model],
+        rows: list[Row],
+        sampling: Sampling,
+        max_new_tokens: int,
+        stops: list[list[int]],
+        engine: Implementation,
     ):
         self.models, self.rows, self.limits = models, rows, (sampling, max_new_tokens, stops)
+        self.engine = engine
         self.step, self.closed = 0, False
 
     def __next__(self) -> list[int | None]:
@@ -315,22 +331,34 @@ def speculate(
     engine: Engine,
     precision: Precision,
 ) -> Speculation:
-    """Rows are read one after another, each with a cache of its own: a row gets exactly what it gets alone.
+    """Sequences are read one after another, each with a cache of its own: each gets exactly what it gets alone.
 
-    `engine` and `precision` are the target's, and the draft's where the kernels know it: any q will do.
+    `engine` and `precision` are the target's, and the draft's where the kernels support it: any q will do.
     """
-    readers = make_readers(model, prompts, max_new_tokens, kind, draft_tokens, chunk, engine, precision)
+    call = Call.of(model, kind, max_new_tokens, has_draft=True)
+    chosen = choose_engine(call, engine, precision)
+    try:
+        model, readers = make_readers(model, prompts, max_new_tokens, kind, draft_tokens, chunk, chosen)
+    except library.NativeError as error:
+        chosen = fall_back(call, engine, precision, error)
+        model, readers = make_readers(model, prompts, max_new_tokens, kind, draft_tokens, chunk, chosen)
     proposers: list[Proposer] = [Lookup() for _ in prompts]
     models = [model]
     if isinstance(draft, DecoderLM):
-        models.append(draft)
         held: CacheKind | None = None if kind is None else "static"
-        if engine != "torch" and obstacle(draft, held) is not None:
-            engine, precision = "torch", "float32"
-        drafts = make_readers(draft, prompts, max_new_tokens, held, draft_tokens, chunk, engine, precision)
+        by = _draft_engine(Call.of(draft, held, max_new_tokens, has_draft=True), chosen)
+        draft, drafts = make_readers(draft, prompts, max_new_tokens, held, draft_tokens, chunk, by)
+        models.append(draft)
         proposers = [DraftModel(reader, sampling) for reader in drafts]
     made = zip(prompts, readers, proposers, [draft_tokens] * len(prompts), seeds, strict=True)
-    return Speculation(models, [Row(*row) for row in made], sampling, max_new_tokens, stops)
+    return Speculation(models, [Row(*row) for row in made], sampling, max_new_tokens, stops, chosen)
+
+
+def _draft_engine(call: Call, target: Implementation) -> Implementation:
+    """The target's implementation where it supports the draft; torch otherwise."""
+    if target.engine == "native" and unsupported_by_kernels(call, target.precision) is None:
+        return target
+    return choose_engine(call, "torch", "auto")
 
 
 def make_readers(
@@ -340,13 +368,14 @@ def make_readers(
     kind: CacheKind | None,
     slack: int,
     chunk: int | None,
-    engine: Engine,
-    precision: Precision,
-) -> list[Reader]:
-    if choose_engine(model, kind, engine, precision) == "native":
-        decoder = NativeDecoder(model, len(prompts), max(map(len, prompts)) + new, precision)
-        return [KernelReader(decoder, index, chunk) for index in range(len(prompts))]
-    return [EngineReader(model, len(prompt) + new, kind, slack, chunk) for prompt in prompts]
+    chosen: Implementation,
+) -> tuple[DecoderLM, list[Reader]]:
+    """The model that is computed with, and a reader per prompt."""
+    if chosen.engine == "native":
+        decoder = NativeDecoder(model, len(prompts), max(map(len, prompts)) + new, chosen.precision)  # type: ignore[arg-type]
+        return model, [KernelReader(decoder, index, chunk) for index in range(len(prompts))]
+    model = in_precision(model, chosen)
+    return model, [EngineReader(model, len(prompt) + new, kind, slack, chunk) for prompt in prompts]
 
 
 def check_draft(model: Model, draft: object, draft_tokens: int, longest: int, max_new_tokens: int) -> None:

@@ -15,6 +15,7 @@ from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from glassformer.errors import GlassformerError
 from glassformer.files import write_atomically
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ STYLE: Any = {
 }
 
 
-class FigureError(ValueError):
+class FigureError(GlassformerError):
     """A figure cannot be drawn or written. The message is one sentence."""
 
 

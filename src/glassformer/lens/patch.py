@@ -27,6 +27,7 @@ from glassformer.lens.trace import (
     Trace,
     evaluating,
     read_tokens,
+    require_equal_length,
     run_hidden,
     select,
     sites_of,
@@ -216,9 +217,11 @@ def _pair(model: Model, clean: Tokens, corrupt: Tokens, given: Given) -> tuple[T
     if given.get("cache") is not None:
         raise LensError("patching runs the model several times, and a cache would grow each time: leave it out.")
     first, second = (read_tokens(model, tokens, given.get("tokenizer")) for tokens in (clean, corrupt))
-    if first.shape != second.shape:
-        shapes = f"the clean tokens are {tuple(first.shape)}, the corrupt {tuple(second.shape)}"
-        raise LensError(f"{shapes}: patching needs texts of equal shape, cut or pad one.")
+    require_equal_length(first.shape[1], second.shape[1])
+    if len(first) != len(second):
+        raise LensError(
+            f"clean texts: {len(first)}, corrupt texts: {len(second)}. Give as many of one as of the other."
+        )
     if "target" in given:
         given["target"] = read_tokens(model, given["target"], given.get("tokenizer"))
     return first, second

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.config.errors import listing
+from glassformer.errors import GlassformerError, plural
 from glassformer.model import NO_TAP, Cache, DecoderLM, EncoderLM, Model, Seq2Seq, Tap
 from glassformer.shapes import Bool, Float, Int, Shaped
 
@@ -31,7 +32,7 @@ Edit = Callable[[str, Tensor], Tensor]
 """What happens to a site: its name and value in, the value the model goes on with out. See `lens.patch`."""
 
 
-class LensError(ValueError):
+class LensError(GlassformerError):
     """Something that cannot be looked at. The message gives the value, the rule and the remedy."""
 
 
@@ -380,3 +381,15 @@ def evaluating(model: Model) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def require_equal_length(
+    clean: int, corrupt: int, names: tuple[str, str] = ("the clean text", "the corrupt text")
+) -> None:
+    """Refuse texts of different numbers of tokens, by the names that the user knows them by."""
+    if clean != corrupt:
+        raise LensError(
+            f"{names[0]} has {plural(clean, 'token')} and {names[1]} has {plural(corrupt, 'token')}: patching "
+            "replaces the value at each position by that at the same position of the other text, so both need the same "
+            "number of tokens. Shorten or lengthen one of them."
+        )

@@ -1,18 +1,22 @@
-"""Which device and which precision, decided by measurement, with the reason in words.
+"""Which device and dtype a command uses, and how fast the device multiplies matrices.
 
-bfloat16 is chosen where a matrix product in it is measured to be clearly faster than in float32; that is so on recent
-GPUs and on CPUs with bf16 instructions, and is not on others, which only emulate it.
+The choice is a function of the call and of what the machine can do (its GPU, its processor's instructions), never of a
+timing: a busy moment must not change the dtype of a run. Timings are only reported.
 """
 
+import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-CLEARLY_FASTER = 1.3
-"""bf16 loses 16 of 24 bits: a gain within the noise of a timing is not worth them."""
-PATIENCE = 3.0
-"""Seconds that measuring one dtype may take."""
+DEVICES = ("auto", "cpu", "cuda")
+WIDE = 256
+"""Model width from which training on a CPU gains from bfloat16: below it, the casts cost more than the matmuls save."""
+BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+"""Processor flags of bfloat16 instructions (x86 matrix and vector units, Arm). Without them bfloat16 is emulated."""
 
 
 @dataclass(frozen=True)
@@ -22,53 +26,120 @@ class Choice:
     device: str
     dtype: torch.dtype
     why: str
-    gflops: dict[str, float]
-    """Measured rate of a square matrix product, per dtype."""
 
 
-def choose_device(size: int = 1024) -> Choice:
-    """Measure and choose. Takes 0.1 to 0.3 s on a CPU."""
-    if torch.cuda.is_available():
-        device, name = "cuda", torch.cuda.get_device_name()
-        size = 4096
-    else:
-        threads = torch.get_num_threads()
-        device, capability = "cpu", torch.backends.cpu.get_cpu_capability()
-        name = f"CPU, {threads} thread{'s' * (threads > 1)}, {capability}"
-    rates = {"float32": measure_matmul(device, torch.float32, size)}
-    if device == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False):
-        rates["bfloat16"] = measure_matmul(device, torch.bfloat16, size)
-    gain = rates.get("bfloat16", 0.0) / rates["float32"]
-    rate_words = " and ".join(f"{rate:,.0f} GFLOP/s in {kind}" for kind, rate in rates.items())
-    measured = f"products of up to {size} x {size} run at {rate_words}"
-    if gain >= CLEARLY_FASTER:
-        return Choice(device, torch.bfloat16, f"{name}: {measured}: {gain:.1f} times faster in bfloat16.", rates)
-    reason = "bfloat16 is not clearly faster" if "bfloat16" in rates else "the device has no bfloat16"
-    return Choice(device, torch.float32, f"{name}: {measured}: {reason}.", rates)
+def choose_device(wanted: str = "auto") -> str:
+    """Return "cuda" or "cpu". `auto` is the GPU where there is one."""
+    if wanted not in DEVICES:
+        raise ValueError(f"device={wanted!r} is not known: use one of {', '.join(DEVICES)}.")
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ValueError("device='cuda' was requested but no CUDA device is here: use 'auto' or 'cpu'.")
+    return ("cuda" if available else "cpu") if wanted == "auto" else wanted
+
+
+def bfloat16_support(device: str) -> tuple[bool, str]:
+    """Whether matmuls in bfloat16 are faster than in float32 on this device, and the reason in words."""
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return native, f"{name} {'has' if native else 'has no'} bfloat16 tensor cores"
+    found = [flag for flag in BFLOAT16_FLAGS if flag in processor_flags()]
+    if found:
+        return True, f"the processor has bfloat16 instructions ({found[0]})"
+    return False, "the processor has no bfloat16 instructions"
+
+
+def choose_for_training(device: str = "auto", precision: str = "auto", width: int = WIDE) -> Choice:
+    """Return the device and the dtype of the matmuls of a training run whose model is `width` wide.
+
+    A given precision is used. `auto` is bfloat16 where the device supports it; on a CPU only for models at least 256
+    wide. `glass train` uses this choice and `glass env` prints it.
+    """
+    device = choose_device(device)
+    if precision != "auto":
+        return Choice(device, getattr(torch, precision), f"precision={precision!r} was requested")
+    supported, why = bfloat16_support(device)
+    if supported and device == "cpu" and width < WIDE:
+        narrow = f"a model {width} wide trains faster in float32; from {WIDE} on, bfloat16 is used"
+        return Choice(device, torch.float32, f"{why}, but {narrow}")
+    return Choice(device, torch.bfloat16 if supported else torch.float32, why)
+
+
+AGREE = 0.1
+"""The best three rounds of a measurement must agree within this fraction: otherwise other work disturbed all rounds."""
+BEST = 3
+SECONDS = 1.0
+"""Time limit of one measurement, per dtype."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Measured matmul throughput."""
+
+    gflops: float
+    """Of the fastest round."""
+    size: int
+    rounds: int
+    disturbed: bool
+    """True if the fastest rounds do not agree: the number is then only a lower bound."""
+
+
+def measure_throughput(
+    device: str, dtype: torch.dtype, size: int = 1024, clock: Callable[[], float] = time.perf_counter
+) -> Throughput:
+    """Measure matmuls of size x size until the best three rounds agree within 10 %, or a second has passed.
+
+    Where the processor emulates a dtype, one matmul of 1024 x 1024 can take seconds: a smaller one is then measured.
+    """
+    began = clock()
+    while size > 128 and 8 * _round(_operand(device, dtype, size // 2), clock) > SECONDS / (2 * BEST):
+        size //= 2
+        if clock() - began > SECONDS:
+            break
+    a = _operand(device, dtype, size)
+    _round(a, clock)  # warm-up
+    began, times = clock(), list[float]()
+    while True:
+        times.append(_round(a, clock))
+        best = sorted(times)[:BEST]
+        agree = len(times) > BEST and best[-1] <= (1 + AGREE) * best[0]
+        if agree or (len(times) >= BEST and clock() - began > SECONDS):
+            return Throughput(2 * size**3 / best[0] / 1e9, size, len(times), not agree)
 
 
 def measure_matmul(device: str, dtype: torch.dtype, size: int, repeats: int = 5) -> float:
-    """GFLOP/s of a size³ product: 2 size³ operations over the best of a few timings.
-
-    A processor that has to emulate a dtype would take many seconds (2 for each product of 1024 in bfloat16, seen on one
-    with AVX2). Where a product of an eighth of the size says so, its rate is the answer.
-    """
-    small = _best_time(device, dtype, size // 8, 2) if size >= 1024 else 0.0
-    if (repeats + 1) * 8**3 * small > PATIENCE:
-        return 2 * (size // 8) ** 3 / small / 1e9
-    return 2 * size**3 / _best_time(device, dtype, size, repeats) / 1e9
+    """Return GFLOP/s of a size x size matmul: 2 size³ operations over the best of a few timings."""
+    a = _operand(device, dtype, size)
+    times = [_round(a, time.perf_counter) for _ in range(repeats + 1)]  # the first one warms up
+    return 2 * size**3 / min(times) / 1e9
 
 
-def _best_time(device: str, dtype: torch.dtype, size: int, repeats: int) -> float:
-    own = torch.Generator().manual_seed(0)  # the global one may belong to a run that must repeat
-    a = torch.randn(size, size, generator=own).to(device, dtype)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first one warms up
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        a @ a
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
+def _round(a: torch.Tensor, clock: Callable[[], float]) -> float:
+    """Seconds of one matmul."""
+    if a.is_cuda:
+        torch.cuda.synchronize()
+    start = clock()
+    a @ a
+    if a.is_cuda:
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def _operand(device: str, dtype: torch.dtype, size: int) -> torch.Tensor:
+    own = torch.Generator().manual_seed(0)  # the global generator may belong to a run that must be reproducible
+    return torch.randn(size, size, generator=own).to(device, dtype)
+
+
+def processor_flags() -> frozenset[str]:
+    """Return the instruction sets that the system lists for its processor; empty where it lists none."""
+    return frozenset(processor_description().split())
+
+
+def processor_description() -> str:
+    """Return the lines of /proc/cpuinfo that name the processor and its instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))

@@ -9,6 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from glassformer import config as c
+from glassformer.config import presets
 from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq
 
 # Pattern of the parameter's name -> distribution. First match wins; a name that matches none is an error.
@@ -28,16 +29,19 @@ TABLE: tuple[tuple[str, str], ...] = (
 
 
 def build(
-    config: c.ModelConfig,
+    config: c.ModelConfig | str,
     seed: int = 0,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Model:
     """A model with fresh weights. The same config and seed give the same weights, whatever the device or dtype.
 
+    `config` is a ModelConfig or the name of a preset, such as "gpt2".
     It comes in evaluation mode (no dropout), as a loaded one does; `model.train()` switches. On device "meta" nothing
     is allocated: shapes only.
     """
+    if isinstance(config, str):
+        config = presets.get(config)
     with torch.device("meta"), _Unfilled():
         model = _construct(config)
     model = model.to(dtype).eval()
@@ -68,7 +72,10 @@ def _construct(config: c.ModelConfig) -> Model:
             return EncoderLM(config)
         case c.Seq2SeqConfig():
             return Seq2Seq(config)
-    raise TypeError(f"cannot build a {type(config).__name__}: give a DecoderConfig, EncoderConfig or Seq2SeqConfig.")
+    raise TypeError(
+        f"cannot build a model from {type(config).__name__}: give a DecoderConfig, EncoderConfig or Seq2SeqConfig, or "
+        "the name of a preset."
+    )
 
 
 @torch.no_grad()

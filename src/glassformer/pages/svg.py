@@ -50,7 +50,9 @@ def loss_curves(train: Points, validation: Points, baselines: dict[str, float]) 
     points = [*train, *validation]
     last = max(step for step, _ in points)
     values = [loss for _, loss in points] + list(baselines.values())
-    low, high = math.floor(2 * min(values)) / 2, max(values) * 1.02
+    step = tick_step(max(values) - min(values))
+    low = step * math.floor(min(values) / step)
+    high = max(step * math.ceil(max(values) / step), low + step)
 
     def x(step: float) -> float:
         return left + (width - left - right) * step / last
@@ -59,12 +61,13 @@ def loss_curves(train: Points, validation: Points, baselines: dict[str, float]) 
         return top + (height - top - bottom) * (high - loss) / (high - low)
 
     body = []
-    for tick in range(math.ceil(low), math.floor(high) + 1):
+    for number in range(round((high - low) / step) + 1):
+        tick = low + number * step
         body.append(f'<path class="grid" d="M{left:g} {y(tick):.1f}H{width - right:g}"/>')
-        body.append(_text(left - 6, y(tick) + 4, tick, "end"))
+        body.append(_text(left - 6, y(tick) + 4, f"{tick:.3g}", "end"))
     for part in range(5):
-        step = round(last * part / 4)
-        body.append(_text(x(step), height - bottom + 19, f"{step:,}", "middle"))
+        at = round(last * part / 4)
+        body.append(_text(x(at), height - bottom + 19, f"{at:,}", "middle"))
     body.append(_text((left + width - right) / 2, height - 4, "steps", "middle"))
     below = -math.inf
     for name, value in sorted(baselines.items(), key=lambda item: -item[1]):
@@ -85,6 +88,12 @@ def loss_curves(train: Points, validation: Points, baselines: dict[str, float]) 
         f"The validation loss falls from {validation[0][1]:.2f} to {validation[-1][1]:.2f} nats. Baselines: {named}."
     )
     return _svg(width, height, "Loss over the steps, in nats per character", description, "".join(body), "chart")
+
+
+def tick_step(spread: float) -> float:
+    """Return the distance of two grid lines: 1, 2 or 5 times a power of ten, 3 to 8 of which cover the spread."""
+    power = 10.0 ** math.floor(math.log10(spread / 4)) if spread > 0 else 0.1
+    return power * next(factor for factor in (1, 2, 5, 10) if spread <= 6 * factor * power)
 
 
 def attention_map(

@@ -1,17 +1,20 @@
 """What a model costs before it is built: parameters, operations, memory, training tokens. Pure arithmetic, no torch.
 
-`size(config)` returns the whole sheet; `gf.size` is this function.
+`size(config)` returns the whole sheet of a ModelConfig. The public function `gf.size(subject)` also accepts presets,
+folders, run files and models (`glassformer.training.size`).
 """
 
+from glassformer.sizing.catalogue import Catalogue
 from glassformer.sizing.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
 from glassformer.sizing.devices import DEVICES, Device, device
 from glassformer.sizing.flops import Flops, decode_flops, flops, seen_pairs
 from glassformer.sizing.johnson_lindenstrauss import JohnsonLindenstrauss, johnson_lindenstrauss
-from glassformer.sizing.memory import BYTES, STATES, InferenceMemory, TrainingMemory, inference_memory, training_memory
+from glassformer.sizing.memory import InferenceMemory, TrainingMemory, inference_memory, training_memory
 from glassformer.sizing.parameters import PARTS, active, count, count_by_part, parameters
 from glassformer.sizing.plan import Plan, plan
 from glassformer.sizing.plan_text import LADDER, Plans, plan_ladder, plan_model
 from glassformer.sizing.sheet import Sheet, size
+from glassformer.sizing.step import BYTES, Dtype, Optimizer, StepOptions
 
 __all__ = [
     "BYTES",
@@ -20,17 +23,20 @@ __all__ = [
     "LADDER",
     "PARTS",
     "PUBLISHED",
-    "STATES",
     "Allocation",
+    "Catalogue",
     "Chinchilla",
     "Device",
+    "Dtype",
     "Flops",
     "InferenceMemory",
     "JohnsonLindenstrauss",
     "LossFit",
+    "Optimizer",
     "Plan",
     "Plans",
     "Sheet",
+    "StepOptions",
     "TrainingMemory",
     "active",
     "chinchilla",

@@ -30,7 +30,10 @@ from glassformer.config import (
 
 @dataclass(frozen=True)
 class Pass:
-    """One stack's work: `batch` sequences of `length` tokens, numbers of `width` bytes, `memory` tokens to cross to."""
+    """One stack's work: `batch` sequences of `length` tokens, numbers of `width` bytes, `memory` tokens to cross to.
+
+    Under autocast `width` is that of the matmuls, and the residual stream has its own width.
+    """
 
     config: ModelConfig
     batch: int
@@ -39,6 +42,22 @@ class Pass:
     causal: bool
     memory: int = 0
     training: bool = True
+    residual_width: int = 0
+    """Bytes of a number of the residual stream, which the norms read. 0: `width`."""
+
+    @property
+    def norm_width(self) -> int:
+        return self.residual_width or self.width
+
+    @property
+    def casts(self) -> bool:
+        """True if autocast casts what the matmuls read, because the residual stream is wider."""
+        return self.norm_width != self.width
+
+    @property
+    def residual(self) -> int:
+        """Bytes of one copy of the residual stream between the blocks."""
+        return self.tokens * self.config.d_model * self.norm_width
 
     @property
     def tokens(self) -> int:
@@ -46,7 +65,7 @@ class Pass:
 
     @property
     def stream(self) -> int:
-        """N·D numbers: one copy of the residual stream."""
+        """N·D numbers as a matmul reads them: one copy of the residual stream."""
         return self.tokens * self.config.d_model * self.width
 
     @property
@@ -108,7 +127,8 @@ def saved_by_feedforward(run: Pass) -> int:
     if isinstance(ff, NoFeedForward):
         return 0
     if not isinstance(ff, MoE):
-        return run.stream + saved_by_expert(ff, N * ff.d_ff) * run.width  # the input of up (and gate); the inside
+        inputs = 1 + (run.casts and isinstance(ff, Gated))  # of up (and gate); autocast casts it for each
+        return inputs * run.stream + saved_by_expert(ff, N * ff.d_ff) * run.width  # and the inside
     E, visits = ff.n_experts, N * ff.n_active
     router = N * E * run.exact + N * E * 8  # softmax: its output; sort: the order
     if ff.normalize:
@@ -124,6 +144,8 @@ def saved_by_attention(run: Pass, cross: bool = False) -> int:
     S = run.memory if cross else T
     H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
     total = run.stream * (1 + run.infuses(cross))  # the input of q (and k, v); infused, v reads another than q and k
+    if run.casts:
+        total += run.stream * (0 if cross else 2 - run.infuses(cross))  # autocast casts the input of q, k and v each
     if cfg.attention.qk_norm is not None:
         total += saved_by_norm(cfg.attention.qk_norm, B * T * H, K, w)
         total += saved_by_norm(cfg.attention.qk_norm, B * S * G, K, w)
@@ -162,7 +184,7 @@ def saved_by_block(run: Pass, layer: int) -> int:
     cfg = run.config
     branches = 1 + run.feeds + bool(run.memory)
     norms = 1 if cfg.placement == "parallel" else branches
-    total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.width)
+    total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
     if run.memory:
         total += saved_by_attention(run, cross=True)
@@ -182,7 +204,7 @@ def saved_by_entry(run: Pass) -> int:
         case T5Bias():
             total += 8 * run.length**2  # embedding look-up: the bucket of each pair
     if cfg.embedding.norm:
-        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.width)
+        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     if cfg.embedding.n_segments:
         total += 8 * run.tokens  # embedding look-up: the segments
     return total
@@ -191,8 +213,8 @@ def saved_by_entry(run: Pass) -> int:
 def saved_by_exit(run: Pass) -> int:
     """Of a stack, after its last block: the final norm, and what comes out, read by the head or by every cross k, v."""
     cfg = run.config
-    final = saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.width) if cfg.placement != "post" else 0
-    return final + run.stream
+    final = saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width) if cfg.placement != "post" else 0
+    return final + run.stream + run.residual * run.casts  # under autocast also before the cast
 
 
 def saved_by_head(run: Pass) -> int:
@@ -202,5 +224,5 @@ def saved_by_head(run: Pass) -> int:
         return 0
     if cfg.head.transform is not None:
         total += saved_by_activation(cfg.head.transform, run.stream) + run.stream  # the activation; read by the output
-        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.width)
+        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     return total + run.tokens * cfg.vocab_size * run.width  # log-softmax: its output

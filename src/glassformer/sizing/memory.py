@@ -24,19 +24,7 @@ from glassformer.sizing.activations import (
 )
 from glassformer.sizing.flops import lengths
 from glassformer.sizing.parameters import PARTS, count, parameters, part_of, stacks
-
-BYTES: dict[str, float] = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int8": 1,
-    "int4": 0.5,
-}
-"""Of one number. int8 and int4 are formats of weights only: activations and cache beside them are taken as bfloat16."""
-
-STATES = {"adamw": 2, "sgd": 0, "none": 0}
-"""Numbers an optimizer keeps per parameter: AdamW two moments, plain SGD nothing; none: no optimizer, no step."""
+from glassformer.sizing.step import BYTES, StepOptions, check_optimizer, state_bytes, temporaries
 
 
 @dataclass(frozen=True)
@@ -50,12 +38,16 @@ class TrainingMemory:
     """Kept by autograd between forward and backward, log-softmax included."""
     peak: int
     moment: str
-    """Where the peak lies: `loss`, `backward`, `embedding` or `step`."""
+    """Where the peak lies: `loss`, `backward`, `embedding`, `step` or `evaluation`."""
+    average: int = 0
+    """The exponential moving average of the weights."""
+    copies: int = 0
+    """Weights cast to the dtype of the matmuls, kept from the forward to the backward pass under autocast."""
 
     @property
     def transient(self) -> int:
         """The peak beyond weights, optimizer and saved activations: gradients so far and temporaries."""
-        return self.peak - self.weights - self.optimizer - self.saved
+        return self.peak - self.weights - self.optimizer - self.average - self.copies - self.saved
 
 
 @dataclass(frozen=True)
@@ -95,22 +87,34 @@ def training_memory(
     dtype: str = "float32",
     optimizer: str = "adamw",
     source: int | None = None,
+    options: StepOptions = StepOptions(),
 ) -> TrainingMemory:
-    """Peak of a training step over `batch` sequences; see the module for what a step is."""
+    """Peak of a training step over `batch` sequences; see the module for what a step is, and `step` for `options`."""
     if check_dtype(dtype).startswith("int"):
         raise ValueError(f"dtype={dtype!r} cannot be trained: gradients need a floating-point type such as bfloat16.")
-    if optimizer not in STATES:
-        raise ValueError(f"optimizer={optimizer!r} is not known. Use one of {', '.join(STATES)}.")
+    kind = check_optimizer(optimizer)
     T, S = lengths(config, context, source)
-    w = int(BYTES[dtype])
-    runs = _runs(config, batch, T, S, w, training=True)
-    sizes = {name: math.prod(shape) * w for name, shape in parameters(config).items()}
+    w, matmul = int(BYTES[dtype]), int(BYTES[options.matmuls or dtype])
+    residual = int(BYTES[options.residual or dtype])
+    runs = _runs(config, batch // options.accumulate, T, S, matmul, training=True, residual=residual)
+    shapes = parameters(config)
+    sizes = {name: math.prod(shape) * w for name, shape in shapes.items()}
     weights = sum(sizes.values())
-    states = STATES[optimizer] * weights
-    moments = _moments(config, runs, sizes, optimizer)
+    cast = {} if matmul == w else _cast(shapes, matmul)
+    moments = _moments(config, runs, sizes, cast, options)
+    if kind != "none":
+        moments["step"] = weights + temporaries(shapes, w, kind, options.fused)
+    if options.evaluation is not None:
+        moments["evaluation"] = weights + _evaluation(
+            config, _runs(config, options.evaluation, T, S, matmul, training=False, residual=residual)
+        )
     moment = max(moments, key=lambda name: moments[name])
-    saved = sum(_saved(run, n) for run, n in runs.values()) + saved_by_head(next(reversed(runs.values()))[0])
-    return TrainingMemory(weights, weights, states, saved, weights + states + moments[moment], moment)
+    saved = sum(_saved(run, n) for run, n in runs.values())
+    if options.head_bytes is None:
+        saved += saved_by_head(next(reversed(runs.values()))[0])
+    held = state_bytes(sizes, kind), weights if options.average else 0
+    peak = weights + sum(held) + moments[moment]
+    return TrainingMemory(weights, weights, held[0], saved, peak, moment, held[1], sum(cast.values()))
 
 
 def inference_memory(
@@ -140,14 +144,16 @@ def inference_memory(
     )
 
 
-def _runs(config: ModelConfig, batch: int, T: int, S: int, width: int, training: bool) -> dict[str, tuple[Pass, int]]:
+def _runs(
+    config: ModelConfig, batch: int, T: int, S: int, width: int, training: bool, residual: int = 0
+) -> dict[str, tuple[Pass, int]]:
     """Stack name to (its pass, its number of blocks), in the order the data goes."""
     runs = {}
     for stack, n_blocks in stacks(config).items():
         causal = stack == "decoder"
         length = S if S and not causal else T
         memory = S if causal else 0
-        runs[stack] = (Pass(config, batch, length, width, causal, memory, training), n_blocks)
+        runs[stack] = (Pass(config, batch, length, width, causal, memory, training, residual), n_blocks)
     return runs
 
 
@@ -158,19 +164,61 @@ def _saved(run: Pass, n_blocks: int) -> int:
 # Training
 
 
+def _cast(shapes: dict[str, tuple[int, ...]], width: int) -> dict[str, int]:
+    """Bytes of each weight that autocast casts: the matrices of the blocks."""
+    return {name: math.prod(shape) * width for name, shape in shapes.items() if len(shape) == 2 and ".blocks." in name}
+
+
+def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> int:
+    """Bytes of head and loss beyond everything saved before them."""
+    if config.head is None:
+        return 0
+    numbers = last.tokens * config.vocab_size
+    if options.head_bytes is None:
+        # log-softmax, its gradient and that of the logits; or the logits' gradient, the head's and the stream's
+        logits = numbers * (last.width if options.matmuls is None else last.exact)
+        smoothing = logits * options.smoothing
+        return smoothing + max(3 * logits, numbers * last.width + table + last.stream)
+    rows = min(last.tokens, 2 ** int(math.log2(max(1, options.head_bytes // (4 * config.vocab_size)))))
+    several = table if last.tokens > rows else 0
+    copy = config.vocab_size * config.d_model * last.width if options.matmuls is not None else 0
+    made = config.vocab_size * config.d_model * last.width  # the gradient of the head's weight, of one chunk
+    chunk = rows * config.vocab_size
+    first = copy + several + last.stream + int(chunk * options.chunk_copies)
+    second = copy + several + last.stream + chunk * last.width + made + table
+    return max(first, second, 2 * last.stream + 3 * table)
+
+
+def _evaluation(config: ModelConfig, runs: dict[str, tuple[Pass, int]]) -> int:
+    """Bytes beyond weights, optimizer and gradients while a batch of evaluation runs: logits are not chunked."""
+    last = next(reversed(runs.values()))[0]
+    numbers = last.tokens * config.vocab_size if config.head is not None else 0
+    widened = numbers * last.exact if last.exact != last.width else 0
+    return _prefill(config, runs, 0, 0, loss=widened + numbers * last.exact)  # logits in float32, and log-softmax
+
+
 def _moments(
-    config: ModelConfig, runs: dict[str, tuple[Pass, int]], sizes: dict[str, int], optimizer: str
+    config: ModelConfig,
+    runs: dict[str, tuple[Pass, int]],
+    sizes: dict[str, int],
+    cast: dict[str, int],
+    options: StepOptions,
 ) -> dict[str, int]:
-    """Bytes beyond weights and optimizer state at each moment that can be the highest."""
+    """Bytes beyond weights and optimizer state at each moment of forward and backward that can be the highest."""
     last = next(reversed(runs.values()))[0]
     table = sizes["embed.tokens.weight"]
     tied = config.head is not None and config.head.tied
-    logits = last.tokens * config.vocab_size * last.width if config.head is not None else 0
-    left = sum(_saved(run, n) for run, n in runs.values())
-    head = saved_by_head(last) - logits  # without the log-softmax, counted with the loss
-    moments = {"loss": left + head + max(3 * logits, logits + table + last.stream)}
-    # ^ log-softmax, its gradient and that of the logits; then the logits' gradient, the head's and the stream's
+    left = sum(_saved(run, n) for run, n in runs.values()) + sum(cast.values())
+    head = 0
+    if config.head is not None and options.head_bytes is None:
+        logits = last.tokens * config.vocab_size * last.width
+        head = saved_by_head(last) - logits  # without the log-softmax, counted with the loss
+    # gradients that earlier parts of the batch left: those computed now are added to them
+    waiting = sum(sizes.values()) if options.accumulate > 1 else 0
+    moments = {"loss": left + head + waiting + _loss(config, last, table, options)}
     done = sum(n for name, n in sizes.items() if part_of(name) == "head") + (table if tied else 0)
+    if waiting:
+        done = waiting
     moments["backward"] = moments["embedding"] = 0
     used = tied  # whether a gradient of the table waits already, for this one to be added to
     for stack, (run, n_blocks) in reversed(runs.items()):
@@ -187,17 +235,15 @@ def _moments(
             here = _block_backward(run, grads)
             moments["backward"] = max(moments["backward"], left + done + here)
             left -= saved_by_block(run, layer)
-            done += sum(grads.values())
+            left -= sum(n for name, n in cast.items() if name.startswith(f"{stack}.blocks.{layer}."))
+            done += 0 if waiting else sum(grads.values())
         left -= saved_by_entry(run)
-        done += sum(n for name, n in sizes.items() if name.startswith(stack) and ".blocks." not in name)
+        if not waiting:
+            done += sum(n for name, n in sizes.items() if name.startswith(stack) and ".blocks." not in name)
         coming = 2 * table if used else table  # this use's gradient; and, when another waits, their sum
         moments["embedding"] = max(moments["embedding"], left + done + run.stream + coming)
-        done += 0 if used else table
+        done += 0 if used or waiting else table
         used = True
-    if optimizer != "none":
-        gradients = sum(sizes.values())
-        # AdamW: sqrt of the second moment, and it divided; of one parameter at a time
-        moments["step"] = gradients + (2 * max(sizes.values()) if optimizer == "adamw" else 0)
     return moments
 
 
@@ -208,8 +254,8 @@ def _block_backward(run: Pass, grads: dict[str, int]) -> int:
     its parameters.
     """
     cfg = run.config
-    norm = saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.width)
-    stream = run.stream * (1 + run.drops)  # the gradient coming down; on a dropped branch once more, times the noise
+    norm = saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+    stream = run.residual * (1 + run.drops)  # the gradient coming down; on a dropped branch once more, times the noise
     if run.memory:
         stream += run.batch * run.memory * cfg.d_model * run.width  # the gradient of the encoder's output
     stages, change = [], 0
@@ -256,8 +302,8 @@ def _attention_backward(run: Pass, cross: bool) -> int:
 # Inference
 
 
-def _prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int, cross: int) -> int:
-    """Bytes beyond the weights at the peak of a forward pass without gradients."""
+def _prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int, cross: int, loss: int = 0) -> int:
+    """Bytes beyond the weights at the peak of a forward pass without gradients; `loss`: bytes next to the logits."""
     peak = held = 0
     for stack, (run, n_blocks) in runs.items():
         kept = (cache + cross) if stack == "decoder" else 0
@@ -270,7 +316,7 @@ def _prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int,
     held += last.stream  # what the head was given
     if config.head is not None and config.head.transform is not None:
         held += last.stream  # and made of it
-    return max(peak, cache + cross + held + logits)
+    return max(peak, cache + cross + held + logits + loss)
 
 
 def _block_forward(run: Pass, layer: int) -> int:

@@ -83,8 +83,9 @@ class Plan:
     def hours(self, tokens: float) -> float:
         return tokens / self.tokens_per_second / 3600
 
-    def cost(self, tokens: float) -> float:
-        return self.hours(tokens) * self.gpus * self.device.price
+    def cost(self, tokens: float) -> float | None:
+        """US dollars; None where no price is given."""
+        return None if self.device.price is None else self.hours(tokens) * self.gpus * self.device.price
 
     def to_dict(self) -> dict[str, Any]:
         derived = {

@@ -32,6 +32,9 @@ class Plans:
             "title": self.title,
             "device": self.device.name,
             "source": self.device.source,
+            "measured": self.device.measured,
+            "price": self.device.price,
+            "currency": "USD",
             "notes": list(self.notes),
             "plans": [
                 {"name": name, **p.to_dict(), "training_tokens": n, "hours": p.hours(n), "cost": p.cost(n)}
@@ -42,6 +45,8 @@ class Plans:
     def text(self, width: int | None = None) -> str:
         """The table and its assumptions; columns that would go beyond `width` stand below the first ones."""
         rows = [_HEADINGS, *(_cells(*row) for row in self.rows)]
+        if self.device.price is None:
+            rows = [row[:-1] for row in rows]
         above = [fit(said, width) for said in (self.title, *(f"Note: {note}" for note in self.notes))]
         below = [fit(said, width) for said in _assumptions(self.device)]
         return "\n".join([*above, "", *columns(rows, width, names=2), "", *below])
@@ -49,7 +54,7 @@ class Plans:
 
 _HEADINGS = (
     "model", "how", "GPUs", "sequences", "GB each", "compute", "waiting", "step", "tokens/s", "of peak", "D tokens",
-    "days", "cost",
+    "days", "cost in USD",
 )  # fmt: skip
 
 
@@ -62,7 +67,7 @@ def _cells(name: str, p: Plan, tokens: float) -> tuple[str, ...]:
     return (
         name, how, f"{p.gpus:,}", f"{p.batch:,}", memory, _seconds(p.compute), _seconds(p.exposed), _seconds(p.step),
         f"{p.tokens_per_second:,.0f}", f"{p.utilisation:.0%}", f"{tokens:.3g}",
-        f"{days:,.2f}" if days < 10 else f"{days:,.0f}", f"{cost:,.0f}",
+        f"{days:,.2f}" if days < 10 else f"{days:,.0f}", "-" if cost is None else f"{cost:,.0f}",
     )  # fmt: skip
 
 
@@ -72,18 +77,20 @@ def _seconds(value: float) -> str:
 
 def _assumptions(device: Device) -> list[str]:
     """Paragraphs, in lines for a wide terminal."""
+    price = "No cost is printed: give --price, in US dollars for one GPU and hour."
+    if device.price is not None:
+        price = f"Cost: {device.price:g} USD for one GPU and hour, as given."
     return [
-        f"Assumed of {device.name}: products {device.products / 1e12:,.4g} TFLOP/s, attention "
-        f"{device.attention / 1e12:,.4g}, memory {device.memory / 1e9:,.4g} GB/s, "
-        f"{device.gaps * 1e3:g} ms of gaps a step;\n"
+        f"Rates of {device.name}: matmuls {device.products / 1e12:,.4g} TFLOP/s, attention "
+        f"{device.attention / 1e12:,.4g} TFLOP/s, memory {device.memory / 1e9:,.4g} GB/s, "
+        f"{device.gaps * 1e3:g} ms of gaps in a step;\n"
         f"links {_rates(device)} GB/s among the {device.per_machine} of a machine and "
-        f"{device.network / 1e9:.4g} GB/s per device to others, {device.overlap:.0%} of the pass hides them; "
-        f"{device.price:g} an hour.",
+        f"{device.network / 1e9:.4g} GB/s per device to other machines; {device.overlap:.0%} of the pass hides them.",
         f"Source: {device.source}.",
-        "16 bytes of state per parameter; bfloat16 products; weights and gradients travel in float32, as "
-        "`glass train`\nsends them; what is sharded is copied together and apart, which nothing hides; `!`: "
-        "does not fit.",
-        "Only one device was measured: everything between devices follows from the links above.",
+        price,
+        "State: 16 bytes per parameter. Matmuls: bfloat16. Weights and gradients are sent in float32, as "
+        "`glass train` does;\ncopying shards together and apart is not hidden. `!`: does not fit.",
+        "Communication between GPUs was not measured: it follows from the links above.",
     ]
 
 

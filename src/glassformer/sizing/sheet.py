@@ -6,15 +6,9 @@ from typing import Any
 from glassformer.config import EncoderConfig, ModelConfig, to_dict
 from glassformer.sizing.chinchilla import Chinchilla, chinchilla
 from glassformer.sizing.flops import Flops, beyond, decode_flops, flops
-from glassformer.sizing.memory import (
-    STATES,
-    InferenceMemory,
-    TrainingMemory,
-    check_dtype,
-    inference_memory,
-    training_memory,
-)
+from glassformer.sizing.memory import InferenceMemory, TrainingMemory, check_dtype, inference_memory, training_memory
 from glassformer.sizing.parameters import active, count_by_part
+from glassformer.sizing.step import StepOptions, check_optimizer
 
 
 @dataclass(frozen=True)
@@ -41,6 +35,10 @@ class Sheet:
     """None for a dtype that cannot be trained."""
     chinchilla: Chinchilla
     """Tokens and operations that would be compute-optimal for a model of this many active parameters."""
+    options: StepOptions = StepOptions()
+    """How the training loop differs from the plain step."""
+    notes: tuple[str, ...] = ()
+    """Which values came from a run file, and what had to be assumed."""
 
     @property
     def parameters(self) -> int:
@@ -66,13 +64,14 @@ class Sheet:
         }
         training = None
         if self.training is not None:
-            training = {**asdict(self.training), "transient": self.training.transient}
+            training = {**asdict(self.training), "transient": self.training.transient, "step": asdict(self.options)}
         return {
             "config": to_dict(self.config),
             "batch": self.batch,
             "context": self.context,
             "source": self.source,
             "note": self.note,
+            "notes": list(self.notes),
             "dtype": self.dtype,
             "optimizer": self.optimizer,
             "parameters": {"total": self.parameters, "active": self.active, "parts": self.parts},
@@ -95,6 +94,7 @@ def size(
     dtype: str = "float32",
     optimizer: str = "adamw",
     source: int | None = None,
+    options: StepOptions = StepOptions(),
 ) -> Sheet:
     """The sheet of a model at work on `batch` sequences of `context` tokens (None: its max_len, or 512).
 
@@ -102,11 +102,12 @@ def size(
     out. `source` is the encoder's length in an encoder-decoder, None for as long as the context. Raises ValueError for
     a value outside its range, with the rule and the remedy.
     """
+    if not isinstance(config, ModelConfig):
+        raise TypeError(f"size.size takes a ModelConfig, not {type(config).__name__}: gf.size takes other types too.")
     for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")
-    if optimizer not in STATES:
-        raise ValueError(f"optimizer={optimizer!r} is not known. Use one of {', '.join(STATES)}.")
+    check_optimizer(optimizer)
     trainable = not check_dtype(dtype).startswith("int")
     work = flops(config, batch, context, source)
     T, S = work.context, work.source or None
@@ -123,6 +124,7 @@ def size(
         flops=work,
         decode={} if isinstance(config, EncoderConfig) else decode_flops(config, T, S),
         inference=inference_memory(config, batch, T, dtype, S),
-        training=training_memory(config, batch, T, dtype, optimizer, S) if trainable else None,
+        training=training_memory(config, batch, T, dtype, optimizer, S, options) if trainable else None,
         chinchilla=chinchilla(params=n_active),
+        options=options,
     )

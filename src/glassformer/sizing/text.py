@@ -3,8 +3,8 @@
 from glassformer.config import EncoderConfig, ModelConfig, MoE, Seq2SeqConfig
 from glassformer.sizing.formulas import flop_formulas, parameter_formulas
 from glassformer.sizing.layout import beside, fit
-from glassformer.sizing.memory import BYTES
 from glassformer.sizing.sheet import Sheet
+from glassformer.sizing.step import BYTES
 
 NAMES = {
     "feedforward": "feed-forward",
@@ -13,6 +13,11 @@ NAMES = {
     "mix": "pattern·v",
     "cross_projections": "cross q, k, v, o",
     "cross_scores": "cross scores, pattern·v",
+}
+
+STATES = {
+    "adamw": "two moments",
+    "muon": "momentum for the matrices of the blocks, two moments for the rest",
 }
 
 Row = tuple[str, str, str, str]
@@ -31,7 +36,8 @@ def render(sheet: Sheet, width: int | None = None) -> str:
     rows = [row for _, section in sections for row in section]
     name, exact, human = (max(len(row[i]) for row in rows) for i in (0, 1, 2))
     lines = [fit(line, width) for line in _title(sheet)]
-    lines += [*([fit(f"Note: {sheet.note}", width)] if sheet.note else []), ""]
+    lines += [fit(note, width) for note in (*((f"Note: {sheet.note}",) if sheet.note else ()), *sheet.notes)]
+    lines.append("")
     for heading, section in sections:
         lines.append(heading)
         for a, b, c, formula in section:
@@ -127,19 +133,24 @@ def _training(sheet: Sheet) -> tuple[str, list[Row]]:
     memory = sheet.training
     assert memory is not None
     moments = {
-        "loss": "as the loss turns back: log-softmax and two gradients of its size",
+        "loss": "at the loss: logits, log-softmax and their gradients",
         "backward": "in the backward pass of the blocks",
-        "embedding": "as the gradients of the token table come together",
-        "step": "in the optimizer's step",
+        "embedding": "when the gradients of the token embedding are added up",
+        "step": "in the optimizer step",
+        "evaluation": f"in evaluation: logits of {sheet.options.evaluation or 0:,} sequences at once",
     }
-    per = memory.optimizer // memory.weights
+    per = memory.optimizer / memory.weights
+    states = f"{per:.3g} × weights ({STATES[sheet.optimizer]})" if per else "no state"
     rows = [
         _bytes("weights", memory.weights, ""),
-        _bytes("optimizer", memory.optimizer, f"{per} × weights" if per else "keeps nothing"),
+        _bytes("optimizer", memory.optimizer, states),
+        _bytes("averaged weights", memory.average, "exponential moving average (EMA) of the weights"),
+        _bytes("cast weights", memory.copies, f"the matrices of the blocks in {sheet.options.matmuls}"),
         _bytes("saved activations", memory.saved, "kept from the forward to the backward pass"),
-        _bytes("gradients", memory.gradients, "as the weights, when the backward pass is through"),
+        _bytes("gradients", memory.gradients, "the size of the weights, at the end of the backward pass"),
         _bytes("peak", memory.peak, moments[memory.moment]),
     ]
+    rows = [row for row in rows if row[1] != "0" or row[0] == "optimizer"]
     return "MEMORY, TRAINING (bytes)", rows
 
 

@@ -15,6 +15,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from glassformer import __version__
+from glassformer.errors import install
 from glassformer.studio import openai, schema
 from glassformer.studio.api import anatomy, cell, doctor, heads, playground, positions, size, snippets, stream, theory
 from glassformer.studio.api import train as training_view
@@ -108,7 +109,7 @@ def _routes(studio: Studio) -> list[Route | Mount]:
         route("/api/size/chinchilla", _chinchilla),
         route("/api/python", _snippet),
         route("/v1/models", _models, v1=True),
-        route("/v1/models/{id}", _model, v1=True),
+        route("/v1/models/{id:path}", _model, v1=True),
     ]
     return [*gets, *posts, Mount("/static", StaticFiles(directory=STATIC))]
 
@@ -140,7 +141,7 @@ async def _plotly(studio: Studio, request: Request) -> Response:
     """Return plotly.js from the installed Python package, without importing the package."""
     found = importlib.util.find_spec("plotly")
     if found is None or found.origin is None:
-        raise StudioError("plotly is not installed: install glassformer[studio].")
+        raise StudioError(f"plotly is not installed: {install('studio')}.")
     return FileResponse(
         Path(found.origin).parent / "package_data" / "plotly.min.js",
         media_type="text/javascript",

@@ -1,7 +1,9 @@
 """Errors of the studio: one sentence each, and the HTTP status of the response."""
 
+from glassformer.errors import GlassformerError
 
-class StudioError(ValueError):
+
+class StudioError(GlassformerError):
     """Base class: invalid settings, or a request that cannot be served."""
 
     status = 400

@@ -4,6 +4,7 @@ A request names a model by its short name; a path in a request is never opened. 
 even if several requests need it, and only a limited number stays in memory.
 """
 
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, NoFeedForward, Seq2SeqConfig, from_toml
 from glassformer.config.errors import nearest
+from glassformer.files import checkpoint_step, model_name
 from glassformer.sizing import count
 from glassformer.studio.errors import NotFoundError, StudioError
 
@@ -169,7 +171,7 @@ class ModelStore:
                 found = load_config(path)
             if found is None:
                 return None
-            if name not in self._fixed:
+            if name not in self._fixed or path.is_symlink():
                 return found  # the best model of a training run changes
             self._configs[path] = found
         return self._configs[path]
@@ -179,7 +181,9 @@ class ModelStore:
         return [self._described(entry, torch_ready) for entry in self.entries().values()]
 
     def _described(self, entry: ModelEntry, torch_ready: bool) -> dict[str, Any]:
-        head = {"name": entry.name, "title": entry.title, "bundled": entry.bundled}
+        step = checkpoint_step(entry.path)
+        title = entry.title if step is None else f"{entry.title}, step {step:,}".removeprefix(f"{entry.name}, ")
+        head = {"name": entry.name, "title": title, "bundled": entry.bundled, "step": step}
         head["tokenizer"] = (entry.path / "tokenizer.json").exists()
         try:
             config = self.config(entry.name, torch_ready)
@@ -223,12 +227,15 @@ def _entries(folders: Iterable[Path]) -> list[ModelEntry]:
         if path is not None:
             found.append(ModelEntry(name, path, TITLES.get(name, name), bundled=True))
     for folder in folders:
-        base = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "model"
-        taken, name, number = {e.name for e in found}, base, 1
+        parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-.") for part in model_name(folder).split("/"))
+        plain = "/".join(part for part in parts if part) or "model"
+        taken, name, number = {e.name for e in found}, plain, 1
         while name in taken:
             number += 1
-            name = f"{base}-{number}"
-        found.append(ModelEntry(name, folder.resolve(), name))
+            name = f"{plain}-{number}"
+        path = Path(os.path.abspath(folder))
+        # the link of a run to its best checkpoint is followed each time it is loaded, a link to a run only here
+        found.append(ModelEntry(name, path.parent.resolve() / path.name, name))
     return found
 
 

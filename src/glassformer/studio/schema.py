@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from glassformer.sizing import Dtype, Optimizer
 from glassformer.studio.settings import LIMITS
 
 MAX_SAFE_INTEGER = 2**53
@@ -68,7 +69,7 @@ class SamplingRequest(ApiRequest):
     """Sampling parameters, with the limits of `glassformer.generation.Sampling`."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    top_k: Annotated[int, Field(ge=1, le=MAX_SAFE_INTEGER)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
 
@@ -213,8 +214,8 @@ class Size(ApiRequest):
     config: Annotated[dict[str, Any], AfterValidator(check_config_numbers)] | None = None
     batch: Annotated[int, Field(ge=1, le=10**6)] = 1
     context: Annotated[int, Field(ge=1, le=10**7)] | None = None
-    dtype: Literal["float64", "float32", "bfloat16", "float16", "int8", "int4"] = "float32"
-    optimizer: Literal["adamw", "sgd", "none"] = "adamw"
+    dtype: Dtype = "float32"
+    optimizer: Optimizer = "adamw"
 
     @model_validator(mode="after")
     def has_exactly_one(self) -> Self:

@@ -9,10 +9,10 @@
                    lock            held by the process while it runs
                    out/            the output folder: checkpoints, best, last, log.jsonl
 
-The process is `glass train spec.toml --json`, after a restart `glass train --resume out --json`. It inherits the lock,
-so it runs as long as the lock is held; a process id alone could have been reused. To pause, the process gets SIGTERM
-and writes a checkpoint after the current step. At start-up the studio resumes runs whose wanted state is running and
-whose process has ended.
+The process is `glass train spec.toml --no-latest --json`, after a restart `glass train --resume out ...`. It inherits
+the lock, so it runs as long as the lock is held; a process id alone could have been reused. To pause, the process gets
+SIGTERM and writes a checkpoint after the current step. At start-up the studio resumes runs whose wanted state is
+running and whose process has ended.
 """
 
 import contextlib
@@ -316,7 +316,7 @@ class TrainingRuns:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "glassformer", "train", *source, "--json"],
+                    [sys.executable, "-m", "glassformer", "train", *source, "--no-latest", "--json"],
                     cwd=run.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=events,

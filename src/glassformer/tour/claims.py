@@ -50,7 +50,7 @@ class CheckedClaim:
     def findings(self) -> tuple[Finding, Finding]:
         """Whether the claim holds, and whether its negative control fails."""
         outcome, control = self.outcome, self.control_outcome
-        why = f"{len(outcome.parts)} pieces of evidence, {outcome.claim.badge}: glass check {self.id} --explain"
+        why = f"{len(outcome.parts)} pieces of evidence, {outcome.badge}: glass check {self.id} --explain"
         failures = max(_failures(outcome), int(not outcome.held))
         broken = f"with the hypothesis broken, {self.control_failures} of {len(control.parts)} pieces must and do fail"
         return (

@@ -13,9 +13,9 @@ from glassformer.pages.svg import attention_map, loss_curves, probability_bars, 
 from glassformer.sizing import Sheet
 from glassformer.sizing.text import byte_unit, flop_unit
 from glassformer.tour.attention import AttentionMaps
-from glassformer.tour.run import Tour
+from glassformer.tour.run import REPORT, Tour
 
-NAME = "report.html"
+NAME = REPORT
 SECTIONS = {
     "corpus": "The corpus and its n-gram baselines",
     "training": "Training",
@@ -164,8 +164,8 @@ def _commands(tour: Tour) -> dict[str, str]:
     folder, prompt = shlex.quote(tour.run.out), shlex.quote(tour.samples[0].prompt.strip())
     return {
         "sample from the model": f"glass sample --model {folder}/best {prompt}",
-        "train it longer": f"glass train {folder}/run.toml --set loop.steps=5000 out=runs/longer",
-        "train on your own text": "glass train --set data.corpus=PATH/TO/TEXT.txt",
+        "train it longer": f"glass train {folder}/run.toml --set loop.steps=5000 --out runs/longer",
+        "train on your own text": "glass train PATH/TO/TEXT.txt",
         "compute the size of any model": "glass size llama3_8b --batch 1 --context 8192",
         "sample from a Hugging Face model": "glass sample --model PATH/TO/FOLDER 'Once upon a time'",
     }

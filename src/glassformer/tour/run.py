@@ -4,6 +4,7 @@
 that was measured. `terminal` prints it, `report` writes it as a page.
 """
 
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,7 @@ from glassformer.tour.generation import (
     time_cache,
 )
 from glassformer.tour.training import (
+    TRAINED,
     Corpus,
     Listener,
     Plan,
@@ -46,6 +48,7 @@ from glassformer.tour.training import (
 )
 from glassformer.training.run import RunConfig
 
+REPORT = "report.html"
 BOUND = 1e-10
 WHY = "two float64 implementations may differ by the order of their sums, a few 1e-13 at these sizes"
 STAGES = (
@@ -135,8 +138,14 @@ class Tour:
         }
 
 
-def make_folder(out: Path) -> None:
-    """Create the folder of a tour and check that it can be written, before minutes of training."""
+def make_folder(out: Path, force: bool = False) -> None:
+    """Create the folder of a tour before minutes of training. An earlier tour in it is replaced only with `force`."""
+    earlier = [name for name in (REPORT, TRAINED) if os.path.lexists(out / name)]
+    if earlier and not force:
+        raise ValueError(
+            f"{out} already holds an earlier tour ({' and '.join(earlier)}): pass --force to replace it, or give "
+            "another --out."
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -148,7 +157,7 @@ def make_folder(out: Path) -> None:
 def run_tour(plan: Plan, listen: Listener = lambda event: None) -> Tour:
     """Run all stages except the last one, which writes the report."""
     began = time.perf_counter()
-    make_folder(plan.out)
+    make_folder(plan.out, plan.force)
     findings: list[Finding] = []
 
     def stage(number: int) -> None:

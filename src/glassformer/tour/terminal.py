@@ -28,7 +28,8 @@ class Printer:
 
     def print(self, text: str) -> None:
         """Print lines as they are."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        lines = "\n".join(line.rstrip() for line in text.split("\n"))
+        self.console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     def print_wrapped(self, text: str) -> None:
         """Print sentences. In a terminal they are wrapped between words and keep their indentation."""
@@ -143,7 +144,7 @@ def claim_text(checked: CheckedClaim) -> str:
     """Return the verdict on a claim, on its negative control, and the source that is wrong, if any."""
     outcome, control = checked.outcome, checked.control_outcome
     lines = [
-        f"{checked.title}: {outcome.claim.badge}, {len(outcome.parts)} pieces of evidence in {outcome.seconds:.1f} s.",
+        f"{checked.title}: {outcome.badge}, {len(outcome.parts)} pieces of evidence in {outcome.seconds:.1f} s.",
         f"   Negative control ({checked.control.rstrip('.')}): "
         f"{checked.control_failures} of {len(control.parts)} pieces fail.",
     ]

@@ -45,6 +45,10 @@ Listener = Callable[[dict[str, Any]], None]
 """Receives each event of the tour as it happens. The key "event" names its kind, as `tour.run` emits it."""
 
 
+TRAINED = "trained"
+"""The run's folder within that of the tour."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The settings of a tour."""
@@ -55,6 +59,8 @@ class Plan:
     """Folder of the trained model and the report."""
     changes: tuple[str, ...] = ()
     """Changes to the run, such as model.n_layers=2."""
+    force: bool = False
+    """Whether an earlier tour in `out` may be replaced."""
     cache_lengths: tuple[int, ...] = (32, 64, 128, 255)
     """Numbers of tokens for which generation with and without a cache is timed."""
 
@@ -111,14 +117,14 @@ class TrainingRecord:
 
 def open_corpus(plan: Plan) -> tuple[Session, Corpus]:
     """Open Shakespeare, or the manual that comes with Python if it is not available, and measure the baselines."""
-    changes = (*plan.changes, f"out={str(plan.out / 'trained')!r}")
+    changes = (*plan.changes, f"out={str(plan.out / TRAINED)!r}")
     note = ""
     try:
         session = open_session(read_run(RUN, changes, source="the tour"))
     except DataError as error:
         if any(change.startswith("data.corpus") for change in plan.changes):
             raise
-        note = f"{str(error).rstrip('.')}; until then the tour trains on the manual that comes with Python."
+        note = f"{str(error).rstrip('.')}. The tour trains on the manual that comes with Python instead."
         session = open_session(read_run(RUN, (*changes, "data.corpus=embedded"), source="the tour"))
     data, V = session.data, session.run.model.vocab_size
     losses = {"uniform": math.log(V), **baselines(data.train, data.val, V)}
@@ -157,9 +163,9 @@ def fit_steps(session: Session, minutes: float) -> RunConfig:
 def train_model(
     plan: Plan, session: Session, corpus: Corpus, listen: Listener
 ) -> tuple[RunConfig, Model, TrainingRecord]:
-    """Train for about the minutes of the plan. The model of an earlier tour in the same folder is replaced."""
-    folder = plan.out / "trained"
-    if (folder / "log.jsonl").exists() and (folder / "run.toml").exists():
+    """Train for about the minutes of the plan. With `plan.force`, the model of an earlier tour is replaced."""
+    folder = plan.out / TRAINED
+    if plan.force and (folder / "log.jsonl").exists() and (folder / "run.toml").exists():
         shutil.rmtree(folder)
     run, record = fit_steps(session, plan.minutes), TrainingRecord()
 

@@ -4,12 +4,13 @@
     RUN/log.jsonl                        one line per event
     RUN/checkpoints/step-00000250/       model.toml, model.safetensors, tokenizer.json: a model folder `gf.load` reads
                                          optimizer.safetensors, run.toml, meta.json (step, best, hashes, versions)
-    RUN/best, RUN/last                   links to two of them, replaced in one step
+    RUN/best, RUN/last                   links to two of them, replaced in one step; copies where links are not possible
 
-A checkpoint is written beside its name, flushed, and renamed; then the links move; then old ones are removed, each
-renamed out of sight before its files go. At every moment each name is a whole checkpoint.
+A checkpoint is written next to its name, flushed, and renamed; then the links move; then old ones are removed, each
+renamed out of sight before its files are deleted. At every moment each name is a whole checkpoint.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -24,15 +25,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer.config import ConfigError, to_dict, to_toml
+from glassformer.errors import GlassformerError
 from glassformer.files import flush, flush_folder, write_atomically
+from glassformer.training import folder as run_folder
 from glassformer.training.run import RunConfig, read_run, run_to_dict
 
 FORMAT = 1
 FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
+MODEL_FILES = ("config.json", "model.toml", "model.safetensors", "model.safetensors.index.json")
 _NAME = re.compile(r"step-\d{8}(-\d+)?")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(GlassformerError):
     """A checkpoint that cannot be used. One sentence."""
 
 
@@ -80,10 +84,7 @@ def publish(run: RunConfig, checkpoint: Path, is_best: bool) -> None:
     """Point `last` (and `best`) at a checkpoint, then drop what is neither best nor among the newest `keep`."""
     root = Path(run.out)
     for name in ("last", *(["best"] if is_best else [])):
-        link = root / f".{name}-{os.getpid()}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(Path("checkpoints") / checkpoint.name)
-        os.replace(link, root / name)
+        run_folder.point(root / name, root / "checkpoints" / checkpoint.name)
     flush(root)
     linked = {(root / name).resolve().name for name in ("best", "last") if (root / name).exists()}
     for old in steps(root)[: -run.loop.keep]:
@@ -139,20 +140,68 @@ def read(path: str | Path) -> tuple[RunConfig, dict[str, Any], dict[str, Tensor]
         raise CheckpointError(f"{folder} cannot be read: {error}") from None
 
 
-def start_run(run: RunConfig, resumed: bool) -> Path:
-    """Make the folder of a run and put the resolved run.toml in it. A new run never takes the place of another."""
-    root = Path(run.out)
-    if steps(root) and not resumed:
-        raise CheckpointError(
-            f"{root} holds a run already ({steps(root)[-1].name}): go on with --resume {root}, or start elsewhere with "
-            "--set out=FOLDER."
-        )
+def start_run(run: RunConfig, resumed: bool, force: bool = False) -> RunConfig:
+    """Create the folder of a run, write the resolved run.toml into it, and return the run with that folder as `out`.
+
+    A new run replaces another one only with `force`, which removes what a run writes and no other file. A folder with
+    the same run.toml and no checkpoint is a run that was stopped before its first one: it simply starts again.
+    """
+    root = Path(run.out or run_folder.RUNS)
     try:
+        root = Path(run.out) if run.out else run_folder.create(run.data.corpus)
+        run = dataclasses.replace(run, out=str(root))
+        text = to_toml(run_to_dict(run)).encode()
+        if not resumed:
+            _check_free(root, text)
+        if not resumed and (held := _held_run(root, text)):
+            if not force:
+                raise CheckpointError(
+                    f"{root} already holds a run ({held}): continue it with --resume {root}, start elsewhere with "
+                    "--out FOLDER, or replace it with --force."
+                )
+            _remove_run(root)
         root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / "run.toml", to_toml(run_to_dict(run)).encode())
+        write_atomically(root / "run.toml", text)
     except OSError as error:
         raise CheckpointError(f"{root} cannot be written ({error.strerror or error}): give another `out`.") from None
-    return root
+    return run
+
+
+def _held_run(root: Path, text: bytes) -> str:
+    """What shows that a folder belongs to another run than that of the resolved run.toml `text`; empty if nothing."""
+    if found := steps(root):
+        return found[-1].name
+    file = root / "run.toml"
+    return file.name if file.exists() and file.read_bytes() != text else ""
+
+
+def _remove_run(root: Path) -> None:
+    for name in ("best", "last", "checkpoints", "tensorboard", "log.jsonl", "run.toml"):
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _check_free(root: Path, text: bytes) -> None:
+    """Refuse, even with --force, a folder in which a new run would replace a user's file or hide a model.
+
+    A run.toml with a log.jsonl, or the run.toml `text` of this very run, is what a run leaves that was stopped before
+    its first checkpoint: it may be replaced.
+    """
+    if steps(root):
+        return
+    taken = [name for name in MODEL_FILES if (root / name).exists()]
+    taken += [name for name in ("best", "last") if (root / name).exists() and not (root / name).is_symlink()]
+    own = [name for name in ("run.toml", "log.jsonl") if (root / name).exists()]
+    same = own == ["run.toml"] and (root / "run.toml").read_bytes() == text
+    taken += own if len(own) == 1 and not same else []
+    if taken:
+        raise CheckpointError(
+            f"{root} already holds {', '.join(taken)}, with which the files of a run would collide: start elsewhere "
+            "with --out FOLDER."
+        )
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

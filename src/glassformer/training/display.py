@@ -11,6 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from glassformer.errors import plural
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -63,9 +65,10 @@ class Display:
             case "start":
                 lines = "  ".join(f"{name} {value:.3f}" for name, value in baseline_lines(event).items())
                 source = f" of the task {event['task']}" if "task" in event else ""
+                folder = f"run folder: {event['out']}\n" if "out" in event else ""
                 return (
                     f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens{source}, "
-                    f"{event['device']}, {event['precision']}\nbaselines (nats per token):  {lines}"
+                    f"{event['device']}, {event['precision']}\n{folder}to beat (nats per token):  {lines}"
                 )
             case "step":
                 if event["step"] % 100 and event["step"] != 1:
@@ -79,9 +82,10 @@ class Display:
             case "probe":
                 return f"step {event['step']:>6}  {probe_text(event)}"
             case "sample":
-                return "  | " + event["text"].replace("\n", "\n  | ")
+                return "\n".join(f"  | {line}".rstrip() for line in event["text"].split("\n"))
             case "end":
-                return f"done: {event['step']} steps in {event['seconds']:.0f} s, best validation {event['best']:.4f}"
+                done = plural(event["step"], "step")
+                return f"done: {done} in {event['seconds']:.0f} s, best validation {event['best']:.4f}"
         return ""
 
     def render(self) -> Group:
@@ -91,6 +95,8 @@ class Display:
         left = self.last.get("seconds_left", 0.0)
         tokens, flops = rate * self.facts.get("tokens_per_step", 0), rate * self.facts.get("flops_per_step", 0)
         table = Table.grid(padding=(0, 2))
+        if "out" in self.facts:
+            table.add_row("run folder", self.facts["out"])
         table.add_row("step", f"{step:,} of {steps:,}   {time_left(left)}")
         table.add_row("", ProgressBar(total=steps, completed=step, width=50))
         if self.losses:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from glassformer.errors import install
 from glassformer.files import write_atomically
 
 Report = Callable[[dict[str, Any]], None]
@@ -88,6 +89,6 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError(
-            "loop.tensorboard=true needs tensorboard: pip install 'glassformer[logs]', or leave it out (see log.jsonl)."
+            f"loop.tensorboard=true needs tensorboard: {install('logs')}, or leave it out (see log.jsonl)."
         ) from None
     return SummaryWriter(str(folder))

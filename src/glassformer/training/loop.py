@@ -17,7 +17,7 @@ from glassformer import sizing
 from glassformer.kernels.cpu import training as native
 from glassformer.kernels.cuda.training import fp8, fp8_layers, joined, products
 from glassformer.model import Model, build
-from glassformer.model.device import choose_device, measure_matmul
+from glassformer.model.device import choose_for_training, measure_matmul
 from glassformer.training import checkpoint
 from glassformer.training.data.batches import IGNORED, eval_batches
 from glassformer.training.data.source import Source
@@ -69,7 +69,7 @@ class TrainState:
 def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     """A fresh state on the chosen device, the model distributed over the group (that of torchrun, or none)."""
     group = start(run) if group is None else group
-    device, dtype, compiled = group.agree(choose_machine(run))  # precision is measured, and ranks must not differ
+    device, dtype, compiled = group.agree(choose_machine(run))  # ranks on unlike machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # where the model is to be cut up, no device holds the whole of it
     model = build(run.model, seed=run.seed, device="cpu" if group.sharded else device).train()
@@ -86,8 +86,8 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     if device.type == "cpu":
         keep_freed()
     # kernels of our own are called from Python: nothing that torch could compile, nor can it cut up what they read
-    asked = device.type == "cpu" and run.machine.compile == "auto" and not group.sharded
-    kernels = asked and native.pays() and native.enable(model, native.multiplies(run.model))
+    asked = wants_kernels(run, device) and not group.sharded
+    kernels = asked and native.enable(model, native.multiplies(run.model))
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
@@ -99,26 +99,18 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
 
 
 def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
-    """Device, dtype of the products, and whether to compile."""
+    """Return the device, the dtype of the matmuls, and whether to compile with torch.compile."""
     wanted = run.machine
-    if wanted.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("machine.device='cuda' but no CUDA device is here: use 'auto' or 'cpu'.")
-    name = wanted.device if wanted.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted.precision == "auto":
-        dtype = choose_device().dtype if name == "cuda" else _cpu_dtype(run)
-    else:
-        dtype = getattr(torch, wanted.precision)
+    choice = choose_for_training(wanted.device, wanted.precision, run.model.d_model)
     # on a CPU, torch's compiler was measured to be about neutral and takes half a minute, our own kernels take seconds,
     # once: it compiles only when asked to
-    compiled = wanted.compile == "yes" or (wanted.compile == "auto" and name == "cuda")
-    return torch.device(name), dtype, compiled
+    compiled = wanted.compile == "yes" or (wanted.compile == "auto" and choice.device == "cuda")
+    return torch.device(choice.device), choice.dtype, compiled
 
 
-def _cpu_dtype(run: RunConfig) -> torch.dtype:
-    """bf16 pays on a CPU only where matrices are large enough to outweigh the casts: measured from width 256 on."""
-    if run.model.d_model < 256:
-        return torch.float32
-    return choose_device().dtype
+def wants_kernels(run: RunConfig, device: torch.device) -> bool:
+    """Return whether training uses our compiled CPU kernels, where there is a compiler for them."""
+    return device.type == "cpu" and run.machine.compile == "auto" and native.pays()
 
 
 def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
@@ -235,18 +227,20 @@ def train(
     listen: Report | None = None,
     resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
     baselines: dict[str, float] | None = None,
+    force: bool = False,
 ) -> TrainState:
     """Train to the end of the run. Events, samples and probes go to RUN/log.jsonl and to `listen`.
 
-    `resume` holds the contents of a checkpoint to continue from. `baselines` are written into the `start` event.
+    The first event names the folder RUN. `resume` holds the contents of a checkpoint to continue from. `baselines` are
+    written into the `start` event. `force` replaces a run that the folder `out` already holds.
     """
     probes = chosen_probes(run.probe)
     state = prepare_state(run)
     if resume is not None:
         restore(state, *resume)
-    root = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None))
+    run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
     with contextlib.closing(
-        Log(root / "log.jsonl", listen, state.step, state.group.is_main, run.loop.tensorboard)
+        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run.loop.tensorboard)
     ) as log:
         log(event="start", **_facts(state, data, baselines))
         _run(state, data, log, probes, resume[0] if resume else {})
@@ -373,6 +367,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
     return {
         "step": state.step,
         "steps": run.loop.steps,
+        "out": run.out,
         "parameters": sizing.count(run.model),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,

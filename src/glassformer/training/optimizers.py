@@ -1,52 +1,13 @@
-"""Optimisers and the table that says how each parameter is treated. Every parameter matches exactly one row."""
+"""The optimizers of a run. `config.optimizer` says which parameters each of them updates."""
 
-import fnmatch
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from glassformer.config.optimizer import rule_for
 from glassformer.training.muon import Muon
 from glassformer.training.run import Optim
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Parameters whose name matches `pattern`: are they decayed, and may Muon have them?"""
-
-    pattern: str
-    decayed: bool
-    matrix: bool = False
-    """A hidden matrix, for which Muon's orthogonalised update is meant."""
-
-
-TABLE: tuple[Rule, ...] = (
-    Rule("*.blocks.*.q.weight", decayed=True, matrix=True),
-    Rule("*.blocks.*.k.weight", decayed=True, matrix=True),
-    Rule("*.blocks.*.v.weight", decayed=True, matrix=True),
-    Rule("*.blocks.*.o.weight", decayed=True, matrix=True),
-    Rule("*.blocks.*.up.weight", decayed=True, matrix=True),
-    Rule("*.blocks.*.gate.weight", decayed=True, matrix=True),
-    Rule("*.blocks.*.down.weight", decayed=True, matrix=True),
-    Rule("*.blocks.*.router.weight", decayed=True),
-    Rule("embed.*.weight", decayed=True),
-    Rule("head.weight", decayed=True),
-    Rule("head.transform.weight", decayed=True),
-    Rule("pooler.weight", decayed=True),
-    Rule("*.position.weight", decayed=False),
-    Rule("*norm*.weight", decayed=False),
-    Rule("*.bias", decayed=False),
-)
-
-
-def rule_for(name: str) -> Rule:
-    """The one row of TABLE for a parameter."""
-    found = [rule for rule in TABLE if fnmatch.fnmatchcase(name, rule.pattern)]
-    if len(found) != 1:
-        rows = ", ".join(rule.pattern for rule in found) or "no row"
-        raise ValueError(f"parameter {name} matches {rows} of the optimiser table: it must match exactly one.")
-    return found[0]
 
 
 class Optimizer:

@@ -1,200 +1,37 @@
 """A run: everything that decides what training does, in frozen dataclasses that are one TOML file.
 
-`read_run` resolves a TOML text (or nothing) plus `--set optim.lr=3e-4` changes into a RunConfig; the resolved run is
-written into every checkpoint, so that a checkpoint says how it was made. Field docs are the strings under the fields.
+`read_run` resolves a TOML text (or nothing) plus `--set optim.lr=3e-4` changes into a RunConfig. The resolved run is
+written into every checkpoint, so that a checkpoint records how it was made. The sections are in `sections`.
 """
 
 import dataclasses
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
 from glassformer.config import replace as replace_model
-from glassformer.config.errors import nearest, require, require_choice, require_positive
+from glassformer.config.errors import nearest, require
 from glassformer.config.schema import build, from_dict, to_dict
 from glassformer.training.data import tasks
+from glassformer.training.sections import Data, Loop, Loss, Machine, Optim, Probe, Schedule
+
+__all__ = [
+    "Data",
+    "Loop",
+    "Loss",
+    "Machine",
+    "Optim",
+    "Probe",
+    "RunConfig",
+    "Schedule",
+    "read_run",
+    "run_to_dict",
+    "with_model",
+]
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Data:
-    """Where tokens come from."""
-
-    corpus: str = "shakespeare"
-    """A text file, a folder of text files, `shakespeare`, `embedded`, or `task:NAME` (see tasks)."""
-    tokenizer: str = "char"
-    """`char`, `byte`, `bpe`, or the path of a tokenizer.json."""
-    vocab_size: int | None = None
-    """Of a BPE trained here."""
-    validation: float = 0.1
-    """Share of the text, at its end, kept for validation."""
-    order: Literal["random", "epoch"] = "random"
-    """random: windows anywhere, drawn anew each step; epoch: every window once, then reshuffled."""
-    cache: str | None = None
-    """Folder for the token files; None puts them in the user's cache."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.validation < 1, f"data.validation={self.validation} must be between 0 and 1.")
-        require_choice(self, "order", Literal["random", "epoch"])
-        if self.vocab_size is not None:
-            require_positive(self, "vocab_size")
-
-
-@dataclass(frozen=True)
-class Optim:
-    """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest."""
-
-    kind: Literal["adamw", "muon"] = "adamw"
-    lr: float = 1e-3
-    """AdamW's peak learning rate."""
-    muon_lr: float = 0.02
-    """Muon's peak learning rate; its update is scaled by sqrt(max(1, rows/columns))."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    momentum: float = 0.95
-    """Muon's."""
-    weight_decay: float = 0.1
-    """On matrices; vectors (biases, norms) and tables of positions are never decayed."""
-    clip: float | None = 1.0
-    """Largest norm of the whole gradient; None leaves it."""
-    ema: float | None = None
-    """Decay of an exponential average of the weights, which is then what is evaluated and saved as the model."""
-
-    def __post_init__(self) -> None:
-        require_choice(self, "kind", Literal["adamw", "muon"])
-        for name in ("lr", "muon_lr"):
-            require(getattr(self, name) > 0, f"optim.{name}={getattr(self, name)} must be positive.")
-        for name in ("beta1", "beta2", "momentum"):
-            require(0 <= getattr(self, name) < 1, f"optim.{name}={getattr(self, name)} must be in [0, 1).")
-        require(self.weight_decay >= 0, f"optim.weight_decay={self.weight_decay} must be 0 or more.")
-        require(self.clip is None or self.clip > 0, f"optim.clip={self.clip} must be positive, or none.")
-        require(self.ema is None or 0 < self.ema < 1, f"optim.ema={self.ema} must be between 0 and 1, or none.")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate over the run, as a factor on its peak."""
-
-    kind: Literal["constant", "cosine", "wsd"] = "cosine"
-    """wsd: warm up, stay, then decay linearly over the last `decay` share of the run."""
-    warmup: int = 100
-    floor: float = 0.1
-    """Factor at the end."""
-    decay: float = 0.2
-    """wsd only: share of the steps spent decaying."""
-
-    def __post_init__(self) -> None:
-        require_choice(self, "kind", Literal["constant", "cosine", "wsd"])
-        require(self.warmup >= 0, f"schedule.warmup={self.warmup} must be 0 or more.")
-        require(0 <= self.floor <= 1, f"schedule.floor={self.floor} must be in [0, 1].")
-        require(0 < self.decay <= 1, f"schedule.decay={self.decay} must be in (0, 1].")
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What is minimised."""
-
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    """Weight of mean(logsumexp(logits)^2), which keeps logits from drifting."""
-    balance: float = 0.01
-    """Weight of the balance loss of a mixture of experts."""
-    mask_rate: float = 0.15
-    """Masked language model only: share of tokens to be guessed."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.label_smoothing < 1, f"loss.label_smoothing={self.label_smoothing} must be in [0, 1).")
-        require(self.z_loss >= 0, f"loss.z_loss={self.z_loss} must be 0 or more.")
-        require(self.balance >= 0, f"loss.balance={self.balance} must be 0 or more.")
-        require(0 < self.mask_rate < 1, f"loss.mask_rate={self.mask_rate} must be between 0 and 1.")
-
-
-@dataclass(frozen=True)
-class Loop:
-    """How long, how large, how often."""
-
-    steps: int = 2000
-    batch: int = 12
-    """Sequences per step, over all ranks and accumulation steps together."""
-    accumulate: int = 1
-    """Parts a step's batch is computed in; the result does not depend on it."""
-    context: int | None = None
-    """Tokens per sequence; None is the model's max_len."""
-    eval_every: int = 250
-    eval_batches: int = 20
-    """Batches per evaluation; the same ones each time."""
-    sample_every: int = 500
-    """Print a sample; 0 never."""
-    log_every: int = 10
-    checkpoint_every: int = 250
-    keep: int = 2
-    """How many of the newest checkpoints stay, beside the best."""
-    tensorboard: bool = False
-    """Also write RUN/tensorboard; needs the `logs` extra. log.jsonl is always written."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "keep")
-        require_positive(self, "checkpoint_every")
-        require(
-            self.batch % self.accumulate == 0,
-            f"loop.batch={self.batch} is not a multiple of loop.accumulate={self.accumulate}: parts must be equal.",
-        )
-        if self.context is not None:
-            require_positive(self, "context")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where and how it runs. Nothing here changes what is computed, beyond rounding."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """bfloat16 computes products in bf16 and keeps weights and optimiser in float32."""
-    stream: Literal["float32", "bfloat16"] = "float32"
-    """Type of the residual stream when products are in bfloat16; bfloat16 moves half the bytes between products."""
-    products: Literal["precision", "float8"] = "precision"
-    """float8: those of dense feed-forwards, self-attention's projections and a large head, on a GPU that has them, in
-    training steps alone."""
-    compile: Literal["auto", "yes", "no"] = "auto"
-    """yes: by torch.compile; auto: on a GPU, and on a CPU kernels of our own, where there is a C++ compiler."""
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """Under torchrun with several processes; auto is ddp."""
-
-    def __post_init__(self) -> None:
-        require_choice(self, "device", Literal["auto", "cpu", "cuda"])
-        require_choice(self, "precision", Literal["auto", "float32", "bfloat16"])
-        require_choice(self, "stream", Literal["float32", "bfloat16"])
-        require_choice(self, "products", Literal["precision", "float8"])
-        require(
-            self.products != "float8" or self.precision == "bfloat16",
-            f"machine.products='float8' needs machine.precision='bfloat16', not {self.precision!r}: what is not such a "
-            "product is computed in bfloat16.",
-        )
-        require(
-            self.products != "float8" or self.device != "cpu",
-            "machine.products='float8' needs a CUDA GPU, not machine.device='cpu': use machine.products='precision'.",
-        )
-        require_choice(self, "compile", Literal["auto", "yes", "no"])
-        require_choice(self, "parallel", Literal["auto", "ddp", "fsdp"])
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What is measured on the way and written into log.jsonl as `probe` events. Without `every`, nothing is."""
-
-    every: int = 0
-    """Steps between measurements, the first before training; 0 never."""
-    norms: bool = True
-    """Euclidean norm of all weights, and of each part."""
-    accuracy: bool = True
-    """Share of targets predicted right, of a batch trained on and of the validation batches."""
-    heads: bool = False
-    """Induction and previous-token score of every head, on random repeated tokens."""
-
-    def __post_init__(self) -> None:
-        require(self.every >= 0, f"probe.every={self.every} must be 0 (never) or more.")
 
 
 @dataclass(frozen=True)
@@ -202,9 +39,10 @@ class RunConfig:
     """One training run."""
 
     model: ModelConfig
+    """The architecture: a preset with changes, or all fields of a config (see [model])."""
     data: Data = Data()
     task: tasks.Repeat | tasks.Copy | tasks.Markov | tasks.ModularAddition | None = None
-    """Parameters of the synthetic task that data.corpus names."""
+    """Parameters of the synthetic task that data.corpus names; none for a text."""
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
@@ -212,8 +50,10 @@ class RunConfig:
     machine: Machine = Machine()
     probe: Probe = Probe()
     seed: int = 0
-    out: str = "runs/latest"
-    """Folder of the run: checkpoints, log, resolved run.toml."""
+    """Seed of the initial weights, of the order of the data and of dropout."""
+    out: str = ""
+    """Folder of the run: checkpoints, log.jsonl and the resolved run.toml. Default: a new folder runs/CORPUS-N, such
+    as runs/shakespeare-1. In both cases `glass train` points the link runs/latest to it."""
 
     def __post_init__(self) -> None:
         limit = self.model.max_len
@@ -227,7 +67,8 @@ class RunConfig:
         require(self.model.head is not None, "a model without a head predicts nothing: set model.head.")
         require(
             self.schedule.warmup < self.loop.steps,
-            f"schedule.warmup={self.schedule.warmup} leaves nothing of loop.steps={self.loop.steps}: shorten it.",
+            f"schedule.warmup={self.schedule.warmup} leaves nothing of loop.steps={self.loop.steps}: set a shorter "
+            "warm-up, or more steps.",
         )
 
     def _check_task(self) -> None:
@@ -287,22 +128,34 @@ SECTIONS: dict[str, type] = {
 }
 
 
-def read_run(text: str = "", changes: tuple[str, ...] = (), source: str = "the run") -> RunConfig:
+PARTS = {*SECTIONS, "model", "task", "seed", "out", "format"}
+"""What may stand at the top level of a run file."""
+
+Note = Callable[[str], None]
+
+
+def read_run(
+    text: str = "", changes: tuple[str, ...] = (), source: str = "the run", note: Note | None = None
+) -> RunConfig:
     """A run from TOML text and `section.field=value` changes.
 
     [model] is a whole config, or `preset = "nano"` with fields to change (`n_layers = 2`, `attention__bias = false`).
+    `note` receives one sentence for each value that was adjusted to the others.
     """
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not readable TOML: {error}.") from None
     data.setdefault("model", {"preset": "nano"})
+    precedence = {field: int(_holds(data, field)) for field in (WARMUP, STEPS)}
+    changed: dict[str, Any] = {}
     for change in changes:
         _apply_change(data, change)
-    known = {*SECTIONS, "model", "task", "seed", "out", "format"}
+        _apply_change(changed, change)
+    precedence |= {field: 2 for field in precedence if _holds(changed, field)}
     for key in data:
-        if key not in known:
-            raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, known)}")
+        if key not in PARTS:
+            raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, PARTS)}")
     parts: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         section = data.get(name, {})
@@ -316,7 +169,34 @@ def read_run(text: str = "", changes: tuple[str, ...] = (), source: str = "the r
                 f"{source}: {name}={data[name]!r} must be {'a whole number' if kind is int else 'text'}.",
             )
             parts[name] = data[name]
+    if precedence[STEPS] > precedence[WARMUP]:
+        parts["schedule"] = _shortened(parts["schedule"], parts["loop"].steps, note)
     return RunConfig(model=_read_model(data["model"]), **parts)
+
+
+STEPS, WARMUP = ("loop", "steps"), ("schedule", "warmup")
+
+
+def _holds(data: dict[str, Any], field: tuple[str, str]) -> bool:
+    section = data.get(field[0])
+    return isinstance(section, dict) and field[1] in section
+
+
+def _shortened(schedule: Schedule, steps: int, note: Note | None) -> Schedule:
+    """A schedule whose warm-up fits a number of steps that was set with more authority than the warm-up was.
+
+    A value on the command line outranks the run file, which outranks the default. Two values of one rank that
+    contradict each other are refused by RunConfig.
+    """
+    if schedule.warmup < steps:
+        return schedule
+    shorter = dataclasses.replace(schedule, warmup=steps // 10)
+    if note is not None:
+        note(
+            f"schedule.warmup is shortened from {schedule.warmup:,} to {shorter.warmup:,}, a tenth of "
+            f"loop.steps={steps}; set schedule.warmup to choose another length."
+        )
+    return shorter
 
 
 def _read_task(corpus: str, given: Any, source: str) -> tasks.Task | None:

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from glassformer.config import Special
+from glassformer.config import Special, to_toml
 from glassformer.training import checkpoint
 from glassformer.training.data import corpus
 from glassformer.training.data.source import Source, prepare
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.distributed import parallel
-from glassformer.training.run import RunConfig, with_model
+from glassformer.training.run import Note, RunConfig, read_run, run_to_dict, with_model
 
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 
@@ -38,17 +38,23 @@ def open_session(run: RunConfig) -> Session:
     return Session(fit_model(run, data), data)
 
 
-def resume_session(path: str, changes: tuple[str, ...] = ()) -> Session:
-    """Go on from a checkpoint, with the run it carries; only `loop.steps` and the like may be changed."""
-    run, meta, model, extra = checkpoint.read(path)
-    if changes:
-        from glassformer.config import to_toml
-        from glassformer.training.run import read_run, run_to_dict
+def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None = None) -> Session:
+    """Continue from a checkpoint, with the run stored in it; only optim, schedule, loop and the like may be changed.
 
-        changed = read_run(to_toml(run_to_dict(run)), changes, source="the checkpoint's run")
+    The run continues in the folder where it is now, also after that was moved, unless `out` is changed.
+    """
+    run, meta, model, extra = checkpoint.read(path)
+    run = _in_its_folder(run, checkpoint.find(path))
+    if changes:
+        changed = read_run(to_toml(run_to_dict(run)), changes, "the checkpoint's run", note)
         if (changed.model, changed.data, changed.task) != (run.model, run.data, run.task):
             raise checkpoint.CheckpointError(
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
+            )
+        if Path(changed.out).resolve() != Path(run.out).resolve() and checkpoint.steps(Path(changed.out)):
+            raise checkpoint.CheckpointError(
+                f"out={changed.out} already holds another run: give a new folder, or leave out `out` to continue in "
+                f"{run.out}."
             )
         run = changed
     parallel.check(run)
@@ -63,6 +69,14 @@ def resume_session(path: str, changes: tuple[str, ...] = ()) -> Session:
             f"the corpus {run.data.corpus!r} now gives another tokenizer than the checkpoint's: it was changed since."
         )
     return Session(run, data, (meta, model, extra))
+
+
+def _in_its_folder(run: RunConfig, found: Path) -> RunConfig:
+    """The run with `out` where its checkpoint `found` lies; a checkpoint outside of a run keeps the stored `out`."""
+    root = found.parent.parent
+    if found.parent.name != "checkpoints" or Path(run.out).resolve() == root:
+        return run
+    return dataclasses.replace(run, out=str(root))
 
 
 def _prepare(run: RunConfig) -> Source:
@@ -112,8 +126,12 @@ def _in_turn(folder: Path) -> Iterator[None]:
 
 
 def fit_model(run: RunConfig, data: Source) -> RunConfig:
-    """The model's vocabulary is the tokenizer's, plus one id where the objective needs a mask or a start token."""
-    size = data.tokenizer.vocab_size
+    """Return the run with the vocabulary of its data's tokenizer."""
+    return fit_vocabulary(run, data.tokenizer.vocab_size)
+
+
+def fit_vocabulary(run: RunConfig, size: int) -> RunConfig:
+    """Return the run with `size` token ids, plus one where the objective needs a mask or a start token."""
     match run.objective:
         case "masked":
             return with_model(run, vocab_size=size + 1, special=Special())

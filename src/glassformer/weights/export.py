@@ -1,9 +1,11 @@
-"""Models into folders: written beside, read back and compared bit for bit, then put in place in one step."""
+"""Models into folders: written next to the target, read back, compared bit for bit, then renamed in one step."""
 
+import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,10 @@ from torch import Tensor, nn
 from glassformer.config import ModelConfig, to_dict, to_toml
 from glassformer.weights import families
 from glassformer.weights.errors import WeightsError, some
-from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOKENIZER, TOML, Origin, read_folder
+from glassformer.weights.folder import CONFIG, GENERATION, TOKENIZER, TOKENIZER_FILES, TOML, Origin, read_folder
 from glassformer.weights.swap import staged
+from glassformer.weights.target import check_target
 from glassformer.weights.tensors import INDEX, SINGLE
-
-# Beside tokenizer.json, transformers wants these; they are copied as they are from the folder a model was loaded from.
-TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-)
 
 
 def save(
@@ -32,13 +29,31 @@ def save(
     format: str = "hf",
     tokenizer: Any = None,
     max_shard_bytes: int = 5_000_000_000,
+    overwrite: bool = False,
 ) -> Path:
-    """Write a model as a Hugging Face folder (`hf`) or as ours (`glass`); returns the folder.
+    """Write a model as a Hugging Face folder (`hf`) or as ours (`glass`), and return the folder.
 
-    `tokenizer` is a `tokenizers.Tokenizer` or the path of a tokenizer.json; None takes along the one the model came
-    with. Files larger than `max_shard_bytes` are split. The dtype is kept. An existing model folder is replaced whole,
-    its other files kept; a folder of anything else is refused. Done means: read back from disk and found equal.
+    `tokenizer` is a `tokenizers.Tokenizer` or the path of a tokenizer.json; None copies the one the model was loaded
+    with. Files larger than `max_shard_bytes` are split. The dtype is kept, and missing parent folders are made.
+
+    A folder that holds a model is replaced only with `overwrite=True`, and then as a whole: none of its files are
+    kept. Files, symbolic links, training runs and folders with anything else in them are never replaced. The new
+    folder is written next to `path`, read back, compared bit for bit, and only then renamed.
     """
+    return write_folder(model, path, format, tokenizer, max_shard_bytes, overwrite)
+
+
+def write_folder(
+    model: nn.Module,
+    path: str | Path,
+    format: str = "hf",
+    tokenizer: Any = None,
+    max_shard_bytes: int = 5_000_000_000,
+    overwrite: bool = False,
+    check: Callable[[Path], None] | None = None,
+) -> Path:
+    """Do what `save` does. `check` is called with the complete new folder before it is renamed; an error that it
+    raises leaves the target as it was."""
     if format not in ("hf", "glass"):
         raise WeightsError(f"format={format!r} is not known: use 'hf' (Hugging Face) or 'glass' (ours).")
     if max_shard_bytes < 1:
@@ -46,13 +61,13 @@ def save(
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise WeightsError(f"a {type(model).__name__} has no glassformer config: only models built here can be saved.")
-    target = free_target(path)
+    target = check_target(path, overwrite)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if format == "hf":
         data, tensors = families.to_hf(config, state)
     else:
         data, tensors = {}, state
-    with staged(target, keep=_is_not_model_file) as stage:
+    with staged(target, overwrite) as stage:
         if format == "hf":
             data |= {"dtype": _dtype_name(state), "torch_dtype": _dtype_name(state)}
             _write_json(stage / CONFIG, data)
@@ -62,27 +77,10 @@ def save(
         _write_tensors(stage, tensors, max_shard_bytes)
         _write_tokenizer(stage, model, tokenizer)
         _compare(stage, config, state)
+        if check is not None:
+            check(stage)
+        check_target(target, overwrite)  # again: files may have appeared there in the meantime
     return target
-
-
-def free_target(path: str | Path) -> Path:
-    """Where a model may be saved: what is there must be a model, or nothing."""
-    target = Path(path).expanduser().resolve()
-    if target.exists() and not target.is_dir():
-        raise WeightsError(f"{target} is a file: a model is saved as a folder, give another path.")
-    if target.exists() and any(target.iterdir()) and not any((target / n).exists() for n in (CONFIG, TOML, RUN)):
-        raise WeightsError(
-            f"{target} is not empty and not a model folder (no {CONFIG} or {TOML} in it): it is not overwritten, give "
-            "another path."
-        )
-    return target
-
-
-def _is_not_model_file(name: str) -> bool:
-    """Other files of a folder (a README, a tokenizer, a run) survive a new save."""
-    if name in (CONFIG, GENERATION, TOML, SINGLE, INDEX):
-        return False
-    return not (name.startswith("model-") and name.endswith(".safetensors"))
 
 
 def _dtype_name(state: Mapping[str, Tensor]) -> str:
@@ -113,8 +111,11 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> N
     for name, shard in zip(names, shards, strict=True):
         try:
             save_file(shard, folder / name, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise WeightsError(f"{folder.parent}: {name} could not be written ({error}).") from None
+        except SafetensorError as error:  # the library's error for a full disk and everything else
+            found = re.search(r"os error (\d+)", str(error))
+            raise OSError(
+                *((int(found[1]), os.strerror(int(found[1]))) if found else (errno.EIO, str(error)))
+            ) from None
         os.chmod(folder / name, (folder / name).stat().st_mode | 0o600)
     if len(shards) > 1:
         total = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -144,7 +145,7 @@ def _write_tokenizer(folder: Path, model: nn.Module, tokenizer: Any) -> None:
             raise WeightsError(f"the tokenizer {file} does not exist: give the path of a {TOKENIZER}.")
         shutil.copyfile(file, folder / TOKENIZER)
     elif tokenizer is not None:
-        tokenizer.save(str(folder / TOKENIZER))
+        (folder / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     elif isinstance(origin := getattr(model, "origin", None), Origin):
         for name in TOKENIZER_FILES:
             if (origin.path / name).is_file():

@@ -11,12 +11,17 @@ from glassformer.config import ConfigError, ModelConfig, from_toml
 from glassformer.model import Model, build
 from glassformer.weights import families, hub
 from glassformer.weights.convert import SAME, Move, read
-from glassformer.weights.errors import WeightsError
+from glassformer.weights.errors import PickledError, WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.tensors import no_weights, open_folder, read_json
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOML, RUN = "model.toml", "run.toml"
+# transformers reads these with tokenizer.json; they are copied from the folder that a model was loaded from
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def _source(folder: Path) -> Source:
     config, generation = folder / CONFIG, folder / GENERATION
     if not config.exists():
         error = no_weights(folder)
-        if "pickle" in str(error):
+        if isinstance(error, PickledError):
             raise error
         raise WeightsError(f"{folder} has no {CONFIG} (nor our {TOML}): it is not a model folder; put the file there.")
     return Source(read_json(config), open_folder(folder), read_json(generation) if generation.exists() else {})

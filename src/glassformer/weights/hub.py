@@ -8,7 +8,9 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from glassformer import pretrained
-from glassformer.weights.errors import WeightsError
+from glassformer.errors import install
+from glassformer.weights.errors import WeightsError, pickled
+from glassformer.weights.tensors import PICKLES, loads_in_transformers
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "spiece.model", "*.jinja")
@@ -23,6 +25,9 @@ def resolve(name: str | Path) -> Path:
     if path.is_dir() and str(name):  # an empty name would mean the working directory
         return path
     if path.is_file():
+        if path.suffix.lower() in PICKLES:
+            known = path.name.startswith("pytorch_model") and loads_in_transformers(path.parent)
+            raise pickled(f"{path} is a pickle", known)
         held = any((path.parent / name).exists() for name in (*FILES, "model.toml"))
         remedy = f"give {path.parent} instead" if held else f"give a folder with {_listed()}"
         raise WeightsError(f"{path} is a file, but a model is a folder: {remedy}.")
@@ -41,7 +46,7 @@ def _is_id(text: str) -> bool:
     first, _, rest = text.partition("/")
     if rest and Path(first).is_dir():
         return False
-    return not text.endswith((".safetensors", ".bin", ".pt", ".json", ".toml"))
+    return not text.lower().endswith((".safetensors", ".json", ".toml", *PICKLES))
 
 
 def _listed() -> str:
@@ -72,7 +77,7 @@ def _download(name: str) -> Path:
     except ImportError:
         raise WeightsError(
             f"{name!r} is not a folder here, and huggingface_hub is not installed to download it: "
-            f"pip install 'glassformer[hub]', or {put}."
+            f"{install('hub')}, or {put}."
         ) from None
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise WeightsError(f"{name!r} is not a folder nor in the cache, and HF_HUB_OFFLINE forbids the network: {put}.")

@@ -1,4 +1,9 @@
-"""A folder written whole or not at all: made beside its place, then exchanged with what was there."""
+"""A folder written completely or not at all: made next to its target, then exchanged with what is there.
+
+At every moment the target is the complete old folder or the complete new one. A process that is killed leaves at most
+a hidden folder next to the target, `.NAME.saving-HOST-PID-…` or `.NAME.replaced-HOST-PID-…`, which nothing reads and
+which the next save to the same target removes.
+"""
 
 import contextlib
 import ctypes
@@ -7,42 +12,40 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from glassformer.files import flush_folder
+from glassformer.files import flush, flush_folder
 from glassformer.weights.errors import WeightsError
 
-_MARK = ".saving-"
+SAVING, REPLACED = "saving", "replaced"
 
 
 @contextlib.contextmanager
-def staged(path: Path, keep: Callable[[str], bool]) -> Iterator[Path]:
-    """A new folder to write into; it takes the place of `path` when the block ends well.
+def staged(path: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a new empty folder to write into; it becomes `path` when the block ends without an error.
 
-    Files of the old folder that `keep` wants go along (as links, not copies). At every moment `path` is the whole old
-    folder or the whole new one: a crash in between leaves only a hidden folder beside it, which the next call removes.
+    With `overwrite` it replaces the folder at `path` as a whole; none of the old files are kept. Without it, only an
+    empty folder is replaced.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _clear_dead(path)
-        mark = f".{path.name}{_MARK}{platform.node()}-{os.getpid()}-"
-        stage = Path(tempfile.mkdtemp(prefix=mark, dir=path.parent))
+        _clear_leftovers(path)
+        stage = Path(tempfile.mkdtemp(prefix=f"{_prefix(path, SAVING)}{os.getpid()}-", dir=path.parent))
     except OSError as error:
         raise WeightsError(f"{path} cannot be written ({error.strerror}): give another path.") from None
     try:
         os.chmod(stage, 0o777 & ~_umask())
         yield stage
-        if path.exists():
-            _keep_others(path, stage, keep)
         flush_folder(stage)
-        _publish(stage, path)
+        _publish(stage, path, overwrite)
     except OSError as error:
         raise WeightsError(
-            f"{path} could not be written ({error.strerror}): what was there before is untouched."
+            f"{path} could not be written ({error.strerror or error}): what was there before is unchanged; fix this "
+            "and try again, or give another path."
         ) from error
     finally:
-        shutil.rmtree(stage, ignore_errors=True)  # after the exchange this is the old folder
+        shutil.rmtree(stage, ignore_errors=True)  # after an exchange this is the old folder
 
 
 def _umask() -> int:
@@ -51,13 +54,22 @@ def _umask() -> int:
     return mask
 
 
-def _clear_dead(path: Path) -> None:
-    """Remove what processes of this machine left behind when they were killed."""
-    mark = f".{path.name}{_MARK}{platform.node()}-"
-    for left in path.parent.glob(f"{mark}*"):
-        pid = left.name.removeprefix(mark).split("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
+def _prefix(path: Path, kind: str) -> str:
+    return f".{path.name}.{kind}-{platform.node()}-"
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Remove what killed processes of this machine left behind; put an old folder back if its target is missing."""
+    for kind in (REPLACED, SAVING):
+        prefix = _prefix(path, kind)
+        for left in [item for item in path.parent.iterdir() if item.name.startswith(prefix)]:
+            pid = left.name.removeprefix(prefix).split("-")[0]
+            if not pid.isdigit() or _alive(int(pid)):
+                continue
+            if kind == REPLACED and not os.path.lexists(path):
+                os.rename(left, path)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:
@@ -70,32 +82,27 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _keep_others(old: Path, new: Path, keep: Callable[[str], bool]) -> None:
-    for item in old.iterdir():
-        if not keep(item.name) or (new / item.name).exists():
-            continue
-        if item.is_dir() and not item.is_symlink():
-            shutil.copytree(item, new / item.name, symlinks=True, copy_function=_link)
-        else:
-            _link(str(item), str(new / item.name))
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:  # a file system without links
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _publish(stage: Path, path: Path) -> None:
-    if not path.exists():
-        os.rename(stage, path)
+def _publish(stage: Path, path: Path, overwrite: bool) -> None:
+    if not overwrite or not os.path.lexists(path):
+        os.rename(stage, path)  # replaces an empty folder; fails if something else has appeared there
     elif not _exchange(stage, path):
-        # Two renames where the system cannot exchange: for an instant the old folder has another name.
-        aside = path.parent / f".{path.name}.previous-{os.getpid()}"
+        _rename_twice(stage, path)
+    with contextlib.suppress(OSError):  # not every file system can flush a folder, and the exchange has happened
+        flush(path.parent)
+
+
+def _rename_twice(stage: Path, path: Path) -> None:
+    """For file systems that cannot exchange two names. Between the renames the old folder has another name, from
+    which an error here, or the next save after a crash, brings it back."""
+    aside = path.parent / f"{_prefix(path, REPLACED)}{os.getpid()}"
+    try:
         os.rename(path, aside)
         os.rename(stage, path)
-        shutil.rmtree(aside, ignore_errors=True)
+    except BaseException:
+        if aside.exists() and not os.path.lexists(path):
+            os.rename(aside, path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _exchange(a: Path, b: Path) -> bool:

@@ -13,11 +13,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from glassformer.weights.errors import WeightsError, some
+from glassformer.weights.errors import WeightsError, pickled, some
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Suffixes of pickles."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 AGAIN = "copy or download the file again"
 
@@ -100,10 +101,7 @@ def _not_safetensors(path: Path, start: bytes, reason: str) -> WeightsError:
     """What a file is instead. A safetensors file begins with the length of its header, which in one of 32 looks like
     the first byte of a pickle (0x80), so the brace that must follow it decides."""
     if (start[:2] == b"PK" or start[:1] == b"\x80") and start[8:9] != b"{":
-        return WeightsError(
-            f"{path} is a pickle (a torch.save file) under another name, and pickles are never loaded because opening "
-            "one runs its code: save it again with transformers' save_pretrained, which writes safetensors."
-        )
+        return pickled(f"{path} is a pickle (a torch.save file) under another name")
     if start.startswith(b"version https://git-lfs"):
         return WeightsError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder.")
     reason = reason.removeprefix("Error while deserializing header: ")
@@ -155,14 +153,16 @@ def _open_shards(folder: Path, index: Path) -> Tensors:
     return Tensors({name: folder / shard for name, shard in weight_map.items()}, handles)
 
 
+def loads_in_transformers(folder: Path) -> bool:
+    """True if transformers reads the pickled weights of a folder: it knows them by name and needs the config."""
+    return (folder / "config.json").is_file() and any(folder.glob("pytorch_model*.bin"))
+
+
 def no_weights(folder: Path) -> WeightsError:
     """The error of a folder without safetensors, naming what lies there instead."""
-    pickles = sorted(p.name for pattern in PICKLES for p in folder.glob(pattern))
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in PICKLES and p.is_file())
     if pickles:
-        return WeightsError(
-            f"{folder} holds only pickled weights ({some(pickles)}), and pickles are never loaded because opening one "
-            f"runs its code: load them with transformers and call save_pretrained, which writes {SINGLE}."
-        )
+        return pickled(f"{folder} holds only pickled weights ({some(pickles)})", loads_in_transformers(folder))
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     if others:
         return WeightsError(f"{folder} has no {SINGLE} or {INDEX} (found {some(others)}): rename the weights to it.")

@@ -53,7 +53,7 @@ def test_another_source_flag_or_processor_is_another_library(fresh, monkeypatch)
     with (fresh / "number.h").open("a") as header:
         header.write("// another\n")
     paths.add(cxx.library_path(fresh, SOURCES, FLAGS, "x"))
-    monkeypatch.setattr(cxx, "_processor", lambda: "another")
+    monkeypatch.setattr(cxx, "processor_description", lambda: "another")
     paths.add(cxx.library_path(fresh, SOURCES, FLAGS, "x"))
     assert len(paths) == 4
 
@@ -88,11 +88,11 @@ def test_it_is_built_once_and_structures_are_compared(fresh):
     ],
 )
 def test_how_long_registers_are_is_read_from_the_processors_flags(flags, bits, monkeypatch):
-    monkeypatch.setattr(cxx, "_processor", lambda: f"flags\t\t: {flags}")
+    monkeypatch.setattr(cxx, "processor_description", lambda: f"flags\t\t: {flags}")
     assert cxx.register_bits() == bits
 
 
 @pytest.mark.parametrize(("name", "intel"), [("Intel(R) Xeon(R) Processor", True), ("AMD EPYC", False)])
 def test_who_made_the_processor_is_read_from_its_name(name, intel, monkeypatch):
-    monkeypatch.setattr(cxx, "_processor", lambda: f"flags\t\t: fpu avxmodel name\t: {name}")
+    monkeypatch.setattr(cxx, "processor_description", lambda: f"flags\t\t: fpu avxmodel name\t: {name}")
     assert cxx.is_intel() is intel

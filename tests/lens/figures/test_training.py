@@ -24,6 +24,19 @@ def test_losses_and_baselines_are_drawn_as_logged():
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize(
+    ("losses", "uniform", "low", "high"),
+    [((6.9, 4.6), 6.9, 4.6, 6.9), ((3.0, 0.01), 3.7, 0.01, 3.7), ((2.0, 2.0), 2.0, 2.0, 2.0)],
+)
+def test_the_axis_of_the_loss_is_that_of_the_data(losses, uniform, low, high):
+    events = [{"event": "start", "uniform": uniform, "baselines": {}}]
+    events += [{"event": "step", "step": i, "loss": loss} for i, loss in enumerate((*losses, float("nan")))]
+    bottom, top = training_curves(events).canvas.axes[0].get_ylim()
+    margin = 0.1 * (high - low) or 0.5
+    assert max(0, low - margin) <= bottom <= low < high + 1e-9
+    assert high <= top <= high + margin
+
+
 def test_probes_give_the_best_head_on_a_second_panel():
     figure = training_curves(log(probes=True))
     series = probe_series(log(probes=True))

@@ -88,8 +88,11 @@ def test_patching_needs_a_second_text_and_two_answers(subject):
     with pytest.raises(LensError, match="needs a second text"):
         KINDS["patch"](subject, Choice())
     with pytest.raises(LensError, match="both texts make the model say"):
-        KINDS["patch"](subject, Choice(against=OTHER, answer=7, wrong=7))
-    with pytest.raises(LensError, match="equal shape"):
+        KINDS["patch"](subject, Choice(against=subject.ids))
+    for kind in ("patch", "attribution"):
+        with pytest.raises(LensError, match="--answer and --wrong are the same token"):
+            KINDS[kind](subject, Choice(against=OTHER, answer=7, wrong=7))
+    with pytest.raises(LensError, match=r"--text has \d+ tokens? and --against has \d+ tokens?: patching"):
         KINDS["patch"](subject, Choice(against=OTHER[:-1], answer=7, wrong=9))
 
 

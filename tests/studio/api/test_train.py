@@ -77,6 +77,19 @@ def test_a_run_is_what_was_asked_for(training_runs):
     assert told["predicted_bytes"] > 4 * told["parameters"]
 
 
+def test_memory_is_forecast_for_the_optimizer_that_the_run_has(training_runs):
+    def predicted(**fields):
+        return started(training_runs, corpus="embedded", preset="nano", fields={**SMALL, **fields})[0][
+            "predicted_bytes"
+        ]
+
+    adamw, muon = predicted(), predicted(**{"optim.kind": "muon"})
+    matrices = 4 * (4 + 2) * SMALL["model.d_model"] ** 2 * SMALL["model.n_layers"]
+    assert adamw - muon == matrices  # one moment less for q, k, v, o, up and down; d_ff = d_model
+    weights = 4 * started(training_runs, corpus="embedded", preset="nano", fields=SMALL)[0]["parameters"]
+    assert predicted(**{"optim.ema": 0.99}) - adamw == weights
+
+
 def test_a_task_and_an_upload_can_be_trained_on(training_runs):
     _, run = started(training_runs, corpus="task:repeat", preset="nano", fields={"model.max_len": 40})
     assert run.task is not None

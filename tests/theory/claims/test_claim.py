@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.finding import Verdict
-from glassformer.theory.claims.claim import Erratum, Kind, Lab, conclude, plain, solve
+from glassformer.finding import Finding, Verdict
+from glassformer.theory.claims.claim import Badge, Erratum, Kind, Lab, conclude, plain, reached, solve
 from tests.theory.claims.invented import words
 
 LAB = Lab()
@@ -59,7 +59,33 @@ def test_without_z3_a_proof_is_a_skip_and_with_it_can_fail(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "z3", None)
     found = solve(LAB, "p", lambda z3: True, "")
     assert found.verdict is Verdict.SKIP
-    assert "glassformer[theory]" in found.remedy
+    assert "pip install" in found.remedy
+    assert "[theory]'" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("recorded", "run", "left_out", "badge"),
+    [
+        (Badge.PROVED, {Kind.EXACT, Kind.NUMERICAL}, set(), Badge.PROVED),
+        (Badge.PROVED, {Kind.EXACT}, {Kind.EMPIRICAL}, Badge.PROVED),
+        (Badge.PROVED, {Kind.EXACT, Kind.NUMERICAL}, {Kind.EXACT}, Badge.VERIFIED),
+        (Badge.PROVED, {Kind.STATISTICAL}, {Kind.EXHAUSTIVE}, Badge.VERIFIED),
+        (Badge.PROVED, {Kind.EMPIRICAL}, {Kind.EXACT}, Badge.ILLUSTRATED),
+        (Badge.PROVED, set(), {Kind.EXACT}, Badge.NOT_RUN),
+        (Badge.VERIFIED, {Kind.NUMERICAL}, {Kind.EXACT}, Badge.VERIFIED),
+        (Badge.VERIFIED, {Kind.EMPIRICAL}, {Kind.NUMERICAL}, Badge.ILLUSTRATED),
+        (Badge.ILLUSTRATED, {Kind.NUMERICAL}, {Kind.EMPIRICAL}, Badge.ILLUSTRATED),
+        (Badge.ILLUSTRATED, set(), set(), Badge.NOT_RUN),
+    ],
+)
+def test_a_badge_is_that_of_the_evidence_that_was_examined(recorded, run, left_out, badge):
+    ran = [LAB._mark(kind, Finding.judge(str(kind), 0, 1, "")) for kind in run]
+    skipped = [LAB.skipped(f"no {kind}", kind, "it is missing", "install it") for kind in left_out]
+    found = conclude(words(badge=recorded), [*ran, *skipped, ERRATUM.examine()])
+    assert found.evidence["badge"] == str(badge)
+    assert reached(words(badge=recorded), found.evidence["parts"]) is badge
+    if ran and skipped:
+        assert "(it is missing; to examine it, install it)" in found.why
 
 
 def test_evidence_of_every_library_becomes_json():

@@ -48,7 +48,7 @@ def test_every_claim_stands_under_its_chapter_with_verdict_badge_and_seconds(out
 @pytest.mark.parametrize("width", [60, 80])
 def test_in_a_narrow_terminal_a_measurement_and_its_bound_stand_whole_on_one_line(width):
     parts = [
-        {"id": str(i), "verdict": "pass", "evidence": {"kind": "exact" if i else "sampled", "cases": 17_102}}
+        {"id": str(i), "verdict": "pass", "evidence": {"kind": "exact" if i else "numerical", "cases": 17_102}}
         for i in range(3)
     ]
     longest, trains = load_all()[max(load_all(), key=len)], load_all()["pe-extrapolation"]
@@ -62,10 +62,10 @@ def test_in_a_narrow_terminal_a_measurement_and_its_bound_stand_whole_on_one_lin
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert any("-4.23e-05 <= 5.13e-05" in line for line in lines)
-    assert any("51306 cases" in line for line in lines)
+    assert any("51,306 cases" in line for line in lines)
     assert any("2 exact" in line for line in lines)
     assert "…" not in text
-    for word in ("it", "trains", "model:", "--slow", "123.4", "verified", "illustrated"):
+    for word in ("it", "trains", "model:", "--slow", "123.4", "verified", "not", "run"):
         assert word in text.split()
     if width == 80:
         assert any(longest.id in line for line in lines)

@@ -233,6 +233,7 @@ def test_without_network_the_sentence_says_which_file_to_put_where(cache, tmp_pa
     assert time.monotonic() - start < 10
     assert str(cache / corpus.SHAKESPEARE) in message
     assert corpus.URL in message
+    assert "--set data.corpus=embedded" in message
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path / "mine"))
     assert f"or in {tmp_path / 'mine'}" in refusal(lambda: find("shakespeare"))
 
@@ -256,7 +257,9 @@ def test_another_text_under_that_name_is_refused(cache, tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(cache, server):
     cache.write_text("a file where the folder should be")
-    assert "GLASSFORMER_DATA" in refusal(lambda: find("shakespeare"))
+    message = refusal(lambda: find("shakespeare"))
+    assert "GLASSFORMER_DATA" in message
+    assert "--set data.corpus=embedded" in message
 
 
 def test_the_cache_is_the_users_with_and_without_platformdirs(monkeypatch):

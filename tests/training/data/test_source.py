@@ -50,6 +50,30 @@ def folder(tmp_path):
 # what comes out
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("?\n\nGREMIO:\nGood morrow", "GREMIO:"),
+        ("ing the walrus sai", "the"),  # the split cuts words in two
+        (" walrus said", "walrus"),
+        ("th walrus\n", "walrus"),
+        ("12 + 3 = 15", "+"),
+        ("all", "all"),
+        (" \n", ""),
+    ],
+)
+def test_a_prompt_is_a_whole_word_where_the_text_has_one(text, word):
+    assert data.whole_word(text) == word
+
+
+def test_the_first_word_of_a_split_text_is_whole(tmp_path):
+    words = [f"word{'abcdefgh'[i % 8] * (i % 5)}" for i in range(200)]
+    (tmp_path / "t.txt").write_text(" ".join(words))
+    for kind, size in (("char", None), ("byte", None), ("bpe", 300)):
+        made = prepare(tmp_path / "t.txt", kind, tmp_path / kind, vocab_size=size, validation_fraction=0.13)
+        assert made.first_word() in words
+
+
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("byte", None), ("bpe", 300)])
 def test_tokens_are_those_of_the_text_on_either_side_of_the_split(text, tmp_path, kind, size):
     made = prepare(text, kind, tmp_path / "out", vocab_size=size)
@@ -316,7 +340,7 @@ def test_too_short_a_validation_split_is_a_sentence(text, tmp_path):
     assert "validation split of text has 909 tokens" in message
     assert "context + 1 = 1,025" in message
     assert "a context of 908 or less" in message
-    assert "validation_fraction" in message
+    assert "data.validation" in message
     prepare(text, "char", tmp_path / "out", context=908)
     assert "training split" in refusal(lambda: prepare(text, "char", tmp_path / "out", context=9000))
     prepare(text, "char", tmp_path / "out", validation_fraction=0.0, context=9000)

@@ -18,6 +18,7 @@ from glassformer.config import ConfigError
 from glassformer.training import open_session, read_run, resume_session, train
 from glassformer.training.distributed.parallel import ALONE, check, start
 from glassformer.training.distributed.ranks import leave
+from tests.cli.asking import settings
 from tests.training.tiny import SMALL, corpus
 
 ROOT = Path(__file__).parents[3]
@@ -159,7 +160,7 @@ def test_every_objective_gives_the_curve_of_one_process(tmp_path, changes):
 def test_the_command_line_speaks_with_one_voice(tmp_path):
     corpus(tmp_path)
     changes = (*SHORT, *where(tmp_path, "run"), "machine.parallel=fsdp", "loop.sample_every=20", "model.dropout=0.1")
-    done = launch(2, "-m", "glassformer", "train", "--json", "--set", *changes)
+    done = launch(2, "-m", "glassformer", "train", "--no-latest", "--json", *settings(*changes))
     assert done.returncode == 0, done.stderr[-3000:]
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [e["event"] for e in events].count("start") == 1
@@ -171,7 +172,7 @@ def test_the_command_line_speaks_with_one_voice(tmp_path):
 
 def ranks_by_hand(ranks: int, *changes: str) -> list[tuple[int, str, str]]:
     """(exit code, output, errors) of the processes torchrun would start, here without it: they never come to meet."""
-    words = [sys.executable, "-m", "glassformer", "train", "--set", *changes]
+    words = [sys.executable, "-m", "glassformer", "train", "--no-latest", *settings(*changes)]
     started = []
     for rank in range(ranks):
         env = {**environment(), "WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -208,7 +209,7 @@ def test_a_step_that_is_no_number_stops_all_ranks_with_one_sentence(tmp_path, ki
     corpus(tmp_path)
     changes = (*SHORT, *where(tmp_path, "run"), f"machine.parallel={kind}", "optim.lr=1e30", "loop.steps=2000")
     began = time.monotonic()
-    done = launch(2, "-m", "glassformer", "train", "--json", "--set", *changes, "schedule.warmup=0")
+    done = launch(2, "-m", "glassformer", "train", "--no-latest", "--json", *settings(*changes, "schedule.warmup=0"))
     assert time.monotonic() - began < 30
     assert done.returncode != 0
     assert done.stderr.count("Nothing was updated") == 1
@@ -220,7 +221,7 @@ def test_a_step_that_is_no_number_stops_all_ranks_with_one_sentence(tmp_path, ki
 def test_a_rank_that_dies_takes_the_others_with_it(tmp_path, kind):
     corpus(tmp_path)
     changes = (*SHORT, *where(tmp_path, "run"), f"machine.parallel={kind}", "loop.steps=100000")
-    words = [*TORCHRUN, "2", "-m", "glassformer", "train", "--json", "--set", *changes]
+    words = [*TORCHRUN, "2", "-m", "glassformer", "train", "--no-latest", "--json", *settings(*changes)]
     with subprocess.Popen(
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
     ) as agent:
@@ -239,7 +240,7 @@ def test_a_rank_that_dies_takes_the_others_with_it(tmp_path, kind):
 def test_a_checkpoint_that_cannot_be_written_stops_all_ranks_with_one_sentence(tmp_path):
     corpus(tmp_path)
     (tmp_path / "run").write_text("in the way")
-    done = launch(2, "-m", "glassformer", "train", "--set", *SHORT, *where(tmp_path, "run"))
+    done = launch(2, "-m", "glassformer", "train", "--no-latest", *settings(*SHORT, *where(tmp_path, "run")))
     assert done.returncode != 0
     assert done.stderr.count("cannot be written") == 1
     assert "Error: " not in done.stderr.replace("ChildFailedError: ", "")

@@ -85,7 +85,7 @@ def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
         name="this machine", products=rate, attention=rate, memory=memory, capacity=1e12, peak=rate, gaps=0.0,
         link=2 * ring * 4 * case.bucket / (seconds["reduce"] - 2 * latency),
         gather=ring * layer / (seconds["gather"] - latency), scatter=ring * layer / (seconds["scatter"] - latency),
-        network=1.0, per_machine=RANKS, latency=latency, overlap=0.0, price=0.0, source="bench/developer/plan.py",
+        network=1.0, per_machine=RANKS, latency=latency, overlap=0.0, source="bench/developer/plan.py",
     )  # fmt: skip
     # two gathers and a scatter of 4 bytes, as planned, and what `Silent` copies; the optimizer has a share to do only
     copied = copies(3 * 4 * held, RANKS, device) + 2 * 3 * 4 * held / RANKS / memory

@@ -19,8 +19,9 @@ an output that repeats itself, as greedy output of a tied random model does: the
 
 bard: trained models. The draft is made first (a minute on two cores):
 
-    glass train --set out=runs/draft model.n_layers=1 model.d_model=128 model.n_heads=4 model.max_len=256 \
-        loop.context=256 loop.batch=12 loop.steps=1200 optim.kind=muon optim.lr=3e-3 optim.muon_lr=0.03
+    glass train --set out=runs/draft --set model.n_layers=1 --set model.d_model=128 --set model.n_heads=4 \
+        --set model.max_len=256 --set loop.context=256 --set loop.batch=12 --set loop.steps=1200 \
+        --set optim.kind=muon --set optim.lr=3e-3 --set optim.muon_lr=0.03
 
 Times are of all tokens after the first pass, which reads the prompt; medians over rounds. Greedy output must be equal;
 where it is not, the first place is printed (rounding decided a tie).

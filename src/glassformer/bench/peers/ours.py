@@ -26,7 +26,7 @@ class Peer:
         from glassformer.generation import stream
 
         rows: list[list[int]] = [[] for _ in prompts]
-        engine, precision = ("native", self.precision) if self.native else ("torch", "float32")
+        engine, precision = ("native" if self.native else "torch"), self.precision
         for gained in stream(
             self.model, prompts, new, stop=[], engine=engine, precision=precision  # type: ignore[arg-type]
         ):  # fmt: skip

@@ -1,7 +1,9 @@
 """How an examination refuses: one sentence with what was met and what to do."""
 
+from glassformer.errors import GlassformerError
 
-class CannotExamineError(ValueError):
+
+class CannotExamineError(GlassformerError):
     """The subject cannot be examined at all. The message is one sentence with its remedy."""
 
 

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from glassformer.errors import GlassformerError
 from glassformer.files import cache_folder
+from glassformer.model.device import processor_description
 
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120
 """After which a compiler is given up on; it takes a few."""
 
 
-class CompileError(ValueError):
+class CompileError(GlassformerError):
     """Kernels that cannot be had here. One sentence."""
 
 
@@ -56,7 +58,7 @@ def library_path(folder: Path, sources: Sequence[str], flags: Sequence[str], nam
     digest = hashlib.sha256()
     for source in sources:
         digest.update((folder / source).read_bytes())
-    for fact in (*flags, compiler() or "", _processor(), platform.machine()):
+    for fact in (*flags, compiler() or "", processor_description(), platform.machine()):
         digest.update(fact.encode())
     return cache_folder() / "native" / f"{name}-{digest.hexdigest()[:16]}.so"
 
@@ -71,19 +73,10 @@ def check_sizes(library: ctypes.CDLL, mirrors: Sequence[type[ctypes.Structure]])
 
 def is_intel() -> bool:
     """Whether Intel made the processor, as the system says."""
-    return "Intel" in _processor()
+    return "Intel" in processor_description()
 
 
 def register_bits() -> int:
     """Bits of the processor's vector registers, as the system says: 512 with AVX-512, 256 with AVX2, else 128."""
-    flags = _processor().split()
-    return 512 if "avx512f" in flags else 256 if {"avx2", "fma"} <= set(flags) else 128
-
-
-def _processor() -> str:
-    """What `-march=native` depends on: a cache that travels with a home folder must not serve another processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))
+    flags = set(processor_description().split())
+    return 512 if "avx512f" in flags else 256 if {"avx2", "fma"} <= flags else 128

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.errors import GlassformerError
 from glassformer.files import cache_folder, write_atomically
 
 
-class CudaError(ValueError):
+class CudaError(GlassformerError):
     """What CUDA refused. One sentence."""
 
 
@@ -44,10 +45,10 @@ def code_path(text: str, capability: tuple[int, int]) -> Path:
     return cache_folder() / "cuda" / f"{mark}.cubin"
 
 
-def is_compiled(text: str, capability: tuple[int, int]) -> bool:
-    """Whether using a text needs no compiling; also no where there is no compiler."""
+def is_available() -> bool:
+    """Return whether the run-time compiler can be loaded."""
     try:
-        return code_path(text, capability).exists()
+        return _compiler() is not None
     except CudaError:
         return False
 

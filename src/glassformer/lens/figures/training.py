@@ -1,6 +1,7 @@
 """Figures of a training run, from its log.jsonl: the loss with its baselines, and the probes."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ def training_curves(
         if probes:
             _probes(axes[1], probes)
         axes[-1].set_xlabel("step")
-        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure
 
 
@@ -88,8 +89,16 @@ def _losses(ax: "Axes", losses: Series, baselines: Mapping[str, float]) -> None:
         style = (0, (1 + 2 * i, 2))
         ax.axhline(value, color=GREY, linewidth=1, linestyle=style, label=f"{wording(name, 30)}: {value:.3f}")
     ax.set_ylabel("loss (nats per token)")
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(*_limits([*baselines.values(), *(value for _, values in losses.values() for value in values)]))
     ax.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """The range of the finite values and a twentieth of it on each side, but nothing below 0 for values above it."""
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    margin = 0.05 * (high - low) or 0.5
+    return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
 
 def probe_series(events: Sequence[Mapping[str, Any]]) -> Series:

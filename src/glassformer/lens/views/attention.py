@@ -7,6 +7,7 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.config.errors import nearest
+from glassformer.errors import plural
 from glassformer.lens import figures
 from glassformer.lens.figure import Figure
 from glassformer.lens.heads import LONGEST, head_table, repeated_tokens
@@ -50,8 +51,10 @@ def attention(subject: Subject, choice: Choice) -> View:
             title = f"{subject.name}: {named}attention of head {head} in layer {layer}"
             return figures.attention_head(maps[0, 0], queries, keys, title=title)
         T, S = maps.shape[2:]
-        scope = f"all {maps.shape[0] * maps.shape[1]} heads" if layer is None else f"the heads of layer {layer}"
-        title = f"{subject.name}: {named}attention of {scope}, {T} queries (down) by {S} keys (right)"
+        heads = maps.shape[0] * maps.shape[1]
+        scope = f"the heads of layer {layer}" if layer is not None else f"all {heads} heads" if heads > 1 else "1 head"
+        sides = f"{T} {'query' if T == 1 else 'queries'} (down) by {plural(S, 'key')} (right)"
+        title = f"{subject.name}: {named}attention of {scope}, {sides}"
         return figures.attention_sheet(maps, queries, title=title, layers=None if layer is None else [layer])
 
     numbers = {"site": site, "head": head, "queries": queries, "keys": keys or queries, "shape": list(maps.shape)}

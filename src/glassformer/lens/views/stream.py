@@ -10,7 +10,7 @@ from glassformer.lens.figures.labels import readable
 from glassformer.lens.logit_lens import logit_lens
 from glassformer.lens.patch import patch_effects
 from glassformer.lens.residual import attribute_logits, stream_norms
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.trace import LensError, require_equal_length, trace
 from glassformer.lens.views.subject import Choice, Subject, View, index, pick, place_of
 from glassformer.model import Seq2Seq
 
@@ -58,7 +58,7 @@ def rows_apart(subject: Subject, choice: Choice) -> View:
         if option == "deviation":
             title = f"{subject.name}: how far the rows of the stream are from equal, by depth"
             return figures.deviation_by_depth({"residual stream": found.deviation[:, 0]}, title=title)
-        title = f"{subject.name}: singular values of the stream ({len(subject.words)} tokens) at each depth"
+        title = f"{subject.name}: singular values of the residual stream ({len(subject.words)} tokens) at each depth"
         return figures.singular_values(found.singular_values[:, 0], title=title)
 
     numbers = {
@@ -91,6 +91,7 @@ def _variants(seed: int) -> View:
 def attribution(subject: Subject, choice: Choice) -> View:
     """Direct logit attribution of the likeliest token, or the one chosen, at one place."""
     order = pick("attribution", choice, "size", "depth")
+    _require_two(subject, choice)
     place = place_of(subject, choice.position)
     answer = _likeliest(subject, subject.ids, place) if choice.answer is None else choice.answer
     found = attribute_logits(subject.model, subject.tokens, answer, choice.wrong, position=place, **subject.given)
@@ -109,6 +110,14 @@ def attribution(subject: Subject, choice: Choice) -> View:
     numbers = {"position": place, "answer": subject.say(answer), "logit": float(found.logit[0]), "note": found.note}
     parts = dict(zip(found.names, values.tolist(), strict=True))
     return View({**numbers, "parts": parts, "finding": found.finding.to_dict()}, draw)
+
+
+def _require_two(subject: Subject, choice: Choice) -> None:
+    if choice.answer is not None and choice.answer == choice.wrong:
+        raise LensError(
+            f"--answer and --wrong are the same token {subject.say(choice.answer)!r}, so their logits do not differ: "
+            "give two different tokens."
+        )
 
 
 def _likeliest(subject: Subject, ids: Sequence[int], place: int) -> int:
@@ -144,11 +153,13 @@ def patch(subject: Subject, choice: Choice) -> View:
     """What each clean value, put alone into the run on the other text, brings back of the clean answer."""
     option = pick("patch", choice, *PATCHED)
     if choice.against is None:
-        raise LensError("patching needs a second text: give --against, of as many tokens as --text.")
+        raise LensError("patching needs a second text: give --against, with as many tokens as --text has.")
+    require_equal_length(len(subject.ids), len(choice.against), ("--text", "--against"))
     layer = index("layer", choice.layer, subject.model.config.n_layers)
     place = place_of(subject, choice.position)
     answer = _likeliest(subject, subject.ids, place) if choice.answer is None else choice.answer
     wrong = _likeliest(subject, choice.against, place) if choice.wrong is None else choice.wrong
+    _require_two(subject, choice)
     if answer == wrong:
         said = subject.say(answer)
         raise LensError(f"both texts make the model say {said!r} here: give other texts, or --answer and --wrong.")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.config.errors import listing
+from glassformer.errors import plural
 from glassformer.lens.figure import Figure
 from glassformer.lens.trace import Given, LensError
 from glassformer.model import Model
@@ -82,5 +83,7 @@ def place_of(subject: Subject, position: int) -> int:
     """An index into the text from either end, as one from the start."""
     length = len(subject.words)
     if not -length <= position < length:
-        raise LensError(f"position {position} is outside a text of {length} tokens: use {-length} to {length - 1}.")
+        raise LensError(
+            f"position {position} is outside a text of {plural(length, 'token')}: use {-length} to {length - 1}."
+        )
     return position % length

@@ -14,7 +14,7 @@ import anyio
 import pydantic
 
 from glassformer import sizing as size
-from glassformer.config import DecoderConfig, ModelConfig, presets, replace, to_toml
+from glassformer.config import DecoderConfig, ModelConfig, presets, to_toml
 from glassformer.config.errors import nearest
 from glassformer.studio import schema
 from glassformer.studio.errors import StudioError
@@ -86,8 +86,6 @@ MAIN = ("model.n_layers", "model.d_model", "model.n_heads", "model.max_len", "lo
 PRESETS = ("nano", "llama_tiny", "moe_tiny", "shakespeare")
 CORPORA = ("shakespeare", "embedded")
 TASKS = ("task:repeat", "task:copy", "task:markov")
-CHARACTERS = {"shakespeare": 65, "embedded": 128}
-BPE_SIZE = 1024
 TITLES = {
     "shakespeare": "tiny Shakespeare",
     "embedded": "Python's manual",
@@ -228,7 +226,7 @@ def start(training_runs: TrainingRuns, request: schema.Train) -> dict[str, Any]:
 
     if not isinstance(presets.get(request.preset), DecoderConfig):
         raise StudioError(f"{request.preset} is not a decoder: the studio trains models that predict the next token.")
-    path, characters = _corpus(training_runs, request.corpus)
+    path = _corpus(training_runs, request.corpus)
     spec: dict[str, Any] = {
         "out": "out",
         "data": {"corpus": path, "cache": "tokens"},
@@ -239,8 +237,7 @@ def start(training_runs: TrainingRuns, request: schema.Train) -> dict[str, Any]:
         (spec.setdefault(section, {}) if section else spec)[field] = "none" if value is None else value
     _adjust_defaults(spec, request.fields)
     run = read_run(to_toml(spec), source="the run")
-    vocabulary = {"char": characters, "byte": 256}.get(run.data.tokenizer, run.data.vocab_size or BPE_SIZE)
-    facts = _predict_size(run, vocabulary, training_runs.limits)
+    facts = _predict_size(run, training_runs.limits)
     facts |= {"name": request.name, "corpus": request.corpus, "preset": request.preset, "fields": request.fields}
     return {"run": training_runs.start(to_toml(spec), facts).id, **facts}
 
@@ -254,36 +251,33 @@ def _adjust_defaults(spec: dict[str, Any], given: dict[str, Any]) -> None:
         spec["data"].pop("cache", None)
 
 
-def _corpus(training_runs: TrainingRuns, name: str) -> tuple[str, int]:
-    """Return the value of data.corpus and the number of distinct characters. Accepts names only, never paths."""
-    if name in CORPORA:
-        return name, CHARACTERS[name]
-    if name in TASKS:
-        return name, 64
+def _corpus(training_runs: TrainingRuns, name: str) -> str:
+    """Return the value of data.corpus for a corpus that a page names. Only names are accepted, never paths."""
+    if name in CORPORA or name in TASKS:
+        return name
     path = training_runs.corpus(name)
     if path is None:
         known = [*CORPORA, *TASKS, *(corpus["name"] for corpus in training_runs.corpora())]
         raise StudioError(f"there is no corpus {name[:60]!r}.{nearest(name[:60], known).replace('Fields', 'Corpora')}")
-    return str(path.resolve()), len(set(path.read_text(encoding="utf-8")))
+    return str(path.resolve())
 
 
-def _predict_size(run: Any, vocabulary: int, limits: Limits) -> dict[str, Any]:
-    """Return parameters and memory of a run with this vocabulary. Raises StudioError above the studio's limits."""
-    from glassformer.config import Special
+def _predict_size(run: Any, limits: Limits) -> dict[str, Any]:
+    """Return parameters and memory of a run, as `glass size` counts them. Raises StudioError above the limits."""
+    from glassformer.training.forecast import forecast
 
-    config = replace(run.model, vocab_size=max(2, vocabulary), special=Special())
-    loop = run.loop
+    found = forecast(run)
+    config, loop = found.run.model, run.loop
     if loop.steps > limits.training_steps:
         raise StudioError(f"loop.steps={loop.steps} exceeds the limit of {limits.training_steps:,}: use `glass train`.")
-    if config.n_layers > 200 or max(config.d_model, config.d_ff, vocabulary, run.context) > 10**6:
+    if config.n_layers > 200 or max(config.d_model, config.d_ff, config.vocab_size, run.context) > 10**6:
         raise StudioError("this model is too large for the studio: use `glass train`.")
     count = size.count(config)
     if count > limits.parameters:
         raise StudioError(
             f"{count:,} parameters exceed the limit of {limits.parameters:,}: use a smaller model, or `glass train`."
         )
-    micro_batch = loop.batch // loop.accumulate
-    memory = size.training_memory(config, micro_batch, run.context, "float32", "adamw")
+    memory = size.training_memory(config, loop.batch, run.context, "float32", run.optim.kind, options=found.options)
     if memory.peak > limits.training_bytes:
         raise StudioError(
             f"this run needs {memory.peak / 1e9:.1f} GB, the limit is {limits.training_bytes / 1e9:g} GB: use smaller "

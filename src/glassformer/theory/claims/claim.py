@@ -17,10 +17,11 @@ An erratum carries a runnable example that binds `holds`, whether the source's o
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from glassformer.errors import install
 from glassformer.finding import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -55,9 +56,13 @@ class Kind(enum.StrEnum):
 
 
 class Badge(enum.StrEnum):
+    """How far the evidence for a claim reaches."""
+
     PROVED = "proved"
     VERIFIED = "verified on stated ranges"
     ILLUSTRATED = "illustrated"
+    NOT_RUN = "not run"
+    """Of a run in which no evidence was examined; no claim records it."""
 
 
 class Truth(enum.StrEnum):
@@ -243,10 +248,30 @@ def solve(lab: Lab, id: str, prove: Callable[[Any], bool], why: str, **evidence:
     try:
         import z3
     except ImportError:
-        return lab.skipped(
-            id, Kind.EXACT, "z3 is not installed, so this proof did not run", "install glassformer[theory]"
-        )
+        return lab.skipped(id, Kind.EXACT, "z3 is not installed, so this proof did not run", install("theory"))
     return lab.exact(id, prove(z3), why, solver="z3", **evidence)
+
+
+def reached(claim: Claim, parts: Sequence[Mapping[str, Any]]) -> Badge:
+    """Return the badge that the evidence of one run supports, given its Findings as dictionaries.
+
+    It is the recorded badge, unless evidence was skipped: a claim is not proved by a proof that did not run.
+    """
+    evidence = [(Kind(part["evidence"]["kind"]), part["verdict"]) for part in parts if _is_evidence(part)]
+    examined = {kind for kind, verdict in evidence if verdict != Verdict.SKIP}
+    skipped = {kind for kind, verdict in evidence if verdict == Verdict.SKIP}
+    if not examined:
+        return Badge.NOT_RUN
+    if claim.badge is Badge.PROVED and not skipped & {Kind.EXACT, Kind.EXHAUSTIVE}:
+        return Badge.PROVED
+    if skipped and examined == {Kind.EMPIRICAL}:
+        return Badge.ILLUSTRATED
+    return Badge.VERIFIED if claim.badge is Badge.PROVED else claim.badge
+
+
+def _is_evidence(part: Mapping[str, Any]) -> bool:
+    """Whether a part is about the statement itself, and not about a source's error."""
+    return part["evidence"].get("kind") != ERRATUM
 
 
 def conclude(claim: Claim, parts: list[Finding]) -> Finding:
@@ -261,8 +286,10 @@ def conclude(claim: Claim, parts: list[Finding]) -> Finding:
     telling = (failed or sorted(examined, key=_tightness))[-1:] or skipped
     why = f"{telling[0].id}: {telling[0].why}" if telling else "no evidence"
     if skipped and examined:
-        why += f"; not examined: {', '.join(p.id for p in skipped)} ({skipped[0].why})"
-    evidence = {"parts": [plain(p.to_dict()) for p in parts]}
+        remedy = f"; to examine it, {skipped[0].remedy}" if skipped[0].remedy else ""
+        why += f"; not examined: {', '.join(p.id for p in skipped)} ({skipped[0].why}{remedy})"
+    told = [plain(p.to_dict()) for p in parts]
+    evidence = {"badge": str(reached(claim, told)), "parts": told}
     first = telling[0] if telling else Finding.skip(claim.id, why)
     return Finding(claim.id, verdict, first.measured, first.bound, why, first.remedy, evidence, first.low)
 

@@ -1,4 +1,4 @@
-"""docs/claims.md and docs/errata.md, written from the registry by `make docs`.
+"""The generated pages of docs/, written by `make docs`: claims, errata, presets and the fields of a run file.
 
 A test compares them with what this module would write, so they cannot fall behind.
 """
@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from glassformer.files import write_atomically
+from glassformer.sizing import Catalogue
 from glassformer.theory.claims.claim import Claim, Erratum, Source
 from glassformer.theory.claims.formulas import split
 from glassformer.theory.claims.registry import CHAPTERS, TITLES, coverage, load_all
+from glassformer.training.fields import run_file_page
 
 FRAGILE = re.compile(r"\\[^a-zA-Z]|[*<>|~`]|(?<![A-Za-z0-9])_")
 """What Markdown would take for its own inside a formula: escapes, emphasis, table bars."""
@@ -80,7 +82,7 @@ def _claim(claim: Claim) -> str:
         f"Said in:\n{sources}",
         f"Badge: **{claim.badge}** (evidence: {kinds}). Negative control: {github(claim.control)}"
         + (f" Errata: {errata}." if errata else ""),
-        f"```\nglass check {claim.id}{flags} --explain\n```",
+        f"```sh\nglass check {claim.id}{flags} --explain\n```",
     ]
     return "\n\n".join(re.sub(r"\n{3,}", "\n\n", row) for row in rows)
 
@@ -138,7 +140,12 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-PAGES: dict[str, Callable[[], str]] = {"claims.md": claims_page, "errata.md": errata_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "claims.md": claims_page,
+    "errata.md": errata_page,
+    "presets.md": Catalogue().page,
+    "run_file.md": run_file_page,
+}
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 import textwrap
 from typing import Any
 
+from glassformer.errors import plural
 from glassformer.finding import Verdict
 from glassformer.theory.claims.claim import ERRATUM, Claim, Erratum
 from glassformer.theory.claims.formulas import readable
@@ -19,8 +20,8 @@ def explain(outcome: Outcome, width: int = WIDTH) -> str:
     claim = outcome.claim
     kinds = ", ".join(map(str, claim.kinds))
     head = [
-        f"{claim.id}: {readable(claim.title)}",
-        f"{outcome.finding.verdict} · {claim.badge} · {kinds} · {TITLES[claim.chapter]}",
+        textwrap.fill(f"{claim.id}: {readable(claim.title)}", width),
+        textwrap.fill(f"{outcome.finding.verdict} · {outcome.badge} · {kinds} · {TITLES[claim.chapter]}", width),
     ]
     sections = [
         "\n".join(head),
@@ -77,8 +78,9 @@ def _part(part: dict[str, Any], width: int) -> str:
     evidence = dict(part["evidence"])
     kind = evidence.pop("kind", "")
     line = f"{part['verdict']:<4}  {kind:<11}  {part['id']}"
-    numbers = part_numbers(part)
-    lines = [line + (f"   {numbers}" if numbers else "")]
+    if numbers := part_numbers(part):
+        line += f"   {numbers}"
+    lines = [textwrap.fill(line, width, subsequent_indent=" " * 6)]
     lines.append(textwrap.fill(part["why"], width, initial_indent=" " * 6, subsequent_indent=" " * 6))
     if kind == ERRATUM:
         evidence = evidence.get("values", {})
@@ -86,7 +88,8 @@ def _part(part: dict[str, Any], width: int) -> str:
         told = "; ".join(f"{name} = {short(value)}" for name, value in evidence.items())
         lines.append(textwrap.fill(told, width, initial_indent=" " * 6, subsequent_indent=" " * 8))
     if part["remedy"] and part["verdict"] != Verdict.PASS:
-        lines.append(f"      remedy: {part['remedy']}")
+        told = f"remedy: {part['remedy']}"
+        lines.append(textwrap.fill(told, width, initial_indent=" " * 6, subsequent_indent=" " * 8))
     return "\n".join(lines)
 
 
@@ -97,7 +100,7 @@ def part_numbers(part: dict[str, Any]) -> str:
     if measured is None or (kind in ("exact", ERRATUM) and part["verdict"] == Verdict.PASS):
         return ""
     if kind == "exhaustive" and cases:
-        return f"{measured:,.0f} of {cases:,} cases wrong"
+        return f"{measured:,.0f} of {plural(cases, 'case')} wrong"
     below = f"{short(low)} <= " if low is not None else ""
     above = f" <= {short(bound)}" if bound is not None else ""
     if part["verdict"] == Verdict.FAIL:
@@ -121,7 +124,7 @@ def _erratum(erratum: Erratum, width: int) -> str:
     pad = " " * 4
     return "\n".join(
         [
-            f"{erratum.id} ({erratum.flaw}; {', '.join(erratum.sources)})",
+            textwrap.fill(f"{erratum.id} ({erratum.flaw}; {', '.join(erratum.sources)})", width),
             paragraphs(f"said: {erratum.said}", width, pad),
             paragraphs(f"fails: {erratum.fails}", width, pad),
             paragraphs(f"holds instead: {erratum.correct}", width, pad),

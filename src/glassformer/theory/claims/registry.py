@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from glassformer.config.errors import listing, nearest
+from glassformer.errors import GlassformerError
 from glassformer.finding import Finding
 from glassformer.theory.claims.claim import Badge, Claim, Erratum, Kind, Knob, Lab, Source, Truth, conclude
 
@@ -35,7 +36,7 @@ TITLES = {
 }
 
 
-class ClaimError(ValueError):
+class ClaimError(GlassformerError):
     """A claim or source that is not known. One sentence."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassformer.finding import Finding, Verdict
-from glassformer.theory.claims.claim import Claim, Lab
+from glassformer.theory.claims.claim import Badge, Claim, Lab, reached
 from glassformer.theory.claims.registry import ClaimError, check, find, load_all
 
 
@@ -53,6 +53,11 @@ class Outcome:
         return self.finding.verdict is self.expected and not self.crashed
 
     @property
+    def badge(self) -> Badge:
+        """The badge that the evidence of this run supports."""
+        return reached(self.claim, self.parts)
+
+    @property
     def parts(self) -> list[dict[str, Any]]:
         """The evidence, piece by piece."""
         parts: list[dict[str, Any]] = self.finding.evidence.get("parts", [])
@@ -60,7 +65,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         claim = self.claim
-        facts = {"id": claim.id, "chapter": claim.chapter, "title": claim.title, "badge": str(claim.badge)}
+        facts = {"id": claim.id, "chapter": claim.chapter, "title": claim.title, "badge": str(self.badge)}
         result = self.finding.to_dict()
         result.pop("evidence")
         return {

@@ -1,17 +1,21 @@
 """Claims on a terminal: a table per chapter that fills while they run, and the list of all there is."""
 
+import io
+import re
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from glassformer.errors import plural
 from glassformer.finding import Verdict
-from glassformer.theory.claims.claim import Claim, Source, Truth
-from glassformer.theory.claims.explain import short
+from glassformer.theory.claims.claim import Badge, Claim, Source, Truth
 from glassformer.theory.claims.registry import CHAPTERS, TITLES, coverage, load_all
 from glassformer.theory.claims.run import Outcome, Plan
 
@@ -23,10 +27,22 @@ NUMBERS = len("-8.88e-16 <= 9.93e-14")
 """The least columns for a measurement and its bound; a narrower terminal folds the names of the claims."""
 
 
+class Trimmed(io.TextIOBase):
+    """Standard output without the blanks with which rich fills its lines. Rich writes whole lines."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 def console() -> Console:
-    """Standard output; wide enough for the table where it is not a terminal."""
+    """Standard output. A pipe or a file gets lines wide enough for the table and without trailing blanks."""
     out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=max(out.width, PLAIN_WIDTH))
+    if out.is_terminal:
+        return out
+    return Console(highlight=False, width=max(out.width, PLAIN_WIDTH), file=cast(IO[str], Trimmed()))
 
 
 class Board:
@@ -85,15 +101,14 @@ class Board:
         )
         for claim in claims:
             outcome = self.done.get(claim.id)
-            badge = str(claim.badge).split()[0]  # "verified on stated ranges" would crowd out the numbers
             if outcome is None:
-                table.add_row("...", claim.id, badge, "", "")
+                table.add_row("...", claim.id, _short(claim.badge), "", "")
             else:
                 cell = Text(_verdict(outcome), style=STYLES[Verdict.PASS if outcome.held else Verdict.FAIL])
                 if outcome.finding.verdict is Verdict.SKIP and outcome.held:
                     cell.stylize(STYLES[Verdict.SKIP])
                 told = folded(telling(outcome), max(10, room - name))
-                table.add_row(cell, claim.id, badge, Text(told), f"{outcome.seconds:.1f}")
+                table.add_row(cell, claim.id, _short(outcome.badge), Text(told), f"{outcome.seconds:.1f}")
         return table
 
     def reasons(self, outcomes: Iterable[Outcome]) -> None:
@@ -102,7 +117,21 @@ class Board:
             unexamined = "not examined" in outcome.finding.why and not self.plan.broken
             if not outcome.held or unexamined:
                 remedy = f" Remedy: {outcome.finding.remedy}." if outcome.finding.remedy else ""
-                self.out.print(Text(f"      {outcome.claim.id}: {reason(outcome)}{remedy}"), soft_wrap=True)
+                print_line(self.out, f"{outcome.claim.id}: {reason(outcome)}{remedy}", indent=6)
+
+
+def print_line(out: Console, text: str, indent: int = 0) -> None:
+    """Print one sentence: wrapped at the width of a terminal, on one line elsewhere."""
+    lead = " " * indent
+    if out.is_terminal:
+        text = textwrap.fill(text, out.width, initial_indent=lead, subsequent_indent=lead or "    ")
+        lead = ""
+    out.print(Text(lead + text), soft_wrap=True)
+
+
+def _short(badge: Badge) -> str:
+    """A badge for a narrow column."""
+    return "verified" if badge is Badge.VERIFIED else str(badge)
 
 
 def _verdict(outcome: Outcome) -> str:
@@ -131,12 +160,13 @@ def telling(outcome: Outcome) -> str:
     failed = [part["id"] for part in parts if part["verdict"] == Verdict.FAIL]
     if failed:
         return f"{', '.join(failed)}: {finding.numbers()}"
-    exact = sum(part["evidence"].get("kind") in ("exact", "exhaustive") for part in parts)
     skipped = sum(part["verdict"] == Verdict.SKIP for part in parts)
+    parts = [part for part in parts if part["verdict"] != Verdict.SKIP]
+    exact = sum(part["evidence"].get("kind") in ("exact", "exhaustive") for part in parts)
     proofs = f"{exact} exact" if exact else ""
     cases = sum(part["evidence"].get("cases", 0) for part in parts if isinstance(part["evidence"].get("cases"), int))
     numbers = finding.numbers() if finding.bound or finding.low is not None else ""
-    said = [proofs, f"{short(cases)} cases" if cases else "", numbers, f"{skipped} not examined" if skipped else ""]
+    said = [proofs, plural(cases, "case") if cases else "", numbers, f"{skipped} not examined" if skipped else ""]
     return "; ".join(piece for piece in said if piece)
 
 
@@ -158,7 +188,9 @@ def closing(outcomes: Sequence[Outcome], plan: Plan) -> str:
         return f"{turned} of {len(outcomes) - count[Verdict.SKIP]} controls turned their check; {seconds}."
     slow = f", {count[Verdict.SKIP]} skipped (--slow runs what trains)" if count[Verdict.SKIP] else ""
     verdict = "Every verdict is the recorded one." if not wrong else f"{len(wrong)} not as recorded."
-    return f"{count[Verdict.PASS]} pass, {count[Verdict.FAIL]} fail{slow}; {seconds}. {verdict}"
+    lower = sum(o.badge is not o.claim.badge and o.finding.verdict is Verdict.PASS for o in outcomes)
+    badges = f" The badge of {plural(lower, 'claim')} is lower than recorded: evidence is missing." if lower else ""
+    return f"{count[Verdict.PASS]} pass, {count[Verdict.FAIL]} fail{slow}; {seconds}. {verdict}{badges}"
 
 
 def print_list(ids: Sequence[str], out: Console) -> None:
@@ -178,7 +210,7 @@ def print_list(ids: Sequence[str], out: Console) -> None:
         out.print(table)
     absent = [row for row in coverage() if row.verdict is Truth.ABSENT and not row.items]
     for row in absent:
-        out.print(Text(source_line(row)), soft_wrap=True)
+        print_line(out, source_line(row))
 
 
 def source_line(row: Source) -> str:

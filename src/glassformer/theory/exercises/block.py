@@ -179,7 +179,8 @@ def norm(x, gain):
 
 def attend(x, w_qkv, w_o):
     q, k, v = np.split(x @ w_qkv, 3, axis=-1)
-    scores = np.where(np.tri(len(x), dtype=bool), q @ k.T / np.sqrt(q.shape[-1]), -np.inf)
+    scores = q @ k.T / np.sqrt(q.shape[-1])
+    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ v @ w_o
 

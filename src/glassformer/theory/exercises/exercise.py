@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from glassformer.errors import GlassformerError
 
-class ExerciseError(ValueError):
+
+class ExerciseError(GlassformerError):
     """An exercise that is not known, or a file that cannot be used. One sentence."""
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from glassformer.errors import plural
 from glassformer.theory.exercises import judge
 from glassformer.theory.exercises.exercise import Case, Exercise, ExerciseError
 
@@ -72,11 +73,11 @@ class Grade:
         if self.result == UNGRADED:
             lines = [f"could not be graded: {_ended(sentence)}" for sentence in self.sentences]
         elif self.result == RIGHT:
-            lines = [f"right: {name} agrees with the solution in all {self.cases} cases."]
+            lines = [f"right: {name} agrees with the solution in all {plural(self.cases, 'case')}."]
             if self.exercise.claims:
                 lines.append(f"read on: glass check {' '.join(self.exercise.claims)} --explain")
         else:
-            lines = [f"wrong: {name} is right in {self.passed} of {self.cases} cases."]
+            lines = [f"wrong: {name} is right in {self.passed} of {plural(self.cases, 'case')}."]
             lines += [f"  - {_ended(sentence)}" for sentence in self.sentences]
         if self.printed:
             lines.append("it printed:\n" + "\n".join(f"  | {line}" for line in self.printed.splitlines()[:20]))

@@ -168,7 +168,7 @@ sum; every other token has probability exactly 0. Token i stays at place i. 0 < 
 
 
 def top_p(logits, p):
-    """The fewest most likely tokens whose probabilities together reach p, normalised."""
+    """The fewest most likely tokens that together reach p, normalised."""
     ...
 ''',
     function="top_p",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from glassformer.errors import GlassformerError
 from glassformer.files import cache_folder, write_atomically
 
 SHAKESPEARE = "tinyshakespeare.txt"
@@ -28,7 +29,7 @@ CHUNK = 1 << 20
 _BOM = "\ufeff"
 
 
-class DataError(ValueError):
+class DataError(GlassformerError):
     """Text or tokens that cannot be used. The message gives the value, the rule and the remedy."""
 
 
@@ -189,20 +190,23 @@ def shakespeare() -> Path:
         if not _is_genuine(file):
             raise DataError(
                 f"{file} is not tiny Shakespeare ({SIZE:,} bytes, SHA-256 {SHA256[:12]}…): put the file of {URL} "
-                "there, or give your own text by its path."
+                "there, or use another text (--set data.corpus=PATH, or data.corpus=embedded)."
             )
         return file
     file = cache_folder() / SHAKESPEARE
     if not (file.is_file() and _is_genuine(file)):
-        place = f"put the file of {URL} at {file}" + (f" or in {given}" if given else "")
+        place = (
+            f"put the file of {URL} at {file}{f' or in {given}' if given else ''}, or use the manual that comes with "
+            "Python (--set data.corpus=embedded)"
+        )
         data = _download(place)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, data)
         except OSError as error:
             raise DataError(
-                f"{file} cannot be written ({error.strerror or error}): make room or set GLASSFORMER_DATA to a folder "
-                f"that has {SHAKESPEARE}."
+                f"{file} cannot be written ({error.strerror or error}): make room, set GLASSFORMER_DATA to a folder "
+                f"that has {SHAKESPEARE}, or use the manual that comes with Python (--set data.corpus=embedded)."
             ) from None
     return file
 
@@ -215,7 +219,7 @@ def _is_genuine(file: Path) -> bool:
 
 
 def _download(place: str) -> bytes:
-    """The bytes of URL, verified; `place` says where a user can put the file instead."""
+    """The bytes of URL, verified; `place` is the end of a refusal: what a user can do instead."""
     answered, done = threading.Event(), threading.Event()
     data, reasons = bytearray(), []
 
@@ -240,6 +244,6 @@ def _download(place: str) -> bytes:
     if len(data) != SIZE or hashlib.sha256(data).hexdigest() != SHA256:
         raise DataError(
             f"the download of {URL} is not tiny Shakespeare ({len(data):,} bytes instead of {SIZE:,}, or another "
-            f"SHA-256 than {SHA256[:12]}…): {place}, and check it."
+            f"SHA-256 than {SHA256[:12]}…): {place}."
         )
     return bytes(data)

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Protocol, get_args
 import numpy as np
 from torch import Tensor
 
+from glassformer.errors import plural
 from glassformer.files import write_atomically
 from glassformer.training.data import tokenizer as tok
 from glassformer.training.data.batches import Batches, Order, eval_batches, mask_tokens, prefix_pairs
@@ -111,16 +112,31 @@ class Prepared:
 
         return ngram.baselines(self.train, self.val, vocab_size)
 
+    def first_word(self) -> str:
+        """A whole word near the start of the validation split, to prompt a model with; empty if there is none."""
+        start = self.val[:400] if len(self.val) else self.train[:400]
+        return whole_word(self.tokenizer.decode(np.asarray(start).tolist()))
+
     def check(self, context: int) -> None:
         """Raises DataError when a split is shorter than one window; an empty validation split was asked for."""
         for name, tokens in (("training", self.train), ("validation", self.val)):
             n, wanted = len(tokens), name == "training" or self.manifest.split["validation_fraction"] > 0
             if n <= context and wanted:
-                other = ", or a larger validation_fraction" if name == "validation" else ""
+                other = ", or a larger validation fraction (data.validation)" if name == "validation" else ""
                 raise DataError(
-                    f"the {name} split of {self.manifest.corpus} has {n:,} tokens, but a window needs context + 1 = "
-                    f"{context + 1:,}: use a longer text, a context of {max(n - 1, 1):,} or less{other}."
+                    f"the {name} split of {self.manifest.corpus} has {plural(n, 'token')}, but a window needs "
+                    f"context + 1 = {context + 1:,}: use a longer text, a context of {max(n - 1, 1):,} or less "
+                    f"(loop.context){other}."
                 )
+
+
+def whole_word(text: str) -> str:
+    """The first whole word of a text that may begin and end within a word; one with a letter in it is preferred."""
+    words = text.split()
+    first = 0 if text[:1].isspace() else 1
+    last = len(words) if text[-1:].isspace() else len(words) - 1
+    whole = words[first:last] or words  # a text of one word, or without spaces
+    return next((word for word in whole if any(map(str.isalpha, word))), whole[0] if whole else "")
 
 
 def prepare(

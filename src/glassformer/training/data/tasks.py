@@ -49,8 +49,11 @@ class Repeat:
 
     kind: ClassVar[str] = "repeat"
     vocab: int = 40
+    """Number of different tokens."""
     shortest: int = 8
+    """Fewest tokens of a block."""
     longest: int = 18
+    """Most tokens of a block."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "shortest", "longest")
@@ -95,8 +98,9 @@ class Copy:
 
     kind: ClassVar[str] = "copy"
     vocab: int = 40
-    """Tokens of blocks; the separator comes on top."""
+    """Number of different tokens in blocks; the separator is one more."""
     shortest: int | None = None
+    """Fewest tokens of a block. Default: all blocks have half the context."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab")
@@ -144,9 +148,11 @@ class Markov:
 
     kind: ClassVar[str] = "markov"
     vocab: int = 24
+    """Number of different tokens."""
     concentration: float = 0.1
+    """Concentration of the Dirichlet distribution: the smaller, the more predictable the next token."""
     seed: int = 0
-    """Of the table; which rows are drawn from it is the run's seed."""
+    """Seed of the table. The sequences drawn from it depend on the seed of the run."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab")
@@ -200,8 +206,9 @@ class ModularAddition:
 
     kind: ClassVar[str] = "modular-addition"
     p: int = 31
+    """The modulus."""
     fraction: float = 0.5
-    """Share of the pairs that is trained on."""
+    """Fraction of the pairs that are trained on; the others are for validation."""
 
     context: ClassVar[int] = 3
 

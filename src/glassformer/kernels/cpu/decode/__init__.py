@@ -5,6 +5,6 @@
 """
 
 from glassformer.kernels.cpu.decode.decoder import NativeDecoder, unsupported
-from glassformer.kernels.cpu.decode.library import NativeError, build, is_built
+from glassformer.kernels.cpu.decode.library import NativeError, build
 
-__all__ = ["NativeDecoder", "NativeError", "build", "is_built", "unsupported"]
+__all__ = ["NativeDecoder", "NativeError", "build", "unsupported"]

@@ -132,9 +132,17 @@ def stretches(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+def reads_in_place(model: DecoderLM, precision: Precision) -> bool:
+    """Return whether the kernels read the parameters themselves, and not a converted copy."""
+    return precision == "float32" and all(p.dtype is torch.float32 for p in model.parameters())
+
+
 def weights_of(model: DecoderLM, precision: Precision) -> Weights:
-    """Packed once per model and precision, and again when a weight has changed."""
-    if precision == "float32":
+    """Return the weights for the kernels: converted once per model and precision, and again when a weight changes.
+
+    float16 and bfloat16 weights become float32, which is exact.
+    """
+    if reads_in_place(model, precision):
         return Weights(model, precision)  # only addresses
     held = _PACKED.setdefault(model, {})
     mark = fingerprint(model)
@@ -179,7 +187,7 @@ class NativeDecoder:
         if cfg.learned_positions is not None and cfg.max_len is not None:
             self.capacity = min(self.capacity, cfg.max_len)
         self.weights = weights_of(model, precision)
-        if precision == "float32":
+        if reads_in_place(model, precision):
             settle(model, self.capacity)
         self.model = s.Model.from_buffer_copy(self.weights.model)
         self.tables = Store(0)

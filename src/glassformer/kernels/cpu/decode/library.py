@@ -4,6 +4,7 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
+from glassformer.errors import GlassformerError
 from glassformer.kernels.toolchain import cxx
 from glassformer.kernels.toolchain.cxx import compiler
 
@@ -18,18 +19,13 @@ FLAGS = (
 """The last two let loops with a comparison become vectors; they change no result."""
 
 
-class NativeError(ValueError):
+class NativeError(GlassformerError):
     """Kernels that cannot be had here. One sentence."""
 
 
-@cache
-def library_path() -> Path:
-    """Where the library for this source, compiler and processor lies, or will lie."""
-    return cxx.library_path(Path(__file__).parent, SOURCES, FLAGS, "glass")
-
-
-def is_built() -> bool:
-    return compiler() is not None and library_path().exists()
+def unavailable() -> str | None:
+    """Return why the kernels cannot be compiled on this machine; None if they can, whether that was done or not."""
+    return None if compiler() is not None else "no C++ compiler was found (c++, g++ or clang++)"
 
 
 def build() -> Path:
@@ -45,7 +41,11 @@ def load() -> ctypes.CDLL:
     """The library, built first where it is missing."""
     from glassformer.kernels.cpu.decode import structures as s
 
-    library = ctypes.CDLL(str(build()))
+    path = build()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeError(f"{path} cannot be loaded ({error}): remove it, or use engine='torch'.") from None
     pointer = ctypes.c_void_p
     model, number = (ctypes.POINTER(s.Model), ctypes.POINTER(s.Cache)), ctypes.c_int32
     library.glass_step.argtypes = [*model, pointer, number, pointer, number, number, pointer]
@@ -56,5 +56,8 @@ def load() -> ctypes.CDLL:
     library.glass_multiply.restype = None
     library.glass_mark.argtypes = [ctypes.POINTER(s.Piece), number, number]
     library.glass_mark.restype = ctypes.c_uint64
-    cxx.check_sizes(library, (s.Matrix, s.Norm, s.Layer, s.Model, s.Cache))
+    try:
+        cxx.check_sizes(library, (s.Matrix, s.Norm, s.Layer, s.Model, s.Cache))
+    except cxx.CompileError as error:
+        raise NativeError(f"{str(error).rstrip('.')}: use engine='torch'.") from None
     return library

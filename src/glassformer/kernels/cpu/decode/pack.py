@@ -1,7 +1,8 @@
 """A model's weights as the kernels read them.
 
-In float32 the kernels read the parameters themselves: nothing is copied, and a changed weight is seen at once. In
-bfloat16, int8 and int4 they read a packed copy, in huge pages where the system has them.
+In float32 the kernels read float32 parameters themselves: nothing is copied, and a changed weight is seen at once. Of
+float16 and bfloat16 parameters they read an exact float32 copy. In bfloat16, int8 and int4 they read a packed copy, in
+huge pages where the system has them.
 """
 
 import contextlib
@@ -80,6 +81,8 @@ class Store:
         self.used = 0
         self.held: list[Tensor] = []
         """What the structures point into."""
+        self.converted: dict[int, tuple[Tensor, Tensor]] = {}
+        """By address: a tensor of another dtype and its float32 copy, made once (a tied head is the embedding)."""
 
     def keep(self, tensor: Tensor) -> int:
         """Copy a tensor in; returns its address."""
@@ -91,10 +94,15 @@ class Store:
         return int(kept.data_ptr())
 
     def refer(self, tensor: Tensor | None) -> int | None:
-        """The address of a float32 tensor itself, kept alive; of a copy where it is laid out or typed otherwise."""
+        """Return the address of a float32 tensor itself, kept alive; of a float32 copy of any other tensor."""
         if tensor is None:
             return None
-        plain = tensor.detach().float().contiguous()  # itself when it is both already
+        tensor = tensor.detach()
+        known, plain = self.converted.get(tensor.data_ptr(), (None, None))
+        if known is None or plain is None or known.shape != tensor.shape or known.stride() != tensor.stride():
+            plain = tensor.float().contiguous()  # itself when it is both already
+            if plain.data_ptr() != tensor.data_ptr():
+                self.converted[tensor.data_ptr()] = tensor, plain
         self.held.append(plain)
         return int(plain.data_ptr())
 

@@ -43,12 +43,6 @@ def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
     return library.source({**kernel_sizes(model, dtype, WARPS), **layout_for(model, dtype).macros})
 
 
-def is_ready(model: DecoderLM, dtype: torch.dtype) -> bool:
-    """Whether the kernel for a model has been compiled before."""
-    capability = torch.cuda.get_device_capability(model.device)
-    return nvrtc.is_compiled(PROBE, capability) and nvrtc.is_compiled(kernel_text(model, dtype), capability)
-
-
 class CudaDecoder:
     """The cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
 

@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
+from glassformer.errors import GlassformerError
 from glassformer.kernels.toolchain import nvrtc
 
 SHARED = ("sizes.cuh", "machine.cuh", "rows.cuh", "keys.cuh")
@@ -15,7 +16,7 @@ TENSORS = (
 """In the order of `struct Given` (heads.cuh)."""
 
 
-class CudaDecodeError(ValueError):
+class CudaDecodeError(GlassformerError):
     """What the kernel cannot do. One sentence."""
 
 

@@ -27,7 +27,7 @@ export function distribution(logits, order, { temperature = 1, top_k = null, top
     return { p, kept: 1, entropy: 0 };
   }
   let many = logits.length;
-  if (top_k !== null && top_k < many) {
+  if (top_k && top_k < many) { // null and 0 keep all tokens
     const least = logits[order[top_k - 1]];
     many = top_k;
     while (many < logits.length && logits[order[many]] === least) many++; // keep ties with the k-th

@@ -135,8 +135,8 @@ export class Theory extends View {
 
   showClaim(claim) {
     fill(this.words, h("h3", { class: "claim-name" }, prose(claim.title)),
-      h("p", { class: "claim-meta" }, badge(claim.badge), h("span", { class: "soft", text: claim.kinds.join(", ") }),
-        h("code", { text: claim.id })),
+      h("p", { class: "claim-meta" }, this.badge = badge(claim.badge),
+        h("span", { class: "soft", text: claim.kinds.join(", ") }), h("code", { text: claim.id })),
       h("div", { class: "statement" }, prose(claim.statement)));
     this.bench.hidden = false;
     this.slowLabel.hidden = !claim.slow && !claim.kinds.includes("empirical");
@@ -215,6 +215,8 @@ export class Theory extends View {
     else if (broken) mark = verdictMark("fail", `The negative control was not detected: ${verdict.verdict}.`);
     fill(this.verdict, mark, h("span", { class: "soft", text: ` ${relation(verdict)} ` }),
       h("span", { class: "small", text: verdict.why }));
+    const reached = verdict.evidence?.badge; // lower than the recorded one where evidence could not be examined
+    if (!broken && reached) this.badge.replaceWith(this.badge = badge(reached));
     this.claim.root.dataset.ready = `${claim.id} ${broken ? "broken" : "whole"}`;
     if (broken || Object.keys(knobs).length) return;
     this.verdicts.set(claim.id, verdict.verdict);

@@ -1,0 +1,192 @@
+"""From the words of a command line to the call of one verb, or to one sentence that says what is wrong with them.
+
+Only the module of the verb that was asked for is imported. An option that takes a list takes one value each time and
+may be repeated, so that it never takes the words that belong to a positional argument.
+"""
+
+import contextlib
+import functools
+import importlib
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import tyro
+
+from glassformer.cli.common import InputError
+from glassformer.config.errors import nearest
+
+Verb = Callable[..., int]
+Call = Callable[[], int]
+
+VERBS = {
+    "tour": "training",
+    "train": "training",
+    "sample": "sample",
+    "look": "look",
+    "check": "theory",
+    "exercise": "theory",
+    "doctor": "doctor",
+    "compare": "compare",
+    "bench": "bench",
+    "size": "size",
+    "convert": "convert",
+    "serve": "serve",
+    "env": "env",
+}
+"""Each verb and the module of this package that has a function of the same name."""
+DESCRIPTION = "glassformer: the Transformer you can see through. `glass help COMMAND` shows the options of one command."
+
+_POSITIONAL = get_args(tyro.conf.Positional[int])[1]
+_ARG: Any = type(tyro.conf.arg())
+_ASSIGNMENT = re.compile(r"[\w.-]+=")
+
+
+def parse(words: Sequence[str]) -> Call:
+    """Return the call that a command line asks for. Raise InputError, or SystemExit where tyro prints the problem."""
+    match list(words):
+        case []:
+            with contextlib.redirect_stdout(sys.stderr):
+                return _overview(2)
+        case ["help" | "--help" | "-h"] | ["help", "help" | "version"]:
+            return _overview(0)
+        case ["help", name, *_]:
+            return _parse_verb(name, ["--help"])
+        case [option, *_] if option.startswith("--tyro-"):
+            return _all_verbs(words)
+        case [option, *_] if option.startswith("-"):
+            raise InputError(f"the first word must be a command, not {option}: write `glass COMMAND {option}`.")
+        case [name, *rest]:
+            return _parse_verb(name, rest)
+    raise AssertionError("a list is empty or has a first word")
+
+
+def load(name: str) -> Verb:
+    """Import the module of a verb and return the verb."""
+    verb: Verb = getattr(importlib.import_module(f"glassformer.cli.{VERBS[name]}"), name)
+    return verb
+
+
+def options(verb: Verb) -> dict[str, bool]:
+    """Every option of a verb, and whether it takes a list."""
+    found: dict[str, bool] = {}
+    for name, hint in get_type_hints(verb, include_extras=True).items():
+        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if name == "return" or _POSITIONAL in marks:
+            continue
+        for mark in marks:
+            if isinstance(mark, _ARG):
+                name = mark.name or name
+                found |= dict.fromkeys(mark.aliases or (), get_origin(kind) in (tuple, list))
+        spelled = name.replace("_", "-")
+        found[f"--{spelled}"] = get_origin(kind) in (tuple, list)
+        if kind is bool:
+            found[f"--no-{spelled}"] = False
+    return found
+
+
+def _overview(code: int) -> Call:
+    """Print all verbs with their descriptions."""
+    try:
+        return _all_verbs(["--help"])
+    except SystemExit:
+        return lambda: code
+
+
+def _all_verbs(words: Sequence[str]) -> Call:
+    verbs = {name: _deferred(load(name)) for name in VERBS}
+    call: Call = tyro.extras.subcommand_cli_from_dict(verbs, prog="glass", description=DESCRIPTION, args=list(words))
+    return call
+
+
+def _parse_verb(name: str, words: Sequence[str]) -> Call:
+    if name not in VERBS:
+        raise InputError(
+            f"{name!r} is not a command.{nearest(name, [*VERBS, 'help', 'version'], others='Commands:', listed=VERBS)}"
+        )
+    verb = load(name)
+    known = options(verb)
+    _refuse_unknown_options(name, words, known)
+    lists = [option for option, several in known.items() if several]
+    runs = list(_runs(words, lists))
+    if runs:  # the former way to give several values: look for it before tyro reports what it makes of the words
+        for rewritten in _repeated(words, runs, only_assignments=_reads(name, verb, words)):
+            if rewritten != list(words) and _reads(name, verb, rewritten):
+                write = shlex.join(["glass", name, *rewritten])
+                raise InputError(f"{runs[0][1]} takes one value at a time: write `{write}`.")
+    call, left = _read(name, verb, words)
+    if left:
+        raise InputError(f"glass {name} has no use for {left[0]!r}: leave it out, or see `glass help {name}`.")
+    return call
+
+
+def _refuse_unknown_options(name: str, words: Sequence[str], known: dict[str, bool]) -> None:
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        option = word.partition("=")[0].replace("_", "-")
+        if option.startswith("--") and option not in known and option not in ("--help", "--help-verbose"):
+            raise InputError(f"glass {name} has no option {option}.{nearest(option, known, others='Options:')}")
+
+
+def _runs(words: Sequence[str], lists: Sequence[str]) -> Iterator[tuple[int, str, list[str]]]:
+    """Each option of these that is followed by more words than its value: where it is, its name, and these words."""
+    for at, word in enumerate(itertools.takewhile(lambda word: word != "--", words)):
+        option, equals, _ = word.partition("=")
+        if option.replace("_", "-") in lists and not equals:
+            run = [*itertools.takewhile(lambda word: not word.startswith("-"), words[at + 1 :])]
+            if len(run) > 1:
+                yield at, option, run
+
+
+def _repeated(
+    words: Sequence[str], runs: Sequence[tuple[int, str, list[str]]], only_assignments: bool
+) -> Iterator[list[str]]:
+    """The command lines in which an option is repeated for some of the words after it, fewest repetitions first.
+
+    A `key=value` that follows another one is a value of the option, unless it is a file.
+    """
+    counts = []
+    for _, _, run in runs:
+        assigned = [*itertools.takewhile(lambda word: _ASSIGNMENT.match(word) and not Path(word).exists(), run)]
+        fewest = max(len(assigned), 1)
+        counts.append(range(fewest, (fewest if only_assignments else len(run)) + 1))
+    for chosen in sorted(itertools.product(*counts), key=sum):
+        made = list(words)
+        for (at, option, _), count in reversed([*zip(runs, chosen, strict=True)]):
+            values = made[at + 1 : at + 1 + count]
+            made[at : at + 1 + count] = [word for value in values for word in (option, value)]
+        yield made
+
+
+def _reads(name: str, verb: Verb, words: Sequence[str]) -> bool:
+    """Whether these words are a complete command."""
+    try:
+        return not _read(name, verb, words, quiet=True)[1]
+    except SystemExit as end:
+        return end.code in (0, None)
+
+
+def _read(name: str, verb: Verb, words: Sequence[str], quiet: bool = False) -> tuple[Call, list[str]]:
+    """The call, and the words that tyro has no use for."""
+    read: tuple[Call, list[str]] = tyro.cli(
+        _deferred(verb),
+        prog=f"glass {name}",
+        args=list(words),
+        return_unknown_args=True,
+        console_outputs=not quiet,
+        config=(tyro.conf.UseAppendAction,),
+    )
+    return read
+
+
+def _deferred(verb: Verb) -> Callable[..., Any]:
+    """The verb for tyro, which calls what it parses: here it gets the call back instead of the result."""
+
+    @functools.wraps(verb)
+    def deferred(**arguments: Any) -> Call:
+        return functools.partial(verb, **arguments)
+
+    return deferred

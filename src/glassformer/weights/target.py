@@ -1,0 +1,93 @@
+"""Where a model may be written, and which folders may be replaced.
+
+A folder is replaced only if the caller says so and it holds a model or a checkpoint and nothing else. Everything else
+is refused in any case: files, symbolic links, folders of training runs, folders with other files.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from glassformer.weights.errors import WeightsError, some
+from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOKENIZER_FILES, TOML
+from glassformer.weights.tensors import INDEX, SINGLE
+from glassformer.weights.verify import REFERENCE
+
+CHECKPOINT = ("meta.json", "optimizer.safetensors")
+"""What a training checkpoint holds in addition to its model."""
+LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
+"""What the folder of a training run holds, next to its run.toml."""
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_NAMES = {CONFIG, GENERATION, TOML, RUN, SINGLE, INDEX, REFERENCE, *TOKENIZER_FILES, *CHECKPOINT}
+
+
+def check_target(path: str | Path, overwrite: bool = False) -> Path:
+    """Return the absolute path of a folder that may be written, or raise a WeightsError.
+
+    A path that does not exist and an empty folder may always be written; a model or checkpoint only with `overwrite`.
+    """
+    given = Path(path).expanduser()
+    try:
+        if given.is_symlink():
+            raise WeightsError(
+                f"{given} is a symbolic link to {os.readlink(given)}, and a model is never written through a link: "
+                "give the path of the folder itself."
+            )
+        target = given.resolve()
+        if not target.exists():
+            return target
+        if not target.is_dir():
+            raise WeightsError(f"{target} is a file, and a model is saved as a folder: give another path.")
+        if Path.cwd().is_relative_to(target):
+            raise WeightsError(f"{target} is the current folder or contains it: give the path of a new folder.")
+        names = sorted(item.name for item in target.iterdir())
+        if names:
+            _check_model_folder(target, names)
+    except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise WeightsError(f"{given} cannot be written ({reason}): give another path.") from None
+    if names and not overwrite:
+        raise WeightsError(
+            f"{target} already holds a model: pass --force (in Python: overwrite=True) to replace it, or give "
+            "another path."
+        )
+    return target
+
+
+def _check_model_folder(folder: Path, names: list[str]) -> None:
+    """Refuse a folder unless it holds a model and nothing else."""
+    if LOG in names or CHECKPOINTS in names:
+        raise WeightsError(f"{folder} is the folder of a training run, which is never replaced: give another path.")
+    if not {CONFIG, TOML, RUN}.intersection(names) or not {SINGLE, INDEX}.intersection(names):
+        raise WeightsError(
+            f"{folder} is not empty and not a model folder (it needs {CONFIG} or {TOML}, and {SINGLE} or {INDEX}): it "
+            "is never replaced, give another path."
+        )
+    others = [name for name in names if not _is_model_file(folder / name)]
+    if others:
+        raise WeightsError(
+            f"{folder} also holds what glassformer does not recognise as part of a model ({some(others)}): it is never "
+            "replaced, give another path or move them away."
+        )
+
+
+def _is_model_file(file: Path) -> bool:
+    return file.is_file() and (file.name in _NAMES or _SHARD.fullmatch(file.name) is not None)
+
+
+def check_apart(source: Path, target: Path) -> None:
+    """Refuse two folders of which one is the other or lies inside it, by whatever path each is given."""
+    source, target = source.expanduser().resolve(), target.expanduser().resolve()
+    if _same(source, target):
+        raise WeightsError(
+            f"{target} is the source and the target: a model is never converted onto itself, give another target."
+        )
+    if any(_same(source, parent) for parent in target.parents):
+        raise WeightsError(f"the target {target} lies inside the source {source}: give a target outside of it.")
+    if any(_same(target, parent) for parent in source.parents):
+        raise WeightsError(f"the source {source} lies inside the target {target}: give a target outside of it.")
+
+
+def _same(a: Path, b: Path) -> bool:
+    """True for one folder under two names too: a bind mount, or a file system that ignores case."""
+    return a == b or (a.exists() and b.exists() and a.samefile(b))

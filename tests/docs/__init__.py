@@ -1,0 +1,1 @@
+"""The blocks and commands of README.md and docs/, executed."""

@@ -1,0 +1,140 @@
+"""Every block and every command of README.md and docs/ works as it is printed."""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from glassformer.cli.parse import VERBS, parse
+from tests import folders
+from tests.cli.asking import run, settings
+from tests.docs.blocks import FILES, LANGUAGES, ROOT, blocks, commands
+from tests.studio.serving import serving
+from tests.training import tiny
+
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
+PYTHON = {name: [b for b in blocks(text) if b.language == "python"] for name, text in TEXTS.items()}
+PYTHON = {name: found for name, found in PYTHON.items() if found}
+COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
+README = COMMANDS["README.md"]
+NEEDS_A_SERVER = "docs/studio.md"
+BEFORE = {
+    # a model with a bug, which the text speaks of; the text shows the calls
+    "docs/doctor.md": """
+from torch import nn
+import glassformer as gf
+model = gf.build(gf.presets.gpt2(n_layers=1, d_model=16, n_heads=2, d_ff=16, max_len=64))
+model.decoder.causal = False
+""",
+}
+QUICK = ("sample", "size", "look", "check", "exercise", "compare", "convert", "env")
+"""Verbs whose commands in README.md are executed in the default suite."""
+
+
+def test_there_are_blocks_and_commands():
+    assert {"README.md", "docs/doctor.md", "docs/errata.md", "docs/studio.md"} <= set(PYTHON)
+    assert len(README) >= 15
+    assert set(VERBS) <= {command.words[0] for command in README}
+    assert sum(map(len, COMMANDS.values())) > 100
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_block_has_a_language(name):
+    for block in blocks(TEXTS[name]):
+        assert block.language in LANGUAGES, f"{name}:{block.line}: ```{block.language}"
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_every_block_of_python_is_python(name):
+    for block in PYTHON[name]:
+        ast.parse(block.text, f"{name}:{block.line}")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_command_is_one_that_glass_understands(name):
+    for command in COMMANDS[name]:
+        if len(command.words) == 1:  # a verb that is mentioned
+            assert command.words[0] in {*VERBS, "help", "version", "--help"}, f"{name}:{command.line}"
+            continue
+        try:
+            parse(command.words)
+        except (SystemExit, ValueError) as error:
+            if getattr(error, "code", 1):
+                raise AssertionError(f"{name}:{command.line}: glass {' '.join(command.words)}: {error}") from None
+
+
+def test_every_target_of_make_exists():
+    named = {target for text in TEXTS.values() for target in re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE)}
+    phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"tour", "test"} <= named <= set(phony[1].split())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "README.md" else pytest.mark.slow) for name in PYTHON
+     if name != NEEDS_A_SERVER],
+)  # fmt: skip
+def test_the_python_of_a_file_runs_from_top_to_bottom(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    script = BEFORE.get(name, "") + "\n".join(block.text for block in PYTHON[name])
+    exec(compile(script, name, "exec"), {"__name__": "__main__"})
+    assert name == "docs/errata.md" or capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_client_of_the_studio_reads_what_the_studio_writes(tmp_path, capsys):
+    pytest.importorskip("openai")
+    with serving(tmp_path / "studio") as server:
+        script = "".join(block.text for block in PYTHON[NEEDS_A_SERVER])
+        address = "http://127.0.0.1:8000"
+        assert address in script
+        exec(compile(script.replace(address, server.address), NEEDS_A_SERVER, "exec"), {})
+    assert "bard" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder with everything that the commands of README.md name."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name in ("DIR", "SRC", "A", "B"):
+        folders.write(folder / name)
+    (folder / "file.py").write_text(
+        "import glassformer as gf\n\n\ndef build():\n"
+        "    return gf.build(gf.presets.gpt2(n_layers=1, d_model=16, n_heads=2, d_ff=16, vocab_size=31, max_len=64))\n"
+    )
+    (folder / "my.py").write_text(
+        "import numpy as np\n\n\ndef attention(q, k, v):\n    scores = q @ k.T / np.sqrt(q.shape[-1])\n"
+        "    weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
+        "    weights /= weights.sum(-1, keepdims=True)\n    return weights @ v, weights\n"
+    )
+    (folder / "RUN.toml").write_text(f'out = "runs/tiny"\n[data]\ncorpus = "{tiny.corpus(folder)}"\ncache = "tokens"\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(c, marks=[] if c.words[0] in QUICK else pytest.mark.slow, id=" ".join(c.words)[:50])
+     for c in README if len(c.words) > 1 and c.words[0] in (*QUICK, "doctor")],
+)  # fmt: skip
+def test_a_command_of_the_readme_succeeds(command, desk, monkeypatch, capsys):
+    monkeypatch.chdir(desk)
+    code, out, err = run(capsys, *command.words)
+    assert code == 0, err + out
+    assert out
+
+
+@pytest.mark.slow
+def test_the_readme_trains_and_resumes(desk, monkeypatch, capsys):
+    monkeypatch.chdir(desk)
+    train, resume = (c.words for c in README if c.words[0] == "train" and len(c.words) > 1)
+    assert "--resume" in resume
+    code, out, err = run(capsys, *train, *settings(*tiny.SMALL, "loop.steps=4"))
+    assert code == 0, err
+    latest = Path("runs/latest")
+    if not os.path.lexists(latest):
+        latest.symlink_to("tiny", target_is_directory=True)
+    code, out, err = run(capsys, *resume, *settings("loop.steps=6"))
+    assert code == 0, err
+    assert "done: 6 steps" in out
