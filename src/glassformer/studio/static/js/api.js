@@ -170,13 +170,13 @@ export async function* events(path, { body, signal, last } = {}) {
     const how = body === undefined ? {} : asBody(body);
     const response = await request(path, { ...how, accept: "text/event-stream", signal: leave.signal, headers });
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let held = "";
+    let buffer = "";
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      held = (held + value).replace(/\r\n?/g, "\n");
-      const blocks = held.split("\n\n");
-      held = blocks.pop();
+      buffer = (buffer + value).replace(/\r\n?/g, "\n");
+      const blocks = buffer.split("\n\n");
+      buffer = blocks.pop();
       for (const block of blocks) {
         const one = parseEvent(block);
         if (one?.event === "error") throw new ApiError(one.data?.error ?? String(one.data), 200);

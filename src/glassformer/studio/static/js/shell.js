@@ -83,7 +83,7 @@ async function showView() {
   }
 }
 
-let asked = null;
+let controller = null;
 let tokensOf = null;
 
 /* Token ids instead of text for a model without a tokenizer: "3 1 4". The decoder's input is added if it was typed. */
@@ -101,11 +101,11 @@ async function tokenize() {
   const key = JSON.stringify(body);
   if (key === tokensOf && store.ids.length) return;
   tokensOf = key;
-  asked?.abort();
-  asked = new AbortController();
+  controller?.abort();
+  controller = new AbortController();
   try {
     const empty = { ids: [], pieces: [] };
-    const tokens = body.ids?.length === 0 ? empty : await post("tokens", body, { signal: asked.signal });
+    const tokens = body.ids?.length === 0 ? empty : await post("tokens", body, { signal: controller.signal });
     if (tokensOf === key) store.setTokens(tokens);
     $("prompt").setAttribute("aria-invalid", "false");
     $("prompt-hint").textContent = "";

@@ -14,7 +14,7 @@ const segment = (text, pressed, action) =>
   h("button", { text, "aria-pressed": String(pressed), on: { click: action } });
 
 class Heads extends View {
-  #asked = null;
+  #drawnKey = null;
   patterns = null;
   gamma = 1;
   form = "map";
@@ -110,10 +110,10 @@ class Heads extends View {
     };
     if (!body.ids.length) return this.grid.say("Type a prompt to see its attention.");
     const key = JSON.stringify(body);
-    if (key === this.#asked && this.patterns) return this.drawChoice();
+    if (key === this.#drawnKey && this.patterns) return this.drawChoice();
     const got = await this.work(this.grid, "patterns", (signal) => postTensor("patterns", body, { signal }));
     if (!got) return;
-    this.#asked = key;
+    this.#drawnKey = key;
     this.words = got.meta.pieces;
     this.keys = got.meta.keys;
     this.site = got.meta.site;

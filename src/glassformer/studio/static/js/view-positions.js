@@ -74,7 +74,7 @@ class Scheme {
     const answer = await this.view.work(this.panel, this.kind, ask);
     if (!answer) return;
     this.answer = answer;
-    this.asked = request;
+    this.request = request;
     this.drawMap();
     this.drawTurn();
     await this.drawCurve();
@@ -95,7 +95,7 @@ class Scheme {
 
   drawCurve() {
     const { tensors, meta } = this.answer;
-    const { offset } = this.asked;
+    const { offset } = this.request;
     const offsets = Array.from(tensors.offsets.data);
     const many = meta.labels.length > 1;
     const hovertemplate = "offset %{x}: %{y:.3g}<extra>%{fullData.name}</extra>";
@@ -120,7 +120,7 @@ class Scheme {
     const turn = this.answer.meta.rotation;
     if (!turn) return void fill(this.turn);
     const shown = turn.angle % TURN;
-    const product = `${whole(this.asked.offset)} × ${number(turn.frequency)} = ${number(turn.angle, 4)} rad`;
+    const product = `${whole(this.request.offset)} × ${number(turn.frequency)} = ${number(turn.angle, 4)} rad`;
     const text = `pair ${turn.pair}: ${product}`;
     const full = Math.abs(Math.trunc(turn.angle / TURN));
     const rest = `${full} full rotation${full === 1 ? "" : "s"} and ${number(shown)} rad`;

@@ -46,11 +46,11 @@ function memoryChart(node, { training, inference }) {
   const look = { horizontal: true, textposition: "inside", insidetextanchor: "middle", textangle: 0 };
   const traces = [];
   for (const [name, values] of Object.entries(pieces)) {
-    const held = where.map((_, i) => Math.max(0, values[i] ?? 0));
-    if (!held.some((v) => v > 0)) continue;
-    const text = held.map((v) => (v ? bytes(v) : ""));
+    const sizes = where.map((_, i) => Math.max(0, values[i] ?? 0));
+    if (!sizes.some((v) => v > 0)) continue;
+    const text = sizes.map((v) => (v ? bytes(v) : ""));
     const hovertemplate = `${name}: %{text}<extra>%{y}</extra>`;
-    traces.push(bars(where, held.map((v) => v / 2 ** 20), { ...look, name, text, hovertemplate }));
+    traces.push(bars(where, sizes.map((v) => v / 2 ** 20), { ...look, name, text, hovertemplate }));
   }
   return plot(node, traces, (narrow) => {
     const room = narrow ? 20 * traces.length : 0; // the legend needs a line for each

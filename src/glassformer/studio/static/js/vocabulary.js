@@ -30,14 +30,14 @@ export function tokenChoice({ label, change, none }) {
       select.value = id === null ? "" : String(id);
     },
     offer(tokens) {
-      const held = select.value;
+      const selected = select.value;
       const rows = tokens.map((one) =>
         h(
           "option", { value: one.id, text: `${visible(one.piece)}${one.p === undefined ? ""
             : `   ${percent(one.p)}`}` },
         ));
       fill(select, none && h("option", { value: "", text: none }), rows);
-      select.value = [...select.options].some((option) => option.value === held) ? held : (
+      select.value = [...select.options].some((option) => option.value === selected) ? selected : (
         select.options[0]?.value ?? ""
       );
     },
