@@ -40,7 +40,7 @@ def examine(shelf: Shelf, asked: schema.Doctor, ticket: Ticket, emit: Emit) -> N
 def leak_matrix(model: Any) -> list[list[float]] | None:
     """How far output i moves when input j alone changes; None for a model that reads in both directions."""
     from glassformer.doctor.probes.causality import leak_matrix as measure
-    from glassformer.doctor.subject.subject import subject_of
+    from glassformer.doctor.subject.adapt import subject_of
 
     subject = subject_of(model)
     if subject.kind == "encoder":
