@@ -8,7 +8,7 @@ from torch import nn
 import glassformer as gf
 from glassformer.anatomy.parts import Lengths, read_anatomy, visible
 from glassformer.anatomy.record import record
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from tests.doctor.compare.pairs import Nano, V, ours, theirs
 from tests.weights.tiny import random_model
 

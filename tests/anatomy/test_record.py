@@ -67,3 +67,13 @@ def test_the_surroundings_are_put_back():
 def test_tensors_are_found_in_nests():
     one, two = torch.ones(1), torch.ones(2)
     assert tensors_in(({"a": [one]}, (two, 3), "text")) == [one, two]
+
+
+def test_operations_between_two_nodes_and_how_often_each_is_computed():
+    x = torch.rand(3, 4)
+    graph, _ = record(lambda: (x.softmax(-1).t() ** 2).softmax(0).sum(), [x], exact=False)
+    first = next(n for n in graph.nodes if n.op == "_softmax")
+    assert graph.changes(first, graph.nodes[-1]) == ("pow", "softmax", "sum")
+    assert graph.operations() == {"softmax": 2, "pow": 1, "sum": 1}
+    again = [n for n in graph.nodes if n.op == "_softmax"][-1]
+    assert first.index in graph.since_landmark(again)

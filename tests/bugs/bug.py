@@ -24,13 +24,13 @@ TAXONOMY = (
         "state_leak",
     ),
     *("position_missing", "position_train_infer", "rope_relative", "rope_pairing", "rope_values"),
-    *("attn_scale", "softmax_axis", "head_layout"),
+    *("attn_scale", "softmax_axis", "attention_weights", "head_layout"),
     *("pad_leak", "left_pad_position", "batch_variance", "mask_nan"),
     *("norm_placement", "norm_eps", "norm_axis", "activation", "residual_growth"),
     "eval_stochastic",
     *("weight_tying", "label_shift", "loss_padding", "init_loss", "dead_gradient"),
 )
-"""The 34 diagnoses."""
+"""The 35 diagnoses."""
 
 
 @dataclass(frozen=True)

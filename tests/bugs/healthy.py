@@ -194,6 +194,11 @@ ODD = (
     _odd("shared-layers", traps.shared_layers),
     _odd("reloaded", traps.reloaded, trap=13),
     _odd("scaled-embedding", traps.embedding_scaled),
+    _odd("shared-key-value", traps.shared_key_value, words="no projection of values: they are the keys by design"),
+    _odd("talking-heads", traps.talking_heads),
+    _odd("learned-exponent", traps.gated_weights),
+    _odd("masked-afterwards", lambda: traps.changed(Config(), "*.attention", traps.MaskedAfterwards)),
+    _odd("closure-blocks", traps.closure_blocks, nano_logits, words="a deep copy computes with the original's modules"),
 )
 
 WARD: tuple[Healthy, ...] = BASE + GLASS + TRANSFORMERS + ODD

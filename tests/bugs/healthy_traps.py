@@ -208,6 +208,62 @@ class SoftCap(Attention):
         return 5 * torch.tanh(super().score(q, k) / 5)
 
 
+class SharedKeyValue(Attention):
+    """One projection gives keys and values; there is no other, so nothing is unused."""
+
+    def forward(self, x, around, cache=None):
+        q, k = self.split(self.q_proj(x), self.cfg.n_heads), self.split(self.k_proj(x), self.cfg.n_kv_heads)
+        v = k
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)
+        return self.out_proj(self.attend(q, k, v, around.allowed, None))
+
+
+class TalkingHeads(Attention):
+    """Heads exchange their weights after softmax, by a learned matrix: published, and no second softmax."""
+
+    def normalise(self, scores):
+        return torch.einsum("bhts,hg->bgts", super().normalise(scores), self.talk)
+
+
+class GatedWeights(Attention):
+    """A learned exponent on the weights, then a renormalisation."""
+
+    def normalise(self, scores):
+        weights = super().normalise(scores) ** self.exponent
+        return weights / weights.sum(-1, keepdim=True)
+
+
+class MaskedAfterwards(Attention):
+    """Weights are masked once more and renormalised, which changes nothing."""
+
+    def normalise(self, scores):
+        weights = super().normalise(scores)
+        weights = weights * (scores > -1e30)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
+
+
+def shared_key_value() -> nn.Module:
+    model = changed(Config(), "*.attention", SharedKeyValue)
+    for block in model.blocks:
+        del block.attention.v_proj
+    return model
+
+
+def talking_heads() -> nn.Module:
+    model = changed(Config(), "*.attention", TalkingHeads)
+    for block in model.blocks:
+        block.attention.talk = nn.Parameter(torch.eye(H) + 0.1)
+    return model
+
+
+def gated_weights() -> nn.Module:
+    model = changed(Config(), "*.attention", GatedWeights)
+    for block in model.blocks:
+        block.attention.exponent = nn.Parameter(torch.tensor(1.5))
+    return model
+
+
 class SquaredRelu(MLP):
     def activate(self, x):
         return F.relu(x).square()
@@ -297,3 +353,27 @@ def embedding_scaled() -> nn.Module:
             return super().embed(idx, positions) * math.sqrt(D)
 
     return changed(Config(position="rotary"), "", Scaled)
+
+
+class ClosureBlock(nn.Module):
+    """The feed-forward is a lambda over the block's own submodules, as in minGPT: a deep copy calls the original's."""
+
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(D), NanoAttention(), nn.LayerNorm(D)
+        parts = {"up": nn.Linear(D, 4 * D), "act": nn.GELU(), "down": nn.Linear(4 * D, D), "drop": nn.Dropout(0.1)}
+        self.mlp = mlp = nn.ModuleDict(parts)
+        self.feed = lambda x: mlp["drop"](mlp["down"](mlp["act"](mlp["up"](x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.feed(self.ln_2(x))
+
+
+def closure_blocks() -> nn.Module:
+    model = nano_style()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.transformer["h"] = nn.ModuleList(ClosureBlock() for _ in range(L))
+        fresh(model)
+    return model.train()

@@ -215,6 +215,11 @@ def softmax_axis(bug: Bug, model: nn.Module) -> float:
     return max(probes.gap(w.sum(-1), torch.ones(w.shape[:-1])) for w in watch(model.double(), *inputs(bug)).weights)
 
 
+def attention_weights(bug: Bug, model: nn.Module) -> float:
+    """How far the output of attention is from softmax(scores) v, by the distance to the healthy twin."""
+    return from_twin(bug, model)
+
+
 def head_layout(bug: Bug, model: nn.Module) -> float:
     """A leak although every attention map is causal; the order of groups shows only beside the twin."""
     if bug.reference:
@@ -275,6 +280,7 @@ SIGNS = {
     **{sign.__name__: sign for sign in (causal_leak, mask_value, over_mask, window, cache_rollback, cache_reorder)},
     **{sign.__name__: sign for sign in (decode_select, state_leak, position_missing, position_train_infer)},
     **{sign.__name__: sign for sign in (rope_relative, rope_pairing, rope_values, attn_scale, softmax_axis)},
+    "attention_weights": attention_weights,
     **{sign.__name__: sign for sign in (head_layout, pad_leak, left_pad_position, batch_variance, mask_nan)},
     **{sign.__name__: sign for sign in (training.norm_placement, training.norm_eps, training.norm_axis)},
     **{sign.__name__: sign for sign in (training.activation, training.residual_growth, training.eval_stochastic)},

@@ -48,6 +48,33 @@ class TiledGroups(Attention):
         return x.repeat(1, self.cfg.n_heads // self.cfg.n_kv_heads, 1, 1)
 
 
+class SoftmaxTwice(Attention):
+    def normalise(self, scores):
+        weights = super().normalise(scores)
+        return torch.softmax(weights.masked_fill(scores == self.fill(scores.dtype), float("-inf")), dim=-1)
+
+
+class SoftmaxTwiceUnmasked(Attention):
+    def normalise(self, scores):
+        return torch.softmax(super().normalise(scores), dim=-1)
+
+
+class SquaredWeights(Attention):
+    def normalise(self, scores):
+        return super().normalise(scores).square()
+
+
+class SquaredAndRenormalised(Attention):
+    def normalise(self, scores):
+        squared = super().normalise(scores) ** 2
+        return squared / squared.sum(-1, keepdim=True)
+
+
+class RootedWeights(Attention):
+    def normalise(self, scores):
+        return super().normalise(scores).sqrt()
+
+
 ALL3 = (0, 1, 2)
 ARITHMETIC = (
     plant(
@@ -99,6 +126,36 @@ ARITHMETIC = (
         at={EVERY: SoftmaxOverBatch},
         also=("batch_variance",),
         catalogue=(55,),
+    ),
+    plant(
+        *("softmax_twice", "attention_weights", "softmax is applied to the attention weights again, masked again"),
+        at={EVERY: SoftmaxTwice},
+    ),
+    plant(
+        *("softmax_twice_rotary", "attention_weights", "the same in layer 1 of a rotary model"),
+        ROTARY,
+        at={"blocks.1.attention": SoftmaxTwice},
+        layer=1,
+    ),
+    plant(
+        *("softmax_twice_unmasked", "attention_weights", "the second softmax gives masked keys a weight again"),
+        at={EVERY: SoftmaxTwiceUnmasked},
+        also=("causal_leak",),
+    ),
+    plant(
+        *("weights_squared", "attention_weights", "the attention weights of layer 2 are squared"),
+        at={"blocks.2.attention": SquaredWeights},
+        layer=2,
+    ),
+    plant(
+        *("weights_squared_normed", "attention_weights", "the weights are squared and divided by their sum"),
+        ENCODER,
+        at={EVERY: SquaredAndRenormalised},
+    ),
+    plant(
+        *("weights_rooted", "attention_weights", "the square root of the weights multiplies the values"),
+        ROTARY,
+        at={EVERY: RootedWeights},
     ),
     plant(
         *("merge_without_transpose", "head_layout", "heads are merged without the transpose"),

@@ -174,6 +174,11 @@ class MLPTimesZero(Block):
         return x + 0 * self.mlp(self.norm2(x))
 
 
+class ValuesAreKeys(Attention):
+    def attend(self, q, k, v, allowed, bias):
+        return super().attend(q, k, k, allowed, bias)
+
+
 class ScoresDetached(Attention):
     def score(self, q, k):
         return super().score(q, k).detach()
@@ -223,6 +228,11 @@ LEARNING = (
         ROTARY,
         at={"blocks.0.attention": ScoresDetached},
         layer=0,
+    ),
+    plant(
+        *("values_are_keys", "dead_gradient", "layer 1 reads its values from the keys; v_proj is not used"),
+        at={"blocks.1.attention": ValuesAreKeys},
+        layer=1,
     ),
     plant(
         *("mlp_unregistered", "dead_gradient", "the MLP of layer 2 sits in a list and is no parameter"),

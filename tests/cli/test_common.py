@@ -13,7 +13,7 @@ import pytest
 import glassformer as gf
 from glassformer import cli
 from glassformer.cli import main
-from glassformer.cli.common import InputError, check_writable, fitted, free_name, token_ids
+from glassformer.cli.common import InputError, check_writable, fitted, free_name, token_ids, wrapped
 from tests.cli.asking import run
 
 
@@ -340,3 +340,29 @@ def test_main_called_by_a_program_leaves_its_handler_alone(capsys):
     before = signal.getsignal(signal.SIGINT)
     assert run(capsys, "size", "gpt2")[0] == 0
     assert signal.getsignal(signal.SIGINT) is before
+
+
+TEXT = "a verdict of some length that goes on and on\n  seen by probe: words and more words that do not fit   \nx"
+
+
+@pytest.mark.parametrize("width", [40, 47, 80])
+def test_no_line_is_wider_and_no_word_is_lost(width):
+    out = wrapped(TEXT, width)
+    assert max(map(len, out.splitlines())) <= width
+    assert out.split() == TEXT.split()
+    assert all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_what_continues_a_line_is_indented_further_than_the_line():
+    first, second, third = wrapped("  seen by probe: words and more words that do not fit", 24).splitlines()
+    assert first.startswith("  seen")
+    assert second.startswith("    ")
+    assert third.startswith("    ")
+
+
+def test_without_a_terminal_lines_stay_and_trailing_blanks_go():
+    assert wrapped(TEXT, None).splitlines() == [line.rstrip() for line in TEXT.splitlines()]
+
+
+def test_a_word_wider_than_the_terminal_is_broken():
+    assert max(map(len, wrapped("a" * 100, 40).splitlines())) == 40

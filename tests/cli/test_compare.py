@@ -60,6 +60,24 @@ def test_different_models_exit_1_and_name_the_place(capsys, file, tmp_path):
     assert [f["id"] for f in made["findings"]] == ["same-logits:tokens-given"]
 
 
+def test_models_of_another_number_of_attentions_are_compared_by_their_logits(capsys, tmp_path):
+    (tmp_path / "two.py").write_text(
+        "from tests.bugs.base import Config, make\nfrom tests.bugs.healthy_traps import TokensOnly\n"
+        "short = lambda: TokensOnly(make(Config(n_layers=2)))\nlong = lambda: TokensOnly(make(Config()))\n"
+    )
+    code, out, err = run(capsys, "compare", f"{tmp_path / 'two.py'}:short", f"{tmp_path / 'two.py'}:long")
+    assert (code, err) == (1, "")
+    assert "A has 2 attentions and B has 3, so only logits were compared: B has " in out
+    assert "1 more softmax" in out
+
+
+def test_the_report_fits_the_terminal(capsys, file, monkeypatch):
+    monkeypatch.setattr("glassformer.cli.compare.terminal_width", lambda: 80)
+    _, out, _ = run(capsys, "compare", f"{file}:build", f"{file}:exact")
+    assert max(map(len, out.splitlines())) <= 80
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
 def test_a_folder_against_another_format_of_it(capsys, tmp_path):
     folders.write(tmp_path / "glass", with_tokenizer=False)
     gf.save(gf.load(tmp_path / "glass"), tmp_path / "hf", format="hf")

@@ -70,6 +70,15 @@ def loud():
     print("built")
     return Prints()
 def mystery(idx): return torch.zeros(*idx.shape, 5)
+class Constant(Base):
+    def forward(self, idx): return torch.full((*idx.shape, 11), 2.5)
+class ByPosition(Base):
+    def forward(self, idx): return self.table(torch.arange(idx.shape[1]) % 11).expand(len(idx), -1, -1)
+class ZeroTable(Base):
+    def forward(self, idx): return self.table(idx) * 3
+    def __init__(self):
+        super().__init__()
+        nn.init.zeros_(self.table.weight)
 """
 
 
@@ -107,6 +116,9 @@ def folder(tmp_path_factory):
         ("Empty", "a tuple of nothing"),
         ("Flat", "a tensor of shape (2, 5) and type torch.int64"),
         ("NoInput", "takes no arguments"),
+        ("Constant", "every logit is 2.5); they must depend on the input to be examined: give a model"),
+        ("ByPosition", "only positions move them); they must depend on the input"),
+        ("ZeroTable", "every logit is 0); they must depend on the input to be examined: table.weight is all zero"),
     ],
 )
 def test_what_cannot_be_examined_is_a_sentence_and_exit_2(capsys, file, name, words):
@@ -116,6 +128,12 @@ def test_what_cannot_be_examined_is_a_sentence_and_exit_2(capsys, file, name, wo
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert "Traceback" not in err
+
+
+def test_a_callable_that_returns_zeros_is_not_called_healthy(capsys, file):
+    code, out, err = run(capsys, "doctor", f"{file}:mystery", "--vocab-size", "5")
+    assert (code, out) == (2, "")
+    assert "returns the same logits for different tokens (every logit is 0)" in err
 
 
 def test_a_loop_ends_at_the_time_limit(capsys, file):
@@ -165,6 +183,19 @@ def test_a_person_sees_the_table_fill_and_a_machine_does_not(capsys, monkeypatch
     screen.truncate(0)
     run(capsys, "doctor", f"{file}:Prints", "--quick", "--json")
     assert screen.getvalue().strip("\0") == ""
+
+
+def test_a_report_fits_the_terminal_and_no_line_ends_in_blanks(capsys, monkeypatch):
+    subject = f"{ROOT / 'tests/cli/sick_model.py'}:build"
+    monkeypatch.setattr("glassformer.cli.doctor.terminal_width", lambda: 80)
+    code, out, _ = run(capsys, "doctor", subject, "--quick")
+    assert code == 1
+    assert max(map(len, out.splitlines())) <= 80
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+    monkeypatch.setattr("glassformer.cli.doctor.terminal_width", lambda: None)
+    _, wide, _ = run(capsys, "doctor", subject, "--quick")
+    assert max(map(len, wide.splitlines())) > 80
+    assert [line for line in wide.splitlines() if line != line.rstrip()] == []
 
 
 def test_a_healthy_folder_is_exit_0_and_says_whose_engine(capsys, folder):

@@ -27,4 +27,4 @@ def test_json_form_is_json_and_a_healthy_report_has_no_diagnoses():
     assert not data["healthy"]
     healthy = Report("thing", "decoder", (), (Finding("a/b", Verdict.PASS),))
     assert healthy.healthy
-    assert "healthy as far as 1 probes can see" in healthy.verdict()
+    assert "healthy as far as 1 probe can see" in healthy.verdict()

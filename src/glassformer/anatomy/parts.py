@@ -6,6 +6,7 @@ the next attention are the feed-forward. Names of modules and classes play no pa
 and a library's own layers are read alike.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -54,6 +55,10 @@ class Attention:
     dots: Float[Tensor, "B H T S"]
     scores: Float[Tensor, "B H T S"]
     pattern: Float[Tensor, "B H T S"]
+    weights: Float[Tensor, "B H T S"]
+    """What multiplies the values: the pattern, unless something is done to it after softmax."""
+    steps: tuple[str, ...]
+    """The operations between softmax and the product with the values that change numbers."""
     heads: Float[Tensor, "B H T U"]
     projections: dict[str, Projection]
     flat: dict[str, Float[Tensor, "B N T K"]]
@@ -98,6 +103,8 @@ class Anatomy:
     blocks: list[Block]
     head: Projection | None
     logits: Float[Tensor, "B T V"]
+    operations: Counter[str] = field(default_factory=Counter)
+    """How often each elementary operation that changes numbers is computed from the tokens."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -191,9 +198,11 @@ class Reader:
         return None if best is None else best.double().cpu()
 
     def attentions(self) -> list[Attention]:
-        found = []
+        found: list[Attention] = []
         for softmax in self.graph.nodes:
-            if softmax.op in SOFTMAXES and softmax.live:
+            # a softmax of attention weights belongs to the attention that they are of
+            again = any(a.softmax.index in self.graph.since_landmark(softmax) for a in found)
+            if softmax.op in SOFTMAXES and softmax.live and not again:
                 made = self._attention(softmax)
                 if made is not None:
                     found.append(made)
@@ -216,7 +225,10 @@ class Reader:
         made = Attention(
             softmax,
             axis - softmax.value.dim() if axis >= 0 else axis,
-            *(q, k, v, self.heads(dots), scores, self.heads(softmax), self.heads(last, transposed=side == 1)),
+            *(q, k, v, self.heads(dots), scores, self.heads(softmax)),
+            self.heads(last.factors[side], transposed=side == 1),
+            self.graph.changes(softmax, last.factors[side]),
+            self.heads(last, transposed=side == 1),
             {name: self.projection(node) for name, node in linears.items() if node is not None},
             {name: value for name, value in flat.items() if value is not None},
             last=last,
@@ -305,6 +317,7 @@ def read_anatomy(graph: Graph, lengths: Lengths, logits: Float[Tensor, "B T V"])
         blocks,
         reader.projection(tail[-1]) if tail else None,
         logits.double().cpu(),
+        graph.operations(),
     )
 
 

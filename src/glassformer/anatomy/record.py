@@ -9,6 +9,7 @@ into their norms, softmaxes and rotary angles, and a comparison in float64 would
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -91,6 +92,21 @@ class Graph:
             if before.is_landmark:
                 found.add(before)
         return found
+
+    def since_landmark(self, node: Node) -> set[int]:
+        """Indices of what a node is computed from without another product or embedding in between."""
+        return {n.index for n in walk(node.inputs, lambda n: [] if n.is_landmark else n.inputs)}
+
+    def changes(self, start: Node, end: Node) -> tuple[str, ...]:
+        """Operations on the way from one node to another that change numbers, in order; products end the way."""
+        used = ancestors(end)
+        way = walk([start], lambda n: [m for m in n.users if m.index in used and not m.is_landmark])
+        inside = [n for n in sorted(way, key=lambda n: n.index) if n is not start and n.op not in LAYOUT]
+        return tuple(n.op.strip("_") for n in inside)
+
+    def operations(self) -> Counter[str]:
+        """How often each operation that changes numbers is computed from the tokens."""
+        return Counter(n.op.strip("_") for n in self.nodes if n.live and n.inputs and n.op not in LAYOUT)
 
     def after(self, node: Node, wanted: Callable[[Node], bool], stop: Callable[[Node], bool]) -> Node | None:
         """The first node computed from this one that is wanted, not looking beyond nodes that stop."""

@@ -1,9 +1,9 @@
 """The same places in two models: named, in the order of computation, each with the places it is computed from.
 
-Names are those of `glassformer.model.tap` where the place is one of them. Beside them stand `tokens` (the table looked
+Names are those of `glassformer.model.tap` where the place is one of them. The others are `tokens` (the table looked
 up), `attention.projected_q` and so on (a projection split into heads, before rotation), `attention.mask` (1 where a key
-has weight), `attention.merged` (the heads concatenated), `attention.sum` and `feedforward.sum` (a branch added to the
-stream).
+has weight), `attention.weights` (what multiplies the values), `attention.merged` (the heads concatenated),
+`attention.sum` and `feedforward.sum` (a branch added to the residual stream).
 """
 
 from collections.abc import Callable
@@ -99,7 +99,8 @@ def _attention(found: _Places, layer: str, block: Block, source: Tensor | None, 
     found.put(at + "mask", "mask", visible(a), block=block)
     found.put(at + "scores", "scores", a.scores, at + "q", at + "k", at + "mask", block=block)
     found.put(at + "pattern", "pattern", a.pattern, at + "scores", at + "mask", block=block)
-    found.put(at + "heads", "heads", a.heads, at + "pattern", at + "v", block=block)
+    found.put(at + "weights", "weights", a.weights, at + "pattern", block=block)
+    found.put(at + "heads", "heads", a.heads, at + "weights", at + "v", block=block)
     if a.merged is not None:
         found.put(at + "merged", "merged", a.merged.read, at + "heads", block=block)
         found.put(at + "out", "out", a.merged.out, at + "merged", block=block, projection=a.merged)

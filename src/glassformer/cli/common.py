@@ -102,6 +102,22 @@ def fitted(text: str) -> str:
     return "\n".join(lines)
 
 
+def wrapped(text: str, width: int | None) -> str:
+    """Break lines longer than `width` at blanks and indent what continues them; None: a line may have any length.
+
+    Blanks at the end of a line are removed in either case.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        line = line.rstrip()
+        if width is None or len(line) <= width:
+            lines.append(line)
+            continue
+        indent = " " * min(len(line) - len(line.lstrip()) + 2, width // 2)
+        lines += textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
 def check_seed(seed: int) -> None:
     """Refuse what a generator cannot take: numpy nothing below 0, torch nothing of more than 64 bits."""
     if not 0 <= seed < 2**63:

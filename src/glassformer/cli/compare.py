@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable, token_ids
+from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, token_ids, wrapped
 
 
 def compare(
@@ -14,27 +14,31 @@ def compare(
         tyro.conf.Positional[str], tyro.conf.arg(metavar="A", help="A folder, file.py:name or package.module:name.")
     ],
     b: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="B", help="The same; a name is a model or builds one.")
+        tyro.conf.Positional[str],
+        tyro.conf.arg(metavar="B", help="Like A. A name is a model or builds one."),
     ],
     tokens: Annotated[
         tuple[str, ...],
-        tyro.conf.arg(help="Token ids to compare on, such as '5 17 3'. Default: random cases.", metavar="IDS"),
+        tyro.conf.arg(
+            help="Token ids to compare on, such as '5 17 3'. Default: random tokens of several lengths.", metavar="IDS"
+        ),
     ] = (),
     vocab_size: Annotated[
-        int | None, tyro.conf.arg(help="Only these first ids, where one vocabulary is padded.")
+        int | None, tyro.conf.arg(help="Compare only the first N ids, where one vocabulary is padded.")
     ] = None,
     kind: Annotated[
-        Literal["decoder", "encoder", "seq2seq"] | None, tyro.conf.arg(help="Where a model is taken for another kind.")
+        Literal["decoder", "encoder", "seq2seq"] | None,
+        tyro.conf.arg(help="Kind of both models. Default: inferred."),
     ] = None,
     dtype: Annotated[
         Literal["float64", "float32", "bfloat16", "float16"] | None,
-        tyro.conf.arg(help="The precision called own; each model's by default."),
+        tyro.conf.arg(help="Dtype of the first comparison. Default: the dtype of each model."),
     ] = None,
-    html: Annotated[Path | None, tyro.conf.arg(help="Also write one self-contained HTML page.")] = None,
+    html: Annotated[Path | None, tyro.conf.arg(help="Also write the report to this file as an HTML page.")] = None,
     force: Force = False,
     json: Json = False,
 ) -> int:
-    """Compare two implementations of one model. Exit 0 same (within rounding), 1 they differ, 2 could not compare."""
+    """Compare two implementations of one model. Exit 0: same (within rounding), 1: different, 2: not comparable."""
     if vocab_size is not None and vocab_size < 2:
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
     if html is not None:
@@ -51,7 +55,7 @@ def compare(
     if json:
         print(json_module.dumps({**result.to_dict(), **({"html": str(html)} if html else {})}))
     else:
-        print(result.text())
+        print(wrapped(result.text(), terminal_width()))
         if html is not None:
-            print(f"{html}: the same as a page")
+            print(f"The report was written to {html}.")
     return 0 if result.same else 1

@@ -1,8 +1,9 @@
-"""`glass doctor`: what is wrong with a Transformer, where, and how to mend it."""
+"""`glass doctor`: what is wrong with a Transformer, where, and how to fix it."""
 
 import contextlib
 import json as json_module
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable
+from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from glassformer.finding import Finding
 
 SECONDS = 600.0
+TRAILING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
+"""Blanks at the end of a line, between the codes of its colour."""
 ALSO = (
     *("prefix", "alibi", "use_alibi", "rope", "use_rope", "rotary", "use_rotary", "rotary_dim", "use_sliding_window"),
     *("relative_attention_num_buckets", "scale_attn_weights", "scale_attention", "query_pre_attn_scalar", "mup"),
@@ -37,29 +40,27 @@ def doctor(
         ),
     ],
     kind: Annotated[
-        Literal["decoder", "encoder", "seq2seq"] | None, tyro.conf.arg(help="None: told from structure, and said.")
+        Literal["decoder", "encoder", "seq2seq"] | None, tyro.conf.arg(help="Default: inferred from the model.")
     ] = None,
     vocab_size: Annotated[
-        int | None, tyro.conf.arg(help="How many token ids; needed where the model does not say.")
+        int | None, tyro.conf.arg(help="Number of token ids. Needed where the model does not declare it.")
     ] = None,
     expect: Annotated[
         list[str],
-        tyro.conf.arg(help="Declared intent, such as sliding-window=128, prefix=16 or scale=1.", metavar="K=V"),
+        tyro.conf.arg(help="Facts beyond the config: sliding-window=128, prefix=16, ...", metavar="K=V"),
     ] = [],  # noqa: B006 - tyro reads the default, nobody changes it
     reference: Annotated[
-        str | None, tyro.conf.arg(help="A trusted model of the same weights, named like SUBJECT.")
+        str | None, tyro.conf.arg(help="A trusted model with the same weights, named like SUBJECT.")
     ] = None,
-    quick: Annotated[bool, tyro.conf.arg(help="Causality, cache, padding, positions and attention only.")] = False,
-    deep: Annotated[
-        bool, tyro.conf.arg(help="Train a little too: overfit a batch, a source of known entropy.")
-    ] = False,
-    seconds: Annotated[float, tyro.conf.arg(help="Time limit of the whole examination.")] = SECONDS,
-    junit: Annotated[Path | None, tyro.conf.arg(help="Write JUnit's XML here.")] = None,
-    html: Annotated[Path | None, tyro.conf.arg(help="Write a page with the pictures here.")] = None,
+    quick: Annotated[bool, tyro.conf.arg(help="Only causality, cache, padding, positions and attention.")] = False,
+    deep: Annotated[bool, tyro.conf.arg(help="Also train briefly: overfit one batch, learn a known source.")] = False,
+    seconds: Annotated[float, tyro.conf.arg(help="Time limit of the whole examination, in seconds.")] = SECONDS,
+    junit: Annotated[Path | None, tyro.conf.arg(help="Write the findings to this file as JUnit XML.")] = None,
+    html: Annotated[Path | None, tyro.conf.arg(help="Write the report to this file as an HTML page.")] = None,
     force: Force = False,
     json: Json = False,
 ) -> int:
-    """Examine any Transformer. Exit 0: healthy, 1: sick, 2: could not be examined."""
+    """Examine any Transformer. Exit code 0: healthy, 1: a bug was found, 2: could not be examined."""
     if not seconds > 0:
         raise InputError(f"--seconds {seconds:g} must be a positive number; the usual limit is {SECONDS:g}.")
     if vocab_size is not None and vocab_size < 2:
@@ -178,14 +179,16 @@ def show(report: "Report") -> None:
     """A table of the diagnoses that were looked for, then the verdict in words."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    width = terminal_width()
+    console = Console(highlight=False, width=width or 1000)
     groups: dict[str, list[Finding]] = {}
     for finding in report.findings:
         groups.setdefault(finding.id.split("/")[0], []).append(finding)
-    console.print(tabulated(groups, "diagnosis"))
-    console.print()
-    console.print(report.text(), markup=False)
-    console.print(f"\n{report.seconds:.1f} s", style="dim")
+    with console.capture() as table:
+        console.print(tabulated(groups, "diagnosis"))
+    print(TRAILING.sub(lambda end: end.group().replace(" ", ""), table.get()))
+    print(wrapped(report.text(), width))
+    print(f"\n{report.seconds:.1f} s")
 
 
 def write(report: "Report", junit: Path | None, html: Path | None) -> None:

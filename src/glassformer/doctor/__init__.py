@@ -1,4 +1,4 @@
-"""The doctor: what is wrong with a Transformer, where, and how to mend it."""
+"""The doctor: what is wrong with a Transformer, where, and how to fix it."""
 
 from glassformer.doctor.diagnose import diagnose
 from glassformer.doctor.report import Diagnosis, Report

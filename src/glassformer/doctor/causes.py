@@ -7,14 +7,15 @@ explained by another failure is listed as its consequence and not as a finding o
 from glassformer.finding import Finding, Verdict
 
 RANK = (
-    "eval_stochastic", "state_leak", "norm_axis", "softmax_axis", "head_layout", "mask_value", "causal_leak",
+    "eval_stochastic", "state_leak", "norm_axis", "softmax_axis", "attention_weights", "head_layout", "mask_value",
+    "causal_leak",
     "position_missing", "batch_variance", "position_train_infer", "rope_values", "rope_pairing", "rope_relative",
     "window",
     "over_mask", "attn_scale", "norm_placement", "residual_growth", "norm_eps", "activation", "decode_position",
     "cache_mask", "cache_mismatch", "cache_rollback", "cache_reorder", "mask_nan", "pad_leak", "left_pad_position",
     "decode_select", "weight_tying", "label_shift", "loss_padding", "dead_gradient", "init_loss",
 )  # fmt: skip
-"""The 34 diagnoses, causes before what they cause."""
+"""The 35 diagnoses, causes before what they cause."""
 
 CACHE = ("cache_mask", "cache_mismatch", "cache_rollback", "cache_reorder", "decode_position")
 DECODING = (*CACHE, "decode_select", "pad_leak/with-cache", "left_pad_position/with-cache")
@@ -30,6 +31,7 @@ BRINGS: dict[str, tuple[str, ...]] = {
     "state_leak": ("causal_leak", "batch_variance", *DECODING, *PADDING, "position_train_infer"),
     "norm_axis": (*MIXING, "norm_placement", "residual_growth", "norm_eps"),
     "softmax_axis": (*MIXING, "attn_scale", "residual_growth"),
+    "attention_weights": (*MIXING, "head_layout", "residual_growth"),
     "head_layout": MIXING,
     "mask_value": ("causal_leak", "over_mask", "window", *DECODING, *PADDING, "position_train_infer", "rope_relative"),
     "causal_leak": (*DECODING, "pad_leak", "loss_padding/padded", "loss_padding/pad-content", "init_loss", "over_mask",

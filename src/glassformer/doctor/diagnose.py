@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from glassformer.doctor.causes import name_of, sort_out
@@ -14,9 +15,11 @@ from glassformer.doctor.place import layer_of_fault
 from glassformer.doctor.probes import causality
 from glassformer.doctor.probes.attention import open_layers, traced
 from glassformer.doctor.report import TITLES, Diagnosis, Report
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import CannotExamineError
 from glassformer.doctor.subject.isolate import preserved, quiet, time_limit
-from glassformer.doctor.subject.subject import Kind, Subject, subject_of
+from glassformer.doctor.subject.measure import gap
+from glassformer.doctor.subject.subject import Kind, Subject
 from glassformer.finding import Finding, Verdict
 from glassformer.weights.verify import not_numbers
 
@@ -36,7 +39,7 @@ def diagnose(
 ) -> Report:
     """Examine any model: ours, Hugging Face's, a plain module, a callable from tokens to logits, or a folder.
 
-    kind        "decoder", "encoder" or "seq2seq"; None: told from structure, and said in the report
+    kind        "decoder", "encoder" or "seq2seq"; default: inferred from the model and stated in the report
     reference   a trusted model of the same weights: shows what only a comparison can (pairing, order of heads)
     expect      declared intent that the config does not say, such as {"sliding_window": 128, "prefix": 16}
     deep        train a little too: overfit one batch, and a source of known entropy
@@ -44,7 +47,8 @@ def diagnose(
     tell        called before each probe: tell(what, done, of)
     found       called with each finding as it is made: found(finding, family); what it raises ends the examination
 
-    The model given is never changed: probes run on copies (a very large one is restored after each).
+    The model given is not changed: probes run on copies. One that is over 1 GB or cannot be copied faithfully is
+    examined in place and restored after each probe.
     Raises CannotExamineError, one sentence, when it cannot be examined at all.
     """
     began = time.monotonic()
@@ -57,9 +61,36 @@ def diagnose(
         if isinstance(subject, nn.Module) and (told := not_numbers(subject)) is not None:
             raise CannotExamineError(f"{told}, and so is all that is computed with them: load or train it again.")
         patient = subject_of(subject, kind, vocab_size, expect, name)
+        refuse_constant(patient)
         trusted = None if reference is None else subject_of(reference, patient.kind, vocab_size, expect, "reference")
         exam = run(Examination(patient, trusted, deep, quick, found), tell)
         return _report(exam, time.monotonic() - began)
+
+
+def refuse_constant(subject: Subject) -> None:
+    """Refuse logits that are the same for other tokens: every comparison would agree and say nothing."""
+    with quiet(), subject.patient() as patient:
+        tokens = patient.tokens(2, patient.length(24), seed=3)
+        seq2seq = patient.kind == "seq2seq"
+        given = [{"source": patient.source(2, seed=seed)} if seq2seq else {} for seed in (77, 78)]
+        one = patient.logits(tokens, **given[0])
+        two = patient.logits(patient.other(tokens), **given[1])
+    # a model that draws random numbers moves by itself, and NaN is a finding of its own
+    if gap(one, two) > 0 or not bool(torch.isfinite(one).all()):
+        return
+    values = one.detach().flatten()
+    told = f"every logit is {float(values[0]):.4g}" if bool((values == values[0]).all()) else "only positions move them"
+    empty = [n for n, p in subject.module.named_parameters() if not bool(p.any())] if subject.module is not None else []
+    matrices = [n for n in empty if subject.module is not None and subject.module.get_parameter(n).dim() > 1]
+    remedy = (
+        f"{matrices[-1]} is all zero, so load trained weights or initialise it with other numbers"
+        if matrices
+        else "give a model that computes its logits from the token ids"
+    )
+    raise CannotExamineError(
+        f"{subject.name} returns the same logits for different tokens ({told}); they must depend on the input to be "
+        f"examined: {remedy}."
+    )
 
 
 def _report(exam: Examination, seconds: float) -> Report:

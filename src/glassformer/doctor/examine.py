@@ -27,6 +27,7 @@ from glassformer.doctor.probes import (
     relative,
     scores,
     training,
+    weighting,
     weights,
 )
 from glassformer.doctor.probes.trace import as_heads, hidden_keys
@@ -70,6 +71,7 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
     causal = exam.subject.kind != "encoder"
     attention_steps: list[Step] = [
         ("attention", _attention),
+        ("attention weights", weighting.used_as_they_are),
         *([("large scores", scores.masks_hold)] if causal else []),
         ("reach", reach.past_by_gradient),
     ]

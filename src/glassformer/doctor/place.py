@@ -125,7 +125,7 @@ def _reordered(subject: Subject, finding: Finding) -> str | None:
 def _cropped(subject: Subject, finding: Finding) -> str | None:
     def change(patient: Subject, cache: Any, tokens: Tensor, given: Given) -> tuple[Any, Tensor, Given]:
         _, cache = run_chunks(patient, patient.other(tokens), [2], cache=cache, start=6, **given)
-        return roll_back(cache, 6, 2, patient.interface.foreign_style), tokens, given
+        return roll_back(cache, 6, 2), tokens, given
 
     return _after(subject, change)
 

@@ -41,7 +41,7 @@ def against_reference(subject: Subject, reference: Subject | None) -> Iterator[F
 
 def _same_weights(subject: Subject, reference: Subject) -> Subject:
     """The reference with the subject's weights, where names and shapes are the same; else as it is."""
-    if subject.module is None or reference.module is None:
+    if subject.module is None or reference.module is None or reference.in_place:
         return reference
     mine, theirs = subject.module.state_dict(), reference.module.state_dict()
     if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:

@@ -3,45 +3,47 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from glassformer.doctor.subject.measure import many
 from glassformer.finding import Finding, Verdict
 
 TITLES: dict[str, str] = {
-    "causal_leak": "a place sees tokens after it",
-    "mask_value": "masked scores are a number that real scores can reach",
-    "over_mask": "keys that should be visible are masked",
-    "window": "the window shows another number of keys than declared",
-    "cache_mismatch": "decoding with the cache is not the full pass",
-    "decode_position": "a cached token stands at another position than in the full sequence",
-    "cache_mask": "several tokens with a cache see the wrong keys",
-    "cache_rollback": "after a crop the cache remembers what was dropped",
-    "cache_reorder": "after a reorder part of the cache belongs to other rows",
-    "decode_select": "generate() does not pick the likeliest token",
-    "state_leak": "an answer depends on earlier calls",
-    "position_missing": "positions do not reach the computation",
-    "position_train_infer": "training and inference see different positions or context",
-    "rope_relative": "rotary positions are not those declared, or not relative",
-    "rope_pairing": "the rotation pairs components the wrong way",
-    "rope_values": "values are rotated",
-    "attn_scale": "scores are scaled by another factor than declared",
-    "softmax_axis": "softmax runs over the wrong axis",
-    "head_layout": "splitting or joining heads mixes tokens or heads",
-    "pad_leak": "padding is seen",
-    "left_pad_position": "positions count padding",
-    "batch_variance": "a row depends on its neighbours",
-    "mask_nan": "masks make NaN",
-    "norm_placement": "norms or residuals are wired otherwise than declared",
-    "norm_eps": "a norm's formula or eps is not the declared one",
-    "norm_axis": "a norm takes statistics over other tokens",
-    "activation": "the activation is not the declared one",
-    "residual_growth": "the residual stream grows too fast, or its weights start too large",
-    "eval_stochastic": "dropout in the wrong mode",
-    "weight_tying": "head and embedding are not tied as declared",
-    "label_shift": "the loss compares logits with the wrong tokens",
-    "loss_padding": "the loss counts the wrong targets",
-    "init_loss": "the first loss is far from ln V",
-    "dead_gradient": "parameters get no gradient",
+    "causal_leak": "causal mask leak: a position attends to later tokens",
+    "mask_value": "weak mask constant: masked scores have a value that real scores can reach",
+    "over_mask": "mask too strict: keys that should be visible are masked",
+    "window": "sliding window size: the number of visible keys is not the declared one",
+    "cache_mismatch": "KV cache mismatch: cached decoding differs from the full forward pass",
+    "decode_position": "wrong decoding position: a cached token has another position than in the full sequence",
+    "cache_mask": "wrong mask with a cache: several tokens fed at once see the wrong keys",
+    "cache_rollback": "cache rollback: after crop() the cache still depends on the dropped tokens",
+    "cache_reorder": "cache reorder: after reordering, part of the cache belongs to other sequences",
+    "decode_select": "wrong token selection: generate() does not return the argmax of the logits",
+    "state_leak": "state between calls: the output depends on earlier calls",
+    "position_missing": "missing positions: the position embedding does not reach the computation",
+    "position_train_infer": "train/inference mismatch: training and inference use different positions or context",
+    "rope_relative": "rotary embedding: the rotation is not the declared one, or not relative",
+    "rope_pairing": "rotary pairing: the rotation pairs the wrong components",
+    "rope_values": "rotated values: RoPE is applied to v",
+    "attn_scale": "attention scale: q·k is multiplied by another factor than declared",
+    "softmax_axis": "softmax axis: softmax runs over the wrong dimension",
+    "attention_weights": "changed attention weights: something is applied to them after softmax",
+    "head_layout": "head layout: splitting or merging heads mixes tokens or heads",
+    "pad_leak": "padding leak: real tokens depend on padding",
+    "left_pad_position": "positions under left padding: padding tokens are counted",
+    "batch_variance": "batch dependence: a sequence's output depends on the other sequences",
+    "mask_nan": "NaN or infinite logits for real tokens",
+    "norm_placement": "norm placement: norms or residual connections are not wired as declared",
+    "norm_eps": "norm formula: eps or the variance is not the declared one",
+    "norm_axis": "norm axis: a norm takes its statistics over other tokens",
+    "activation": "activation function: not the declared one",
+    "residual_growth": "residual growth: the residual stream grows too fast, or its projections start too large",
+    "eval_stochastic": "dropout in the wrong mode: eval() is random, or train() is not",
+    "weight_tying": "weight tying: head and embedding are not tied as declared",
+    "label_shift": "label shift: the loss compares logits with the wrong tokens",
+    "loss_padding": "loss mask: the loss counts the wrong targets, or divides by the wrong number",
+    "init_loss": "initial loss: far from ln(vocabulary size)",
+    "dead_gradient": "missing gradient: parameters get no gradient",
 }
-"""One line per diagnosis."""
+"""Headline of each diagnosis: its usual name and what happens."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ class Report:
         counts = self.counts
         examined = counts["pass"] + counts["fail"]
         if self.healthy:
-            skipped = counts["skip"]
-            return f"{self.subject} ({self.kind}): healthy as far as {examined} probes can see; {skipped} not made."
+            probes, skipped = many(examined, "probe"), counts["skip"]
+            return f"{self.subject} ({self.kind}): healthy as far as {probes} can see; {skipped} not made."
         first = self.diagnoses[0]
         more = f", and {len(self.diagnoses) - 1} more" if len(self.diagnoses) > 1 else ""
         place = f" ({first.where()})" if first.where() else ""

@@ -6,7 +6,7 @@ from glassformer.anatomy.parts import Lengths, read_anatomy
 from glassformer.anatomy.record import record
 from glassformer.anatomy.roles import differences, roles_of
 from glassformer.doctor.compare.scene import Scene
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from tests.doctor.compare.pairs import V
 
 

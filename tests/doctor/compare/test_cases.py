@@ -3,7 +3,7 @@
 import torch
 
 from glassformer.doctor.compare.cases import answers, cases_for, draw, is_compiled
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from tests.doctor.compare.pairs import Nano, ours, theirs
 
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from glassformer import config as c
 from glassformer.doctor.compare.explain_attention import explain_scores, explain_turned, explain_values
+from glassformer.doctor.compare.run import compare
+from tests.bugs.zoo import by_id
 from tests.doctor.compare.pairs import ours, theirs
 from tests.doctor.compare.scenes import scene
 
@@ -55,3 +58,19 @@ def test_a_bias_on_the_scores_is_told_from_a_scale():
     assert found.convention == "attention_scale"
     assert "0.353553 = 1/√K, B by 0.1, and both add a bias" in found.text
     assert found.residual < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("id", "words"),
+    [
+        ("softmax_twice", "B applies masked_fill, softmax again to the attention weights"),
+        ("softmax_twice_unmasked", "B applies softmax again to the attention weights"),
+        ("weights_squared_normed", "B applies pow, sum, div to the attention weights"),
+    ],
+)
+def test_an_operation_after_softmax_is_named(id, words):
+    bug = by_id(id)
+    found = compare(bug.healthy(), bug.build())
+    assert (found.first, found.convention) == ("block.0.attention.weights", "attention_weights")
+    assert words in found.explanation.text
+    assert "A uses the attention weights unchanged" in found.explanation.text

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from glassformer.doctor.probes import blocks
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Verdict
 from tests.doctor.probes.patients import BUGS, Copycat, bert, failures, gpt2, names, rotary, sick
 

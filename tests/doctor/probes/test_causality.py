@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glassformer.doctor.probes import causality
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Verdict
 from tests.doctor.probes.patients import BUGS, failures, gpt2, listed, rotary, sick, t5
 

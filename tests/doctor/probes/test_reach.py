@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from glassformer.doctor.probes import causality, reach
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import Unsupported
-from glassformer.doctor.subject.subject import subject_of
 from glassformer.finding import Verdict
 from tests.doctor.probes.patients import Copycat, bert, failures, gpt2, listed, rotary, sick, t5
 

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from glassformer.doctor.probes import training
 from glassformer.finding import Verdict
+from tests.bugs import healthy_transformers
 from tests.bugs.healthy_traps import nano_style
-from tests.doctor.probes.patients import BUGS, failures, gpt2, listed, names, sick, sound, warmed
+from tests.doctor.probes.patients import BUGS, Copycat, failures, gpt2, listed, names, sick, sound, warmed
 
 
 def test_a_model_without_a_loss_is_not_judged():
@@ -84,3 +86,59 @@ def test_targets_left_out_are_no_matter_of_the_shift(drop, words):
     (finding, *_) = listed(training.label_shift(subject))
     assert finding.id == "loss_padding/targets"
     assert words in finding.why
+
+
+class Shifts(Copycat):
+    """A model whose loss compares logits at t with targets at t + `shift`."""
+
+    shift = 0
+
+    def answer(self, idx, targets):
+        logits = super().forward(idx)
+        if targets is None:
+            return logits, None
+        end = idx.shape[1] - self.shift
+        return logits, F.cross_entropy(logits[:, :end].flatten(0, 1), targets[:, self.shift :].flatten())
+
+
+class Targets(Shifts):
+    def forward(self, idx, targets=None, past_key_values=None):
+        return self.answer(idx, targets)
+
+
+class Labels(Shifts):
+    def forward(self, idx, attention_mask=None, past_key_values=None, labels=None, return_dict=None):
+        return self.answer(idx, labels)
+
+
+class Target(Shifts):
+    def forward(self, idx, target=None):
+        return self.answer(idx, target)
+
+
+class Method(Shifts):
+    def forward(self, idx, past_key_values=None):
+        return self.answer(idx, None)[0]
+
+    def loss(self, idx, targets):
+        return self.answer(idx, targets)[1]
+
+
+@pytest.mark.parametrize("made", [Targets, Labels, Target, Method])
+def test_no_argument_name_decides_who_shifts_the_labels(made):
+    for shift, expected in ((0, []), (1, []), (2, ["label_shift/gradient"])):
+        model = made()
+        model.shift = shift
+        found = listed(training.label_shift(warmed(model)))
+        assert next(f for f in found if f.id == "label_shift/gradient").verdict is not Verdict.SKIP
+        assert failures(found) == expected
+
+
+def test_a_class_of_the_library_shifts_inside():
+    """Its documentation says so, and its trainer relies on it."""
+    model = healthy_transformers.build(healthy_transformers.DECODERS["gpt2"])
+    assert failures(training.label_shift(warmed(model))) == []
+    model.loss_function = lambda logits, labels, vocab_size, **also: F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten()
+    )
+    assert failures(training.label_shift(warmed(model))) == ["label_shift/gradient"]

@@ -8,6 +8,7 @@ from torch import nn
 
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.interface import find_cache, find_logits, find_loss, inspect_call
+from tests.bugs import healthy_transformers
 
 LOGITS = torch.zeros(2, 5, 7)
 
@@ -20,7 +21,31 @@ class Takes(nn.Module):
 def test_common_names_are_found():
     face = inspect_call(Takes())
     assert (face.tokens, face.mask, face.positions) == ("idx", "attention_mask", "position_ids")
-    assert (face.cache, face.labels, face.foreign_style) == ("past_key_values", "labels", True)
+    assert (face.cache, face.labels, face.positions_from_caller) == ("past_key_values", "labels", True)
+
+
+def test_no_argument_name_makes_a_model_one_of_the_library():
+    face = inspect_call(Takes())
+    assert (face.library, face.shifts_labels) == (False, False)
+    typed = Takes()
+    typed.config = SimpleNamespace(model_type="gpt2")
+    assert not inspect_call(typed).library
+    face = inspect_call(healthy_transformers.build(healthy_transformers.DECODERS["gpt2"]))
+    assert (face.library, face.shifts_labels) == (True, True)
+    wrapped = nn.Module()
+    wrapped.inner = healthy_transformers.build(healthy_transformers.DECODERS["gpt2"])
+    wrapped.forward = lambda idx, labels=None: idx
+    face = inspect_call(wrapped)
+    assert (face.library, face.shifts_labels) == (True, False)
+
+
+def test_a_target_that_may_be_left_out_can_hold_labels():
+    def model(idx, target=None, mask=None): ...
+
+    assert inspect_call(model).target_is_optional
+    alone = inspect_call(model, single=True)
+    assert (alone.is_seq2seq, alone.labels, alone.mask) == (False, "target", "mask")
+    assert not inspect_call(lambda src, tgt: src).target_is_optional
 
 
 def test_a_second_token_argument_is_an_encoder_decoder():

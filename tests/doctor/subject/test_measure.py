@@ -27,3 +27,8 @@ def test_the_worst_place_is_where_the_difference_is():
     b[1, 2] = 1
     assert measure.worst_place(a, b) == (1, 2)
     assert measure.rms(torch.tensor([3.0, -3.0, math.inf])) == 3
+
+
+def test_one_is_singular():
+    assert [measure.many(n, "key") for n in (0, 1, 2)] == ["0 keys", "1 key", "2 keys"]
+    assert [measure.visible_keys(n) for n in (1, 8)] == ["1 key is visible", "8 keys are visible"]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glassformer.anatomy.record import Widened, elementary
 from glassformer.doctor.subject.isolate import quiet
+from glassformer.doctor.subject.measure import many
 from glassformer.doctor.subject.subject import Subject
 from glassformer.shapes import Bool, Float, Int
 
@@ -49,7 +50,7 @@ class Case:
         if self.mask is not None:
             given["mask"] = self.mask.to(here)
             left = not bool(self.mask[:, 0].all())
-            if left and subject.interface.foreign_style and subject.interface.positions:
+            if left and subject.interface.positions_from_caller:
                 given["positions"] = (given["mask"].long().cumsum(1) - 1).clamp(min=0)
         if self.prompt is None:
             return subject.logits(tokens, **given)
@@ -74,7 +75,7 @@ def cases_for(a: Subject, b: Subject, tokens: Int[Tensor, "B T"] | None, vocab_s
     limit = min(a.limit, b.limit)
     large = max(a.n_parameters, b.n_parameters) > LARGE
     lengths = [t for t in LENGTHS if t <= limit and not (large and t > 40)] or [limit]
-    found = [Case(f"{t} tokens", draw(a, b, t, vocab_size, seed=t), source=source) for t in lengths]
+    found = [Case(many(t, "token"), draw(a, b, t, vocab_size, seed=t), source=source) for t in lengths]
     width = min(13, limit)
     text = draw(a, b, width, vocab_size, seed=1)
     if source is None and a.interface.mask and b.interface.mask and width > 4:
@@ -107,7 +108,7 @@ def _counts_real_tokens(subject: Subject) -> bool:
     """Whether its positions can be made to skip padding on the left."""
     if type(subject.model).__module__.startswith("glassformer."):
         return True
-    return subject.interface.foreign_style and subject.interface.positions is not None
+    return subject.interface.positions_from_caller
 
 
 def is_compiled(model: Any) -> bool:

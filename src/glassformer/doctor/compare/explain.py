@@ -15,6 +15,7 @@ from glassformer.doctor.compare.explain_attention import (
     explain_scores,
     explain_turned,
     explain_values,
+    explain_weights,
 )
 from glassformer.doctor.compare.explain_linear import explain_linear, explain_logits
 from glassformer.doctor.compare.explain_stream import (
@@ -38,6 +39,7 @@ BY_KIND: dict[str, Callable[[Scene], Explanation | None]] = {
     "mask": explain_mask,
     "scores": explain_scores,
     "pattern": explain_pattern,
+    "weights": explain_weights,
     "heads": explain_merged,
     "merged": explain_merged,
     "out": explain_linear,

@@ -12,6 +12,7 @@ from glassformer.anatomy.parts import Attention, visible
 from glassformer.anatomy.roles import Role
 from glassformer.doctor.compare.explain_linear import linear_convention, part_of
 from glassformer.doctor.compare.scene import EXACT, Explanation, Scene, column_order, named, reordered
+from glassformer.doctor.subject.measure import many
 
 
 def explain_projected(s: Scene) -> Explanation | None:
@@ -140,7 +141,9 @@ def explain_mask(s: Scene) -> Explanation | None:
     """Nothing is fitted here: which keys have weight is read off, so there is no residual."""
     a, b = fits.describe_mask(s.a.value), fits.describe_mask(s.b.value)
     apart = int((s.a.value != s.b.value).sum())
-    return Explanation("mask", f"a query of A sees: {a}; of B: {b} ({apart} places where only one does)", math.inf)
+    return Explanation(
+        "mask", f"a query of A sees: {a}; of B: {b} (only one does at {many(apart, 'position')})", math.inf
+    )
 
 
 def explain_scores(s: Scene) -> Explanation | None:
@@ -229,6 +232,26 @@ def explain_pattern(s: Scene) -> Explanation | None:
         text = f"A takes the softmax over {axes.get(one.axis, one.axis)}, B over {axes.get(two.axis, two.axis)}"
         return Explanation("softmax_axis", text, distance(one.scores.softmax(two.axis), s.b.value))
     return None
+
+
+def explain_weights(s: Scene) -> Explanation | None:
+    """One of them changes the weights after softmax. What both do is not the difference."""
+    one, two = _attention(s.a).steps, _attention(s.b).steps
+    if one == two:
+        return None
+    said = [f"{who} {_steps(steps)}" for who, steps in (("A", one), ("B", two))]
+    text = f"after softmax, {said[0]}; {said[1]}, before the product with v"
+    again = s.a.value if "softmax" in two else s.b.value
+    left = distance(again.softmax(-1), s.b.value if "softmax" in two else s.a.value)
+    left = left if "softmax" in {*one} ^ {*two} and s.explains(left) else math.inf
+    return Explanation("attention_weights", text, left)
+
+
+def _steps(steps: tuple[str, ...]) -> str:
+    if not steps:
+        return "uses the attention weights unchanged"
+    names = ["softmax again" if step == "softmax" else step for step in steps]
+    return f"applies {', '.join(names)} to the attention weights"
 
 
 def explain_merged(s: Scene) -> Explanation | None:

@@ -52,7 +52,7 @@ def _how(x: Tensor, y: Tensor) -> str:
     if torch.equal(x.flatten().sort().values, y.flatten().sort().values):
         return "the same numbers in other places"
     apart = (x != y).sum()
-    return f"other numbers at {int(apart)} of {x.numel()} places"
+    return f"other numbers at {int(apart)} of {x.numel()} entries"
 
 
 def _sorted_rows(x: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ WORDS = {
     "softcap": "soft cap",
     "position_bias": "position bias on the scores",
     "softmax_axis": "axis of the softmax",
+    "attention_weights": "operation on the attention weights after softmax",
     "head_layout": "layout of the heads",
     "gelu_variant": "GELU variant",
     "activation": "activation",

@@ -25,9 +25,11 @@ from glassformer.doctor.compare.parameters import parameter_gaps
 from glassformer.doctor.compare.patterns import describe
 from glassformer.doctor.compare.result import Comparison, Measured
 from glassformer.doctor.compare.scene import Scene
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import CannotExamineError
 from glassformer.doctor.subject.isolate import quiet
-from glassformer.doctor.subject.subject import Kind, Subject, subject_of
+from glassformer.doctor.subject.measure import many
+from glassformer.doctor.subject.subject import Kind, Subject
 
 STRICT = 1e-9
 """In float64, relative: some hundred roundings of 2e-16, amplified by depth, stay below 1e-13 in the families tried."""
@@ -97,9 +99,9 @@ def _agree_on_sizes(a: Subject, b: Subject, vocab_size: int | None) -> int:
             f"the vocabularies differ, {a.vocab_size} ids in A and {b.vocab_size} in B: these are two models; give "
             f"vocab_size={min(a.vocab_size, b.vocab_size)} if one is only padded."
         )
-    layers = [s.facts.whole("n_layers") for s in (a, b)]
-    if None not in layers and layers[0] != layers[1]:
-        raise CannotCompareError(f"A has {layers[0]} layers and B has {layers[1]}: these are two models.")
+    mine, theirs = (s.facts.whole("n_layers") for s in (a, b))
+    if mine is not None and theirs is not None and mine != theirs:
+        raise CannotCompareError(f"A has {many(mine, 'layer')} and B has {theirs}: these are two models.")
     return vocab_size or a.vocab_size
 
 
@@ -130,8 +132,23 @@ def _cast(a: Subject, b: Subject, dtype: torch.dtype | str) -> None:
     if wanted not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise CannotCompareError(f"dtype {dtype!r} is not known: use float64, float32, bfloat16 or float16.")
     for subject in (a, b):
-        if isinstance(subject.model, nn.Module) and subject.dtype != wanted:
-            subject.model = copy.deepcopy(subject.model).to(wanted)
+        if not isinstance(subject.model, nn.Module) or subject.dtype == wanted:
+            continue
+        if subject.in_place:
+            raise CannotCompareError(
+                f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
+            )
+        subject.model = copy.deepcopy(subject.model).to(wanted)
+
+
+def extra_operations(one: Anatomy, two: Anatomy) -> str:
+    """Which elementary operations one model has more of than the other: softmax, then most different first."""
+    found = []
+    for who, mine, other in (("A", one.operations, two.operations), ("B", two.operations, one.operations)):
+        more = sorted((mine - other).items(), key=lambda item: ("softmax" not in item[0], -item[1]))[:5]
+        if more:
+            found.append(f"{who} has {', '.join(f'{count} more {name}' for name, count in more)}")
+    return "; ".join(found) or "both have the same operations in another order"
 
 
 @dataclass
@@ -225,9 +242,12 @@ class _Run:
         assert isinstance(one, Anatomy)
         assert isinstance(two, Anatomy)
         if len(one.blocks) != len(two.blocks):
-            raise CannotCompareError(
-                f"A has {len(one.blocks)} attentions and B has {len(two.blocks)}: these are two models."
+            result.notes.append(
+                f"A has {many(len(one.blocks), 'attention')} and B has {len(two.blocks)}, so only logits were "
+                f"compared: {extra_operations(one, two)}."
             )
+            self._say_pattern(result, case)
+            return
         self._walk(result, one, two, case, STRICT if exact else LOOSE)
         if result.first is None and result.verdict == "differ":
             if is_compiled(self.a.model) or is_compiled(self.b.model):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from glassformer.doctor.probes.trace import FORBIDDEN, Attention, Trace, hidden_keys, trace_call
 from glassformer.doctor.subject.declared import known_scales
+from glassformer.doctor.subject.measure import visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 
@@ -256,7 +257,7 @@ def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
                 Verdict.FAIL,
                 float(count),
                 float(window),
-                f"{count} keys are visible in {one.place}, {window} are declared",
+                f"{visible_keys(count)} in {one.place}; the declared window is {window}",
                 "Let query i see key j when 0 <= i - j < window.",
                 {"layer": one.layer, "visible": count, "declared": window},
             )

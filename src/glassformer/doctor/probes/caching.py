@@ -118,7 +118,7 @@ def _or_crash(subject: Subject, id: str, measure: Callable[[Subject], Measured],
     try:
         return judge(subject, id, measure, remedy)
     except RuntimeError as error:
-        known = subject.interface.maker is not None or subject.interface.foreign_style
+        known = subject.interface.maker is not None or subject.interface.cache == "past_key_values"
         if not known or not any(word in str(error) for word in ("size", "shape", "dimension", "match")):
             raise
         text = " ".join(str(error).split())[:120]
@@ -190,7 +190,7 @@ def _scene(subject: Subject, finding: Finding) -> dict[str, Any]:
 def explained(subject: Subject, finding: Finding, otherwise: str = "cache_mismatch") -> Finding:
     """Name the cause of a failed step by the second experiments: explicit positions, then the trace of the step."""
     first, window = finding.evidence["first_bad"], subject.facts.whole("window")
-    how = f"the first {first} places agree, place {first} does not"
+    how = f"position {first} is the first that differs"
     if _vanishes(subject, finding):
         evidence = {**finding.evidence, "cause": how + "; with explicit positions they all agree"}
         return change(finding, id="decode_position/steps", remedy=POSITION_REMEDY, evidence=evidence)
@@ -213,8 +213,9 @@ WINDOW_REMEDY = (
 )
 
 
-def roll_back(cache: Any, length: int, dropped: int, foreign: bool) -> Any:
-    """Crop to `length`; Hugging Face's takes how many to drop, as a negative number."""
+def roll_back(cache: Any, length: int, dropped: int) -> Any:
+    """Crop to `length`; a cache of transformers takes how many to drop, as a negative number."""
+    foreign = type(cache).__module__.startswith("transformers.")
     name = next((n for n in CROPS if callable(getattr(cache, n, None))), None)
     if name is None:
         raise Unsupported("its cache has no crop")
@@ -239,7 +240,7 @@ def rollback(subject: Subject) -> Finding:
         _, cache = run_chunks(patient, tokens, kept)
         wrong = patient.other(tokens.repeat(1, 3))[:, : n + k]
         _, cache = run_chunks(patient, wrong, junk, cache=cache, start=n)
-        cache = roll_back(cache, n, k, patient.interface.foreign_style)
+        cache = roll_back(cache, n, k)
         cached, _ = run_chunks(patient, tokens, [1, 1, 3], cache=cache, start=n)
         bound = cross_shape_bound(full, prefix_noise(patient, tokens, full))
         return Measured(gap(cached, full[:, n:]), bound, CROSS_WHY, {"kept": n, "dropped": k, "rows": rows})
@@ -288,7 +289,7 @@ def reorder(subject: Subject) -> Iterator[Finding]:
 
     rows = judge(subject, "cache_reorder/rows", measure, remedy)
     yield rows
-    padded_too = subject.interface.mask is not None and not subject.interface.foreign_style and not subject.large
+    padded_too = subject.interface.mask is not None and not subject.interface.library and not subject.large
     if rows.passed and padded_too:
         finding = _reorder_padded(subject, remedy)
         if finding is not None:

@@ -67,7 +67,7 @@ def future_token(subject: Subject) -> Iterator[Finding]:
             return first_over(list(moved_by_future(patient, 1, patient.length(24), prefix, **given)))
 
         finding = judge(subject, "causal_leak/attentions-returned", watched, REMEDY)
-        if finding.verdict is Verdict.FAIL and subject.interface.foreign_style:
+        if finding.verdict is Verdict.FAIL and subject.interface.library:
             # its fast attention builds no mask and its slow one, taken here, needs it: real, and met by no plain call
             evidence = {**finding.evidence, "explained": True}
             finding = replace(finding, verdict=Verdict.SKIP, why=WATCHED, remedy="", evidence=evidence)

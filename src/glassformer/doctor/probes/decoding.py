@@ -72,7 +72,7 @@ def greedy_is_greedy(subject: Subject) -> Iterator[Finding]:
     if subject.kind == "encoder" or not generate.usable:
         yield Finding.skip(id, "the model has no generate() with a number of new tokens")
         return
-    if subject.interface.foreign_style:
+    if subject.interface.library:
         yield Finding.skip(id, "generate() belongs to its library, not to the model")
         return
     with subject.patient(subject.warmth) as patient:

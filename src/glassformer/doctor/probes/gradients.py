@@ -5,9 +5,13 @@ import inspect
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from glassformer.doctor.probes.attention import traced
 from glassformer.doctor.probes.norms import is_norm
+from glassformer.doctor.probes.step import vectors
+from glassformer.doctor.probes.trace import trace_call
+from glassformer.doctor.subject.measure import gap, many, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 
@@ -60,6 +64,7 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
             if p.requires_grad
         }
         tables = dict(module.named_parameters())
+        blocks = _dead_blocks(patient, module)
         owners = {
             f"{m}.{n}" if m else n: (m, mod)
             for m, mod in module.named_modules()
@@ -67,8 +72,11 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
         }
     typical = sorted(sizes.values())[len(sizes) // 2] if sizes else 0.0
     dead = [n for n, size in sizes.items() if size <= DEAD * typical and not _excused(n, tables[n])]
+    if not dead and blocks:
+        yield _name_block(subject, blocks)
+        return
     if not dead:
-        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"{len(sizes)} parameters get a gradient")
+        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"every one of {many(len(sizes), 'parameter')} gets a gradient")
         return
     asked = _by_argument(subject, [n for n in dead if owners[n][0] not in called])
     if asked is not None and all(owners[n][0] not in called for n in dead):
@@ -76,6 +84,80 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
         yield Finding(id, Verdict.SKIP, float(len(dead)), 0.0, why, "", {"explained": True})
         return
     yield _name(subject, dead, owners)
+
+
+def _dead_blocks(patient: Subject, module: nn.Module) -> list[tuple[str, int, int, int]]:
+    """(name, first, last, of) of rows of a projection that get exactly no gradient: parts of a fused matrix.
+
+    A projection's rows are its outputs. A block at least as wide as a head is unused; fewer rows may be units that a
+    ReLU switches off. The head is left out: a padded vocabulary may be cut off.
+    """
+    width = patient.facts.head_width or 8
+    trace = trace_call(patient, patient.tokens(1, patient.length(8), seed=29))
+    wide = {linear.weight: linear.output.shape[-1] for linear in trace.linears}
+    found = []
+    for name, weight in module.named_parameters():
+        outputs = wide.get(weight.untyped_storage().data_ptr())
+        if weight.dim() != 2 or weight.grad is None or outputs not in weight.shape or outputs == patient.vocab_size:
+            continue
+        if weight.shape[0] == weight.shape[1] or _excused(name, weight):
+            continue  # a square matrix is no fusion of several
+        sizes = weight.grad.abs().amax(1 if weight.shape[0] == outputs else 0)
+        run = _longest_run((sizes == 0).nonzero().flatten().tolist())
+        if width <= len(run) < len(sizes):
+            found.append((name, run[0], run[-1], len(sizes)))
+    return found
+
+
+def _longest_run(numbers: list[int]) -> list[int]:
+    """The longest stretch of consecutive numbers."""
+    best: list[int] = []
+    now: list[int] = []
+    for number in numbers:
+        now = [*now, number] if now and number == now[-1] + 1 else [number]
+        best = now if len(now) > len(best) else best
+    return best
+
+
+def _name_block(subject: Subject, blocks: list[tuple[str, int, int, int]]) -> Finding:
+    name, first, last, size = blocks[0]
+    at = layer_of(name, subject.blocks())
+    more = f" (and of {len(blocks) - 1} more)" if len(blocks) > 1 else ""
+    shared = _values_from_keys(subject)
+    cause = f"; {shared}" if shared else ""
+    why = f"outputs {first} to {last} of the {size} of {name}{more} get no gradient: they are computed and not used"
+    remedy = "Use every part of the fused projection (q, k and v in their order), or make it smaller."
+    evidence = {"parameters": [b[0] for b in blocks[:20]], "rows": [first, last], "layer": at[1] if at else None}
+    return Finding(
+        "dead_gradient/fused",
+        Verdict.FAIL,
+        float(last - first + 1),
+        0.0,
+        why + cause,
+        VALUES if shared else remedy,
+        evidence,
+    )
+
+
+VALUES = "Compute v with its own projection, or remove that projection if keys and values are meant to be shared."
+
+
+def _values_from_keys(subject: Subject) -> str | None:
+    """Attention whose v is k, number by number: said where a projection of values exists and is not used."""
+    with contextlib.suppress(Exception):
+        for one in traced(subject):
+            found = vectors(one.attention, 2)
+            if found is not None and _proportional(found[1], found[2]):
+                return f"in {one.place} the values are the keys"
+            maps = one.attention.v_maps
+            if maps and found is not None and len(one.attention.maps) > 1 and maps <= one.attention.maps:
+                return f"in {one.place} the values come from the projection of the queries or keys"
+    return None
+
+
+def _proportional(a: Tensor, b: Tensor) -> bool:
+    """Equal up to one factor: a scale may be folded into the keys."""
+    return a.shape == b.shape and gap(a * (rms(b) / max(rms(a), 1e-30)), b) <= 1e-4 * rms(b)
 
 
 @contextlib.contextmanager
@@ -126,6 +208,11 @@ def _name(subject: Subject, dead: list[str], owners: dict[str, tuple[str, nn.Mod
             "Use the norm where the design has it; the final one before the head.",
         )
         return Finding("norm_placement/unused-norm", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)
-    why = f"{shown} get{'s' if len(dead) == 1 else ''} no gradient: detached, multiplied by 0, unused, or behind argmax"
+    get = "gets" if len(dead) == 1 else "get"
+    shared = _values_from_keys(subject)
+    if shared is not None:
+        why = f"{shown} {get} no gradient: {shared}"
+        return Finding("dead_gradient/flow", Verdict.FAIL, float(len(dead)), 0.0, why, VALUES, evidence)
+    why = f"{shown} {get} no gradient: detached, multiplied by 0, unused, or behind argmax"
     remedy = "Find where the path from these parameters to the logits ends: detach(), .data, no_grad, an unused result."
     return Finding("dead_gradient/flow", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)

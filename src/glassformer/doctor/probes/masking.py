@@ -32,11 +32,10 @@ LEAK = (
 POSITION = (
     "Positions count real tokens: positions = (mask.cumsum(1) - 1).clamp(min=0), and go on from there with a cache."
 )
+OVERFLOW = "Find the first module whose output is not finite: softmax with every key masked, division by 0, overflow."
 NAN = "A query with no visible key gives NaN, and 0·NaN spreads: let it see itself, or mask with a finite least number."
 UNSUPPORTED = "left padding shifts this model's absolute positions, and it takes none from outside: pad on the right"
-FOREIGN = (
-    "left padding shifts this model's positions unless position_ids are given: a convention of its library, not a bug"
-)
+FOREIGN = "left padding shifts this model's positions unless the caller passes position_ids: a convention, not a bug"
 
 
 def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
@@ -68,12 +67,14 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
             except Exception as error:
                 yield Finding.skip(name, f"it does not run so: {' '.join(str(error).split())[:100]}")
                 continue
-            yield Finding.judge(name, bad, 0, "logits of real tokens are numbers", NAN, dtype=str(dtype))
+            yield Finding.judge(
+                name, bad, 0, "logits of real tokens are finite", NAN if with_padding else OVERFLOW, dtype=str(dtype)
+            )
 
 
 def _places(patient: Subject, batch: Padded) -> dict[str, Any]:
     """Positions, where the library's convention is that the caller gives them."""
-    wanted = patient.interface.foreign_style and patient.interface.positions is not None and patient.kind != "encoder"
+    wanted = patient.interface.positions_from_caller and patient.kind != "encoder"
     return {"positions": batch.positions} if wanted and batch.side == "left" else {}
 
 
@@ -151,7 +152,7 @@ def _alone_or_together(subject: Subject, finding: Finding, alone: Callable[[Subj
 
 
 def _places_wanted(subject: Subject) -> bool:
-    return subject.interface.foreign_style and subject.interface.positions is not None and subject.kind != "encoder"
+    return subject.interface.positions_from_caller and subject.kind != "encoder"
 
 
 def _content(side: str, together: bool = True) -> Callable[[Subject], Measured]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.doctor.subject.measure import gap, rms
+from glassformer.doctor.subject.measure import gap, many, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 
@@ -180,7 +180,7 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
             elif wanted and not 0.9 < found.eps / wanted < 1.1 and max(found.eps, wanted) > 1e-13:
                 trouble = f"eps is {found.eps:.3g}, declared {wanted:.3g}"
             known = isinstance(own, float) and 0.9 < found.eps / own < 1.1
-            if trouble and known and subject.interface.foreign_style and not found.outside:
+            if trouble and known and subject.interface.library and not found.outside:
                 why = f"{norm.name}: {trouble}; its library does not read the config there, and weights were trained so"
                 yield Finding(id, Verdict.SKIP, found.eps, wanted, why, "", {**where, "explained": True})
                 return
@@ -194,4 +194,8 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
     if not count:
         yield Finding.skip(id, "no norm modules were seen in float64")
         return
-    yield Finding(id, Verdict.PASS, why=f"{count} norms compute what is declared" + (f"; {notes[0]}" if notes else ""))
+    yield Finding(
+        id,
+        Verdict.PASS,
+        why=f"every one of {many(count, 'norm')} computes what is declared" + (f"; {notes[0]}" if notes else ""),
+    )

@@ -87,4 +87,4 @@ def step_padded(
 
 def conventions(subject: Subject) -> tuple[str, ...]:
     """How a step may be told of the padding, likeliest first."""
-    return ("whole",) if subject.interface.foreign_style else ("none", "new", "whole")
+    return ("whole",) if subject.interface.library else ("none", "new", "whole")

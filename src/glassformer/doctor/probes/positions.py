@@ -127,7 +127,7 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
     everywhere = all(float(s.max()) <= 0 for _, s in flat)
     # layers without positions are a design, where it is declared
     free = any(v and any(w in k.lower() for w in FREE) for k, v in subject.facts.raw.items() if k != "position")
-    foreign = subject.interface.foreign_style or free
+    foreign = subject.interface.library or free
     if kind == "rotary" and (turned := _turned_but_flat(flat)) is not None:
         yield turned
         return

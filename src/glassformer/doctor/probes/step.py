@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassformer.doctor.probes.trace import Attention, as_heads, hidden_keys, trace_call
-from glassformer.doctor.subject.measure import gap, rms
+from glassformer.doctor.subject.measure import gap, many, rms, visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
 
 Cause = tuple[str | None, str, int | None]
@@ -127,10 +127,10 @@ def _part(
     visible, visible2 = int((~hidden).sum(-1).max()), int((~hidden2).sum(-1).max())
     if k.shape[2] != k2.shape[2]:
         if window is not None and visible != visible2 and k2.shape[2] >= window:
-            return "window", f"{visible} keys are visible, {visible2} without a cache"
+            return "window", f"{visible_keys(visible)}, {visible2} without a cache"
         if visible == visible2 and window is not None:
             return None  # a window's cache may forget what nobody sees
-        return "cache_mismatch", f"{k.shape[2]} keys are there, {k2.shape[2]} should be"
+        return "cache_mismatch", f"the attention reads {many(k.shape[2], 'key')} and should read {k2.shape[2]}"
     # the query is right, so the new token is: what is wrong with its key or value happened on the way into the cache
     if _differs(v[:, :, -news:], v2[:, :, -news:]):
         return "cache_mismatch", "the new token's value is not stored at its place"
@@ -143,8 +143,8 @@ def _part(
         return "cache_mismatch", "keys or values of earlier tokens are not what they were"
     if not torch.equal(hidden, hidden2):
         if window is not None and k2.shape[2] > window and visible != visible2:
-            return "window", f"{visible} keys are visible, {visible2} without a cache"
-        return "cache_mask", f"{visible} of {k.shape[2]} keys are visible, {visible2} without a cache"
+            return "window", f"{visible_keys(visible)}, {visible2} without a cache"
+        return "cache_mask", f"{visible_keys(visible)} of {k.shape[2]}, {visible2} without a cache"
     if _differs(torch.where(hidden, 0.0, scores), torch.where(hidden2, 0.0, scores2)):
         return "decode_position", "the scores' position bias (ALiBi, relative) is that of other places"
     return None

@@ -17,78 +17,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from glassformer.doctor.subject.subject import Subject
 
-VIEWS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "transpose",
-        "permute",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unbind",
-        "alias",
-        "clone",
-        "_to_copy",
-        "contiguous",
-        "detach",
-        "narrow",
-        "as_strided",
-        "repeat",
-        "index_select",
-        "_reshape_alias",
-        "_reshape_copy",
-        "cat",
-        "stack",
-        "unfold",
-        "flip",
-        "lift_fresh",
-        "view_as_complex",
-        "view_as_real",
-        "index",
-        "movedim",
-    ]
-)
-KEEP = frozenset(
-    [
-        "add",
-        "sub",
-        "add_",
-        "sub_",
-        "rsub",
-        "masked_fill",
-        "masked_fill_",
-        "where",
-        "neg",
-        "maximum",
-        "minimum",
-        "clamp",
-        "clamp_",
-        "tril",
-        "triu",
-        "bernoulli",
-        "native_dropout",
-        "dropout",
-        "relu_",
-        "copy_",
-        "index_put",
-        "index_put_",
-        "index_copy",
-        "scatter",
-        "roll",
-        "constant_pad_nd",
-        "nan_to_num",
-    ]
-)
+VIEWS = frozenset([
+    "view", "_unsafe_view", "reshape", "transpose", "permute", "t", "expand", "unsqueeze", "squeeze", "select",
+    "slice", "split", "split_with_sizes", "chunk", "unbind", "alias", "clone", "_to_copy", "contiguous", "detach",
+    "narrow", "as_strided", "repeat", "index_select", "_reshape_alias", "_reshape_copy", "cat", "stack", "unfold",
+    "flip", "lift_fresh", "view_as_complex", "view_as_real", "index", "movedim",
+])  # fmt: skip
+KEEP = frozenset([
+    "add", "sub", "add_", "sub_", "rsub", "masked_fill", "masked_fill_", "where", "neg", "maximum", "minimum",
+    "clamp", "clamp_", "tril", "triu", "bernoulli", "native_dropout", "dropout", "relu_", "copy_", "index_put",
+    "index_put_", "index_copy", "scatter", "roll", "constant_pad_nd", "nan_to_num",
+])  # fmt: skip
 INVERSE = frozenset(["rsqrt", "sqrt", "reciprocal", "linalg_vector_norm", "norm", "exp", "clamp_min"])
 SOFTMAX = frozenset(("_softmax", "_safe_softmax", "softmax"))
+PRODUCTS = frozenset(("mm", "addmm", "linear", "bmm", "baddbmm", "matmul"))
+LEAVES_WEIGHTS = frozenset([
+    "masked_fill", "masked_fill_", "where", "tril", "triu", "native_dropout", "dropout", "bernoulli", "nan_to_num",
+    "copy_", "constant_pad_nd",
+])  # fmt: skip
+"""Operations on attention weights that keep a weight or set it to a constant."""
 FORBIDDEN = -1e30
 """Below this a softmax input is masked whatever the scores are; nearer values are judged by distance."""
 
@@ -127,6 +74,12 @@ class Attention:
     """What the next linear map read, if only views lie between."""
     maps: frozenset[int] = frozenset()
     """Storages of the linear maps that q and k come from."""
+    changes: tuple[str, ...] = ()
+    """Operations on the weights between softmax and the product with the values, other than views and factors."""
+    mixed: bool = False
+    """Whether other tensors than the weights themselves took part in them."""
+    v_maps: frozenset[int] = frozenset()
+    """Storages of the linear maps that v comes from."""
     v_linear: Tensor | None = None
     """Output of the linear map that v is a view of, if only views lie between."""
 
@@ -149,6 +102,10 @@ class Lineage:
     heads: Attention | None = None
     linear: Linear | None = None
     maps: frozenset[int] = frozenset()
+    changes: tuple[str, ...] = ()
+    mixed: bool = False
+    total: Attention | None = None
+    """Of a sum or another reduction of attention weights: whose."""
 
 
 @dataclass
@@ -213,6 +170,8 @@ class _Recorder(TorchDispatchMode):
             self.trace.lookups.append((table.untyped_storage().data_ptr(), len(table), args[2].clone(), self.path[-1]))
         if name in VIEWS:
             self._view(args, out)
+        elif name not in PRODUCTS and self._after_softmax(name, args, out):
+            pass
         elif name in ("mul", "div", "mul_", "div_"):
             self._factor(name, args, out)
         elif name in ("mm", "addmm", "linear"):
@@ -245,6 +204,28 @@ class _Recorder(TorchDispatchMode):
             table, indices = args[0], args[1]
             entry = (table.untyped_storage().data_ptr(), int(table.shape[0]), indices.clone(), self.path[-1])
             self.trace.lookups.append(entry)
+
+    def _after_softmax(self, name: str, args: tuple[Any, ...], out: Any) -> bool:
+        """Follow attention weights to the product with the values; False where no operand is one."""
+        main = next((a for a in args if isinstance(a, Tensor) and self.of(a).softmax is not None), None)
+        first = out[0] if isinstance(out, tuple) else out
+        if main is None or not isinstance(first, Tensor):
+            return False
+        was = self.of(main)
+        if first.shape != main.shape:
+            self.info[id(first)] = Lineage(total=was.softmax)
+            return True
+        others = [self.of(a) for a in args if isinstance(a, Tensor) and a is not main and a.numel() > 1]
+        foreign = any(o.softmax is not was.softmax and o.total is not was.softmax for o in others)
+        learned = any(isinstance(a, Tensor) and self.is_parameter(a) for a in args)
+        factor = name in ("mul", "mul_", "div", "div_") and not others and args[0] is not args[1]
+        if name in LEAVES_WEIGHTS or factor:
+            self.info[id(first)] = replace(was, heads=None)
+        else:
+            step = "softmax" if name in SOFTMAX else name.rstrip("_")
+            mixed = was.mixed or foreign or learned
+            self.info[id(first)] = replace(was, changes=(*was.changes, step), mixed=mixed, heads=None)
+        return True
 
     def _view(self, args: tuple[Any, ...], out: Any) -> None:
         source = args[0]
@@ -324,7 +305,8 @@ class _Recorder(TorchDispatchMode):
             attention = a.softmax or b.softmax
             assert attention is not None
             if attention.out is None:
-                v = b if a.softmax is not None else a
+                v, w = (b, a) if a.softmax is not None else (a, b)
+                attention.changes, attention.mixed, attention.v_maps = w.changes, w.mixed, v.maps
                 attention.out, attention.v = out, right if a.softmax is not None else left
                 attention.contracted = left if a.softmax is not None else right.transpose(-1, -2)
                 attention.v_linear = v.linear.output if v.linear is not None else None

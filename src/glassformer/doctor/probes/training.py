@@ -39,6 +39,8 @@ class LossCall:
     method: bool
     labels: str | None
     mask: str | None
+    needs_labels: bool = False
+    """The method cannot be called without labels."""
 
     def __call__(
         self,
@@ -50,6 +52,7 @@ class LossCall:
     ) -> tuple[Tensor, Tensor | None]:
         """Loss, and the logits it was made from where they come with it."""
         given: dict[str, Any] = {}
+        labels = tokens if labels is None and self.needs_labels else labels
         if labels is not None:
             if self.labels is None:
                 raise Unsupported("its loss takes no labels")
@@ -92,14 +95,17 @@ def loss_call(subject: Subject) -> LossCall | None:
         target_mask = calls.TARGET_MASK if subject.kind == "seq2seq" else calls.MASK
         labels = next((n for n in calls.LABELS if n in names), None)
         mask = next((n for n in target_mask if n in names), None)
-        return LossCall("loss()", (0,) if subject.kind == "encoder" else (1,), True, labels, mask)
+        given = labels is not None and inspect.signature(method).parameters[labels].default is inspect.Parameter.empty
+        # from tokens alone it must shift by itself; who shifts labels that the caller has to pass is not declared
+        right = (0,) if subject.kind == "encoder" else (0, 1) if given else (1,)
+        return LossCall("loss()", right, True, labels, mask, given)
     face = subject.interface
     if face.labels is None:
         return None
     if subject.kind == "encoder" or subject.kind == "seq2seq":
         accepted: tuple[int, ...] = (0,)
     else:
-        accepted = (1,) if face.foreign_style else (0, 1)
+        accepted = (1,) if face.shifts_labels else (0, 1)  # elsewhere the caller may shift, and nothing says who does
     return LossCall(f"{face.labels}=", accepted, False, face.labels, face.mask)
 
 
@@ -301,7 +307,7 @@ def _padded(patient: Subject, call: LossCall, shift: int) -> tuple[float, float,
     """A right-padded batch: the mean over all real targets, not the mean of the rows' means."""
     batch = padded(patient, patient.length(17), [0, 4, 11], "right", pad_fill(patient))
     labels = None
-    if patient.interface.foreign_style or patient.kind == "encoder" or not call.method:
+    if patient.kind == "encoder" or not call.method:
         labels = torch.where(batch.mask, batch.tokens, IGNORE)
     loss, _ = call(patient, batch.tokens, labels, batch.mask)
     total, count = 0.0, 0

@@ -142,7 +142,7 @@ def initial_loss(subject: Subject) -> Finding:
         "Head or tied embedding starts too large (or a leak lets it know the answer): standard deviation 0.02 is usual."
     )
     off = abs(loss - math.log(size))
-    if off > ALARM and subject.interface.foreign_style:
+    if off > ALARM and subject.interface.library:
         note = f"{why}: its library starts the head so; train it from other initial weights, or load trained ones"
         return Finding(id, Verdict.SKIP, off, ALARM, note, "", {"explained": True, "std": std})
     if off > ALARM and abs(_without_own(logits, tokens) - math.log(size)) <= ALARM:

@@ -24,6 +24,8 @@ SOURCE_MASK = ("src_mask", "source_mask", "attention_mask", "src_key_padding_mas
                "src_padding_mask", "encoder_mask")  # fmt: skip
 TARGET_MASK = ("tgt_mask", "target_mask", "decoder_attention_mask", "tgt_key_padding_mask", "trg_mask", "mask",
                "tgt_padding_mask")  # fmt: skip
+AMBIGUOUS = ("tgt", "target", "trg", "tgt_ids", "target_ids", "tgt_tokens")
+"""Names of TARGET that are given to labels too."""
 LABELS = ("labels", "targets", "label", "y")
 PADDING_NAMES = ("padding_mask", "key_padding_mask", "pad_mask", "src_key_padding_mask", "tgt_key_padding_mask")
 MAKERS = ("new_cache", "make_cache", "init_cache", "empty_cache", "create_cache", "setup_cache", "get_cache")
@@ -46,10 +48,14 @@ class Interface:
     """Arguments to pass always (return_dict) or with a cache (use_cache)."""
     use_cache: str | None = None
     attentions: str | None = None
-    foreign_style: bool = False
-    """Hugging Face's way: the caller keeps the whole mask and gives the positions under left padding."""
+    library: bool = False
+    """The model is, or wraps, a class of Hugging Face's transformers: the library's documented conventions hold."""
+    shifts_labels: bool = False
+    """The model declares that it shifts `labels` itself: it is a class of transformers that takes them."""
     mask_dtype: torch.dtype = torch.long
     mask_inverted: bool = False
+    target_is_optional: bool = False
+    """The argument taken for a target sequence has a default and a name that labels go by too."""
     needs_labels: bool = False
     """Logits of all places only come with targets (nanoGPT's way)."""
 
@@ -57,9 +63,25 @@ class Interface:
     def is_seq2seq(self) -> bool:
         return self.target is not None
 
+    @property
+    def positions_from_caller(self) -> bool:
+        """Under left padding the caller passes the positions: the convention of transformers and of `position_ids`."""
+        return self.positions is not None and (self.library or self.positions.endswith("position_ids"))
 
-def inspect_call(model: Any) -> Interface:
-    """Read the signature of `model.forward` (or of the callable itself)."""
+
+def is_pretrained(model: Any) -> bool:
+    """Whether a model is a class of transformers, compiled or not. Names of its arguments do not tell."""
+    model = getattr(model, "_orig_mod", model)
+    return any(
+        c.__name__ == "PreTrainedModel" and c.__module__.startswith("transformers.") for c in type(model).__mro__
+    )
+
+
+def inspect_call(model: Any, single: bool = False) -> Interface:
+    """Read the signature of `model.forward` (or of the callable itself).
+
+    `single`: the model is known to take one sequence, so that an argument named like a target sequence holds labels.
+    """
     function = model.forward if isinstance(model, nn.Module) else model
     try:
         parameters = inspect.signature(function).parameters
@@ -76,7 +98,7 @@ def inspect_call(model: Any) -> Interface:
         return next((name for name in candidates if name in names), None)
 
     tokens = names[0] if names else None
-    target = first(TARGET)
+    target = None if single else first(TARGET)
     if target == tokens:
         target = None
     seq2seq = target is not None
@@ -87,12 +109,14 @@ def inspect_call(model: Any) -> Interface:
         positions=first(tuple("decoder_" + name for name in POSITIONS)) if seq2seq else first(POSITIONS),
         cache=first(CACHE),
         source_mask=first(SOURCE_MASK) if seq2seq else None,
-        labels=first(tuple(name for name in LABELS if name not in (target, tokens))),
+        labels=first(tuple(name for name in (*LABELS, *TARGET) if name not in (target, tokens))),
         maker=next((m for m in MAKERS if callable(getattr(model, m, None))), None),
         use_cache=first(("use_cache",)),
         attentions=first(("output_attentions", "return_attention", "need_weights", "return_weights", "return_attn")),
     )
-    found.foreign_style = "past_key_values" in names or hasattr(getattr(model, "config", None), "model_type")
+    found.library = isinstance(model, nn.Module) and any(is_pretrained(m) for m in model.modules())
+    found.shifts_labels = is_pretrained(model) and found.labels == "labels"
+    found.target_is_optional = target in AMBIGUOUS and target not in required
     if "return_dict" in names:
         found.flags["return_dict"] = True
     taken = {found.tokens, found.target, found.mask, found.source_mask, found.positions, found.cache, found.labels}

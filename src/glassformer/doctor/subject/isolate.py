@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from glassformer.doctor.subject.errors import CannotExamineError
+from glassformer.doctor.subject.snapshot import RandomState, Snapshot
 
 LARGE_BYTES = 1 << 30
 """Above this a model is not copied: it is changed in place and put back."""
@@ -169,14 +170,14 @@ def _uninterrupted() -> Iterator[None]:
 @contextlib.contextmanager
 def preserved(model: Any) -> Iterator[None]:
     """Mode of every module, gradients and random state as they were, whatever happens inside."""
-    state = torch.get_rng_state()
+    state = RandomState()
     modules = [(m, m.training) for m in model.modules()] if isinstance(model, nn.Module) else []
     gradients = [(p, p.grad) for p in model.parameters()] if isinstance(model, nn.Module) else []
     try:
         yield
     finally:
         with _uninterrupted():
-            torch.set_rng_state(state)
+            state.restore()
             for module, training in modules:
                 module.training = training
             for parameter, gradient in gradients:
@@ -184,34 +185,33 @@ def preserved(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def borrowed(model: Any, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator[Any]:
+def borrowed(
+    model: Any, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False, in_place: bool = False
+) -> Iterator[Any]:
     """A patient: a deep copy of the model in eval mode, its matrices times `warm`, in `dtype`.
 
-    A model over 1 GB, or one that cannot be copied, is lent itself and restored afterwards.
+    With `in_place` (see `snapshot.copies_faithfully`), over 1 GB, or where a copy cannot be made, the patient is the
+    model itself, and all of it is restored afterwards.
     """
     if not isinstance(model, nn.Module):
         yield model
         return
     patient = model
-    if n_bytes(model) <= LARGE_BYTES:
+    if not in_place and n_bytes(model) <= LARGE_BYTES:
         with contextlib.suppress(Exception), quiet():
             patient = copy.deepcopy(model)
-    with preserved(model):
-        if patient is not model:
+    if patient is not model:
+        with preserved(model):
             prepare(patient, warm, dtype, train)
             yield patient
-            return
-        saved = {name: value.clone() for name, value in model.state_dict(keep_vars=False).items()}
-        own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-        try:
-            prepare(model, warm, dtype, train)
-            yield model
-        finally:
-            with _uninterrupted(), torch.no_grad():
-                if dtype is not None and own is not None:
-                    model.to(own)
-                for name, value in model.state_dict(keep_vars=True).items():
-                    value.copy_(saved[name])
+        return
+    snapshot = Snapshot(model)
+    try:
+        prepare(model, warm, dtype, train)
+        yield model
+    finally:
+        with _uninterrupted():
+            snapshot.restore()
 
 
 def prepare(model: nn.Module, warm: float, dtype: torch.dtype | None, train: bool) -> None:

@@ -18,6 +18,16 @@ SAME_WHY = "the same computation on the same numbers: exact to the bit, with a g
 CROSS_WHY = "50 times the model's own rounding between lengths (prefix noise)"
 
 
+def many(number: int, noun: str) -> str:
+    """`1 key`, `2 keys`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def visible_keys(number: int) -> str:
+    """`1 key is visible`, `2 keys are visible`."""
+    return f"{many(number, 'key')} {'is' if number == 1 else 'are'} visible"
+
+
 def rms(x: Tensor) -> float:
     """Root mean square over finite values."""
     x = x.detach()

@@ -4,8 +4,9 @@
     with subject.patient(warm=6.0) as patient:     # a copy, so that nothing a probe does stays
         logits = patient.logits(tokens, mask=mask)
 
-An unusual model gets an adapter: any object with `forward`-like call `(tokens, mask=None, positions=None, cache=None)`
-spelled with the names of `interface.py`, and `config.vocab_size`. docs/doctor.md has an example of ten lines.
+`subject_of` is in adapt.py. An unusual model gets an adapter: any object with a call like
+`(tokens, mask=None, positions=None, cache=None)`, spelled with the names of `interface.py`, and `config.vocab_size`.
+docs/doctor.md has an example of ten lines.
 """
 
 import contextlib
@@ -17,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.doctor.subject import interface as calls
-from glassformer.doctor.subject.declared import Declared, declared
-from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
+from glassformer.doctor.subject.declared import Declared
+from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
-from glassformer.doctor.subject.isolate import NoDropout, borrowed, quiet
-from glassformer.doctor.subject.measure import gap, rms
+from glassformer.doctor.subject.isolate import NoDropout, borrowed
 from glassformer.shapes import Float, Int, Shaped
 
 Kind = Literal["decoder", "encoder", "seq2seq"]
@@ -51,6 +51,8 @@ class Subject:
     """Whether the last axis is the vocabulary; False for an encoder without a head."""
     mute: bool = False
     """Dropout replaced by identity, because the model drops in eval mode."""
+    in_place: bool = False
+    """A deep copy would not compute with its own weights: the model itself is examined, then restored."""
     look: tuple[Any, ...] = ()
     """Of a patient: warmth, precision, mode."""
     noise: dict[Any, float] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class Subject:
     def patient(self, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator["Subject"]:
         """This subject with a copy of its model, in eval mode; see `isolate.borrowed`."""
         dropping: Any = NoDropout() if self.mute else contextlib.nullcontext()
-        with borrowed(self.model, warm, dtype, train) as model, torch.no_grad(), dropping:
+        with borrowed(self.model, warm, dtype, train, self.in_place) as model, torch.no_grad(), dropping:
             yield replace(self, model=model, look=(warm, dtype, train))
 
     def tokens(self, rows: int, length: int, seed: int = 0) -> Int[Tensor, "B T"]:
@@ -218,163 +220,3 @@ def layer_of(path: str, blocks: Mapping[str, nn.Module]) -> tuple[str, int] | No
             stack, _, number = name.rpartition(".")
             return stack, int(number)
     return None
-
-
-def subject_of(
-    thing: Any,
-    kind: Kind | None = None,
-    vocab_size: int | None = None,
-    expect: Mapping[str, Any] | None = None,
-    name: str | None = None,
-) -> Subject:
-    """Adapt a model. Raises CannotExamineError, one sentence, where that cannot be done."""
-    if isinstance(thing, Subject):
-        return thing
-    if not callable(thing):
-        raise CannotExamineError(f"{type(thing).__name__} cannot be called: give a model, tokens in and logits out.")
-    if isinstance(thing, type):
-        raise CannotExamineError(f"{thing.__name__} is a class: give an instance, or a function that builds one.")
-    expect = {key.replace("-", "_"): value for key, value in (expect or {}).items()}
-    face = calls.inspect_call(thing)
-    facts = declared(thing, expect)
-    size = vocab_size or _vocabulary(thing, facts)
-    own = type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", "callable")
-    label = name or str(own)
-    subject = Subject(thing, kind or "decoder", size, face, facts, label, expect)
-    if isinstance(thing, nn.Module) and any(p.device.type == "meta" for p in thing.parameters()):
-        raise CannotExamineError(f"{label} has no weights yet (device meta): load or initialise them first.")
-    _settle(subject)
-    subject.kind = kind or _guess_kind(subject)
-    if subject.kind == "seq2seq" and not face.is_seq2seq:
-        raise CannotExamineError(
-            f"{label} takes no second token argument, so it is no encoder-decoder: use kind='decoder'."
-        )
-    return subject
-
-
-def _vocabulary(thing: Any, facts: Declared) -> int:
-    said = facts.whole("vocab_size")
-    if said:
-        return said
-    tables = [m for m in thing.modules() if isinstance(m, nn.Embedding)] if isinstance(thing, nn.Module) else []
-    heads = [m for m in thing.modules() if isinstance(m, nn.Linear)] if isinstance(thing, nn.Module) else []
-    if tables and heads and heads[-1].out_features in {t.num_embeddings for t in tables}:
-        return heads[-1].out_features
-    if tables:
-        return tables[0].num_embeddings
-    if heads:
-        return heads[-1].out_features
-    raise CannotExamineError("no vocabulary to guess from (no config, no embedding): give vocab_size.")
-
-
-def _settle(subject: Subject) -> None:
-    """First calls: does it run, what does it return, how long may inputs be, how does it want its mask."""
-    said: list[str] = []
-    limit = subject.facts.whole("max_len") or LENGTHS[-1]
-    with quiet(said), subject.patient() as patient:
-        _first_call(patient, subject)
-        for length in sorted({*LENGTHS, limit}, reverse=True):
-            if length > min(limit, LENGTHS[-1]):
-                continue
-            with contextlib.suppress(Exception):
-                patient.logits(patient.tokens(1, length))
-                subject.limit = length
-                break
-        else:
-            subject.limit = 5
-    subject.interface.needs_labels = patient.interface.needs_labels
-    if said:
-        subject.notes.append(
-            f"it prints while computing (kept off this report): {said[0].strip().splitlines()[0][:80]!r}"
-        )
-    for name in ("mask", "source_mask"):
-        if getattr(subject.interface, name) is not None:
-            _settle_mask(subject, name)
-
-
-def _first_call(patient: Subject, subject: Subject) -> None:
-    tokens = patient.tokens(2, 5)
-    try:
-        try:
-            logits = patient.logits(tokens)
-        except Unsupported as error:
-            if patient.interface.labels is None:
-                raise CannotExamineError(f"{subject.name}: {error}, and takes no targets: return all places.") from None
-            patient.interface.needs_labels = True
-            logits = patient.logits(tokens)
-        given = tokens.clone()
-        places = [patient.source(2)] if patient.interface.is_seq2seq else []
-        arguments = dict(patient.interface.flags)
-        if patient.interface.is_seq2seq:
-            arguments[cast(str, patient.interface.target)] = given
-        else:
-            places = [given]
-        patient.model(*places, **arguments)
-    except CannotExamineError:
-        raise
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())[:200].rstrip(".")
-        text = f"{type(error).__name__}: {text}" if isinstance(error, SystemExit) else text or type(error).__name__
-        hint = (
-            "give a CPU copy, or run where its device is" if "cuda" in text.lower() else "it must take (B,T) token ids"
-        )
-        raise CannotExamineError(f"{subject.name} failed on tokens of shape (2, 5): {text}: {hint}.") from None
-    if not torch.equal(given, tokens):
-        raise CannotExamineError(
-            f"{subject.name} changes its input tokens in place: clone them before writing to them."
-        )
-    subject.vocabulary_logits = logits.shape[-1] >= subject.vocab_size or logits.shape[-1] == subject.vocab_size
-
-
-def _settle_mask(subject: Subject, name: str) -> None:
-    """Type and polarity of a mask argument: all real must be the same as no mask at all."""
-    face = subject.interface
-    wanted = getattr(face, name)
-    inverted = wanted in calls.PADDING_NAMES
-    rows, length = 2, subject.length(8)
-    trials: list[tuple[torch.dtype, bool]] = [
-        (d, i) for i in (inverted, not inverted) for d in (torch.long, torch.bool)
-    ]
-    fallback: tuple[torch.dtype, bool] | None = None
-    with quiet(), subject.patient() as patient:
-        tokens = patient.tokens(rows, length)
-        plain = patient.logits(tokens)
-        for dtype, flip in trials:
-            face.mask_dtype, face.mask_inverted = dtype, flip
-            real = torch.ones_like(tokens if name == "mask" else patient.source(rows))
-            try:
-                masked = patient.logits(tokens, **{name: real})
-            except Exception:
-                continue
-            if gap(masked, plain) <= 1e-3 * rms(plain):
-                return
-            if fallback is None and flip == inverted:
-                fallback = (dtype, flip)
-    if fallback is None:
-        setattr(face, name, None)
-        subject.notes.append(
-            f"its argument {wanted!r} takes no (B,T) mask of real tokens, so padding was not examined."
-        )
-        return
-    face.mask_dtype, face.mask_inverted = fallback
-
-
-def _guess_kind(subject: Subject) -> Kind:
-    face, facts, raw = subject.interface, subject.facts, subject.facts.raw
-    said = str(facts.kind or "").lower()
-    if face.is_seq2seq:
-        return "seq2seq"
-    for word, kind in (("encoder", "encoder"), ("decoder", "decoder"), ("causal", "decoder"), ("bert", "encoder")):
-        if word in said and "encoder-decoder" not in said:
-            return cast(Kind, kind)
-    own = type(subject.model).__name__.lower()
-    if isinstance(facts.causal, bool) and "is_decoder" not in raw:
-        return "decoder" if facts.causal else "encoder"
-    if raw.get("is_decoder") or any(word in own for word in ("causal", "gpt", "decoder", "lmheadmodel")):
-        return "decoder"
-    if any(word in own for word in ("maskedlm", "bert", "encoder", "electra")):
-        return "encoder"
-    if face.cache or face.maker or callable(getattr(subject.model, "generate", None)):
-        return "decoder"
-    subject.notes.append("taken for a decoder: nothing says otherwise. Give kind='encoder' if it reads both ways.")
-    return "decoder"

@@ -40,7 +40,7 @@ def examine(models: ModelStore, request: schema.Doctor, emit: Emit) -> None:
 def leak_matrix(model: Any) -> list[list[float]] | None:
     """Return how much the output at position i changes when only the input at j changes; None for an encoder."""
     from glassformer.doctor.probes.causality import leak_matrix as measure
-    from glassformer.doctor.subject.subject import subject_of
+    from glassformer.doctor.subject.adapt import subject_of
 
     subject = subject_of(model)
     if subject.kind == "encoder":

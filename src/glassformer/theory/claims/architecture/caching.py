@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from glassformer import config as c
 from glassformer.doctor.probes.caching import run_chunks
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate, stream
 from glassformer.model import Cache, DecoderLM, build

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glassformer.doctor.probes.causality import leak_matrix
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
 from glassformer.lens import trace
 from glassformer.model import EncoderLM, Model

@@ -13,7 +13,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.doctor.probes.caching import against_full
 from glassformer.doctor.probes.causality import leak_matrix
-from glassformer.doctor.subject.subject import subject_of
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
 from glassformer.model import Cache
 from glassformer.model.init import init_weights
