@@ -99,6 +99,8 @@ def _overview(code: int) -> Call:
 
 def _all_verbs(words: Sequence[str]) -> Call:
     verbs = {name: _deferred(load(name)) for name in VERBS}
+    for verb in verbs.values():
+        verb.__doc__ = (verb.__doc__ or "").partition("\n\n")[0]  # the overview has one paragraph for each
     call: Call = tyro.extras.subcommand_cli_from_dict(verbs, prog="glass", description=DESCRIPTION, args=list(words))
     return call
 
