@@ -44,10 +44,10 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Queries of x over its own keys and values and the cached ones, or over `kv`, computed before."""
         placed = x if context.qk_embedding is None else x + context.qk_embedding.to(x.dtype)
-        q = to_heads(self.q(placed), self.n_heads, self.q_norm, context.rotation)
         k, v = self.project_kv(x, placed, context.rotation) if kv is None else kv
         if context.cache is not None:
             k, v = context.cache.extend(k, v)
+        q = to_heads(self.q(placed), self.n_heads, self.q_norm, context.rotation)
         return self.attend(q, k, v, context, tap)
 
     def project_kv(

@@ -62,8 +62,12 @@ class PreNormBlock(SequentialBlock):
 
     def forward(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap = NO_TAP) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
-        normed = tap("attention.normed", self.norm_attention(x))
-        x = x + self.dropout(self.attention(normed, context.layers[self.layer], scoped(tap, "attention.")))
+        # one expression: a name for a part of it would keep that tensor alive during the feed-forward
+        x = x + self.dropout(
+            self.attention(
+                tap("attention.normed", self.norm_attention(x)), context.layers[self.layer], scoped(tap, "attention.")
+            )
+        )
         if self.norm_cross is not None:
             x = x + self.attend_memory(tap("cross.normed", self.norm_cross(x)), context, tap)
         x = tap("resid_mid", x)

@@ -97,11 +97,14 @@ def _explicit_masks(
     if pattern is not None:
         mask = _complete(pattern, tokens)
         return [(_with_bias(mask[:, None], bias), False)] * len(windows)
+    T, S = tokens.new, tokens.n_keys
     made: dict[int | None, tuple[Tensor | None, bool]] = {}
     for w in set(windows):
-        wide = w is None or w >= tokens.n_keys
-        if wide and bias is None and tokens.real is None and not tokens.fixed and tokens.new == tokens.n_keys:
-            made[w] = (None, is_causal and tokens.new > 1)
+        open_ = (w is None or w >= S) and tokens.real is None and not tokens.fixed  # nothing but causality forbids
+        if open_ and (not is_causal or T == 1):
+            made[w] = (bias, False)
+        elif open_ and bias is None and T == S:
+            made[w] = (None, True)
         else:
             made[w] = (_with_bias(_explicit_mask(tokens, is_causal, w), bias), False)
     return [made[w] for w in windows]
