@@ -15,7 +15,7 @@ def plural(count: int, noun: str, several: str = "") -> str:
 
 
 EXTRAS = {
-    "studio": ("starlette", "uvicorn", "pydantic", "plotly", "latex2mathml"),
+    "studio": ("anyio", "starlette", "uvicorn", "pydantic", "plotly", "latex2mathml"),
     "theory": ("z3",),
     "hub": ("huggingface_hub",),
     "logs": ("tensorboard",),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = ("python", "sh", "text", "math")
+LANGUAGES = ("python", "sh", "text", "math", "toml")
 """`text` is for what is not executed: output and listings."""
 
 

@@ -374,7 +374,7 @@ def test_the_kernels_give_what_the_engine_gives(who):
         ({"draft": "lookup", "seed": [1, 2]}, "2 seeds were given for 1 prompts"),
         ({"draft": "lookup", "prefill_chunk": 0}, "prefill_chunk=0"),
         ({"draft": "lookup", "model": build(variants.seq2seq())}, "only a decoder-only model"),
-        ({"draft": "lookup", "cache": "windowed"}, "no layer has a window"),
+        ({"draft": "lookup", "cache": "windowed"}, "no layer of this model has one"),
     ],
 )
 def test_bad_input_is_refused_in_words(arguments, words):

@@ -14,7 +14,7 @@ from glassformer.sizing import Sheet, count, inference_memory, size, training_me
 
 def test_the_public_name_is_the_function():
     config = presets.nano()
-    assert gf.size is size
+    assert gf.size(config) == size(config)
     assert gf.size(config).parameters == count(config)
 
 

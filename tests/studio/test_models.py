@@ -46,7 +46,7 @@ def test_a_checkpoint_is_named_after_its_run_and_its_step_stands_next_to_it(mode
     assert [row["title"] for row in rows.values()] == ["step 200", "step 1,500", "step 1,500"]
     assert [row["step"] for row in rows.values()] == [200, 1500, 1500]
     assert models.get("code/best").name == "code/best"
-    assert {model["id"] for model in openai.models(models)["data"]} >= set(rows)
+    assert {model["id"] for model in openai.list_models(models)["data"]} >= set(rows)
 
 
 def test_the_best_model_of_a_run_that_goes_on_is_read_anew_and_another_run_is_not_taken_for_it(model_folders, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import glassformer as gf
+from glassformer import sizing
 from glassformer.config import ConfigError, to_dict, to_toml
 from glassformer.training.run import SECTIONS, RunConfig, read_run
 from glassformer.training.size import RUN_KEYS, config_of, resolve
@@ -70,7 +71,7 @@ def test_another_type_is_one_sentence_that_names_what_is_accepted(subject):
     with pytest.raises(TypeError, match=r"takes a ModelConfig, a run, a model .* a preset, a model folder or a TOML"):
         gf.size(subject)
     with pytest.raises(TypeError, match=r"size\.size takes a ModelConfig, not"):
-        gf.size.size(subject)
+        sizing.size(subject)
 
 
 def test_a_folder_and_a_model_config_in_a_file(tmp_path):

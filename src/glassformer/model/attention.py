@@ -72,8 +72,8 @@ class Attention(nn.Module):
         if tap.wants("scores") or tap.wants("pattern"):
             heads = explicit_attention(q, k, v, self.scale, mask, context.is_causal, dropout, tap)
         else:
-            shared = self.n_kv_heads != self.n_heads
-            heads = self.kernel(q, k, v, mask, dropout, context.is_causal, scale=self.scale, enable_gqa=shared)
+            options = {"scale": self.scale, "enable_gqa": self.n_kv_heads != self.n_heads}
+            heads = self.kernel(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=context.is_causal, **options)
         return tap("out", self.o(tap("heads", heads).transpose(1, 2).flatten(2)))
 
 

@@ -70,8 +70,8 @@ AGREE = 0.1
 """The best three rounds of a measurement must agree within this fraction: otherwise other work disturbed all rounds."""
 BEST = 3
 SHARE = 0.6
-"""Least CPU time of the fastest round as a fraction of its wall time on one core. Below it the process had to wait for a
-core: on a busy machine all rounds can last the same few time slices of the scheduler, and then agree."""
+"""Least CPU time of the fastest round as a fraction of its wall time on one core. Below it the process had to wait for
+a core: on a busy machine all rounds can last the same few time slices of the scheduler, and then agree."""
 SECONDS = 1.0
 """Time limit of one measurement, per dtype."""
 

@@ -89,7 +89,12 @@ def test_hostile_text_is_shown_as_text(outcomes):
             sources=(source,),
             errata=(erratum,),
         )
-        part = {**outcome.parts[0], "id": word, "why": word, "evidence": {"kind": word, word: word}}
+        part = {
+            **outcome.parts[0],
+            "id": word,
+            "why": word,
+            "evidence": {"kind": outcome.parts[0]["evidence"]["kind"], word: word},
+        }
         finding = dataclasses.replace(outcome.finding, why=word, evidence={"parts": [part]})
         return module.page([dataclasses.replace(outcome, claim=claim, finding=finding)], Plan())
 

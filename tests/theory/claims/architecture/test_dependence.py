@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.model import masks, stack
+from glassformer.model import context
 from glassformer.theory.claims.architecture import dependence
 from glassformer.theory.claims.architecture.lively import decoder, unmasked
 from glassformer.theory.claims.claim import Lab
@@ -14,15 +14,15 @@ def found_by(check, **lab):
     return {f.id: f for f in check(Lab(**lab))}
 
 
-def change_view(monkeypatch, is_causal):
-    original = stack.self_view
+def change_masks(monkeypatch, is_causal):
+    original = context.attention_masks
     monkeypatch.setattr(
-        stack, "self_view", lambda queries, keys, real, causal, *rest: original(queries, keys, real, is_causal, *rest)
+        context, "attention_masks", lambda tokens, windows, causal, *rest: original(tokens, windows, is_causal, *rest)
     )
 
 
 def test_an_engine_without_a_causal_mask_is_caught(monkeypatch):
-    change_view(monkeypatch, is_causal=False)
+    change_masks(monkeypatch, is_causal=False)
     found = found_by(dependence.architecture_masks)
     failing = [id for id, finding in found.items() if not finding.passed]
     assert failing == [
@@ -31,14 +31,14 @@ def test_an_engine_without_a_causal_mask_is_caught(monkeypatch):
 
 
 def test_an_encoder_that_hides_the_future_is_caught(monkeypatch):
-    change_view(monkeypatch, is_causal=True)
+    change_masks(monkeypatch, is_causal=True)
     found = found_by(dependence.architecture_masks)
     assert found["encoder-only: derivatives"].measured == 15
     assert found["encoder-decoder, source: derivatives"].passed  # the last source token still reaches everyone
 
 
 def test_an_engine_that_ignores_padding_is_caught(monkeypatch):
-    monkeypatch.setattr(masks, "padding", lambda real: torch.ones_like(real)[:, None, None, :])
+    monkeypatch.setattr(context, "padding", lambda real: torch.ones_like(real)[:, None, None, :])
     assert dependence._padding(Lab()).measured > 0
 
 

@@ -25,7 +25,7 @@ def test_stated_digits_are_compared_as_rounded(value, text, same):
 
 
 def test_an_engine_that_normalises_columns_fails(monkeypatch):
-    def columns(q, k, v, scale, mask, bias, tap, dropout=0.0):
+    def columns(q, k, v, scale, mask=None, is_causal=False, dropout=0.0, tap=None):
         scores = tap("scores", q @ k.transpose(-1, -2) * scale)
         return tap("pattern", scores.softmax(-2)) @ v
 

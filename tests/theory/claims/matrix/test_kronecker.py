@@ -12,7 +12,7 @@ def found_by(check, **lab):
 
 
 def test_an_engine_with_a_transposed_value_matrix_is_caught(monkeypatch):
-    original = Attention.project_keys
+    original = Attention.project_kv
 
     def transposed(self, x, *rest):
         with torch.no_grad():
@@ -22,7 +22,7 @@ def test_an_engine_with_a_transposed_value_matrix_is_caught(monkeypatch):
             self.v.weight.copy_(self.v.weight.T.clone())
         return keys
 
-    monkeypatch.setattr(Attention, "project_keys", transposed)
+    monkeypatch.setattr(Attention, "project_kv", transposed)
     found = found_by(kronecker.kronecker_form)
     assert not found["engine, output"].passed
     assert not found["engine, projections"].passed

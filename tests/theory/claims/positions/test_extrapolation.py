@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from glassformer.model import build
+from glassformer.model import build, inputs
 from glassformer.model.positions import Learned
-from glassformer.model.stack import Stack
 from glassformer.theory.claims.claim import Lab
 from glassformer.theory.claims.positions import extrapolation as beyond
 from glassformer.theory.claims.registry import check, find
@@ -53,7 +52,7 @@ def test_training_repeats_itself_and_leaves_rows_it_never_saw(monkeypatch):
 
 def test_an_engine_that_clamps_positions_is_found_out(monkeypatch):
     whole = Learned.vectors
-    monkeypatch.setattr(Stack, "_check_positions", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(inputs, "_check_positions", lambda *_args, **_kwargs: None)
     monkeypatch.setattr(Learned, "vectors", lambda self, places: whole(self, places.clamp(max=31)))
     assert not beyond._table_ends(Lab()).passed
 

@@ -5,7 +5,7 @@ import sys
 import torch
 
 from glassformer.finding import Verdict
-from glassformer.model import attention
+from glassformer.model import NO_TAP, attention
 from glassformer.theory.claims.claim import CHECKS, Lab
 from glassformer.theory.claims.registry import check
 from glassformer.theory.claims.weights import simplex
@@ -30,10 +30,10 @@ def test_float64_reaches_the_ends_of_the_interval():
 def test_a_softmax_that_spreads_an_empty_row_evenly_is_caught(monkeypatch):
     original = attention.explicit_attention
 
-    def large_negative_instead_of_minus_infinity(q, k, v, scale, mask, bias, tap, dropout=0.0):
+    def large_negative_instead_of_minus_infinity(q, k, v, scale, mask=None, is_causal=False, dropout=0.0, tap=NO_TAP):
         if mask is not None:
-            bias = torch.zeros(*q.shape[:3], k.shape[2], dtype=q.dtype).masked_fill(~mask, -1e30)
-        return original(q, k, v, scale, None, bias, tap, dropout)
+            mask = torch.zeros(*q.shape[:3], k.shape[2], dtype=q.dtype).masked_fill(~mask, -1e30)
+        return original(q, k, v, scale, mask, is_causal, dropout, tap)
 
     monkeypatch.setattr(attention, "explicit_attention", large_negative_instead_of_minus_infinity)
     assert not parts("softmax-row-stochastic")["all masked is NaN"].passed
