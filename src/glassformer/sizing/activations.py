@@ -175,18 +175,18 @@ def saved_by_attention(run: Pass, cross: bool = False) -> int:
 
 
 def saved_by_mask(run: Pass, layer: int) -> int:
-    """Return the bytes of masks and score biases that the self-attention of one block saves."""
+    """Return the bytes of masks and score biases that the self-attention of one block saves.
+
+    A masked score bias is computed once for each window size. It counts for the first block that reads it.
+    """
     cfg, square = run.config, run.length**2
+    first = all(cfg.window(earlier) != cfg.window(layer) for earlier in range(layer))
     match cfg.position:
         case Alibi():
-            if run.materializes_pattern(cross=False):
-                return 0
-            # a masked bias is computed in each block; without a mask all blocks share one bias
-            own = run.causal or run.has_window_mask(layer)
-            first = all(run.has_window_mask(earlier) for earlier in range(layer))
-            return cfg.n_heads * square * run.width if own or first else 0  # fused kernel: its additive mask
+            fused = not run.materializes_pattern(cross=False)
+            return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
         case T5Bias():
-            return square if run.causal or run.has_window_mask(layer) else 0  # masked_fill: the boolean mask
+            return square if first else 0  # masked_fill: the boolean mask
     if run.has_window_mask(layer) and not run.materializes_pattern(cross=False):
         return square * run.width  # fused kernel: the mask in additive form
     return 0
