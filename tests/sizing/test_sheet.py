@@ -12,9 +12,9 @@ from glassformer.config import presets
 from glassformer.sizing import Sheet, count, inference_memory, size, training_memory
 
 
-def test_the_public_name_is_the_function():
+def test_the_public_function_returns_the_sheet_of_a_config():
     config = presets.nano()
-    assert gf.size is size
+    assert gf.size(config) == size(config)
     assert gf.size(config).parameters == count(config)
 
 

@@ -58,7 +58,7 @@ def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shape
     D = config.d_model
     table: Shapes = {}
     if (learned := config.learned_positions) is not None:
-        assert config.max_len is not None  # the config refuses learned positions without it
+        assert config.max_len is not None  # the config rejects learned positions without it
         table[f"{stack}.position.weight"] = (config.max_len + learned.offset, D)
     if isinstance(config.position, T5Bias):
         table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)

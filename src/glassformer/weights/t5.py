@@ -138,14 +138,14 @@ def write(config: ModelConfig) -> dict[str, Any]:
     assert isinstance(config.position, T5Bias)
     expect(config.feedforward, Dense | Gated, "feedforward", "T5")
     assert isinstance(config.feedforward, Dense | Gated)
-    whole = isinstance(config, Seq2SeqConfig)
+    is_seq2seq = isinstance(config, Seq2SeqConfig)
     head = config.head or Head()
     scaled = math.isclose(head.scale, config.d_model**-0.5, rel_tol=1e-12)
     name = write_activation(config.feedforward.activation)
     if isinstance(config.feedforward, Gated):
         name = "gated-gelu" if name == "gelu_new" else f"gated-{name}"
     return {
-        "architectures": ["T5ForConditionalGeneration" if whole else "T5EncoderModel"],
+        "architectures": ["T5ForConditionalGeneration" if is_seq2seq else "T5EncoderModel"],
         "model_type": "t5",
         "vocab_size": config.vocab_size,
         "d_model": config.d_model,
@@ -159,7 +159,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "dropout_rate": config.dropout,
         "layer_norm_epsilon": config.norm.eps,
         "feed_forward_proj": name,
-        "is_encoder_decoder": whole,
+        "is_encoder_decoder": is_seq2seq,
         "tie_word_embeddings": head.tied,
         "scale_decoder_outputs": scaled,
         **write_special(config.special),
