@@ -31,7 +31,7 @@ from glassformer.reference.backward_ops import (
 )
 from glassformer.reference.forward import as_tokens, forward, head, rotary_embedding, run_seq2seq, run_stack
 from glassformer.reference.masks import as_mask, default_positions
-from glassformer.reference.params import as_params, stack_name
+from glassformer.reference.params import as_params, layer_count, stack_name
 from glassformer.reference.positions import t5_buckets
 
 
@@ -153,8 +153,7 @@ def stack_backward(
         d_x, gradients = normalize_backward(config.norm, weights, f"{stack}.norm", saved["norm.input"], d_x)
     d_memory: Array | None = None
     d_scores, d_qk_position = np.zeros(1), np.zeros(1)
-    n_layers = config.n_encoder_layers if isinstance(config, Seq2SeqConfig) and stack == "encoder" else config.n_layers
-    for layer in reversed(range(n_layers)):
+    for layer in reversed(range(layer_count(config, stack))):
         name = f"{stack}.blocks.{layer}"
         block_weights, block_saved = select_prefix(weights, name), select_prefix(saved, f"block.{layer}")
         block_backward = BlockBackward(config, block_weights, block_saved, cos_sin)

@@ -30,7 +30,7 @@ from glassformer.reference.attention import CosSin, attention
 from glassformer.reference.feedforward import feedforward
 from glassformer.reference.masks import as_mask, default_positions, self_mask
 from glassformer.reference.ops import activate, linear, normalize
-from glassformer.reference.params import as_params, stack_name
+from glassformer.reference.params import as_params, layer_count, stack_name
 from glassformer.reference.positions import alibi_bias, rotary_cos_sin, sinusoidal, t5_bias, t5_buckets
 
 Branch = Callable[[Array], tuple[Array, Saved]]
@@ -164,8 +164,7 @@ def run_stack(
     bias = score_bias(config, weights, stack, position_ids)
     cos_sin = rotary_embedding(config, position_ids)
     qk_position = qk_position_embedding(config, weights, stack, position_ids)
-    n_layers = config.n_encoder_layers if isinstance(config, Seq2SeqConfig) and stack == "encoder" else config.n_layers
-    for layer in range(n_layers):
+    for layer in range(layer_count(config, stack)):
         allowed = self_mask(B, T, stack == "decoder", config.window(layer), real)
         context = ForwardContext(allowed, bias, cos_sin, qk_position, memory, memory_allowed)
         x, saved_block = block(config, select_prefix(weights, f"{stack}.blocks.{layer}"), x, context)

@@ -32,10 +32,10 @@ def shapes(config: ModelConfig) -> Shapes:
     if config.embedding.n_segments:
         table["embed.segments.weight"] = (config.embedding.n_segments, D)
     if isinstance(config, Seq2SeqConfig):
-        table |= _stack(config, "encoder", config.n_encoder_layers, cross=False)
-        table |= _stack(config, "decoder", config.n_layers, cross=True)
+        table |= _stack(config, "encoder", cross=False)
+        table |= _stack(config, "decoder", cross=True)
     else:
-        table |= _stack(config, stack_name(config), config.n_layers, cross=False)
+        table |= _stack(config, stack_name(config), cross=False)
     if config.head is not None:
         if config.head.transform is not None:
             table |= _linear("head.transform", D, D, bias=True)
@@ -54,7 +54,14 @@ def stack_name(config: ModelConfig) -> str:
     return "encoder" if isinstance(config, EncoderConfig) else "decoder"
 
 
-def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shapes:
+def layer_count(config: ModelConfig, stack: str) -> int:
+    """Return the number of blocks of a stack, `encoder` or `decoder`."""
+    if isinstance(config, Seq2SeqConfig) and stack == "encoder":
+        return config.n_encoder_layers
+    return config.n_layers
+
+
+def _stack(config: ModelConfig, stack: str, cross: bool) -> Shapes:
     D = config.d_model
     table: Shapes = {}
     if (learned := config.learned_positions) is not None:
@@ -64,7 +71,7 @@ def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shape
         table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)
     if config.embedding.norm:
         table |= _norm(config.norm, f"{stack}.embed_norm", D)
-    for layer in range(n_layers):
+    for layer in range(layer_count(config, stack)):
         block = f"{stack}.blocks.{layer}"
         if config.placement == "parallel":
             table |= _norm(config.norm, f"{block}.norm", D)
