@@ -299,7 +299,7 @@ def test_refusals_say_what_is_wrong() -> None:
         forward(config, params, tokens(), segments=np.zeros((2, 7), dtype=int))
     with pytest.raises(ValueError, match="count from 0"):
         forward(config, params, tokens(), positions=np.full((2, 7), -1))
-    with pytest.raises(ValueError, match="positions are whole"):
+    with pytest.raises(ValueError, match="positions must be integers"):
         forward(config, params, tokens(), positions=np.zeros(7, dtype=int))
     with pytest.raises(ValueError, match="head=None"):
         forward(decoder(head=None), random_params(decoder(head=None)), tokens())

@@ -114,12 +114,12 @@ def test_norms_and_activations_alone():
 
 
 def test_dropout_and_trained_biases_forbid_the_fused_kernel():
-    def written_out(config, training=True, cross=False):
-        return Pass(config, BATCH, T, 4, causal=True, training=training).written_out(cross)
+    def materializes_pattern(config, training=True, cross=False):
+        return Pass(config, BATCH, T, 4, causal=True, training=training).materializes_pattern(cross)
 
-    assert not written_out(decoder())
-    assert written_out(decoder(dropout=0.1))
-    assert not written_out(decoder(dropout=0.1), training=False)
-    assert written_out(seq2seq(position=c.T5Bias(8, 20)))
-    assert not written_out(seq2seq(position=c.T5Bias(8, 20)), cross=True)
-    assert written_out(decoder(attention=A(4, d_value=5)), training=False)
+    assert not materializes_pattern(decoder())
+    assert materializes_pattern(decoder(dropout=0.1))
+    assert not materializes_pattern(decoder(dropout=0.1), training=False)
+    assert materializes_pattern(seq2seq(position=c.T5Bias(8, 20)))
+    assert not materializes_pattern(seq2seq(position=c.T5Bias(8, 20)), cross=True)
+    assert materializes_pattern(decoder(attention=A(4, d_value=5)), training=False)

@@ -5,7 +5,7 @@ import pytest
 from glassformer.sizing.devices import DEVICES, device
 
 RATES = """
-products = 1e12
+matmuls = 1e12
 attention = 1e12
 memory = 1e11
 capacity = 16e9
@@ -28,6 +28,12 @@ def test_a_device_from_a_file_takes_its_name_and_leaves_the_rest_at_nothing(tmp_
     assert (found.name, found.per_machine, found.overlap, found.gaps) == ("mine", 2, 0, 0)
 
 
+def test_a_file_with_the_former_name_of_the_matmul_rate_is_read(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(RATES.replace("matmuls", "products"))
+    assert device(str(path)).matmuls == 1e12
+
+
 def test_gathers_and_scatters_go_at_the_rate_of_sums_unless_they_were_measured(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(RATES)
@@ -39,13 +45,13 @@ def test_gathers_and_scatters_go_at_the_rate_of_sums_unless_they_were_measured(t
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("products = ", "cannot be read as TOML"),
-        ("products = 1e12", "has no 'attention'"),
+        ("matmuls = ", "cannot be read as TOML"),
+        ("matmuls = 1e12", "has no 'attention'"),
         (RATES + "colour = 3", "has an unknown 'colour'"),
         (RATES.replace("1e11", "'fast'"), "memory='fast' must be a number"),
         (RATES.replace("1e11", "-1"), "memory=-1 must be a number of at least 0"),
-        (RATES.replace("1e11", "0"), "memory=0 would take for ever"),
-        (RATES + "gather = 0", "gather=0 would take for ever"),
+        (RATES.replace("1e11", "0"), "memory=0 would make every step"),
+        (RATES + "gather = 0", "gather=0 would make every step"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path, text, sentence):
@@ -77,7 +83,7 @@ def test_the_devices_people_rent_are_there():
 def test_rates_stay_below_the_data_sheet(name):
     found = DEVICES[name]
     sheet = found.sheet
-    assert found.attention < found.products < sheet.peak == found.peak
+    assert found.attention < found.matmuls < sheet.peak == found.peak
     assert found.memory < sheet.bandwidth
     assert found.link < sheet.link / 2
     assert found.capacity <= sheet.gigabytes * 2**30
@@ -89,7 +95,7 @@ def test_rates_stay_below_the_data_sheet(name):
 def test_unmeasured_devices_reach_the_shares_that_the_h200_reached():
     measured = DEVICES["h200"]
     for found in DEVICES.values():
-        assert found.products / found.peak == pytest.approx(measured.products / measured.peak)
+        assert found.matmuls / found.peak == pytest.approx(measured.matmuls / measured.peak)
         assert found.memory / found.sheet.bandwidth == pytest.approx(measured.memory / measured.sheet.bandwidth)
 
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.config import Attention, Head, presets
 from glassformer.model import build
-from glassformer.sizing import active, decode_flops, flops, seen_pairs
+from glassformer.sizing import active, attended_pairs, decode_flops, flops
 from tests import variants
 
 SMALL = {"n_layers": 2, "d_model": 48, "d_ff": 100, "vocab_size": 91, "dropout": 0.0}
@@ -59,7 +59,7 @@ def test_seen_pairs_equals_counting_them(T, window, causal):
     def sees(q: int, k: int) -> bool:
         return (k <= q or not causal) and (window is None or abs(q - k) < window)
 
-    assert seen_pairs(T, window, causal) == sum(sees(q, k) for q in range(T) for k in range(T))
+    assert attended_pairs(T, window, causal) == sum(sees(q, k) for q in range(T) for k in range(T))
 
 
 @given(variants.decoders, st.integers(1, 40))
@@ -102,7 +102,7 @@ def test_only_active_experts_count():
         (lambda: flops(presets.gpt2(), context=0), "context=0"),
         (lambda: flops(presets.gpt2(), source=3), "source=3"),
         (lambda: flops(presets.t5_small(), source=0), "source=0"),
-        (lambda: decode_flops(presets.bert_base()), "an encoder decodes nothing"),
+        (lambda: decode_flops(presets.bert_base()), "an encoder does not decode"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, message):

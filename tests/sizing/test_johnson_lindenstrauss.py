@@ -60,7 +60,7 @@ def test_exact_dimensions_are_the_least_that_pass(points, eps, delta):
 
 def test_text_shows_the_four_answers_and_what_they_are_not():
     text = johnson_lindenstrauss(1e12, 0.1).text()
-    for word in ("22,105", "23,684", "23,821", "5,764", "0.579", "8.5e-72", "none is a minimum"):
+    for word in ("22,105", "23,684", "23,821", "5,764", "0.579", "8.5e-72", "none is the minimum"):
         assert word in text
 
 
@@ -81,8 +81,8 @@ def test_in_a_narrow_terminal_notes_stand_below_their_numbers_and_nothing_is_los
         (1, 0.1, 0.01, "points=1 must be"),
         (2.5, 0.1, 0.01, "points=2.5 must be"),
         (math.inf, 0.1, 0.01, "points=inf"),
-        (10, 0.0, 0.01, "eps=0.0 must lie"),
-        (10, 1.0, 0.01, "eps=1.0 must lie"),
+        (10, 0.0, 0.01, "eps=0.0 must be strictly"),
+        (10, 1.0, 0.01, "eps=1.0 must be strictly"),
         (10, 0.1, 0.0, "delta=0.0"),
     ],
 )

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from glassformer.config import presets
 from glassformer.sizing.devices import H200
 from glassformer.sizing.parameters import count
-from glassformer.sizing.plan import all_reduce, best, copies, gather, plan, saved_bytes, scatter, strategies, work
+from glassformer.sizing.plan import (
+    all_gather,
+    all_reduce,
+    best,
+    copies,
+    plan,
+    reduce_scatter,
+    saved_bytes,
+    strategies,
+    work,
+)
 
 GPT2 = presets.gpt2(vocab_size=50304)
 
@@ -22,22 +32,22 @@ def test_one_gpu_is_predicted_as_it_was_measured(batch, measured):
 
 def test_rings_move_what_rings_move():
     one = replace(H200, latency=0.0)
-    assert gather(8e9, 8, one) == pytest.approx(7e9 / one.link)
+    assert all_gather(8e9, 8, one) == pytest.approx(7e9 / one.link)
     assert all_reduce(8e9, 8, one) == pytest.approx(14e9 / one.link)
-    assert gather(8e9, 1, one) == 0
+    assert all_gather(8e9, 1, one) == 0
     # 4 machines of 8: inside as before, then each device an eighth with its 3 peers
-    assert gather(8e9, 32, one) == pytest.approx(7e9 / one.link + 1e9 * 3 / 4 / one.network)
+    assert all_gather(8e9, 32, one) == pytest.approx(7e9 / one.link + 1e9 * 3 / 4 / one.network)
 
 
 def test_sums_gathers_and_scatters_have_their_own_rates():
     odd = replace(H200, link=1e9, gather=2e9, scatter=4e9, latency=0.0)
-    assert [f(8e9, 2, odd) for f in (all_reduce, gather, scatter)] == pytest.approx([8.0, 2.0, 1.0])
+    assert [f(8e9, 2, odd) for f in (all_reduce, all_gather, reduce_scatter)] == pytest.approx([8.0, 2.0, 1.0])
 
 
 def test_every_message_waits_for_its_beginning():
     slow = replace(H200, latency=1.0)
-    assert gather(0.0, 8, slow, messages=5) == pytest.approx(5 * 3)  # log2(8) hops
-    assert gather(0.0, 32, slow, messages=5) == pytest.approx(5 * (3 + 2))
+    assert all_gather(0.0, 8, slow, messages=5) == pytest.approx(5 * 3)  # log2(8) hops
+    assert all_gather(0.0, 32, slow, messages=5) == pytest.approx(5 * (3 + 2))
     # a sharded step sends a message for each of 12 layers and one for the rest: two gathers and a scatter
     slow = replace(slow, link=1e30, gather=1e30, scatter=1e30, memory=1e30, overlap=0.0)
     assert plan(GPT2, 2, slow, "sharded", 1, 256).exposed == pytest.approx(3 * 13)
@@ -117,8 +127,8 @@ def test_the_best_fits_where_anything_does():
         ({"batch": 0}, "batch=0 must be at least 1"),
         ({"strategy": "pipeline"}, "'pipeline' is not known"),
         ({"strategy": "tensor 3"}, "must divide"),
-        ({"strategy": "tensor 16", "gpus": 16}, "fit a machine of 8"),
-        ({"config": presets.bert_base()}, "only decoder-only"),
+        ({"strategy": "tensor 16", "gpus": 16}, "at most 8, the devices of one machine"),
+        ({"config": presets.bert_base()}, "only for decoder-only"),
     ],
 )
 def test_bad_arguments_are_one_sentence(given, sentence):

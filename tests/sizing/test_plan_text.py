@@ -19,7 +19,7 @@ def test_the_ladder_reaches_69_billion_parameters_and_1024_devices_and_says_what
     assert "1,024" in text
     assert "matmuls 744 TFLOP/s" in text
     assert "Communication between GPUs was not measured" in text
-    assert "links 360 GB/s among the 8" in text
+    assert "links 360 GB/s between the 8" in text
     [row] = [line for line in text.splitlines() if "llama2_70b" in line and " 1 " in line]
     assert "!" in row  # 69 billion parameters on one device
 
@@ -28,7 +28,7 @@ def test_models_that_cannot_run_the_context_are_named():
     models = {"gpt2": presets.gpt2(), "llama2_7b": presets.llama2_7b()}
     assert plan_ladder(models, H200).notes == ()
     [note] = plan_ladder(models, H200, context=2048).notes
-    assert note.startswith("gpt2: 2,048 tokens cannot run: the learned position table has 1,024 rows")
+    assert note.startswith("gpt2: 2,048 tokens cannot run: the learned position table has only 1,024 positions")
     found = plan_model(models["llama2_7b"], "llama2_7b", 8, H200, context=5000)
     assert len(found.notes) == 1
     assert f"Note: {found.notes[0]}" in found.text().splitlines()
@@ -53,7 +53,7 @@ def test_in_a_narrow_terminal_columns_stand_below_and_nothing_is_lost(width):
 
 def test_rates_that_differ_are_told_apart():
     text = plan_model(presets.gpt2(), "gpt2", 2, replace(H200, gather=2e9, scatter=1e9)).text()
-    assert "links 360 (sums), 2 (gathers), 1 (scatters) GB/s among the 8" in text
+    assert "links 360 (all-reduce), 2 (all-gather), 1 (reduce-scatter) GB/s between the 8" in text
 
 
 def test_every_way_is_listed_with_hours_and_cost():
@@ -66,7 +66,7 @@ def test_every_way_is_listed_with_hours_and_cost():
     assert told["plans"][0]["hours"] == 1e9 / one.tokens_per_second / 3600
     assert told["plans"][0]["cost"] is None
     assert "cost" not in found.text().split("\n\n")[1]
-    assert "No cost is printed: give --price, in US dollars" in found.text()
+    assert "No cost is printed: give --price in US dollars" in found.text()
 
 
 def test_a_price_gives_a_cost_in_dollars():
@@ -75,7 +75,7 @@ def test_a_price_gives_a_cost_in_dollars():
     assert told["plans"][0]["cost"] == told["plans"][0]["hours"] * 8 * 2.5
     assert (told["price"], told["currency"]) == (2.5, "USD")
     assert "cost in USD" in found.text()
-    assert "Cost: 2.5 USD for one GPU and hour, as given." in found.text()
+    assert "Cost: 2.5 USD per GPU and hour, as given." in found.text()
 
 
 def test_a_device_that_was_not_measured_says_what_is_assumed():

@@ -12,7 +12,7 @@ from glassformer.config import presets
 from glassformer.sizing import Sheet, count, inference_memory, size, training_memory
 
 
-def test_the_public_name_is_the_function():
+def test_the_public_function_returns_the_sheet_of_a_config():
     config = presets.nano()
     assert gf.size(config) == size(config)
     assert gf.size(config).parameters == count(config)
@@ -90,7 +90,7 @@ def test_quantised_weights_have_no_training():
         ({"context": -3}, "context=-3 must be"),
         ({"dtype": "fp8"}, "dtype='fp8' is not known. Use one of float64, float32"),
         ({"optimizer": "lion"}, "optimizer='lion' is not known. Use one of adamw, muon, sgd, none"),
-        ({"source": 7}, "source=7 is a length of an encoder-decoder"),
+        ({"source": 7}, "source=7 is for an encoder-decoder"),
     ],
 )
 def test_bad_input_is_refused(arguments, message):

@@ -17,7 +17,7 @@ def test_gpt2_s_sheet_says_the_numbers_and_how_they_come_about():
         "124,439,808      124.4 M",
         "31.0%   V·D = 50,257·768",
         "4·D² + 4·D = 4·768² + 4·768 = 2,362,368 × 12 blocks",
-        "the embedding's matrix, counted there",
+        "tied: the matrix of the embedding",
         "6·active parameters·tokens = 6·124,439,808·1,024; 87% of the count",
         "L·G·(K + U)·bytes = 12·12·(64 + 64)·4",
     ):
@@ -31,7 +31,7 @@ def test_columns_are_aligned_and_shares_add_up(name):
     exact = [re.match(r"  \S.*?\s{2,}([\d,]+)  ", line + "  ") for line in rows]
     assert all(exact)
     assert len({match.end(1) for match in exact if match}) == 1
-    parameters = text.split("OPERATIONS")[0]
+    parameters = text.split("FLOPs")[0]
     shares = [float(share) for share in re.findall(r"([\d.]+)%", parameters)]
     assert sum(shares) == pytest.approx(100, abs=0.3)  # each is rounded to 0.1
 
@@ -62,9 +62,9 @@ def test_a_context_that_cannot_run_is_said_in_one_line_and_others_are_not():
     config = presets.gpt2()
     text = size(config, context=100_000).text()
     [line] = [line for line in text.splitlines() if "learned position table" in line]
-    assert line == "Note: 100,000 tokens cannot run: the learned position table has 1,024 rows, one for each token."
+    assert line == "Note: 100,000 tokens cannot run: the learned position table has only 1,024 positions."
     [line] = [line for line in size(presets.llama2_7b(), context=4097).text().splitlines() if "Note" in line]
-    assert line == "Note: 4,097 tokens are beyond the context of 4,096 the model was made for: `generate` refuses them."
+    assert line == "Note: 4,097 tokens exceed the model's maximum context of 4,096: `generate` rejects them."
     for fits in (size(config, context=1024), size(config, context=12), size(presets.t5_small(), context=100_000)):
         assert "Note" not in fits.text()
 

@@ -45,10 +45,10 @@ def test_missing_folder_and_file_in_its_place(tmp_path, gpt2):
 
 def test_no_config(tmp_path, gpt2):
     (gpt2 / "config.json").unlink()
-    assert "no config.json" in refusal(gpt2)
-    assert "no config.json" in refusal(gpt2.rename(tmp_path / "pickles"))
+    assert "neither config.json nor model.toml" in refusal(gpt2)
+    assert "neither config.json nor model.toml" in refusal(gpt2.rename(tmp_path / "pickles"))
     (tmp_path / "pickles").rename(gpt2)
-    assert "no config.json" in refusal(gpt2, load_config)
+    assert "neither config.json nor model.toml" in refusal(gpt2, load_config)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
@@ -187,7 +187,7 @@ def test_our_folder_and_a_run_folder(tmp_path):
 def test_our_folder_is_checked_like_any_other(tmp_path):
     folder = save(build(presets.llama_tiny(n_layers=2)), tmp_path / "ours", format="glass")
     change(folder, lambda t: t.pop("decoder.norm.weight"))
-    assert "lack tensors that model.toml asks for (1: decoder.norm.weight [96])" in refusal(folder)
+    assert "lack tensors that model.toml requires (1: decoder.norm.weight [96])" in refusal(folder)
     (folder / "model.toml").write_text("kind = 3")
     assert "model.toml" in refusal(folder)
     (folder / "model.toml").write_text("kind = [")

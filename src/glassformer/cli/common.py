@@ -143,9 +143,9 @@ def refuse_unused(
 
 def refuse_nan(model: "nn.Module", name: str) -> None:
     """Refuse weights that are no numbers: everything computed with them would be none either."""
-    from glassformer.weights.verify import not_numbers
+    from glassformer.weights.verify import non_finite
 
-    if (told := not_numbers(model)) is not None:
+    if (told := non_finite(model)) is not None:
         raise InputError(f"{name}: {told}: copy the weights again, or take an earlier checkpoint.")
 
 

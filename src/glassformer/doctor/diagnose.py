@@ -21,7 +21,7 @@ from glassformer.doctor.subject.isolate import preserved, quiet, time_limit
 from glassformer.doctor.subject.measure import gap
 from glassformer.doctor.subject.subject import Kind, Subject
 from glassformer.finding import Finding, Verdict
-from glassformer.weights.verify import not_numbers
+from glassformer.weights.verify import non_finite
 
 
 def diagnose(
@@ -58,7 +58,7 @@ def diagnose(
         name = name or str(subject)
         subject = load(subject)
     with preserved(subject), time_limit(seconds, "the examination"):
-        if isinstance(subject, nn.Module) and (told := not_numbers(subject)) is not None:
+        if isinstance(subject, nn.Module) and (told := non_finite(subject)) is not None:
             raise CannotExamineError(f"{told}, and so is all that is computed with them: load or train it again.")
         patient = subject_of(subject, kind, vocab_size, expect, name)
         refuse_constant(patient)

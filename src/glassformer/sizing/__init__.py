@@ -1,13 +1,13 @@
-"""What a model costs before it is built: parameters, operations, memory, training tokens. Pure arithmetic, no torch.
+"""Size a model before building it: parameters, FLOPs, memory, training tokens. Pure arithmetic, without torch.
 
-`size(config)` returns the whole sheet of a ModelConfig. The public function `gf.size(subject)` also accepts presets,
+`size(config)` returns the complete sheet of a ModelConfig. The public function `gf.size(subject)` also accepts presets,
 folders, run files and models (`glassformer.training.size`).
 """
 
 from glassformer.sizing.catalogue import Catalogue
 from glassformer.sizing.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
 from glassformer.sizing.devices import DEVICES, Device, device
-from glassformer.sizing.flops import Flops, decode_flops, flops, seen_pairs
+from glassformer.sizing.flops import Flops, attended_pairs, decode_flops, flops
 from glassformer.sizing.johnson_lindenstrauss import JohnsonLindenstrauss, johnson_lindenstrauss
 from glassformer.sizing.memory import InferenceMemory, TrainingMemory, inference_memory, training_memory
 from glassformer.sizing.parameters import PARTS, active, count, count_by_part, parameters
@@ -39,6 +39,7 @@ __all__ = [
     "StepOptions",
     "TrainingMemory",
     "active",
+    "attended_pairs",
     "chinchilla",
     "count",
     "count_by_part",
@@ -51,7 +52,6 @@ __all__ = [
     "plan",
     "plan_ladder",
     "plan_model",
-    "seen_pairs",
     "size",
     "training_memory",
 ]

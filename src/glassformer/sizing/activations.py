@@ -1,14 +1,14 @@
-"""Bytes that autograd keeps for the backward pass, tensor by tensor.
+"""Bytes that autograd saves for the backward pass, tensor by tensor.
 
-The accounting is that of the engine in `glassformer.model` run eagerly on the CPU. Each term names the operation that
-saves it; a tensor saved by two operations is one tensor and counts once. Attention goes one of two ways, as torch
-chooses:
+The counts describe `glassformer.model` in eager mode on the CPU. Each term names the operation that saves the tensor. A
+tensor that two operations save counts once. Torch computes attention in one of two ways:
 
-* fused (`_scaled_dot_product_flash_attention_for_cpu`): q, k, v, the output and one number per row, never the pattern;
-* written out (`_scaled_dot_product_attention_math`): the pattern too, in float32 even for half-precision inputs. Torch
-  takes this way when dropout falls on the pattern, when a bias has to be trained (T5) and when K and U differ.
+* fused (`_scaled_dot_product_flash_attention_for_cpu`): it saves q, k, v, the output and one logsumexp per query, but
+  not the attention pattern;
+* math (`_scaled_dot_product_attention_math`): it also saves the pattern, in float32 even for half-precision inputs.
+  Torch uses it with dropout on the pattern, with a trained bias (T5), and if K and U differ.
 
-On a GPU the fused kernels keep the same tensors; dropout keeps a byte per entry there, and a whole number here.
+On a GPU the fused kernels save the same tensors. Dropout saves one byte per entry there, and one float per entry here.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,10 @@ from glassformer.config import (
 
 @dataclass(frozen=True)
 class Pass:
-    """One stack's work: `batch` sequences of `length` tokens, numbers of `width` bytes, `memory` tokens to cross to.
+    """One forward pass of a stack: `batch` sequences of `length` tokens, with `width` bytes per number.
 
-    Under autocast `width` is that of the matmuls, and the residual stream has its own width.
+    `memory` is the number of source tokens that the cross-attention reads. Under autocast `width` is the width of the
+    matmul inputs, and the residual stream has its own width.
     """
 
     config: ModelConfig
@@ -43,15 +44,15 @@ class Pass:
     memory: int = 0
     training: bool = True
     residual_width: int = 0
-    """Bytes of a number of the residual stream, which the norms read. 0: `width`."""
+    """Bytes per number of the residual stream, which the norms read. 0 means the same as `width`."""
 
     @property
     def norm_width(self) -> int:
         return self.residual_width or self.width
 
     @property
-    def casts(self) -> bool:
-        """True if autocast casts what the matmuls read, because the residual stream is wider."""
+    def uses_autocast(self) -> bool:
+        """True if autocast casts the inputs of the matmuls, because the residual stream is wider."""
         return self.norm_width != self.width
 
     @property
@@ -64,165 +65,182 @@ class Pass:
         return self.batch * self.length
 
     @property
-    def stream(self) -> int:
-        """N·D numbers as a matmul reads them: one copy of the residual stream."""
+    def hidden_states(self) -> int:
+        """Bytes of one (B,T,D) tensor in the dtype of the matmuls."""
         return self.tokens * self.config.d_model * self.width
 
     @property
-    def exact(self) -> int:
-        """Bytes of a number where half precision is widened: softmax, RMSNorm, row sums."""
+    def upcast_width(self) -> int:
+        """Bytes per number in operations that upcast half precision to float32: softmax, RMSNorm, logsumexp."""
         return max(self.width, 4)
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         return self.training and self.config.dropout > 0
 
-    def written_out(self, cross: bool) -> bool:
-        """Whether torch computes the pattern as a tensor; see the module."""
+    def materializes_pattern(self, cross: bool) -> bool:
+        """True if torch computes the attention pattern as a tensor (the math path of the module docstring)."""
         trains_bias = self.training and isinstance(self.config.position, T5Bias) and not cross
-        return self.drops or trains_bias or self.config.d_head != self.config.d_value
+        return self.has_dropout or trains_bias or self.config.d_head != self.config.d_value
 
-    def rotates(self, cross: bool) -> bool:
+    def uses_rotary(self, cross: bool) -> bool:
         return isinstance(self.config.position, Rotary) and not cross
 
-    def infuses(self, cross: bool) -> bool:
+    def uses_qk_position(self, cross: bool) -> bool:
         return isinstance(self.config.position, Infused) and not cross
 
     @property
-    def feeds(self) -> bool:
-        """Whether a block has a feed-forward."""
+    def has_feedforward(self) -> bool:
+        """True if the blocks have a feed-forward layer."""
         return not isinstance(self.config.feedforward, NoFeedForward)
 
-    def masked(self, layer: int) -> bool:
-        """Whether a boolean (T, T) mask exists: a window shorter than the sequence."""
+    def has_window_mask(self, layer: int) -> bool:
+        """True if the layer has a boolean (T, T) mask: its window is shorter than the sequence."""
         window = self.config.window(layer)
         return window is not None and window < self.length
 
 
 def saved_by_norm(norm: LayerNorm | RMSNorm, rows: int, n: int, width: int) -> int:
-    """Input and statistics of a norm over `rows` rows of `n` numbers; the output is counted by whoever reads it."""
+    """Return the bytes of the input and the statistics of a norm over `rows` vectors of `n` numbers.
+
+    The output is counted by the operation that reads it.
+    """
     if isinstance(norm, LayerNorm):
-        return rows * n * width + 2 * rows * width  # native_layer_norm: its input; mean and 1/deviation per row
-    exact = max(width, 4)
-    return 2 * rows * n * exact + rows * exact  # rms_norm: its input (widened), x/rms before the weight; 1/rms per row
+        return rows * n * width + 2 * rows * width  # native_layer_norm: input; mean and 1/std of each vector
+    upcast = max(width, 4)
+    return 2 * rows * n * upcast + rows * upcast  # rms_norm: input (upcast), x/rms before the weight; 1/rms
 
 
 def saved_by_activation(activation: str, n: int) -> int:
-    """What stands between the up projection and the down projection's input, beyond that input; n numbers each."""
+    """Return how many of the n numbers an activation function saves, apart from the input of the down projection."""
     if activation in ("relu", "tanh"):
-        return 0  # their backward reads the output, which is the down projection's input anyway
-    return n  # gelu, silu: the input; relu2: relu's output
+        return 0  # their backward reads the output, which the down projection saves anyway
+    return n  # gelu, silu: the input; relu2: the output of relu
 
 
 def saved_by_expert(expert: Dense | Gated, n: int) -> int:
-    """Numbers saved by a feed-forward over n hidden numbers (rows times F), its input excluded."""
+    """Return how many numbers a feed-forward layer saves for n hidden numbers (tokens times F), without its input."""
     if isinstance(expert, Gated):
-        # the activation; its output and up's, the two factors; the product, read by down
+        # the activation; both factors (its output and the output of up); their elementwise product, read by down
         return saved_by_activation(expert.activation, n) + 3 * n
     return saved_by_activation(expert.activation, n) + n  # the activation; its output, read by down
 
 
 def saved_by_feedforward(run: Pass) -> int:
+    """Return the bytes that the feed-forward layer of one block saves, including its input."""
     ff, D, N = run.config.feedforward, run.config.d_model, run.tokens
     if isinstance(ff, NoFeedForward):
         return 0
     if not isinstance(ff, MoE):
-        inputs = 1 + (run.casts and isinstance(ff, Gated))  # of up (and gate); autocast casts it for each
-        return inputs * run.stream + saved_by_expert(ff, N * ff.d_ff) * run.width  # and the inside
-    E, visits = ff.n_experts, N * ff.n_active
-    router = N * E * run.exact + N * E * 8  # softmax: its output; sort: the order
+        inputs = 1 + (run.uses_autocast and isinstance(ff, Gated))  # of up and gate: autocast casts it for each
+        return inputs * run.hidden_states + saved_by_expert(ff, N * ff.d_ff) * run.width
+    E, routed = ff.n_experts, N * ff.n_active
+    router = N * E * run.upcast_width + N * E * 8  # softmax: its output; sort: the order
     if ff.normalize:
-        router += N * E * run.exact + N * run.exact  # division: the sorted probabilities and their sum
-    rows = 3 * visits * D  # an expert's input, gathered; its output, a factor; the product, added by index_add
-    inside = saved_by_expert(ff.expert, visits * ff.expert.d_ff)
-    return run.stream + router + (rows + inside + visits) * run.width + 16 * visits  # gates; (token, slot) pairs
+        router += N * E * run.upcast_width + N * run.upcast_width  # division: the sorted probabilities and their sum
+    rows = 3 * routed * D  # gathered expert inputs; expert outputs; expert outputs times gate, added by index_add
+    hidden = saved_by_expert(ff.expert, routed * ff.expert.d_ff)
+    # the last two terms: the gates, and two int64 indices (token, slot) for each routed token
+    return run.hidden_states + router + (rows + hidden + routed) * run.width + 16 * routed
 
 
 def saved_by_attention(run: Pass, cross: bool = False) -> int:
-    """From the projections' input to the input of `o`; for a cross-attention without the memory, which all share."""
+    """Return the bytes that an attention layer saves, from the input of q, k, v to the input of o.
+
+    The memory of a cross-attention is not included, because all layers share it.
+    """
     cfg, B, T, w = run.config, run.batch, run.length, run.width
     S = run.memory if cross else T
     H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
-    total = run.stream * (1 + run.infuses(cross))  # the input of q (and k, v); infused, v reads another than q and k
-    if run.casts:
-        total += run.stream * (0 if cross else 2 - run.infuses(cross))  # autocast casts the input of q, k and v each
+    total = run.hidden_states  # the input of q (and of k and v)
+    if run.uses_qk_position(cross):
+        total += run.hidden_states  # v has another input than q and k
+    if run.uses_autocast and not cross:  # autocast casts the input for q, k and v separately
+        total += run.hidden_states * (2 - run.uses_qk_position(cross))
     if cfg.attention.qk_norm is not None:
         total += saved_by_norm(cfg.attention.qk_norm, B * T * H, K, w)
         total += saved_by_norm(cfg.attention.qk_norm, B * S * G, K, w)
     heads = B * T * H * U * w
-    if run.written_out(cross):
-        wide = run.exact  # half precision is widened before the products
-        total += (B * H * T * K + B * H * S * K + B * H * S * U) * wide  # the products: q, k, v, spread over all heads
-        total += (3 if run.drops else 1) * B * H * T * S * wide  # softmax: the pattern; dropout: noise, and its product
-        return total + heads  # the heads side by side, read by o
-    total += (B * T * H * K + B * S * G * K + B * S * G * U) * w + heads  # the kernel: q, k, v and its output
-    total += B * H * T * run.exact  # the kernel: logsumexp of each row of scores
-    if (run.rotates(cross) or cfg.attention.qk_norm is not None) and H > 1 and T > 1:
-        total += heads  # q came contiguous, so the output does, and setting heads side by side copies it for o
+    if run.materializes_pattern(cross):
+        wide = run.upcast_width  # half precision is upcast before the matmuls
+        total += (B * H * T * K + B * H * S * K + B * H * S * U) * wide  # matmuls: q, and k and v repeated to H heads
+        # softmax: the pattern; dropout: its mask, and the pattern times the mask
+        total += (3 if run.has_dropout else 1) * B * H * T * S * wide
+        return total + heads  # the joined heads, read by o
+    total += (B * T * H * K + B * S * G * K + B * S * G * U) * w + heads  # fused kernel: q, k, v and its output
+    total += B * H * T * run.upcast_width  # fused kernel: logsumexp of the scores of each query
+    if (run.uses_rotary(cross) or cfg.attention.qk_norm is not None) and H > 1 and T > 1:
+        total += heads  # q is contiguous, hence the output too, and joining the heads for o copies it
     return total
 
 
 def saved_by_mask(run: Pass, layer: int) -> int:
-    """What biases and masks a self-attention leaves behind in one block."""
+    """Return the bytes of masks and score biases that the self-attention of one block saves.
+
+    A masked score bias is computed once for each window size. It counts for the first block that reads it.
+    """
     cfg, square = run.config, run.length**2
+    first = all(cfg.window(earlier) != cfg.window(layer) for earlier in range(layer))
     match cfg.position:
         case Alibi():
-            if run.written_out(cross=False):
-                return 0
-            own = run.causal or run.masked(layer)  # masked afresh in each block; else all blocks share one bias
-            first = all(run.masked(earlier) for earlier in range(layer))
-            return cfg.n_heads * square * run.width if own or first else 0  # the kernel: its additive mask
+            fused = not run.materializes_pattern(cross=False)
+            return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
         case T5Bias():
-            return square if run.causal or run.masked(layer) else 0  # masked_fill: the boolean mask
-    if run.masked(layer) and not run.written_out(cross=False):
-        return square * run.width  # the kernel: the mask, made additive
+            return square if first else 0  # masked_fill: the boolean mask
+    if run.has_window_mask(layer) and not run.materializes_pattern(cross=False):
+        return square * run.width  # fused kernel: the mask in additive form
     return 0
 
 
 def saved_by_block(run: Pass, layer: int) -> int:
-    """One block: a norm's and a branch's tensors for each branch, and dropout's noise."""
+    """Return the bytes that one block saves: norms, branches and dropout masks."""
     cfg = run.config
-    branches = 1 + run.feeds + bool(run.memory)
+    branches = 1 + run.has_feedforward + bool(run.memory)
     norms = 1 if cfg.placement == "parallel" else branches
     total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
     if run.memory:
         total += saved_by_attention(run, cross=True)
     if cfg.placement == "parallel":
-        total -= run.stream  # both branches read the same normed stream
-    return total + branches * run.stream * run.drops  # dropout on each branch: its noise
+        total -= run.hidden_states  # both branches read the output of the same norm
+    return total + branches * run.hidden_states * run.has_dropout  # dropout mask of each branch
 
 
-def saved_by_entry(run: Pass) -> int:
-    """Of a stack, before its first block: positions, embedding norm, dropout."""
-    cfg, total = run.config, run.stream * run.drops
+def saved_before_blocks(run: Pass) -> int:
+    """Return the bytes that a stack saves before its first block: positions, embedding norm, dropout."""
+    cfg, total = run.config, run.hidden_states * run.has_dropout
     if cfg.learned_positions is not None:
-        total += 8 * run.length  # embedding look-up: the rows
+        total += 8 * run.length  # embedding lookup: the position ids
     match cfg.position:
         case Rotary() as rotary:
-            total += run.length * rotary.rotated(cfg.d_head) * run.width  # cosines and sines, shared by the blocks
+            total += run.length * rotary.rotated(cfg.d_head) * run.width  # cos and sin, shared by all blocks
         case T5Bias():
-            total += 8 * run.length**2  # embedding look-up: the bucket of each pair
+            total += 8 * run.length**2  # embedding lookup: the bucket of each (query, key) pair
     if cfg.embedding.norm:
         total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     if cfg.embedding.n_segments:
-        total += 8 * run.tokens  # embedding look-up: the segments
+        total += 8 * run.tokens  # embedding lookup: the segment ids
     return total
 
 
-def saved_by_exit(run: Pass) -> int:
-    """Of a stack, after its last block: the final norm, and what comes out, read by the head or by every cross k, v."""
+def saved_after_blocks(run: Pass) -> int:
+    """Return the bytes that a stack saves after its last block: the final norm and the output of the stack.
+
+    The output is read by the head, or by k and v of every cross-attention.
+    """
     cfg = run.config
     final = saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width) if cfg.placement != "post" else 0
-    return final + run.stream + run.residual * run.casts  # under autocast also before the cast
+    before_cast = run.residual * run.uses_autocast  # autocast also saves the output before the cast
+    return final + run.hidden_states + before_cast
 
 
 def saved_by_head(run: Pass) -> int:
-    """From the stream to the loss; the stream itself is counted by `saved_by_exit`."""
+    """Return the bytes that head and loss save. The input of the head is counted by `saved_after_blocks`."""
     cfg, total = run.config, 0
     if cfg.head is None:
         return 0
     if cfg.head.transform is not None:
-        total += saved_by_activation(cfg.head.transform, run.stream) + run.stream  # the activation; read by the output
+        # the activation; the output of the norm, read by the output matrix
+        total += saved_by_activation(cfg.head.transform, run.hidden_states) + run.hidden_states
         total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     return total + run.tokens * cfg.vocab_size * run.width  # log-softmax: its output

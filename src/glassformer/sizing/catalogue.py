@@ -1,4 +1,4 @@
-"""The presets that can be sized and the devices that can be planned for: `glass size --list` and docs/presets.md."""
+"""List of the presets and devices that `glass size` knows: `glass size --list` and docs/presets.md."""
 
 import re
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from typing import Any
 
 from glassformer.config import presets
 from glassformer.sizing.devices import ASSUMED, DEVICES, Device
-from glassformer.sizing.layout import beside, columns, fit
+from glassformer.sizing.layout import columns, with_note, wrap
 from glassformer.sizing.parameters import count
 
 PRESETS_INTRO = "Models that `glass size NAME`, `gf.build(NAME)` and `preset = NAME` in a run file accept."
 DEVICES_INTRO = "GPUs that `glass size plan --gpu NAME` accepts. A TOML file with the rates of a device works too."
 DEVICES_NOTE = (
     "TFLOP/s are dense bfloat16 with float32 accumulation, without sparsity. Links are both directions together. Only "
-    f"the H200 was measured. For the others a plan assumes that matmuls reach {ASSUMED['products']:.0%} of the peak, "
+    f"the H200 was measured. For the others a plan assumes that matmuls reach {ASSUMED['matmuls']:.0%} of the peak, "
     f"attention {ASSUMED['attention']:.0%} and memory traffic {ASSUMED['memory']:.0%} of the bandwidth, as on the H200."
 )
 HEADINGS = ("name", "TFLOP/s", "memory GB", "GB/s", "link GB/s", "link", "watts", "rates")
@@ -42,7 +42,7 @@ def figures(device: Device) -> tuple[str, ...]:
 
 
 class Catalogue:
-    """All presets and devices. `text()` is for people, `to_dict()` for programs, `page()` for the documentation."""
+    """All presets and devices: as text for a terminal, as a dict for JSON, or as a page of the documentation."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -54,17 +54,17 @@ class Catalogue:
 
     def text(self, width: int | None = None) -> str:
         names = max(map(len, presets.ALL))
-        lines = ["PRESETS", fit(PRESETS_INTRO, width), ""]
+        lines = ["PRESETS", wrap(PRESETS_INTRO, width), ""]
         for name in presets.ALL:
-            lines.append(beside(f"  {name:<{names}}  {count(presets.get(name)):>14,}", summary(name), width))
-        lines += ["", "DEVICES", fit(DEVICES_INTRO, width), ""]
+            lines.append(with_note(f"  {name:<{names}}  {count(presets.get(name)):>14,}", summary(name), width))
+        lines += ["", "DEVICES", wrap(DEVICES_INTRO, width), ""]
         lines += columns([HEADINGS, *map(figures, DEVICES.values())], width)
-        lines += ["", fit(DEVICES_NOTE, width), "", "Sources:"]
-        lines += [fit(f"  {name}: {_document(device)}", width, "  ") for name, device in DEVICES.items()]
+        lines += ["", wrap(DEVICES_NOTE, width), "", "Sources:"]
+        lines += [wrap(f"  {name}: {_document(device)}", width, "  ") for name, device in DEVICES.items()]
         return "\n".join(lines)
 
     def page(self) -> str:
-        """Markdown."""
+        """Return the page docs/presets.md, in Markdown."""
         rows = [(f"`{name}`", f"{count(presets.get(name)):,}", summary(name)) for name in presets.ALL]
         described = [(*figures(device), _document(device)) for device in DEVICES.values()]
         return (

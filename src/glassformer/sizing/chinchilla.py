@@ -1,19 +1,19 @@
-"""How to spend a training budget: parameters N against tokens D at C = 6·N·D operations.
+"""Compute-optimal training: the number of parameters N and of tokens D for a budget of C = 6·N·D FLOPs.
 
-Two answers stand side by side. The rule of thumb D = 20·N solves two equations and optimises nothing. The fitted loss
-L(N, D) = E + A/N^alpha + B/D^beta (Hoffmann et al. 2022, section 3.3) has, at given C, the minimum
+Two methods are compared. The rule of thumb D = 20·N does not minimise a loss. The fitted loss
+L(N, D) = E + A/N^alpha + B/D^beta (Hoffmann et al. 2022, section 3.3) has, for given C, the minimum
 
-    N = G·(C/6)^(beta/(alpha+beta)),  D = (C/6)^(alpha/(alpha+beta))/G,  G = (alpha·A/(beta·B))^(1/(alpha+beta)),
+    N = G·(C/6)^(beta/(alpha+beta)),  D = (C/6)^(alpha/(alpha+beta))/G,  G = (alpha·A/(beta·B))^(1/(alpha+beta))
 
-which depends strongly on the constants: those first published give about 99 tokens per parameter at C = 1.2e24, the
-refit of the same data by Besiroglu et al. 2024 about 18.
+It depends strongly on the constants. At C = 1.2e24 the published constants give about 99 tokens per parameter; the
+refit of the same data by Besiroglu et al. 2024 gives about 18.
 """
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from glassformer.sizing.layout import columns, fit
+from glassformer.sizing.layout import columns, wrap
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LossFit:
                 raise ValueError(f"LossFit.{name}={getattr(self, name)} must be positive, or the loss has no minimum.")
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """L(N, D)."""
+        """Return L(N, D) in nats per token."""
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     @property
@@ -41,17 +41,17 @@ class LossFit:
         return float((self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta)))
 
     def optimum(self, flops: float) -> "Allocation":
-        """The (N, D) of least loss with 6·N·D = flops; see the module for the closed form."""
+        """Return the (N, D) with the lowest loss subject to 6·N·D = flops, by the closed form above."""
         total = self.alpha + self.beta
         N = self.G * (flops / 6) ** (self.beta / total)
         return Allocation(self.source, N, flops / 6 / N, flops, self.loss(N, flops / 6 / N))
 
     def budget_for_parameters(self, parameters: float) -> float:
-        """C at which N is the optimum: 6·(N/G)^((alpha+beta)/beta)."""
+        """Return the budget C for which N is optimal: 6·(N/G)^((alpha+beta)/beta)."""
         return float(6 * (parameters / self.G) ** ((self.alpha + self.beta) / self.beta))
 
     def budget_for_tokens(self, tokens: float) -> float:
-        """C at which D is the optimum: 6·(D·G)^((alpha+beta)/alpha)."""
+        """Return the budget C for which D is optimal: 6·(D·G)^((alpha+beta)/alpha)."""
         return float(6 * (tokens * self.G) ** ((self.alpha + self.beta) / self.alpha))
 
 
@@ -68,17 +68,17 @@ class Allocation:
     tokens: float
     flops: float
     loss: float
-    """Predicted by the method's own fit; by the corrected fit for the rule of thumb, which has none."""
+    """Predicted loss in nats per token. The rule of thumb has no fit of its own, so CORRECTED is used for it."""
 
     @property
     def ratio(self) -> float:
-        """D/N, tokens per parameter."""
+        """Tokens per parameter, D/N."""
         return self.tokens / self.parameters
 
 
 @dataclass(frozen=True)
 class Chinchilla:
-    """The rule's answer and each fit's, for the one quantity given."""
+    """Allocations by the rule of thumb and by each fit, for one given quantity (flops, params or tokens)."""
 
     given: str
     value: float
@@ -89,17 +89,18 @@ class Chinchilla:
         return {"given": self.given, "value": self.value, "allocations": rows}
 
     def text(self, width: int | None = None) -> str:
-        """The table for a person; what would go beyond `width` stands below."""
+        """Return the table as text. Columns that do not fit into `width` go on the next line."""
         rows = [("", "N parameters", "D tokens", "D/N", "C FLOPs", "loss")]
         for a in self.allocations:
             numbers = f"{a.parameters:.4g}", f"{a.tokens:.4g}", f"{a.ratio:.1f}", f"{a.flops:.4g}", f"{a.loss:.4f}"
             rows.append((a.method, *numbers))
         meaning = (
-            "  The rule optimises nothing; the others minimise a fitted loss, with the constants as first published\n"
-            "  and as refitted. Loss in nats per token of the fits' own data; the rule's is that of the refit."
+            "  The rule of thumb does not minimise a loss. The other two minimise a fitted loss, with the published\n"
+            "  and with refitted constants. Losses are in nats per token of the data of the fits; for the rule of\n"
+            "  thumb it is the loss of the refit."
         )
         title = f"Compute-optimal training for {self.given} = {self.value:.4g}    C = 6·N·D"
-        return "\n".join([fit(title, width), "", *columns(rows, width), "", fit(meaning, width, "  ")])
+        return "\n".join([wrap(title, width), "", *columns(rows, width), "", wrap(meaning, width, "  ")])
 
 
 def chinchilla(
@@ -110,10 +111,10 @@ def chinchilla(
     ratio: float = 20.0,
     fits: tuple[LossFit, ...] = (PUBLISHED, CORRECTED),
 ) -> Chinchilla:
-    """Compute-optimal N and D from exactly one of: a budget C, a model size N, a data size D.
+    """Return the compute-optimal N and D for exactly one given quantity: C, N (`params`) or D (`tokens`).
 
-    The rule: C = 6·N·D and D = ratio·N give N = sqrt(C/(6·ratio)); C = 1.2e24 gives N = 1e11, D = 2e12. The fits: the
-    closed form of the module, solved for whichever quantity is not given.
+    The rule of thumb combines C = 6·N·D and D = ratio·N to N = sqrt(C/(6·ratio)); C = 1.2e24 gives N = 1e11, D = 2e12.
+    The fits use the closed form of the module docstring, solved for the quantities that are not given.
     """
     given = {k: v for k, v in (("flops", flops), ("params", params), ("tokens", tokens)) if v is not None}
     if len(given) != 1:

@@ -1,28 +1,29 @@
-"""What one device and its links can do: the rates from which `plan` predicts a training step.
+"""Rates of devices and of the links between them, from which `plan` predicts the time of a training step.
 
-A training step on one device is the sum of five times, each a count divided by a rate:
+The time of a training step on one device is the sum of five terms, each a count divided by a rate:
 
-    matmuls    6 · weights · tokens FLOPs (forward and backward)                      / products
+    matmuls    6 · weights · tokens FLOPs (forward and backward)                      / matmuls
     attention  3.5 · (scores and pattern·v under the mask): 2 matmuls forward, 5 back / attention
     pointwise  tokens · (L · (42·D + 13.4·F) + 7.5·V) bytes, F counted 1.5 times when gated   / memory
     optimizer  parameters · 50 bytes                                                  / memory
-    gaps       a constant: launches, tails of kernels, the host
+    gaps       a constant: kernel launches, partly filled last waves of kernels, the host
 
 The five constants were measured on one H200: GPT-2 124M, 64 x 1024 tokens, compiled, bfloat16 matmuls with float32
-weights (matmuls 65.3 ms, attention 17.3, the rest 23.6; 109.1 ms in all). Batches of 12 and 32 were not used to find
-them.
+weights (matmuls 65.3 ms, attention 17.3 ms, everything else 23.6 ms; 109.1 ms in total). Batches of 12 and 32 were held
+out for validation.
 
 To measure the rates again, after a change of kernels or for another device:
 
-    products, attention, memory, gaps, capacity
-        python -m glassformer.bench.gpu.plan_gpu profiles that step, prints the values as they appear below, and checks
-        them at batches of 12, 32 and 64
+    matmuls, attention, memory, gaps, capacity
+        python -m glassformer.bench.gpu.plan_gpu profiles that step, prints the values as they appear below, and
+        validates them at batches of 12, 32 and 64.
     link, gather, scatter, latency
-        python -m glassformer.bench.developer.plan, on two gloo ranks. Between GPUs none was measured; nccl-tests would,
-        by the bus bandwidth of all_reduce_perf, all_gather_perf and reduce_scatter_perf
+        python -m glassformer.bench.developer.plan measures them with two gloo ranks on the CPU. The links between GPUs
+        were not measured; use the bus bandwidth that all_reduce_perf, all_gather_perf and reduce_scatter_perf of
+        nccl-tests report.
 
-Only the H200 was measured. The other devices are data sheets: their rates are the data sheet's figures times the shares
-that the H200 reached of its own (`ASSUMED`), which is an assumption and is printed as one.
+Only the H200 was measured. The rates of the other devices are assumed: the figures of the data sheet, times the shares
+that the H200 reaches of its own data sheet (`ASSUMED`). The output states this assumption.
 """
 
 import tomllib
@@ -34,55 +35,56 @@ from glassformer.config.errors import nearest
 
 @dataclass(frozen=True)
 class DataSheet:
-    """Figures as the vendor publishes them."""
+    """Figures of a device as published by the vendor."""
 
     peak: float
     """Dense bfloat16 FLOP/s with float32 accumulation, without sparsity."""
     gigabytes: int
     bandwidth: float
-    """Bytes per second of the memory."""
+    """Memory bandwidth in bytes per second."""
     link: float
-    """Bytes per second to other devices of the machine, both directions together."""
+    """Bytes per second to the other devices of the machine, the sum of both directions."""
     link_kind: str
     watts: int
-    """Largest board power (TDP)."""
+    """Maximum board power (TDP)."""
     document: str
+    """Title of the data sheet."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Rates in FLOP/s and bytes/s, memory in bytes, links per device and direction."""
+    """Rates of one device: FLOP/s, bytes/s, memory in bytes, links per device and direction."""
 
     name: str
-    products: float
-    """Matmuls of a training step."""
+    matmuls: float
+    """FLOP/s of the matmuls of a training step."""
     attention: float
-    """The attention kernel, forward and backward."""
+    """FLOP/s of the attention kernel, forward and backward."""
     memory: float
-    """Bytes per second through memory, reading and writing."""
+    """Memory bandwidth in bytes per second, reads and writes together."""
     capacity: float
-    """Bytes a program may use."""
+    """Bytes of memory that a process can use."""
     peak: float
-    """Dense bfloat16 FLOP/s of the data sheet, the reference for utilisation."""
+    """Dense bfloat16 FLOP/s of the data sheet, the reference for utilisation (MFU)."""
     gaps: float
-    """Seconds per step that the rates do not explain."""
+    """Seconds per step that the rates do not account for."""
     link: float
-    """Bytes per second to neighbours in the same machine, in an all-reduce."""
+    """Bytes per second to the other devices of the machine, in an all-reduce."""
     gather: float
-    """The same in an all-gather; a ring runs both at the same rate, gloo does not."""
+    """Bytes per second in an all-gather. With NCCL rings this equals `link`; with gloo it does not."""
     scatter: float
-    """The same in a reduce-scatter."""
+    """Bytes per second in a reduce-scatter."""
     network: float
     """Bytes per second to other machines."""
     per_machine: int
     latency: float
-    """Seconds until a message to a neighbour begins to arrive."""
+    """Seconds until a message to another device starts to arrive."""
     overlap: float
-    """Share of the time of the backward pass (sharded: of the whole pass) that hides communication: near 1 where
-    separate engines copy, 0 where the link is the memory of the processor that computes."""
+    """Share of the backward pass (sharded: of forward and backward) that can overlap with communication. Near 1 if
+    separate copy engines send the data, 0 if the processor that computes also copies."""
     source: str
     price: float | None = None
-    """US dollars for one device and hour. None: no cost is computed."""
+    """US dollars per device and hour. None: no cost is computed."""
     sheet: DataSheet | None = None
     measured: bool = True
     """False if the rates are assumed shares of the data sheet."""
@@ -90,7 +92,7 @@ class Device:
 
 H200 = Device(
     name="h200",
-    products=744e12, attention=250e12, memory=3.76e12, capacity=139 * 2**30, peak=990e12, gaps=2.9e-3,
+    matmuls=744e12, attention=250e12, memory=3.76e12, capacity=139 * 2**30, peak=990e12, gaps=2.9e-3,
     link=360e9, gather=360e9, scatter=360e9, network=40e9, per_machine=8, latency=10e-6, overlap=0.9,
     source="matmuls, attention, memory, capacity and gaps were measured on one H200 (docs/benchmarks.md); links are "
     "80 % of the data sheet's 450 GB/s a direction (NVLink 4) and of an assumed network of 400 Gbit/s per device",
@@ -98,20 +100,23 @@ H200 = Device(
 )  # fmt: skip
 
 ASSUMED = {
-    "products": H200.products / 990e12,
+    "matmuls": H200.matmuls / 990e12,
     "attention": H200.attention / 990e12,
     "memory": H200.memory / 4.8e12,
     "link": 0.8,
 }
-"""Shares of the data sheet that an unmeasured device is assumed to reach: those of the H200."""
+"""Shares of the data sheet that a device without measurements is assumed to reach: those of the H200."""
 
 
 def _assumed(name: str, sheet: DataSheet, network: float, per_machine: int = 8) -> Device:
-    """A device that was not measured: the data sheet times ASSUMED. `network`: Gbit/s per device to other machines."""
+    """Return a device that was not measured: the data sheet times ASSUMED.
+
+    `network` is in Gbit/s per device to other machines.
+    """
     link = sheet.link / 2 * ASSUMED["link"]
     return Device(
         name=name,
-        products=sheet.peak * ASSUMED["products"],
+        matmuls=sheet.peak * ASSUMED["matmuls"],
         attention=sheet.peak * ASSUMED["attention"],
         memory=sheet.bandwidth * ASSUMED["memory"],
         capacity=sheet.gigabytes * 1e9,
@@ -124,7 +129,7 @@ def _assumed(name: str, sheet: DataSheet, network: float, per_machine: int = 8) 
         per_machine=per_machine,
         latency=H200.latency,
         overlap=H200.overlap,
-        source=f"{sheet.document}. Not measured on this device: matmuls at {ASSUMED['products']:.0%} of the peak, "
+        source=f"{sheet.document}. Not measured on this device: matmuls at {ASSUMED['matmuls']:.0%} of the peak, "
         f"attention at {ASSUMED['attention']:.0%} and memory at {ASSUMED['memory']:.0%} of its bandwidth are assumed, "
         f"as measured on an H200; {sheet.link_kind} and an assumed network of {network:g} Gbit/s per device at 80 %; "
         f"{per_machine} devices in a machine are assumed",
@@ -159,7 +164,10 @@ DEVICES = {
 
 
 def device(name: str) -> Device:
-    """Return a device by name, or from a TOML file with the fields of `Device`."""
+    """Return a device by name, or from a TOML file with the fields of `Device`.
+
+    `products`, the former name of `matmuls`, is still read.
+    """
     spelled = name.lower().replace("_", "-").replace(" ", "-")
     if spelled in DEVICES:
         return DEVICES[spelled]
@@ -171,18 +179,20 @@ def device(name: str) -> Device:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{name} cannot be read as TOML ({error}): give a file with the rates of a device.") from None
-    wanted = {field.name: str if field.name in ("name", "source") else float for field in fields(Device)}
-    del wanted["sheet"], wanted["measured"]
-    known = {**{"name": path.stem, "source": str(name), "overlap": 0.0, "gaps": 0.0}, **found}
-    known = {**{key: known["link"] for key in ("gather", "scatter") if "link" in known}, **known}
-    for key in sorted((set(wanted) - {"price"}) - set(known) | set(known) - set(wanted)):
-        what = "has no" if key in wanted else "has an unknown"
-        raise ValueError(f"{name} {what} {key!r}: the fields are {', '.join(wanted)}.")
-    for key, value in known.items():
+    types = {field.name: str if field.name in ("name", "source") else float for field in fields(Device)}
+    del types["sheet"], types["measured"]
+    values = {"name": path.stem, "source": str(name), "overlap": 0.0, "gaps": 0.0, **found}
+    if "products" in values and "matmuls" not in values:
+        values["matmuls"] = values.pop("products")
+    values = {**{key: values["link"] for key in ("gather", "scatter") if "link" in values}, **values}
+    for key in sorted((set(types) - {"price"}) - set(values) | set(values) - set(types)):
+        problem = "has no" if key in types else "has an unknown"
+        raise ValueError(f"{name} {problem} {key!r}: the fields are {', '.join(types)}.")
+    for key, value in values.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-        if wanted[key] is float and not number:
+        if types[key] is float and not number:
             raise ValueError(f"{name}: {key}={value!r} must be a number of at least 0.")
-    for key in set(wanted) - {"name", "source", "latency", "overlap", "price", "gaps"}:
-        if not known[key]:
-            raise ValueError(f"{name}: {key}=0 would take for ever: give what the device does.")
-    return Device(**{**known, "per_machine": int(known["per_machine"])})
+    for key in set(types) - {"name", "source", "latency", "overlap", "price", "gaps"}:
+        if not values[key]:
+            raise ValueError(f"{name}: {key}=0 would make every step infinitely long: give the rate of the device.")
+    return Device(**{**values, "per_machine": int(values["per_machine"])})

@@ -1,13 +1,13 @@
-"""Floating-point operations of a forward pass, a backward pass and one decoded token.
+"""Floating-point operations (FLOPs) of a forward pass, of a backward pass and of one decoded token.
 
-A multiply-add counts 2, so y = x W^T with x (N, n_in) and W (n_out, n_in) costs 2·N·n_in·n_out. Only matrix products
-are counted: norms, activations, softmax and the embedding look-up are O(D) per token beside O(D²) and belong to memory
-traffic. The pass described ends in logits; the pooler (2·B·D²) is not on that path.
+A multiply-add counts as 2 FLOPs, so y = x W^T with x (N, n_in) and W (n_out, n_in) costs 2·N·n_in·n_out. Only matmuls
+are counted: norms, activations, softmax and the embedding lookup cost O(D) per token, compared with O(D²), and are
+limited by memory bandwidth. The forward pass ends in logits; the pooler (2·B·D²) is not part of it.
 
-A backward pass costs twice the forward one, since every product y = x W^T asks for dx = dy W and dW = dy^T x, and
-scores and pattern·v likewise have two operands each. There is no exception for the first block as long as the token
-table is trained, because then its input needs a gradient too; with a frozen table the first q, k and v save their dx.
-Fused kernels that recompute the scores in the backward pass add one more product; it is not counted.
+A backward pass costs twice the forward pass: the matmul y = x W^T requires dx = dy W and dW = dy^T x, and the two
+operands of scores and of pattern·v need gradients in the same way. The first block is no exception as long as the token
+table is trained, because then its input needs a gradient too. With a frozen table the first q, k and v need no dx.
+Fused kernels that recompute the scores in the backward pass need one more matmul, which is not counted.
 """
 
 import math
@@ -17,24 +17,24 @@ from glassformer.config import EncoderConfig, Gated, ModelConfig, MoE, NoFeedFor
 from glassformer.sizing.parameters import active, expert_count, parameters, stacks
 
 DEFAULT_CONTEXT = 512
-"""Tokens assumed when neither the caller nor the config's max_len says how many: T5's training length."""
+"""Tokens per sequence if neither the caller nor the config (max_len) gives a length: the training length of T5."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of one pass over `batch` sequences, by part; see the module for what is counted."""
+    """FLOPs of one pass over `batch` sequences, by part. The module docstring defines what is counted."""
 
     batch: int
     context: int
-    """T, tokens of a sequence (of the target, in an encoder-decoder)."""
+    """T, tokens per sequence (in an encoder-decoder: of the target)."""
     source: int
-    """Tokens of the source in an encoder-decoder; 0 elsewhere."""
+    """Tokens per source sequence in an encoder-decoder, otherwise 0."""
     forward: dict[str, int]
-    """By part, with every score of the T·S square computed: what the products cost without a causal kernel."""
+    """FLOPs by part if all T·S scores are computed, masked ones included."""
     needed: dict[str, int]
-    """The same with only those scores that the causal mask and the window leave."""
+    """FLOPs by part if only the scores are computed that the causal mask and the window allow."""
     rule: int
-    """6·N·D: N active parameters, D tokens; each stack with its own tokens in an encoder-decoder."""
+    """6·N·D for N active parameters and D tokens. In an encoder-decoder each stack has its own number of tokens."""
 
     @property
     def total_forward(self) -> int:
@@ -46,27 +46,31 @@ class Flops:
 
     @property
     def training(self) -> int:
-        """Forward and backward."""
+        """FLOPs of forward and backward pass."""
         return self.total_forward + self.total_backward
 
     @property
     def training_needed(self) -> int:
-        """Forward and backward with a kernel that skips masked scores."""
+        """FLOPs of forward and backward pass with a kernel that skips masked scores."""
         return 3 * sum(self.needed.values())
 
 
 def flops(config: ModelConfig, batch: int = 1, context: int | None = None, source: int | None = None) -> Flops:
-    """Operations of one pass; `source` is the encoder's length in an encoder-decoder (None: as `context`)."""
+    """Return the FLOPs of one pass.
+
+    `source` is the length of the encoder input in an encoder-decoder. Default: the same as `context`.
+    """
     T, S = lengths(config, context, source)
     full, needed = _parts(config, batch, T, S, masked=False), _parts(config, batch, T, S, masked=True)
     return Flops(batch, T, S, full, needed, _rule(config, batch, T, S))
 
 
 def decode_flops(config: ModelConfig, context: int | None = None, source: int | None = None) -> dict[str, int]:
-    """Operations for one token of one sequence when `context` tokens (itself included) stand in the cache.
+    """Return the FLOPs of decoding one token of one sequence with `context` tokens (including itself) in the KV cache.
 
-    Projections, feed-forward and head as for any token; scores and pattern·v 2·H·(K + U)·min(S, W) in each block. The
-    encoder and cross-attention's keys and values were computed once, before, and are not counted.
+    Projections, feed-forward and head cost the same as for any token; scores and pattern·v cost 2·H·(K + U)·min(S, W)
+    in each block. The encoder and the keys and values of cross-attention are computed once per sequence and are not
+    counted.
     """
     _refuse_encoder(config)
     T, S = lengths(config, context, source)
@@ -87,13 +91,14 @@ def decode_flops(config: ModelConfig, context: int | None = None, source: int | 
 
 
 def lengths(config: ModelConfig, context: int | None, source: int | None) -> tuple[int, int]:
-    """(T, S) with defaults filled in and checked; S is 0 without a cross-attention."""
+    """Return (T, S) with defaults filled in, after validation. S is 0 if the model has no cross-attention."""
     T = context if context is not None else config.max_len or DEFAULT_CONTEXT
     if T < 1:
         raise ValueError(f"context={T} must be at least 1 token.")
     if not isinstance(config, Seq2SeqConfig):
         if source:
-            raise ValueError(f"source={source} is a length of an encoder-decoder, but this model is a {config.kind}.")  # type: ignore[attr-defined]
+            kind = config.kind  # type: ignore[attr-defined]
+            raise ValueError(f"source={source} is for an encoder-decoder, but this model is a {kind}: leave it out.")
         return T, 0
     S = T if source is None else source
     if S < 1:
@@ -101,20 +106,21 @@ def lengths(config: ModelConfig, context: int | None, source: int | None) -> tup
     return T, S
 
 
-def beyond(config: ModelConfig, T: int, S: int = 0) -> str | None:
-    """One sentence where a sequence is longer than the model's context, so that it cannot run as counted; else None."""
+def too_long(config: ModelConfig, T: int, S: int = 0) -> str | None:
+    """Return one sentence if the sequence is longer than the model supports, so that it cannot run; otherwise None."""
     limit, longest = config.max_len, max(T, S)
     if limit is None or longest <= limit:
         return None
     if config.learned_positions is not None:
-        return f"{longest:,} tokens cannot run: the learned position table has {limit:,} rows, one for each token."
-    return f"{longest:,} tokens are beyond the context of {limit:,} the model was made for: `generate` refuses them."
+        return f"{longest:,} tokens cannot run: the learned position table has only {limit:,} positions."
+    return f"{longest:,} tokens exceed the model's maximum context of {limit:,}: `generate` rejects them."
 
 
-def seen_pairs(T: int, window: int | None, causal: bool) -> int:
-    """(query, key) pairs that a self-attention over T tokens may use.
+def attended_pairs(T: int, window: int | None, causal: bool) -> int:
+    """Return the number of (query, key) pairs that the mask of a self-attention over T tokens allows.
 
-    Causal T(T+1)/2, both ways T²; with a window W < T: causal W(W+1)/2 + (T-W)·W, both ways T(2W-1) - W(W-1).
+    causal          T(T+1)/2     with a window W < T:  W(W+1)/2 + (T-W)·W
+    bidirectional   T²           with a window W < T:  T(2W-1) - W(W-1)
     """
     W = min(window or T, T)
     return W * (W + 1) // 2 + (T - W) * W if causal else T * (2 * W - 1) - W * (W - 1)
@@ -129,27 +135,30 @@ def _parts(config: ModelConfig, batch: int, T: int, S: int, masked: bool) -> dic
         pairs = n_blocks * length**2
         if masked:
             windows = [config.window(layer) for layer in range(n_blocks)]
-            pairs = sum(seen_pairs(length, W, causal=stack == "decoder") for W in windows)
+            pairs = sum(attended_pairs(length, W, causal=stack == "decoder") for W in windows)
         parts["projections"] += 2 * tokens * n_blocks * _projection_weights(config)
         parts["scores"] += 2 * batch * H * K * pairs
         parts["mix"] += 2 * batch * H * U * pairs
         parts["feedforward"] += 2 * tokens * n_blocks * _feedforward_weights(config)
     parts["head"] = 2 * batch * T * _head_weights(config)
     if S:
-        reads, memory = D * H * (K + U), D * G * (K + U)  # q and o of the target; k and v of the source
-        parts["cross_projections"] = 2 * batch * config.n_layers * (T * reads + S * memory)
+        q_o, k_v = D * H * (K + U), D * G * (K + U)  # weights applied to the target, and to the source
+        parts["cross_projections"] = 2 * batch * config.n_layers * (T * q_o + S * k_v)
         parts["cross_scores"] = 2 * batch * config.n_layers * H * (K + U) * T * S
     return parts
 
 
 def _projection_weights(config: ModelConfig) -> int:
-    """D·(H·K + G·K + G·U + H·U): q, k, v and o of one block."""
+    """Return the number of weights in q, k, v and o of one block: D·(H·K + G·K + G·U + H·U)."""
     H, G, K, U = config.n_heads, config.n_kv_heads, config.d_head, config.d_value
     return config.d_model * (H * K + G * K + G * U + H * U)
 
 
 def _feedforward_weights(config: ModelConfig) -> int:
-    """2·D·F, 3·D·F gated; times A plus the router's D·E with experts; 0 without a feed-forward."""
+    """Return the number of feed-forward weights that one token uses in a block.
+
+    2·D·F if dense, 3·D·F if gated; with experts A times that, plus D·E for the router; 0 without a feed-forward.
+    """
     ff = config.feedforward
     if isinstance(ff, NoFeedForward):
         return 0
@@ -159,7 +168,7 @@ def _feedforward_weights(config: ModelConfig) -> int:
 
 
 def _head_weights(config: ModelConfig) -> int:
-    """D·V, and D² for a transform; a tied head multiplies like any other."""
+    """Return the number of weights in the matmuls of the head: D·V, plus D² with a transform, whether tied or not."""
     if config.head is None:
         return 0
     return config.d_model * config.vocab_size + (config.d_model**2 if config.head.transform is not None else 0)
@@ -178,4 +187,4 @@ def _rule(config: ModelConfig, batch: int, T: int, S: int) -> int:
 
 def _refuse_encoder(config: ModelConfig) -> None:
     if isinstance(config, EncoderConfig):
-        raise ValueError("an encoder decodes nothing: it has no next token. Ask for the forward pass, flops(config).")
+        raise ValueError("an encoder does not decode tokens: use flops(config) for its forward pass.")

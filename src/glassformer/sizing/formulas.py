@@ -1,7 +1,8 @@
-"""The counts as formulas in the letters of docs/shapes.md, each beside the same formula with its numbers put in.
+"""Parameter and FLOP counts as formulas in the letters of docs/shapes.md, with and without numbers substituted.
 
-A formula is a sum of terms, a term a coefficient and letters: (4, "D D") reads 4·D². Widths are written as short as the
-model allows: H·K is D when it equals it, G is H without grouped heads, U is K when values are as wide as keys.
+A formula is a sum of terms. A term is a coefficient and letters: (4, "D D") means 4·D². Widths are simplified where the
+model allows: H·K is written D if they are equal, G is written H without grouped heads, and U is written K if values are
+as wide as keys.
 """
 
 from collections import Counter
@@ -23,12 +24,12 @@ from glassformer.sizing.parameters import stacks
 
 Term = tuple[int, str]
 
-_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
 class Formula:
-    """`letters` = `numbers` = `value`, `times` over."""
+    """A formula: `letters` = `numbers` = `value`, counted `times` times (once per block)."""
 
     letters: str
     numbers: str
@@ -47,7 +48,7 @@ class Formula:
 
 
 def formula(values: dict[str, int], terms: list[Term], times: int = 1) -> Formula:
-    """A sum of terms; equal ones are put together and empty ones left out."""
+    """Return the formula of a sum of terms. Like terms are combined; terms with coefficient 0 are left out."""
     merged: dict[str, int] = {}
     for coefficient, names in terms:
         if coefficient:
@@ -55,22 +56,25 @@ def formula(values: dict[str, int], terms: list[Term], times: int = 1) -> Formul
     total, letters, numbers = 0, [], []
     for names, coefficient in merged.items():
         powers = Counter(names.split())
-        product = coefficient
+        value = coefficient
         for name, power in powers.items():
-            product *= values[name] ** power
-        total += product
+            value *= values[name] ** power
+        total += value
         head = [] if coefficient == 1 and powers else [f"{coefficient:,}"]
-        letters.append("·".join(head + [name + _raised(power) for name, power in powers.items()]))
-        numbers.append("·".join(head + [f"{values[name]:,}{_raised(power)}" for name, power in powers.items()]))
+        letters.append("·".join(head + [name + _superscript(power) for name, power in powers.items()]))
+        numbers.append("·".join(head + [f"{values[name]:,}{_superscript(power)}" for name, power in powers.items()]))
     return Formula(" + ".join(letters), " + ".join(numbers), total, times)
 
 
-def _raised(power: int) -> str:
-    return "" if power == 1 else str(power).translate(_RAISED)
+def _superscript(power: int) -> str:
+    return "" if power == 1 else str(power).translate(_SUPERSCRIPTS)
 
 
 def letters(config: ModelConfig, batch: int = 1, context: int = 1, source: int = 0) -> dict[str, int]:
-    """The value of every letter. N is B·T tokens; an encoder beside a decoder has Lₑ layers and Nₑ = B·S tokens."""
+    """Return the value of every letter. N is B·T tokens.
+
+    In an encoder-decoder the encoder has Lₑ layers and Nₑ = B·S tokens.
+    """
     ff = config.feedforward
     values = {
         "B": batch,
@@ -95,7 +99,7 @@ def letters(config: ModelConfig, batch: int = 1, context: int = 1, source: int =
 
 
 def widths(config: ModelConfig) -> tuple[str, str, str, str]:
-    """Output widths of q, k and v and input width of o, as letters."""
+    """Return the output widths of q, k and v and the input width of o, as letters."""
     H, G, K, U = config.n_heads, config.n_kv_heads, config.d_head, config.d_value
     q = "D" if config.d_model == H * K else "H K"
     k = q if G == H else "G K"
@@ -103,7 +107,7 @@ def widths(config: ModelConfig) -> tuple[str, str, str, str]:
 
 
 def parameter_formulas(config: ModelConfig) -> dict[str, Formula]:
-    """Part (as in `count_by_part`) to its formula; blocks are given once, with how often they occur."""
+    """Return the formula of each part (as in `count_by_part`). A formula of one block states the number of blocks."""
     values, blocks = letters(config), sum(stacks(config).values())
     parts = {
         "embedding": formula(values | {"segments": config.embedding.n_segments}, _embedding(config)),
@@ -121,7 +125,7 @@ def parameter_formulas(config: ModelConfig) -> dict[str, Formula]:
 
 
 def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
-    """Of q, k, v and o of one block: weights, and with `bias` what else they own."""
+    """Return the terms of q, k, v and o of one block: the weights, and with `bias` also biases and norms of q and k."""
     q, k, v, o = widths(config)
     terms = [(1, f"D {width}") for width in (q, k, v, o)]
     if bias:
@@ -132,7 +136,7 @@ def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
 
 
 def feedforward_terms(config: ModelConfig) -> list[Term]:
-    """Parameters of one block's feed-forward, all experts included."""
+    """Return the parameters of the feed-forward layer of one block, including all experts."""
     ff = config.feedforward
     if isinstance(ff, NoFeedForward):
         return []
@@ -169,7 +173,7 @@ def _per_norm(norm: LayerNorm | RMSNorm) -> int:
 
 
 def _norms(config: ModelConfig) -> int:
-    """Norms over the stream: of blocks, of embeddings, final."""
+    """Return the number of norms over the residual stream: in blocks, after the embedding, and final."""
     total = 0
     for stack, n_blocks in stacks(config).items():
         cross = stack == "decoder" and isinstance(config, Seq2SeqConfig)
@@ -180,7 +184,7 @@ def _norms(config: ModelConfig) -> int:
 
 
 def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) -> dict[str, Formula]:
-    """Part (as in `Flops.forward`) to its formula, every score of the square computed."""
+    """Return the formula of each part (as in `Flops.forward`), with all T·S scores computed."""
     values = letters(config, batch, context, source)
     both = isinstance(config, Seq2SeqConfig)
     blocks = ["Nₑ Lₑ", "N L"] if both else ["N L"]
@@ -190,8 +194,8 @@ def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) ->
         "projections": [(2 * n, f"{b} {w}") for b in blocks for n, w in attention_terms(config, bias=False)],
         "scores": [(2, f"B H K {s}") for s in squares],
         "mix": [(2, f"B H {U} {s}") for s in squares],
-        "feedforward": [(2 * n, f"{b} {w}") for b in blocks for n, w in _feedforward_products(config)],
-        "head": [(2 * n, f"N {w}") for n, w in _head_products(config)],
+        "feedforward": [(2 * n, f"{b} {w}") for b in blocks for n, w in _feedforward_matmuls(config)],
+        "head": [(2 * n, f"N {w}") for n, w in _head_matmuls(config)],
     }
     if both:
         q, k, v, o = widths(config)
@@ -200,7 +204,7 @@ def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) ->
     return {name: formula(values, terms) for name, terms in parts.items()}
 
 
-def _feedforward_products(config: ModelConfig) -> list[Term]:
+def _feedforward_matmuls(config: ModelConfig) -> list[Term]:
     ff = config.feedforward
     if isinstance(ff, NoFeedForward):
         return []
@@ -209,7 +213,7 @@ def _feedforward_products(config: ModelConfig) -> list[Term]:
     return [(weights, "A D F"), (1, "E D")] if isinstance(ff, MoE) else [(weights, "D F")]
 
 
-def _head_products(config: ModelConfig) -> list[Term]:
+def _head_matmuls(config: ModelConfig) -> list[Term]:
     if config.head is None:
         return []
     return [(1, "D V"), (int(config.head.transform is not None), "D D")]

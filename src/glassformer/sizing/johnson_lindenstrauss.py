@@ -1,24 +1,24 @@
-"""How many dimensions keep the distances of m points within a factor 1 ± eps under a random projection.
+"""Number of dimensions k in which a random projection keeps all distances of m points within a factor of 1 ± eps.
 
-Three answers, each sufficient, none a minimum:
+Each of these is sufficient; none is the minimum:
 
-* 8·ln(m)/eps²: the form taught most often, for small eps;
+* 8·ln(m)/eps²: the most common form, for small eps;
 * 4·ln(m)/(eps²/2 - eps³/3): Dasgupta and Gupta 2003, theorem 2.1, for squared distances;
-* the exact union bound. For a Gaussian projection |Ax|²/|x|² is chi²_k/k, so the chance that any of the C(m,2) pairs
-  leaves its bounds is at most C(m,2)·P(chi²_k/k outside [lo, hi]); the least k that brings this to delta. Bounds on the
-  squared distance are 1 ± eps, bounds on the distance itself (1 ± eps)² on its square.
+* the exact union bound. For a Gaussian projection A, |Ax|²/|x|² is distributed as chi²_k/k, so the probability that any
+  of the C(m,2) pairs violates the bounds is at most C(m,2)·P(chi²_k/k outside [low, high]). The result is the smallest
+  k for which this is at most delta. For squared distances the bounds are 1 ± eps, for distances (1 ± eps)².
 """
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from glassformer.sizing.layout import beside, columns, fit
+from glassformer.sizing.layout import columns, with_note, wrap
 
 
 @dataclass(frozen=True)
 class JohnsonLindenstrauss:
-    """Sufficient dimensions for `points` points at distortion `eps`; see the module for the four rules."""
+    """Sufficient dimensions for `points` points at distortion `eps`, by the rules of the module docstring."""
 
     points: int
     eps: float
@@ -28,11 +28,11 @@ class JohnsonLindenstrauss:
     strict: int
     """ceil(4·ln(m)/(eps²/2 - eps³/3))."""
     exact_squared: int
-    """Least k whose union bound on squared distances is at most delta."""
+    """Smallest k for which the union bound on squared distances is at most delta."""
     exact_distance: int
-    """Least k whose union bound on distances is at most delta."""
+    """Smallest k for which the union bound on distances is at most delta."""
     log10_failure_squared: float
-    """log10 of the union bound at k = formula, squared distances; above 0 the bound says nothing."""
+    """log10 of the union bound at k = formula, squared distances. Above 0 the bound is vacuous."""
     log10_failure_distance: float
     """log10 of the union bound at k = formula, distances."""
 
@@ -40,14 +40,14 @@ class JohnsonLindenstrauss:
         return asdict(self)
 
     def text(self, width: int | None = None) -> str:
-        """The four rules for a person; what would go beyond `width` stands below."""
+        """Return the four results as text. What does not fit into `width` goes on the next line."""
         m, eps = f"{self.points:,}", f"{self.eps:g}"
-        chance = f"fails with probability ≤ {self.delta:g}"
+        failure_probability = f"fails with probability ≤ {self.delta:g}"
         rules = [
             (f"8·ln(m)/eps² = 8·ln({self.points:.4g})/{eps}²", self.formula, "small-eps form"),
             (f"4·ln(m)/(eps²/2 − eps³/3), eps = {eps}", self.strict, "squared distances, Dasgupta and Gupta"),
-            ("exact chi² union bound, squared distances", self.exact_squared, chance),
-            ("exact chi² union bound, distances", self.exact_distance, chance),
+            ("exact chi² union bound, squared distances", self.exact_squared, failure_probability),
+            ("exact chi² union bound, distances", self.exact_distance, failure_probability),
         ]
         title = f"Johnson–Lindenstrauss: {m} points, distances kept within 1 ± {eps}"
         numbers = columns([(rule, f"{k:,}") for rule, k, _ in rules], width)
@@ -56,23 +56,25 @@ class JohnsonLindenstrauss:
             f"distances and {_power(self.log10_failure_distance)} for distances."
         )
         meaning = (
-            "  Each k suffices for a random projection; none is a minimum. Learned embeddings are no such projection."
+            "  Each k is sufficient for a random projection; none is the minimum. Learned embeddings are not random "
+            "projections."
         )
-        lines = [beside(line, note, width) for line, (_, _, note) in zip(numbers, rules, strict=True)]
-        return "\n".join([fit(title, width), "", *lines, "", *(fit(said, width, "  ") for said in (failure, meaning))])
+        lines = [with_note(line, note, width) for line, (_, _, note) in zip(numbers, rules, strict=True)]
+        notes = [wrap(note, width, "  ") for note in (failure, meaning)]
+        return "\n".join([wrap(title, width), "", *lines, "", *notes])
 
 
 def johnson_lindenstrauss(points: float, eps: float, delta: float = 0.01) -> JohnsonLindenstrauss:
-    """Sufficient dimensions for `points` points: 1e12 at eps = 0.1 give 22,105; 23,684; 23,821 and 5,764.
+    """Return sufficient dimensions for `points` points: for 1e12 points at eps = 0.1, 22,105; 23,684; 23,821 and 5,764.
 
-    The exact bounds take about 35/eps terms each: 0.05 s at eps = 0.001, and ten times as long for each further digit.
+    Each exact bound sums about 35/eps terms: 0.05 s at eps = 0.001, and ten times as long for each further digit.
     """
     if not (math.isfinite(points) and points >= 2 and points == int(points)):
         raise ValueError(f"points={points} must be a whole number of at least 2: a distance needs two points.")
     if not 0 < eps < 1:
-        raise ValueError(f"eps={eps} must lie strictly between 0 and 1, for example 0.1 for ten per cent.")
+        raise ValueError(f"eps={eps} must be strictly between 0 and 1, for example 0.1 for 10 %.")
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta} is a probability of failure and must lie strictly between 0 and 1.")
+        raise ValueError(f"delta={delta} is a probability of failure and must be strictly between 0 and 1.")
     log_m = math.log(points)
     formula = math.ceil(8 * log_m / eps**2)
     squared, distance = (1 - eps, 1 + eps), ((1 - eps) ** 2, (1 + eps) ** 2)
@@ -90,13 +92,17 @@ def johnson_lindenstrauss(points: float, eps: float, delta: float = 0.01) -> Joh
 
 
 def log_union_bound(points: float, k: int, low: float, high: float) -> float:
-    """ln of C(m,2)·P(chi²_k/k < low or > high)."""
+    """Return ln of the union bound C(m,2)·P(chi²_k/k < low or > high)."""
     log_pairs = math.log(points) + math.log(points - 1) - math.log(2)
     return log_pairs + _log_add(log_gamma_lower(k / 2, low), log_gamma_upper(k / 2, high))
 
 
 def _least_dimension(points: float, low: float, high: float, delta: float) -> int:
-    """Least k with union bound <= delta. ln of the bound is nearly a straight line in k, so a secant finds it fast."""
+    """Return the smallest k with union bound <= delta.
+
+    ln of the bound is nearly linear in k, so the secant method converges fast. It falls back to bisection for a step
+    when the secant makes little progress.
+    """
     target = math.log(delta)
     fails, passes = 0, 1
     excess_fails = math.log(points) + math.log(points - 1) - math.log(2) - target  # the bound at k = 0 is C(m,2)
@@ -110,7 +116,7 @@ def _least_dimension(points: float, low: float, high: float, delta: float) -> in
         share = 0.5 if bisect else excess_fails / (excess_fails - excess_passes)
         k = min(max(fails + round(share * (passes - fails)), fails + 1), passes - 1)
         excess = log_union_bound(points, k, low, high) - target
-        bisect = not bisect and min(k - fails, passes - k) < (passes - fails) // 8  # a secant that crawls from one end
+        bisect = not bisect and min(k - fails, passes - k) < (passes - fails) // 8  # little progress
         if excess > 0:
             fails, excess_fails = k, excess
         else:
@@ -118,12 +124,16 @@ def _least_dimension(points: float, low: float, high: float, delta: float) -> in
     return passes
 
 
-# The regularised incomplete gamma functions P(a, x) and Q(a, x) = 1 - P(a, x) as logarithms, with x = a·ratio: the
-# tails wanted here are near 1e-26, far below what 1 - P can resolve. Numerical Recipes 6.2 has both expansions.
+# The logarithms of the regularised incomplete gamma functions P(a, x) and Q(a, x) = 1 - P(a, x), with x = a·ratio. The
+# tail probabilities needed here are near 1e-26, which 1 - P cannot represent. Both expansions are in Numerical
+# Recipes, section 6.2.
 
 
 def log_gamma_lower(a: float, ratio: float) -> float:
-    """ln P(a, a·ratio) for ratio < 1 by the series x^a e^-x / Gamma(a+1) · (1 + x/(a+1) + x²/((a+1)(a+2)) + ...)."""
+    """Return ln P(a, a·ratio) for ratio < 1.
+
+    Series: x^a e^-x / Gamma(a+1) · (1 + x/(a+1) + x²/((a+1)(a+2)) + ...).
+    """
     x, term, total, n = a * ratio, 1.0, 1.0, 1
     while term > total * 1e-17:
         term *= x / (a + n)
@@ -133,10 +143,10 @@ def log_gamma_lower(a: float, ratio: float) -> float:
 
 
 def log_gamma_upper(a: float, ratio: float) -> float:
-    """ln Q(a, a·ratio) for ratio > 1.
+    """Return ln Q(a, a·ratio) for ratio > 1.
 
-    The continued fraction x^a e^-x / Gamma(a) · 1/(x+1-a - 1(1-a)/(x+3-a - 2(2-a)/(x+5-a - ...))), evaluated from the
-    front (Lentz): each step multiplies the value so far by a factor that tends to 1.
+    Continued fraction: x^a e^-x / Gamma(a) · 1/(x+1-a - 1(1-a)/(x+3-a - 2(2-a)/(x+5-a - ...))), evaluated with Lentz's
+    method: each step multiplies the current value by a factor that converges to 1.
     """
     x = a * ratio
     denominator = x + 1 - a
@@ -155,10 +165,10 @@ def log_gamma_upper(a: float, ratio: float) -> float:
 
 
 def _log_weight(a: float, ratio: float) -> float:
-    """ln(x^a e^-x / Gamma(a+1)) at x = a·ratio.
+    """Return ln(x^a e^-x / Gamma(a+1)) at x = a·ratio.
 
-    Beyond a = 20 through Stirling's series, -a·(ratio - 1 - ln ratio) - ln(2·pi·a)/2 - 1/(12a) + 1/(360a³): the direct
-    form subtracts numbers of size a·ln(a) from each other and loses as many digits.
+    For a >= 20 this uses Stirling's series, -a·(ratio - 1 - ln ratio) - ln(2·pi·a)/2 - 1/(12a) + 1/(360a³). The direct
+    form subtracts numbers of size a·ln(a) from each other, which loses precision by cancellation.
     """
     if a < 20:
         x = a * ratio

@@ -1,4 +1,4 @@
-"""Every parameter of a model by name and shape, without building it. The names are the table of docs/shapes.md."""
+"""Names and shapes of all parameters of a model, without building it. The names are those of docs/shapes.md."""
 
 import math
 from collections.abc import Iterator
@@ -22,26 +22,26 @@ PARTS = ("embedding", "positions", "attention", "cross", "feedforward", "norms",
 
 
 def stacks(config: ModelConfig) -> dict[str, int]:
-    """Stack name to number of blocks, in the order the data passes them."""
+    """Return the number of blocks of each stack, in the order of computation."""
     if isinstance(config, Seq2SeqConfig):
         return {"encoder": config.n_encoder_layers, "decoder": config.n_layers}
     return {"encoder" if isinstance(config, EncoderConfig) else "decoder": config.n_layers}
 
 
 def parameters(config: ModelConfig) -> dict[str, Shape]:
-    """Name to shape of every parameter; a tied head is the token table and appears once."""
+    """Return the shape of every parameter by name. A tied head is the token table, which appears once."""
     return dict(_model(config))
 
 
 def count(config: ModelConfig) -> int:
-    """Number of scalars in all parameters: 124,439,808 for GPT-2."""
+    """Return the number of parameters (scalars): 124,439,808 for GPT-2."""
     return sum(math.prod(shape) for shape in parameters(config).values())
 
 
 def count_by_part(config: ModelConfig) -> dict[str, int]:
-    """Scalars per part, in the order of PARTS; they add up to `count`.
+    """Return the number of parameters of each part, in the order of PARTS. The sum is `count`.
 
-    Norms of the head count to the head, those of queries and keys to the attention they stand in, others to `norms`.
+    Norms of the head belong to `head`, norms of queries and keys to their attention, all other norms to `norms`.
     """
     totals = dict.fromkeys(PARTS, 0)
     for name, shape in parameters(config).items():
@@ -50,9 +50,9 @@ def count_by_part(config: ModelConfig) -> dict[str, int]:
 
 
 def active(config: ModelConfig) -> int:
-    """Parameters that take part in one token's forward pass: all but E - A experts in each block.
+    """Return the number of parameters that one token uses: all except E - A experts in each block.
 
-    An embedding row counts with its whole table, as in the published "12.9B active" of Mixtral.
+    The complete embedding table is counted, as in the published "12.9B active" of Mixtral.
     """
     if not isinstance(config.feedforward, MoE):
         return count(config)
@@ -62,7 +62,10 @@ def active(config: ModelConfig) -> int:
 
 
 def expert_count(config: ModelConfig) -> int:
-    """Scalars of one feed-forward, or of one expert: 2·D·F (+ F + D), or 3·D·F (+ 2·F + D) when gated; 0 of none."""
+    """Return the number of parameters of one feed-forward layer, or of one expert.
+
+    2·D·F if dense (plus F + D with biases), 3·D·F if gated (plus 2·F + D); 0 without a feed-forward.
+    """
     ff = config.feedforward
     if isinstance(ff, NoFeedForward):
         return 0
@@ -70,7 +73,7 @@ def expert_count(config: ModelConfig) -> int:
 
 
 def part_of(name: str) -> str:
-    """The part a parameter belongs to: one of PARTS."""
+    """Return the part to which a parameter belongs: one of PARTS."""
     if name.startswith("embed."):
         return "embedding"
     if name.startswith(("head.", "pooler.")):
@@ -121,9 +124,9 @@ def _block(config: ModelConfig, cross: bool) -> Iterator[tuple[str, Shape]]:
     if config.placement == "parallel":
         yield from _prefixed("norm", _norm(config.norm, D))
     else:
-        feeds = not isinstance(config.feedforward, NoFeedForward)
-        branches = {"attention": True, "cross": cross, "feedforward": feeds}
-        for name in (name for name, there in branches.items() if there):
+        has_feedforward = not isinstance(config.feedforward, NoFeedForward)
+        branches = {"attention": True, "cross": cross, "feedforward": has_feedforward}
+        for name in (name for name, present in branches.items() if present):
             yield from _prefixed(f"norm_{name}", _norm(config.norm, D))
     yield from _prefixed("attention", _attention(config))
     if cross:

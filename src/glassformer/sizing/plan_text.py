@@ -1,4 +1,4 @@
-"""Plans as text: one model on one number of devices in every way, or models against numbers, with what was assumed."""
+"""Plans as text: every strategy for one model, or several models on several numbers of devices, with assumptions."""
 
 import math
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any
 
 from glassformer.config import ModelConfig
 from glassformer.sizing.devices import Device
-from glassformer.sizing.flops import beyond, lengths
-from glassformer.sizing.layout import columns, fit
+from glassformer.sizing.flops import lengths, too_long
+from glassformer.sizing.layout import columns, wrap
 from glassformer.sizing.parameters import count
 from glassformer.sizing.plan import Plan, best, compute_optimal_tokens, plan, strategies
 
@@ -18,14 +18,14 @@ GPUS = (1, 8, 64, 256, 1024)
 
 @dataclass(frozen=True)
 class Plans:
-    """Several plans and the tokens they are to train on. `text()` is for people, `to_dict()` for programs."""
+    """Several plans, each with its number of training tokens."""
 
     title: str
     rows: tuple[tuple[str, Plan, float], ...]
-    """What the row is called, its plan, the tokens of the whole training."""
+    """Name of the model, plan, and number of training tokens."""
     device: Device
     notes: tuple[str, ...] = ()
-    """Models that cannot run sequences of the length asked for."""
+    """Sentences about models that cannot run sequences of the given length."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -43,29 +43,30 @@ class Plans:
         }
 
     def text(self, width: int | None = None) -> str:
-        """The table and its assumptions; columns that would go beyond `width` stand below the first ones."""
+        """Return the table and its assumptions as text. Columns that do not fit into `width` go on the next line."""
         rows = [_HEADINGS, *(_cells(*row) for row in self.rows)]
         if self.device.price is None:
             rows = [row[:-1] for row in rows]
-        above = [fit(said, width) for said in (self.title, *(f"Note: {note}" for note in self.notes))]
-        below = [fit(said, width) for said in _assumptions(self.device)]
+        above = [wrap(line, width) for line in (self.title, *(f"Note: {note}" for note in self.notes))]
+        below = [wrap(paragraph, width) for paragraph in _assumptions(self.device)]
         return "\n".join([*above, "", *columns(rows, width, names=2), "", *below])
 
 
 _HEADINGS = (
-    "model", "how", "GPUs", "sequences", "GB each", "compute", "waiting", "step", "tokens/s", "of peak", "D tokens",
+    "model", "strategy", "GPUs", "batch", "GB/GPU", "compute", "exposed", "step", "tokens/s", "MFU", "D tokens",
     "days", "cost in USD",
 )  # fmt: skip
 
 
 def _cells(name: str, p: Plan, tokens: float) -> tuple[str, ...]:
-    how = p.strategy + (", recomputing" if p.recompute else "")
+    strategy = p.strategy + (", recompute" if p.recompute else "")
     memory = f"{p.memory / 1e9:,.0f}" + ("" if p.fits else " !")
     if not p.fits:
-        return (name, how, f"{p.gpus:,}", f"{p.batch:,}", memory, *(["-"] * 5), f"{tokens:.3g}", "-", "-")
+        return (name, strategy, f"{p.gpus:,}", f"{p.batch:,}", memory, *(["-"] * 5), f"{tokens:.3g}", "-", "-")
     days, cost = p.hours(tokens) / 24, p.cost(tokens)
     return (
-        name, how, f"{p.gpus:,}", f"{p.batch:,}", memory, _seconds(p.compute), _seconds(p.exposed), _seconds(p.step),
+        name, strategy, f"{p.gpus:,}", f"{p.batch:,}", memory,
+        _seconds(p.compute), _seconds(p.exposed), _seconds(p.step),
         f"{p.tokens_per_second:,.0f}", f"{p.utilisation:.0%}", f"{tokens:.3g}",
         f"{days:,.2f}" if days < 10 else f"{days:,.0f}", "-" if cost is None else f"{cost:,.0f}",
     )  # fmt: skip
@@ -76,27 +77,30 @@ def _seconds(value: float) -> str:
 
 
 def _assumptions(device: Device) -> list[str]:
-    """Paragraphs, in lines for a wide terminal."""
-    price = "No cost is printed: give --price, in US dollars for one GPU and hour."
+    """Return the assumptions of a plan as paragraphs, with line breaks for a wide terminal."""
+    price = "No cost is printed: give --price in US dollars per GPU and hour."
     if device.price is not None:
-        price = f"Cost: {device.price:g} USD for one GPU and hour, as given."
+        price = f"Cost: {device.price:g} USD per GPU and hour, as given."
     return [
-        f"Rates of {device.name}: matmuls {device.products / 1e12:,.4g} TFLOP/s, attention "
+        f"Rates of {device.name}: matmuls {device.matmuls / 1e12:,.4g} TFLOP/s, attention "
         f"{device.attention / 1e12:,.4g} TFLOP/s, memory {device.memory / 1e9:,.4g} GB/s, "
-        f"{device.gaps * 1e3:g} ms of gaps in a step;\n"
-        f"links {_rates(device)} GB/s among the {device.per_machine} of a machine and "
-        f"{device.network / 1e9:.4g} GB/s per device to other machines; {device.overlap:.0%} of the pass hides them.",
+        f"{device.gaps * 1e3:g} ms of gaps per step;\n"
+        f"links {_rates(device)} GB/s between the {device.per_machine} devices of a machine and "
+        f"{device.network / 1e9:.4g} GB/s per device to other machines;\n"
+        f"communication overlaps with {device.overlap:.0%} of the pass.",
         f"Source: {device.source}.",
         price,
         "State: 16 bytes per parameter. Matmuls: bfloat16. Weights and gradients are sent in float32, as "
-        "`glass train` does;\ncopying shards together and apart is not hidden. `!`: does not fit.",
-        "Communication between GPUs was not measured: it follows from the links above.",
+        "`glass train` does;\ncopying shards into and out of buffers does not overlap with compute.",
+        "Columns: `exposed` is communication that does not overlap with compute; MFU is FLOP/s as a share of the "
+        "peak;\n`recompute` means activation checkpointing; `!` means that the plan does not fit into memory.",
+        "Communication between GPUs was not measured: it is computed from the links above.",
     ]
 
 
 def _rates(device: Device) -> str:
-    """One number where sums, gathers and scatters go at the same rate."""
-    rates = {"sums": device.link, "gathers": device.gather, "scatters": device.scatter}
+    """Return the rates of the links; a single number if all collectives have the same rate."""
+    rates = {"all-reduce": device.link, "all-gather": device.gather, "reduce-scatter": device.scatter}
     if len({*rates.values()}) == 1:
         return f"{device.link / 1e9:.4g}"
     return ", ".join(f"{value / 1e9:.4g} ({name})" for name, value in rates.items())
@@ -111,11 +115,12 @@ def plan_model(
     context: int | None = None,
     tokens: float | None = None,
 ) -> Plans:
-    """Every way to train one model on this many devices."""
+    """Return a plan of each strategy for one model on this many devices. Default tokens: compute-optimal."""
     _check_tokens(tokens)
-    wanted = tokens or compute_optimal_tokens(config)
-    rows = [(name, plan(config, gpus, device, how, batch, context), wanted) for how in strategies(gpus, device)]
-    title = f"{name}, {count(config):,} parameters, on {gpus:,} x {device.name}, {batch} sequences each"
+    training_tokens = tokens or compute_optimal_tokens(config)
+    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device)]
+    rows = [(name, p, training_tokens) for p in plans]
+    title = f"{name}, {count(config):,} parameters, on {gpus:,} x {device.name}, {batch} sequences per device"
     return Plans(title, tuple(rows), device, _notes({name: config}, context))
 
 
@@ -126,22 +131,22 @@ def plan_ladder(
     context: int | None = None,
     tokens: float | None = None,
 ) -> Plans:
-    """The fastest way that fits, of each model on each number of devices."""
+    """Return the fastest plan that fits, for each model on each number of devices in GPUS."""
     _check_tokens(tokens)
     rows = []
     for name, config in models.items():
         for gpus in GPUS:
             found = best(config, gpus, device, batch, context or min(config.max_len or 1024, 4096))
             rows.append((name, found, tokens or compute_optimal_tokens(config)))
-    title = f"The fastest way that fits, {batch} sequences on each {device.name}"
+    title = f"The fastest strategy that fits, {batch} sequences per {device.name}"
     return Plans(title, tuple(rows), device, _notes(models, context))
 
 
 def _check_tokens(tokens: float | None) -> None:
     if tokens is not None and not 0 < tokens < math.inf:
-        raise ValueError(f"tokens={tokens} must be a positive finite number; leave it out for the compute-optimal one.")
+        raise ValueError(f"tokens={tokens} must be a positive finite number: leave it out for the compute-optimal one.")
 
 
 def _notes(models: dict[str, ModelConfig], context: int | None) -> tuple[str, ...]:
-    told = {name: beyond(config, *lengths(config, context, None)) for name, config in models.items()}
-    return tuple(f"{name}: {why}" for name, why in told.items() if why)
+    sentences = {name: too_long(config, *lengths(config, context, None)) for name, config in models.items()}
+    return tuple(f"{name}: {sentence}" for name, sentence in sentences.items() if sentence)

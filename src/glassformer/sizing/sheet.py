@@ -1,11 +1,11 @@
-"""Everything about a model's size in one value: parameters, operations, memory, compute-optimal training."""
+"""The size sheet of a model: parameters, FLOPs, memory, compute-optimal training."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassformer.config import EncoderConfig, ModelConfig, to_dict
 from glassformer.sizing.chinchilla import Chinchilla, chinchilla
-from glassformer.sizing.flops import Flops, beyond, decode_flops, flops
+from glassformer.sizing.flops import Flops, decode_flops, flops, too_long
 from glassformer.sizing.memory import InferenceMemory, TrainingMemory, check_dtype, inference_memory, training_memory
 from glassformer.sizing.parameters import active, count_by_part
 from glassformer.sizing.step import StepOptions, check_optimizer
@@ -13,30 +13,30 @@ from glassformer.sizing.step import StepOptions, check_optimizer
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a model costs. `text()` is for people, `to_dict()` for programs."""
+    """Parameters, FLOPs, memory and compute-optimal training of a model. Returned by `gf.size`."""
 
     config: ModelConfig
     batch: int
     context: int
-    """T: tokens of a sequence, of the target in an encoder-decoder."""
+    """T, tokens per sequence (in an encoder-decoder: of the target)."""
     source: int
-    """Tokens of the source in an encoder-decoder, else 0."""
+    """Tokens per source sequence in an encoder-decoder, otherwise 0."""
     dtype: str
     optimizer: str
     parts: dict[str, int]
     """Parameters by part."""
     active: int
-    """Parameters one token meets; fewer than all only with experts."""
+    """Parameters that one token uses: fewer than all only with experts."""
     flops: Flops
     decode: dict[str, int]
-    """Operations of one decoded token at this context, by part; empty for an encoder."""
+    """FLOPs of decoding one token at this context, by part; empty for an encoder."""
     inference: InferenceMemory
     training: TrainingMemory | None
     """None for a dtype that cannot be trained."""
     chinchilla: Chinchilla
-    """Tokens and operations that would be compute-optimal for a model of this many active parameters."""
+    """Compute-optimal tokens and FLOPs for a model with this number of active parameters."""
     options: StepOptions = StepOptions()
-    """How the training loop differs from the plain step."""
+    """Differences between the training loop and the plain training step of `memory`."""
     notes: tuple[str, ...] = ()
     """Which values came from a run file, and what had to be assumed."""
 
@@ -46,11 +46,11 @@ class Sheet:
 
     @property
     def note(self) -> str | None:
-        """Why the model cannot run sequences of this length, where it cannot: the numbers are then of a thought."""
-        return beyond(self.config, self.context, self.source)
+        """One sentence if the model cannot run sequences of this length, so that the numbers are hypothetical."""
+        return too_long(self.config, self.context, self.source)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and text, ready for JSON."""
+        """Return numbers and strings for JSON."""
         pass_flops = {
             "forward": self.flops.forward,
             "forward_needed": self.flops.needed,
@@ -81,8 +81,8 @@ class Sheet:
         }
 
     def text(self, width: int | None = None) -> str:
-        """The sheet for a person: each formula with its numbers put in, below them where `width` is too small."""
-        from glassformer.sizing.text import render  # it draws this class, so it is not imported at the top
+        """Return the sheet as text, with formulas. A formula that does not fit into `width` goes on the next line."""
+        from glassformer.sizing.text import render  # imports this module, so it cannot be imported at the top
 
         return render(self, width)
 
@@ -96,14 +96,16 @@ def size(
     source: int | None = None,
     options: StepOptions = StepOptions(),
 ) -> Sheet:
-    """The sheet of a model at work on `batch` sequences of `context` tokens (None: its max_len, or 512).
+    """Return the size sheet of a model for `batch` sequences of `context` tokens (default: its max_len, or 512).
 
-    `dtype` is that of weights, activations and gradients alike; int8 and int4 are of weights only and leave training
-    out. `source` is the encoder's length in an encoder-decoder, None for as long as the context. Raises ValueError for
-    a value outside its range, with the rule and the remedy.
+    `dtype` applies to weights, activations and gradients. int8 and int4 apply to weights only, and the sheet then has
+    no training memory. `source` is the length of the encoder input in an encoder-decoder; default: `context`.
+
+    Raises:
+        ValueError: a value is out of range.
     """
     if not isinstance(config, ModelConfig):
-        raise TypeError(f"size.size takes a ModelConfig, not {type(config).__name__}: gf.size takes other types too.")
+        raise TypeError(f"sizing.size takes a ModelConfig, not {type(config).__name__}: use gf.size for other types.")
     for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")

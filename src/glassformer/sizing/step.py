@@ -1,8 +1,8 @@
-"""What an optimizer and a training loop add to the memory of a step: states, averages, copies of weights, temporaries.
+"""Memory of the optimizer and the training loop: optimizer states, averaged weights, cast weights, temporaries.
 
-`StepOptions()` is the plain step that `memory` describes. A run of `glass train` differs from it, and
-`training.forecast` fills in how: matmuls under autocast, averaged weights, accumulated gradients, a head and loss
-computed in chunks, evaluation between steps.
+`StepOptions()` is the plain step that `memory` describes. A run of `glass train` differs from it: matmuls under
+autocast, averaged weights, accumulated gradients, head and loss in chunks, evaluation between steps.
+`training.forecast` fills in these options from a run file.
 """
 
 import math
@@ -18,12 +18,12 @@ Optimizer = Literal[OptimizerKind, "sgd", "none"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16", "int8", "int4"]
 
 BYTES: dict[str, float] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
-"""Bytes of one number. int8 and int4 are formats of weights only: activations and cache are then taken as bfloat16."""
+"""Bytes per number. int8 and int4 apply to weights only: activations and KV cache then count as bfloat16."""
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a training loop differs from the plain step."""
+    """Differences between a training loop and the plain step of `memory`."""
 
     matmuls: str | None = None
     """Dtype of matmuls and their inputs under autocast, with weights and gradients in the dtype of the model."""
@@ -32,18 +32,18 @@ class StepOptions:
     average: bool = False
     """True if an exponential moving average of the weights (EMA) is kept."""
     accumulate: int = 1
-    """Parts in which the batch of a step is computed; gradients are kept from one part to the next."""
+    """Number of micro-batches per step whose gradients are accumulated."""
     fused: bool = False
     """True for a fused AdamW, which needs no temporaries."""
     head_bytes: int | None = None
-    """Bytes that the logits of one chunk may take in float32 where head and loss run in chunks. Default: one chunk,
-    through `F.cross_entropy`."""
+    """Maximum bytes of the float32 logits of one chunk if head and loss are computed in chunks. Default: no chunks,
+    `F.cross_entropy` on all logits."""
     chunk_copies: float = 0.0
-    """Bytes for each logit of a chunk, everything alive at once."""
+    """Peak bytes per logit of a chunk."""
     smoothing: bool = False
     """True for label smoothing, which computes log-softmax a second time."""
     evaluation: int | None = None
-    """Sequences of a batch of evaluation. Default: no evaluation."""
+    """Sequences per evaluation batch. Default: no evaluation."""
 
 
 def check_optimizer(optimizer: str) -> Optimizer:
@@ -55,12 +55,12 @@ def check_optimizer(optimizer: str) -> Optimizer:
 
 
 def states(name: str, optimizer: Optimizer) -> int:
-    """Numbers that an optimizer keeps for each number of a parameter; step counters are not counted."""
+    """Return how many numbers the optimizer stores per number of a parameter, without step counters."""
     match optimizer:
         case "adamw":
-            return 2  # the two moments
+            return 2  # two moments
         case "muon":
-            return 1 if rule_for(name).matrix else 2  # momentum; AdamW for everything else
+            return 1 if rule_for(name).matrix else 2  # momentum for matrices, AdamW's two moments for the others
         case "sgd" | "none":
             return 0
         case _:
@@ -68,15 +68,15 @@ def states(name: str, optimizer: Optimizer) -> int:
 
 
 def state_bytes(sizes: Mapping[str, int], optimizer: Optimizer) -> int:
-    """Bytes of all states. `sizes`: bytes of each parameter by name."""
+    """Return the bytes of all optimizer states. `sizes` gives the bytes of each parameter by name."""
     return sum(states(name, optimizer) * size for name, size in sizes.items())
 
 
 def temporaries(shapes: Mapping[str, tuple[int, ...]], width: int, optimizer: Optimizer, fused: bool) -> int:
-    """Bytes that the optimizer's step allocates for a moment; `width` is the size of a weight."""
+    """Return the bytes of temporaries in the optimizer step. `width` is the number of bytes per weight."""
     match optimizer:
         case "adamw":
-            # sqrt of the second moment, and the quotient, for one parameter at a time
+            # sqrt of the second moment, and the quotient of the moments, for one parameter at a time
             return 0 if fused else 2 * width * max(map(math.prod, shapes.values()))
         case "muon":
             return _muon_temporaries(shapes, width)
@@ -87,27 +87,28 @@ def temporaries(shapes: Mapping[str, tuple[int, ...]], width: int, optimizer: Op
 
 
 def _muon_temporaries(shapes: Mapping[str, tuple[int, ...]], width: int) -> int:
-    """Peak of `train.muon.Muon.step` without its GPU kernels.
+    """Return the peak of temporaries in the `step` of Muon without its GPU kernels.
 
-    First the matrices of one shape are stacked: gradients, momenta and their bfloat16 mixture, next to the mixtures
-    of the shapes before. Then shapes that are transposes of each other are orthogonalized together in bfloat16, and the
-    update of one shape is widened and scaled.
+    First, the matrices of each shape are stacked: gradients, momenta and their bfloat16 combination (the Nesterov
+    momentum), while the combinations of earlier shapes are still alive. Then matrices of one shape and of its transpose
+    are orthogonalized together in bfloat16, and the update of one shape is upcast and scaled.
     """
     stacks: dict[tuple[int, ...], int] = {}
     for name, shape in shapes.items():
         if rule_for(name).matrix:
             stacks[shape] = stacks.get(shape, 0) + math.prod(shape)
-    mixed, peak = 0, 0
+    combined, peak = 0, 0
     for numbers in stacks.values():
-        peak = max(peak, mixed + (2 * width + 2) * numbers)
-        mixed += 2 * numbers
+        peak = max(peak, combined + (2 * width + 2) * numbers)
+        combined += 2 * numbers
     sides: dict[tuple[int, ...], int] = {}
     for shape, numbers in stacks.items():
         side = tuple(sorted(shape))
         sides[side] = sides.get(side, 0) + numbers
-    made = 0
+    orthogonalized = 0
     for (rows, columns), numbers in sides.items():
         gram = 2 * numbers // columns * rows  # x x^T of each matrix, and its polynomial
-        peak = max(peak, mixed + made + 2 * 2 * numbers + 2 * gram)
-        made += 2 * numbers
-    return max(peak, mixed + made + max((2 * width * numbers for numbers in stacks.values()), default=0))
+        peak = max(peak, combined + orthogonalized + 2 * 2 * numbers + 2 * gram)
+        orthogonalized += 2 * numbers
+    update = max((2 * width * numbers for numbers in stacks.values()), default=0)
+    return max(peak, combined + orthogonalized + update)

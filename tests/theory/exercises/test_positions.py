@@ -18,6 +18,6 @@ def test_the_sinusoidal_table_is_the_oracles(n, d):
 def test_rotations_are_the_oracles(base):
     x, at = np.random.default_rng(0).normal(size=(4, 6)), np.array([3, 0, 11, 5])
     rotary = Rotary(base=base, pairing="interleaved")
-    cos, sin = oracle.rotary_waves(rotary, 6, at[None])
+    cos, sin = oracle.rotary_cos_sin(rotary, 6, at[None])
     expected = oracle.rotate(rotary, x[None, None], cos, sin)[0, 0]
     assert np.allclose(module.rope(x, at, base), expected, atol=1e-13)

@@ -80,9 +80,9 @@ def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
     memory = 2 * layer / seconds["copy"]
     whole, held = work(case.config, CONTEXT), count(case.config)
     moved = STEP * held + case.each * whole.moved
-    rate = case.each * (whole.products + whole.attention) / (seconds["alone"] - moved / memory)
+    rate = case.each * (whole.matmuls + whole.attention) / (seconds["alone"] - moved / memory)
     device = Device(
-        name="this machine", products=rate, attention=rate, memory=memory, capacity=1e12, peak=rate, gaps=0.0,
+        name="this machine", matmuls=rate, attention=rate, memory=memory, capacity=1e12, peak=rate, gaps=0.0,
         link=2 * ring * 4 * case.bucket / (seconds["reduce"] - 2 * latency),
         gather=ring * layer / (seconds["gather"] - latency), scatter=ring * layer / (seconds["scatter"] - latency),
         network=1.0, per_machine=RANKS, latency=latency, overlap=0.0, source="bench/developer/plan.py",

@@ -43,7 +43,7 @@ def rates(kernels: Seconds, clock: float, batch: int, base: Device) -> Device:
     whole = work(CONFIG, CONTEXT)
     return replace(
         base,
-        products=batch * whole.products / kernels["products"],
+        matmuls=batch * whole.matmuls / kernels["products"],
         attention=batch * whole.attention / kernels["attention"],
         memory=(batch * whole.moved + STEP * count(CONFIG)) / kernels["rest"],
         gaps=max(0.0, clock - sum(kernels.values())),
@@ -72,7 +72,7 @@ def show(device: Device, kernels: Seconds, clock: float) -> None:
     told = ", ".join(f"{kind} {1e3 * seconds:.1f} ms" for kind, seconds in kernels.items())
     print(f"{torch.cuda.get_device_name()}: {told}; {1e3 * clock:.1f} ms by the clock")
     print(
-        f"    products={device.products / 1e12:.0f}e12, attention={device.attention / 1e12:.0f}e12, "
+        f"    matmuls={device.matmuls / 1e12:.0f}e12, attention={device.attention / 1e12:.0f}e12, "
         f"memory={device.memory / 1e12:.2f}e12, capacity={device.capacity / 2**30:.0f} * 2**30, "
         f"gaps={1e3 * device.gaps:.1f}e-3,",
         flush=True,

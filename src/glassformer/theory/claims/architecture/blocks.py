@@ -16,8 +16,8 @@ from glassformer.model.block import Block, PreNormBlock
 from glassformer.model.context import AttentionContext, ForwardContext
 from glassformer.model.tap import NO_TAP, Tap
 from glassformer.reference import random_params
-from glassformer.reference.arrays import Array, under
-from glassformer.reference.forward import Surroundings as Around
+from glassformer.reference.arrays import Array, select_prefix
+from glassformer.reference.forward import ForwardContext as OracleContext
 from glassformer.reference.forward import block as oracle_block
 from glassformer.shapes import Float
 from glassformer.theory.claims.architecture.lively import decoder, shape
@@ -92,7 +92,7 @@ MUTANTS: dict[str, type[PreNormBlock]] = {
 def make_block(kind: type[Block], width: int, seed: int) -> Block:
     config = shape(d_model=width, feedforward=c.Dense(4 * width))
     block = kind(config, 0, cross=False).double().eval()
-    params = under(random_params(config, seed), "decoder.blocks.0")
+    params = select_prefix(random_params(config, seed), "decoder.blocks.0")
     block.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
     return block
 
@@ -106,10 +106,10 @@ def through(block: Block, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
 def by_formulas(width: int, seed: int, x: Float[Tensor, "B T D"]) -> Array:
     """The oracle's block: NumPy, written from the formulas, with the same parameters."""
     config = shape(d_model=width, feedforward=c.Dense(4 * width))
-    params = under(random_params(config, seed), "decoder.blocks.0")
+    params = select_prefix(random_params(config, seed), "decoder.blocks.0")
     B, T, _ = x.shape
     allowed = np.broadcast_to(np.tril(np.ones((T, T), dtype=bool)), (B, T, T))
-    around = Around(allowed, None, None, None, None, None)
+    around = OracleContext(allowed, None, None, None, None, None)
     return oracle_block(config, params, x.numpy(), around)[0]
 
 

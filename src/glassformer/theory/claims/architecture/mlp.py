@@ -14,7 +14,7 @@ from glassformer.finding import Finding
 from glassformer.lens import trace
 from glassformer.model import EncoderLM, n_parameters
 from glassformer.reference import random_params
-from glassformer.reference.arrays import Array, Params, under
+from glassformer.reference.arrays import Array, Params, select_prefix
 from glassformer.reference.ops import activate, layer_norm, linear
 from glassformer.theory.claims.architecture.lively import SEQUENCE, dependence, encoder, filled, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
@@ -43,12 +43,12 @@ def token_by_token(params: Params, token: int) -> Array:
     """The logits of one token as an MLP with residual connections: no other token, no softmax."""
     x = params["embed.tokens.weight"][token]
     for layer in range(2):
-        own = under(params, f"encoder.blocks.{layer}")
-        norm = under(own, "norm_attention")
+        own = select_prefix(params, f"encoder.blocks.{layer}")
+        norm = select_prefix(own, "norm_attention")
         x = x + linear(
             own, "attention.o", linear(own, "attention.v", layer_norm(x, norm["weight"], norm["bias"], 1e-5))
         )
-        norm = under(own, "norm_feedforward")
+        norm = select_prefix(own, "norm_feedforward")
         hidden = linear(own, "feedforward.up", layer_norm(x, norm["weight"], norm["bias"], 1e-5))
         x = x + linear(own, "feedforward.down", activate("gelu_tanh", hidden))
     x = layer_norm(x, params["encoder.norm.weight"], params["encoder.norm.bias"], 1e-5)
