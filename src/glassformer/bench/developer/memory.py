@@ -14,6 +14,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 WITHIN = 0.10
 CASES = ("train gpt2", "train bert-like bfloat16", "prefill gpt2_medium", "encode t5_base")
@@ -32,7 +36,7 @@ def measure(case: str) -> dict[str, int]:
     import torch
 
     from glassformer.config import presets
-    from glassformer.model import build
+    from glassformer.model import DecoderLM, Seq2Seq, build
     from glassformer.sizing import inference_memory, training_memory
 
     torch.manual_seed(0)
@@ -49,22 +53,25 @@ def measure(case: str) -> dict[str, int]:
     elif case == "prefill gpt2_medium":
         config = presets.gpt2_medium()
         model = build(config).eval()
+        assert isinstance(model, DecoderLM)
         with torch.inference_mode():
             model(torch.randint(0, config.vocab_size, (4, 256)), cache=model.new_cache())
         predicted = inference_memory(config, 4, 256).prefill_peak
     elif case == "encode t5_base":
         config = presets.t5_base()
-        model = build(config).eval()
+        seq2seq = build(config).eval()
+        assert isinstance(seq2seq, Seq2Seq)
         with torch.inference_mode():
             ids = torch.randint(0, config.vocab_size, (8, 256))
-            model(ids, ids[:, :32], cache=model.new_cache())
+            seq2seq(ids, ids[:, :32], cache=seq2seq.new_cache())
         predicted = inference_memory(config, 8, 32, source=256).prefill_peak
     else:
         raise SystemExit(f"{case!r} is not a case. Use one of {', '.join(CASES)}.")
     return {"measured": resident("VmHWM") - before, "predicted": predicted}
 
 
-def train_steps(model, tokens) -> None:
+def train_steps(model: "nn.Module", tokens: "Tensor") -> None:
+    """Run two optimizer steps."""
     import torch
     import torch.nn.functional as F
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassformer.config import DecoderConfig, presets
+from glassformer.config import ModelConfig, presets
 from glassformer.sizing.devices import Device
 from glassformer.sizing.parameters import count, parameters
 from glassformer.sizing.plan import BUCKET, STEP, copies, plan, work
@@ -54,7 +54,7 @@ class Case:
     each: int
 
     @property
-    def config(self) -> DecoderConfig:
+    def config(self) -> ModelConfig:
         sizes: dict[str, Any] = {"n_heads": self.width // 64, "d_ff": 4 * self.width, "max_len": CONTEXT}
         return presets.gpt2(vocab_size=VOCAB, d_model=self.width, n_layers=self.layers, dropout=0.0, **sizes)
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from glassformer.generation.native_feed import NativeFeed
+from glassformer.kernels.cpu.decode.pack import Precision
 from glassformer.training import open_session, read_run
 from glassformer.weights import load
 
-KINDS = ("bfloat16", "int8", "int4")
+KINDS: tuple[Precision, ...] = ("bfloat16", "int8", "int4")
 
 
-def token_by_token(model: Any, windows: Tensor, kind: str, beside: int) -> Tensor:
+def token_by_token(model: Any, windows: Tensor, kind: Precision, beside: int) -> Tensor:
     """Log-probabilities (windows, tokens, V) after each token but the last, `beside` windows at a time."""
     length, found = windows.shape[1] - 1, []
     for first in range(0, len(windows), beside):
@@ -34,12 +35,12 @@ def token_by_token(model: Any, windows: Tensor, kind: str, beside: int) -> Tenso
     return torch.cat(found).double().log_softmax(-1)
 
 
-def at_once(model: Any, windows: Tensor, kind: str) -> Tensor:
+def at_once(model: Any, windows: Tensor, kind: Precision) -> Tensor:
     """The same after whole windows."""
     return NativeFeed(model, windows[:, :-1].tolist(), 1, None, kind).start()[:, None].double().log_softmax(-1)
 
 
-def compare(read: Callable[[str], Tensor], targets: Tensor, label: str) -> None:
+def compare(read: Callable[[Precision], Tensor], targets: Tensor, label: str) -> None:
     exact = read("float32")
     loss = -exact.gather(-1, targets[..., None])[..., 0]
     print(f"{label}: {targets.numel():,} tokens, loss in float32 {loss.mean():.5f}")
@@ -65,7 +66,7 @@ def main() -> None:
     given = parser.parse_args()
     model = load(str(given.run / "best")).float().eval()
     session = open_session(read_run((given.run / "run.toml").read_text(encoding="utf-8")))
-    text = torch.from_numpy(np.asarray(session.data.val).astype(np.int64))  # type: ignore[attr-defined]
+    text = torch.from_numpy(np.asarray(session.data.val).astype(np.int64))
     starts = torch.linspace(0, len(text) - given.length - 1, given.windows).long()
     windows = torch.stack([text[s : s + given.length + 1] for s in starts.tolist()])
     following = windows[:, 1:]

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,27 +26,24 @@ from glassformer.training.loop import prepare_state, stepper
 from glassformer.training.objective import make_batch
 from glassformer.training.run import read_run, with_model
 
+
+@dataclass(frozen=True)
+class Setting:
+    """nanoGPT's settings, from its README."""
+
+    block: int
+    batch: int
+    layers: int
+    heads: int
+    width: int
+    dropout: float
+    decay: int
+    steps: int = 2000
+
+
 NANOGPT = {
-    "cpu": {
-        "block": 64,
-        "batch": 12,
-        "layers": 4,
-        "heads": 4,
-        "width": 128,
-        "dropout": 0.0,
-        "decay": 2000,
-        "steps": 2000,
-    },
-    "gpu": {
-        "block": 256,
-        "batch": 64,
-        "layers": 6,
-        "heads": 6,
-        "width": 384,
-        "dropout": 0.2,
-        "decay": 5000,
-        "steps": 2000,
-    },
+    "cpu": Setting(block=64, batch=12, layers=4, heads=4, width=128, dropout=0.0, decay=2000),
+    "gpu": Setting(block=256, batch=64, layers=6, heads=6, width=384, dropout=0.2, decay=5000),
 }
 WARM_UP = 6
 Point = tuple[int, float, float]
@@ -97,8 +95,8 @@ def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str)
     s, device = NANOGPT[setting], "cuda" if setting == "gpu" else "cpu"
     torch.manual_seed(1337)
     config = GPTConfig(
-        block_size=s["block"], vocab_size=data[2], n_layer=s["layers"], n_head=s["heads"], n_embd=s["width"],
-        dropout=s["dropout"], bias=False,
+        block_size=s.block, vocab_size=data[2], n_layer=s.layers, n_head=s.heads, n_embd=s.width,
+        dropout=s.dropout, bias=False,
     )  # fmt: skip
     model = GPT(config).to(device)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device)
@@ -106,15 +104,15 @@ def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str)
     context = torch.autocast("cuda", torch.bfloat16) if device == "cuda" else torch.autocast("cpu", enabled=False)
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
-        at = torch.randint(len(data[0]) - s["block"], (s["batch"],))
-        x = torch.stack([torch.from_numpy(data[0][i : i + s["block"]].astype(np.int64)) for i in at])
-        y = torch.stack([torch.from_numpy(data[0][i + 1 : i + 1 + s["block"]].astype(np.int64)) for i in at])
+        at = torch.randint(len(data[0]) - s.block, (s.batch,))
+        x = torch.stack([torch.from_numpy(data[0][i : i + s.block].astype(np.int64)) for i in at])
+        y = torch.stack([torch.from_numpy(data[0][i + 1 : i + 1 + s.block].astype(np.int64)) for i in at])
         if device == "cuda":
             return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
         return x, y
 
     def step(number: int) -> None:
-        done = (number - 100) / (s["decay"] - 100)
+        done = (number - 100) / (s.decay - 100)
         lr = 1e-3 * (number + 1) / 101 if number < 100 else 1e-4 + 0.5 * (1 + math.cos(math.pi * min(done, 1))) * 9e-4
         for group in optimizer.param_groups:
             group["lr"] = lr
@@ -129,7 +127,7 @@ def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str)
         with context:
             return model(x, x)[0]
 
-    return Contender(step, lambda: validation(full, data[1], s["block"], device), model, s["steps"], device)
+    return Contender(step, lambda: validation(full, data[1], s.block, device), model, s.steps, device)
 
 
 def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[str, ...]) -> Contender:
@@ -222,12 +220,12 @@ def main() -> None:
     target = given.target or {"cpu": 1.905, "gpu": 1.4697}[given.setting]
     contenders: dict[str, Callable[[], Contender]] = {}
     if given.nanogpt:
-        contenders["nanoGPT"] = lambda: nanogpt(given.nanogpt, data, given.setting)
+        contenders["nanoGPT"] = partial(nanogpt, given.nanogpt, data, given.setting)
     recipes = given.recipes.split(",") if given.recipes else [f"recipes/shakespeare_{given.setting}.toml"]
     for recipe in recipes:
         for changes in given.set or [""]:
             name = f"{Path(recipe).stem} {changes}".strip()
-            contenders[name] = lambda recipe=recipe, changes=changes: ours(recipe, data, tuple(changes.split()))
+            contenders[name] = partial(ours, recipe, data, tuple(changes.split()))
     if given.race:
         race({name: make() for name, make in contenders.items()}, given.race, 40)
         return

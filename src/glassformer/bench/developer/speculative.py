@@ -31,17 +31,22 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from glassformer import config as c
 from glassformer.config import presets
 from glassformer.generation import Sampling, stream
-from glassformer.generation.speculate import Draft, Speculation, make_readers
+from glassformer.generation.engine import Call, Precision, choose_engine
+from glassformer.generation.speculate import Acceptance, Draft, Speculation, make_readers
 from glassformer.model import DecoderLM, build
+from glassformer.model.block import Block
+from glassformer.model.feedforward import Dense
 from glassformer.weights import load, load_tokenizer
 
+PrecisionName = Precision | Literal["torch"]
+"""A precision of the compiled kernels, or `torch`: the engine in float32."""
 GREEDY, SAMPLED = Sampling(0.0), Sampling(temperature=0.8, top_k=50)
 
 
@@ -57,7 +62,7 @@ class Case:
     how: dict[str, Any]
 
 
-def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int], Any]:
+def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int | None], Acceptance | None]:
     """Tokens per second after the first pass, the tokens, the acceptance."""
     given = {**case.how, "draft": draft, "draft_tokens": case.k, "seed": seed, "stop": []}
     steps = stream(case.target, [case.prompt], case.new, case.sampling, **given)
@@ -79,6 +84,7 @@ def compare(cases: list[Case], rounds: int) -> None:
             plain.append(speed)
             speed, found, counts = timed(case, case.draft, seed)
             fast.append(speed)
+            assert counts is not None
             accepted, proposed, passes = (
                 accepted + counts.accepted,
                 proposed + counts.proposed,
@@ -107,7 +113,9 @@ def cut(layers: int, scale: float, vocabulary: int) -> tuple[DecoderLM, DecoderL
         assert target.head.weight is not None
         target.head.weight.mul_(5)
         for block in list(target.blocks)[layers:]:
-            for branch in (block.attention.o, block.feedforward.down):  # type: ignore[union-attr]
+            assert isinstance(block, Block)
+            assert isinstance(block.feedforward, Dense)
+            for branch in (block.attention.o, block.feedforward.down):
                 branch.weight.mul_(scale)
                 branch.bias.mul_(scale)
     draft = gpt2(**changes, n_layers=layers)
@@ -115,15 +123,16 @@ def cut(layers: int, scale: float, vocabulary: int) -> tuple[DecoderLM, DecoderL
     return target, draft
 
 
-def blocks(precisions: list[str], rounds: int) -> None:
+def blocks(precisions: list[PrecisionName], rounds: int) -> None:
     model = gpt2()
     row = torch.randint(0, 50257, (160,), generator=torch.Generator().manual_seed(0)).tolist()
     widths = (1, 2, 3, 5, 9)
     print(f"{'one pass over':>24} " + " ".join(f"{width:>9}" for width in widths) + "  tokens, ms (of one token)")
     for name in precisions:
-        how = ("torch", "float32") if name == "torch" else ("native", name)
+        call = Call.of(model, "static", 32, has_draft=True)
+        chosen = choose_engine(call, "torch", "float32") if name == "torch" else choose_engine(call, "native", name)
         for _ in range(2):  # a model that is used again is put into huge pages
-            (reader,) = make_readers(model, [row[:128]], 32, "static", 16, None, *how)  # type: ignore[arg-type]
+            _, (reader,) = make_readers(model, [row[:128]], 32, "static", 16, None, chosen)
         taken: dict[int, list[float]] = {width: [] for width in widths}
         with torch.no_grad():
             reader.logits(row[:128], 1)

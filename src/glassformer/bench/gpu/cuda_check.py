@@ -6,6 +6,7 @@ PYTHONPATH=src python -m glassformer.bench.gpu.cuda_check [NAME OF A CHECK ...]
 import dataclasses
 import sys
 from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 
@@ -13,7 +14,7 @@ from glassformer.bench.gpu import cuda_kernels
 from glassformer.config import Alibi, ModelConfig, T5Bias, presets, replace
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate
-from glassformer.model import build
+from glassformer.model import DecoderLM, build
 
 
 def configs() -> dict[str, ModelConfig]:
@@ -41,15 +42,16 @@ def same_logits() -> Iterator[Finding]:
 def same_generation() -> Iterator[Finding]:
     """Greedy, sampled (same uniform numbers on both devices), beams, and with drafts, in float64."""
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8]]
+    ways: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "sampled": {"sampling": Sampling(top_p=0.9)},
+        "beams": {"beams": 3},
+        "lookup": {"draft": "lookup"},
+        "lookup, sampled": {"draft": "lookup", "sampling": Sampling(top_p=0.9)},
+    }
     for name, config in configs().items():
         models = [build(config, seed=1, dtype=torch.float64, device=device) for device in ("cpu", "cuda")]
-        for how, settings in {
-            "greedy": {},
-            "sampled": {"sampling": Sampling(top_p=0.9)},
-            "beams": {"beams": 3},
-            "lookup": {"draft": "lookup"},
-            "lookup, sampled": {"draft": "lookup", "sampling": Sampling(top_p=0.9)},
-        }.items():
+        for how, settings in ways.items():
             a, b = (generate(model, prompts, 60, **settings) for model in models)
             wrong = sum(x != y for row, other in zip(a, b, strict=True) for x, y in zip(row, other, strict=True))
             yield Finding.judge(f"cuda = cpu, {how}: {name}", wrong, 0, "tokens that differ")
@@ -62,6 +64,7 @@ def graph_replay_equals_eager(steps: int = 40) -> Iterator[Finding]:
         if name == "experts":
             continue  # its routing depends on data the host must see, so it cannot be captured
         model = build(config, seed=1, device="cuda").eval()
+        assert isinstance(model, DecoderLM)
         prompt = torch.arange(1, 9, device="cuda")[None]
         cache = model.new_cache("static", capacity=64, fixed=True)
         token = model(prompt, cache=cache)[:, -1:].argmax(-1)
@@ -89,7 +92,8 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
     from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
 
     curves = []
-    for products in ("precision", "float8"):
+    choices: tuple[Literal["precision", "float8"], ...] = ("precision", "float8")
+    for products in choices:
         run = RunConfig(
             model=presets.nano(vocab_size=5003),
             optim=Optim(lr=3e-3),
@@ -137,7 +141,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
     from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
 
     wide = presets.nano(vocab_size=5000)  # enough for the loss in chunks
-    cases = {
+    cases: dict[str, tuple[Literal["adamw", "muon"], ModelConfig, Literal["yes", "no"], float]] = {
         "adamw": ("adamw", presets.nano(), "no", 0.0),
         "muon": ("muon", presets.nano(), "no", 0.0),
         "loss in chunks": ("adamw", wide, "no", 0.0),
@@ -173,9 +177,11 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         fell = curves[1][0] - curves[1][-1]
         yield Finding.within(f"captured step learns: {name}", fell, 0.1, None, "nats lost in twelve steps")
         before = [p.detach().clone() for p in state.parameters]
-        bias = state.model.decoder.norm.weight
+        assert isinstance(state.model, DecoderLM)
+        norm = state.model.decoder.norm
+        assert norm is not None
         with torch.no_grad():
-            bias[0] = float("nan")
+            norm.weight[0] = float("nan")
         began = state.step
         try:
             for _ in range(2):  # the second finds out about the first, and must not happen either

@@ -1,6 +1,7 @@
 """Kernels of a training step on a CUDA device, each against its definition; cuda_check.py runs them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -76,7 +77,7 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
     a8, b8 = fp8.cast(finite, unit, fp8.E5M2)[0], fp8.cast(d, unit, fp8.E4M3)[0]
     long, few = 4 * torch.randn(32, 65536, generator=generator).bfloat16(), targets[:32].clone()
     kinds = ("relu", "relu2", "silu", "gelu_tanh", "gelu", "tanh")
-    cases = [
+    cases: list[tuple[str, Callable[..., Any], tuple[Any, ...], float]] = [
         ("cast e4m3", fp8.cast, (x, unit, fp8.E4M3), 0.0),
         ("cast e5m2", fp8.cast, (x, unit, fp8.E5M2), 0.0),
         ("cast of several", fp8.cast_all, ([x, d, finite], unit, fp8.E5M2, True, None), 0.0),
@@ -118,7 +119,9 @@ def tuned_products_equal_torchs() -> Iterator[Finding]:
             ]
             factors = [(t.T if turn else t).float() for t, turn in zip(given, turned, strict=True)]
             wanted = factors[0] @ factors[1] + bias.float()
-            apart = float((cublas.multiply(*given, *turned, bias).float() - wanted).norm() / wanted.norm())
+            apart = float(
+                (cublas.multiply(given[0], given[1], *turned, bias=bias).float() - wanted).norm() / wanted.norm()
+            )
             yield Finding.judge(
                 f"cuBLASLt = torch: {rows}x{columns}x{inner}, turned {turned}", apart, 2**-8, "relative"
             )

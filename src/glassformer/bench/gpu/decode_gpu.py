@@ -21,7 +21,8 @@ from glassformer.config import presets
 from glassformer.finding import Finding
 from glassformer.kernels.cuda.decode.batch import CudaBatch
 from glassformer.kernels.cuda.decode.decoder import CudaDecoder
-from glassformer.model import DecoderLM, build
+from glassformer.model import Cache, DecoderLM, build
+from glassformer.model.cache import KV, Growing
 
 PROMPT, SHORT = 32, 8
 
@@ -36,6 +37,17 @@ def prompts(rows: int) -> torch.Tensor:
     return torch.randint(0, 50257, (rows, PROMPT), generator=torch.Generator().manual_seed(1)).cuda()
 
 
+def keys_and_values(cache: Cache) -> list[KV]:
+    """Return k and v of each layer of a growing cache, (B,G,S,K) and (B,G,S,U)."""
+    found: list[KV] = []
+    for layer in cache.layers:
+        assert isinstance(layer, Growing)
+        assert layer.k is not None
+        assert layer.v is not None
+        found.append((layer.k, layer.v))
+    return found
+
+
 @torch.no_grad()
 def alone(model: DecoderLM, dtype: torch.dtype, blocks: int | None = None) -> tuple[CudaDecoder, list[int]]:
     """A decoder of one sequence that has read a prompt."""
@@ -43,7 +55,7 @@ def alone(model: DecoderLM, dtype: torch.dtype, blocks: int | None = None) -> tu
     cache = model.new_cache("growing")
     model(torch.tensor([tokens[:-1]], device="cuda"), cache=cache)
     native = CudaDecoder(model, 1024, blocks, dtype)
-    native.take(tokens, [(layer.k[0], layer.v[0]) for layer in cache.layers])  # type: ignore[index]
+    native.take(tokens, [(k[0], v[0]) for k, v in keys_and_values(cache)])
     return native, tokens
 
 
@@ -54,7 +66,7 @@ def many(model: DecoderLM, dtype: torch.dtype, rows: int) -> tuple[CudaBatch, to
     cache = model.new_cache("growing")
     model(tokens[:, :-1], cache=cache)
     native = CudaBatch(model, rows, 1024, dtype)
-    native.take(list(range(rows)), PROMPT - 1, [(layer.k, layer.v) for layer in cache.layers])  # type: ignore[misc]
+    native.take(list(range(rows)), PROMPT - 1, keys_and_values(cache))
     return native, tokens
 
 
@@ -75,10 +87,10 @@ def same_tokens(count: int = 48) -> Iterator[Finding]:
         ("bfloat16", rounded(), torch.bfloat16, 4e-2, "keys, values and what lies between products keep 8 bits"),
     ):
         one, tokens = alone(model, dtype)
-        new = one.greedy(count).tolist()
-        wanted = model(torch.tensor([tokens + new[:-1]], device="cuda"))[0, PROMPT - 1 :]
-        said = torch.tensor([new]).cuda()
-        yield from _compare(f"{name}, one sequence", said, wanted[None], one.logits[None], limit, why)
+        ids = one.greedy(count).tolist()
+        wanted = model(torch.tensor([tokens + ids[:-1]], device="cuda"))[:, PROMPT - 1 :]
+        generated = torch.tensor([ids]).cuda()
+        yield from _compare(f"{name}, one sequence", generated, wanted, one.logits[None], limit, why)
         some, asked = many(model, dtype, 5)
         new = some.greedy(asked[:, -1], count)
         wanted = model(torch.cat([asked, new[:, :-1].long()], 1))[:, PROMPT - 1 :]

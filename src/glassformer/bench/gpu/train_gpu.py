@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -29,7 +30,9 @@ AGREE = 0.1
 PEER = "nanoGPT compiled"
 
 
-def ours(batch: int, stream: str, products: str = "precision") -> tuple[Callable[[Batch], float], int]:
+def ours(
+    batch: int, stream: Literal["float32", "bfloat16"], products: Literal["precision", "float8"] = "precision"
+) -> tuple[Callable[[Batch], float], int]:
     model = presets.gpt2(vocab_size=VOCAB, dropout=0.0, attention__bias=False, feedforward__bias=False)
     run = RunConfig(
         model=replace(model, norm=LayerNorm(bias=False)),
