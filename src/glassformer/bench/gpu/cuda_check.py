@@ -5,8 +5,8 @@ PYTHONPATH=src python -m glassformer.bench.gpu.cuda_check [NAME OF A CHECK ...]
 
 import dataclasses
 import sys
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -15,6 +15,10 @@ from glassformer.config import Alibi, ModelConfig, T5Bias, presets, replace
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate
 from glassformer.model import DecoderLM, build
+
+if TYPE_CHECKING:
+    from glassformer.training.loop import State
+    from glassformer.training.objective import Batch
 
 
 def configs() -> dict[str, ModelConfig]:
@@ -135,7 +139,6 @@ def compiled_loss_has_the_plain_gradient() -> Iterator[Finding]:
 def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
     """Twelve steps as one CUDA graph against twelve ordinary ones; then a poisoned batch must change nothing."""
     from glassformer.training.graph import CapturedStep
-    from glassformer.training.health import NonFinite
     from glassformer.training.loop import prepare_state, train_step
     from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
@@ -176,23 +179,29 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         yield Finding.judge(f"captured step = eager: {name}", worst, 1e-3, "float32, atomics in the backward pass")
         fell = curves[1][0] - curves[1][-1]
         yield Finding.within(f"captured step learns: {name}", fell, 0.1, None, "nats lost in twelve steps")
-        before = [p.detach().clone() for p in state.parameters]
-        assert isinstance(state.model, DecoderLM)
-        norm = state.model.decoder.norm
-        assert norm is not None
-        with torch.no_grad():
-            norm.weight[0] = float("nan")
-        began = state.step
-        try:
-            for _ in range(2):  # the second finds out about the first, and must not happen either
-                step(state, batch)
-            stopped = False
-        except NonFinite as error:
-            stopped = f"step {began}:" in str(error) and "first at" in str(error) and state.step == began
-        changed = sum(not torch.equal(a, b) for a, b in zip(before, state.parameters, strict=True))
-        yield Finding.judge(
-            f"a poisoned step changes nothing: {name}", changed + 10 * (not stopped), 1, "the poison only"
-        )
+        yield poisoned_step_changes_nothing(name, state, step, batch)
+
+
+def poisoned_step_changes_nothing(name: str, state: "State", step: Callable[..., Any], batch: "Batch") -> Finding:
+    """Set one weight to NaN: the step must be refused, name the module, and leave every other parameter as it was."""
+    from glassformer.training.health import NonFinite
+
+    before = [p.detach().clone() for p in state.parameters]
+    assert isinstance(state.model, DecoderLM)
+    norm = state.model.decoder.norm
+    assert norm is not None
+    with torch.no_grad():
+        norm.weight[0] = float("nan")
+    first = state.step
+    try:
+        for _ in range(2):  # a captured step reports the first failure at the second call, which must not run either
+            step(state, batch)
+        stopped = False
+    except NonFinite as error:
+        stopped = f"step {first}:" in str(error) and "first at" in str(error) and state.step == first
+    changed = sum(not torch.equal(a, b) for a, b in zip(before, state.parameters, strict=True))
+    text = "only the parameter that was set to NaN differs"
+    return Finding.judge(f"a poisoned step changes nothing: {name}", changed + 10 * (not stopped), 1, text)
 
 
 def main() -> int:
