@@ -17,7 +17,7 @@ from glassformer.generation import Sampling, generate
 from glassformer.model import DecoderLM, build
 
 if TYPE_CHECKING:
-    from glassformer.training.loop import State
+    from glassformer.training.loop import TrainState
     from glassformer.training.objective import Batch
 
 
@@ -182,7 +182,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         yield poisoned_step_changes_nothing(name, state, step, batch)
 
 
-def poisoned_step_changes_nothing(name: str, state: "State", step: Callable[..., Any], batch: "Batch") -> Finding:
+def poisoned_step_changes_nothing(name: str, state: "TrainState", step: Callable[..., Any], batch: "Batch") -> Finding:
     """Set one weight to NaN: the step must be refused, name the module, and leave every other parameter as it was."""
     from glassformer.training.health import NonFinite
 
