@@ -1,11 +1,11 @@
-"""Character Shakespeare, nanoGPT and glassformer in one run: validation loss against seconds of training.
+"""Train character Shakespeare with nanoGPT and glassformer in one run: validation loss by seconds of training.
 
     python -m glassformer.bench.developer.shakespeare --nanogpt .carry/nanoGPT \
         --text ../shared/data/tinyshakespeare.txt \
         --setting cpu|gpu [--recipes recipes/shakespeare_cpu.toml,...] [--target 1.905]
 
-Both models are measured by the same function on the whole validation split. The clock runs during training steps only
-(making batches included); compiling is reported apart. nanoGPT's settings are those of its README.
+Both models are evaluated by the same function on the whole validation split. Only training steps are timed, including
+the making of batches; compilation is reported separately. nanoGPT's settings are those of its README.
 """
 
 import argparse
@@ -51,6 +51,7 @@ Point = tuple[int, float, float]
 
 
 def load(text: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return training ids, validation ids and the number of different characters."""
     characters = text.read_text(encoding="utf-8")
     table = {c: i for i, c in enumerate(sorted(set(characters)))}
     ids = np.array([table[c] for c in characters], dtype=np.uint16)
@@ -60,6 +61,7 @@ def load(text: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 @torch.no_grad()
 def validation(logits: Callable[[torch.Tensor], torch.Tensor], val: np.ndarray, context: int, device: str) -> float:
+    """Return the mean loss over the validation split, in nats per character."""
     total, count = 0.0, 0
     for inputs, targets in eval_batches(val, context, 64):
         out = logits(inputs.to(device)).float()
@@ -70,7 +72,7 @@ def validation(logits: Callable[[torch.Tensor], torch.Tensor], val: np.ndarray, 
 
 @dataclass
 class Contender:
-    """Something that can be trained and measured."""
+    """A model with its training step and its evaluation."""
 
     step: Callable[[int], None]
     check: Callable[[], float]
@@ -79,7 +81,7 @@ class Contender:
     device: str
 
     def run(self, first: int, last: int) -> float:
-        """Seconds for some steps."""
+        """Run steps `first` to `last` - 1 and return the seconds they took."""
         start = time.perf_counter()
         for number in range(first, last):
             self.step(number)
@@ -89,6 +91,7 @@ class Contender:
 
 
 def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str) -> Contender:
+    """Return nanoGPT from a checkout, with the settings of its README."""
     sys.path.insert(0, folder)
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
@@ -131,6 +134,7 @@ def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str)
 
 
 def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[str, ...]) -> Contender:
+    """Return a run file of ours, with changes."""
     run = with_model(read_run(Path(recipe).read_text(encoding="utf-8"), changes), vocab_size=data[2])
     state = prepare_state(run)
     order = Batches(data[0], run.context, run.loop.batch, seed=run.seed, mode=run.data.order)
@@ -157,7 +161,10 @@ def ours(recipe: str, data: tuple[np.ndarray, np.ndarray, int], changes: tuple[s
 
 
 def curve(contender: Contender, every: int) -> Iterator[Point]:
-    """The first steps compile and capture: they count as training, their time is told apart."""
+    """Train, and yield the validation loss at intervals.
+
+    The first steps compile and capture. They count as steps, but their time is printed separately.
+    """
     clock, began = 0.0, time.perf_counter()
     contender.model.train()
     contender.run(0, WARM_UP)
@@ -172,7 +179,7 @@ def curve(contender: Contender, every: int) -> Iterator[Point]:
 
 
 def race(contenders: dict[str, Contender], rounds: int, steps: int) -> None:
-    """Steps per second, taking turns: a slow phase of the machine meets everyone."""
+    """Print steps per second, measured in turns, so that a slow phase of the machine affects all contenders."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():
         contender.model.train()
@@ -189,7 +196,7 @@ def race(contenders: dict[str, Contender], rounds: int, steps: int) -> None:
 
 
 def show(name: str, points: Iterator[Point], target: float) -> tuple[float, float]:
-    """Print the curve; returns (seconds to the target, best loss)."""
+    """Print the curve; return the seconds to the target and the best loss."""
     reached, best = math.inf, math.inf
     for step, seconds, loss in points:
         best = min(best, loss)
@@ -203,19 +210,21 @@ def show(name: str, points: Iterator[Point], target: float) -> tuple[float, floa
     return reached, best
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", default="", metavar="FOLDER", help="A checkout of nanoGPT. Default: only ours.")
+    parser.add_argument("--text", type=Path, required=True, help="The text, such as tinyshakespeare.txt.")
+    parser.add_argument("--setting", choices=["cpu", "gpu"], required=True, help="nanoGPT's setting to compare with.")
+    parser.add_argument("--recipes", default="", help="Run files, separated by commas. Default: the setting's own.")
+    parser.add_argument("--set", action="append", default=[], help="Changes to our runs. Repeat it for more variants.")
+    parser.add_argument("--target", type=float, help="Loss whose time is reported. Default: nanoGPT's.")
+    parser.add_argument("--every", type=int, default=250, help="Steps between evaluations. Default: 250.")
+    parser.add_argument("--race", type=int, default=0, help="Measure speed only: rounds of 40 steps each, in turns.")
+    return parser.parse_args()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--nanogpt", default="")
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--setting", choices=["cpu", "gpu"], required=True)
-    parser.add_argument("--recipes", default="")
-    parser.add_argument(
-        "--set", action="append", default=[], help="changes for our runs; several variants by repeating"
-    )
-    parser.add_argument("--target", type=float)
-    parser.add_argument("--every", type=int, default=250)
-    parser.add_argument("--race", type=int, default=0, help="rounds of 40 steps each, taking turns, instead of curves")
-    given = parser.parse_args()
+    given = arguments()
     data = load(given.text)
     target = given.target or {"cpu": 1.905, "gpu": 1.4697}[given.setting]
     contenders: dict[str, Callable[[], Contender]] = {}

@@ -108,7 +108,7 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
         yield Finding.judge(f"float8 on the GPU = its definition: {name}", worst, limit, f"share or relative{example}")
 
 
-def tuned_matmuls_equal_torchs() -> Iterator[Finding]:
+def tuned_products_equal_torchs() -> Iterator[Finding]:
     """Compare cuBLASLt's matmuls, with whichever algorithm was the fastest, with torch in float32."""
     from glassformer.kernels.cuda.training import fp8
     from glassformer.kernels.toolchain import cublas
@@ -183,7 +183,7 @@ def exponentials_equal_their_definition() -> Iterator[Finding]:
         yield Finding.judge(f"exponentials: padding and ignored rows, {size}", nothing, 0, "sum of their magnitudes")
 
 
-def gelu_matmuls_equal_their_definition() -> Iterator[Finding]:
+def gelu_products_equal_their_definition() -> Iterator[Finding]:
     """Compare matmuls with GELU and its derivative with float64, at sizes that fill their tiles and at others."""
     from glassformer.kernels.cuda.training import gelu, hopper
 
