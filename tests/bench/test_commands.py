@@ -1,4 +1,4 @@
-"""Every developer benchmark is a command that starts: `--help` works, and a GPU command without a GPU ends in a sentence."""
+"""Every developer benchmark starts: `--help` works, and a GPU command without a GPU ends in one sentence."""
 
 import importlib
 import pkgutil

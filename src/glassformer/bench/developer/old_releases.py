@@ -243,19 +243,15 @@ def arguments() -> argparse.Namespace:
         help="Releases to examine. Default: the four listed above.",
     )
     parser.add_argument(
-        "--classes", nargs="+", default=[], choices=list(CLASSES), metavar="NAME", help="Examine only these classes."
+        "--classes", nargs="+", default=[], choices=list(CLASSES), metavar="NAME", help="Only these classes."
     )
     parser.add_argument("--probe", action="store_true", help="Also print the result of a plain perturbation probe.")
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="Create the environments here, keep them, and reuse them."
-    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="Create the environments here, and keep them.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all measurements to this file.")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="Time limit of one examination. Default: 300.")
     given = parser.parse_args()
     if given.json and not given.json.parent.is_dir():
-        parser.error(
-            f"there is no folder {str(given.json.parent)!r} to write {given.json.name!r} into: create it first."
-        )
+        parser.error(f"there is no folder {str(given.json.parent)!r} to write {given.json.name!r} into: create it.")
     return given
 
 
