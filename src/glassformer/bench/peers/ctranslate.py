@@ -14,12 +14,12 @@ def folder(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Convert once; written beside and renamed."""
+    """Convert once: written next to the target, then renamed."""
     if folder(order).exists():
         return
     converters = library("ctranslate2.converters")
-    with tempfile.TemporaryDirectory(dir=order.root) as beside:
-        made = Path(beside) / "model"
+    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
+        made = Path(temporary) / "model"
         converters.TransformersConverter(str(order.model)).convert(str(made), quantization=order.precision)
         for name in ("tokenizer.json", "config.json"):  # what the generator itself needs is in model.bin and beside it
             if not (made / name).exists():
@@ -35,7 +35,7 @@ class Peer:
             str(folder(order)), device="cpu", compute_type=order.precision, intra_threads=order.threads, inter_threads=1
         )
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         last = len(prompts) - 1
 
         def told(step: Any) -> bool:

@@ -49,7 +49,7 @@ class Peer:
                 torch.nn.init.normal_(parameter, 0.0, 0.02)
         return model
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         import torch
 
         batch, prompt = len(prompts), torch.tensor(prompts[0], dtype=torch.int)  # it gives every row the same prompt

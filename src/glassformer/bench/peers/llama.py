@@ -18,11 +18,11 @@ def file(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Write the GGUF file once; beside, then renamed."""
+    """Write the GGUF file once: next to the target, then renamed."""
     if file(order).exists():
         return
-    with tempfile.TemporaryDirectory(dir=order.root) as beside:
-        made = Path(beside) / "model.gguf"
+    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
+        made = Path(temporary) / "model.gguf"
         gguf_file.write(made, config_of(order), arrays(order), order.precision)
         os.replace(made, file(order))
 
@@ -48,7 +48,7 @@ class Peer:
             raise RuntimeError("llama.cpp made no context")
         self.batch = cpp.llama_batch_init(settings.n_batch, 0, 1)
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         self._forget()
         fed = [list(prompt) for prompt in prompts]
         found: list[list[int]] = [[] for _ in prompts]
@@ -63,7 +63,7 @@ class Peer:
         return found
 
     def _decode(self, rows: list[list[int]], place: int) -> list[int]:
-        """Run one batch; returns the index of each row's last token in it."""
+        """Run one batch and return the index of each sequence's last token in it."""
         batch, at, lasts = self.batch, 0, []
         for number, row in enumerate(rows):
             for i, token in enumerate(row):
