@@ -11,7 +11,7 @@ Say = Callable[[str], None]
 
 
 def rotated(names: Sequence[Row], turn: int) -> list[Row]:
-    """Return the order of a round: another contender begins each round, so that each is measured in every place."""
+    """Return the order of a round: another contender begins each round, so that no contender is always first."""
     at = turn % len(names) if names else 0
     return [*names[at:], *names[:at]]
 

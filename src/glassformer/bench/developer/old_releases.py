@@ -227,8 +227,8 @@ def verdict(rows: list[Row]) -> str:
     for release in dict.fromkeys(row.release for row in rows):
         mine = [row for row in rows if row.release == release]
         leaks = [row.subject for row in mine if row.first == "causal_leak"]
-        said = f"transformers {release}: {len(mine)} subjects, {len(leaks)} leak ({', '.join(leaks) or 'none'})"
-        lines.append(f"{said}, {sum(row.agrees for row in mine)} agree")
+        text = f"transformers {release}: {len(mine)} subjects, {len(leaks)} leak ({', '.join(leaks) or 'none'})"
+        lines.append(f"{text}, {sum(row.agrees for row in mine)} agree")
     return "\n".join(lines)
 
 

@@ -133,10 +133,10 @@ def rank(case: Case, rounds: int) -> None:
         for name, message in messages.items():
             found[name] = median_seconds(message, MESSAGES, dist.barrier) / case.layers
         found |= {"wall": time.perf_counter() - began, "cpu": time.process_time() - used, "busy": busy() - held}
-        everyone: list[Any] = [None] * RANKS
-        dist.all_gather_object(everyone, found)
+        ranks: list[Any] = [None] * RANKS
+        dist.all_gather_object(ranks, found)
         if number and dist.get_rank() == 0:
-            print(json.dumps(everyone), flush=True)
+            print(json.dumps(ranks), flush=True)
     dist.barrier()
     leave(0)
 

@@ -1,4 +1,4 @@
-"""Measure the cost of taps: time of a forward pass that nobody traces, and memory of a trace of all sites.
+"""Measure the cost of taps: time of a forward pass that is not traced, and memory of a trace of all sites.
 
     python -m glassformer.bench.developer.tracing [--seconds N]
 

@@ -29,7 +29,7 @@ def prepare(order: Order) -> None:
 
 class Peer:
     def __init__(self, order: Order):
-        if importlib.util.find_spec("diskcache") is None:  # for its cache of texts, which nobody asks for here
+        if importlib.util.find_spec("diskcache") is None:  # needed for its prompt cache, which is not used here
             sys.modules["diskcache"] = types.ModuleType("diskcache")
         cpp = library("llama_cpp")
         self.cpp, self.version = cpp, str(cpp.__version__)
@@ -52,22 +52,22 @@ class Peer:
         self._forget()
         fed = [list(prompt) for prompt in prompts]
         found: list[list[int]] = [[] for _ in prompts]
-        place = 0
+        position = 0
         for _ in range(new):
-            lasts = self._decode(fed, place)
-            place += len(fed[0])
+            lasts = self._decode(fed, position)
+            position += len(fed[0])
             fed = [[int(token)] for token in self._greedy(lasts)]
             for row, (token,) in zip(found, fed, strict=True):
                 row.append(token)
             mark()
         return found
 
-    def _decode(self, rows: list[list[int]], place: int) -> list[int]:
+    def _decode(self, rows: list[list[int]], position: int) -> list[int]:
         """Run one batch and return the index of each sequence's last token in it."""
         batch, at, lasts = self.batch, 0, []
         for number, row in enumerate(rows):
             for i, token in enumerate(row):
-                batch.token[at], batch.pos[at] = token, place + i
+                batch.token[at], batch.pos[at] = token, position + i
                 batch.n_seq_id[at], batch.seq_id[at][0] = 1, number
                 batch.logits[at] = i == len(row) - 1
                 at += 1

@@ -1,7 +1,7 @@
 """GPT-2 as an ONNX graph with its cache as inputs and outputs.
 
     ids (B,T), positions (T), past_k_i and past_v_i (B,H,P,K)
-        -> logits (B,V) of the last place, present_k_i and present_v_i (B,H,P+T,K)
+        -> logits (B,V) of the last position, present_k_i and present_v_i (B,H,P+T,K)
 
 Opset 20: LayerNormalization and Gelu are operators of their own there. Matrices stay as GPT-2 stores them, (in, out),
 as MatMul wants them; the head is the token table transposed, a second copy, because an initialiser cannot be read both
