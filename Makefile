@@ -1,7 +1,7 @@
-# Two commands are all a newcomer needs: `make tour` and `make test`. Each makes .venv first if it is missing or stale.
+# A newcomer needs two commands: `make tour` and `make test`. Each creates .venv first if it is missing or out of date.
 PYTHON ?= python3
 PY := .venv/bin/python
-# developers keep the corpus beside the checkout; others name their own folder or let it be downloaded
+# Developers keep the corpus in ../shared/data. Others set GLASSFORMER_DATA, or the text is downloaded.
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 
 .PHONY: tour test test-all lint types docs clean
@@ -27,7 +27,7 @@ types: .venv/installed
 docs: .venv/installed
 	$(PY) -m glassformer.theory.claims.documents
 
-# torch first and pinned: an unpinned one brings gigabytes that a CPU machine has no use for
+# torch comes first and is pinned: an unpinned torch downloads gigabytes of CUDA libraries that a CPU machine cannot use
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy setuptools wheel

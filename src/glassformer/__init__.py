@@ -71,12 +71,13 @@ __all__ = [
 if TYPE_CHECKING:
     from glassformer import config, lens
     from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
-    from glassformer.doctor import diagnose
     from glassformer.doctor.compare import Comparison, compare
+    from glassformer.doctor.diagnose import diagnose
     from glassformer.errors import GlassformerError
     from glassformer.finding import Finding, Verdict
     from glassformer.generation import Sampling, generate, stream
-    from glassformer.lens import patch, trace
+    from glassformer.lens.patch import patch
+    from glassformer.lens.trace import trace
     from glassformer.model import Cache, DecoderLM, EncoderLM, Seq2Seq, build, masks
     from glassformer.theory import claims
     from glassformer.theory.claims import check

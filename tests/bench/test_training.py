@@ -17,7 +17,7 @@ SETTING = training.Setting("tiny", gf.presets.nano(n_layers=2, d_model=32, d_ff=
 
 
 def order(folder, name, precision="float32", **more):
-    made = subjects.write(folder, SETTING.config, "start", training.SEED, lively=False)
+    made = subjects.write(folder, SETTING.config, "start", training.SEED, perturbed=False)
     return Order(name, name, "train", precision, str(made.root), 1, (), 3, setting=SETTING.facts(), **more)
 
 

@@ -1,7 +1,7 @@
-"""Training on a CPU: our step and nanoGPT's, from the same weights over the same batches, losses side by side.
+"""Training on a CPU: our step and nanoGPT's, from the same weights on the same batches, losses compared.
 
-Batches are made before the clock starts. Both use AdamW with nanoGPT's numbers at a constant rate. nanoGPT's optimiser
-also decays the table of positions, ours does not: here neither does, so that the losses are the same.
+Batches are made before timing starts. Both use AdamW with nanoGPT's settings and a constant learning rate. nanoGPT's
+optimizer also decays learned positions and ours does not; here neither does, so that the losses are the same.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def settings() -> tuple[Setting, ...]:
 
 
 def batch(order: Order, step: int) -> tuple[Any, Any]:
-    """Inputs and targets of a step: a skewed distribution of tokens, which a model that learns finds out."""
+    """Return inputs and targets of a step: tokens from a skewed distribution, which a model can learn."""
     import torch
 
     facts = order.setting
@@ -78,7 +78,7 @@ class Ours:
 
 
 def trainer(order: Order) -> Any:
-    """The contender that an order names."""
+    """Return the trainer of the contender that an order names."""
     if order.name == "nanogpt":
         from glassformer.bench.peers.nanogpt import Trainer
 

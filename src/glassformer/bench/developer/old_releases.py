@@ -1,16 +1,16 @@
-"""Old releases of `transformers` with known leaks, each in a throw-away environment, under the doctor.
+"""Run the doctor on old releases of `transformers` with known causal mask leaks, each in a temporary environment.
 
     python -m glassformer.bench.developer.old_releases [--releases 5.8.1 5.12.1 5.16.1 5.22.2]
         [--probe] [--keep DIR] [--json FILE]
 
-For each release: an environment in a temporary folder that shares the packages installed here (torch above all) and
-adds that release with whatever other versions it insists on; in it, twenty causal classes, tiny and random, under every
-attention implementation they have, before `gf.diagnose` with no hint of what to look for. The leaks expected are those
-known of these releases; of any other release, those that a plain perturbation probe sees.
+For each release, an environment in a temporary folder shares the packages installed here (above all torch) and adds
+that release with the versions that it requires. In it, `gf.diagnose` examines twenty causal classes, tiny and random,
+with every attention implementation they have, without a hint of what to look for. The expected leaks are those known
+of these releases; for any other release, those that a plain perturbation probe finds.
 
-Exits 0 when the doctor names `causal_leak` first for exactly the expected ones and nothing for the others, 1 when not,
-2 when an environment could not be made. Needs a package index that has the releases, about 130 MB for one at a time,
-and three seconds a subject. The environments are removed afterwards, also when it is interrupted.
+Exit code 0: the doctor names `causal_leak` first for exactly the expected subjects, and nothing for the others. 1: it
+does not. 2: an environment could not be created. It needs a package index that has the releases, about 130 MB of disk
+at a time, and three seconds per subject. The environments are removed afterwards, also after an interrupt.
 """
 
 import argparse
@@ -37,26 +37,26 @@ from glassformer.bench.developer.old_releases_subjects import CLASSES
 ROOT = Path(__file__).parents[4]
 RELEASES = ("5.8.1", "5.12.1", "5.16.1", "5.22.2")
 MASKLESS = ("RoFormer/eager", "BigBird/eager", "RemBERT/eager", "MegatronBERT/eager")
-"""As decoders they were given the mask of an encoder; they have eager attention only."""
+"""As decoders these used the mask of an encoder; they have eager attention only."""
 LEAKS: dict[str, frozenset[str]] = {
     "5.8.1": frozenset({"Doge/sdpa"}),
     "5.12.1": frozenset({"Doge/sdpa", *MASKLESS}),
     "5.16.1": frozenset({"Doge/sdpa", *MASKLESS}),
     "5.22.2": frozenset(),
 }
-"""Release -> the subjects that see the future, as measured by others before the doctor existed."""
+"""Release -> the subjects that attend to later tokens, as reported before the doctor existed."""
 SECONDS = 300.0
 GRACE = 60.0
-"""On top of an examination's own limit: loading torch and a release, and code that no signal can stop."""
+"""Seconds beyond an examination's own limit: for importing torch and a release, and for code that cannot be stopped."""
 
 
 class CannotPrepareError(Exception):
-    """An environment could not be made; one sentence."""
+    """An environment could not be created; one sentence."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One subject of one release: what was expected, and what the worker said of it."""
+    """One subject of one release: what was expected, and what the worker reported."""
 
     release: str
     subject: str
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def expected(self) -> bool:
-        """Whether it should leak; where nothing is known of the release, whether the plain probe sees it leak."""
+        """True if it should leak; for a release that is not listed, True if the plain probe finds a leak."""
         if self.release in LEAKS:
             return self.subject in LEAKS[self.release]
         return bool(self.found.get("probe", {}).get("leaks"))
@@ -82,7 +82,7 @@ class Row:
 
     @property
     def evidence(self) -> str:
-        """The largest leak, the largest movement a passing probe of causality met, or what went wrong."""
+        """The largest leak, or the largest change that a passing causality probe measured, or the error."""
         if self.found.get("error"):
             return str(self.found["error"])
         if self.found["diagnoses"]:
@@ -101,14 +101,14 @@ class Row:
 
 
 def shared_folders() -> list[str]:
-    """Where the packages of the running interpreter lie."""
+    """Return the folders of the packages of the running interpreter."""
     return list(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
 
 
 def prepare(folder: Path, release: str) -> Path:
-    """An environment with `release` in `folder`, if it is not there already. The path of its interpreter.
+    """Create an environment with `release` in `folder` unless it exists, and return the path of its interpreter.
 
-    What is installed here is seen from there, and pip adds only what the release needs in another version.
+    It can import what is installed here; pip adds only what the release needs in another version.
     """
     python, own = folder / "bin" / "python", sysconfig.get_path("purelib", "venv", {"base": str(folder)})
     if not python.exists():
@@ -117,43 +117,43 @@ def prepare(folder: Path, release: str) -> Path:
         (Path(own) / "shared.pth").write_text("\n".join(lines) + "\n")
     if installed(python) != release:
         limits = folder / "constraints.txt"
-        limits.write_text(f"torch=={version('torch')}\n")  # never gigabytes of another torch
+        limits.write_text(f"torch=={version('torch')}\n")  # never download another torch
         pip = [str(python), "-m", "pip", "install", "--quiet", "-c", str(limits), f"transformers=={release}"]
         done = subprocess.run(pip, capture_output=True, text=True, env=environment(), check=False)
         if installed(python) != release:
-            last = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
+            last = (done.stderr.strip() or "pip printed no error").splitlines()[-1]
             raise CannotPrepareError(f"transformers {release} could not be installed: {last}")
     return python
 
 
 def installed(python: Path) -> str:
-    """The release an environment has, if any."""
+    """Return the release that an environment has; empty if none."""
     code = "from importlib.metadata import version; print(version('transformers'))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=environment(), check=False)
     return done.stdout.strip()
 
 
 def environment() -> dict[str, str]:
-    """This checkout's doctor; no hub, no user packages, no chatter; one thread, as the models are tiny."""
+    """Return environment variables: this checkout's doctor, no hub, no user packages, no warnings, one thread."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     ours = {"PYTHONPATH": str(ROOT / "src"), "PYTHONNOUSERSITE": "1"}
     return {"OMP_NUM_THREADS": "1", **os.environ, **quiet, **ours}
 
 
 def subjects(python: Path) -> list[str]:
-    """CLASS/ATTENTION of every subject that this release has."""
+    """Return CLASS/ATTENTION of every subject that this release has."""
     listing = [str(python), "-m", "glassformer.bench.developer.old_releases_subjects"]
     done = subprocess.run(listing, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     if done.returncode:
-        last = (done.stderr.strip() or "no words").splitlines()[-1]
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
         raise CannotPrepareError(f"the release in {python.parents[4].name} does not load: {last}")
     return done.stdout.split()
 
 
 def examined(command: list[str], waiting: list[str], seconds: float, grace: float = GRACE) -> Iterator[dict[str, Any]]:
-    """What a worker says of each of `waiting`, in order. One that dies or hangs costs the subject it was busy with.
+    """Yield what a worker reports of each of `waiting`, in order. If it dies or hangs, only one subject is lost.
 
-    `command` examines the subjects named after it and prints one JSON object a line.
+    `command` examines the subjects named after it and prints one JSON object per line.
     """
     waiting = list(waiting)
     while waiting:
@@ -167,7 +167,7 @@ def examined(command: list[str], waiting: list[str], seconds: float, grace: floa
                 if not line:
                     yield {"subject": waiting.pop(0), "error": f"the process ended with code {process.wait()}"}
                     break
-                with contextlib.suppress(json.JSONDecodeError):  # what a release prints is not our answer
+                with contextlib.suppress(json.JSONDecodeError):  # a release may print lines of its own
                     found = json.loads(line)
                     if isinstance(found, dict) and found.get("subject") == waiting[0]:
                         waiting.pop(0)
@@ -176,7 +176,7 @@ def examined(command: list[str], waiting: list[str], seconds: float, grace: floa
 
 @contextlib.contextmanager
 def worker(command: list[str]) -> Iterator[tuple["subprocess.Popen[str]", "queue.Queue[str]"]]:
-    """A process and its lines as they come, "" at the end. It is stopped on the way out, whatever happens."""
+    """Start a process and yield it with a queue of its lines, "" at the end. It is always killed on exit."""
     process = subprocess.Popen(
         command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -200,7 +200,7 @@ def worker(command: list[str]) -> Iterator[tuple["subprocess.Popen[str]", "queue
 
 
 def examine(release: str, folder: Path, wanted: list[str], seconds: float) -> Iterator[Row]:
-    """Every subject of a release whose class is `wanted` (empty: all), in an environment in `folder`."""
+    """Examine every subject of a release whose class is `wanted` (empty: all), in an environment in `folder`."""
     python = prepare(folder, release)
     chosen = [s for s in subjects(python) if not wanted or s.partition("/")[0] in wanted]
     for found in examined([str(python), "-m", "glassformer.bench.developer.old_releases_subjects"], chosen, seconds):
@@ -208,7 +208,7 @@ def examine(release: str, folder: Path, wanted: list[str], seconds: float) -> It
 
 
 def table(rows: list[Row], probed: bool = False) -> str:
-    """Markdown, so that it can stand in a document as it is."""
+    """Return the table in Markdown."""
     head = ["release", "class", "attention", "first diagnosis", "evidence", "expected", "agrees"]
     lines = [[*head, *(["plain probe"] if probed else [])]]
     lines.append(["---"] * len(lines[0]))
@@ -227,22 +227,31 @@ def verdict(rows: list[Row]) -> str:
     for release in dict.fromkeys(row.release for row in rows):
         mine = [row for row in rows if row.release == release]
         leaks = [row.subject for row in mine if row.first == "causal_leak"]
-        said = f"transformers {release}: {len(mine)} subjects, {len(leaks)} leak ({', '.join(leaks) or 'none'})"
-        lines.append(f"{said}, {sum(row.agrees for row in mine)} agree")
+        text = f"transformers {release}: {len(mine)} subjects, {len(leaks)} leak ({', '.join(leaks) or 'none'})"
+        lines.append(f"{text}, {sum(row.agrees for row in mine)} agree")
     return "\n".join(lines)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--releases", nargs="+", default=list(RELEASES), type=release_number, metavar="X.Y.Z")
-    parser.add_argument("--classes", nargs="+", default=[], choices=list(CLASSES), metavar="NAME", help="only these")
-    parser.add_argument("--probe", action="store_true", help="show beside it what a plain perturbation probe sees")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="make the environments here, keep and use them again")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured here")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit of one examination")
+    parser.add_argument(
+        "--releases",
+        nargs="+",
+        default=list(RELEASES),
+        type=release_number,
+        metavar="X.Y.Z",
+        help="Releases to examine. Default: the four listed above.",
+    )
+    parser.add_argument(
+        "--classes", nargs="+", default=[], choices=list(CLASSES), metavar="NAME", help="Only these classes."
+    )
+    parser.add_argument("--probe", action="store_true", help="Also print the result of a plain perturbation probe.")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="Create the environments here, and keep them.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Write all measurements to this file.")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="Time limit of one examination. Default: 300.")
     given = parser.parse_args()
     if given.json and not given.json.parent.is_dir():
-        parser.error(f"there is no folder {str(given.json.parent)!r} to write {given.json.name!r} into: make it first.")
+        parser.error(f"there is no folder {str(given.json.parent)!r} to write {given.json.name!r} into: create it.")
     return given
 
 
@@ -254,7 +263,8 @@ def release_number(text: str) -> str:
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that folders are removed then too
+    # a regular exit, so that the temporary folders are removed
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rows: list[Row] = []
     try:
         for release in given.releases:

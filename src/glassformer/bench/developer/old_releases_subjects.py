@@ -1,9 +1,9 @@
-"""What runs inside the environment of one release: tiny random decoders, a plain probe, and the doctor.
+"""Runs inside the environment of one release: tiny random decoders, a plain probe, and the doctor.
 
     python -m glassformer.bench.developer.old_releases_subjects            # list this release's subjects
-    python -m glassformer.bench.developer.old_releases_subjects Doge/sdpa  # examine; one JSON object a line
+    python -m glassformer.bench.developer.old_releases_subjects Doge/sdpa  # examine it; one JSON object per line
 
-A subject is CLASS/ATTENTION. The probe knows nothing of the doctor, so that the two can disagree.
+A subject is CLASS/ATTENTION. The probe is independent of the doctor, so that the two can disagree.
 """
 
 import argparse
@@ -53,11 +53,11 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "BLOOM": ("bloom", {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 2, "n_head": 4, **IDS}),
     "Falcon": ("falcon", {**COMMON, "alibi": False, "max_position_embeddings": 128}),
 }
-"""Name -> model type of `transformers`, and a config that builds in milliseconds. All under causal heads."""
+"""Name -> model type of `transformers`, and a config that builds in milliseconds. All have causal heads."""
 
 
 def attentions(name: str) -> list[str]:
-    """The implementations a class has: eager always, sdpa where it says so."""
+    """Return the attention implementations of a class: eager always, sdpa if the class supports it."""
     import transformers
 
     model_type, _ = CLASSES[name]
@@ -67,7 +67,7 @@ def attentions(name: str) -> list[str]:
 
 
 def build(name: str, attention: str) -> "nn.Module":
-    """The class, tiny and random, computing attention as asked."""
+    """Build the class, tiny and random, with this attention implementation."""
     import torch
     import transformers
 
@@ -77,13 +77,13 @@ def build(name: str, attention: str) -> "nn.Module":
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     got = model.config._attn_implementation
     if got != attention:
-        raise ValueError(f"{name} was asked for {attention!r} attention and took {got!r}.")
+        raise ValueError(f"{name} was built with attn_implementation={attention!r} and uses {got!r}.")
     return model
 
 
 @dataclass(frozen=True)
 class Leak:
-    """The furthest that an output moved when a later input alone was replaced, and how large logits are (rms)."""
+    """The largest change of an output when one later input was replaced, and the root mean square of the logits."""
 
     gap: float
     source: int
@@ -92,7 +92,7 @@ class Leak:
 
     @property
     def real(self) -> bool:
-        """Correct models agree to the bit; 32 ulp of float32 leave room for experts that regroup their tokens."""
+        """True if it exceeds rounding. Correct models agree to the bit, except experts, which regroup their tokens."""
         return self.gap > 4e-6 * self.size
 
     def text(self) -> str:
@@ -100,7 +100,7 @@ class Leak:
 
 
 def largest_leak(matrix: "torch.Tensor", size: float) -> Leak:
-    """The largest entry above the diagonal of a leak matrix: [i, j] is how far output i moved with input j."""
+    """Return the largest entry above the diagonal of a leak matrix: [i, j] is the change of output i with input j."""
     import torch
 
     future = torch.triu(matrix, diagonal=1)
@@ -109,9 +109,9 @@ def largest_leak(matrix: "torch.Tensor", size: float) -> Leak:
 
 
 def probe(model: Any, warm: float = WARM) -> Leak:
-    """Replace one token at a time, look at all earlier outputs. Matrices times `warm`: fresh attention is near uniform.
+    """Replace one token at a time and compare all earlier outputs.
 
-    A release's own `model(input_ids).logits` and torch, nothing else.
+    Matrices are multiplied by `warm`, because fresh attention is almost uniform. It uses nothing of the doctor.
     """
     import copy
 
@@ -125,15 +125,15 @@ def probe(model: Any, warm: float = WARM) -> Leak:
         tokens = torch.randint(3, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))
         base = model(input_ids=tokens).logits
         columns = []
-        for place in range(LENGTH):
+        for position in range(LENGTH):
             changed = tokens.clone()
-            changed[0, place] = 3 + (tokens[0, place] - 2) % (VOCAB - 3)
+            changed[0, position] = 3 + (tokens[0, position] - 2) % (VOCAB - 3)
             columns.append((model(input_ids=changed).logits - base).abs().amax(dim=(0, 2)))
     return largest_leak(torch.stack(columns, dim=1), float(base.square().mean().sqrt()))
 
 
 def summary(report: "Report") -> dict[str, Any]:
-    """What the table shows of a report: names, place, the leak, what causality measured, real findings explained."""
+    """Return what the table shows of a report: diagnoses, location, leak, and what causality probes measured."""
     import torch
 
     matrix = report.pictures.get("leak")
@@ -154,7 +154,7 @@ def summary(report: "Report") -> dict[str, Any]:
 
 
 def examine(subject: str, seconds: float) -> dict[str, Any]:
-    """One line of the table. What goes wrong is said in `error`."""
+    """Return one line of the table. A failure is described in `error`."""
     import glassformer as gf
     from glassformer.doctor import CannotExamineError
 
@@ -168,7 +168,7 @@ def examine(subject: str, seconds: float) -> dict[str, Any]:
         found |= summary(gf.diagnose(model, seconds=seconds, name=subject))
     except CannotExamineError as error:
         found["error"] = str(error)
-    except Exception as error:  # a class this release cannot build or run is a line of the table, not the end of it
+    except Exception as error:  # a class that this release cannot build or run is reported in its line
         found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
@@ -176,7 +176,7 @@ def examine(subject: str, seconds: float) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("subjects", nargs="*", metavar="CLASS/ATTENTION")
-    parser.add_argument("--seconds", type=float, default=300.0, help="time limit of one examination")
+    parser.add_argument("--seconds", type=float, default=300.0, help="Time limit of one examination. Default: 300.")
     given = parser.parse_args()
     if not given.subjects:
         print("\n".join(f"{name}/{attention}" for name in CLASSES for attention in attentions(name)))

@@ -1,20 +1,20 @@
-"""`glass size plan` against what two ranks on this machine really do.
+"""Compare the predictions of `glass size plan` with measured steps of two ranks on this machine.
 
     python -m glassformer.bench.developer.plan [--cases 384x6 768x4] [--rounds 5]
 
-Two ranks of torchrun, a thread each, take turns in every round, and the plan is asked with the rates of a round about
-the steps of that round. What gives the rates is never what is predicted:
+Two ranks of torchrun run with one thread each. In every round, the throughputs measured in that round predict the
+steps of the same round. What is predicted is never used to measure a throughput:
 
-    products          each rank trains by itself, both at once
+    products          each rank trains alone, both at the same time
     link, gather, …   messages of the model's own sizes are summed, gathered, scattered, and copied in memory
-    gaps (sharded)    ranks train as sharded ones do, in step, but their messages bring nothing (`Silent`): what that
-                      takes beyond a process by itself, the copies of `plan` and the beginnings of messages is torch's
-                      Python between the layers and waiting for the other, layer by layer
+    gaps (sharded)    ranks train sharded, but their collectives transfer nothing (`Silent`). The time beyond a process
+                      alone, the copies of `plan` and the latency of messages is torch's Python between the layers, and
+                      waiting for the other rank in each layer
 
-Predicted are steps of data-parallel and of fully sharded ranks: `train_step`, that of `glass train`, on random tokens.
-Rounds in which other programs took more than `FOREIGN` of the two cores are counted and left out.
+Predicted are steps of data-parallel and of fully sharded ranks: `train_step`, as in `glass train`, on random tokens.
+Rounds in which other programs used more than `FOREIGN` of the two cores are counted and left out.
 
-Not checked: tensor parallelism, which `glass train` does not do. One GPU: src/glassformer/bench/gpu/plan_gpu.py.
+Not checked: tensor parallelism, which `glass train` does not support. For one GPU: `glassformer.bench.gpu.plan_gpu`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glassformer.config import DecoderConfig, presets
+from glassformer.config import ModelConfig, presets
 from glassformer.sizing.devices import Device
 from glassformer.sizing.parameters import count, parameters
 from glassformer.sizing.plan import BUCKET, STEP, copies, plan, work
@@ -41,7 +41,7 @@ WAYS = {"ddp": "data", "fsdp": "sharded"}
 CONTEXT, VOCAB = 256, 1024
 FOREIGN = 0.05
 STEPS, MESSAGES = 3, 5
-"""Timed in a round, of each kind; their median is what the round says."""
+"""Steps and messages timed in a round, of each kind; the round reports their median."""
 Seconds = dict[str, float]
 
 
@@ -54,28 +54,28 @@ class Case:
     each: int
 
     @property
-    def config(self) -> DecoderConfig:
+    def config(self) -> ModelConfig:
         sizes: dict[str, Any] = {"n_heads": self.width // 64, "d_ff": 4 * self.width, "max_len": CONTEXT}
         return presets.gpt2(vocab_size=VOCAB, d_model=self.width, n_layers=self.layers, dropout=0.0, **sizes)
 
     @property
     def layer(self) -> int:
-        """Elements of the message in which a block's weights travel."""
+        """Elements of the message that carries a block's weights."""
         shapes = parameters(self.config).items()
         return sum(math.prod(shape) for name, shape in shapes if ".blocks.0." in name) // RANKS * RANKS
 
     @property
     def bucket(self) -> int:
-        """Elements of the message in which gradients are summed."""
+        """Elements of the message that sums gradients."""
         return min(BUCKET // 4, count(self.config))
 
 
 CASES = {"384x6": Case(384, 6, 4), "384x6-short": Case(384, 6, 1), "768x4": Case(768, 4, 2)}
-"""Messages of 7 and 28 MB, a small and a large part of a step."""
+"""Messages of 7 and 28 MB, whose share of a step is small and large."""
 
 
 def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
-    """The device and the link that explain what was measured without training together, for each way to train."""
+    """Return, for each way to train, the device that explains the measurements of a round."""
     layer, latency, ring = 4 * case.layer, seconds["latency"], (RANKS - 1) / RANKS
     memory = 2 * layer / seconds["copy"]
     whole, held = work(case.config, CONTEXT), count(case.config)
@@ -87,7 +87,7 @@ def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
         gather=ring * layer / (seconds["gather"] - latency), scatter=ring * layer / (seconds["scatter"] - latency),
         network=1.0, per_machine=RANKS, latency=latency, overlap=0.0, source="bench/developer/plan.py",
     )  # fmt: skip
-    # two gathers and a scatter of 4 bytes, as planned, and what `Silent` copies; the optimizer has a share to do only
+    # Two gathers and a scatter of 4 bytes, as planned, and what `Silent` copies. The optimizer updates only a shard.
     copied = copies(3 * 4 * held, RANKS, device) + 2 * 3 * 4 * held / RANKS / memory
     spared = STEP * held * ring / memory
     begun = 3 * (case.layers + 1) * latency
@@ -96,7 +96,7 @@ def devices_of(case: Case, seconds: Seconds) -> dict[str, Device]:
 
 
 class Silent:
-    """A link that brings nothing: ranks meet, and each fills the other's places with its own piece."""
+    """A collective that transfers nothing: ranks synchronise, and each fills the other's part with its own shard."""
 
     def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
         import torch
@@ -108,14 +108,14 @@ class Silent:
         import torch.distributed as dist
 
         dist.all_gather_single(torch.ones(RANKS), torch.ones(1), group=group)
-        if len(output_tensor) > len(input_tensor):  # a gather; the piece is in its place already
+        if len(output_tensor) > len(input_tensor):  # a gather: its own shard is in place already
             output_tensor.view(RANKS, -1)[1 - group.rank()].copy_(input_tensor)
         else:
             output_tensor.copy_(input_tensor.view(RANKS, -1)[group.rank()])
 
 
 def rank(case: Case, rounds: int) -> None:
-    """Run by each rank of torchrun; the first prints a line for every round."""
+    """Run the measurements of one rank; rank 0 prints a line for every round."""
     import torch
     import torch.distributed as dist
 
@@ -123,8 +123,8 @@ def rank(case: Case, rounds: int) -> None:
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    states, messages = training(case), sendings(case)
-    for number in range(rounds + 1):  # the first is to warm up
+    states, messages = training(case), messages_of(case)
+    for number in range(rounds + 1):  # the first is a warm-up
         began, used, held = time.perf_counter(), time.process_time(), busy()
         found = {}
         for name, step in states.items():
@@ -133,16 +133,16 @@ def rank(case: Case, rounds: int) -> None:
         for name, message in messages.items():
             found[name] = median_seconds(message, MESSAGES, dist.barrier) / case.layers
         found |= {"wall": time.perf_counter() - began, "cpu": time.process_time() - used, "busy": busy() - held}
-        everyone: list[Any] = [None] * RANKS
-        dist.all_gather_object(everyone, found)
+        ranks: list[Any] = [None] * RANKS
+        dist.all_gather_object(ranks, found)
         if number and dist.get_rank() == 0:
-            print(json.dumps(everyone), flush=True)
+            print(json.dumps(ranks), flush=True)
     dist.barrier()
     leave(0)
 
 
 def training(case: Case) -> dict[str, Callable[[], Any]]:
-    """A step by each way to train, for this rank."""
+    """Return a training step for each way to train, for this rank."""
     import torch
     from torch.distributed.fsdp import FSDPModule
 
@@ -152,7 +152,7 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     from glassformer.training.run import Loop, Machine, RunConfig
 
     def run(kind: Any, batch: int) -> RunConfig:
-        # the plain engine everywhere: sharded ranks cannot use the compiled kernels
+        # the plain model everywhere, because sharded ranks cannot use the compiled kernels
         machine = Machine(device="cpu", precision="float32", compile="no", parallel=kind)
         return RunConfig(model=case.config, loop=Loop(steps=10_000, batch=batch), machine=machine)
 
@@ -168,9 +168,12 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     return {name: lambda state=state: train_step(state, batch) for name, state in states.items()}  # type: ignore[misc]
 
 
-def sendings(case: Case) -> dict[str, Callable[[], Any]]:
-    """Messages of the sizes that training sends, the smallest there is, and a copy: as many as there are layers, each
-    of a tensor that was not touched since the last time, as in training, and into new memory, as fully_shard does."""
+def messages_of(case: Case) -> dict[str, Callable[[], Any]]:
+    """Return functions that send messages of the sizes of training, the smallest message, and a copy.
+
+    Each sends as many as there are layers. Each message is a tensor that was not used since the last time, as in
+    training, and is received into new memory, as fully_shard does.
+    """
     import torch
     import torch.distributed as dist
 
@@ -198,7 +201,7 @@ def median_seconds(work: Callable[[], Any], times: int, before: Callable[[], Any
 
 
 def busy() -> float:
-    """Seconds of processor time that anything on this machine used or its host took away, or 0 where nothing tells."""
+    """Return the CPU seconds that all programs of this machine used, stolen time included; 0 where it is unknown."""
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -208,13 +211,13 @@ def busy() -> float:
 
 
 def foreign(ranks: list[Seconds]) -> float:
-    """Share of the cores that others had in a round."""
+    """Return the share of the cores that other programs used in a round."""
     first = ranks[0]
     return max(0.0, first["busy"] - sum(r["cpu"] for r in ranks)) / first["wall"] / RANKS
 
 
 def measure(case: Case, name: str, rounds: int) -> list[dict[str, Any]]:
-    """Every round: what was measured, the slower rank's, since the other waits for it, and what the plan says."""
+    """Return what was measured and predicted in every round. The slower rank counts: the other waits for it."""
     command = [*TORCHRUN, "-m", "glassformer.bench.developer.plan", "--rank", name, "--rounds", str(rounds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -234,11 +237,11 @@ def measure(case: Case, name: str, rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def tell(name: str, found: list[dict[str, Any]]) -> None:
+def show(name: str, found: list[dict[str, Any]]) -> None:
     case, quiet = CASES[name], [r for r in found if r["foreign"] <= FOREIGN]
     others = ", ".join(f"{r['foreign']:.0%}" for r in found)
-    print(f"{name}: {count(case.config):,} parameters, {case.each} x {CONTEXT} tokens a rank")
-    print(f"  {len(quiet)} quiet rounds of {len(found)} (others had {others} of the cores)")
+    print(f"{name}: {count(case.config):,} parameters, {case.each} x {CONTEXT} tokens per rank")
+    print(f"  {len(quiet)} quiet rounds of {len(found)} (other programs used {others} of the cores)")
     if not quiet:
         return
     middle = {key: statistics.median(r["measured"][key] for r in quiet) for key in quiet[0]["measured"]}
@@ -254,14 +257,14 @@ def tell(name: str, found: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rank", choices=CASES, help="run by each rank")
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES), help="Default: all cases.")
+    parser.add_argument("--rounds", type=int, default=5, help="Rounds per case. Default: 5.")
+    parser.add_argument("--rank", choices=CASES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
         return rank(CASES[given.rank], given.rounds)
     for name in given.cases:
-        tell(name, measure(CASES[name], name, given.rounds))
+        show(name, measure(CASES[name], name, given.rounds))
 
 
 if __name__ == "__main__":

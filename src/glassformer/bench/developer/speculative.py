@@ -1,52 +1,60 @@
-"""Where speculative decoding pays: acceptance, and tokens per second with and without a draft, taking turns.
+"""Measure speculative decoding: acceptance, and tokens per second with and without a draft, in turns.
 
     python -m glassformer.bench.developer.speculative block [--precision float32 bfloat16 int8]
-        what judging k + 1 places costs
+        the cost of one pass over k + 1 positions
     python -m glassformer.bench.developer.speculative gpt2 [--precision ...]
         GPT-2 small in size, seeded weights
     python -m glassformer.bench.developer.speculative bard --draft FOLDER
         the bundled models, and a draft of bard
 
-block: GPT-2 small (seeded weights) reads 1, 2, 3, 5 and 9 tokens in one pass through its cache of 127. A draft that is
-right with probability a gains (1 - a^(k+1)) / (1 - a) tokens a pass (Leviathan et al. 2023, equation 1) for the price
-of one block of k + 1 and of k draft tokens, so this table says how much must be accepted.
+block: GPT-2 small (seeded weights) reads 1, 2, 3, 5 and 9 tokens in one pass, with 127 tokens in its cache. A draft
+that is right with probability a gains (1 - a^(k+1)) / (1 - a) tokens per pass (Leviathan et al. 2023, equation 1) at
+the cost of one pass over k + 1 positions and k draft tokens. From the table follows how many proposals must be
+accepted.
 
-gpt2: weights that were never trained have no good draft, so one is cut from the target: its first 2 of 12 layers, while
-in the target the branches of the other 10 are scaled down until the two agree about as often as real pairs do. What a
-token costs does not depend on the weights, so the speed is real; the acceptance is made. It has a vocabulary of 4,096:
-with 50,257 the head is most of such a draft, which then reads 0.43 of the target's bytes (--vocabulary). Lookup copies
-an output that repeats itself, as greedy output of a tied random model does: the most that can be gained.
+gpt2: untrained weights have no good draft, so the draft is the first 2 of the target's 12 layers, and the branches of
+the other 10 are scaled down until the two agree about as often as real pairs do. The cost of a token does not depend
+on the weights, so the speed is real; the acceptance is artificial. The vocabulary is 4,096: with 50,257 the head
+would dominate the draft, which would then read 0.43 of the target's bytes (--vocabulary). Lookup copies an output
+that repeats itself, as the greedy output of a random model with a tied head does: this is the largest possible gain.
 
-bard: trained models. The draft is made first (a minute on two cores):
+bard: trained models. Train the draft first (a minute on two cores):
 
     glass train --set out=runs/draft --set model.n_layers=1 --set model.d_model=128 --set model.n_heads=4 \
         --set model.max_len=256 --set loop.context=256 --set loop.batch=12 --set loop.steps=1200 \
         --set optim.kind=muon --set optim.lr=3e-3 --set optim.muon_lr=0.03
 
-Times are of all tokens after the first pass, which reads the prompt; medians over rounds. Greedy output must be equal;
-where it is not, the first place is printed (rounding decided a tie).
+Times are those of all tokens after the first pass, which reads the prompt; medians over rounds. Greedy output must be
+the same with and without a draft; where it differs, the first position is printed (rounding decided a tie).
 """
 
 import argparse
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from glassformer import config as c
 from glassformer.config import presets
 from glassformer.generation import Sampling, stream
-from glassformer.generation.speculate import Draft, Speculation, make_readers
+from glassformer.generation.engine import Call, Precision, choose_engine
+from glassformer.generation.speculate import Acceptance, Draft, Speculation, make_readers
 from glassformer.model import DecoderLM, build
+from glassformer.model.block import Block
+from glassformer.model.feedforward import Dense
 from glassformer.weights import load, load_tokenizer
 
+PrecisionName = Precision | Literal["torch"]
+"""A precision of the compiled kernels, or `torch`: the engine in float32."""
 GREEDY, SAMPLED = Sampling(0.0), Sampling(temperature=0.8, top_k=50)
 
 
 @dataclass
 class Case:
+    """One comparison: target, draft, proposals per pass, prompt, new tokens, sampling, engine options."""
+
     name: str
     target: DecoderLM
     draft: Draft
@@ -57,8 +65,8 @@ class Case:
     how: dict[str, Any]
 
 
-def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int], Any]:
-    """Tokens per second after the first pass, the tokens, the acceptance."""
+def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int | None], Acceptance | None]:
+    """Return tokens per second after the first pass, the tokens, and the acceptance if there is a draft."""
     given = {**case.how, "draft": draft, "draft_tokens": case.k, "seed": seed, "stop": []}
     steps = stream(case.target, [case.prompt], case.new, case.sampling, **given)
     tokens = [next(steps)[0]]
@@ -70,6 +78,7 @@ def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int],
 
 
 def compare(cases: list[Case], rounds: int) -> None:
+    """Print a table with one line per case."""
     print(f"{'':44} {'k':>2} {'accepted':>9} {'per pass':>9} {'plain/s':>9} {'draft/s':>9} {'ratio':>6}")
     for case in cases:
         timed(case, None, 0), timed(case, case.draft, 0)
@@ -79,6 +88,7 @@ def compare(cases: list[Case], rounds: int) -> None:
             plain.append(speed)
             speed, found, counts = timed(case, case.draft, seed)
             fast.append(speed)
+            assert counts is not None
             accepted, proposed, passes = (
                 accepted + counts.accepted,
                 proposed + counts.proposed,
@@ -86,7 +96,7 @@ def compare(cases: list[Case], rounds: int) -> None:
             )
             if case.sampling is GREEDY and wanted != found:
                 where = next(i for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b)
-                print(f"  another greedy token at place {where}: a tie within rounding")
+                print(f"  another greedy token at position {where}: a tie within rounding")
         a, b = statistics.median(plain), statistics.median(fast)
         rate, per_pass = accepted / max(proposed, 1), rounds * case.new / passes
         print(f"{case.name:44} {case.k:>2} {rate:>9.0%} {per_pass:>9.2f} {a:>9.1f} {b:>9.1f} {b / a:>6.2f}", flush=True)
@@ -99,7 +109,7 @@ def gpt2(seed: int = 0, **changes: Any) -> DecoderLM:
 
 
 def cut(layers: int, scale: float, vocabulary: int) -> tuple[DecoderLM, DecoderLM]:
-    """A target, and its first layers as a draft. The head is scaled up, so that there is something to be sure of."""
+    """Return a target, and its first layers as a draft. The head is scaled up, so that predictions are confident."""
     changes: dict[str, Any] = {"head": c.Head(tied=False), "vocab_size": vocabulary, "special": c.Special()}
     target = gpt2(**changes)
     with torch.no_grad():
@@ -107,7 +117,9 @@ def cut(layers: int, scale: float, vocabulary: int) -> tuple[DecoderLM, DecoderL
         assert target.head.weight is not None
         target.head.weight.mul_(5)
         for block in list(target.blocks)[layers:]:
-            for branch in (block.attention.o, block.feedforward.down):  # type: ignore[union-attr]
+            assert isinstance(block, Block)
+            assert isinstance(block.feedforward, Dense)
+            for branch in (block.attention.o, block.feedforward.down):
                 branch.weight.mul_(scale)
                 branch.bias.mul_(scale)
     draft = gpt2(**changes, n_layers=layers)
@@ -115,15 +127,17 @@ def cut(layers: int, scale: float, vocabulary: int) -> tuple[DecoderLM, DecoderL
     return target, draft
 
 
-def blocks(precisions: list[str], rounds: int) -> None:
+def blocks(precisions: list[PrecisionName], rounds: int) -> None:
+    """Print the time of one pass over several positions, by precision."""
     model = gpt2()
     row = torch.randint(0, 50257, (160,), generator=torch.Generator().manual_seed(0)).tolist()
     widths = (1, 2, 3, 5, 9)
-    print(f"{'one pass over':>24} " + " ".join(f"{width:>9}" for width in widths) + "  tokens, ms (of one token)")
+    print(f"{'one pass over':>24} " + " ".join(f"{width:>9}" for width in widths) + "  tokens, ms (ratio to one)")
     for name in precisions:
-        how = ("torch", "float32") if name == "torch" else ("native", name)
-        for _ in range(2):  # a model that is used again is put into huge pages
-            (reader,) = make_readers(model, [row[:128]], 32, "static", 16, None, *how)  # type: ignore[arg-type]
+        call = Call.of(model, "static", 32, has_draft=True)
+        chosen = choose_engine(call, "torch", "float32") if name == "torch" else choose_engine(call, "native", name)
+        for _ in range(2):  # the second use of a model puts its weights into huge pages
+            _, (reader,) = make_readers(model, [row[:128]], 32, "static", 16, None, chosen)
         taken: dict[int, list[float]] = {width: [] for width in widths}
         with torch.no_grad():
             reader.logits(row[:128], 1)
@@ -183,16 +197,19 @@ def bard_cases(folder: str | None, engine: str) -> list[Case]:
     return cases
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["block", "gpt2", "bard"])
-    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16", "int8", "torch"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=0.05, help="gpt2: of the branches that the draft lacks")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="gpt2: tokens of the pair that was cut")
-    parser.add_argument("--device", default="cpu", help="gpt2: cuda, with --precision torch")
-    parser.add_argument("--draft", help="bard: a folder that `glass train` wrote")
-    parser.add_argument("--engine", default="native", choices=["native", "torch"], help="bard")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["block", "gpt2", "bard"], help="Which table to print; see above.")
+    parser.add_argument(
+        "--precision", nargs="+", default=["float32", "bfloat16", "int8", "torch"],
+        choices=[*get_args(Precision), "torch"], help="Precisions of the kernels, or torch. Default: four of them.",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=5, help="Rounds in which both take turns. Default: 5.")
+    parser.add_argument("--scale", type=float, default=0.05, help="gpt2: scale of the layers that the draft lacks.")
+    parser.add_argument("--vocabulary", type=int, default=4096, help="gpt2: vocabulary of target and draft.")
+    parser.add_argument("--device", default="cpu", help="gpt2: cpu, or cuda together with --precision torch.")
+    parser.add_argument("--draft", metavar="FOLDER", help="bard: a model folder that `glass train` wrote.")
+    parser.add_argument("--engine", default="native", choices=["native", "torch"], help="bard: the engine to use.")
     given = parser.parse_args()
     if given.what == "block":
         blocks(given.precision, given.rounds)
@@ -200,3 +217,7 @@ if __name__ == "__main__":
         compare(gpt2_cases(given.precision, given.scale, given.vocabulary, given.device), given.rounds)
     else:
         compare(bard_cases(given.draft, given.engine), given.rounds)
+
+
+if __name__ == "__main__":
+    main()

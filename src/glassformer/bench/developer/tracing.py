@@ -1,19 +1,19 @@
-"""What being watchable costs: time of a forward whose taps are silent, and memory of a trace of everything.
+"""Measure the cost of taps: time of a forward pass that is not traced, and memory of a trace of all sites.
 
     python -m glassformer.bench.developer.tracing [--seconds N]
 
-Time: the model as it is, with no tap and with an empty selection of sites, against an untapped build: the same source
-files with every tap removed from their syntax trees (calls, arguments and parameters), holding the same weights. The
-three take turns in one process of one thread, and its processor time is counted, which other work on the machine
-disturbs less than the clock; the ratio of the medians is judged, that of the fastest runs stands beside it. The logits
-of the two builds must be equal, bit for bit.
+Time: the model without a tap, and traced with no sites selected, compared with an untapped build: the same source
+files with every tap removed from their syntax trees (calls, arguments and parameters), and the same weights. The
+three take turns in one process with one thread. CPU time is counted, because other work on the machine disturbs it
+less than wall time. The ratio of the medians is judged; that of the fastest runs is printed next to it. The logits of
+the two builds must be equal, bit for bit.
 
-Memory: `trace` of all sites of GPT-2 small at 512 tokens, in a fresh interpreter. Its own memory is the highest
-resident set (VmHWM) less the resident set before, when the model stood and had run once; it is compared with the bytes
-of the recorded tensors, a tensor under two names counted once. MALLOC_MMAP_THRESHOLD_ is set, so that glibc hands a
-freed tensor back at once; as glibc behaves by default stands beside it.
+Memory: `trace` of all sites of GPT-2 small at 512 tokens, in a fresh process. Its memory is the peak resident set
+(VmHWM) minus the resident set after the model was built and had run once. It is compared with the bytes of the
+recorded tensors; a tensor under two names counts once. MALLOC_MMAP_THRESHOLD_ is set, so that glibc returns a freed
+tensor to the system at once; the result with glibc's default is printed next to it.
 
-Exits 1 when silent taps cost more than 3 % or a trace takes more than 1.5 times what it recorded.
+The exit code is 1 if unused taps cost more than 3 %, or if a trace takes more than 1.5 times the bytes it records.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CASES = {  # small: the Python between the kernels shows; large: the kernels do
 
 
 class Untap(ast.NodeTransformer):
-    """Removes taps from source: `tap("x", v)` is v, `tap.wants(...)` is False, and nobody takes or hands on a tap."""
+    """Remove taps from source: `tap("x", v)` becomes v, `tap.wants(...)` becomes False, and no call passes a tap."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -74,7 +74,7 @@ def is_tap(node: ast.AST) -> bool:
 
 
 def untapped_package() -> dict[str, types.ModuleType]:
-    """The engine's modules without taps, importing each other and otherwise what the originals import."""
+    """Return the modules of `model/` without taps. They import each other, and otherwise what the originals import."""
     import glassformer.model
 
     folder = Path(glassformer.model.__file__).parent
@@ -86,7 +86,7 @@ def untapped_package() -> dict[str, types.ModuleType]:
             left = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == "tap"]
             assert not left, f"{name} still mentions tap at line {left[0].lineno}"
             module = types.ModuleType(f"glassformer.model.{name}")
-            sys.modules[module.__name__] = made[name] = module  # so that the next ones import this one
+            sys.modules[module.__name__] = made[name] = module  # so that the modules after it import this one
             exec(compile(tree, f"untapped {name}", "exec"), module.__dict__)
     finally:
         sys.modules.update(originals)
@@ -94,7 +94,7 @@ def untapped_package() -> dict[str, types.ModuleType]:
 
 
 def compare_time(preset: str, rows: int, length: int, seconds: float) -> dict[str, list[float]]:
-    """Times of the untapped build, of the model without a tap, and of a trace of no sites, taking turns."""
+    """Return the times of the untapped build, of the model without a tap, and of a trace of no sites, in turns."""
     import torch
 
     from glassformer.config import presets
@@ -116,7 +116,7 @@ def compare_time(preset: str, rows: int, length: int, seconds: float) -> dict[st
         assert torch.equal(model(ids), bare(ids)), "the untapped build computes something else"
         end, turn = time.perf_counter() + seconds, 0
         while time.perf_counter() < end or turn < 9:
-            order = list(runs)[turn % 3 :] + list(runs)[: turn % 3]  # each in turn goes first
+            order = list(runs)[turn % 3 :] + list(runs)[: turn % 3]  # each goes first in turn
             for name in order:
                 started = time.process_time()
                 runs[name]()
@@ -126,7 +126,7 @@ def compare_time(preset: str, rows: int, length: int, seconds: float) -> dict[st
 
 
 def measure_memory() -> dict[str, int]:
-    """Trace everything once in this process."""
+    """Trace all sites once in this process; return peak and recorded bytes."""
     import torch
 
     from glassformer.config import presets
@@ -136,10 +136,10 @@ def measure_memory() -> dict[str, int]:
     torch.set_num_threads(1)
     model = build(presets.gpt2())
     ids = torch.randint(0, 50257, (1, 512), generator=torch.Generator().manual_seed(0))
-    trace(model, ids[:, :32])  # loads every library a run needs
-    ctypes.CDLL(None).malloc_trim(0)  # what the warm-up left behind must not be given back in the middle
+    trace(model, ids[:, :32])  # loads all libraries that a trace uses
+    ctypes.CDLL(None).malloc_trim(0)  # return what the warm-up freed before measuring starts
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here, not at the building of the model
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which would otherwise include building the model
     seen = trace(model, ids)
     return {"peak": resident("VmHWM") - before, "recorded": seen.n_bytes(), "sites": len(seen)}
 
@@ -156,12 +156,19 @@ def run_memory(**environment: str) -> dict[str, int]:
     return result
 
 
-def main(seconds: float) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=8.0, help="Seconds per case of the first table. Default: 8.")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(measure_memory()))
+        return 0
     columns = f"{'untapped':>10} {'no tap':>10} {'ratio':>7} {'fastest':>8} {'no sites':>10} {'ratio':>7}"
     print(f"{'forward, median ms':24} {columns}")
     worst = 0.0
     for name, (preset, rows, length) in CASES.items():
-        taken = compare_time(preset, rows, length, seconds)
+        taken = compare_time(preset, rows, length, given.seconds)
         median = {key: 1000 * statistics.median(times) for key, times in taken.items()}
         silent, empty = median["no tap"] / median["untapped"], median["no sites"] / median["untapped"]
         fastest = min(taken["no tap"]) / min(taken["untapped"])
@@ -176,16 +183,9 @@ def main(seconds: float) -> int:
     print(f"\ntrace of all {tight['sites']} sites of gpt2 at 512 tokens: {recorded / 2**20:.0f} MiB recorded")
     ratio = tight["peak"] / recorded
     loose = default["peak"] / recorded
-    print(f"peak {tight['peak'] / 2**20:.0f} MiB, {ratio:.3f} of it; {loose:.3f} as glibc behaves by default")
+    print(f"peak {tight['peak'] / 2**20:.0f} MiB, {ratio:.3f} of it; {loose:.3f} with glibc's default")
     return int(worst > SLOWER or ratio > LARGER)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each case of the first table")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        print(json.dumps(measure_memory()))
-    else:
-        raise SystemExit(main(given.seconds))
+    sys.exit(main())

@@ -1,12 +1,12 @@
-"""The gradient of causal attention on a Hopper GPU: cuDNN's and ours (causal.py), interleaved, at several sizes.
+"""The gradient of causal attention on a Hopper GPU: cuDNN and our kernel (causal.py) in turns, at several sizes.
 
     PYTHONPATH=src python -m glassformer.bench.gpu.causal_gpu [--energy]
 
-Heads of 64 numbers in bfloat16. `busy`: the share of a GPU that has work; ours is used from causal.BUSY on (`used`).
-`parts`: of heads that would leave blocks without work, each by a block.
+Heads are 64 wide, in bfloat16. `busy` is the fraction of the GPU's thread blocks that have work; training uses our
+kernel from causal.BUSY on (`used`). `parts` is the number of blocks that share one head in the last, incomplete
+round.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from glassformer.bench.gpu.device import parser, require_gpu
 from glassformer.bench.gpu.energy import repeated
 from glassformer.kernels.cuda.training import causal, hopper
 
@@ -23,12 +24,12 @@ SIZES = (
     *((batch, time, 12) for batch, time in ((32, 2048), (16, 2048), (12, 2048), (8, 2048), (16, 4096))),
     (64, 1024, 6),
 )
-"""Batch, time, heads."""
+"""Batch, sequence length, heads."""
 REPEATS = 8
 
 
 def captured(part: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """REPEATS of it, which no host keeps waiting."""
+    """Return a CUDA graph of REPEATS calls, whose replay does not wait for the host."""
     part()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -40,7 +41,7 @@ def captured(part: Callable[[], object], stream: torch.cuda.Stream) -> torch.cud
 
 def contenders(batch: int, time: int, heads: int) -> dict[str, torch.cuda.CUDAGraph]:
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # autograd's gradient is taken where its function was
+    with torch.cuda.stream(stream):  # autograd runs the backward pass on the stream of the forward pass
         given = torch.randn(batch, time, 3 * heads * 64, device="cuda").bfloat16()
         d_out = torch.randn(batch, time, heads * 64, device="cuda").bfloat16()
         out, logs = causal.forward([given], heads, 0.125)
@@ -56,7 +57,7 @@ def contenders(batch: int, time: int, heads: int) -> dict[str, torch.cuda.CUDAGr
 
 
 def in_turns(parts: dict[str, torch.cuda.CUDAGraph], rounds: int = 5) -> dict[str, float]:
-    """Milliseconds of each, the median."""
+    """Return the median milliseconds of each, measured in turns."""
     times: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(rounds):
         for name, graph in parts.items():
@@ -71,24 +72,25 @@ def in_turns(parts: dict[str, torch.cuda.CUDAGraph], rounds: int = 5) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--energy", action="store_true", help="also joules, at the first size")
-    energy = parser.parse_args().energy
-    print(" batch  time heads parts  busy  used  cuDNN ms   ours ms   ratio")
+    options = parser(__doc__)
+    options.add_argument("--energy", action="store_true", help="Also measure energy in joules, at the first size.")
+    energy = options.parse_args().energy
+    require_gpu()
+    print(" batch length heads parts  busy  used  cuDNN ms   ours ms   ratio")
     for batch, time, heads in SIZES:
         parts = contenders(batch, time, heads)
         ms = in_turns(parts)
         _, split, busy = causal.shares(batch * heads, time, hopper.blocks())
         used = "yes" if causal.suits(batch, time, heads, causal.WIDTH, torch.device("cuda")) else "no"
         print(
-            f"{batch:>6}{time:>6}{heads:>6}{split:>6}{busy:>6.0%}{used:>6}{ms['cuDNN']:>10.3f}{ms['ours']:>10.3f}"
+            f"{batch:>6}{time:>7}{heads:>6}{split:>6}{busy:>6.0%}{used:>6}{ms['cuDNN']:>10.3f}{ms['ours']:>10.3f}"
             f"{ms['cuDNN'] / ms['ours']:>8.2f}",
             flush=True,
         )
         if energy and (batch, time, heads) == SIZES[0]:
             for name, graph in parts.items():
-                seconds, joules, said = repeated(graph.replay)
-                print(f"{name:>8}{1000 * seconds / REPEATS:>9.3f} ms {joules / REPEATS:>8.3f} J   {said}", flush=True)
+                seconds, joules, power = repeated(graph.replay)
+                print(f"{name:>8}{1000 * seconds / REPEATS:>9.3f} ms {joules / REPEATS:>8.3f} J   {power}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,29 @@
-"""The engine on a CUDA device against itself on the CPU. Needs torch alone, so it runs on a bare GPU image.
+"""Compare the model and the kernels on a CUDA device with the CPU. It needs little more than torch.
 
 PYTHONPATH=src python -m glassformer.bench.gpu.cuda_check [NAME OF A CHECK ...]
 """
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from glassformer.bench.gpu import cuda_kernels
+from glassformer.bench.gpu.device import parser, require_gpu
 from glassformer.config import Alibi, ModelConfig, T5Bias, presets, replace
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate
-from glassformer.model import build
+from glassformer.model import DecoderLM, build
+
+if TYPE_CHECKING:
+    from glassformer.training.loop import TrainState
+    from glassformer.training.objective import Batch
 
 
 def configs() -> dict[str, ModelConfig]:
+    """Return one small config per position scheme, and one with experts."""
     nano = presets.nano(n_layers=3, max_len=128)
     return {
         "learned": nano,
@@ -28,6 +35,7 @@ def configs() -> dict[str, ModelConfig]:
 
 
 def same_logits() -> Iterator[Finding]:
+    """Compare logits of both devices in float64, with left padding."""
     for name, config in configs().items():
         on_cpu = build(config, seed=1, dtype=torch.float64)
         on_gpu = build(config, seed=1, dtype=torch.float64, device="cuda")
@@ -39,17 +47,18 @@ def same_logits() -> Iterator[Finding]:
 
 
 def same_generation() -> Iterator[Finding]:
-    """Greedy, sampled (same uniform numbers on both devices), beams, and with drafts, in float64."""
+    """Compare generated tokens in float64: greedy, sampled (the same uniform numbers), beam search, with drafts."""
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8]]
+    ways: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "sampled": {"sampling": Sampling(top_p=0.9)},
+        "beams": {"beams": 3},
+        "lookup": {"draft": "lookup"},
+        "lookup, sampled": {"draft": "lookup", "sampling": Sampling(top_p=0.9)},
+    }
     for name, config in configs().items():
         models = [build(config, seed=1, dtype=torch.float64, device=device) for device in ("cpu", "cuda")]
-        for how, settings in {
-            "greedy": {},
-            "sampled": {"sampling": Sampling(top_p=0.9)},
-            "beams": {"beams": 3},
-            "lookup": {"draft": "lookup"},
-            "lookup, sampled": {"draft": "lookup", "sampling": Sampling(top_p=0.9)},
-        }.items():
+        for how, settings in ways.items():
             a, b = (generate(model, prompts, 60, **settings) for model in models)
             wrong = sum(x != y for row, other in zip(a, b, strict=True) for x, y in zip(row, other, strict=True))
             yield Finding.judge(f"cuda = cpu, {how}: {name}", wrong, 0, "tokens that differ")
@@ -57,11 +66,12 @@ def same_generation() -> Iterator[Finding]:
 
 @torch.no_grad()
 def graph_replay_equals_eager(steps: int = 40) -> Iterator[Finding]:
-    """A decode step on a fixed static cache, captured once as a CUDA graph and replayed, against plain calls."""
+    """Compare a decode step on a fixed static cache, replayed as a CUDA graph, with plain calls."""
     for name, config in configs().items():
         if name == "experts":
-            continue  # its routing depends on data the host must see, so it cannot be captured
+            continue  # the host reads its routing, so the step cannot be captured
         model = build(config, seed=1, device="cuda").eval()
+        assert isinstance(model, DecoderLM)
         prompt = torch.arange(1, 9, device="cuda")[None]
         cache = model.new_cache("static", capacity=64, fixed=True)
         token = model(prompt, cache=cache)[:, -1:].argmax(-1)
@@ -82,14 +92,15 @@ def graph_replay_equals_eager(steps: int = 40) -> Iterator[Finding]:
 
 
 def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
-    """Blocks and head in 8 bits, compiled and captured, beside the same run in bf16."""
+    """Compare a run whose blocks and head are in fp8, compiled and captured, with the same run in bf16."""
     from glassformer.training.graph import CapturedStep
     from glassformer.training.loop import prepare_state
     from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
 
     curves = []
-    for products in ("precision", "float8"):
+    choices: tuple[Literal["precision", "float8"], ...] = ("precision", "float8")
+    for products in choices:
         run = RunConfig(
             model=presets.nano(vocab_size=5003),
             optim=Optim(lr=3e-3),
@@ -105,12 +116,12 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
             losses.append(float(step(state, batch)["loss"]))
         curves.append(losses)
     apart = abs(sum(curves[0][-10:]) - sum(curves[1][-10:])) / 10
-    yield Finding.judge("float8 learns as bfloat16 does", apart, 0.05, "nats, mean of the last ten steps")
-    yield Finding.within("float8 learns", curves[1][0] - curves[1][-1], 3.0, None, "nats lost in sixty steps")
+    yield Finding.judge("float8 learns like bfloat16", apart, 0.05, "nats, mean of the last ten steps")
+    yield Finding.within("float8 learns", curves[1][0] - curves[1][-1], 3.0, None, "nats, fall of the loss in 60 steps")
 
 
 def compiled_loss_has_the_plain_gradient() -> Iterator[Finding]:
-    """Head and loss in chunks, compiled, against autograd through all logits: a gradient lost on the way shows here."""
+    """Compare the gradient of the compiled head and loss, in chunks, with autograd through all logits."""
     from torch.nn.functional import cross_entropy, linear
 
     from glassformer.kernels.cuda.training.fused_loss import linear_cross_entropy
@@ -125,24 +136,23 @@ def compiled_loss_has_the_plain_gradient() -> Iterator[Finding]:
         total, _ = torch.compile(linear_cross_entropy)(hidden, weight, targets)
         found = torch.autograd.grad(total, (hidden, weight))
         worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(wanted, found, strict=True))
-        yield Finding.judge(f"compiled loss = plain: {columns}", worst, 1e-3, "float32 (TF32 products), relative")
+        yield Finding.judge(f"compiled loss = plain: {columns}", worst, 1e-3, "float32 (TF32 matmuls), relative")
 
 
 def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
-    """Twelve steps as one CUDA graph against twelve ordinary ones; then a poisoned batch must change nothing."""
+    """Compare twelve steps as one CUDA graph with twelve plain ones; then a NaN weight must stop training."""
     from glassformer.training.graph import CapturedStep
-    from glassformer.training.health import NonFinite
     from glassformer.training.loop import prepare_state, train_step
     from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
 
-    wide = presets.nano(vocab_size=5000)  # enough for the loss in chunks
-    cases = {
+    wide = presets.nano(vocab_size=5000)  # large enough for the loss in chunks
+    cases: dict[str, tuple[Literal["adamw", "muon"], ModelConfig, Literal["yes", "no"], float]] = {
         "adamw": ("adamw", presets.nano(), "no", 0.0),
         "muon": ("muon", presets.nano(), "no", 0.0),
         "loss in chunks": ("adamw", wide, "no", 0.0),
         "loss in chunks, compiled": ("adamw", wide, "yes", 0.0),
-        "targets that do not count": ("adamw", presets.nano(), "no", 0.6),
+        "ignored targets": ("adamw", presets.nano(), "no", 0.6),
     }
     for name, (kind, model, compiled, ignored) in cases.items():
         run = RunConfig(
@@ -162,7 +172,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
             for _ in range(steps):
                 ids = torch.randint(0, 9, (8, 65), generator=generator)
                 targets = ids[:, 1:].contiguous()
-                # a share of its own in each batch: a captured step must not keep the count of the first
+                # Each batch ignores another share: a captured step must not keep the count of the first batch.
                 share = ignored * torch.rand((), generator=generator)
                 targets[torch.rand(targets.shape, generator=generator) < share] = -100
                 batch = Batch(ids[:, :-1].contiguous(), targets).to(state.device)
@@ -171,28 +181,37 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         worst = max(abs(a - b) for a, b in zip(*curves, strict=True))
         yield Finding.judge(f"captured step = eager: {name}", worst, 1e-3, "float32, atomics in the backward pass")
         fell = curves[1][0] - curves[1][-1]
-        yield Finding.within(f"captured step learns: {name}", fell, 0.1, None, "nats lost in twelve steps")
-        before = [p.detach().clone() for p in state.parameters]
-        bias = state.model.decoder.norm.weight
-        with torch.no_grad():
-            bias[0] = float("nan")
-        began = state.step
-        try:
-            for _ in range(2):  # the second finds out about the first, and must not happen either
-                step(state, batch)
-            stopped = False
-        except NonFinite as error:
-            stopped = f"step {began}:" in str(error) and "first at" in str(error) and state.step == began
-        changed = sum(not torch.equal(a, b) for a, b in zip(before, state.parameters, strict=True))
-        yield Finding.judge(
-            f"a poisoned step changes nothing: {name}", changed + 10 * (not stopped), 1, "the poison only"
-        )
+        yield Finding.within(f"captured step learns: {name}", fell, 0.1, None, "nats, fall of the loss in 12 steps")
+        yield poisoned_step_changes_nothing(name, state, step, batch)
+
+
+def poisoned_step_changes_nothing(name: str, state: "TrainState", step: Callable[..., Any], batch: "Batch") -> Finding:
+    """Set one weight to NaN: the step must be refused, name the module, and leave every other parameter as it was."""
+    from glassformer.training.health import NonFinite
+
+    before = [p.detach().clone() for p in state.parameters]
+    assert isinstance(state.model, DecoderLM)
+    norm = state.model.decoder.norm
+    assert norm is not None
+    with torch.no_grad():
+        norm.weight[0] = float("nan")
+    first = state.step
+    try:
+        for _ in range(2):  # a captured step reports the first failure at the second call, which must not run either
+            step(state, batch)
+        stopped = False
+    except NonFinite as error:
+        stopped = f"step {first}:" in str(error) and "first at" in str(error) and state.step == first
+    changed = sum(not torch.equal(a, b) for a, b in zip(before, state.parameters, strict=True))
+    text = "only the parameter that was set to NaN differs"
+    return Finding.judge(f"a poisoned step changes nothing: {name}", changed + 10 * (not stopped), 1, text)
 
 
 def main() -> int:
-    if not torch.cuda.is_available():
-        print("no CUDA device here: nothing was checked")
-        return 2
+    options = parser(__doc__)
+    options.add_argument("checks", nargs="*", metavar="CHECK", help="Names of checks. Default: all of them.")
+    given = options.parse_args()
+    require_gpu()
     print(torch.cuda.get_device_name(), torch.__version__)
     findings = []
     checks = (
@@ -210,8 +229,10 @@ def main() -> int:
         same_generation,
         graph_replay_equals_eager,
     )
-    named = [check for check in checks if not sys.argv[1:] or check.__name__ in sys.argv[1:]]
-    for check in named:
+    names = [check.__name__ for check in checks]
+    if unknown := [name for name in given.checks if name not in names]:
+        options.error(f"there is no check {unknown[0]}: use {', '.join(names)}.")
+    for check in (check for check in checks if not given.checks or check.__name__ in given.checks):
         for finding in check():
             findings.append(finding)
             print(finding.text(), flush=True)

@@ -1,6 +1,7 @@
-"""Kernels of a training step on a CUDA device, each against its definition; cuda_check.py runs them."""
+"""Compare each training kernel on a CUDA device with its definition; cuda_check.py runs these checks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -8,7 +9,7 @@ from glassformer.finding import Finding
 
 
 def triton_loss_equals_plain() -> Iterator[Finding]:
-    """The Triton chunk kernel against the plain one: loss and gradients, with and without smoothing and z-loss."""
+    """Compare the Triton chunk kernel with the plain one: loss and gradients, with smoothing and z-loss and without."""
     from glassformer.kernels.cuda.training import fused_loss, fused_loss_triton
 
     generator = torch.Generator("cuda").manual_seed(0)
@@ -26,7 +27,7 @@ def triton_loss_equals_plain() -> Iterator[Finding]:
 
 
 def cuda_loss_equals_plain() -> Iterator[Finding]:
-    """The CUDA chunk kernel, which takes bfloat16, against the plain one."""
+    """Compare the CUDA chunk kernel, which takes bfloat16, with the plain one."""
     from glassformer.kernels.cuda.training import fused_loss, fused_loss_cuda
 
     generator = torch.Generator("cuda").manual_seed(0)
@@ -39,12 +40,17 @@ def cuda_loss_equals_plain() -> Iterator[Finding]:
             fast = fused_loss_cuda.chunk_gradients(logits, targets, -100, smoothing, z_loss, columns)
             pairs = [(a.float(), b.float()) for a, b in zip(plain, fast, strict=True)]
             worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
-            yield Finding.judge(f"CUDA loss = plain: {columns}, {smoothing}, {z_loss}", worst, 2**-8, "bfloat16's step")
+            yield Finding.judge(
+                f"CUDA loss = plain: {columns}, {smoothing}, {z_loss}", worst, 2**-8, "bfloat16 rounding"
+            )
 
 
 def _apart(found: torch.Tensor, wanted: torch.Tensor) -> tuple[float, str]:
-    """Of 8 bits, the share of numbers that are the neighbouring one (infinite if one is any other, or is NaN where it
-    should not be), and such a number; of others, the relative difference."""
+    """Return how far two tensors differ, and an example as text.
+
+    For 8-bit dtypes: the fraction of elements that are one step off; infinite if an element is more than one step off,
+    or NaN in only one of the two. For other dtypes: the relative difference.
+    """
     found, a, b = found.cpu(), found.cpu().float(), wanted.float()
     seen = a.isnan() == b.isnan()
     if wanted.element_size() > 1:
@@ -53,18 +59,19 @@ def _apart(found: torch.Tensor, wanted: torch.Tensor) -> tuple[float, str]:
     steps = torch.sub(*(torch.where(c < 128, c, 128 - c) for c in codes)).abs()
     steps = torch.where(a.isnan() & seen, 0, torch.where(seen, steps, 1000))
     worst = int(steps.argmax())
-    said = f", {float(a.flatten()[worst])} for {float(b.flatten()[worst])}" if steps.any() else ""
-    return float("inf") if steps.max() > 1 else float((steps > 0).float().mean()), said
+    example = f", {float(a.flatten()[worst])} for {float(b.flatten()[worst])}" if steps.any() else ""
+    return float("inf") if steps.max() > 1 else float((steps > 0).float().mean()), example
 
 
 def _on_gpu(given: object) -> object:
+    """Return a tensor, or each tensor of a list, on the GPU; anything else as it is."""
     if isinstance(given, list):
         return [_on_gpu(t) for t in given]
     return given.cuda() if isinstance(given, torch.Tensor) else given
 
 
 def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
-    """Every operator of 8-bit products on the GPU (CUDA, tensor cores) against its definition on the CPU."""
+    """Compare every operator of fp8 matmuls on the GPU with its definition on the CPU."""
     from glassformer.kernels.cuda.training import fp8
 
     generator = torch.Generator().manual_seed(0)
@@ -76,7 +83,7 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
     a8, b8 = fp8.cast(finite, unit, fp8.E5M2)[0], fp8.cast(d, unit, fp8.E4M3)[0]
     long, few = 4 * torch.randn(32, 65536, generator=generator).bfloat16(), targets[:32].clone()
     kinds = ("relu", "relu2", "silu", "gelu_tanh", "gelu", "tanh")
-    cases = [
+    cases: list[tuple[str, Callable[..., Any], tuple[Any, ...], float]] = [
         ("cast e4m3", fp8.cast, (x, unit, fp8.E4M3), 0.0),
         ("cast e5m2", fp8.cast, (x, unit, fp8.E5M2), 0.0),
         ("cast of several", fp8.cast_all, ([x, d, finite], unit, fp8.E5M2, True, None), 0.0),
@@ -97,12 +104,12 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
     for name, operator, given, limit in cases:
         on_gpu = operator(*(_on_gpu(t) for t in given))
         both = ((t,) if isinstance(t, torch.Tensor) else t for t in (on_gpu, operator(*given)))
-        worst, said = max((_apart(a, b) for a, b in zip(*both, strict=True) if b.numel()), key=lambda pair: pair[0])
-        yield Finding.judge(f"float8 on the GPU = its definition: {name}", worst, limit, f"share or relative{said}")
+        worst, example = max((_apart(a, b) for a, b in zip(*both, strict=True) if b.numel()), key=lambda pair: pair[0])
+        yield Finding.judge(f"float8 on the GPU = its definition: {name}", worst, limit, f"share or relative{example}")
 
 
 def tuned_products_equal_torchs() -> Iterator[Finding]:
-    """cuBLASLt's products, whichever algorithm was the fastest, against torch's in float32."""
+    """Compare cuBLASLt's matmuls, with whichever algorithm was the fastest, with torch in float32."""
     from glassformer.kernels.cuda.training import fp8
     from glassformer.kernels.toolchain import cublas
 
@@ -112,15 +119,17 @@ def tuned_products_equal_torchs() -> Iterator[Finding]:
             torch.randn(shape, generator=generator, device="cuda") for shape in ((rows, inner), (inner, columns))
         )
         bias = torch.randn(columns, generator=generator, device="cuda").bfloat16()
-        for turned in ((False, True), (False, False), (True, False), (True, True)):
+        for transposed in ((False, True), (False, False), (True, False), (True, True)):
             given = [
-                (t.T if turn else t).contiguous().bfloat16() for t, turn in zip((left, right), turned, strict=True)
+                (t.T if flip else t).contiguous().bfloat16() for t, flip in zip((left, right), transposed, strict=True)
             ]
-            factors = [(t.T if turn else t).float() for t, turn in zip(given, turned, strict=True)]
+            factors = [(t.T if flip else t).float() for t, flip in zip(given, transposed, strict=True)]
             wanted = factors[0] @ factors[1] + bias.float()
-            apart = float((cublas.multiply(*given, *turned, bias).float() - wanted).norm() / wanted.norm())
+            apart = float(
+                (cublas.multiply(given[0], given[1], *transposed, bias=bias).float() - wanted).norm() / wanted.norm()
+            )
             yield Finding.judge(
-                f"cuBLASLt = torch: {rows}x{columns}x{inner}, turned {turned}", apart, 2**-8, "relative"
+                f"cuBLASLt = torch: {rows}x{columns}x{inner}, transposed {transposed}", apart, 2**-8, "relative"
             )
         a, b = left.bfloat16(), right.T.contiguous().bfloat16()
         pre = torch.empty(rows, columns, dtype=a.dtype, device="cuda")
@@ -145,7 +154,7 @@ def tuned_products_equal_torchs() -> Iterator[Finding]:
 
 
 def exponentials_equal_their_definition() -> Iterator[Finding]:
-    """The product of a head that makes exponentials, at sizes that fill its tiles and at others, against torch."""
+    """Compare the head's matmul with exponentials with torch, at sizes that fill its tiles and at others."""
     from glassformer.kernels.cuda.training import exponentials as exp
     from glassformer.kernels.cuda.training import hopper
 
@@ -155,7 +164,7 @@ def exponentials_equal_their_definition() -> Iterator[Finding]:
     for rows, columns, stride, depth in ((512, 50257, 50304, 768), (1000, 5000, 5000, 200), (70, 2049, 2056, 64)):
         hidden = torch.randn(rows, depth, generator=generator).bfloat16()
         weight = (0.3 * torch.randn(stride, depth, generator=generator)).bfloat16()
-        hidden[5] *= 30  # its target is far below its highest logit
+        hidden[5] *= 30  # so that its target is far below its largest logit
         targets = torch.randint(0, columns, (rows,), generator=generator)
         targets[3] = -100
         given = (hidden, weight, targets, -100, 1e-3, columns)
@@ -165,17 +174,17 @@ def exponentials_equal_their_definition() -> Iterator[Finding]:
         size = f"{rows}x{columns}x{depth}"
         for name, a, b, limit in (
             ("gradient", *gradients, 2**-8),
-            ("gradient of a row far off", gradients[0][5], gradients[1][5], 2**-8),
+            ("gradient where the target is unlikely", gradients[0][5], gradients[1][5], 2**-8),
             ("losses", found[1][:2], wanted[1][:2], 1e-5),
         ):
             apart = float((a.double() - b.double()).norm() / b.double().norm())
             yield Finding.judge(f"exponentials = plain: {name}, {size}", apart, limit, "relative")
         nothing = float(found[0][:, columns:].abs().sum() + found[0][3].abs().sum() + found[1][:, 3].abs().sum())
-        yield Finding.judge(f"exponentials: padding and rows ignored, {size}", nothing, 0, "their sum")
+        yield Finding.judge(f"exponentials: padding and ignored rows, {size}", nothing, 0, "sum of their magnitudes")
 
 
 def gelu_products_equal_their_definition() -> Iterator[Finding]:
-    """Products with GELU and its slope, at sizes that fill their tiles and at others, against float64."""
+    """Compare matmuls with GELU and its derivative with float64, at sizes that fill their tiles and at others."""
     from glassformer.kernels.cuda.training import gelu, hopper
 
     if not hopper.available():
@@ -193,12 +202,14 @@ def gelu_products_equal_their_definition() -> Iterator[Finding]:
         wanted = (*gelu.gelu_product(*exact), gelu.slope_product(dy.double(), down.double(), slope.cpu().double()))
         for name, a, b in zip(("gelu", "slope", "gradient"), (post, slope, d), wanted, strict=True):
             apart = float((a.cpu().double() - b).norm() / b.norm())
-            yield Finding.judge(f"gelu product: {name}, {rows}x{columns}x{depth}", apart, 2**-8, "against float64")
-        yield Finding.judge(f"gelu product repeated, {rows}x{columns}", float((d != again).sum()), 0, "numbers apart")
+            yield Finding.judge(f"gelu matmul: {name}, {rows}x{columns}x{depth}", apart, 2**-8, "against float64")
+        yield Finding.judge(
+            f"gelu matmul repeated, {rows}x{columns}", float((d != again).sum()), 0, "differing elements"
+        )
 
 
 def causal_attention_equals_its_definition() -> Iterator[Finding]:
-    """Against float64 on a CPU, with cuDNN's own gradient beside it."""
+    """Compare the gradient with float64 on a CPU, and print the error of cuDNN's next to ours."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from glassformer.kernels.cuda.training import causal, hopper
@@ -229,4 +240,4 @@ def causal_attention_equals_its_definition() -> Iterator[Finding]:
             there = p.transpose(1, 2).flatten(2).cpu()
             apart, peers = (float((t.cpu() - b).norm() / b.norm()) for t in (a, there))
             yield Finding.judge(f"{name}: d{which}", apart, 2**-7, f"against float64; cuDNN {peers:.1e}")
-        yield Finding.judge(f"{name}: repeated", float((found != again).sum()), 0, "numbers that differ")
+        yield Finding.judge(f"{name}: repeated", float((found != again).sum()), 0, "differing elements")

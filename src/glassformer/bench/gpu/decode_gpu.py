@@ -1,13 +1,12 @@
-"""Decoding of GPT-2 small in bfloat16 on one GPU: our kernels and gpt-fast in turns, at batch 1 and 64.
+"""Decode GPT-2 small in bfloat16 on one GPU: our kernels and gpt-fast in turns, at batch 1 and 64.
 
-    python src/glassformer/bench/gpu/decode_gpu.py [--gpt-fast CHECKOUT] [--batch 1 64] [--new 128] [--rounds 7]
+    PYTHONPATH=src python -m glassformer.bench.gpu.decode_gpu [--gpt-fast CHECKOUT] [--batch 1 64] [--new 128]
 
-First the kernels must say what the engine says: greedy tokens in float32 equal the engine's, and logits in bfloat16 lie
-within its rounding. gpt-fast is compiled as its README says and has an architecture of its own with as many parameters.
-Times are of the tokens after the prompt of 32.
+First the kernels are checked: greedy tokens in float32 must equal those of the torch engine, and logits in bfloat16
+must agree within its rounding. gpt-fast is compiled as its README describes; it has its own architecture with as many
+parameters. Times are those of the tokens after a prompt of 32.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -17,49 +16,63 @@ from typing import Any
 
 import torch
 
+from glassformer.bench.gpu.device import parser, require_gpu
 from glassformer.config import presets
 from glassformer.finding import Finding
 from glassformer.kernels.cuda.decode.batch import CudaBatch
 from glassformer.kernels.cuda.decode.decoder import CudaDecoder
-from glassformer.model import DecoderLM, build
+from glassformer.model import Cache, DecoderLM, build
+from glassformer.model.cache import KV, Growing
 
 PROMPT, SHORT = 32, 8
 
 
 def model_of(seed: int = 0) -> DecoderLM:
-    made = build(presets.gpt2(), seed=seed).cuda().eval()
-    assert isinstance(made, DecoderLM)
-    return made
+    """Return GPT-2 small with seeded weights."""
+    model = build(presets.gpt2(), seed=seed).cuda().eval()
+    assert isinstance(model, DecoderLM)
+    return model
 
 
 def prompts(rows: int) -> torch.Tensor:
     return torch.randint(0, 50257, (rows, PROMPT), generator=torch.Generator().manual_seed(1)).cuda()
 
 
+def keys_and_values(cache: Cache) -> list[KV]:
+    """Return k and v of each layer of a growing cache, (B,G,S,K) and (B,G,S,U)."""
+    found: list[KV] = []
+    for layer in cache.layers:
+        assert isinstance(layer, Growing)
+        assert layer.k is not None
+        assert layer.v is not None
+        found.append((layer.k, layer.v))
+    return found
+
+
 @torch.no_grad()
-def alone(model: DecoderLM, dtype: torch.dtype, blocks: int | None = None) -> tuple[CudaDecoder, list[int]]:
-    """A decoder of one sequence that has read a prompt."""
+def single_decoder(model: DecoderLM, dtype: torch.dtype, blocks: int | None = None) -> tuple[CudaDecoder, list[int]]:
+    """Return a decoder of one sequence that has read a prompt, and the prompt."""
     tokens = prompts(1)[0].tolist()
     cache = model.new_cache("growing")
     model(torch.tensor([tokens[:-1]], device="cuda"), cache=cache)
     native = CudaDecoder(model, 1024, blocks, dtype)
-    native.take(tokens, [(layer.k[0], layer.v[0]) for layer in cache.layers])  # type: ignore[index]
+    native.take(tokens, [(k[0], v[0]) for k, v in keys_and_values(cache)])
     return native, tokens
 
 
 @torch.no_grad()
-def many(model: DecoderLM, dtype: torch.dtype, rows: int) -> tuple[CudaBatch, torch.Tensor]:
-    """A decoder of many sequences that have read prompts."""
+def batch_decoder(model: DecoderLM, dtype: torch.dtype, rows: int) -> tuple[CudaBatch, torch.Tensor]:
+    """Return a decoder of several sequences that have read prompts, and the prompts."""
     tokens = prompts(rows)
     cache = model.new_cache("growing")
     model(tokens[:, :-1], cache=cache)
     native = CudaBatch(model, rows, 1024, dtype)
-    native.take(list(range(rows)), PROMPT - 1, [(layer.k, layer.v) for layer in cache.layers])  # type: ignore[misc]
+    native.take(list(range(rows)), PROMPT - 1, keys_and_values(cache))
     return native, tokens
 
 
 def rounded() -> DecoderLM:
-    """A model whose matrices bfloat16 holds exactly."""
+    """Return a model whose matrices bfloat16 can represent exactly."""
     model = model_of()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -70,16 +83,23 @@ def rounded() -> DecoderLM:
 
 @torch.no_grad()
 def same_tokens(count: int = 48) -> Iterator[Finding]:
+    """Compare tokens and logits of the kernels with those of the model."""
     for name, model, dtype, limit, why in (
         ("float32", model_of(), torch.float32, 1e-4, "float32 sums in another order over 12 layers"),
-        ("bfloat16", rounded(), torch.bfloat16, 4e-2, "keys, values and what lies between products keep 8 bits"),
+        (
+            "bfloat16",
+            rounded(),
+            torch.bfloat16,
+            4e-2,
+            "keys, values and activations have 8 significant bits",
+        ),
     ):
-        one, tokens = alone(model, dtype)
-        new = one.greedy(count).tolist()
-        wanted = model(torch.tensor([tokens + new[:-1]], device="cuda"))[0, PROMPT - 1 :]
-        said = torch.tensor([new]).cuda()
-        yield from _compare(f"{name}, one sequence", said, wanted[None], one.logits[None], limit, why)
-        some, asked = many(model, dtype, 5)
+        one, tokens = single_decoder(model, dtype)
+        ids = one.greedy(count).tolist()
+        wanted = model(torch.tensor([tokens + ids[:-1]], device="cuda"))[:, PROMPT - 1 :]
+        generated = torch.tensor([ids]).cuda()
+        yield from _compare(f"{name}, one sequence", generated, wanted, one.logits[None], limit, why)
+        some, asked = batch_decoder(model, dtype, 5)
         new = some.greedy(asked[:, -1], count)
         wanted = model(torch.cat([asked, new[:, :-1].long()], 1))[:, PROMPT - 1 :]
         yield from _compare(
@@ -93,12 +113,18 @@ def _compare(
     lead = wanted.topk(2).values
     clear = (lead[..., 0] - lead[..., 1]) > 2 * limit * wanted.abs().max()
     differ = (new != wanted.argmax(-1)) & clear
-    yield Finding.judge(f"{name}: greedy tokens that differ", float(differ.sum()), 0, "where the lead is clear")
+    yield Finding.judge(
+        f"{name}: greedy tokens that differ",
+        float(differ.sum()),
+        0,
+        "where the lead is clear",
+    )
     error = float((last - wanted[:, -1]).abs().max() / wanted.abs().max())
     yield Finding.judge(f"{name}: last logits", error, limit, why)
 
 
 def timed(work: Callable[[], Any]) -> float:
+    """Return the seconds of one call, the GPU's work included."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     work()
@@ -107,16 +133,16 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def ours(batch: int, count: int) -> Callable[[], float]:
-    """Seconds a step."""
+    """Return a function that measures seconds per step."""
     if batch == 1:
-        one, _ = alone(model_of(), torch.bfloat16)
+        one, _ = single_decoder(model_of(), torch.bfloat16)
 
         def single() -> float:
             one.place = PROMPT - 1
             return timed(lambda: one.greedy(count)) / count
 
         return single
-    some, asked = many(model_of(), torch.bfloat16, batch)
+    some, asked = batch_decoder(model_of(), torch.bfloat16, batch)
 
     def several() -> float:
         some.lengths.fill_(PROMPT - 1)
@@ -126,7 +152,7 @@ def ours(batch: int, count: int) -> Callable[[], float]:
 
 
 def gpt_fast(folder: str, batch: int, count: int) -> Callable[[], float]:
-    """Seconds a step: a long generation less a short one, which read the same prompt."""
+    """Return the same for gpt-fast: a long generation minus a short one with the same prompt."""
     sys.path.insert(0, folder)
     sys.modules["tokenizer"] = types.ModuleType("tokenizer")
     sys.modules["tokenizer"].get_tokenizer = None  # type: ignore[attr-defined]
@@ -152,19 +178,20 @@ def gpt_fast(folder: str, batch: int, count: int) -> Callable[[], float]:
             )  # fmt: skip
 
     def step() -> float:
-        # both with caches of one size: another would be another graph
+        # Both use caches of the same size; another size would compile another graph.
         return (timed(lambda: generate(count + SHORT)) - timed(lambda: generate(SHORT))) / count
 
     return step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 64])
-    parser.add_argument("--gpt-fast")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--new", type=int, default=128, help="New tokens per round. Default: 128.")
+    options.add_argument("--rounds", type=int, default=7, help="Rounds in which both take turns. Default: 7.")
+    options.add_argument("--batch", type=int, nargs="*", default=[1, 64], help="Batch sizes. Default: 1 and 64.")
+    options.add_argument("--gpt-fast", metavar="CHECKOUT", help="A checkout of gpt-fast. Default: only our kernels.")
+    given = options.parse_args()
+    require_gpu()
     for finding in same_tokens():
         print(finding.text(), flush=True)
         assert finding.passed
@@ -184,8 +211,8 @@ def main() -> None:
         for name, t in times.items():
             ratio = f"  {middle['gpt-fast'] / middle[name]:.2f} x gpt-fast" if given.gpt_fast else ""
             print(
-                f"batch {batch:<3} {name:<12} {batch / middle[name]:>10,.0f} tokens/s  {middle[name] * 1e6:7.1f} µs a "
-                f"step ({min(t) * 1e6:.1f} to {max(t) * 1e6:.1f}){ratio}",
+                f"batch {batch:<3} {name:<12} {batch / middle[name]:>10,.0f} tokens/s  {middle[name] * 1e6:7.1f} µs "
+                f"per step ({min(t) * 1e6:.1f} to {max(t) * 1e6:.1f}){ratio}",
                 flush=True,
             )
 

@@ -1,9 +1,9 @@
-"""What the parts of a training step of GPT-2 124M draw on a GPU, each repeated by itself until its clock is steady.
+"""Energy of the parts of a training step of GPT-2 124M on a GPU, each repeated alone until the clock is steady.
 
     PYTHONPATH=src python -m glassformer.bench.gpu.energy
 
-Rows of a batch of 64 times 1024, bf16. The last column is joules for the whole step: all its products by their number
-of operations at the mean of the three measured here, attention by its twelve layers.
+A batch of 64 x 1024 tokens, in bf16. The last column is joules for the whole step: all its matmuls by their number of
+operations, at the mean of the three measured here, and attention times its twelve layers.
 """
 
 import time
@@ -14,18 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from glassformer.bench.gpu.device import parser, require_gpu
 from glassformer.bench.gpu.power import Meter
 from glassformer.kernels.toolchain import cublas
 
 ROWS, WIDTH, HIDDEN, LAYERS = 65536, 768, 3072, 12
 OPERATIONS = 4.86e13
-"""Of all products of a step: 6 for each of 85 million weights of the blocks and 38.6 of the head, and token."""
+"""FLOPs of all matmuls of a step: 6 per token for each of 85 million weights of the blocks and 38.6 of the head."""
 STEADY, MEASURED = 0.4, 0.8
-"""Seconds."""
+"""Seconds before the clock is taken to be steady, and seconds measured."""
 
 
 def repeated(part: Callable[[], object]) -> tuple[float, float, str]:
-    """(seconds, joules) of once, and what the meter says."""
+    """Return seconds and joules of one call, and the power and clock as text."""
     meter, start, count = Meter(), time.perf_counter(), 0
     while time.perf_counter() - start < STEADY:
         part()
@@ -43,13 +44,16 @@ def repeated(part: Callable[[], object]) -> tuple[float, float, str]:
 
 
 def numbers(*shape: int, size: float = 1.0) -> torch.Tensor:
+    """Return random bfloat16 numbers of standard deviation `size` on the GPU."""
     return (torch.randn(shape, device="cuda") * size).bfloat16()
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
+    require_gpu()
     x, hidden = numbers(ROWS, WIDTH), numbers(ROWS, HIDDEN)
     up, down = numbers(HIDDEN, WIDTH, size=0.05), numbers(WIDTH, HIDDEN, size=0.05)
-    products: dict[str, Callable[[], object]] = {
+    matmuls: dict[str, Callable[[], object]] = {
         "up": partial(cublas.multiply, x, up, right_turned=True),
         "down": partial(cublas.multiply, hidden, down, right_turned=True),
         "gradient of up": partial(cublas.multiply, hidden, x, left_turned=True),
@@ -62,24 +66,24 @@ def main() -> None:
 
     out = attention()
     backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
-    there, here = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    source, target = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
     others: dict[str, Callable[[], object]] = {
         "up, of zeros": partial(cublas.multiply, torch.zeros_like(x), up, right_turned=True),
-        "up, tokens alike": partial(cublas.multiply, x[:1].expand(ROWS, WIDTH).contiguous(), up, right_turned=True),
-        "up, of 4 bits": partial(cublas.multiply, (x.view(torch.int16) & ~15).view(x.dtype), up, right_turned=True),
-        "up, swapped": partial(cublas.multiply, up, x, right_turned=True),
-        "copy of 1 GiB": partial(here.copy_, there),
+        "up, equal tokens": partial(cublas.multiply, x[:1].expand(ROWS, WIDTH).contiguous(), up, right_turned=True),
+        "up, 4 bits fewer": partial(cublas.multiply, (x.view(torch.int16) & ~15).view(x.dtype), up, right_turned=True),
+        "up, swapped operands": partial(cublas.multiply, up, x, right_turned=True),
+        "copy of 1 GiB": partial(target.copy_, source),
         "idle": partial(time.sleep, 0.01),
     }
     step = []
-    parts = products | {"attention": attention, "its gradient": backward} | others
+    parts = matmuls | {"attention": attention, "its gradient": backward} | others
     for name, part in parts.items():
-        seconds, joules, said = repeated(part)
-        share = OPERATIONS / 3 / (2 * ROWS * WIDTH * HIDDEN) if name in products else LAYERS
+        seconds, joules, power = repeated(part)
+        share = OPERATIONS / 3 / (2 * ROWS * WIDTH * HIDDEN) if name in matmuls else LAYERS
         step += [] if name in others else [joules * share]
-        whole = "" if name in others else f"{step[-1]:6.1f} J a step"
-        print(f"{name:<18}{1000 * seconds:>9.3f} ms {joules:>8.3f} J   {said}   {whole}", flush=True)
-    print(f"products and attention of a step: {sum(step):.1f} J, which 700 W give in {sum(step) / 0.7:.1f} ms")
+        whole = "" if name in others else f"{step[-1]:6.1f} J per step"
+        print(f"{name:<22}{1000 * seconds:>9.3f} ms {joules:>8.3f} J   {power}   {whole}", flush=True)
+    print(f"matmuls and attention of a step: {sum(step):.1f} J, which takes {sum(step) / 0.7:.1f} ms at 700 W")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The rates of one GPU as they stand in `glassformer.sizing.devices`, and `glass size plan` against its clock.
+"""Measure the throughputs of one GPU for `sizing/devices.py`, and compare `glass size plan` with measured steps.
 
     PYTHONPATH=src python -m glassformer.bench.gpu.plan_gpu
 
-A captured step of GPT-2 124M, 64 x 1024 tokens, is profiled. Its kernels are sorted by name into products, attention
-and the rest, which is pointwise work and the optimizer; what the plan counts of each, divided by its time, is its rate,
-and what the clock shows beyond the kernels is the gaps. With these rates the plan then predicts steps of 12, 32 and 64
-sequences; only the last was looked at. The residual stream is float32, whose bytes are those that the plan counts.
+A captured step of GPT-2 124M, 64 x 1024 tokens, is profiled. Its kernels are sorted by name into matmuls, attention
+and the rest (pointwise operations and the optimizer). The work that the plan counts for each, divided by its time, is
+the throughput; the time of the step beyond its kernels is the gaps. With these throughputs the plan predicts steps of
+12, 32 and 64 sequences, of which only the last was profiled. The residual stream is float32, as the plan assumes.
 """
 
 import statistics
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from glassformer.bench.gpu.device import parser, require_gpu
 from glassformer.bench.gpu.train_gpu import CONTEXT, USED, VOCAB, measure, ours
 from glassformer.config import presets
 from glassformer.sizing.devices import H200, Device
@@ -29,17 +30,18 @@ NAMES = {
     "attention": ("sdpa", "flash", "fmha", "cudnn::fusion"),
     "products": ("nvjet", "gemm", "xmma", "cutlass", "splitkreduce"),
 }
-"""Parts of the names of kernels, sought in this order; what has none of them is pointwise or the optimizer."""
+"""Substrings of kernel names, searched in this order. Kernels with none of them are pointwise or the optimizer's."""
 Seconds = dict[str, float]
 
 
 def kind_of(kernel: str) -> str:
+    """Return the kind of a kernel by its name."""
     found = (kind for kind, parts in NAMES.items() if any(part in kernel.lower() for part in parts))
     return next(found, "rest")
 
 
 def rates(kernels: Seconds, clock: float, batch: int, base: Device) -> Device:
-    """`base` with the rates that explain a step: seconds of its kernels by kind, and by the clock."""
+    """Return `base` with the throughputs that explain a step: seconds of its kernels by kind, and of the whole step."""
     whole = work(CONFIG, CONTEXT)
     return replace(
         base,
@@ -56,7 +58,7 @@ def batch_of(rows: int) -> Batch:
 
 
 def profiled(step: Callable[[Batch], Any], batch: Batch, steps: int = 3) -> Seconds:
-    """Seconds of a step's kernels by kind."""
+    """Return the seconds of a step's kernels by kind."""
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
         for _ in range(steps):
             step(batch)
@@ -69,8 +71,8 @@ def profiled(step: Callable[[Batch], Any], batch: Batch, steps: int = 3) -> Seco
 
 
 def show(device: Device, kernels: Seconds, clock: float) -> None:
-    told = ", ".join(f"{kind} {1e3 * seconds:.1f} ms" for kind, seconds in kernels.items())
-    print(f"{torch.cuda.get_device_name()}: {told}; {1e3 * clock:.1f} ms by the clock")
+    parts = ", ".join(f"{kind} {1e3 * seconds:.1f} ms" for kind, seconds in kernels.items())
+    print(f"{torch.cuda.get_device_name()}: {parts}; {1e3 * clock:.1f} ms in all")
     print(
         f"    matmuls={device.matmuls / 1e12:.0f}e12, attention={device.attention / 1e12:.0f}e12, "
         f"memory={device.memory / 1e12:.2f}e12, capacity={device.capacity / 2**30:.0f} * 2**30, "
@@ -80,6 +82,8 @@ def show(device: Device, kernels: Seconds, clock: float) -> None:
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
+    require_gpu()
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     device = replace(H200, capacity=float(torch.cuda.mem_get_info()[1]))

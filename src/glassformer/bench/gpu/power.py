@@ -1,4 +1,4 @@
-"""What a GPU draws while it works: energy, and the clock it is left, read from the driver's counters (NVML)."""
+"""Energy and clock of a GPU while it works, read from the driver's counters (NVML)."""
 
 import ctypes
 import time
@@ -11,7 +11,7 @@ _SM = 1
 
 @dataclass
 class Meter:
-    """Of the first GPU. Without its counters, nothing is measured and `text` is empty."""
+    """Measures the first GPU. Without the driver's counters, nothing is measured and `text` is empty."""
 
     library: Any = None
     device: Any = None
@@ -29,29 +29,32 @@ class Meter:
             self.device = None
 
     def _energy(self) -> float:
-        """Joules since the driver was loaded."""
+        """Return the joules used since the driver was loaded."""
         found = ctypes.c_ulonglong()
         if self.library.nvmlDeviceGetTotalEnergyConsumption(self.device, ctypes.byref(found)):
             self.device = None
         return found.value / 1000
 
     def begin(self) -> None:
+        """Start to measure energy and time."""
         if self.device is not None:
             self._since = time.perf_counter(), self._energy()
 
     def look(self) -> None:
-        """Note the clock of this moment."""
+        """Record the current clock."""
         if self.device is not None:
             found = ctypes.c_uint()
             if not self.library.nvmlDeviceGetClockInfo(self.device, _SM, ctypes.byref(found)):
                 self.clocks.append(found.value)
 
     def end(self) -> None:
+        """Add the energy and time since `begin`."""
         if self.device is not None:
             self.seconds += time.perf_counter() - self._since[0]
             self.joules += self._energy() - self._since[1]
 
     def text(self) -> str:
+        """Return mean power, power limit and median clock; empty if nothing was measured."""
         if self.device is None or not self.seconds or not self.clocks:
             return ""
         limit = ctypes.c_uint()

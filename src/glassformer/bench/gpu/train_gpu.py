@@ -1,19 +1,21 @@
-"""Training GPT-2 124M on a GPU: nanoGPT compiled and glassformer, the same model, in one run, interleaved.
+"""Train GPT-2 124M on a GPU: compiled nanoGPT and glassformer, the same model, in turns in one run.
 
     PYTHONPATH=src python -m glassformer.bench.gpu.train_gpu --nanogpt .carry/nanoGPT [--batch 64] [--fp8]
 
-Context 1024, bf16 products with float32 weights, fused AdamW, clipping at 1: nanoGPT's own step. The tokens are drawn
-from the first 512 ids, which a model that learns finds out within the run: a fast step that does not learn is no step.
-What the GPU drew meanwhile is printed, and the clock that this left it: products of bf16 run into the limit of power.
+Context 1024, bf16 matmuls with float32 weights, fused AdamW, clipping at 1: nanoGPT's own step. The tokens are drawn
+from the first 512 ids, which a model learns within the run. If the losses at the end differ, the benchmark fails: the
+time of a step that does not learn has no meaning. Mean power and clock of the GPU are printed as well, because bf16
+matmuls reach the power limit.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
+from glassformer.bench.gpu.device import parser, require_gpu
 from glassformer.bench.gpu.power import Meter
 from glassformer.config import LayerNorm, presets, replace
 from glassformer.training.graph import CapturedStep
@@ -23,13 +25,16 @@ from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
 
 CONTEXT, VOCAB, USED = 1024, 50304, 512
 AGREE = 0.1
-"""Nats by which the losses may differ at the end: seeds and rounding."""
+"""Nats by which the last losses may differ, because of seeds and rounding."""
 
 
 PEER = "nanoGPT compiled"
 
 
-def ours(batch: int, stream: str, products: str = "precision") -> tuple[Callable[[Batch], float], int]:
+def ours(
+    batch: int, stream: Literal["float32", "bfloat16"], products: Literal["precision", "float8"] = "precision"
+) -> tuple[Callable[[Batch], float], int]:
+    """Return our training step, a function from a batch to its loss, and the number of parameters."""
     model = presets.gpt2(vocab_size=VOCAB, dropout=0.0, attention__bias=False, feedforward__bias=False)
     run = RunConfig(
         model=replace(model, norm=LayerNorm(bias=False)),
@@ -45,6 +50,7 @@ def ours(batch: int, stream: str, products: str = "precision") -> tuple[Callable
 
 
 def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]:
+    """Return the same for nanoGPT from a checkout."""
     sys.path.insert(0, folder)
     from model import GPT, GPTConfig  # type: ignore[import-not-found]
 
@@ -68,7 +74,7 @@ def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]
 def measure(
     step: Callable[[Batch], float], batches: list[Batch], steps: int, meter: Meter | None = None
 ) -> tuple[float, float]:
-    """(seconds per step, last loss)."""
+    """Return the seconds per step and the last loss."""
     meter = meter or Meter()
     torch.cuda.synchronize()
     meter.begin()
@@ -83,14 +89,15 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--nanogpt", required=True)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--fp8", action="store_true", help="also with products of blocks and head in float8")
-    parser.add_argument("--fast", action="store_true", help="without the float32 stream: less to compile")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--nanogpt", required=True, metavar="FOLDER", help="A checkout of nanoGPT.")
+    options.add_argument("--batch", type=int, default=64, help="Sequences per step. Default: 64.")
+    options.add_argument("--rounds", type=int, default=5, help="Rounds in which all take turns. Default: 5.")
+    options.add_argument("--steps", type=int, default=10, help="Steps per round. Default: 10.")
+    options.add_argument("--fp8", action="store_true", help="Also measure matmuls of blocks and head in float8.")
+    options.add_argument("--fast", action="store_true", help="Leave out the float32 residual stream: less to compile.")
+    given = options.parse_args()
+    require_gpu()
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     contenders = {
@@ -130,8 +137,10 @@ def main() -> None:
             flush=True,
         )
         if abs(losses[name] - losses[PEER]) > AGREE:
-            sys.exit(f"{name} does not learn as {PEER} does: its time means nothing")
-    print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (all together)")
+            sys.exit(
+                f"{name}: its last loss is more than {AGREE} nats from that of {PEER}, so its time has no meaning."
+            )
+    print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (all contenders together)")
 
 
 if __name__ == "__main__":

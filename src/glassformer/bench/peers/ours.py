@@ -20,9 +20,9 @@ class Peer:
         if self.native:
             from glassformer.kernels.cpu.decode import build
 
-            build()  # cached on disk: nothing to do but once per machine and version
+            build()  # compiled once per machine and version, then cached on disk
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         from glassformer.generation import stream
 
         rows: list[list[int]] = [[] for _ in prompts]
@@ -32,6 +32,6 @@ class Peer:
         ):  # fmt: skip
             mark()
             for row, token in zip(rows, gained, strict=True):
-                assert token is not None  # nothing stops a row
+                assert token is not None  # stop=[]: no sequence ends early
                 row.append(token)
         return rows

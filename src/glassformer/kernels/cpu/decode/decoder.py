@@ -23,7 +23,7 @@ from glassformer.kernels.cpu.decode.pack import (
     room,
 )
 from glassformer.model import DecoderLM
-from glassformer.model.block import Block
+from glassformer.model.block import ParallelBlock, SequentialBlock
 from glassformer.model.positions import Learned, Rotary, Sinusoidal, alibi_slopes, sinusoids
 from glassformer.shapes import Float, Int
 
@@ -73,11 +73,11 @@ class Weights:
         self.model.head = matrix(self.store, table, model.head.bias, precision)
 
     def _layer(self, block: Any, window: int | None) -> s.Layer:
-        assert isinstance(block, Block)
+        assert isinstance(block, ParallelBlock | SequentialBlock)
         store, attention, precision = self.store, block.attention, self.precision
         made = s.Layer(
             window=window or 0,
-            attention=norm(store, block.norm if block.placement == "parallel" else block.norm_attention),
+            attention=norm(store, block.norm if isinstance(block, ParallelBlock) else block.norm_attention),
             q=norm(store, attention.q_norm),
             k=norm(store, attention.k_norm),
             q_of=linear(store, attention.q, precision),
@@ -87,7 +87,7 @@ class Weights:
         )
         feed: Any = block.feedforward
         if feed is not None:
-            if block.placement != "parallel":
+            if isinstance(block, SequentialBlock):
                 made.feedforward = norm(store, block.norm_feedforward)
             made.up, made.down = linear(store, feed.up, precision), linear(store, feed.down, precision)
             if hasattr(feed, "gate"):

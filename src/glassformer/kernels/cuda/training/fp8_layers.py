@@ -35,7 +35,7 @@ from glassformer.kernels.cuda.training.fp8 import (
 from glassformer.kernels.cuda.training.joined import JoinedAttention
 from glassformer.model import Model
 from glassformer.model.attention import Attention
-from glassformer.model.block import Block
+from glassformer.model.block import Block, ParallelBlock, PreNormBlock
 from glassformer.model.feedforward import Dense
 from glassformer.model.norm import LayerNorm, RMSNorm
 from glassformer.model.tap import Tap
@@ -246,10 +246,10 @@ def enable(model: Model) -> None:
 
 def _norms(block: Block, name: str) -> Norms:
     """The norm that makes the input of a part of a block, if one of its own does."""
-    match block.placement:
-        case "pre":
+    match block:
+        case PreNormBlock():
             return (getattr(block, name),)
-        case "parallel":
+        case ParallelBlock():
             return (block.norm,)
         case _:
             return ()
