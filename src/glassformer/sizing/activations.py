@@ -186,7 +186,8 @@ def saved_by_mask(run: Pass, layer: int) -> int:
             fused = not run.materializes_pattern(cross=False)
             return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
         case T5Bias():
-            return square if first else 0  # masked_fill: the boolean mask
+            masked = run.causal or run.has_window_mask(layer)
+            return square if first and masked else 0  # masked_fill: the boolean mask
     if run.has_window_mask(layer) and not run.materializes_pattern(cross=False):
         return square * run.width  # fused kernel: the mask in additive form
     return 0
