@@ -36,8 +36,8 @@ def test_the_last_depth_is_the_models_own_output(config):
 def test_every_depth_is_the_head_of_the_normed_stream():
     model, _ = lively(variants.decoder(norm=c.RMSNorm(), head=c.Head(tied=False, bias=True)))
     ids = tokens(2, 7)
-    read, seen = logit_lens(model, ids, logits=True), trace(model, ids, sites=["block.*.resid_pre", "*.resid_post"])
-    assert read.depths == ("block.0.resid_pre", "block.0.resid_post", "block.1.resid_post")
+    read, seen = logit_lens(model, ids, logits=True), trace(model, ids, sites=["blocks.*.resid_pre", "*.resid_post"])
+    assert read.depths == ("blocks.0.resid_pre", "blocks.0.resid_post", "blocks.1.resid_post")
     for depth, site in enumerate(read.depths):
         x = seen[site]
         normed = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * model.decoder.norm.weight
@@ -101,7 +101,7 @@ def test_training_a_lens_repeats_itself_and_leaves_the_model_alone():
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert not first.weight.requires_grad
-    assert read_out(model, trace(model, tokens(2, 7))["block.1.resid_post"]).shape == (2, 7, variants.V)
+    assert read_out(model, trace(model, tokens(2, 7))["blocks.1.resid_post"]).shape == (2, 7, variants.V)
 
 
 def test_refusals_say_what_to_do():

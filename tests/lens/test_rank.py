@@ -86,8 +86,8 @@ def test_stream_ranks_are_those_of_the_traced_stream():
     model, _ = lively(decoder())
     ids = tokens(3, 11)
     found, run = rank_by_depth(model, ids), trace(model, ids)
-    assert found.sites == ("embed", "block.0.resid_post", "block.1.resid_post")
-    expected = torch.linalg.svdvals(run["block.1.resid_post"][2])
+    assert found.sites == ("embed", "blocks.0.resid_post", "blocks.1.resid_post")
+    expected = torch.linalg.svdvals(run["blocks.1.resid_post"][2])
     torch.testing.assert_close(found.singular_values[2, 2], expected, atol=1e-12, rtol=0)
     x = run["embed"][1]
     assert found.deviation[0, 1].item() == pytest.approx(((x - x.mean(0)).norm() / x.norm()).item())

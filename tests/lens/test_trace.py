@@ -63,8 +63,8 @@ def hf_run(cls, config, names, tmp_path):
 
 def check_streams(seen, out, layers):
     for layer in range(layers):
-        assert gap(seen[f"block.{layer}.resid_pre"], out.hidden_states[layer]) <= BOUND
-        assert gap(seen[f"block.{layer}.attention.pattern"], out.attentions[layer]) <= BOUND
+        assert gap(seen[f"blocks.{layer}.resid_pre"], out.hidden_states[layer]) <= BOUND
+        assert gap(seen[f"blocks.{layer}.attention.pattern"], out.attentions[layer]) <= BOUND
     assert gap(seen["final"], out.hidden_states[-1]) <= BOUND
     assert gap(seen.logits, out.logits) <= BOUND
 
@@ -77,7 +77,7 @@ def test_gpt2_sites_equal_transformers(tmp_path):
     seen, out, hooked = hf_run(hf.GPT2LMHeadModel, config, names, tmp_path)
     check_streams(seen, out, 2)
     for layer in range(2):
-        ours, theirs = f"block.{layer}.", block.format(layer)
+        ours, theirs = f"blocks.{layer}.", block.format(layer)
         q, k, v = hooked.outputs[f"{theirs}.attn.c_attn"].split(35, dim=-1)
         for name, value in (("q", q), ("k", k), ("v", v)):
             assert gap(seen[f"{ours}attention.{name}"], split(value, 5)) <= BOUND
@@ -110,7 +110,7 @@ def test_llama_sites_equal_transformers(tmp_path):
         llama.apply_rotary_pos_emb = original
     check_streams(seen, out, 2)
     for layer in range(2):
-        ours, theirs = f"block.{layer}.", f"model.layers.{layer}"
+        ours, theirs = f"blocks.{layer}.", f"model.layers.{layer}"
         assert gap(seen[f"{ours}attention.q"], rotated[layer][0]) <= BOUND
         assert gap(seen[f"{ours}attention.k"], rotated[layer][1]) <= BOUND
         assert gap(seen[f"{ours}attention.v"], split(hooked.outputs[f"{theirs}.self_attn.v_proj"], 2)) <= BOUND
@@ -129,7 +129,7 @@ def test_bert_sites_equal_transformers(tmp_path):
     seen, out, hooked = hf_run(hf.BertForMaskedLM, hf.BertConfig(**SIZES, **BERT), names, tmp_path)
     check_streams(seen, out, 2)
     for layer in range(2):
-        ours, theirs = f"block.{layer}.", f"bert.encoder.layer.{layer}"
+        ours, theirs = f"blocks.{layer}.", f"bert.encoder.layer.{layer}"
         for name, long in (("q", "query"), ("k", "key"), ("v", "value")):
             value = hooked.outputs[f"{theirs}.attention.self.{long}"]
             assert gap(seen[f"{ours}attention.{name}"], split(value, 5)) <= BOUND
@@ -182,7 +182,7 @@ def test_gpt2_sites_equal_transformer_lens(lens_cache, site):
     seen, cache, logits = lens_cache
     name, layout = LENS_NAMES[site]
     for layer in range(2):
-        ours, theirs = seen[f"block.{layer}.{site}"], cache[f"blocks.{layer}.{name}"]
+        ours, theirs = seen[f"blocks.{layer}.{site}"], cache[f"blocks.{layer}.{name}"]
         if layout == "time first":
             ours = ours.transpose(1, 2)
             theirs = theirs.view_as(ours)  # some of their hooks leave the heads joined
@@ -232,14 +232,14 @@ def test_every_documented_site_is_listed_with_the_documented_shape():
     listed = {}
     for feedforward in (c.Dense(d_ff=5), c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))):
         for site in sites_of(variants.decoder(feedforward=feedforward)).values():
-            if not site.name.startswith("block.1"):
-                listed[site.name.replace("block.0", "block.I")] = site.letters
+            if not site.name.startswith("blocks.1"):
+                listed[site.name.replace("blocks.0", "blocks.I")] = site.letters
     assert listed == documented
 
 
 def test_sites_are_printed_with_their_shapes():
     model, _ = lively(variants.decoder())
-    seen = trace(model, tokens(1, 7), sites=["block.0.attention.pattern", "embed"])
+    seen = trace(model, tokens(1, 7), sites=["blocks.0.attention.pattern", "embed"])
     assert str(seen.sites) == (
         "embed                      (B,T,D)    (1,7,14)\nblock.0.attention.pattern  (B,H,T,S)  (1,6,7,7)"
     )
@@ -248,9 +248,9 @@ def test_sites_are_printed_with_their_shapes():
 
 def test_only_selected_sites_are_recorded_and_patterns_select_many():
     model, _ = lively(variants.decoder())
-    seen = trace(model, tokens(2, 7), sites=["block.*.attention.pattern", "final"])
-    assert list(seen) == ["block.0.attention.pattern", "block.1.attention.pattern", "final"]
-    assert seen.stack("block.*.attention.pattern").shape == (2, 2, 6, 7, 7)
+    seen = trace(model, tokens(2, 7), sites=["blocks.*.attention.pattern", "final"])
+    assert list(seen) == ["blocks.0.attention.pattern", "blocks.1.attention.pattern", "final"]
+    assert seen.stack("blocks.*.attention.pattern").shape == (2, 2, 6, 7, 7)
     assert seen.get("embed") is None
     assert "embed" not in seen
     assert seen.n_bytes() == 2 * (2 * 6 * 7 * 7 * 8) + 2 * 7 * 14 * 8
@@ -269,7 +269,7 @@ def test_without_scores_or_pattern_the_fused_path_runs(monkeypatch):
     assert torch.equal(trace(model, ids, sites=quiet).logits, model(ids))
     assert torch.equal(trace(model, ids, sites=()).logits, model(ids))
     with pytest.raises(AssertionError, match="explicit path"):
-        trace(model, ids, sites="block.1.attention.scores")
+        trace(model, ids, sites="blocks.1.attention.scores")
 
 
 def test_tokens_may_be_a_list_a_row_or_text():
@@ -298,12 +298,12 @@ def test_masks_positions_and_caches_reach_the_model():
     assert torch.equal(trace(model, ids, positions=shifted, sites="embed").logits, model(ids, positions=shifted))
     cache = model.new_cache("static", capacity=9)
     first = trace(model, ids[:, :5], cache=cache)
-    kept = first["block.0.attention.k"].clone()
+    kept = first["blocks.0.attention.k"].clone()
     second = trace(model, ids[:, 5:], cache=cache)
-    assert second["block.0.attention.pattern"].shape == (2, 6, 2, 7)
+    assert second["blocks.0.attention.pattern"].shape == (2, 6, 2, 7)
     cache.crop(2)
     trace(model, tokens(2, 5, seed=5), cache=cache)
-    assert torch.equal(first["block.0.attention.k"], kept)  # a static cache writes over its own buffer
+    assert torch.equal(first["blocks.0.attention.k"], kept)  # a static cache writes over its own buffer
     assert gap(second.logits, model(ids)[:, 5:]) <= 1e-12
 
 
@@ -324,7 +324,7 @@ def test_gradients_are_kept_only_when_asked_for():
     ids = tokens(2, 7)
     assert not any(value.requires_grad for value in trace(model, ids).values())
     seen = trace(model, ids, grad=True)
-    grad = torch.autograd.grad(seen.logits[0, -1, 3], seen["block.1.resid_pre"])[0]
+    grad = torch.autograd.grad(seen.logits[0, -1, 3], seen["blocks.1.resid_pre"])[0]
     assert grad[0].abs().max() > 0
     assert not grad[1].any()
 
@@ -341,10 +341,10 @@ def test_a_trace_moves_between_devices():
 def test_an_encoder_decoder_keeps_its_source_and_its_target():
     model, _ = lively(SEQ2SEQ)
     source, target = tokens(2, 7), tokens(2, 5, seed=1)
-    seen = trace(model, source, target=target.tolist(), sites="decoder.block.*.cross.pattern")
+    seen = trace(model, source, target=target.tolist(), sites="decoder.blocks.*.cross.pattern")
     assert torch.equal(seen.tokens, source)
     assert torch.equal(seen.target, target)
-    assert seen["decoder.block.1.cross.pattern"].shape == (2, 6, 5, 7)
+    assert seen["decoder.blocks.1.cross.pattern"].shape == (2, 6, 5, 7)
     assert seen.to("meta").target.device.type == "meta"
 
 
@@ -365,23 +365,23 @@ def test_trace_is_a_public_function():
 @pytest.mark.parametrize(
     ("config", "site", "sentence"),
     [
-        (DECODER, "block.0.attenton.pattern", "Did you mean block.0.attention.pattern"),
+        (DECODER, "blocks.0.attenton.pattern", "Did you mean blocks.0.attention.pattern"),
         (DECODER, "nonsense", "sites_of(model) lists them all"),
-        (DECODER, "block.2.attention.q", "layers are 0 to 1"),
-        (DECODER, "block.0.cross.pattern", "only the decoder of an encoder-decoder has cross-attention"),
-        (DECODER, "block.*.feedforward.router", "only a mixture of experts has a router"),
-        (DECODER, "decoder.block.0.attention.q", "write block.0.attention.q"),
-        (variants.decoder(placement="post"), "block.0.attention.normed", "a branch reads the stream itself"),
-        (variants.decoder(placement="parallel"), "block.0.feedforward.normed", "see attention.normed"),
-        (variants.decoder(placement="parallel"), "block.0.resid_mid", "see attention.normed"),
-        (variants.decoder(feedforward=c.NoFeedForward()), "block.0.feedforward.out", "attention only"),
+        (DECODER, "blocks.2.attention.q", "layers are 0 to 1"),
+        (DECODER, "blocks.0.cross.pattern", "only the decoder of an encoder-decoder has cross-attention"),
+        (DECODER, "blocks.*.feedforward.router", "only a mixture of experts has a router"),
+        (DECODER, "decoder.blocks.0.attention.q", "write blocks.0.attention.q"),
+        (variants.decoder(placement="post"), "blocks.0.attention.normed", "a branch reads the stream itself"),
+        (variants.decoder(placement="parallel"), "blocks.0.feedforward.normed", "see attention.normed"),
+        (variants.decoder(placement="parallel"), "blocks.0.resid_mid", "see attention.normed"),
+        (variants.decoder(feedforward=c.NoFeedForward()), "blocks.0.feedforward.out", "attention only"),
         (variants.decoder(head=None), "logits", "has no head"),
-        (SEQ2SEQ, "block.0.attention.q", "write encoder.block.0.attention.q or decoder.block.0.attention.q"),
-        (SEQ2SEQ, "encoder.block.0.cross.q", "only the decoder of an encoder-decoder has cross-attention"),
-        (SEQ2SEQ, "encoder.block.2.resid_pre", "layers are 0 to 1"),
+        (SEQ2SEQ, "blocks.0.attention.q", "write encoder.blocks.0.attention.q or decoder.blocks.0.attention.q"),
+        (SEQ2SEQ, "encoder.blocks.0.cross.q", "only the decoder of an encoder-decoder has cross-attention"),
+        (SEQ2SEQ, "encoder.blocks.2.resid_pre", "layers are 0 to 1"),
         (
             variants.decoder(feedforward=c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))),
-            "block.0.feedforward.pre",
+            "blocks.0.feedforward.pre",
             "see feedforward.choice",
         ),
     ],
@@ -400,7 +400,7 @@ def test_an_unrecorded_site_says_how_to_record_it():
     with pytest.raises(ValueError, match="trace again with sites="):
         seen["final"]
     with pytest.raises(KeyError, match="trace again with sites="):
-        seen.stack("block.*.resid_pre")
+        seen.stack("blocks.*.resid_pre")
     with pytest.raises(MissingSite, match="Did you mean final"):
         seen["finall"]
 

@@ -272,11 +272,13 @@ def _by_layer(scores: Tensor | None) -> Callable[[int], Tensor | None]:
 
 def _pattern_columns(model: Model, twice: Tensor, often: Tensor) -> dict[str, Callable[[int], Tensor | None]]:
     causal = isinstance(model, DecoderLM)
-    first, second = (trace(model, ids, sites="block.*.attention.pattern") for ids in (twice, often))
+    first, second = (trace(model, ids, sites="blocks.*.attention.pattern") for ids in (twice, often))
 
     def of(score: Callable[..., Tensor], run: Any = first, given: tuple[Tensor, ...] = ()) -> Callable[[int], Tensor]:
         def column(layer: int) -> Tensor:
-            return score(run[f"block.{layer}.attention.pattern"], *given, visibility(model, layer, run.tokens.shape[1]))
+            return score(
+                run[f"blocks.{layer}.attention.pattern"], *given, visibility(model, layer, run.tokens.shape[1])
+            )
 
         return column
 
@@ -294,11 +296,11 @@ def _pattern_columns(model: Model, twice: Tensor, often: Tensor) -> dict[str, Ca
 
 
 def _text_columns(model: Model, text: Tensor, mask: Tensor | None) -> dict[str, Callable[[int], Tensor | None]]:
-    run = trace(model, text, sites="block.*.attention.pattern", mask=mask)
+    run = trace(model, text, sites="blocks.*.attention.pattern", mask=mask)
 
     def of(score: Callable[..., Tensor]) -> Callable[[int], Tensor]:
         def column(layer: int) -> Tensor:
-            return score(run[f"block.{layer}.attention.pattern"], visibility(model, layer, run.tokens.shape[1], mask))
+            return score(run[f"blocks.{layer}.attention.pattern"], visibility(model, layer, run.tokens.shape[1], mask))
 
         return column
 

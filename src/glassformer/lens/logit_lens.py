@@ -75,8 +75,8 @@ def _depths(model: Model) -> tuple[str, ...]:
     if model.head is None:
         raise LensError("this model has no head (config.head is None): no layer can be read as tokens.")
     stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
-    blocks = [f"{stack}block.{layer}.resid_post" for layer in range(model.config.n_layers)]
-    return (f"{stack}block.0.resid_pre", *blocks)
+    blocks = [f"{stack}blocks.{layer}.resid_post" for layer in range(model.config.n_layers)]
+    return (f"{stack}blocks.0.resid_pre", *blocks)
 
 
 @torch.no_grad()

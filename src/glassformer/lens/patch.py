@@ -1,6 +1,6 @@
 """Change what a model computes at a site and see what follows: ablation, activation patching, path patching.
 
-    patch(model, tokens, {"block.1.attention.heads": zero(heads=[2])})              # logits without head 1.2
+    patch(model, tokens, {"blocks.1.attention.heads": zero(heads=[2])})              # logits without head 1.2
     patch_effects(model, clean, corrupt, answer=5, wrong=7).effects                 # (L,H,T), 0 = corrupt, 1 = clean
 
 An edit is any function of a site's name and value. Those made here replace the whole site, or only some `heads`,
@@ -185,7 +185,7 @@ def patch_effects(
     """Activation patching from a clean into a corrupt text of the same length (Meng et al. 2022; Wang et al. 2022).
 
     For each layer and place of `site` ("attention.heads", "resid_pre", "feedforward.out", ... or with its stack,
-    "encoder.block.*.resid_pre"), the model runs on `corrupt` with that place alone set to its clean value;
+    "encoder.blocks.*.resid_pre"), the model runs on `corrupt` with that place alone set to its clean value;
 
         effect = (difference(patched) - difference(corrupt)) / (difference(clean) - difference(corrupt)),
 
@@ -229,7 +229,7 @@ def _pair(model: Model, clean: Tokens, corrupt: Tokens, given: Given) -> tuple[T
 
 def _layer_sites(model: Model, site: str, layers: Sequence[int] | None) -> list[str]:
     stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
-    names = select(model.config, site if "block." in site else f"{stack}block.*.{site}")
+    names = select(model.config, site if "blocks." in site else f"{stack}blocks.*.{site}")
     if layers is None:
         return names
     if not layers or not all(0 <= layer < len(names) for layer in layers):
@@ -343,9 +343,9 @@ def path_effect(
 ) -> PathEffect:
     """Path patching: from one head (or feed-forward) to the logit difference through `receivers` and nothing else.
 
-    `sender` is a site that writes to the stream and its head, ("block.0.attention.heads", 3) or
-    ("block.1.feedforward.out", None); `receivers` are sites with the heads meant ({"block.2.attention.q": [1]}; None is
-    the whole site). The clean run is repeated with the sender's corrupt value while every other head and feed-forward
+    `sender` is a site that writes to the residual stream and its head, ("blocks.0.attention.heads", 3) or
+    ("blocks.1.feedforward.out", None). `receivers` maps sites to heads ({"blocks.2.attention.q": [1]}); None selects
+    the whole site. The clean run is repeated with the sender's corrupt value while every other head and feed-forward
     keeps its clean value; what the receivers then read is put into a clean run (Wang et al. 2022; Goldowsky-Dill et al.
     2023). Without receivers the path is the direct one to the logits. With `freeze_norm` the final norm keeps the clean
     run's statistics, and the direct path's change is the sender's direct logit attribution, corrupt less clean.
@@ -382,7 +382,7 @@ def _constant(tensor: Tensor) -> Edit:
 def _last_stream(model: Model) -> str:
     """The site that the final norm reads."""
     stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
-    return f"{stack}block.{model.config.n_layers - 1}.resid_post"
+    return f"{stack}blocks.{model.config.n_layers - 1}.resid_post"
 
 
 def _frozen_final(model: Model, stream: Float[Tensor, "B T D"]) -> dict[str, Edit]:

@@ -80,13 +80,13 @@ class StreamRank:
 
 
 def stream_rank(run: Mapping[str, Tensor], stack: str = "") -> StreamRank:
-    """From a trace that holds `embed` and every `block.I.resid_post`; `stack` is "encoder." or "decoder." of a pair.
+    """From a trace that holds `embed` and every `blocks.I.resid_post`; `stack` is "encoder." or "decoder." of a pair.
 
     Each row of the batch is one matrix (T,D), so rows must not be padded: a padding place would count as a token.
     """
     sites = [f"{stack}embed"]
-    while f"{stack}block.{len(sites) - 1}.resid_post" in run:
-        sites.append(f"{stack}block.{len(sites) - 1}.resid_post")
+    while f"{stack}blocks.{len(sites) - 1}.resid_post" in run:
+        sites.append(f"{stack}blocks.{len(sites) - 1}.resid_post")
     streams = torch.stack([run[site].detach().to("cpu", torch.float64) for site in sites])
     sigma = singular_values(streams)
     return StreamRank(tuple(sites), sigma, effective_rank(sigma), stable_rank(sigma), deviation(streams))
@@ -94,7 +94,7 @@ def stream_rank(run: Mapping[str, Tensor], stack: str = "") -> StreamRank:
 
 def rank_by_depth(model: Model, tokens: Int[Tensor, "B T"]) -> StreamRank:
     """`stream_rank` of one run of a decoder or an encoder."""
-    return stream_rank(trace(model, tokens, sites=["embed", "block.*.resid_post"]))
+    return stream_rank(trace(model, tokens, sites=["embed", "blocks.*.resid_post"]))
 
 
 @dataclass(frozen=True)

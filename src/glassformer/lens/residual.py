@@ -83,15 +83,15 @@ def decompose(
     position: int | Int[Tensor, "B"] | None = None,
     **given: Unpack[Given],
 ) -> Decomposition:
-    """The stream at site `at` (default: after the last block) as a sum of named contributions.
+    """Decompose the residual stream at site `at` (default: after the last block) into named contributions.
 
-    `at` is embed, final, or a block's resid_pre, resid_mid or resid_post. Names: `embed`, `block.I.attention.head.J`,
-    `block.I.attention.bias` (of the output projection), the same under `cross`, `block.I.feedforward`, and the bias of
-    every norm that was passed. `position` keeps one place of each row, so that T is 1.
+    `at` is embed, final, or a block's resid_pre, resid_mid or resid_post. The names are `embed`,
+    `blocks.I.attention.head.J`, `blocks.I.attention.bias` (of the output projection), the same under `cross`,
+    `blocks.I.feedforward`, and the bias of every norm on the way. `position` keeps one position per sequence (T = 1).
     """
     config = model.config
     prefix = "decoder." if isinstance(config, c.Seq2SeqConfig) else ""
-    at = at or f"{prefix}block.{stacks_of(config)[prefix] - 1}.resid_post"
+    at = at or f"{prefix}blocks.{stacks_of(config)[prefix] - 1}.resid_post"
     if at not in sites_of(config):
         raise missing_site(config, at)
     if not at.endswith((".resid_pre", ".resid_mid", ".resid_post", "embed", "final")):
@@ -150,7 +150,7 @@ class _Walk:
         if at.endswith("embed"):
             return
         for layer, block in enumerate(self.stack.blocks):
-            name = f"{self.prefix}block.{layer}."
+            name = f"{self.prefix}blocks.{layer}."
             if at == f"{name}resid_pre":
                 return
             assert isinstance(block, Block)
@@ -342,8 +342,8 @@ def stream_norms(model: Model, tokens: Tokens, **given: Unpack[Given]) -> Stream
     """Euclidean length of the stream and of each branch's output at every depth and place (the decoder's, of two)."""
     prefix = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
     known = sites_of(model)
-    kinds = [kind for kind in ("attention.out", "cross.out", "feedforward.out") if f"{prefix}block.0.{kind}" in known]
-    streams = [f"{prefix}block.0.resid_pre", f"{prefix}block.*.resid_post"]
-    run = trace(model, tokens, sites=[*streams, *(f"{prefix}block.*.{kind}" for kind in kinds)], **given)
+    kinds = [kind for kind in ("attention.out", "cross.out", "feedforward.out") if f"{prefix}blocks.0.{kind}" in known]
+    streams = [f"{prefix}blocks.0.resid_pre", f"{prefix}blocks.*.resid_post"]
+    run = trace(model, tokens, sites=[*streams, *(f"{prefix}blocks.*.{kind}" for kind in kinds)], **given)
     stream = torch.cat([run.stack(streams[0]), run.stack(streams[1])]).norm(dim=-1)
-    return StreamNorms(stream, {kind: run.stack(f"{prefix}block.*.{kind}").norm(dim=-1) for kind in kinds})
+    return StreamNorms(stream, {kind: run.stack(f"{prefix}blocks.*.{kind}").norm(dim=-1) for kind in kinds})

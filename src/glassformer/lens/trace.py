@@ -1,6 +1,6 @@
 """A forward that is watched: `trace` runs a model with a tap that records named sites, and edits them when asked.
 
-    trace(model, tokens, sites=["block.*.attention.pattern"])["block.3.attention.pattern"]   # (B,H,T,S)
+    trace(model, tokens, sites=["blocks.*.attention.pattern"])["blocks.3.attention.pattern"]   # (B,H,T,S)
 
 The sites are those of `glassformer.model.tap`. Asking for `scores` or `pattern` of a layer makes that layer compute
 them (the explicit path); everything else is read off the fused path. The two agree up to rounding, so numbers that
@@ -127,7 +127,7 @@ def _catalogue(config: c.ModelConfig) -> Iterator[tuple[Site, str]]:
         yield Site(f"{prefix}embed", "B,T,D"), ""
         for layer in range(layers):
             for name, letters, absent in _block_catalogue(config, cross=prefix == "decoder."):
-                yield Site(f"{prefix}block.{layer}.{name}", letters), absent
+                yield Site(f"{prefix}blocks.{layer}.{name}", letters), absent
         yield Site(f"{prefix}final", "B,T,D"), ""
     yield Site("logits", "B,T,V"), "" if config.head else "the model has no head (config.head is None)"
 
@@ -157,7 +157,7 @@ def _block_catalogue(config: c.ModelConfig, cross: bool) -> Iterator[tuple[str, 
 
 
 def select(config: c.ModelConfig, wanted: str | Iterable[str] | None) -> list[str]:
-    """Names of the sites that names or patterns ("block.*.attention.pattern") mean; None means all of them."""
+    """Names of the sites that names or patterns ("blocks.*.attention.pattern") mean; None means all of them."""
     known = sites_of(config)
     if wanted is None:
         return list(known)
@@ -175,12 +175,12 @@ def missing_site(config: c.ModelConfig, wanted: str) -> MissingSite:
     known, stacks = list(sites_of(config)), stacks_of(config)
     seq2seq = isinstance(config, c.Seq2SeqConfig)
     prefix = next((p for p in ("encoder.", "decoder.") if wanted.startswith(p)), "")
-    if seq2seq and not prefix and re.match(r"block\.|embed$|final$", wanted):
+    if seq2seq and not prefix and re.match(r"blocks\.|embed$|final$", wanted):
         return MissingSite(f"{wanted} could be in either stack: write encoder.{wanted} or decoder.{wanted}.")
     if prefix and not seq2seq:
         bare = wanted.removeprefix(prefix)
         return MissingSite(f"{wanted} is a site of an encoder-decoder, which this model is not: write {bare}.")
-    layer = re.match(rf"{re.escape(prefix)}block\.(\d+)\.", wanted)
+    layer = re.match(rf"{re.escape(prefix)}blocks\.(\d+)\.", wanted)
     if layer and prefix in stacks and int(layer[1]) >= stacks[prefix]:
         last = stacks[prefix] - 1
         return MissingSite(f"{wanted} is beyond the last layer: layers are 0 to {last}, use one of those.")
@@ -232,7 +232,7 @@ class Trace(Mapping[str, Tensor]):
         return self._logits
 
     def stack(self, pattern: str) -> Shaped[Tensor, "L ..."]:
-        """The sites that match, one above the other in a first axis L: `stack("block.*.attention.pattern")`."""
+        """The sites that match, one above the other in a first axis L: `stack("blocks.*.attention.pattern")`."""
         names = fnmatch.filter(self._values, pattern)
         if not names:
             select(self.config, pattern)  # refuses what does not exist

@@ -142,7 +142,7 @@ def stack_backward(
     n_layers = config.n_encoder_layers if isinstance(config, Seq2SeqConfig) and stack == "encoder" else config.n_layers
     for layer in reversed(range(n_layers)):
         name = f"{stack}.blocks.{layer}"
-        pass_back = BlockBackward(config, under(weights, name), under(saved, f"block.{layer}"), waves)
+        pass_back = BlockBackward(config, under(weights, name), under(saved, f"blocks.{layer}"), waves)
         d_x = pass_back(d_x)
         gradients |= over(pass_back.gradients, name)
         d_scores, d_infused = d_scores + pass_back.d_scores, d_infused + pass_back.d_infused

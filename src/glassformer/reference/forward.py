@@ -2,7 +2,7 @@
 
 Read from the bottom of a stack to its top: embed, blocks, final norm, head. No dropout: the oracle is the model at
 test time. Every function returns its output together with what it computed on the way; pass `record={}` to a public
-function to look at that, under names such as `block.0.attention.pattern` (`decoder.block.0.attention.pattern` in an
+function to look at that, under names such as `blocks.0.attention.pattern` (`decoder.blocks.0.attention.pattern` in an
 encoder-decoder).
 """
 
@@ -155,7 +155,7 @@ def run_stack(
         allowed = self_mask(B, T, stack == "decoder", config.window(layer), real)
         around = Surroundings(allowed, bias, waves, infused, memory, memory_allowed)
         x, saved_block = block(config, under(weights, f"{stack}.blocks.{layer}"), x, around)
-        saved |= over(saved_block, f"block.{layer}")
+        saved |= over(saved_block, f"blocks.{layer}")
     if config.placement != "post":
         saved["norm.input"] = x
         x = normalize(config.norm, weights, f"{stack}.norm", x)

@@ -21,7 +21,9 @@ def subject():
 
 def test_the_sheet_holds_every_pattern_of_the_trace(subject):
     view = KINDS["attention"](subject, Choice())
-    traced = trace(subject.model, subject.tokens, sites="block.*.attention.pattern").stack("block.*.attention.pattern")
+    traced = trace(subject.model, subject.tokens, sites="blocks.*.attention.pattern").stack(
+        "blocks.*.attention.pattern"
+    )
     assert view.numbers["pattern"] == traced[:, 0].tolist()
     figure = view.draw()
     assert "all 12 heads" in figure.title
@@ -30,7 +32,7 @@ def test_the_sheet_holds_every_pattern_of_the_trace(subject):
 
 def test_one_head_is_that_head(subject):
     view = KINDS["attention"](subject, Choice(layer=1, head=4))
-    traced = trace(subject.model, subject.tokens, sites="block.1.attention.pattern")["block.1.attention.pattern"]
+    traced = trace(subject.model, subject.tokens, sites="blocks.1.attention.pattern")["blocks.1.attention.pattern"]
     assert view.numbers["pattern"] == [[traced[0, 4].tolist()]]
     shown = torch.tensor(view.draw().axes[0].images[0].get_array())
     assert torch.equal(shown, traced[0, 4])

@@ -38,7 +38,7 @@ def attention(subject: Subject, choice: Choice) -> View:
         if layer is None:
             raise LensError(f"head {head} of which layer? Every layer has one: give --layer too, 0 to {L - 1}.")
     prefix, kind = {"self": ("", "attention"), "cross": ("decoder.", "cross")}.get(where, (f"{where}.", "attention"))
-    site = f"{prefix}block.{'*' if layer is None else layer}.{kind}.pattern"
+    site = f"{prefix}blocks.{'*' if layer is None else layer}.{kind}.pattern"
     maps = trace(subject.model, subject.tokens, sites=site, **subject.given).stack(site)[:, 0]  # (L, H, T, S)
     if head is not None:
         maps = maps[:, head : head + 1]
@@ -99,7 +99,7 @@ def induction(subject: Subject, choice: Choice) -> View:
     ids = list(subject.ids) or _repeated_row(config, choice.seed)
     if len(set(ids)) == len(ids):
         raise LensError("no token of the text occurs twice, and induction continues a repetition: give another text.")
-    site = f"block.{best[0]}.attention.pattern"
+    site = f"blocks.{best[0]}.attention.pattern"
     pattern = trace(model, torch.tensor([ids]), sites=site)[site][0, best[1]]
     words = [subject.say(i) for i in ids]
 

@@ -49,7 +49,7 @@ def rows_apart(subject: Subject, choice: Choice) -> View:
             lambda: figures.norms_by_depth(named, title=title),
         )
     stack = "decoder." if isinstance(subject.model, Seq2Seq) else ""
-    run = trace(subject.model, subject.tokens, sites=[f"{stack}embed", f"{stack}block.*.resid_post"], **subject.given)
+    run = trace(subject.model, subject.tokens, sites=[f"{stack}embed", f"{stack}blocks.*.resid_post"], **subject.given)
     found = rank.stream_rank(run, stack)
     if len(subject.words) < 2:
         raise LensError("one token has no other rows to be compared with: give a text of at least two.")
@@ -125,18 +125,18 @@ def _likeliest(subject: Subject, ids: Sequence[int], place: int) -> int:
 
 
 def _part(name: str) -> str:
-    """block.3.attention.head.1 -> head 3.1; block.3.feedforward -> feed-forward 3."""
+    """blocks.3.attention.head.1 -> head 3.1; blocks.3.feedforward -> feed-forward 3."""
     parts = name.removeprefix("decoder.").split(".")
     match parts:
         case ["embed"]:
             return "embedding"
-        case ["block", layer, "attention", "head", head]:
+        case ["blocks", layer, "attention", "head", head]:
             return f"head {layer}.{head}"
-        case ["block", layer, "cross", "head", head]:
+        case ["blocks", layer, "cross", "head", head]:
             return f"cross head {layer}.{head}"
-        case ["block", layer, "feedforward"]:
+        case ["blocks", layer, "feedforward"]:
             return f"feed-forward {layer}"
-        case ["block", layer, *rest]:
+        case ["blocks", layer, *rest]:
             return f"{' '.join(rest)} {layer}".replace("_", " ")
     return " ".join(parts).replace("_", " ")
 

@@ -116,7 +116,7 @@ def _stack_parts(
         add(f"{prefix}embed_norm", "Embedding norm", f"{prefix}embed", "B,T,D", norm, (f"{stack}.embed_norm.",))
     post = config.placement == "post"
     for layer in range(layers):
-        site, own = f"{prefix}block.{layer}.", f"{stack}.blocks.{layer}."
+        site, own = f"{prefix}blocks.{layer}.", f"{stack}.blocks.{layer}."
         branches = [("attention", "Attention", ATTENTION, scores)]
         branches += [("cross", "Cross-attention", CROSS, scores)] if cross else []
         if not isinstance(config.feedforward, NoFeedForward):

@@ -154,7 +154,7 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         yield lab.exact(f"L={layers}: parameters", holds and count[0] == count[1], why, parameters=count[0])
         mask = everyone(tokens) if lab.broken else None
         with_mask, without = trace(one, tokens, mask=mask), trace(other, tokens)
-        pattern, full = (run.stack("block.*.attention.pattern") for run in (with_mask, without))
+        pattern, full = (run.stack("blocks.*.attention.pattern") for run in (with_mask, without))
         hidden = pattern[..., future]
         why = "every weight on a later token is 0 to the bit, in every layer and head"
         yield lab.exact(f"L={layers}: masked", bool((hidden == 0).all()), why, largest=float(hidden.max()))
@@ -203,7 +203,7 @@ def draw_with_and_without(lab: Lab) -> "Figure":
     with drawing("One head, the same weights", height=3.0) as fig:
         axes = fig.canvas.subplots(1, 2, sharey=True)
         for ax, (title, run) in zip(axes, runs.items(), strict=True):
-            pattern = run["block.0.attention.pattern"][0, 0].numpy()
+            pattern = run["blocks.0.attention.pattern"][0, 0].numpy()
             shown = draw_attention(ax, np.where(pattern == 0.0, np.nan, pattern))
             ax.set(title=title, xlabel="key", xticks=range(7), yticks=range(7))
         axes[0].set_ylabel("query")

@@ -77,7 +77,7 @@ def mlp_vs_transformer(lab: Lab) -> Iterator[Finding]:
     yield _hidden_states(lab)
     model = encoder(seed=lab.seed)
     least = float(
-        trace(model, torch.tensor([SEQUENCE[:N]])).stack("block.*.attention.pattern").diagonal(0, -2, -1).min()
+        trace(model, torch.tensor([SEQUENCE[:N]])).stack("blocks.*.attention.pattern").diagonal(0, -2, -1).min()
     )
     why = "every token's own key is among those compared, so its own value is in its sum"
     yield lab.numerical("weight on oneself", least, None, why, low=1e-12)
@@ -88,7 +88,7 @@ def _identity_mask(lab: Lab) -> Iterator[Finding]:
     params = random_params(config, lab.seed, 0.5)
     model, tokens, mask = filled(config, params), torch.tensor([SEQUENCE[:N]]), _only_itself(lab)
     seen = trace(model, tokens, mask=mask)
-    pattern = seen.stack("block.*.attention.pattern")
+    pattern = seen.stack("blocks.*.attention.pattern")
     same = torch.equal(pattern, torch.eye(N, dtype=torch.float64).expand_as(pattern))
     yield lab.exact(
         "A = I", same, "exp of one number over itself is 1, the others are exactly 0, in every layer and head"
@@ -163,8 +163,8 @@ def _hidden_states(lab: Lab) -> Finding:
     """What enters block 1 is put in by hand: what was read before no longer matters."""
     model, one = encoder(seed=lab.seed), torch.tensor([SEQUENCE[:N]])
     other = (one + 1) % 7
-    held = trace(model, one, sites="block.1.resid_pre")["block.1.resid_pre"]
-    runs = [trace(model, tokens, edits={"block.1.resid_pre": lambda site, value: held}) for tokens in (one, other)]
+    held = trace(model, one, sites="blocks.1.resid_pre")["blocks.1.resid_pre"]
+    runs = [trace(model, tokens, edits={"blocks.1.resid_pre": lambda site, value: held}) for tokens in (one, other)]
     apart = float((trace(model, one).logits - trace(model, other).logits).abs().max())
     holds = torch.equal(runs[0].logits, runs[1].logits) and apart > 1e-6
     why = "other tokens below, the same states into block 1: the same output to the bit. Deeper states read states"

@@ -78,7 +78,7 @@ def gradient_errors(seed: int, tap: Tap = NO_TAP, entries: int = ENTRIES) -> dic
 
 @claim("train-nano-gpt")
 def train_nano_gpt(lab: Lab) -> Iterator[Finding]:
-    cut = Cut("block.0.attention.out")
+    cut = Cut("blocks.0.attention.out")
     errors = gradient_errors(lab.seed, cut, entries=2) if lab.broken else gradient_errors(lab.seed)
     name = max(errors, key=lambda key: errors[key])
     why = "central differences err by h^2/6 of the third derivative and u/h of the loss, both near 1e-10"

@@ -39,8 +39,8 @@ def residual_stream_sum(lab: Lab) -> Iterator[Finding]:
     model = _deep("post" if lab.broken else "pre", lab.seed)
     tokens = random_tokens(lab.rng(), 2, 11, 7)
     run = trace(model, tokens, sites=["embed", "*.out", "*.resid_*"])
-    writes = [run[f"block.{i}.{kind}.out"] for i in range(LAYERS) for kind in ("attention", "feedforward")]
-    last, largest = run[f"block.{LAYERS - 1}.resid_post"], float(run.stack("block.*.resid_post").abs().max())
+    writes = [run[f"blocks.{i}.{kind}.out"] for i in range(LAYERS) for kind in ("attention", "feedforward")]
+    last, largest = run[f"blocks.{LAYERS - 1}.resid_post"], float(run.stack("blocks.*.resid_post").abs().max())
     gap = float((last - run["embed"] - torch.stack(writes).sum(0)).abs().max())
     why = "16 L u max|x|: 2L additions in each of two orders, each rounding at most u times what has been summed so far"
     yield lab.numerical(
@@ -72,8 +72,8 @@ def residual_stream_sum(lab: Lab) -> Iterator[Finding]:
 
 def _post_is_no_sum(lab: Lab, tokens: Tensor) -> Finding:
     run = trace(_deep("post", lab.seed), tokens, sites=["embed", "*.out", "*.resid_post"])
-    writes = run.stack("block.*.attention.out").sum(0) + run.stack("block.*.feedforward.out").sum(0)
-    gap = float((run[f"block.{LAYERS - 1}.resid_post"] - run["embed"] - writes).abs().max())
+    writes = run.stack("blocks.*.attention.out").sum(0) + run.stack("blocks.*.feedforward.out").sum(0)
+    gap = float((run[f"blocks.{LAYERS - 1}.resid_post"] - run["embed"] - writes).abs().max())
     why = "after the norm every write is divided by the length of the sum at each later layer"
     return lab.numerical("post-norm: the same sum is off", gap, None, why, low=1e-2)
 
@@ -136,7 +136,7 @@ def _backward(config: c.ModelConfig, seed: int) -> tuple[float, float, float]:
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
     tokens = torch.arange(LENGTH)[None]  # all different: independent vectors
     targets = torch.randint(VOCABULARY, (LENGTH,), generator=generator)
-    top = f"block.{config.n_layers - 1}.resid_post"
+    top = f"blocks.{config.n_layers - 1}.resid_post"
     run = trace(model, tokens, sites=["embed", top], grad=True)
     loss = F.cross_entropy(run.logits[0], targets)
     [last] = [p for n, p in model.named_parameters() if n.endswith(f"{config.n_layers - 1}.feedforward.down.weight")]

@@ -157,9 +157,10 @@ def _valid_without_a_causal_mask(lab: Lab) -> Iterator[Finding]:
 def _first_layer(lab: Lab) -> Iterator[Finding]:
     """Without a mask: what layer 1 stores of a token stands, what layer 2 stores does not."""
     model, tokens = unmasked(decoder(2, lab.seed)), torch.tensor([SEQUENCE[:4]])
-    early, late = (trace(model, tokens[:, :n], sites="block.*.attention.k") for n in (2, 4))
+    early, late = (trace(model, tokens[:, :n], sites="blocks.*.attention.k") for n in (2, 4))
     moved = [
-        float((early[f"block.{i}.attention.k"] - late[f"block.{i}.attention.k"][:, :, :2]).abs().max()) for i in (0, 1)
+        float((early[f"blocks.{i}.attention.k"] - late[f"blocks.{i}.attention.k"][:, :, :2]).abs().max())
+        for i in (0, 1)
     ]
     why = "keys of layer 1 read the token alone"
     yield lab.numerical("no mask: stored keys of layer 1 stand", moved[0], 1e-12, why)

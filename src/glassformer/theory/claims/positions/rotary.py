@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from glassformer.lens.figure import Figure
 
 K, N = 16, 128
-Q_SITE, K_SITE, V_SITE, SCORES = (f"block.0.attention.{name}" for name in ("q", "k", "v", "scores"))
+Q_SITE, K_SITE, V_SITE, SCORES = (f"blocks.0.attention.{name}" for name in ("q", "k", "v", "scores"))
 
 
 def rotary_model(seed: int, pairing: str | None = "halves") -> Model:

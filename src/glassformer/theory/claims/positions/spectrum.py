@@ -50,7 +50,7 @@ def head_scores(width: int, length: int, query_map: np.ndarray, content: float, 
         model.embed.tokens.weight.mul_(content / cfg.init_std)
         attention.q.weight.copy_(torch.tensor(query_map))  # type: ignore[union-attr,operator]
         attention.k.weight.copy_(torch.eye(width))  # type: ignore[union-attr,operator]
-    site = "block.0.attention.scores"
+    site = "blocks.0.attention.scores"
     return trace(model, torch.arange(length)[None], sites=[site])[site][0, 0].numpy()
 
 

@@ -212,7 +212,7 @@ def _empty_rows_of_models(lab: Lab) -> Iterator[Finding]:
     model = gf.build(shape(8, 2, 4, 4), seed=lab.seed, dtype=torch.float64)
     mask = torch.ones(1, 5, 5, dtype=torch.bool)
     mask[0, 2] = False
-    seen = trace(model, [[0] * 5], sites=["block.0.attention.pattern"], mask=mask)["block.0.attention.pattern"]
+    seen = trace(model, [[0] * 5], sites=["blocks.0.attention.pattern"], mask=mask)["blocks.0.attention.pattern"]
     alone = torch.eye(5, dtype=torch.float64)[2]
     why = "a model gives an empty row of a mask its own token, the documented rule, never an even spread"
     yield lab.numerical("empty row of a model", float((seen[0, :, 2] - alone).abs().max()), 0.0, why)
