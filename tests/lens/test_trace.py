@@ -241,7 +241,7 @@ def test_sites_are_printed_with_their_shapes():
     model, _ = lively(variants.decoder())
     seen = trace(model, tokens(1, 7), sites=["blocks.0.attention.pattern", "embed"])
     assert str(seen.sites) == (
-        "embed                      (B,T,D)    (1,7,14)\nblock.0.attention.pattern  (B,H,T,S)  (1,6,7,7)"
+        "embed                       (B,T,D)    (1,7,14)\nblocks.0.attention.pattern  (B,H,T,S)  (1,6,7,7)"
     )
     assert str(sites_of(model)["logits"]) == "logits  (B,T,V)"
 

@@ -161,8 +161,8 @@ class _Element:
         x = self._branch_input(branch)
         positions = torch.arange(x.shape[0])[None]
         # cross-attention has no positions
-        infusion = None if branch == "cross" else self.trunk.position.infusion(positions, x.dtype)
-        x = x if infusion is None else x + infusion[0]
+        embedding = None if branch == "cross" else self.trunk.position.qk_embedding(positions, x.dtype)
+        x = x if embedding is None else x + embedding[0]
         module, norm = getattr(attention, part), getattr(attention, f"{part}_norm")
         width = self.config.d_head
         rotation = None if branch == "cross" else self.trunk.position.rotation(positions, x.dtype, x.shape[0] - 1)
