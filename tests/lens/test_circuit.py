@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from glassformer.lens.circuit import Circuit, as_model, census, continuations, empirical, run, score_terms
 from glassformer.lens.heads import induction_score, previous_token_score
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 
 MODEL = as_model(5, 12)
 sequences = st.lists(st.integers(0, 4), min_size=1, max_size=11)

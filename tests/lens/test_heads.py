@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from glassformer import config as c
 from glassformer.lens import heads as h
 from glassformer.lens.circuit import as_model
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.model import DecoderLM, build
 from glassformer.weights import save
 from tests.variants import POSITIONS, decoder, lively, ragged_mask, seq2seq, tokens

@@ -11,7 +11,8 @@ import glassformer as gf
 from glassformer import config as c
 from glassformer import pretrained
 from glassformer.lens.logit_lens import TunedLens, logit_lens, read_out, train_tuned_lens
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.training.data import tokenizer
 from tests import variants
 from tests.variants import lively, tokens

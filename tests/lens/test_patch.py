@@ -18,7 +18,8 @@ from glassformer.lens.patch import (
     zero,
 )
 from glassformer.lens.residual import FrozenNorm, attribute_logits, head_outputs
-from glassformer.lens.trace import LensError, sites_of, trace
+from glassformer.lens.sites import LensError, sites_of
+from glassformer.lens.trace import trace
 from tests import variants
 from tests.variants import lively, ragged_mask, tokens
 

@@ -23,7 +23,8 @@ from glassformer.lens.rank import (
     stable_rank,
     stream_rank,
 )
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from tests.variants import decoder, lively, seq2seq, tokens
 
 SEEDS = range(5)

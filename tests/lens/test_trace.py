@@ -1,17 +1,14 @@
-"""What a trace records is what transformers and TransformerLens compute there; sites are named or refused."""
-
-import re
+"""A trace records what transformers computes at the same place (TransformerLens: test_aliases.py)."""
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
 
 import glassformer as gf
 from glassformer import config as c
-from glassformer.lens.trace import LensError, MissingSite, sites_of, trace
-from glassformer.model import tap as tap_module
+from glassformer.lens.sites import LensError, MissingSite, sites_of
+from glassformer.lens.trace import trace
 from glassformer.weights import load
 from tests import folders, variants
 from tests.variants import lively, tokens
@@ -141,111 +138,6 @@ def test_bert_sites_equal_transformers(tmp_path):
         assert gap(seen[f"{ours}resid_post"], hooked.outputs[theirs]) <= BOUND
 
 
-# Their name of each activation, and how ours is laid out to be compared: TransformerLens puts heads after time.
-LENS_NAMES = {
-    "resid_pre": ("hook_resid_pre", None),
-    "attention.normed": ("ln1.hook_out", None),
-    "attention.q": ("attn.hook_q", "time first"),
-    "attention.k": ("attn.hook_k", "time first"),
-    "attention.v": ("attn.hook_v", "time first"),
-    "attention.scores": ("attn.hook_attn_scores", "visible"),
-    "attention.pattern": ("attn.hook_pattern", None),
-    "attention.heads": ("attn.hook_z", "time first"),
-    "attention.out": ("hook_attn_out", None),
-    "resid_mid": ("hook_resid_mid", None),
-    "feedforward.normed": ("ln2.hook_out", None),
-    "feedforward.pre": ("mlp.hook_pre", None),
-    "feedforward.post": ("mlp.hook_post", None),
-    "feedforward.out": ("hook_mlp_out", None),
-    "resid_post": ("hook_resid_post", None),
-}
-
-
-@pytest.fixture(scope="module")
-def lens_cache(tmp_path_factory):
-    """A GPT-2-shaped model, ours and in TransformerLens (its own weights, nothing folded), on the same tokens."""
-    from transformer_lens import TransformerBridge
-
-    config = hf.GPT2Config(vocab_size=97, n_embd=35, n_layer=2, n_head=5, n_positions=23)
-    model = random_model(hf.GPT2LMHeadModel, config)
-    ours = load(saved(model, tmp_path_factory.mktemp("gpt2")))
-    words = hf.PreTrainedTokenizerFast(tokenizer_object=folders.tokenizer())  # asked for, never used
-    bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, tokenizer=words)
-    ids = batch("none")[0]
-    with torch.no_grad():
-        logits, cache = bridge.run_with_cache(ids)
-    return trace(ours, ids), cache, logits
-
-
-@pytest.mark.parametrize("site", LENS_NAMES)
-def test_gpt2_sites_equal_transformer_lens(lens_cache, site):
-    seen, cache, logits = lens_cache
-    name, layout = LENS_NAMES[site]
-    for layer in range(2):
-        ours, theirs = seen[f"blocks.{layer}.{site}"], cache[f"blocks.{layer}.{name}"]
-        if layout == "time first":
-            ours = ours.transpose(1, 2)
-            theirs = theirs.view_as(ours)  # some of their hooks leave the heads joined
-        if layout == "visible":  # where they write a very small number we write -inf
-            visible = torch.ones(ours.shape[-2:], dtype=torch.bool).tril()
-            assert torch.isinf(ours[..., ~visible]).all()
-            ours, theirs = ours[..., visible], theirs[..., visible]
-        assert gap(ours, theirs) <= BOUND
-        assert gap(ours, theirs.flip(0)) > 0.01  # the control: the rows differ
-    assert gap(seen.logits, logits) <= BOUND
-
-
-@settings(max_examples=60)
-@given(config=variants.decoders | variants.encoders | variants.seq2seqs)
-def test_the_list_of_sites_is_what_a_run_passes(config):
-    model, _ = lively(config)
-    extra = {"target": tokens(2, 5)} if isinstance(config, c.Seq2SeqConfig) else {}
-    met = []
-
-    class Noting:
-        def __call__(self, site, value):
-            met.append((site, tuple(value.shape)))
-            return value
-
-        def wants(self, site):
-            return True
-
-    seen = trace(model, tokens(2, 7), **extra)
-    model(*([tokens(2, 7), *extra.values()]), tap=Noting())
-    assert [name for name, _ in met] == list(sites_of(config)) == list(seen) == list(seen.sites)
-    assert [(site.name, site.shape) for site in seen.sites.values()] == met
-
-
-@settings(max_examples=30)
-@given(config=variants.decoders)
-def test_shapes_in_letters_are_the_shapes_in_numbers(config):
-    model, _ = lively(config)
-    sizes = {"B": 2, "T": 7, "S": 7, "D": config.d_model, "H": config.n_heads, "G": config.n_kv_heads}
-    sizes |= {"K": config.d_head, "U": config.d_value, "F": variants.F, "V": config.vocab_size, "E": 5}
-    sizes["A"] = getattr(config.feedforward, "n_active", None)
-    for site in trace(model, tokens(2, 7)).sites.values():
-        assert tuple(sizes[letter] for letter in site.letters.split(",")) == site.shape, site
-
-
-def test_every_documented_site_is_listed_with_the_documented_shape():
-    documented = dict(re.findall(r"^    (\S+) +\(([A-Z,]+)\)", tap_module.__doc__, re.M))
-    listed = {}
-    for feedforward in (c.Dense(d_ff=5), c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))):
-        for site in sites_of(variants.decoder(feedforward=feedforward)).values():
-            if not site.name.startswith("blocks.1"):
-                listed[site.name.replace("blocks.0", "blocks.I")] = site.letters
-    assert listed == documented
-
-
-def test_sites_are_printed_with_their_shapes():
-    model, _ = lively(variants.decoder())
-    seen = trace(model, tokens(1, 7), sites=["blocks.0.attention.pattern", "embed"])
-    assert str(seen.sites) == (
-        "embed                       (B,T,D)    (1,7,14)\nblocks.0.attention.pattern  (B,H,T,S)  (1,6,7,7)"
-    )
-    assert str(sites_of(model)["logits"]) == "logits  (B,T,V)"
-
-
 def test_only_selected_sites_are_recorded_and_patterns_select_many():
     model, _ = lively(variants.decoder())
     seen = trace(model, tokens(2, 7), sites=["blocks.*.attention.pattern", "final"])
@@ -360,38 +252,6 @@ def test_trace_is_a_public_function():
     import glassformer.lens.trace  # noqa: F401
 
     assert gf.trace is trace
-
-
-@pytest.mark.parametrize(
-    ("config", "site", "sentence"),
-    [
-        (DECODER, "blocks.0.attenton.pattern", "Did you mean blocks.0.attention.pattern"),
-        (DECODER, "nonsense", "sites_of(model) lists them all"),
-        (DECODER, "blocks.2.attention.q", "layers are 0 to 1"),
-        (DECODER, "blocks.0.cross.pattern", "only the decoder of an encoder-decoder has cross-attention"),
-        (DECODER, "blocks.*.feedforward.router", "only a mixture of experts has a router"),
-        (DECODER, "decoder.blocks.0.attention.q", "write blocks.0.attention.q"),
-        (variants.decoder(placement="post"), "blocks.0.attention.normed", "a branch reads the stream itself"),
-        (variants.decoder(placement="parallel"), "blocks.0.feedforward.normed", "see attention.normed"),
-        (variants.decoder(placement="parallel"), "blocks.0.resid_mid", "see attention.normed"),
-        (variants.decoder(feedforward=c.NoFeedForward()), "blocks.0.feedforward.out", "attention only"),
-        (variants.decoder(head=None), "logits", "has no head"),
-        (SEQ2SEQ, "blocks.0.attention.q", "write encoder.blocks.0.attention.q or decoder.blocks.0.attention.q"),
-        (SEQ2SEQ, "encoder.blocks.0.cross.q", "only the decoder of an encoder-decoder has cross-attention"),
-        (SEQ2SEQ, "encoder.blocks.2.resid_pre", "layers are 0 to 1"),
-        (
-            variants.decoder(feedforward=c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))),
-            "blocks.0.feedforward.pre",
-            "see feedforward.choice",
-        ),
-    ],
-)
-def test_a_site_that_is_not_there_is_refused_with_the_reason(config, site, sentence):
-    model, _ = lively(config)
-    with pytest.raises(MissingSite) as refused:
-        trace(model, tokens(1, 3), sites=["*", site])
-    assert sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_an_unrecorded_site_says_how_to_record_it():

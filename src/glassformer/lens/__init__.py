@@ -26,7 +26,8 @@ from glassformer.lens.residual import (
     decompose,
     stream_norms,
 )
-from glassformer.lens.trace import LensError, Site, Sites, Trace, sites_of, trace
+from glassformer.lens.sites import LensError, Site, Sites, sites_of
+from glassformer.lens.trace import Trace, trace
 
 __all__ = [
     "Attribution",

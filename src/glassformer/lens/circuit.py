@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from glassformer import config as c
 from glassformer.config.errors import listing
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.model import DecoderLM, build
 
 Term = Literal["direct", "q", "k", "qk"]

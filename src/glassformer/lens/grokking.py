@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.model import Model
 from glassformer.shapes import Float
 

@@ -28,7 +28,8 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.config.errors import nearest
 from glassformer.lens.copying import copying_score, copying_top
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.model import DecoderLM, EncoderLM, Model, masks
 from glassformer.shapes import Bool, Float, Int
 

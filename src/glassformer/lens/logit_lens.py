@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.lens.residual import stack_of
-from glassformer.lens.trace import Given, LensError, Tokens, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import Given, Tokens, trace
 from glassformer.model import Model
 from glassformer.shapes import Float, Int
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.lens.residual import FrozenNorm, stack_of
+from glassformer.lens.sites import LensError, select, site_name, sites_of
 from glassformer.lens.trace import (
     Edit,
     Given,
-    LensError,
     Recorder,
     Tokens,
     Trace,
@@ -29,8 +29,6 @@ from glassformer.lens.trace import (
     read_tokens,
     require_equal_length,
     run_hidden,
-    select,
-    sites_of,
     trace,
 )
 from glassformer.model import Model
@@ -351,9 +349,9 @@ def path_effect(
     run's statistics, and the direct path's change is the sender's direct logit attribution, corrupt less clean.
     """
     writers = [name for name in sites_of(model) if name.endswith((".heads", "feedforward.out"))]
-    site, head = sender
+    site, head = site_name(model.config, sender[0]), sender[1]
+    receivers = None if receivers is None else {site_name(model.config, name): h for name, h in receivers.items()}
     if site not in writers:
-        select(model.config, site)  # refuses what does not exist
         raise LensError(f"{site} does not write to the stream: send from a site .heads or feedforward.out.")
     if freeze_norm and receivers is not None:
         raise LensError("freeze_norm is for the direct path, and receivers were given: leave one of them out.")

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.config.errors import listing
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.model import Model
 from glassformer.model.attention import explicit_attention
 from glassformer.shapes import Float, Int

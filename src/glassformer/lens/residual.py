@@ -20,7 +20,8 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.finding import Finding
-from glassformer.lens.trace import Given, LensError, Tokens, Trace, missing_site, sites_of, stacks_of, trace
+from glassformer.lens.sites import LensError, site_name, sites_of, stacks_of
+from glassformer.lens.trace import Given, Tokens, Trace, trace
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block, PostNormBlock
@@ -91,9 +92,7 @@ def decompose(
     """
     config = model.config
     prefix = "decoder." if isinstance(config, c.Seq2SeqConfig) else ""
-    at = at or f"{prefix}blocks.{stacks_of(config)[prefix] - 1}.resid_post"
-    if at not in sites_of(config):
-        raise missing_site(config, at)
+    at = site_name(config, at or f"{prefix}blocks.{stacks_of(config)[prefix] - 1}.resid_post")
     if not at.endswith((".resid_pre", ".resid_mid", ".resid_post", "embed", "final")):
         raise LensError(f"{at} is not the residual stream: give embed, final, or a block's resid_pre, _mid or _post.")
     prefix = "encoder." if at.startswith("encoder.") else prefix

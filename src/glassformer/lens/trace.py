@@ -9,38 +9,22 @@ should be equal bit for bit must come from runs that ask for the same scores and
 A trace runs in evaluation mode (no dropout) and leaves the model in the mode it was in.
 """
 
-import difflib
-import fnmatch
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config.errors import listing
-from glassformer.errors import GlassformerError, plural
+from glassformer.errors import plural
+from glassformer.lens.sites import LensError, MissingSite, Site, Sites, select, site_name, sites_of
 from glassformer.model import NO_TAP, Cache, DecoderLM, EncoderLM, Model, Seq2Seq, Tap
 from glassformer.shapes import Bool, Float, Int, Shaped
 
 Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
 Edit = Callable[[str, Tensor], Tensor]
 """What happens to a site: its name and value in, the value the model goes on with out. See `lens.patch`."""
-
-
-class LensError(GlassformerError):
-    """Something that cannot be looked at. The message gives the value, the rule and the remedy."""
-
-
-class MissingSite(LensError, KeyError):  # noqa: N818
-    """A site that does not exist or was not recorded; a KeyError too, as a mapping's `get` expects."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class Given(TypedDict, total=False):
@@ -55,141 +39,6 @@ class Given(TypedDict, total=False):
     cache: Cache | None
     tokenizer: Any
     """Needed for tokens given as text: anything whose `encode(text)` gives ids, or an object with `.ids`."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """A named place: its shape in the alphabet of docs/shapes.md and, once recorded, in numbers."""
-
-    name: str
-    letters: str
-    shape: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        numbers = "" if self.shape is None else f"  ({','.join(map(str, self.shape))})"
-        return f"{self.name}  ({self.letters}){numbers}"
-
-
-class Sites(Mapping[str, Site]):
-    """Sites by name, in the order of the computation; printed as a table."""
-
-    def __init__(self, sites: Iterable[Site]):
-        self._sites = {site.name: site for site in sites}
-
-    def __getitem__(self, name: str) -> Site:
-        return self._sites[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
-
-    def __len__(self) -> int:
-        return len(self._sites)
-
-    def __str__(self) -> str:
-        rows = [str(site).split("  ") for site in self._sites.values()]
-        widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(3)]
-        return "\n".join(
-            "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows
-        )
-
-    __repr__ = __str__
-
-
-ATTENTION = {
-    **{"normed": "B,T,D", "q": "B,H,T,K", "k": "B,G,S,K", "v": "B,G,S,U", "scores": "B,H,T,S", "pattern": "B,H,T,S"},
-    **{"heads": "B,H,T,U", "out": "B,T,D"},
-}
-FEEDFORWARD = {
-    **{"normed": "B,T,D", "pre": "B,T,F", "post": "B,T,F", "router": "B,T,E", "choice": "B,T,A", "out": "B,T,D"},
-}
-
-
-def sites_of(model: Model | c.ModelConfig) -> Sites:
-    """Every site of a model, before it is run."""
-    return _sites(model if isinstance(model, c.ModelConfig) else model.config)
-
-
-@lru_cache(maxsize=32)
-def _sites(config: c.ModelConfig) -> Sites:
-    return Sites(site for site, absent in _catalogue(config) if not absent)
-
-
-def stacks_of(config: c.ModelConfig) -> dict[str, int]:
-    """Prefix of each stack's sites, and its number of layers."""
-    if isinstance(config, c.Seq2SeqConfig):
-        return {"encoder.": config.n_encoder_layers, "decoder.": config.n_layers}
-    return {"": config.n_layers}
-
-
-def _catalogue(config: c.ModelConfig) -> Iterator[tuple[Site, str]]:
-    """All sites there could be, each with the reason why this model lacks it, or an empty text."""
-    for prefix, layers in stacks_of(config).items():
-        yield Site(f"{prefix}embed", "B,T,D"), ""
-        for layer in range(layers):
-            for name, letters, absent in _block_catalogue(config, cross=prefix == "decoder."):
-                yield Site(f"{prefix}blocks.{layer}.{name}", letters), absent
-        yield Site(f"{prefix}final", "B,T,D"), ""
-    yield Site("logits", "B,T,V"), "" if config.head else "the model has no head (config.head is None)"
-
-
-def _block_catalogue(config: c.ModelConfig, cross: bool) -> Iterator[tuple[str, str, str]]:
-    post = "with placement='post' a branch reads the stream itself: see resid_pre and resid_mid"
-    unnormed = post if config.placement == "post" else ""
-    parallel = "with placement='parallel' both branches read one norm of resid_pre: see attention.normed"
-    side_by_side = parallel if config.placement == "parallel" else ""
-    yield "resid_pre", "B,T,D", ""
-    for name, letters in ATTENTION.items():
-        yield f"attention.{name}", letters, unnormed if name == "normed" else ""
-    for name, letters in ATTENTION.items():
-        absent = "" if cross else "only the decoder of an encoder-decoder has cross-attention"
-        yield f"cross.{name}", letters, absent or (unnormed if name == "normed" else "")
-    attention_only = isinstance(config.feedforward, c.NoFeedForward)
-    without = "the blocks of this model have attention only, no feed-forward" if attention_only else ""
-    yield "resid_mid", "B,T,D", side_by_side
-    for name, letters in FEEDFORWARD.items():
-        absent = unnormed or side_by_side if name == "normed" else ""
-        if name in ("pre", "post") and isinstance(config.feedforward, c.MoE):
-            absent = "experts see only the tokens sent to them, so there is no one tensor: see feedforward.choice"
-        if name in ("router", "choice") and not isinstance(config.feedforward, c.MoE):
-            absent = "only a mixture of experts has a router"
-        yield f"feedforward.{name}", letters, without or absent
-    yield "resid_post", "B,T,D", ""
-
-
-def select(config: c.ModelConfig, wanted: str | Iterable[str] | None) -> list[str]:
-    """Names of the sites that names or patterns ("blocks.*.attention.pattern") mean; None means all of them."""
-    known = sites_of(config)
-    if wanted is None:
-        return list(known)
-    chosen: set[str] = set()
-    for pattern in [wanted] if isinstance(wanted, str) else wanted:
-        found = fnmatch.filter(known, pattern)
-        if not found:
-            raise missing_site(config, pattern)
-        chosen.update(found)
-    return [name for name in known if name in chosen] if chosen else []
-
-
-def missing_site(config: c.ModelConfig, wanted: str) -> MissingSite:
-    """Why this model has no such site, or which names are near it."""
-    known, stacks = list(sites_of(config)), stacks_of(config)
-    seq2seq = isinstance(config, c.Seq2SeqConfig)
-    prefix = next((p for p in ("encoder.", "decoder.") if wanted.startswith(p)), "")
-    if seq2seq and not prefix and re.match(r"blocks\.|embed$|final$", wanted):
-        return MissingSite(f"{wanted} could be in either stack: write encoder.{wanted} or decoder.{wanted}.")
-    if prefix and not seq2seq:
-        bare = wanted.removeprefix(prefix)
-        return MissingSite(f"{wanted} is a site of an encoder-decoder, which this model is not: write {bare}.")
-    layer = re.match(rf"{re.escape(prefix)}blocks\.(\d+)\.", wanted)
-    if layer and prefix in stacks and int(layer[1]) >= stacks[prefix]:
-        last = stacks[prefix] - 1
-        return MissingSite(f"{wanted} is beyond the last layer: layers are 0 to {last}, use one of those.")
-    for site, absent in _catalogue(config):
-        if absent and fnmatch.fnmatchcase(site.name, wanted):
-            return MissingSite(f"{wanted} does not exist in this model: {absent}.")
-    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {listing(close)}?" if close else "sites_of(model) lists them all."
-    return MissingSite(f"{wanted!r} is not a site. {hint}")
 
 
 class Trace(Mapping[str, Tensor]):
@@ -208,11 +57,10 @@ class Trace(Mapping[str, Tensor]):
         """What was read; of an encoder-decoder the source and the target."""
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self._values:
-            return self._values[name]
-        if name in sites_of(self.config):
+        site = name if name in self._values else site_name(self.config, name)
+        if site not in self._values:
             raise MissingSite(f"{name} was not recorded in this run: trace again with sites=[{name!r}].")
-        raise missing_site(self.config, name)
+        return self._values[site]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -232,10 +80,9 @@ class Trace(Mapping[str, Tensor]):
         return self._logits
 
     def stack(self, pattern: str) -> Shaped[Tensor, "L ..."]:
-        """The sites that match, one above the other in a first axis L: `stack("blocks.*.attention.pattern")`."""
-        names = fnmatch.filter(self._values, pattern)
+        """Stack the recorded sites that match along a new first axis L: `stack("blocks.*.attention.pattern")`."""
+        names = [name for name in select(self.config, pattern) if name in self._values]
         if not names:
-            select(self.config, pattern)  # refuses what does not exist
             raise MissingSite(f"{pattern} was not recorded in this run: trace again with sites=[{pattern!r}].")
         return torch.stack([self._values[name] for name in names])
 

@@ -5,7 +5,8 @@ import torch
 
 from glassformer import config as c
 from glassformer.lens.heads import head_table
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.lens.views import KINDS, Choice, Subject
 from glassformer.model import build
 from tests.lens.figures.legible import problems

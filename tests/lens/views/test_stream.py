@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from glassformer.lens import rank
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.lens.views import KINDS, Choice, Subject
 from tests.lens.figures.legible import problems
 from tests.variants import decoder, lively, seq2seq

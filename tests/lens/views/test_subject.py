@@ -2,7 +2,7 @@
 
 import pytest
 
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.lens.views.subject import Choice, Subject, index, pick, place_of
 from tests.variants import decoder, lively, seq2seq
 

@@ -11,7 +11,8 @@ from glassformer.errors import plural
 from glassformer.lens import figures
 from glassformer.lens.figure import Figure
 from glassformer.lens.heads import LONGEST, head_table, repeated_tokens
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.lens.views.subject import Choice, Subject, View, index, pick
 from glassformer.model import DecoderLM
 

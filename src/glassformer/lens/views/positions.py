@@ -6,7 +6,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.lens import figures
 from glassformer.lens.residual import stack_of
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.lens.views.subject import Choice, Subject, View, pick
 from glassformer.model.positions import Rotary, alibi_slopes, apply_rotation, sinusoids, t5_buckets
 

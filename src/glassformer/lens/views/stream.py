@@ -10,7 +10,8 @@ from glassformer.lens.figures.labels import readable
 from glassformer.lens.logit_lens import logit_lens
 from glassformer.lens.patch import patch_effects
 from glassformer.lens.residual import attribute_logits, stream_norms
-from glassformer.lens.trace import LensError, require_equal_length, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import require_equal_length, trace
 from glassformer.lens.views.subject import Choice, Subject, View, index, pick, place_of
 from glassformer.model import Seq2Seq
 

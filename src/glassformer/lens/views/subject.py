@@ -10,7 +10,8 @@ from torch import Tensor
 from glassformer.config.errors import listing
 from glassformer.errors import plural
 from glassformer.lens.figure import Figure
-from glassformer.lens.trace import Given, LensError
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import Given
 from glassformer.model import Model
 
 

@@ -55,7 +55,8 @@ def cell(models: ModelStore, request: schema.Cell) -> dict[str, Any]:
     """Return one element of the tensor at a site; `index` has all axes except the batch."""
     import torch
 
-    from glassformer.lens.trace import missing_site, sites_of, trace
+    from glassformer.lens.sites import missing_site, sites_of
+    from glassformer.lens.trace import trace
 
     inputs = read_inputs(models, request)
     known = sites_of(inputs.model)

@@ -12,7 +12,8 @@ from glassformer.studio.settings import LIMITS
 
 def patterns(models: ModelStore, request: schema.Patterns, limit: int = LIMITS.pattern_bytes) -> TensorResponse:
     """Return the attention patterns of all heads, or of one layer, as (L,H,T,S) with one byte per weight."""
-    from glassformer.lens.trace import stacks_of, trace
+    from glassformer.lens.sites import stacks_of
+    from glassformer.lens.trace import trace
 
     inputs = read_inputs(models, request)
     stack, kind = _where(inputs, request.where)
