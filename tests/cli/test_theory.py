@@ -274,7 +274,7 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
     file.write_text(right.replace("/ tau", "* tau"))
     code, out, _ = run(capsys, "exercise", "temperature", "--grade", file)
     assert code == 1
-    assert "you multiply by tau: divide by it" in out
+    assert "you multiply the logits by tau: divide by it" in out
     file.write_text("def temperature(")
     code, told = run_json(capsys, "exercise", "temperature", "--grade", file)
     assert (code, told["result"]) == (2, "ungraded")
@@ -285,7 +285,7 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
     ("arguments", "words"),
     [
         (["rop"], "Did you mean"),
-        (["rope", "--grade", "no.py"], "no.py is no file"),
+        (["rope", "--grade", "no.py"], "no.py is not a file"),
         (["rope", "--grade", "a.py", "--stub", "b.py"], "do not go together"),
         (["--grade", "a.py"], "which exercise?"),
         (["rope", "--stub", "no/folder/a.py"], "there is no folder no/folder; make it first"),
