@@ -278,7 +278,7 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
     file.write_text("def temperature(")
     code, told = run_json(capsys, "exercise", "temperature", "--grade", file)
     assert (code, told["result"]) == (2, "ungraded")
-    assert "not Python" in told["wrong"][0]
+    assert "not valid Python" in told["wrong"][0]
 
 
 @pytest.mark.parametrize(

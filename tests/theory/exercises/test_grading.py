@@ -104,7 +104,7 @@ def test_endless_loops_are_stopped_and_nothing_is_left_running(tmp_path):
     loop = GOOD.replace("BEFORE", f"{child}\n    while True: pass")
     assert "did not finish within 1 seconds: is there an endless loop?" in told(tmp_path, loop, WRONG, seconds=1)
     assert not running(mark)
-    assert "while the file was being loaded, it was not done" in told(tmp_path, "while True: pass", UNGRADED, seconds=1)
+    assert "while the file was loading, it did not finish" in told(tmp_path, "while True: pass", UNGRADED, seconds=1)
     sleeping = GOOD.replace("BEFORE", "import time; time.sleep(600)")
     assert "was not done" in told(tmp_path, sleeping, WRONG, seconds=1)
     assert graded(tmp_path, GOOD.replace("BEFORE", child)).result == RIGHT
