@@ -101,7 +101,11 @@ def test_patching_accepts_the_names():
         (variants.decoder(position=c.Learned()), "hook_embed", "the token embedding alone"),
         (variants.decoder(placement="post"), "blocks.0.hook_resid_post", "use resid_post"),
         (variants.decoder(placement="post"), "ln_final.hook_out", "no final norm"),
-        (variants.decoder(feedforward=c.NoFeedForward()), "blocks.*.mlp.hook_pre", "attention only, no feed-forward"),
+        (
+            variants.decoder(feedforward=c.NoFeedForward()),
+            "blocks.*.mlp.hook_pre",
+            "attention only and no feed-forward",
+        ),
         (variants.decoder(), "blocks.0.attn.hook_patern", "Did you mean blocks.0.attn.hook_pattern"),
         (variants.decoder(), "ln_final.hook_normalized", "before the norm's weight and bias"),
     ],

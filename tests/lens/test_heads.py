@@ -268,17 +268,17 @@ def test_missing_scores_are_dashes_explained_below():
     last = text.splitlines()[3].split()
     assert last[:2] == ["0", "0"]
     assert "–" in last
-    assert "– copying: nothing this attention head writes reaches logits" in text
+    assert "– copying: the path from this attention head to the logits is not linear" in text
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: h.head_table(lively(seq2seq())[0]), "not an encoder-decoder"),
-        (lambda: h.head_table(lively(decoder(vocab_size=7))[0]), "7 ordinary tokens have no room"),
-        (lambda: h.head_table(lively(decoder(max_len=9))[0]), "a context of 9 and 31 ordinary tokens have no room"),
+        (lambda: h.head_table(lively(decoder(vocab_size=7))[0]), "7 ordinary tokens leave no room"),
+        (lambda: h.head_table(lively(decoder(max_len=9))[0]), "a context of 9 and 31 ordinary tokens leave no room"),
         (lambda: h.head_table(lively(decoder())[0], length=30), "more than the context of 29"),
-        (lambda: h.repeated_tokens(20, length=40), "20 ordinary tokens is too small for 40 places .* which need 32"),
+        (lambda: h.repeated_tokens(20, length=40), "20 ordinary tokens is too small for 40 positions .* which need 32"),
         (lambda: h.repeated_tokens(20, length=6, copies=4), "give at least 1 row, 2 copies and 8 tokens"),
         (
             lambda: h.head_table(lively(decoder())[0], rows=1).ranked("inducton"),

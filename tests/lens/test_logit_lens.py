@@ -113,9 +113,9 @@ def test_refusals_say_what_to_do():
     ids = tokens(2, 7)
     cases = [
         (lambda: logit_lens(headless, ids), "no layer can be read as tokens"),
-        (lambda: logit_lens(model, ids, top=32), "top=32 tokens of a vocabulary of 31: use 1 to 31"),
+        (lambda: logit_lens(model, ids, top=32), "top=32 is outside the vocabulary of 31 tokens: use 1 to 31"),
         (lambda: logit_lens(model, ids, tuned=TunedLens.plain(wide)), "for another model"),
-        (lambda: train_tuned_lens(both, [ids]), "use the plain lens"),
+        (lambda: train_tuned_lens(both, [ids]), "use the logit lens"),
         (lambda: train_tuned_lens(model, []), "0 batches"),
         (lambda: train_tuned_lens(model, [ids], steps=0), "steps=0"),
     ]

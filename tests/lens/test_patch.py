@@ -119,7 +119,7 @@ def test_experts_can_be_chosen_by_hand():
     model, ids, _ = run(config)
     logits = patch(model, ids, {"blocks.0.feedforward.choice": value(torch.tensor([3, 1]))})
     assert (logits - model(ids)).abs().max() > 1e-3
-    with pytest.raises(LensError, match="whole numbers"):
+    with pytest.raises(LensError, match="integers"):
         patch(model, ids, {"blocks.0.feedforward.choice": mean()})
 
 
@@ -266,9 +266,9 @@ def test_refusals_say_what_to_do():
         (lambda: mean(over=["heads"]), "average over 'rows', 'positions' or both"),
         (lambda: patch_effects(model, clean, clean, 4, 9), "there is nothing to restore"),
         (lambda: patch_effects(model, clean, corrupt[:, :5], 4, 9), "and the corrupt text has 5 tokens: patching"),
-        (lambda: patch_effects(model, clean, corrupt[:1], 4, 9), "corrupt texts: 1. Give as many"),
+        (lambda: patch_effects(model, clean, corrupt[:1], 4, 9), "2 clean and 1 corrupt texts"),
         (lambda: patch_effects(model, clean, corrupt, 4, 31), "token id 31 is outside the vocabulary of 31"),
-        (lambda: patch_effects(model, clean, corrupt, 4, torch.tensor([1, 2, 3])), "3 answers for 2 rows"),
+        (lambda: patch_effects(model, clean, corrupt, 4, torch.tensor([1, 2, 3])), "3 answers were given for 2 rows"),
         (lambda: patch_effects(model, clean, corrupt, 4, 9, layers=[2]), "layers are 0 to 1"),
         (lambda: patch_effects(model, clean, corrupt, 4, 9, position=7), "position 7 is outside a text of 7"),
         (lambda: patch_effects(model, clean, corrupt, 4, 9, cache=model.new_cache()), "leave it out"),

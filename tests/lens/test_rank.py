@@ -197,7 +197,7 @@ def test_variants_of_one_seed_share_their_draw_and_seeds_differ():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"variant": "pure"}, "variant='pure' is not known: use attention, identity"),
+        ({"variant": "pure"}, "variant='pure' does not exist: use attention, identity"),
         ({"variant": "skip", "layers": 0}, "layers=0 must be at least 1"),
         ({"variant": "skip", "n": 1}, "n=1 must be at least 2"),
     ],

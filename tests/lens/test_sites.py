@@ -76,7 +76,11 @@ def test_sites_are_printed_with_their_shapes():
         (DECODER, "blocks.0.cross.pattern", "only the decoder of an encoder-decoder has cross-attention"),
         (DECODER, "blocks.*.feedforward.router", "only a mixture of experts has a router"),
         (DECODER, "decoder.blocks.0.attention.q", "write blocks.0.attention.q"),
-        (variants.decoder(placement="post"), "blocks.0.attention.normed", "a branch reads the stream itself"),
+        (
+            variants.decoder(placement="post"),
+            "blocks.0.attention.normed",
+            "a sublayer reads the residual stream itself",
+        ),
         (variants.decoder(placement="parallel"), "blocks.0.feedforward.normed", "see attention.normed"),
         (variants.decoder(placement="parallel"), "blocks.0.resid_mid", "see attention.normed"),
         (variants.decoder(feedforward=c.NoFeedForward()), "blocks.0.feedforward.out", "attention only"),

@@ -275,12 +275,12 @@ def test_bad_input_is_refused_in_a_sentence():
         (model, "text", {}, "text was given without a tokenizer"),
         (model, [[1, 2], [3]], {}, "rows of one length"),
         (model, [], {}, "at least one"),
-        (model, torch.rand(2, 3), {}, "whole numbers"),
-        (model, row, {"target": row}, "target= was given, which a model with one stack has no use for"),
+        (model, torch.rand(2, 3), {}, "integers"),
+        (model, row, {"target": row}, "target= was given, which a model with one stack does not accept"),
         (model, [31], {}, "token id 31 is outside the vocabulary of 31"),
         (both, row, {}, "give target="),
         (both, row, {"target": row, "positions": row}, "positions= was given"),
-        (encoder, row, {"cache": model.new_cache()}, "cache= was given, which an encoder has no use for"),
+        (encoder, row, {"cache": model.new_cache()}, "cache= was given, which an encoder does not accept"),
     ]
     for subject, ids, given_, sentence in cases:
         with pytest.raises(ValueError) as refused:

@@ -20,11 +20,11 @@ from glassformer.model import Model
 
 
 class LensError(GlassformerError):
-    """Something that cannot be looked at. The message gives the value, the rule and the remedy."""
+    """A request that the lens cannot serve. The message gives the value, the rule and the remedy."""
 
 
 class MissingSite(LensError, KeyError):  # noqa: N818
-    """A site that does not exist or was not recorded; a KeyError too, as a mapping's `get` expects."""
+    """A site that does not exist or was not recorded. It is also a KeyError, as `Mapping.get` expects."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -32,7 +32,7 @@ class MissingSite(LensError, KeyError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Site:
-    """A named place: its shape in the alphabet of docs/shapes.md and, once recorded, in numbers."""
+    """A named tensor: its shape in the letters of docs/shapes.md and, once recorded, in numbers."""
 
     name: str
     letters: str
@@ -44,7 +44,7 @@ class Site:
 
 
 class Sites(Mapping[str, Site]):
-    """Sites by name, in the order of the computation; printed as a table."""
+    """Sites by name in the order of computation, printed as a table."""
 
     def __init__(self, sites: Iterable[Site]):
         self._sites = {site.name: site for site in sites}
@@ -78,7 +78,7 @@ FEEDFORWARD = {
 
 
 def sites_of(model: Model | c.ModelConfig) -> Sites:
-    """Every site of a model, before it is run."""
+    """Return every site of a model. The model is not run."""
     return _sites(model if isinstance(model, c.ModelConfig) else model.config)
 
 
@@ -88,14 +88,14 @@ def _sites(config: c.ModelConfig) -> Sites:
 
 
 def stacks_of(config: c.ModelConfig) -> dict[str, int]:
-    """Prefix of each stack's sites, and its number of layers."""
+    """Return the site prefix of each stack and its number of layers."""
     if isinstance(config, c.Seq2SeqConfig):
         return {"encoder.": config.n_encoder_layers, "decoder.": config.n_layers}
     return {"": config.n_layers}
 
 
 def _catalogue(config: c.ModelConfig) -> Iterator[tuple[Site, str]]:
-    """All sites there could be, each with the reason why this model lacks it, or an empty text."""
+    """Yield every possible site with the reason why this model lacks it; the reason is empty if it exists."""
     for prefix, layers in stacks_of(config).items():
         yield Site(f"{prefix}embed", "B,T,D"), ""
         for layer in range(layers):
@@ -106,10 +106,10 @@ def _catalogue(config: c.ModelConfig) -> Iterator[tuple[Site, str]]:
 
 
 def _block_catalogue(config: c.ModelConfig, cross: bool) -> Iterator[tuple[str, str, str]]:
-    post = "with placement='post' a branch reads the stream itself: see resid_pre and resid_mid"
+    post = "with placement='post' a sublayer reads the residual stream itself: see resid_pre and resid_mid"
     unnormed = post if config.placement == "post" else ""
-    parallel = "with placement='parallel' both branches read one norm of resid_pre: see attention.normed"
-    side_by_side = parallel if config.placement == "parallel" else ""
+    parallel = "with placement='parallel' both sublayers share one norm of resid_pre: see attention.normed"
+    shared_norm = parallel if config.placement == "parallel" else ""
     yield "resid_pre", "B,T,D", ""
     for name, letters in ATTENTION.items():
         yield f"attention.{name}", letters, unnormed if name == "normed" else ""
@@ -117,12 +117,12 @@ def _block_catalogue(config: c.ModelConfig, cross: bool) -> Iterator[tuple[str, 
         absent = "" if cross else "only the decoder of an encoder-decoder has cross-attention"
         yield f"cross.{name}", letters, absent or (unnormed if name == "normed" else "")
     attention_only = isinstance(config.feedforward, c.NoFeedForward)
-    without = "the blocks of this model have attention only, no feed-forward" if attention_only else ""
-    yield "resid_mid", "B,T,D", side_by_side
+    without = "the blocks of this model have attention only and no feed-forward" if attention_only else ""
+    yield "resid_mid", "B,T,D", shared_norm
     for name, letters in FEEDFORWARD.items():
-        absent = unnormed or side_by_side if name == "normed" else ""
+        absent = unnormed or shared_norm if name == "normed" else ""
         if name in ("pre", "post") and isinstance(config.feedforward, c.MoE):
-            absent = "experts see only the tokens sent to them, so there is no one tensor: see feedforward.choice"
+            absent = "each expert receives only its own tokens, so there is no single tensor: see feedforward.choice"
         if name in ("router", "choice") and not isinstance(config.feedforward, c.MoE):
             absent = "only a mixture of experts has a router"
         yield f"feedforward.{name}", letters, without or absent
@@ -161,7 +161,7 @@ def site_name(config: c.ModelConfig, name: str) -> str:
 
 
 def missing_site(config: c.ModelConfig, wanted: str) -> MissingSite:
-    """Why this model has no such site, or which names are near it."""
+    """Return the error for a name that is not a site of this model, with the reason or the nearest names."""
     known, stacks = list(sites_of(config)), stacks_of(config)
     seq2seq = isinstance(config, c.Seq2SeqConfig)
     prefix = next((p for p in ("encoder.", "decoder.") if wanted.startswith(p)), "")

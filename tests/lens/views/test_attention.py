@@ -46,11 +46,11 @@ def test_one_layer_is_a_block_of_maps(subject):
 
 
 def test_a_head_without_its_layer_is_refused(subject):
-    with pytest.raises(LensError, match="of which layer"):
+    with pytest.raises(LensError, match="exists in every layer"):
         KINDS["attention"](subject, Choice(head=1))
     with pytest.raises(LensError, match="its heads are 0 to 5"):
         KINDS["attention"](subject, Choice(layer=0, head=6))
-    with pytest.raises(LensError, match="cross is a place in an encoder-decoder"):
+    with pytest.raises(LensError, match="cross attention exists only in an encoder-decoder"):
         KINDS["attention"](subject, Choice(show="cross"))
 
 
@@ -82,7 +82,7 @@ def test_an_encoder_has_no_induction_and_its_score_is_left_out_of_the_picture():
         **{k: getattr(config, k) for k in ("vocab_size", "d_model", "n_layers", "attention", "feedforward", "max_len")}
     )
     subject = Subject("bert", build(encoder), IDS)
-    with pytest.raises(LensError, match="bert is no decoder"):
+    with pytest.raises(LensError, match="bert is not a decoder"):
         KINDS["induction"](subject, Choice())
     figure = KINDS["heads"](subject, Choice()).draw()
     assert figure.axes[0].texts[0].get_text().startswith("undefined")
