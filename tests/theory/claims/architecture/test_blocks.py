@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from glassformer.model.block import Block
+from glassformer.model.block import PreNormBlock
 from glassformer.model.norm import LayerNorm
 from glassformer.theory.claims.architecture import blocks
 from glassformer.theory.claims.claim import Lab
@@ -25,7 +25,7 @@ def test_wrong_blocks_keep_the_shape_and_not_the_values(name):
 
 def test_softmax_over_queries_is_right_for_one_token():
     x = torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    wrong, right = (blocks.make_block(kind, 8, 0) for kind in (blocks.SoftmaxOverQueries, Block))
+    wrong, right = (blocks.make_block(kind, 8, 0) for kind in (blocks.SoftmaxOverQueries, PreNormBlock))
     torch.testing.assert_close(blocks.through(wrong, x), blocks.through(right, x))
 
 
@@ -34,7 +34,7 @@ def test_an_engine_with_another_epsilon_is_caught(monkeypatch):
     monkeypatch.setattr(
         LayerNorm, "__init__", lambda self, width, spec: (original(self, width, spec), setattr(self, "eps", 1e-3))[0]
     )
-    assert blocks.examine(Block, Lab())[1] > 1e-6
+    assert blocks.examine(PreNormBlock, Lab())[1] > 1e-6
 
 
 def test_a_model_that_answers_everything_is_caught():

@@ -20,8 +20,8 @@ def test_twelve_layers_and_heads_apart():
 
 
 def test_an_engine_that_writes_something_else_than_it_says_is_caught(monkeypatch):
-    original = Block._attend
-    monkeypatch.setattr(Block, "_attend", lambda self, x, around, tap: 1.001 * original(self, x, around, tap))
+    original = Block.feed
+    monkeypatch.setattr(Block, "feed", lambda self, x, tap: 1.001 * original(self, x, tap))
     found = found_by(stream.residual_stream_sum)
     assert not found["stream = embedding + writes"].passed
     assert not found["heads apart"].passed

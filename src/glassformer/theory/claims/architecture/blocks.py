@@ -130,7 +130,7 @@ def examine(kind: type[Block], lab: Lab) -> tuple[int, float]:
 @claim("preln-block-shape")
 def preln_block_shape(lab: Lab) -> Iterator[Finding]:
     cases = len(BATCHES) * len(LENGTHS) * len(WIDTHS)
-    misshapen, furthest = examine(WithoutResidual if lab.broken else Block, lab)
+    misshapen, furthest = examine(WithoutResidual if lab.broken else PreNormBlock, lab)
     yield lab.exhaustive("shape", misshapen, cases, "(B,T,D) in, (B,T,D) out: B in {1,3}, T in 1..16, D in {8,48}")
     why = "the oracle in NumPy, float64, sums of at most 192 products of numbers of order 10"
     yield lab.numerical("values", furthest, 1e-10, why, cases=cases)
