@@ -82,7 +82,7 @@ class Board:
             self.live_table.update(self.table(*current) if current else Text(""), refresh=True)
 
     def table(self, chapter: str, claims: Sequence[Claim]) -> Table:
-        last = "what turned" if self.plan.broken else "measured and bound"
+        last = "what failed" if self.plan.broken else "measured and bound"
         room = self.out.width - VERDICT - BADGE - SECONDS - GAPS
         name = min(self.width, max(10, room - NUMBERS))
         table = Table(

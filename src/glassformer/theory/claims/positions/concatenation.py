@@ -1,4 +1,4 @@
-"""A position beside the token or added to it: what one linear map makes of the two."""
+"""A position concatenated with the token or added to it: the effect of one linear map on both."""
 
 import itertools
 from collections.abc import Iterator

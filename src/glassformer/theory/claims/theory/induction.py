@@ -186,7 +186,7 @@ def induction_head_detection(lab: Lab) -> Iterator[Finding]:
 
 
 def _detector_parts(lab: Lab) -> Iterator[Finding]:
-    """The score of patterns written down, on random tokens with random block length and place."""
+    """Score constructed patterns on random tokens with random block length and position."""
     tokens = repeated_tokens(60, rows=64, length=40, seed=lab.seed)
     if lab.broken:
         tokens = torch.tensor([[1, 2, 3, 1, 2]] * 64)
@@ -198,7 +198,7 @@ def _detector_parts(lab: Lab) -> Iterator[Finding]:
             ideal[row, t] = torch.nn.functional.one_hot(before[-1, 0] + 1, size)
     score = float(induction_score(ideal[:, None], tokens))
     yield lab.exhaustive(
-        "an induction pattern scores 1", int(abs(score - 1) > 1e-12), rows, "all weight on the place after the copy"
+        "an induction pattern scores 1", int(abs(score - 1) > 1e-12), rows, "all weight on the position after the copy"
     )
     backwards = {}
     for offset in range(1, min(21, size)):
@@ -232,7 +232,7 @@ def _circuit_scores(lab: Lab) -> float:
 
 
 def accuracy(model: Model, run: RunConfig, edits: Mapping[str, Any] | None = None) -> float:
-    """Share of the tokens of second copies that the likeliest token hits, on rows training never sees."""
+    """Return the share of tokens in second copies that the most likely token predicts, on sequences not in training."""
     assert run.task is not None
     hit = count = 0
     for inputs, targets in TaskData(run.task).validation(run):
@@ -243,7 +243,7 @@ def accuracy(model: Model, run: RunConfig, edits: Mapping[str, Any] | None = Non
 
 
 def copy_scores(model: Model, run: RunConfig) -> Float[Tensor, "L H"]:
-    """Mean attention from the second copy to the place after the first occurrence, on the task's own unseen rows."""
+    """Return the mean attention of the second copy to the position after the first occurrence, on unseen data."""
     assert run.task is not None
     inputs, targets = (torch.cat(parts) for parts in zip(*TaskData(run.task).validation(run), strict=True))
     asked = targets != IGNORED
@@ -284,7 +284,7 @@ def _skill_parts(lab: Lab, name: str, model: Model, run: RunConfig) -> Iterator[
         accuracy(model, run, {"blocks.0.attention.heads": zero()}),
         None,
         0.2,
-        "nobody tells layer 2 which token came before",
+        "layer 2 does not receive the previous token",
     )
 
 
