@@ -19,7 +19,7 @@ from glassformer.lens.grokking import (
     grok,
     quadratic,
 )
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.model import build
 from glassformer.training import open_session, read_run, train
 from glassformer.training.probes import read_curves

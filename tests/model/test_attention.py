@@ -37,7 +37,7 @@ def test_explicit_path_equals_fused_path(config, padding):
     explicit = model(ids, mask=mask, tap=tap)
     assert (fused - explicit).abs().max() <= 1e-12
     for layer in range(config.n_layers):
-        pattern = tap.seen[f"block.{layer}.attention.pattern"]
+        pattern = tap.seen[f"blocks.{layer}.attention.pattern"]
         assert (pattern.sum(-1) - 1).abs().max() <= 1e-14
 
 
@@ -47,7 +47,7 @@ def test_the_explicit_path_runs_only_when_asked(monkeypatch):
     model, _ = lively(variants.decoder(attention=c.Attention(n_heads=7)))
     model(tokens(1, 5), tap=Wanting("resid_post"))
     assert not calls
-    model(tokens(1, 5), tap=Wanting("block.1.attention.scores"))
+    model(tokens(1, 5), tap=Wanting("blocks.1.attention.scores"))
     assert len(calls) == 1
 
 

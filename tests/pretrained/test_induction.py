@@ -30,7 +30,7 @@ def judged(run: RunConfig) -> tuple[Tensor, Tensor]:
 def accuracy(model: Model, run: RunConfig, ablated: dict[int, list[int]] | None = None) -> float:
     """Share of the second copy that is predicted, the values of some heads of some layers (from 0) set to zero."""
     inputs, targets = judged(run)
-    edits = {f"block.{layer}.attention.v": zero(heads=heads) for layer, heads in (ablated or {}).items()}
+    edits = {f"blocks.{layer}.attention.v": zero(heads=heads) for layer, heads in (ablated or {}).items()}
     asked = targets != -100
     return float((patch(model, inputs, edits).argmax(-1) == targets)[asked].double().mean())
 
@@ -43,10 +43,10 @@ def scores(model: Model, run: RunConfig) -> Tensor:
     inputs, targets = judged(run)
     rows, places = torch.where(targets != -100)
     length = 1 + (targets != -100).sum(1)
-    seen = trace(model, inputs, sites="block.*.attention.pattern")
+    seen = trace(model, inputs, sites="blocks.*.attention.pattern")
     layers = range(model.config.n_layers)
     return torch.stack(
-        [seen[f"block.{i}.attention.pattern"][rows, :, places, places - length[rows] + 1].mean(0) for i in layers]
+        [seen[f"blocks.{i}.attention.pattern"][rows, :, places, places - length[rows] + 1].mean(0) for i in layers]
     )
 
 
@@ -86,7 +86,7 @@ def test_the_detector_of_the_lens_finds_the_same_heads():
     assert ((table.score("induction") > 0.5) == (scores(gf.load("induction"), RUN) > 0.5)).all()
     assert float(table.score("previous_token")[0].max()) > 0.35
     inputs, _ = judged(RUN)
-    pattern = trace(gf.load("induction"), inputs, sites="block.1.attention.pattern")["block.1.attention.pattern"]
+    pattern = trace(gf.load("induction"), inputs, sites="blocks.1.attention.pattern")["blocks.1.attention.pattern"]
     assert float(induction_score(pattern, inputs).max()) > 0.5
 
 

@@ -51,8 +51,8 @@ def playground(site: Any, run: str) -> Any:
 
 
 def anatomy(site: Any, run: str) -> Any:
-    page = site.open(view="anatomy", part="block.2.attention", layer=2, site="block.2.attention.scores", head=3)
-    page.wait_for_selector("[data-panel=part][data-site='block.2.attention.scores']")
+    page = site.open(view="anatomy", part="blocks.2.attention", layer=2, site="blocks.2.attention.scores", head=3)
+    page.wait_for_selector("[data-panel=part][data-site='blocks.2.attention.scores']")
     canvas = panel(page, "part").locator("canvas[tabindex]")
     canvas.focus()
     for key in ["ArrowDown"] * 13 + ["ArrowRight"] * 7 + ["Enter"]:

@@ -25,7 +25,7 @@ def open_heads(site, **more):
 def test_the_large_map_reads_the_traces_attention_and_a_click_locks_the_query(site, induction):
     model, tokens = induction
     page = open_heads(site)
-    pattern = gf.trace(model, tokens, sites="block.1.attention.pattern")["block.1.attention.pattern"][0, 0]
+    pattern = gf.trace(model, tokens, sites="blocks.1.attention.pattern")["blocks.1.attention.pattern"][0, 0]
     canvas = panel(page, "head").locator("canvas[tabindex]")
     canvas.focus()
     for key in ["ArrowDown"] * 13 + ["ArrowRight"] * 5:
@@ -64,7 +64,7 @@ def test_an_ablated_head_changes_the_prediction_as_in_the_library(site, inductio
     expect(page.get_by_role("heading", name="Without 1.0, 1.1")).to_be_visible()
     before = model(tokens)[0, -1].detach().double().log_softmax(-1)
     after = (
-        gf.patch(model, tokens, {"block.1.attention.heads": zero(heads=[0, 1])})[0, -1]
+        gf.patch(model, tokens, {"blocks.1.attention.heads": zero(heads=[0, 1])})[0, -1]
         .detach()
         .double()
         .log_softmax(-1)

@@ -27,7 +27,7 @@ def test_the_first_line_that_is_long_enough_is_shown(made):
 
 def test_patterns_are_those_of_the_model(made):
     model, tokenizer, maps = made
-    expected = gf.trace(model, tokenizer.encode("this line is long en").tolist()).stack("block.*.attention.pattern")[
+    expected = gf.trace(model, tokenizer.encode("this line is long en").tolist()).stack("blocks.*.attention.pattern")[
         :, 0
     ]
     assert torch.allclose(torch.tensor(maps.patterns), expected)

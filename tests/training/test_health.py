@@ -20,7 +20,7 @@ def test_a_non_finite_step_changes_nothing_and_says_where(tmp_path):
         state.model.blocks[1].feedforward.up.weight[0, 0] = math.inf
     before = {n: p.detach().clone() for n, p in state.model.named_parameters()}
     held = {n: t.clone() for n, t in state.optimizer.state().items()}
-    with pytest.raises(NonFinite, match=r"step 1: .*first at block\.1\.feedforward\.pre.*Nothing was updated"):
+    with pytest.raises(NonFinite, match=r"step 1: .*first at blocks\.1\.feedforward\.pre.*Nothing was updated"):
         train_step(state, second)
     assert all(torch.equal(p, before[n]) for n, p in state.model.named_parameters())
     assert all(torch.equal(t, held[n]) for n, t in state.optimizer.state().items())

@@ -44,7 +44,7 @@ def roles_of(anatomy: Anatomy) -> dict[str, Role]:
         stack = block.attention.stack
         if not block.attention.cross:
             layers[stack] = layers.get(stack, -1) + 1
-        name = f"{stack}block.{max(layers.get(stack, 0), 0)}."
+        name = f"{stack}blocks.{max(layers.get(stack, 0), 0)}."
         if stack not in last and block.entering is not None:
             found.put(f"{stack}embed", "embed", block.entering, "tokens")
             last[stack] = f"{stack}embed"

@@ -43,5 +43,5 @@ class Stack(nn.Module):
         x = x if self.embed_norm is None else self.embed_norm(x)
         x = tap("embed", self.dropout(x))
         for layer, block in enumerate(self.blocks):
-            x = block(x, context, scoped(tap, f"block.{layer}."))
+            x = block(x, context, scoped(tap, f"blocks.{layer}."))
         return tap("final", x if self.norm is None else self.norm(x))

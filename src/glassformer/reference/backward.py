@@ -155,7 +155,7 @@ def stack_backward(
     d_scores, d_qk_position = np.zeros(1), np.zeros(1)
     for layer in reversed(range(layer_count(config, stack))):
         name = f"{stack}.blocks.{layer}"
-        block_weights, block_saved = select_prefix(weights, name), select_prefix(saved, f"block.{layer}")
+        block_weights, block_saved = select_prefix(weights, name), select_prefix(saved, f"blocks.{layer}")
         block_backward = BlockBackward(config, block_weights, block_saved, cos_sin)
         d_x = block_backward(d_x)
         gradients |= add_prefix(block_backward.gradients, name)

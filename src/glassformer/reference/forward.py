@@ -2,8 +2,8 @@
 
 The order of computation in a stack is embedding, blocks, final norm, head. There is no dropout: the oracle computes the
 model in evaluation mode. Every function returns its output together with the activations it saved. Pass `record={}` to
-a public function to receive them, under names such as `block.0.attention.pattern` (in an encoder-decoder
-`decoder.block.0.attention.pattern`).
+a public function to receive them, under names such as `blocks.0.attention.pattern` (in an encoder-decoder
+`decoder.blocks.0.attention.pattern`).
 """
 
 from collections.abc import Callable, Mapping
@@ -168,7 +168,7 @@ def run_stack(
         allowed = self_mask(B, T, stack == "decoder", config.window(layer), real)
         context = ForwardContext(allowed, bias, cos_sin, qk_position, memory, memory_allowed)
         x, saved_block = block(config, select_prefix(weights, f"{stack}.blocks.{layer}"), x, context)
-        saved |= add_prefix(saved_block, f"block.{layer}")
+        saved |= add_prefix(saved_block, f"blocks.{layer}")
     if config.placement != "post":
         saved["norm.input"] = x
         x = normalize(config.norm, weights, f"{stack}.norm", x)

@@ -75,7 +75,7 @@ def requests() -> list[tuple[str, Any, str]]:
             "lens": schema.Lens(**text),
             "attribution": schema.Attribution(**text, position=len(ids) - 1),
             "depth": schema.TextRequest(**text),
-            "tensor": schema.TensorRequest(**text, site="block.0.attention.pattern", head=0),
+            "tensor": schema.TensorRequest(**text, site="blocks.0.attention.pattern", head=0),
         }
         out += [(path, request, f"{model}-{path}") for path, request in by_path.items()]
     for kind in ("sinusoidal", "rotary", "alibi", "t5"):

@@ -29,7 +29,7 @@ def attention_maps(model: Model, session: Session, length: int = 32) -> Attentio
     text = tokenizer.decode(np.asarray(session.data.val[:4000]).tolist())
     lines = [line for line in text.split("\n") if len(line) >= length] or [text]
     ids = tokenizer.encode(lines[0]).tolist()[: min(length, model.config.max_len or length)]
-    site = "block.*.attention.pattern"
+    site = "blocks.*.attention.pattern"
     patterns = trace(model, torch.tensor([ids], device=model.device), sites=site).stack(site)[:, 0].float().cpu()
     previous = patterns.diagonal(-1, 2, 3).mean(-1)
     entropy = torch.special.entr(patterns).sum(-1).mean(-1)

@@ -17,13 +17,13 @@ LLAMA = ours("llama").config
 
 def test_interpolated_positions_are_a_factor_on_the_frequencies():
     scaled = dataclasses.replace(LLAMA.position, scaling=c.LinearScaling(factor=2.0))
-    found = explain_turned(scene(theirs("llama"), ours("llama", position=scaled), "block.0.attention.q"))
+    found = explain_turned(scene(theirs("llama"), ours("llama", position=scaled), "blocks.0.attention.q"))
     assert found.convention == "rope_base"
     assert "B's frequencies are A's times 0.5" in found.text
 
 
 def test_an_offset_of_all_positions_is_measured_though_relative_positions_do_not_notice():
-    made = scene(ours("llama"), ours("llama"), "block.0.attention.q")
+    made = scene(ours("llama"), ours("llama"), "blocks.0.attention.q")
     attention = made.b.block.attention
     turned = torch.cat([attention.q[:, :, 1:], attention.q[:, :, :1]], 2)
     flat = torch.cat([attention.flat["q"][:, :, 1:], attention.flat["q"][:, :, :1]], 2)
@@ -43,18 +43,18 @@ def test_an_offset_of_all_positions_is_measured_though_relative_positions_do_not
 
 
 def test_value_heads_in_another_order():
-    made = scene(ours("llama"), ours("llama"), "block.0.attention.v")
+    made = scene(ours("llama"), ours("llama"), "blocks.0.attention.v")
     made.b.value = made.b.value[:, [0, 3, 1, 4, 2, 5]]
     found = explain_values(made)
     assert found.convention == "gqa_order"
-    assert explain_values(scene(ours("llama"), ours("llama"), "block.0.attention.v")) is None
+    assert explain_values(scene(ours("llama"), ours("llama"), "blocks.0.attention.v")) is None
 
 
 def test_a_bias_on_the_scores_is_told_from_a_scale():
-    made = scene(ours("gpt2", position=c.Alibi()), ours("gpt2", position=c.NoPosition()), "block.0.attention.scores")
+    made = scene(ours("gpt2", position=c.Alibi()), ours("gpt2", position=c.NoPosition()), "blocks.0.attention.scores")
     assert explain_scores(made).convention == "position_bias"
     alibi = [ours("gpt2", position=c.Alibi(), attention=c.Attention(n_heads=3, scale=s)) for s in (None, 0.1)]
-    found = explain_scores(scene(*alibi, "block.0.attention.scores"))
+    found = explain_scores(scene(*alibi, "blocks.0.attention.scores"))
     assert found.convention == "attention_scale"
     assert "0.353553 = 1/√K, B by 0.1, and both add a bias" in found.text
     assert found.residual < 1e-9

@@ -12,7 +12,7 @@ def changed(change):
     model = ours("gpt2")
     with torch.no_grad():
         change(model)
-    return scene(theirs("gpt2"), model, "block.0.feedforward.out")
+    return scene(theirs("gpt2"), model, "blocks.0.feedforward.out")
 
 
 def down(model):

@@ -31,11 +31,11 @@ def test_norm_weights_that_differ_are_not_taken_for_a_formula():
     model = ours("gpt2")
     with torch.no_grad():
         model.decoder.blocks[0].norm_attention.weight.add_(1)
-    assert explain_norm(scene(ours("gpt2"), model, "block.0.attention.normed")).convention == "weights"
+    assert explain_norm(scene(ours("gpt2"), model, "blocks.0.attention.normed")).convention == "weights"
 
 
 def test_what_is_added_to_the_stream():
-    made = scene(ours("gpt2"), ours("gpt2"), "block.0.attention.sum")
+    made = scene(ours("gpt2"), ours("gpt2"), "blocks.0.attention.sum")
     block = made.a.block
     out, read = block.attention.merged.out, block.attention.projections["q"].read
     made.difference = 1.0

@@ -13,12 +13,12 @@ from tests.doctor.compare.pairs import ours, theirs
 def test_the_text_names_place_convention_and_numbers():
     result = compare(theirs("gpt2"), ours("gpt2", norm=c.LayerNorm(eps=1e-3)), names=("theirs", "ours"))
     text = result.text()
-    assert text.startswith("A  theirs\nB  ours\n\nthey part at block.0.attention.normed: ")
+    assert text.startswith("A  theirs\nB  ours\n\nthey part at blocks.0.attention.normed: ")
     assert "likely convention: eps of the norm\n  A is LayerNorm(eps=1e-05), B is LayerNorm(eps=0.001)" in text
-    assert "block.0.attention.normed " in text
+    assert "blocks.0.attention.normed " in text
     assert "<- first" in text
     made = json.loads(json.dumps(result.to_dict()))
-    assert (made["verdict"], made["first"]) == ("differ", "block.0.attention.normed")
+    assert (made["verdict"], made["first"]) == ("differ", "blocks.0.attention.normed")
     assert made["explanation"]["convention"] in WORDS
     assert {f["verdict"] for f in made["findings"]} == {"fail"}
     assert made["parameters"] is None
@@ -42,6 +42,6 @@ def test_other_weights_are_named_with_the_same_names():
     other = ours("gpt2")
     other.decoder.blocks[1].attention.v.weight.data[3, 4] += 1
     result = compare(ours("gpt2"), other)
-    assert (result.first, result.convention) == ("block.1.attention.projected_v", "weights")
+    assert (result.first, result.convention) == ("blocks.1.attention.projected_v", "weights")
     expected = "first weight that differs: decoder.blocks.1.attention.v.weight, other numbers at 1 of 576 places"
     assert expected in result.text()

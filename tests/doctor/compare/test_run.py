@@ -91,64 +91,64 @@ def drop_the_final_norm(m):
 PLANTS = {
     "exact GELU": (
         lambda: ours("gpt2", feedforward=c.Dense(d_ff=40, activation="gelu")),
-        "block.0.feedforward.post",
+        "blocks.0.feedforward.post",
         "gelu_variant",
     ),
     "ReLU": (
         lambda: ours("gpt2", feedforward=c.Dense(d_ff=40, activation="relu")),
-        "block.0.feedforward.post",
+        "blocks.0.feedforward.post",
         "activation",
     ),
-    "eps": (lambda: ours("gpt2", norm=c.LayerNorm(eps=1e-6)), "block.0.attention.normed", "norm_eps"),
-    "RMS norm": (lambda: ours("gpt2", norm=c.RMSNorm(eps=1e-5)), "block.0.attention.normed", "norm_kind"),
+    "eps": (lambda: ours("gpt2", norm=c.LayerNorm(eps=1e-6)), "blocks.0.attention.normed", "norm_eps"),
+    "RMS norm": (lambda: ours("gpt2", norm=c.RMSNorm(eps=1e-5)), "blocks.0.attention.normed", "norm_kind"),
     "scale": (
         lambda: ours("gpt2", attention=attention(GPT2, scale=D**-0.5)),
-        "block.0.attention.scores",
+        "blocks.0.attention.scores",
         "attention_scale",
     ),
-    "transposed output": (lambda: planted("gpt2", transpose_o), "block.1.attention.out", "transposed_weight"),
+    "transposed output": (lambda: planted("gpt2", transpose_o), "blocks.1.attention.out", "transposed_weight"),
     "transposed query": (
         lambda: planted("gpt2", transpose_q),
-        "block.0.attention.projected_q",
+        "blocks.0.attention.projected_q",
         "transposed_weight",
     ),
     "position offset": (lambda: planted("gpt2", shift_positions), "embed", "position_offset"),
     "no positions": (lambda: ours("gpt2", position=c.NoPosition()), "embed", "position_missing"),
     "untied head": (lambda: ours("gpt2", head=c.Head(tied=False)), "logits", "tied_head"),
-    "no causal mask": (lambda: planted("gpt2", see_all), "block.0.attention.mask", "mask"),
-    "window": (lambda: ours("gpt2", attention=attention(GPT2, window=4)), "block.0.attention.mask", "mask"),
+    "no causal mask": (lambda: planted("gpt2", see_all), "blocks.0.attention.mask", "mask"),
+    "window": (lambda: ours("gpt2", attention=attention(GPT2, window=4)), "blocks.0.attention.mask", "mask"),
     "no final norm": (lambda: planted("gpt2", drop_the_final_norm), "final", "final_norm"),
-    "post-norm": (lambda: ours("gpt2", placement="post"), "block.0.attention.normed", "norm_placement"),
-    "k and v exchanged": (lambda: planted("gpt2", exchange_k_and_v), "block.0.attention.projected_k", "qkv_order"),
+    "post-norm": (lambda: ours("gpt2", placement="post"), "blocks.0.attention.normed", "norm_placement"),
+    "k and v exchanged": (lambda: planted("gpt2", exchange_k_and_v), "blocks.0.attention.projected_k", "qkv_order"),
     "embedding scale": (lambda: ours("gpt2", embedding=c.Embedding(scale=D**0.5)), "embed", "embedding_scale"),
-    "missing bias": (lambda: planted("gpt2", forget_the_bias), "block.1.feedforward.out", "bias"),
+    "missing bias": (lambda: planted("gpt2", forget_the_bias), "blocks.1.feedforward.out", "bias"),
     "rotary pairing": (
         lambda: ours("llama", position=rotary(pairing="interleaved")),
-        "block.0.attention.q",
+        "blocks.0.attention.q",
         "rope_pairing",
     ),
-    "rotary base": (lambda: ours("llama", position=rotary(base=500000.0)), "block.0.attention.q", "rope_base"),
-    "rotary fraction": (lambda: ours("llama", position=rotary(fraction=0.5)), "block.0.attention.q", "rope_fraction"),
-    "no rotation": (lambda: ours("llama", position=c.NoPosition()), "block.0.attention.q", "rope_missing"),
-    "RMS eps": (lambda: ours("llama", norm=c.RMSNorm(eps=1e-5)), "block.0.attention.normed", "norm_eps"),
+    "rotary base": (lambda: ours("llama", position=rotary(base=500000.0)), "blocks.0.attention.q", "rope_base"),
+    "rotary fraction": (lambda: ours("llama", position=rotary(fraction=0.5)), "blocks.0.attention.q", "rope_fraction"),
+    "no rotation": (lambda: ours("llama", position=c.NoPosition()), "blocks.0.attention.q", "rope_missing"),
+    "RMS eps": (lambda: ours("llama", norm=c.RMSNorm(eps=1e-5)), "blocks.0.attention.normed", "norm_eps"),
     "qk norm": (
         lambda: ours("llama", attention=attention(LLAMA, qk_norm=c.RMSNorm())),
-        "block.0.attention.q",
+        "blocks.0.attention.q",
         "qk_norm",
     ),
     "Llama scale": (
         lambda: ours("llama", attention=attention(LLAMA, scale=1.0)),
-        "block.0.attention.scores",
+        "blocks.0.attention.scores",
         "attention_scale",
     ),
     "GELU gate": (
         lambda: ours("llama", feedforward=c.Gated(d_ff=40, activation="gelu")),
-        "block.0.feedforward.post",
+        "blocks.0.feedforward.post",
         "activation",
     ),
     "gate and up exchanged": (
         lambda: planted("llama", exchange_gate_and_up),
-        "block.0.feedforward.post",
+        "blocks.0.feedforward.post",
         "gate_order",
     ),
 }
@@ -196,7 +196,7 @@ def test_unbiased_variance_in_one_norm_of_theirs(outside):
     swap(model, "transformer.h.1.ln_2", OtherNorm(model.transformer.h[1].ln_2, outside))
     for pair in ((model, ours("gpt2")), (ours("gpt2"), model)):
         result = compare(*pair)
-        assert (result.first, result.convention) == ("block.1.feedforward.normed", "norm_variance")
+        assert (result.first, result.convention) == ("blocks.1.feedforward.normed", "norm_variance")
 
 
 def eager(change):
@@ -231,7 +231,7 @@ def upside_down(scores, mask):
 def test_changes_inside_their_attention(change, place, convention):
     with eager(change):
         result = compare(theirs("gpt2"), ours("gpt2"))
-    assert (result.first, result.convention) == (f"block.0.attention.{place}", convention)
+    assert (result.first, result.convention) == (f"blocks.0.attention.{place}", convention)
 
 
 def test_the_patched_attention_alone_changes_nothing():
@@ -242,7 +242,7 @@ def test_the_patched_attention_alone_changes_nothing():
 def test_grouped_heads_tiled_instead_of_repeated():
     with mock.patch.object(hf_llama, "repeat_kv", lambda x, n: x.repeat(1, n, 1, 1)):
         result = compare(theirs("llama"), ours("llama"))
-    assert (result.first, result.convention) == ("block.0.attention.k", "gqa_order")
+    assert (result.first, result.convention) == ("blocks.0.attention.k", "gqa_order")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
@@ -264,7 +264,7 @@ def test_a_rotary_table_kept_in_float32_is_rounding():
 def test_a_real_difference_behind_rounding_is_still_found():
     model = planted("llama", lambda m: m.decoder.blocks[1].feedforward.down.weight.mul_(1.01))
     result = compare(theirs("llama"), model)
-    assert (result.first, result.convention) == ("block.1.feedforward.out", "factor")
+    assert (result.first, result.convention) == ("blocks.1.feedforward.out", "factor")
 
 
 def test_precisions_of_one_model_are_the_same():
@@ -293,7 +293,7 @@ def test_a_fused_qkv_laid_out_head_by_head_is_named():
         for p in (model.h[1].qkv.weight, model.h[1].qkv.bias):
             p.copy_(p.reshape(3, 3, K, *p.shape[1:]).transpose(0, 1).reshape(p.shape).clone())
     result = compare(model, ours("gpt2"))
-    assert (result.first, result.convention) == ("block.1.attention.projected_q", "qkv_order")
+    assert (result.first, result.convention) == ("blocks.1.attention.projected_q", "qkv_order")
 
 
 def test_components_of_heads_permuted_alike_in_q_and_k_have_no_consequence():
@@ -302,8 +302,8 @@ def test_components_of_heads_permuted_alike_in_q_and_k_have_no_consequence():
     assert result.verdict == "same"
     model.decoder.blocks[1].attention.o.weight.data.mul_(2)
     result = compare(theirs("gpt2"), model)
-    assert result.first == "block.1.attention.out"
-    assert {s.name for s in result.steps if s.absolved} >= {"block.0.attention.projected_q", "block.0.attention.q"}
+    assert result.first == "blocks.1.attention.out"
+    assert {s.name for s in result.steps if s.absolved} >= {"blocks.0.attention.projected_q", "blocks.0.attention.q"}
 
 
 def _permute(linear):
@@ -322,7 +322,7 @@ def test_a_compiled_model_differs_by_rounding_only():
     broken = copy.deepcopy(model)
     broken.model.layers[1].mlp.act_fn = nn.GELU()
     result = compare(model, torch.compile(broken))
-    assert (result.first, result.convention) == ("block.1.feedforward.post", "activation")
+    assert (result.first, result.convention) == ("blocks.1.feedforward.post", "activation")
 
 
 def test_padding_that_is_not_read_is_found_in_the_padded_case():
@@ -336,7 +336,7 @@ def test_padding_that_is_not_read_is_found_in_the_padded_case():
 
     result = compare(Deaf(theirs("gpt2")), ours("gpt2"))
     assert result.case == "padded on the left"
-    assert (result.first, result.convention) == ("block.0.attention.mask", "mask")
+    assert (result.first, result.convention) == ("blocks.0.attention.mask", "mask")
 
 
 def test_a_callable_is_compared_by_its_logits_where_nothing_else_shows():
@@ -370,12 +370,12 @@ def test_a_changed_weight_is_found_in_its_own_part(config, data):
         assert name.endswith("k.bias") or (config.attention.window == 1 and ".attention." in name), name
     elif config.placement == "post" and part.startswith("norm"):
         # what a norm after the sum gives is read by the next part
-        after = {"norm_attention": f"block.{layer}.feedforward", "norm_feedforward": f"block.{layer + 1}.attention"}
+        after = {"norm_attention": f"blocks.{layer}.feedforward", "norm_feedforward": f"blocks.{layer + 1}.attention"}
         last = part == "norm_feedforward" or isinstance(config.feedforward, c.NoFeedForward)
-        expected = (f"block.{layer + 1}.", "final") if last else (after[part], f"block.{layer}.feedforward")
+        expected = (f"blocks.{layer + 1}.", "final") if last else (after[part], f"blocks.{layer}.feedforward")
         assert result.first.startswith(expected), (name, result.first)
     else:
-        assert result.first.startswith(f"block.{layer}."), (name, result.first)
+        assert result.first.startswith(f"blocks.{layer}."), (name, result.first)
         assert part in ("norm", "norm_attention", "norm_feedforward") or f".{part}." in result.first, (
             name,
             result.first,

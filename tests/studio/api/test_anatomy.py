@@ -56,7 +56,7 @@ def test_a_tensor_is_what_trace_records(ask, models, model):
 
 
 def test_one_head_can_be_asked_for(ask, models):
-    site = "block.1.attention.scores"
+    site = "blocks.1.attention.scores"
     run = gf.trace(models.get("bard").model, [[1, 2, 3]], sites=site)
     arrays, meta = ask.tensors("tensor", model="bard", ids=[1, 2, 3], site=site, head=2)
     assert np.allclose(arrays["value"], run[site][0, 2].numpy(), rtol=1e-3)
@@ -65,11 +65,11 @@ def test_one_head_can_be_asked_for(ask, models):
 
 def test_what_does_not_exist_is_told_by_name(ask):
     body = {"model": "bard", "ids": [1, 2]}
-    assert "layers are 0 to 5" in ask.refused("tensor", site="block.9.resid_pre", **body)[1]
+    assert "layers are 0 to 5" in ask.refused("tensor", site="blocks.9.resid_pre", **body)[1]
     assert "is not a site" in ask.refused("tensor", site="<script>", **body)[1]
-    assert "matches 6 sites" in ask.refused("tensor", site="block.*.resid_pre", **body)[1]
+    assert "matches 6 sites" in ask.refused("tensor", site="blocks.*.resid_pre", **body)[1]
     assert "no head axis" in ask.refused("tensor", site="embed", head=0, **body)[1]
-    assert "does not exist" in ask.refused("tensor", site="block.0.attention.q", head=5, **body)[1]
+    assert "does not exist" in ask.refused("tensor", site="blocks.0.attention.q", head=5, **body)[1]
 
 
 def test_too_large_a_tensor_says_what_to_narrow(models):
@@ -77,7 +77,7 @@ def test_too_large_a_tensor_says_what_to_narrow(models):
     from glassformer.studio.api.anatomy import tensor
     from glassformer.studio.errors import TooLargeError
 
-    request = schema.TensorRequest(model="bard", ids=[1] * 50, site="block.0.attention.pattern")
+    request = schema.TensorRequest(model="bard", ids=[1] * 50, site="blocks.0.attention.pattern")
     with pytest.raises(TooLargeError, match="select one head"):
         tensor(models, request, limit=10_000)
     with pytest.raises(TooLargeError, match="fewer tokens"):

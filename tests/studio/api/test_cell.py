@@ -58,7 +58,9 @@ def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number)
     assert shown >= 3
 
 
-@pytest.mark.parametrize("site", ["block.0.attention.q", "block.5.attention.out", "logits", "block.2.feedforward.post"])
+@pytest.mark.parametrize(
+    "site", ["blocks.0.attention.q", "blocks.5.attention.out", "logits", "blocks.2.feedforward.post"]
+)
 def test_a_cell_of_the_bard_is_answered(ask, models, site):
     run = trace(models.get("bard").model, [IDS], sites=site)
     index = [1] * (run[site].dim() - 1)

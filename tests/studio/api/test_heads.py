@@ -13,7 +13,7 @@ IDS = [18, 47, 56, 57, 58, 1]
 
 def test_patterns_are_those_of_trace_to_a_byte(ask, models):
     arrays, meta = ask.tensors("patterns", model="bard", ids=IDS)
-    site = "block.*.attention.pattern"
+    site = "blocks.*.attention.pattern"
     wanted = trace(models.get("bard").model, [IDS], sites=site).stack(site)[:, 0].numpy()
     assert arrays["pattern"].shape == (6, 5, 6, 6)
     assert np.abs(arrays["pattern"] - wanted).max() <= 0.5 / 255 + 1e-6
@@ -30,9 +30,9 @@ def test_one_layer_can_be_asked_for(ask):
 @pytest.mark.parametrize(
     ("where", "site"),
     [
-        ("self", "decoder.block.*.attention.pattern"),
-        ("cross", "decoder.block.*.cross.pattern"),
-        ("encoder", "encoder.block.*.attention.pattern"),
+        ("self", "decoder.blocks.*.attention.pattern"),
+        ("cross", "decoder.blocks.*.cross.pattern"),
+        ("encoder", "encoder.blocks.*.attention.pattern"),
     ],
 )
 def test_an_encoder_decoder_attends_in_three_places(ask, models, where, site):
@@ -60,7 +60,7 @@ def test_scores_are_those_of_the_head_table(ask, models):
 def test_ablation_is_that_of_patch(ask, models, mode, make):
     model = models.get("bard").model
     told = ask("ablate", model="bard", ids=IDS, heads=[[0, 1], [0, 3], [4, 2]], mode=mode, top=65)
-    edits = {"block.0.attention.heads": make(heads=[1, 3]), "block.4.attention.heads": make(heads=[2])}
+    edits = {"blocks.0.attention.heads": make(heads=[1, 3]), "blocks.4.attention.heads": make(heads=[2])}
     after = patch(model, [IDS], edits)[0, -1].double().softmax(-1)
     for row in told["after"]:
         assert row["p"] == pytest.approx(float(after[row["id"]]), abs=1e-6)

@@ -46,8 +46,8 @@ def checks(ask):
         ),
         "anatomy": ({"model": "bard"}, lambda r: r.parameters == ask("anatomy", model="bard")["totals"]["parameters"]),
         "tensor": (
-            {**ABOUT, "site": "block.2.attention.q", "head": 1},
-            lambda r: close(r, ask.tensors("tensor", **ABOUT, site="block.2.attention.q", head=1)[0]["value"].copy()),
+            {**ABOUT, "site": "blocks.2.attention.q", "head": 1},
+            lambda r: close(r, ask.tensors("tensor", **ABOUT, site="blocks.2.attention.q", head=1)[0]["value"].copy()),
         ),
         "cell": (
             {**ABOUT, "site": "logits", "index": [2, 9]},
@@ -135,7 +135,7 @@ def test_the_lines_of_an_encoder_decoder_make_the_target_that_the_view_has(clien
     after = ask("ablate", **asked, **heads)["after"]
     result = run(python(client, "ablate", **asked, **heads))
     assert all(close(result[row["id"]], row["p"]) for row in after)
-    cell = {"site": "decoder.block.0.cross.pattern", "index": [0, 1, 2]}
+    cell = {"site": "decoder.blocks.0.cross.pattern", "index": [0, 1, 2]}
     assert close(run(python(client, "cell", **asked, **cell)), ask("cell", **asked, **cell)["value"])
 
 

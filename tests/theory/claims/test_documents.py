@@ -36,7 +36,7 @@ def test_every_link_leads_somewhere():
 
 def test_every_row_claim_and_erratum_is_there():
     claims, errata = PAGES["claims.md"](), PAGES["errata.md"]()
-    table = claims[claims.index("## Who says what") :]
+    table = claims[claims.index("## Sources and results") :]
     assert all(f"\n| {row.cite} |" in table for row in coverage())
     assert "ABSENT: the document jumps" in table
     for claim in load_all().values():

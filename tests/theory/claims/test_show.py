@@ -78,7 +78,7 @@ def test_a_failure_says_why_below_its_chapter():
     text = show([failed])
     assert "fail" in text
     assert "rope-relative: x: too far" in text
-    assert closing([failed], Plan()).endswith("1 not as recorded.")
+    assert closing([failed], Plan()).endswith("1 verdict not as expected.")
 
 
 def test_a_control_names_what_it_turned():
@@ -88,9 +88,9 @@ def test_a_control_names_what_it_turned():
     assert "turns" in text
     turned = [part["id"] for part in found[0].parts if part["verdict"] == Verdict.FAIL]
     assert telling(found[0]).endswith(", ".join(turned))
-    assert closing(found, plan).startswith("1 of 1 controls turned")
+    assert closing(found, plan).startswith("1 of 1 controls made")
     stubborn = Outcome(found[0].claim, Finding.judge("rope-relative", 0.0, 0.0, ""), 0.1, plan)
-    assert "its control did not turn it" in show([stubborn], plan)
+    assert "its negative control did not make it fail" in show([stubborn], plan)
     assert closing([stubborn], plan).startswith("0 of 1 controls turned")
 
 

@@ -45,23 +45,23 @@ def test_a_right_answer_is_right_and_points_on(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("np.sqrt(k.shape[1])", "k.shape[1]", "by the key width d_k, not by its square root"),
+        ("np.sqrt(k.shape[1])", "k.shape[1]", "by the key width K: divide by its square root"),
         (" / np.sqrt(k.shape[1])", "", "you do not scale"),
         ("sum(1", "sum(0", "sum to 1 over queries, not over keys"),
         ("scores - scores.max(1, keepdims=True)", "scores", "overflows"),
-        ("return weights @ v, weights", "return weights @ v", "return 2 things"),
+        ("return weights @ v, weights", "return weights @ v", "return 2 values"),
         ("return weights @ v, weights", "weights @ v, weights", "it returns None"),
         ("return weights @ v, weights", "return (weights @ v).T, weights", "transpose"),
         ("return weights @ v, weights", "return 'a', weights", "`output` is a str"),
         ("import numpy as np", "", "begin the file with `import numpy as np`"),
         ("BEFORE", "raise KeyError('k')", "raises KeyError in line 5"),
-        ("BEFORE", "exit()", "ends the interpreter in line 5: leave out exit()"),
+        ("BEFORE", "exit()", "ends the interpreter in line 5: remove exit()"),
         ("BEFORE", "import os; os._exit(0)", "ended the process"),
         ("BEFORE", "x = bytearray(10**11)", "needs more memory"),
-        ("BEFORE", "return attention(q, k, v)", "calls itself without end"),
-        ("BEFORE", "import tensorflow_of_mine", "not installed here"),
+        ("BEFORE", "return attention(q, k, v)", "calls itself endlessly"),
+        ("BEFORE", "import tensorflow_of_mine", "not installed"),
         ("(q, k, v):", "(q, k):", "cannot be called with the arguments"),
-        ("BEFORE", "q -= 1; q += 1.5", "it changes its argument `q`"),
+        ("BEFORE", "q -= 1; q += 1.5", "it modifies its argument `q`"),
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong(tmp_path, old, new, sentence):
@@ -71,7 +71,7 @@ def test_a_wrong_answer_is_told_what_is_wrong(tmp_path, old, new, sentence):
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("def attention(q, k, v", "the file is not Python: '(' was never closed in line 1"),
+        ("def attention(q, k, v", "the file is not valid Python: '(' was never closed in line 1"),
         ("", "defines no function attention()"),
         (GOOD.replace("def attention", "def attend"), "it defines attend"),
         ("attention = 3", "defines no function attention()"),
@@ -102,9 +102,9 @@ def test_endless_loops_are_stopped_and_nothing_is_left_running(tmp_path):
     start = time.monotonic()
     child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; {mark}'])"
     loop = GOOD.replace("BEFORE", f"{child}\n    while True: pass")
-    assert "was not done after 1 seconds: a loop without an end?" in told(tmp_path, loop, WRONG, seconds=1)
+    assert "did not finish within 1 seconds: is there an endless loop?" in told(tmp_path, loop, WRONG, seconds=1)
     assert not running(mark)
-    assert "while the file was being loaded, it was not done" in told(tmp_path, "while True: pass", UNGRADED, seconds=1)
+    assert "while the file was loading, it did not finish" in told(tmp_path, "while True: pass", UNGRADED, seconds=1)
     sleeping = GOOD.replace("BEFORE", "import time; time.sleep(600)")
     assert "was not done" in told(tmp_path, sleeping, WRONG, seconds=1)
     assert graded(tmp_path, GOOD.replace("BEFORE", child)).result == RIGHT
@@ -171,7 +171,7 @@ def cache_step(x, k, v, w_q, w_k, w_v):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ExerciseError, match="is no file"):
+    with pytest.raises(ExerciseError, match="is not a file"):
         grade(find("rope"), tmp_path / "no.py")
 
 

@@ -16,9 +16,9 @@ def cases_of(exercise):
     return exercise.cases(np.random.default_rng(0))
 
 
-def answers(exercise, twist):
+def answers(exercise, changes):
     with np.errstate(all="ignore"):
-        return [judge.right(exercise, case, twist) for case in cases_of(exercise)]
+        return [judge.right(exercise, case, changes) for case in cases_of(exercise)]
 
 
 def test_the_exercises_that_there_are():
@@ -46,20 +46,20 @@ def test_the_stub_is_python_that_defines_the_function_and_solves_nothing(exercis
 @each
 def test_each_mistake_is_wrong_and_is_told_from_every_other(exercise):
     for mistake in exercise.mistakes:
-        given = answers(exercise, mistake.twist)
-        assert judge.wrong_cases(exercise, cases_of(exercise), given), mistake.says
-        assert judge.recognise(exercise, cases_of(exercise), given) == (mistake,), mistake.says
-        assert judge.diagnose(exercise, cases_of(exercise), given) == [mistake.says]
+        given = answers(exercise, mistake.changes)
+        assert judge.wrong_cases(exercise, cases_of(exercise), given), mistake.message
+        assert judge.recognise(exercise, cases_of(exercise), given) == (mistake,), mistake.message
+        assert judge.diagnose(exercise, cases_of(exercise), given) == [mistake.message]
 
 
 @each
 def test_two_mistakes_at_once_are_both_named_or_look_like_one(exercise):
     """A pair whose answers no single mistake gives is recognised as a pair that gives these answers."""
     for pair in itertools.islice(itertools.combinations(exercise.mistakes, 2), 0, None, 3):
-        twist = {name: value for mistake in pair for name, value in mistake.twist.items()}
-        if len(twist) < sum(len(mistake.twist) for mistake in pair):
+        changes = {name: value for mistake in pair for name, value in mistake.changes.items()}
+        if len(changes) < sum(len(mistake.changes) for mistake in pair):
             continue
-        given = answers(exercise, twist)
+        given = answers(exercise, changes)
         if judge.wrong_cases(exercise, cases_of(exercise), given):
             assert 1 <= len(judge.recognise(exercise, cases_of(exercise), given)) <= 2
 
@@ -76,7 +76,7 @@ def test_the_solution_is_right_by_its_own_judgement_and_finite(exercise):
 def test_problem_and_sentences_are_words_a_student_can_use(exercise):
     assert len(exercise.problem) > 100
     assert f"def {exercise.function}(" in exercise.stub
-    assert all(len(mistake.says) > 15 and not mistake.says.endswith(".") for mistake in exercise.mistakes)
+    assert all(len(mistake.message) > 15 and not mistake.message.endswith(".") for mistake in exercise.mistakes)
     known = {id for row in coverage() for id in row.items}
     assert exercise.claims
     assert set(exercise.claims) <= known

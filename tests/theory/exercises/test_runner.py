@@ -68,7 +68,7 @@ def test_what_is_no_number_is_named_by_its_type():
 
 
 def test_only_the_beginning_of_what_is_printed_is_kept():
-    kept = runner.Kept()
+    kept = runner.TruncatedOutput()
     for _ in range(100):
         kept.write("x" * 100)
     assert len(kept.text) == runner.SHOWN

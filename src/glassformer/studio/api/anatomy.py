@@ -116,7 +116,7 @@ def _stack_parts(
         add(f"{prefix}embed_norm", "Embedding norm", f"{prefix}embed", "B,T,D", norm, (f"{stack}.embed_norm.",))
     post = config.placement == "post"
     for layer in range(layers):
-        site, own = f"{prefix}block.{layer}.", f"{stack}.blocks.{layer}."
+        site, own = f"{prefix}blocks.{layer}.", f"{stack}.blocks.{layer}."
         branches = [("attention", "Attention", ATTENTION, scores)]
         branches += [("cross", "Cross-attention", CROSS, scores)] if cross else []
         if not isinstance(config.feedforward, NoFeedForward):
@@ -176,7 +176,8 @@ def position_formula(config: ModelConfig) -> str:
 
 def tensor(models: ModelStore, request: schema.TensorRequest, limit: int = LIMITS.tensor_bytes) -> TensorResponse:
     """Return the tensor at one site of one forward pass as float16, without the batch axis; one head if given."""
-    from glassformer.lens.trace import sites_of, trace
+    from glassformer.lens.sites import sites_of
+    from glassformer.lens.trace import trace
 
     inputs = read_inputs(models, request)
     run = trace(inputs.model, inputs.tokens, sites=[request.site], **inputs.trace_arguments)

@@ -55,7 +55,8 @@ def cell(models: ModelStore, request: schema.Cell) -> dict[str, Any]:
     """Return one element of the tensor at a site; `index` has all axes except the batch."""
     import torch
 
-    from glassformer.lens.trace import missing_site, sites_of, trace
+    from glassformer.lens.sites import missing_site, sites_of
+    from glassformer.lens.trace import trace
 
     inputs = read_inputs(models, request)
     known = sites_of(inputs.model)
@@ -65,7 +66,7 @@ def cell(models: ModelStore, request: schema.Cell) -> dict[str, Any]:
     if name == "logits" and inputs.target is not None:
         stack = "decoder."
     wanted = [request.site, f"{stack}final"]
-    wanted += [site for site in known if layer is not None and site.startswith(f"{stack}block.{layer}.")]
+    wanted += [site for site in known if layer is not None and site.startswith(f"{stack}blocks.{layer}.")]
     with torch.no_grad():
         run = trace(inputs.model, inputs.tokens, sites=wanted, **inputs.trace_arguments)
         value = run[request.site][0]
@@ -80,10 +81,10 @@ def cell(models: ModelStore, request: schema.Cell) -> dict[str, Any]:
 
 
 def _split_site(site: str) -> tuple[str, int | None, str]:
-    """Split a site into stack, layer and name: decoder.block.3.attention.q -> ("decoder.", 3, "attention.q")."""
+    """Split a site into stack, layer and name: decoder.blocks.3.attention.q -> ("decoder.", 3, "attention.q")."""
     stack = next((p for p in ("encoder.", "decoder.") if site.startswith(p)), "")
     parts = site.removeprefix(stack).split(".")
-    return (stack, int(parts[1]), ".".join(parts[2:])) if parts[0] == "block" else (stack, None, ".".join(parts))
+    return (stack, int(parts[1]), ".".join(parts[2:])) if parts[0] == "blocks" else (stack, None, ".".join(parts))
 
 
 class _Element:
@@ -99,7 +100,7 @@ class _Element:
 
     def site(self, name: str) -> "Tensor":
         """Return a traced tensor of this block (or of the stack), without the batch axis."""
-        prefix = self.stack if self.layer is None else f"{self.stack}block.{self.layer}."
+        prefix = self.stack if self.layer is None else f"{self.stack}blocks.{self.layer}."
         return self.run[prefix + name][0]
 
     def arithmetic(self, name: str) -> Arithmetic:
@@ -270,7 +271,7 @@ class _Element:
     def _final(self) -> Arithmetic:
         if self.trunk.norm is None:
             raise StudioError("with placement='post' there is no final norm: choose resid_post of the last block.")
-        last = f"{self.stack}block.{len(self.trunk.blocks) - 1}.resid_post"
+        last = f"{self.stack}blocks.{len(self.trunk.blocks) - 1}.resid_post"
         from glassformer.lens.trace import trace
 
         x = trace(self.model, self.inputs.tokens, sites=[last], **self.inputs.trace_arguments)[last][0]
@@ -283,7 +284,7 @@ class _Element:
         t, d = self.index
         parts = {"resid_pre": ["resid_pre"], "resid_mid": ["resid_pre", "attention.out", "cross.out"]}
         names = parts.get(name, ["resid_pre", "attention.out", "cross.out", "feedforward.out"])
-        known = [part for part in names if f"{self.stack}block.{self.layer}.{part}" in self.run]
+        known = [part for part in names if f"{self.stack}blocks.{self.layer}.{part}" in self.run]
         values = torch.stack([self.site(part)[t, d] for part in known])
         formula = r"x_{t,d} = \sum_{\text{parts}} y_{t,d}"
         return Arithmetic(formula, values, torch.ones_like(values), known, ("output of each branch", "1"))

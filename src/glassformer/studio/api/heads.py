@@ -12,7 +12,8 @@ from glassformer.studio.settings import LIMITS
 
 def patterns(models: ModelStore, request: schema.Patterns, limit: int = LIMITS.pattern_bytes) -> TensorResponse:
     """Return the attention patterns of all heads, or of one layer, as (L,H,T,S) with one byte per weight."""
-    from glassformer.lens.trace import stacks_of, trace
+    from glassformer.lens.sites import stacks_of
+    from glassformer.lens.trace import trace
 
     inputs = read_inputs(models, request)
     stack, kind = _where(inputs, request.where)
@@ -26,7 +27,7 @@ def patterns(models: ModelStore, request: schema.Patterns, limit: int = LIMITS.p
         raise TooLargeError(
             f"these patterns have {size:,} bytes, more than {limit:,}: select one layer, or use fewer tokens."
         )
-    site = f"{stack}block.{'*' if request.layer is None else request.layer}.{kind}.pattern"
+    site = f"{stack}blocks.{'*' if request.layer is None else request.layer}.{kind}.pattern"
     maps = trace(inputs.model, inputs.tokens, sites=site, **inputs.trace_arguments).stack(site)[:, 0]
     source = [inputs.loaded.token_text(i) for i in inputs.ids]
     queries = source if stack == "encoder." else inputs.token_texts
@@ -75,7 +76,7 @@ def ablate(models: ModelStore, request: schema.Ablate) -> dict[str, Any]:
         by_layer.setdefault(layer, []).append(head)
     ablation = zero if request.mode == "zero" else mean
     stack = "" if inputs.target is None else "decoder."
-    edits = {f"{stack}block.{layer}.attention.heads": ablation(heads=heads) for layer, heads in by_layer.items()}
+    edits = {f"{stack}blocks.{layer}.attention.heads": ablation(heads=heads) for layer, heads in by_layer.items()}
     before = trace(inputs.model, inputs.tokens, sites=(), **inputs.trace_arguments).logits[0, -1]
     after = patch(inputs.model, inputs.tokens, edits, **inputs.trace_arguments)[0, -1]
     old, new = (logits.double().log_softmax(-1) for logits in (before, after))

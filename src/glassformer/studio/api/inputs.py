@@ -11,7 +11,7 @@ from glassformer.studio.schema import TextRequest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from glassformer.lens.trace import Given
+    from glassformer.lens.trace import ForwardArguments
 
 GREEDY_TARGET_TOKENS = 24
 """Tokens that an encoder-decoder generates greedily if the request gives no target."""
@@ -36,12 +36,12 @@ class ModelInputs:
         return torch.tensor([self.ids])
 
     @property
-    def trace_arguments(self) -> "Given":
+    def trace_arguments(self) -> "ForwardArguments":
         import torch
 
-        from glassformer.lens.trace import Given
+        from glassformer.lens.trace import ForwardArguments
 
-        return Given() if self.target is None else Given(target=torch.tensor([self.target]))
+        return ForwardArguments() if self.target is None else ForwardArguments(target=torch.tensor([self.target]))
 
     @property
     def token_texts(self) -> list[str]:

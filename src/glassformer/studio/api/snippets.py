@@ -164,7 +164,7 @@ def _anatomy(models: ModelStore, request: schema.ModelRequest) -> str:
 def _patterns(models: ModelStore, request: schema.Patterns) -> str:
     stack = {"encoder": "encoder.", "cross": "decoder."}.get(request.where, _stack(models, request))
     kind = "cross" if request.where == "cross" else "attention"
-    site = f"{stack}block.{'*' if request.layer is None else request.layer}.{kind}.pattern"
+    site = f"{stack}blocks.{'*' if request.layer is None else request.layer}.{kind}.pattern"
     target = _target_argument(models, request)
     return _join(
         models,
@@ -187,7 +187,7 @@ def _ablate(models: ModelStore, request: schema.Ablate) -> str:
     for layer, head in request.heads:
         by_layer.setdefault(layer, []).append(head)
     stack = _stack(models, request)
-    edits = ", ".join(f"'{stack}block.{n}.attention.heads': {request.mode}(heads={h})" for n, h in by_layer.items())
+    edits = ", ".join(f"'{stack}blocks.{n}.attention.heads': {request.mode}(heads={h})" for n, h in by_layer.items())
     return _join(
         models, request,
         "from glassformer.lens import mean, zero",
@@ -221,7 +221,7 @@ def _depth(models: ModelStore, request: schema.TextRequest) -> str:
         models, request,
         "from glassformer.lens import rank, stream_norms",
         f"norms = stream_norms(model, tokens{_target_argument(models, request)})",
-        f"sites = [{stack + 'embed'!r}, {stack + 'block.*.resid_post'!r}]",
+        f"sites = [{stack + 'embed'!r}, {stack + 'blocks.*.resid_post'!r}]",
         f"result = rank.stream_rank(gf.trace(model, tokens, sites=sites{target}), {stack!r})",
     )  # fmt: skip
 

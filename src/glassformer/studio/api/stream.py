@@ -66,7 +66,7 @@ def depth(models: ModelStore, request: schema.TextRequest) -> dict[str, Any]:
     inputs = read_inputs(models, request)
     stack = "" if inputs.target is None else "decoder."
     lengths = stream_norms(inputs.model, inputs.tokens, **inputs.trace_arguments)
-    sites = [f"{stack}embed", f"{stack}block.*.resid_post"]
+    sites = [f"{stack}embed", f"{stack}blocks.*.resid_post"]
     found = rank.stream_rank(trace(inputs.model, inputs.tokens, sites=sites, **inputs.trace_arguments), stack)
     return {
         "pieces": inputs.token_texts,

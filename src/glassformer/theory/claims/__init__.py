@@ -1,4 +1,4 @@
-"""The theory as checks: every claim of the sources runs, can fail, and prints its verdict.
+"""Claims of the theory as checks that run, can fail, and report a verdict.
 
 `ALL` maps ids to claims in the order of the chapters; `check(id)` runs one.
 """
@@ -30,6 +30,6 @@ ALL: Mapping[str, Claim]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ALL":  # read when first asked for: sixty files are not the price of an import
+    if name == "ALL":  # read on first use, because importing must not read sixty files
         return load_all()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""What a claim is: a statement with its sources, derivation, errata, a check that can fail, and its negative control.
+"""The type of a claim: a statement with sources, derivation, errata, a check that can fail, and a negative control.
 
-The words live in a TOML file per claim (`claims/CHAPTER/ID.toml`), the check and the figure in the Python module beside
-it that the file names:
+The texts of a claim are in a TOML file (`claims/CHAPTER/ID.toml`). The check and the figure are in the Python module
+that the file names, in the same folder:
 
     @claim("rope-relative")
     def rope_relative(lab: Lab) -> Iterator[Finding]:
@@ -10,9 +10,10 @@ it that the file names:
     @figure("rope-relative")
     def draw(lab: Lab) -> Figure: ...
 
-A check yields one Finding per piece of evidence. Under `lab.broken` it examines the same statement with its hypothesis
-broken as `control` says, and at least one Finding must then fail: a check that cannot turn proves nothing.
-An erratum carries a runnable example that binds `holds`, whether the source's own statement holds there: it must not.
+A check yields one Finding per piece of evidence. If `lab.broken` is set, it examines the same statement with its
+hypothesis violated as `control` describes, and at least one Finding must then fail: a check that cannot fail proves
+nothing. An erratum contains a runnable example that sets `holds`: whether the source's statement holds there. It must
+not.
 """
 
 import enum
@@ -34,55 +35,55 @@ Check = Callable[["Lab"], Iterator[Finding]]
 Draw = Callable[["Lab"], "Figure"]
 
 ERRATUM = "erratum"
-"""Kind of a Finding about a source's error: no evidence for the statement itself."""
+"""Kind of a Finding about an error in a source; it is not evidence for the statement itself."""
 
 CHECKS: dict[str, Check] = {}
 FIGURES: dict[str, Draw] = {}
 
 
 class Kind(enum.StrEnum):
-    """With which tool a piece of evidence was won, strongest first."""
+    """The kind of evidence, strongest first."""
 
     EXACT = "exact"
     """A symbolic identity, an SMT proof, exact rationals."""
     EXHAUSTIVE = "exhaustive"
     """Every case of a finite range."""
     STATISTICAL = "statistical"
-    """Fixed seed, with a stated probability of a false alarm."""
+    """A test with a fixed seed and a stated probability of a false alarm."""
     NUMERICAL = "numerical"
     """Floating point within a derived tolerance."""
     EMPIRICAL = "empirical"
-    """A training run or a measurement, within a recorded band."""
+    """A training run or a measurement within a recorded range."""
 
 
 class Badge(enum.StrEnum):
-    """How far the evidence for a claim reaches."""
+    """The strength of the evidence for a claim."""
 
     PROVED = "proved"
     VERIFIED = "verified on stated ranges"
     ILLUSTRATED = "illustrated"
     NOT_RUN = "not run"
-    """Of a run in which no evidence was examined; no claim records it."""
+    """The badge of a run in which no evidence was examined; no claim records it."""
 
 
 class Truth(enum.StrEnum):
-    """What became of the source's own statement."""
+    """The result of checking the source's own statement."""
 
     TRUE = "TRUE"
     IMPRECISE = "TRUE*"
     FALSE = "FALSE"
     TASK = "TASK"
-    """Something to be built; the check says whether ours does it."""
+    """Something to build; the check tests our implementation."""
     DISCUSSION = "DISCUSSION"
     OPEN = "OPEN"
-    """Asked without an answer."""
+    """A question without an answer in the source."""
     ILL_POSED = "ILL-POSED"
     ABSENT = "ABSENT"
 
 
 @dataclass(frozen=True)
 class Erratum:
-    """Where a source is wrong, and the smallest example that shows it."""
+    """An error in a source and the smallest example that shows it."""
 
     id: str
     sources: tuple[str, ...]
@@ -95,12 +96,12 @@ class Erratum:
     correct: str
     """What holds instead."""
     example: str
-    """Python that runs on its own and binds `holds`: whether the source's statement holds here."""
+    """Self-contained Python that sets `holds`: whether the source's statement holds in this example."""
 
     def examine(self) -> Finding:
-        """Run the example. The source's statement starting to hold is a failure of ours."""
+        """Run the example. If the source's statement holds, the erratum is wrong and the Finding fails."""
         names: dict[str, Any] = {}
-        exec(compile(self.example, f"<{self.id}>", "exec"), names)  # our own text, never a user's
+        exec(compile(self.example, f"<{self.id}>", "exec"), names)  # our own code, never a user's
         shown = {k: v for k, v in names.items() if isinstance(v, bool | int | float | str) and not k.startswith("_")}
         held = float(bool(names["holds"]))
         why = "the source's statement fails on the example"
@@ -109,7 +110,7 @@ class Erratum:
 
 @dataclass(frozen=True)
 class Knob:
-    """A parameter of a check or a figure that a reader may move."""
+    """A parameter of a check or a figure that a reader may change."""
 
     name: str
     default: float
@@ -121,7 +122,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Source:
-    """One row of the coverage table: an exercise, what it says, and what became of it."""
+    """One row of the coverage table: an exercise, its statement, and the result of checking it."""
 
     cite: str
     says: str
@@ -141,16 +142,16 @@ class Claim:
     kinds: tuple[Kind, ...]
     badge: Badge
     derivation: tuple[str, ...]
-    """Steps a student can follow."""
+    """The steps of the derivation."""
     control: str
-    """What the negative control breaks."""
+    """The hypothesis that the negative control violates."""
     module: str
-    """Of the check and the figure, below the chapter."""
+    """Module of the check and the figure, in the folder of the chapter."""
     sources: tuple[Source, ...]
     errata: tuple[Erratum, ...] = ()
     knobs: tuple[Knob, ...] = ()
     slow: bool = False
-    """Needs training or minutes: runs only when asked for."""
+    """True if the check trains a model or takes minutes: it runs only with --slow."""
     has_figure: bool = True
 
     @property
@@ -184,7 +185,7 @@ def figure(id: str) -> Callable[[Draw], Draw]:
 
 @dataclass(frozen=True)
 class Lab:
-    """Where a check runs: its seed, its knobs, whether its hypothesis is broken, whether there is time."""
+    """The context of a check: its seed, its knobs, whether its hypothesis is violated, whether slow parts run."""
 
     seed: int = 0
     broken: bool = False
@@ -192,7 +193,7 @@ class Lab:
     knobs: Mapping[str, float] = field(default_factory=dict)
 
     def rng(self, stream: int = 0) -> "np.random.Generator":
-        """NumPy's generator for this seed; streams are independent."""
+        """Return NumPy's generator for this seed; different streams are independent."""
         import numpy as np
 
         return np.random.default_rng([self.seed, stream])
@@ -202,39 +203,39 @@ class Lab:
 
         return torch.Generator().manual_seed(1_000_003 * self.seed + stream)
 
-    # one constructor per kind of evidence, so that each says what it must
+    # one constructor per kind of evidence, so that each has its required arguments
 
     def exact(self, id: str, holds: bool, why: str, **evidence: Any) -> Finding:
-        """A proof or an identity: it holds or it does not."""
+        """Return the Finding of a proof or an identity, which holds or does not hold."""
         return self._mark(Kind.EXACT, Finding.judge(id, 0.0 if holds else 1.0, 0.0, why, **evidence))
 
     def exhaustive(self, id: str, wrong: int, cases: int, why: str, **evidence: Any) -> Finding:
-        """How many of all cases are wrong: none may be, and there must be cases."""
+        """Return the Finding of an enumeration: no case may be wrong, and there must be at least one case."""
         measured = float(wrong) if cases else float("nan")
         return self._mark(Kind.EXHAUSTIVE, Finding.judge(id, measured, 0.0, why, cases=cases, **evidence))
 
     def statistical(
         self, id: str, measured: float, bound: float, delta: float, why: str, low: float | None = None, **evidence: Any
     ) -> Finding:
-        """A sample statistic against its bound; `delta` is the probability that chance alone exceeds it."""
+        """Return the Finding of a sample statistic; `delta` is the probability that it exceeds its bound by chance."""
         found = Finding.within(id, measured, low, bound, why, delta=delta, seed=self.seed, **evidence)
         return self._mark(Kind.STATISTICAL, found)
 
     def numerical(
         self, id: str, measured: float, bound: float | None, why: str, low: float | None = None, **evidence: Any
     ) -> Finding:
-        """A floating-point measurement against a derived tolerance, or a floor (`low`) a difference must exceed."""
+        """Return the Finding of a measurement with a derived tolerance, or with a minimum `low` that it must exceed."""
         return self._mark(Kind.NUMERICAL, Finding.within(id, measured, low, bound, why, **evidence))
 
     def empirical(
         self, id: str, measured: float, low: float | None, high: float | None, why: str, **evidence: Any
     ) -> Finding:
-        """A measurement against its recorded band."""
+        """Return the Finding of a measurement with its recorded range."""
         found = Finding.within(id, measured, low, high, why, seed=self.seed, **evidence)
         return self._mark(Kind.EMPIRICAL, found)
 
     def skipped(self, id: str, kind: Kind, why: str, remedy: str = "") -> Finding:
-        """Evidence that could not be had here, said aloud."""
+        """Return the Finding of evidence that could not be obtained here, with the reason."""
         return self._mark(kind, Finding.skip(id, why, remedy))
 
     @staticmethod
@@ -270,14 +271,14 @@ def reached(claim: Claim, parts: Sequence[Mapping[str, Any]]) -> Badge:
 
 
 def _is_evidence(part: Mapping[str, Any]) -> bool:
-    """Whether a part is about the statement itself, and not about a source's error."""
+    """Return whether a part is about the statement itself and not about an error in a source."""
     return part["evidence"].get("kind") != ERRATUM
 
 
 def conclude(claim: Claim, parts: list[Finding]) -> Finding:
-    """All parts as one Finding: any failure fails it; nothing examined is a skip; a skipped part is named.
+    """Combine all parts into one Finding: any failure fails it; it is skipped if nothing was examined.
 
-    An erratum that was refuted says nothing about the statement, so errata alone are no pass.
+    Skipped parts are named. Errata alone do not make it pass, because they are not evidence for the statement.
     """
     failed = [p for p in parts if p.verdict is Verdict.FAIL]
     skipped = [p for p in parts if p.verdict is Verdict.SKIP]
@@ -295,7 +296,7 @@ def conclude(claim: Claim, parts: list[Finding]) -> Finding:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can carry: arrays and tuples as lists, numbers of every library as Python's, the rest as text."""
+    """Convert a value for JSON: arrays and tuples to lists, numbers of any library to Python's, the rest to text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # NumPy's and torch's, scalars included
@@ -310,7 +311,7 @@ def plain(value: Any) -> Any:
 
 
 def _tightness(part: Finding) -> float:
-    """How near its bound a measurement came; exact parts, which have no margin, come first."""
+    """Return how close a measurement is to its bound; exact parts, which have no margin, sort first."""
     if part.measured is None or not part.bound:
         return -1.0
     return abs(part.measured) / abs(part.bound)

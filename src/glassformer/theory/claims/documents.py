@@ -1,6 +1,6 @@
-"""The generated pages of docs/, written by `make docs`: claims, errata, presets and the fields of a run file.
+"""Write the generated pages of docs/ (`make docs`): claims, errata, presets and the fields of a run file.
 
-A test compares them with what this module would write, so they cannot fall behind.
+A test compares the committed pages with the output of this module, so they cannot become outdated.
 """
 
 import re
@@ -16,12 +16,12 @@ from glassformer.theory.claims.registry import CHAPTERS, TITLES, coverage, load_
 from glassformer.training.fields import run_file_page
 
 FRAGILE = re.compile(r"\\[^a-zA-Z]|[*<>|~`]|(?<![A-Za-z0-9])_")
-"""What Markdown would take for its own inside a formula: escapes, emphasis, table bars."""
+"""Characters of a formula that Markdown would interpret: escapes, emphasis, table bars."""
 MADE = "<!-- Written by `make docs` from the claims: edit the words there, not here. -->"
 
 
 def github(text: str, cell: bool = False) -> str:
-    """A text with formulas as GitHub draws them: between dollars, and safe from Markdown where it would interfere."""
+    """Return text with formulas in GitHub's syntax: between dollar signs, protected from Markdown where needed."""
     pieces = []
     for kind, piece in split(text.strip()):
         formula = " ".join(piece.split())
@@ -35,12 +35,12 @@ def github(text: str, cell: bool = False) -> str:
 
 
 def _words(text: str) -> str:
-    """Plain words that Markdown must not read as markup."""
+    """Escape plain text for Markdown."""
     return re.sub(r"([*_<\[\]])", r"\\\1", text)
 
 
 def claims_page() -> str:
-    """Every claim by chapter, then the coverage table."""
+    """Return the page of every claim by chapter, with the coverage table."""
     claims = load_all()
     by_chapter = {chapter: [c for c in claims.values() if c.chapter == chapter] for chapter in CHAPTERS}
     errata = len({e.id.rstrip("ab") for claim in claims.values() for e in claim.errata})
@@ -51,9 +51,9 @@ def claims_page() -> str:
         f"control that makes it fail. `glass check` runs the quick ones, `glass check ID --explain` shows derivation "
         f"and evidence, `glass check ID --break` the control. The {errata} errata of the sources are in [errata.md]"
         "(errata.md).",
-        "A badge says how far the evidence reaches. **proved**: the statement as written is covered by exact or "
-        "exhaustive evidence. **verified on stated ranges**: exact where it says so, measured on the ranges given "
-        "elsewhere. **illustrated**: shown on examples or training runs.",
+        "A badge states the strength of the evidence. **proved**: exact or exhaustive evidence covers the statement as "
+        "written. **verified on stated ranges**: parts are exact, the rest is measured on the stated ranges. "
+        "**illustrated**: shown on examples or training runs.",
     ]
     lines += [
         "\n".join(
@@ -61,12 +61,12 @@ def claims_page() -> str:
             for chapter, found in by_chapter.items()
             if found
         )
-        + "\n- [Who says what](#who-says-what)"
+        + "\n- [Sources and results](#sources-and-results)"
     ]
     for chapter, found in by_chapter.items():
         if found:
             lines += [f"## {TITLES[chapter]}", *(_claim(claim) for claim in found)]
-    lines += ["## Who says what", _coverage_table()]
+    lines += ["## Sources and results", _coverage_table()]
     return "\n\n".join(lines) + "\n"
 
 
@@ -94,7 +94,7 @@ def _source(source: Source) -> str:
 def _coverage_table() -> str:
     claims = load_all()
     errata = {e.id for claim in claims.values() for e in claim.errata}
-    lines = ["| source | says | so it is | claims | errata |", "|---|---|---|---|---|"]
+    lines = ["| source | statement | result | claims | errata |", "|---|---|---|---|---|"]
     for row in coverage():
         items = ", ".join(f"[{id}](#{id})" for id in row.items)
         marks = [f"[{e}](errata.md#{e.lower()})" for id in row.errata for e in sorted(errata) if e.rstrip("ab") == id]
@@ -104,7 +104,7 @@ def _coverage_table() -> str:
 
 
 def errata_page() -> str:
-    """Every erratum in the order of its number, after an index."""
+    """Return the page of every erratum in the order of its number, after an index."""
     pairs = sorted(((e, claim) for claim in load_all().values() for e in claim.errata), key=lambda pair: pair[0].id)
     index = ["| | source | flaw | claim |", "|---|---|---|---|"]
     index += [
@@ -115,9 +115,9 @@ def errata_page() -> str:
     head = [
         "# Errata",
         MADE,
-        f"{count} places where a published solution is wrong, incomplete or imprecise. Each has the smallest example "
-        "that shows it, as Python that runs on its own: `holds` says whether the source's statement holds there, and "
-        "comes out `False`. `glass check ID` runs them with the claim they belong to.",
+        f"{count} errors in published solutions: wrong, incomplete or imprecise statements. Each has a small example "
+        "as self-contained Python that sets `holds`: whether the source's statement holds in this example. It is "
+        "always `False`. `glass check ID` runs the examples of a claim with its check.",
         "\n".join(index),
     ]
     return "\n\n".join([*head, *(_erratum(e, claim) for e, claim in pairs)]) + "\n"
@@ -136,7 +136,7 @@ def _erratum(erratum: Erratum, claim: Claim) -> str:
 
 
 def _anchor(title: str) -> str:
-    """GitHub's anchor of a heading."""
+    """Return GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
@@ -149,10 +149,10 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    """Writes the pages into docs/, or into the folder named."""
+    """Write the pages to docs/, or to the given folder."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs")
     if not folder.is_dir():
-        print(f"there is no folder {folder}: run this in the checkout, or name a folder.", file=sys.stderr)
+        print(f"there is no folder {folder}: run this in the repository, or give a folder.", file=sys.stderr)
         return 2
     for name, page in PAGES.items():
         write_atomically(folder / name, page().encode())

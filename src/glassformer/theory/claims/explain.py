@@ -1,4 +1,4 @@
-"""One claim in full for a terminal: statement, sources, derivation, evidence, control, errata."""
+"""Print one claim in full: statement, sources, derivation, evidence, control, errata."""
 
 import textwrap
 from typing import Any
@@ -12,11 +12,11 @@ from glassformer.theory.claims.run import Outcome
 
 WIDTH = 96
 MANY = 12
-"""List entries of a piece of evidence that are shown."""
+"""Maximum number of list entries shown for a piece of evidence."""
 
 
 def explain(outcome: Outcome, width: int = WIDTH) -> str:
-    """Everything about a claim, with what this run measured."""
+    """Return the full text of a claim with the measurements of this run."""
     claim = outcome.claim
     kinds = ", ".join(map(str, claim.kinds))
     head = [
@@ -41,7 +41,7 @@ def _section(title: str, body: str) -> str:
 
 
 def paragraphs(text: str, width: int, first: str = "", rest: str | None = None) -> str:
-    """Wrapped text with Unicode formulas; displayed formulas keep their own lines."""
+    """Return wrapped text with Unicode formulas; displayed formulas keep their own lines."""
     blocks = [block for block in readable(text).split("\n\n") if block.strip()]
     rest = first if rest is None else rest
     lines = []
@@ -94,7 +94,7 @@ def _part(part: dict[str, Any], width: int) -> str:
 
 
 def part_numbers(part: dict[str, Any]) -> str:
-    """The measurement beside its bound; a proof has none, a count of wrong cases speaks in cases."""
+    """Return the measurement with its bound, or the number of wrong cases; a proof has neither."""
     measured, bound, low = part["measured"], part["bound"], part.get("low")
     kind, cases = part["evidence"].get("kind"), part["evidence"].get("cases")
     if measured is None or (kind in ("exact", ERRATUM) and part["verdict"] == Verdict.PASS):
@@ -109,7 +109,7 @@ def part_numbers(part: dict[str, Any]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in few characters."""
+    """Return a value in few characters."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
@@ -128,7 +128,7 @@ def _erratum(erratum: Erratum, width: int) -> str:
             paragraphs(f"said: {erratum.said}", width, pad),
             paragraphs(f"fails: {erratum.fails}", width, pad),
             paragraphs(f"holds instead: {erratum.correct}", width, pad),
-            f"{pad}as code; `holds` comes out False:",
+            f"{pad}as code; `holds` is False at the end:",
             textwrap.indent(erratum.example.strip(), pad * 2),
         ]
     )

@@ -1,6 +1,6 @@
-"""Formulas for a terminal: the LaTeX of the claims as Unicode text, and where formulas stand in a text.
+"""Convert the LaTeX formulas of the claims to Unicode text for a terminal.
 
-Not a TeX: it knows the commands that the claims use (a test holds them to it) and keeps an unknown one by its name.
+Only the commands that the claims use are supported (a test checks this); an unknown command is printed by its name.
 """
 
 import re
@@ -41,7 +41,7 @@ TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[{}^_&~]|\s+|[^\\{}^_&~\s]", re.DOTALL)
 
 
 def split(text: str) -> Iterator[tuple[str, str]]:
-    """The text in pieces: ("text", ...), ("inline", formula) and ("display", formula)."""
+    """Split a text into pieces: ("text", ...), ("inline", formula) and ("display", formula)."""
     end = 0
     for found in FORMULA.finditer(text):
         if found.start() > end:
@@ -53,14 +53,14 @@ def split(text: str) -> Iterator[tuple[str, str]]:
 
 
 def commands(latex: str) -> set[str]:
-    """Names of the commands in a formula that this module does not know."""
+    """Return the names of the commands in a formula that this module does not support."""
     known = {*SIGNS, *FUNCTIONS, *ACCENTS, *PLAIN, *DROPPED, "frac", "tfrac", "dfrac", "sqrt", "mathbb", "begin", "end",
              "binom"}  # fmt: skip
     return {name for name in re.findall(r"\\([a-zA-Z]+)", latex) if name not in known}
 
 
 def readable(text: str) -> str:
-    """A text with its formulas as Unicode; a displayed formula gets a line of its own."""
+    """Return a text with its formulas as Unicode; a displayed formula gets its own line."""
     pieces = []
     for kind, piece in split(text.strip()):
         if kind == "text":
@@ -71,9 +71,9 @@ def readable(text: str) -> str:
 
 
 def to_unicode(latex: str) -> str:
-    """One formula: `\\frac{a}{b}` is a/b, exponents and indices are raised and lowered where Unicode can."""
+    """Convert one formula: `\\frac{a}{b}` becomes a/b; exponents and indices use Unicode characters if they exist."""
     out = _Reader(TOKEN.findall(latex)).all()
-    for sign in "‖|":  # a private character marks on which side of a bar nothing stands
+    for sign in "‖|":  # a private-use character marks the empty side of a bar
         out = re.sub(rf" *{re.escape(sign)}\ue000", sign, re.sub(rf"\ue000{re.escape(sign)} *", sign, out))
     return re.sub(r" {2,}", " ", out).strip()
 
@@ -93,7 +93,7 @@ class _Reader:
         return token
 
     def all(self, until: str = "") -> str:
-        """Everything up to the closing token, which is taken too."""
+        """Read everything up to the closing token, and the token itself."""
         pieces: list[str] = []
         while (token := self.peek()) and token != until:
             pieces.append(self.script(self.take()) if token in "^_" and token else self.one())
@@ -101,7 +101,7 @@ class _Reader:
         return "".join(pieces)
 
     def argument(self) -> str:
-        """A group, or the next thing."""
+        """Read a group or the next single token."""
         while self.peek().isspace():
             self.take()
         return self.one()
@@ -121,7 +121,7 @@ class _Reader:
         return {"-": "−"}.get(token, token)
 
     def script(self, sign: str) -> str:
-        """A raised or lowered argument; in plain characters where Unicode has no small ones."""
+        """Read a superscript or subscript; plain characters are used where Unicode has no small ones."""
         body = self.argument().strip()
         small = (RAISED if sign == "^" else LOWERED).get
         marks = [small({"−": "-"}.get(ch, ch)) for ch in body.replace(" ", "")]
@@ -157,7 +157,7 @@ class _Reader:
         return SPACES.get(name, name)  # \{ is a brace, \unknown its own name
 
     def spaced(self, name: str) -> str:
-        """A function's name keeps its distance from letters, not from brackets and indices."""
+        """Separate a function's name from following letters by a space, but not from brackets and indices."""
         before = self.tokens[self.at - 2] if self.at > 1 else ""
         after = self.peek()
         lead = " " if before[-1:].isalnum() else ""
@@ -175,7 +175,7 @@ class _Reader:
 
 
 def _grouped(text: str, loose: str) -> str:
-    """In brackets where it would fall apart beside a slash."""
+    """Add brackets if the text would be ambiguous next to a slash."""
     text = text.strip()
     joined = any(ch in text.replace("−", "-")[1:] for ch in loose) or " " in text
     closed = text.startswith("(") and text.endswith(")") and text.count("(") == 1

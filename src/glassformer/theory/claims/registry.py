@@ -1,4 +1,4 @@
-"""All claims: read from their files, run one by one."""
+"""The registry of claims: reads them from their files and runs one."""
 
 import importlib
 import tomllib
@@ -37,12 +37,12 @@ TITLES = {
 
 
 class ClaimError(GlassformerError):
-    """A claim or source that is not known. One sentence."""
+    """An unknown claim or source. The message is one sentence."""
 
 
 @cache
 def coverage() -> tuple[Source, ...]:
-    """Every exercise and sub-claim of the sources, in their order; also the absent ones."""
+    """Return every exercise and sub-claim of the sources in their order, including those without a claim."""
     rows = tomllib.loads((files(__package__) / "coverage.toml").read_text(encoding="utf-8"))["row"]
     return tuple(
         Source(
@@ -59,7 +59,7 @@ def coverage() -> tuple[Source, ...]:
 
 @cache
 def load_all() -> Mapping[str, Claim]:
-    """Every claim by id, in the order of the chapters."""
+    """Return every claim by id, in the order of the chapters."""
     claims: dict[str, Claim] = {}
     for chapter in CHAPTERS:
         folder = files(__package__) / chapter
@@ -86,7 +86,7 @@ def _read(chapter: str, data: dict[str, Any]) -> Claim:
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
-    """` Did you mean ...?`, or nothing where nothing is near: a list of all would hide the sentence."""
+    """Return ` Did you mean ...?`, or an empty string if no name is close."""
     known = list(known)
     within = [other for other in known if len(name) > 2 and name.lower() in other.lower()][:3]
     if within:
@@ -114,7 +114,7 @@ def check(id: str, *, seed: int = 0, slow: bool = True, broken: bool = False, **
         raise ClaimError(f"{id} has no knob {name!r}; its knobs: {known}.")
     lab = Lab(seed, broken, slow, {**{k.name: k.default for k in claim.knobs}, **knobs})
     if claim.slow and not slow:
-        return Finding.skip(id, "trains a model: runs with --slow")
+        return Finding.skip(id, "it trains a model: use --slow to run it")
     parts = list(claim.check(lab))
     if not broken:
         parts += [erratum.examine() for erratum in claim.errata]

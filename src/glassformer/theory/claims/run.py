@@ -1,4 +1,4 @@
-"""Many claims, one after another or on two processes: outcomes come in order, each the same for the same seed."""
+"""Run many claims, sequentially or in several processes. Outcomes come in order and are reproducible for a seed."""
 
 import concurrent.futures
 import contextlib
@@ -19,19 +19,19 @@ from glassformer.theory.claims.registry import ClaimError, check, find, load_all
 
 @dataclass(frozen=True)
 class Plan:
-    """How claims are run."""
+    """Options of a run of claims."""
 
     seed: int = 0
     slow: bool = False
     broken: bool = False
-    """The negative control instead of the claim."""
+    """Run the negative control instead of the claim."""
     draw: bool = False
-    """The figure as well."""
+    """Draw the figure as well."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one claim."""
+    """The result of one claim."""
 
     claim: Claim
     finding: Finding
@@ -42,14 +42,14 @@ class Outcome:
 
     @property
     def expected(self) -> Verdict:
-        """The recorded verdict: a pass; a skip for what trains when there is no time; a failure of a broken claim."""
+        """The expected verdict: pass; skip for a slow claim without --slow; fail for a negative control."""
         if self.claim.slow and not self.plan.slow:
             return Verdict.SKIP
         return Verdict.FAIL if self.plan.broken else Verdict.PASS
 
     @property
     def held(self) -> bool:
-        """Whether the verdict is the recorded one. A crash never is: a control must turn a check, not break it."""
+        """Whether the verdict is the expected one. A crash never is: a control must make a check fail, not crash."""
         return self.finding.verdict is self.expected and not self.crashed
 
     @property
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """The evidence, piece by piece."""
+        """The pieces of evidence."""
         parts: list[dict[str, Any]] = self.finding.evidence.get("parts", [])
         return parts
 
@@ -82,10 +82,10 @@ class Outcome:
 
 
 def run(ids: Sequence[str], plan: Plan = Plan(), *, workers: int = 1) -> Iterator[Outcome]:
-    """Outcomes in the order of the ids. More than one worker: separate processes, whose main module must be importable.
+    """Yield outcomes in the order of the ids. Several workers are processes, whose main module must be importable.
 
-    Each claim has its own seeded generators, one thread and no state of another, so that neither the number of workers
-    nor the order changes a result.
+    Each claim has its own seeded generators, one thread and no shared state, so neither the number of workers nor the
+    order changes a result.
     """
     if workers < 1:
         raise ClaimError(f"workers={workers} must be at least 1.")
@@ -107,7 +107,7 @@ def run(ids: Sequence[str], plan: Plan = Plan(), *, workers: int = 1) -> Iterato
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         waiting = waiting[done:]
-        if waiting:  # a process died: the next one alone, so that the guilty claim is the one named
+        if waiting:  # a process died: run the next claim alone, so that the right claim is blamed
             yield _outcome(waiting[0], plan, _alone(waiting.pop(0), plan))
 
 
@@ -118,7 +118,7 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Around starting workers: they inherit that Ctrl-C has to wait, until `_quiet` says what it does."""
+    """Block Ctrl-C while workers start: they inherit the blocked signal until `_quiet` sets its handler."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -130,7 +130,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _quiet() -> None:
-    """Ctrl-C ends a worker at once and without a traceback."""
+    """Make Ctrl-C end a worker immediately and without a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -148,11 +148,11 @@ def _alone(id: str, plan: Plan) -> dict[str, Any]:
 
 
 def examine(id: str, plan: Plan) -> dict[str, Any]:
-    """One claim in this process. A crash is a failure that names its error."""
+    """Run one claim in this process. A crash becomes a failure that names the error."""
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the same sums in the same order, wherever it runs
+    torch.set_num_threads(1)  # the same order of summation on every machine
     start = time.perf_counter()
     crashed, svg = False, ""
     try:
@@ -179,7 +179,7 @@ def _outcome(id: str, plan: Plan, result: dict[str, Any]) -> Outcome:
 
 
 def draw(id: str, seed: int = 0) -> Any:
-    """The figure of a claim, a `lens.figure.Figure`."""
+    """Return the figure of a claim, a `lens.figure.Figure`."""
     claim = find(id)
     if claim.figure is None:
         raise ClaimError(f"{id} has no figure: `glass check {id} --explain` shows its evidence.")
@@ -187,7 +187,7 @@ def draw(id: str, seed: int = 0) -> Any:
 
 
 def summary(outcomes: Sequence[Outcome], plan: Plan) -> dict[str, Any]:
-    """All outcomes as one JSON object."""
+    """Return all outcomes as one JSON object."""
     verdicts = [str(outcome.finding.verdict) for outcome in outcomes]
     return {
         **asdict(plan),

@@ -1,4 +1,4 @@
-"""Which claims a reader means: ids, chapters, errata, or the name of a source in any spelling."""
+"""Select claims by id, chapter, erratum, or the name of a source in any spelling."""
 
 import re
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ SAME = {"chapter": "ch", "chap": "ch"}
 
 
 def select(names: Sequence[str] = (), source: str | None = None) -> list[str]:
-    """Ids of the claims meant, in the order of the registry; all of them when nothing is named.
+    """Return the ids of the selected claims in the order of the registry; all if no name is given.
 
-    A name is a claim, a chapter, or an erratum such as E31, which stands for the claim that refutes it.
+    A name is a claim, a chapter, or an erratum such as E31, which selects the claim that contains it.
     """
     claims = load_all()
     wanted: set[str] = set()
@@ -48,7 +48,7 @@ def _named(name: str) -> set[str]:
 
 
 def find_sources(text: str) -> tuple[Source, ...]:
-    """Rows of the coverage table whose name begins like this: case, spaces and points do not matter.
+    """Return the rows of the coverage table whose name starts with a text, ignoring case, spaces and points.
 
     `Bishop 12.3` finds `Bishop 12.3` and would find `Bishop 12.3 (a)`, never `Bishop 12.30`; `ch13 ex 6` finds both
     halves of `Ch. 13 ex. 6`.
@@ -72,7 +72,7 @@ def _words(text: str) -> list[str]:
 
 
 def _begins(name: list[str], asked: list[str]) -> bool:
-    """Whole words and numbers, but for the last asked: `q2a` begins `q2ai`; a 1 does not begin a 12."""
+    """Compare whole words and numbers; the last word may be a prefix: `q2a` matches `q2ai`, 1 does not match 12."""
     if not asked or len(asked) > len(name):
         return False
     *whole, last = asked
@@ -81,7 +81,7 @@ def _begins(name: list[str], asked: list[str]) -> bool:
 
 
 def _nearest_source(text: str) -> str:
-    import difflib  # only on the way to an error
+    import difflib  # imported only for an error message
 
     names = {" ".join(_words(row.cite)): row.cite for row in coverage()}
     near = difflib.get_close_matches(" ".join(_words(text)), names, n=3, cutoff=0.5)

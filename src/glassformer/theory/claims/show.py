@@ -1,4 +1,4 @@
-"""Claims on a terminal: a table per chapter that fills while they run, and the list of all there is."""
+"""Print claims on a terminal: one table per chapter that is filled while they run, and the list of all claims."""
 
 import io
 import re
@@ -21,14 +21,14 @@ from glassformer.theory.claims.run import Outcome, Plan
 
 STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
 PLAIN_WIDTH = 120
-"""Columns where nothing says how many there are: a pipe, a file."""
+"""Number of columns if the width is unknown: a pipe or a file."""
 VERDICT, BADGE, SECONDS, GAPS = 5, 11, 6, 4
 NUMBERS = len("-8.88e-16 <= 9.93e-14")
-"""The least columns for a measurement and its bound; a narrower terminal folds the names of the claims."""
+"""Minimum number of columns for a measurement and its bound; a narrower terminal folds the names of the claims."""
 
 
 class Trimmed(io.TextIOBase):
-    """Standard output without the blanks with which rich fills its lines. Rich writes whole lines."""
+    """Standard output without the trailing spaces that rich writes. Rich writes whole lines."""
 
     def write(self, text: str) -> int:
         return sys.stdout.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
@@ -38,7 +38,7 @@ class Trimmed(io.TextIOBase):
 
 
 def console() -> Console:
-    """Standard output. A pipe or a file gets lines wide enough for the table and without trailing blanks."""
+    """Return a console on standard output. A pipe or a file gets wide lines without trailing spaces."""
     out = Console(highlight=False)
     if out.is_terminal:
         return out
@@ -46,7 +46,7 @@ def console() -> Console:
 
 
 class Board:
-    """The tables of a run. Outcomes come in order; a chapter that is complete is printed for good."""
+    """The tables of a run. Outcomes come in order; a complete chapter is printed and no longer updated."""
 
     def __init__(self, ids: Sequence[str], plan: Plan, out: Console):
         claims = load_all()
@@ -58,7 +58,7 @@ class Board:
 
     @contextmanager
     def shown(self) -> Iterator["Board"]:
-        """Live on a terminal; elsewhere chapters are printed as they are completed."""
+        """Update the table live on a terminal; elsewhere print each chapter when it is complete."""
         if not self.out.is_terminal:
             yield self
             return
@@ -71,7 +71,7 @@ class Board:
         chapter = outcome.claim.chapter
         if all(claim.id in self.done for claim in self.waiting[chapter]):
             claims = self.waiting.pop(chapter)
-            self.refresh()  # what is live must no longer be the table that is printed now
+            self.refresh()  # the live display must not contain the table that is printed now
             self.out.print(self.table(chapter, claims))
             self.reasons([self.done[claim.id] for claim in claims])
         self.refresh()
@@ -82,7 +82,7 @@ class Board:
             self.live_table.update(self.table(*current) if current else Text(""), refresh=True)
 
     def table(self, chapter: str, claims: Sequence[Claim]) -> Table:
-        last = "what turned" if self.plan.broken else "measured and bound"
+        last = "what failed" if self.plan.broken else "measured and bound"
         room = self.out.width - VERDICT - BADGE - SECONDS - GAPS
         name = min(self.width, max(10, room - NUMBERS))
         table = Table(
@@ -112,7 +112,7 @@ class Board:
         return table
 
     def reasons(self, outcomes: Iterable[Outcome]) -> None:
-        """Why, for what did not come out as recorded, and for evidence that could not be had."""
+        """Print the reasons for unexpected verdicts and for skipped evidence."""
         for outcome in outcomes:
             unexamined = "not examined" in outcome.finding.why and not self.plan.broken
             if not outcome.held or unexamined:
@@ -130,7 +130,7 @@ def print_line(out: Console, text: str, indent: int = 0) -> None:
 
 
 def _short(badge: Badge) -> str:
-    """A badge for a narrow column."""
+    """Shorten a badge for a narrow column."""
     return "verified" if badge is Badge.VERIFIED else str(badge)
 
 
@@ -141,16 +141,16 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def reason(outcome: Outcome) -> str:
-    """Why the verdict is not the recorded one, in a sentence."""
+    """Return one sentence on why the verdict is not the expected one."""
     if outcome.plan.broken and not outcome.crashed and outcome.finding.verdict is Verdict.PASS:
-        return f"its control did not turn it. The control: {outcome.claim.control}"
+        return f"its negative control did not make it fail. The control: {outcome.claim.control}"
     if outcome.finding.verdict is Verdict.SKIP:
         return f"nothing could be examined, so nothing is asserted: {outcome.finding.why}"
     return outcome.finding.why[outcome.finding.why.find("not examined") :] if outcome.held else outcome.finding.why
 
 
 def telling(outcome: Outcome) -> str:
-    """The measurement nearest to its bound, and how many proofs stand beside it; for a control, what it turned."""
+    """Return the measurement closest to its bound and the number of proofs; for a control, the parts that failed."""
     finding, parts = outcome.finding, outcome.parts
     if outcome.crashed or finding.verdict is Verdict.SKIP:
         return finding.why
@@ -171,7 +171,7 @@ def telling(outcome: Outcome) -> str:
 
 
 def folded(told: str, width: int) -> str:
-    """Lines of at most `width`, broken between statements: a measurement stays beside its bound where there is room."""
+    """Break a text into lines of at most `width`; a measurement stays on the line of its bound if there is room."""
     pieces = told.replace("; ", ";\n").split("\n")
     kept = [piece.replace(" ", "\N{NO-BREAK SPACE}") if len(piece) <= width else piece for piece in pieces]
     return textwrap.fill(" ".join(kept), width).replace("\N{NO-BREAK SPACE}", " ")
@@ -185,16 +185,16 @@ def closing(outcomes: Sequence[Outcome], plan: Plan) -> str:
     seconds = f"{sum(outcome.seconds for outcome in outcomes):.0f} s of computing, seed {plan.seed}"
     if plan.broken:
         turned = count[Verdict.FAIL] - crashed
-        return f"{turned} of {len(outcomes) - count[Verdict.SKIP]} controls turned their check; {seconds}."
-    slow = f", {count[Verdict.SKIP]} skipped (--slow runs what trains)" if count[Verdict.SKIP] else ""
-    verdict = "Every verdict is the recorded one." if not wrong else f"{len(wrong)} not as recorded."
+        return f"{turned} of {len(outcomes) - count[Verdict.SKIP]} controls made their check fail; {seconds}."
+    slow = f", {count[Verdict.SKIP]} skipped (--slow runs them)" if count[Verdict.SKIP] else ""
+    verdict = "Every verdict is the expected one." if not wrong else f"{plural(len(wrong), 'verdict')} not as expected."
     lower = sum(o.badge is not o.claim.badge and o.finding.verdict is Verdict.PASS for o in outcomes)
     badges = f" The badge of {plural(lower, 'claim')} is lower than recorded: evidence is missing." if lower else ""
     return f"{count[Verdict.PASS]} pass, {count[Verdict.FAIL]} fail{slow}; {seconds}. {verdict}{badges}"
 
 
 def print_list(ids: Sequence[str], out: Console) -> None:
-    """Claims by chapter with the sources that make them, then the sources without a claim."""
+    """Print the claims by chapter with their sources, then the sources without a claim."""
     claims = load_all()
     for chapter in CHAPTERS:
         rows = [claims[id] for id in ids if claims[id].chapter == chapter]
@@ -214,7 +214,7 @@ def print_list(ids: Sequence[str], out: Console) -> None:
 
 
 def source_line(row: Source) -> str:
-    """What a source says and what became of it."""
+    """Return what a source states and the result of checking it."""
     errata = f" ({', '.join(row.errata)})" if row.errata else ""
     says = f"{row.says}: " if row.says != "-" else ""
     return f"{row.cite}: {says}{row.note or row.verdict}{errata}"

@@ -1,6 +1,6 @@
-"""The theory as exercises: a problem and a stub, and a grader that says what is wrong.
+"""Exercises: a problem, a stub, and a grader that reports what is wrong.
 
-`find(id)` gives an exercise, `grade(exercise, file)` runs a student's file on hidden cases in a limited process.
+`find(id)` returns an exercise; `grade(exercise, file)` runs a student's file on hidden cases in a limited process.
 """
 
 from glassformer.theory.exercises.exercise import Exercise, ExerciseError

@@ -19,16 +19,16 @@ def _scores(q: Array, k: Array, scale: str, other: int = 1) -> Array:
 
 
 SCALES = (
-    Mistake("you do not scale the scores: divide q kᵀ by the square root of the key width", {"scale": "none"}),
-    Mistake("you divide by the key width d_k, not by its square root", {"scale": "whole"}),
-    Mistake("you multiply the scores by √d_k: divide by it", {"scale": "times"}),
+    Mistake("you do not scale the scores: divide q kᵀ by √K, the square root of the key width", {"scale": "none"}),
+    Mistake("you divide the scores by the key width K: divide by its square root √K", {"scale": "whole"}),
+    Mistake("you multiply the scores by √K: divide by it", {"scale": "times"}),
 )
 
 
 def attention(
     q: Array, k: Array, v: Array, *, scale: str = "root", axis: int = -1, weigh: str = "softmax", shift: bool = True
 ) -> tuple[Array, Array]:
-    """softmax(q kᵀ / √K) v, and the weights."""
+    """Return softmax(q kᵀ / √K) v and the attention weights."""
     scores = _scores(q, k, scale, v.shape[-1])
     match weigh:
         case "softmax":
@@ -55,7 +55,7 @@ def _attention_cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
-def _look_at_pattern(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
+def _inspect_pattern(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
     pattern = values[-1]
     if not np.isfinite(pattern).all():
         return ""
@@ -63,7 +63,7 @@ def _look_at_pattern(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> s
         if pattern.shape[0] > 1 and np.allclose(pattern.sum(0), 1):
             return "your weights sum to 1 over queries, not over keys: softmax along axis -1"
         return f"the rows of your weights do not sum to 1 (the first sums to {pattern[0].sum():.4g})"
-    return "your weights are negative in places: softmax never is" if (pattern < 0).any() else ""
+    return "some of your weights are negative: the output of softmax never is" if (pattern < 0).any() else ""
 
 
 ATTENTION = Exercise(
@@ -76,15 +76,16 @@ Write attention for one head, without a mask, in NumPy.
   k (S, K)  a key for each of S positions
   v (S, U)  a value for each of S positions
 
-The score of query t for key s is their dot product divided by √K. Softmax over the keys turns each row of scores into
-weights; the output of position t is the mean of the values with these weights.
+The score of query t and key s is their dot product divided by √K. Apply softmax over the keys, so that each row of
+scores becomes a row of weights that sums to 1. The output at position t is the average of the values under these
+weights.
 
-Return the output (T, U) and the weights (T, S). Scores may be large.""",
+Return the output (T, U) and the weights (T, S). Scores may be large, so exp must not overflow.""",
     stub='''import numpy as np
 
 
 def attention(q, k, v):
-    """Returns (output, weights): softmax(q kᵀ / √K) v, and the softmax."""
+    """Return (output, weights): softmax(q kᵀ / √K) v, and the softmax."""
     ...
 ''',
     function="attention",
@@ -93,14 +94,16 @@ def attention(q, k, v):
     returns=("output", "weights"),
     mistakes=(
         *SCALES,
-        Mistake("you divide by the square root of the values' width: it is the width of keys", {"scale": "other"}),
+        Mistake("you divide by the square root of the value width U: use the key width K", {"scale": "other"}),
         Mistake("your weights sum to 1 over queries, not over keys: softmax along axis -1", {"axis": 0}),
-        Mistake("your weights are not normalised: divide exp(score) by its sum over keys", {"weigh": "unnormalised"}),
-        Mistake("you divide scores by their sum: softmax takes exp of them first", {"weigh": "sum"}),
+        Mistake(
+            "your weights are not normalised: divide exp(score) by its sum over the keys", {"weigh": "unnormalised"}
+        ),
+        Mistake("you divide the scores by their sum: softmax takes exp of the scores first", {"weigh": "sum"}),
         Mistake("you apply softmax twice: once is enough", {"weigh": "twice"}),
         Mistake("exp of a large score overflows: subtract each row's maximum before exp", {"shift": False}),
     ),
-    inspect=_look_at_pattern,
+    inspect=_inspect_pattern,
     claims=("numpy-attention", "softmax-row-stochastic", "unit-variance-scaling"),
 )
 
@@ -108,7 +111,7 @@ def attention(q, k, v):
 def causal_weights(
     scores: Array, *, sees: str = "past", fill: str = "before", axis: int = -1, shift: bool = True
 ) -> Array:
-    """Softmax over the keys that are not later than the query."""
+    """Return softmax over the keys that are not later than the query."""
     T = len(scores)
     masks = {"past": np.tri(T), "ahead": np.tri(T, k=1), "strict": np.tri(T, k=-1), "future": np.tri(T).T}
     allowed = masks[sees].astype(bool) if sees != "all" else np.ones((T, T), bool)
@@ -121,7 +124,7 @@ def causal_weights(
 
 
 def _mask_cases(rng: np.random.Generator) -> list[Case]:
-    large = "a masked score must lose against every other: use -inf, and subtract the row maximum before exp"
+    large = "a masked score must be below every other score: use -inf, and subtract the row maximum before exp"
     return [
         Case("5 positions", {"scores": rng.normal(size=(5, 5))}),
         Case("one position", {"scores": rng.normal(size=(1, 1))}),
@@ -130,30 +133,31 @@ def _mask_cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
-def _look_at_mask(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
+def _inspect_mask(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
     pattern = values[0]
     if np.isnan(pattern).any():
-        return "your weights hold NaN: a row in which every key is masked, or exp of a large score"
+        return "your weights contain NaN: every key of some row is masked, or exp of a large score overflows"
     ahead = np.triu(pattern, 1)
     if (ahead != 0).any():
         t, s = (int(i[0]) for i in np.nonzero(ahead))
-        return f"query {t} gives the weight {pattern[t, s]:.3g} to key {s}, which lies in its future"
-    return _look_at_pattern(arguments, values)
+        return f"query {t} gives the weight {pattern[t, s]:.3g} to key {s}, which is a later position"
+    return _inspect_pattern(arguments, values)
 
 
 CAUSAL = Exercise(
     id="causal-mask",
     title="The causal mask",
     problem="""\
-A decoder must not see the future. Given the scores (T, T) of every query (row) for every key (column), return the
-attention weights (T, T): in row t, softmax over the keys 0..t, and exactly 0 for later ones. A query sees itself.
+In a decoder, a position must not attend to later positions. Given the scores (T, T), one row per query and one column
+per key, return the attention weights (T, T). Row t is the softmax over the keys 0 to t, and exactly 0 for later keys.
+A query attends to its own position too.
 
-Scores may be large in either direction.""",
+Scores may be large positive or large negative numbers.""",
     stub='''import numpy as np
 
 
 def causal_weights(scores):
-    """Softmax over the keys that are not later than the query."""
+    """Return softmax over the keys that are not later than the query."""
     ...
 ''',
     function="causal_weights",
@@ -161,22 +165,26 @@ def causal_weights(scores):
     cases=_mask_cases,
     returns=("weights",),
     mistakes=(
-        Mistake("you do not mask at all: every query sees every key", {"sees": "all"}),
-        Mistake("your mask is turned round: queries see the future and not the past", {"sees": "future"}),
+        Mistake("you do not apply a mask: every query attends to every key", {"sees": "all"}),
         Mistake(
-            "a query does not see itself in your mask, and the first sees nothing: keep the diagonal",
+            "your mask is transposed: queries attend to later positions instead of earlier ones", {"sees": "future"}
+        ),
+        Mistake(
+            "your mask hides a query's own position, and the first query sees nothing: keep the diagonal",
             {"sees": "strict"},
         ),
-        Mistake("your mask is off by one: each query sees one key of its future", {"sees": "ahead"}),
-        Mistake("you set masked scores to 0 or nearly so, and exp(0) is 1: set them to -inf", {"fill": "zero"}),
-        Mistake("you mask after softmax, so rows no longer sum to 1: mask the scores before it", {"fill": "after"}),
+        Mistake("your mask is off by one: each query attends to one later key", {"sees": "ahead"}),
+        Mistake("you set masked scores to 0 or close to 0, and exp(0) is 1: set them to -inf", {"fill": "zero"}),
+        Mistake(
+            "you mask after softmax, so the rows no longer sum to 1: mask the scores before softmax", {"fill": "after"}
+        ),
         Mistake("your weights sum to 1 over queries, not over keys: softmax along axis -1", {"axis": 0}),
         Mistake(
-            "exp of a large score overflows, and of very negative ones vanishes: subtract each row's maximum first",
+            "exp overflows for large scores and underflows for very negative ones: subtract each row's maximum first",
             {"shift": False},
         ),
     ),
-    inspect=_look_at_mask,
+    inspect=_inspect_mask,
     claims=("architecture-masks", "encoder-from-decoder"),
 )
 
@@ -196,7 +204,7 @@ def multi_head(
     transposed: bool = False,
     axis: int = -1,
 ) -> Array:
-    """Attention in each head's own columns, heads side by side, then w_o."""
+    """Apply attention in each head, concatenate the heads, apply w_o."""
     T, D = x.shape
     K = D // n_heads
 
@@ -206,7 +214,7 @@ def multi_head(
             return y.reshape(T, n_heads, K).transpose(1, 0, 2)
         if heads == "interleaved":
             return y.reshape(T, K, n_heads).transpose(2, 0, 1)
-        return y.reshape(n_heads, T, K)  # tokens and heads mixed up
+        return y.reshape(n_heads, T, K)  # mixes positions and heads
 
     q, k, v = parts(w_q), parts(w_k), parts(w_v)
     scores = q @ k.transpose(0, 2, 1) * _scale(K, scale, D)
@@ -243,15 +251,15 @@ Write self-attention with n_heads heads, without a mask and without biases.
   w_q, w_k, w_v, w_o (D, D)   applied from the right: queries are x @ w_q
   n_heads                     divides D; each head has width K = D / n_heads
 
-Head h uses columns h·K to (h+1)·K of the queries, keys and values. Its scores are divided by √K. The outputs of the
-heads stand side by side in the same order, and w_o is applied to the whole.
+Head h uses columns h·K to (h+1)·K - 1 of the queries, keys and values. Its scores are divided by √K. Concatenate the
+outputs of the heads in the same order, then apply w_o to the result.
 
 Return the output (T, D).""",
     stub='''import numpy as np
 
 
 def multi_head(x, w_q, w_k, w_v, w_o, n_heads):
-    """Attention in each head's own columns, heads side by side, then w_o."""
+    """Apply attention in each head, concatenate the heads, apply w_o."""
     ...
 ''',
     function="multi_head",
@@ -261,18 +269,21 @@ def multi_head(x, w_q, w_k, w_v, w_o, n_heads):
     mistakes=(
         *SCALES,
         Mistake("you divide by √D, the width of the model: divide by √K, the width of a head", {"scale": "other"}),
-        Mistake("your heads take every n_heads-th column: head h has columns h·K to (h+1)·K", {"heads": "interleaved"}),
         Mistake(
-            "you reshape (T, D) to (n_heads, T, K) at once, which mixes tokens: reshape to (T, n_heads, K), then "
-            "move the heads to the front",
+            "your heads take every n_heads-th column: head h has K neighbouring columns from h·K on",
+            {"heads": "interleaved"},
+        ),
+        Mistake(
+            "you reshape (T, D) to (n_heads, T, K) directly, which mixes positions: reshape to (T, n_heads, K), then "
+            "move the head axis to the front",
             {"heads": "mixed"},
         ),
         Mistake(
-            "you join the heads without moving them back behind the positions: transpose to (T, n_heads, K) before "
+            "you concatenate the heads without moving the head axis back: transpose to (T, n_heads, K) before "
             "you reshape to (T, D)",
             {"join": "reshape"},
         ),
-        Mistake("you average the heads: they stand side by side", {"join": "mean"}),
+        Mistake("you average the heads: concatenate them", {"join": "mean"}),
         Mistake("you leave out w_o", {"project": False}),
         Mistake("you apply the matrices transposed: queries are x @ w_q", {"transposed": True}),
         Mistake("your weights sum to 1 over queries, not over keys: softmax along axis -1", {"axis": -2}),
@@ -294,7 +305,7 @@ def cache_step(
     sees: str = "itself",
     kept: bool = True,
 ) -> tuple[Array, Array, Array]:
-    """The new token's key and value join the cache, then its query attends to all of it."""
+    """Append the new token's key and value to the cache, then let its query attend to the whole cache."""
     q, k, v = x @ w_q, x @ w_k, x @ w_v
 
     def joined(old: Array, new: Array) -> Array:
@@ -312,7 +323,7 @@ def _cache_cases(rng: np.random.Generator) -> list[Case]:
         w = {"w_q": rng.normal(size=(D, K)), "w_k": rng.normal(size=(D, K)), "w_v": rng.normal(size=(D, U))}
         return Case(label, {"x": rng.normal(size=D), **cache, **w}, hint)
 
-    empty = "with an empty cache the token attends to itself alone, so y is its own value"
+    empty = "with an empty cache the token attends only to itself, so y is its own value"
     return [
         made("a cache of 4 tokens", 4, 5, 4, 4),
         made("a cache of 9 tokens, values of width 2", 9, 5, 3, 2),
@@ -324,21 +335,21 @@ CACHE = Exercise(
     id="kv-cache",
     title="One step with a key-value cache",
     problem="""\
-Generate one token at a time without computing the past again. For one head:
+Compute one step of generation without recomputing the earlier tokens. For one head:
 
-  x (D)                                  the new token
+  x (D)                                  the input vector of the new token
   cache_k (S, K), cache_v (S, U)         keys and values of the S tokens before it; S may be 0
   w_q (D, K), w_k (D, K), w_v (D, U)     applied from the right: the query is x @ w_q
 
-Append the new token's key and value at the end of the cache, then let its query attend to the whole cache, itself
-included, with scores divided by √K.
+Append the new token's key and value at the end of the cache. Then let its query attend to the whole cache, including
+the new token, with scores divided by √K.
 
-Return the output (U), the new cache_k (S+1, K) and the new cache_v (S+1, U). Leave the arrays you are given alone.""",
+Return the output (U), the new cache_k (S+1, K) and the new cache_v (S+1, U). Do not modify the input arrays.""",
     stub='''import numpy as np
 
 
 def cache_step(x, cache_k, cache_v, w_q, w_k, w_v):
-    """Returns (y, cache_k, cache_v), the caches one row longer."""
+    """Return (y, cache_k, cache_v); the caches are one row longer."""
     ...
 ''',
     function="cache_step",
@@ -347,7 +358,10 @@ def cache_step(x, cache_k, cache_v, w_q, w_k, w_v):
     returns=("y", "cache_k", "cache_v"),
     mistakes=(
         *SCALES,
-        Mistake("the new token does not see itself: append its key and value before it attends", {"sees": "past"}),
+        Mistake(
+            "the new token does not attend to itself: append its key and value before you compute attention",
+            {"sees": "past"},
+        ),
         Mistake("you put the new token at the front of the cache: it belongs at the end", {"order": "front"}),
         Mistake("you return the old cache: the new key and value are lost for the next step", {"kept": False}),
     ),

@@ -1,4 +1,4 @@
-"""Exercises about the block: layer normalisation, and the pre-norm wiring."""
+"""Exercises about the block: layer normalisation and the pre-norm block."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,13 +43,18 @@ def _norm_cases(rng: np.random.Generator) -> list[Case]:
         made("5 rows of width 8", 5, 8),
         made("square input", 4, 4, 3.0),
         made("one row", 1, 6),
-        made("tiny rows and a large eps", 3, 5, 1e-2, 1e-2, "eps belongs under the root, beside the variance"),
-        Case("rows without any spread", flat, "eps keeps the root from being 0: the result is the bias"),
+        made("tiny rows and a large eps", 3, 5, 1e-2, 1e-2, "add eps to the variance, under the square root"),
+        Case(
+            "rows whose entries are all equal",
+            flat,
+            "the variance is 0, and eps prevents a division by 0: the result is the bias",
+        ),
     ]
 
 
-def _look_at_norm(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
-    return "" if np.isfinite(values[0]).all() else "your result holds NaN or infinity: eps keeps the root from being 0"
+def _inspect_norm(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
+    hint = "your result contains NaN or infinity: add eps to the variance, so that you never divide by 0"
+    return "" if np.isfinite(values[0]).all() else hint
 
 
 NORM = Exercise(
@@ -57,7 +62,8 @@ NORM = Exercise(
     title="Layer normalisation",
     problem="""\
 Normalise each row of x (T, d): subtract its mean, divide by √(variance + eps), multiply by `gain` (d) and add `bias`
-(d). The variance is the mean of the squared deviations (divide by d). Return an array (T, d).""",
+(d). The variance is the mean of the squared deviations from the mean (divide by d, not by d - 1). Return an array
+(T, d).""",
     stub='''import numpy as np
 
 
@@ -73,14 +79,14 @@ def layer_norm(x, gain, bias, eps):
         Mistake("you divide the variance by d - 1 (torch.var's default, ddof=1): LayerNorm divides by d", {"ddof": 1}),
         Mistake("you add eps to the standard deviation: add it to the variance, under the root", {"place": "outside"}),
         Mistake("you leave out eps", {"place": "none"}),
-        Mistake("you normalise over positions: normalise each row, axis -1", {"axis": 0}),
-        Mistake("you do not subtract the mean: that is RMSNorm", {"centre": False}),
+        Mistake("you normalise over the positions: normalise each row, along axis -1", {"axis": 0}),
+        Mistake("you do not subtract the mean: that is RMSNorm, not LayerNorm", {"centre": False}),
         Mistake("you divide by the variance: divide by its square root", {"power": 1.0}),
-        Mistake("you add the bias before the gain: multiply first, then add", {"affine": "first"}),
+        Mistake("you add the bias before you multiply by the gain: multiply first, then add", {"affine": "first"}),
         Mistake("you leave out gain and bias", {"affine": "none"}),
         Mistake("you leave out the bias", {"affine": "gain"}),
     ),
-    inspect=_look_at_norm,
+    inspect=_inspect_norm,
     claims=("preln-block-shape", "residual-stream-sum"),
 )
 
@@ -131,12 +137,12 @@ def block(
         return _normed(y + feed(y), gain_2)
     if wiring == "parallel":
         return x + attend(_normed(x, gain_1)) + feed(_normed(x, gain_2))
-    if wiring == "normed stream":  # the branch is added to the normalised input
+    if wiring == "normed stream":  # the sublayer is added to the normalised input
         n = _normed(x, gain_1)
         y = n + attend(n)
         n = _normed(y, gain_2)
         return n + feed(n)
-    if wiring == "after":  # the branch is normalised, not its input
+    if wiring == "after":  # the sublayer's output is normalised, not its input
         y = x + _normed(attend(x), gain_1)
         return y + _normed(feed(y), gain_2)
     y = attend(_normed(x, gain_1)) + (x if first else 0)
@@ -162,13 +168,13 @@ PRE_NORM = Exercise(
     id="pre-norm-block",
     title="The pre-norm block",
     problem="""\
-Wire a Transformer block with the norm before each branch. `norm`, `attend` (causal, one head) and `feed` are given in
-the stub; put them together:
+Write a pre-norm Transformer block. `norm`, `attend` (causal attention, one head) and `feed` (feed-forward layer) are
+given in the stub. Combine them:
 
-  the attention branch reads the normalised stream (gain_1) and is added to the stream,
-  then the feed-forward branch reads the normalised stream (gain_2) and is added to it.
+  1. Normalise the residual stream with gain_1, apply attention, and add the result to the residual stream.
+  2. Normalise the new residual stream with gain_2, apply the feed-forward layer, and add the result.
 
-The stream itself is never normalised. Return an array (T, d).""",
+The residual stream itself is never replaced by its normalised version. Return an array (T, d).""",
     stub='''import numpy as np
 
 
@@ -190,7 +196,7 @@ def feed(x, w_up, w_down):
 
 
 def block(x, gain_1, w_qkv, w_o, gain_2, w_up, w_down):
-    """Put norm, attend and feed together, with the norm before each branch."""
+    """Combine norm, attend and feed, with a norm before each sublayer."""
     ...
 ''',
     function="block",
@@ -199,21 +205,21 @@ def block(x, gain_1, w_qkv, w_o, gain_2, w_up, w_down):
     returns=("output",),
     mistakes=(
         Mistake(
-            "you normalise after adding: that is a post-norm block. Normalise what a branch reads", {"wiring": "post"}
+            "you normalise after adding: that is a post-norm block. Normalise the input of each sublayer",
+            {"wiring": "post"},
         ),
         Mistake(
-            "both branches read the same stream: that is a parallel block. The second reads what the first wrote",
+            "both sublayers read the same input: that is a parallel block. The second reads the output of the first",
             {"wiring": "parallel"},
         ),
+        Mistake("you add to the normalised input: add to the residual stream itself", {"wiring": "normed stream"}),
+        Mistake("you normalise the outputs of the sublayers: normalise their inputs", {"wiring": "after"}),
+        Mistake("you leave out the residual connection around attention: add its output to x", {"first": False}),
         Mistake(
-            "you add the branches to the normalised stream: add them to the stream itself", {"wiring": "normed stream"}
+            "you leave out the residual connection around the feed-forward layer: add its output to its input stream",
+            {"second": False},
         ),
-        Mistake("you normalise what the branches write: normalise what they read", {"wiring": "after"}),
-        Mistake("you forget the residual around attention: add its output to x", {"first": False}),
-        Mistake(
-            "you forget the residual around the feed-forward layer: add its output to the stream", {"second": False}
-        ),
-        Mistake("the feed-forward branch reads the stream without a norm", {"norm_2": "none"}),
+        Mistake("you leave out the norm before the feed-forward layer", {"norm_2": "none"}),
         Mistake("you use gain_1 for both norms: the second has gain_2", {"norm_2": "shared"}),
         Mistake("the feed-forward layer comes before attention: attention is first", {"order": "feedforward"}),
     ),

@@ -27,12 +27,12 @@ BLOCK = Exercise(
     id="block-parameters",
     title="Parameters of a block",
     problem="""\
-How many parameters has one Transformer block of width d with a feed-forward layer of width f?
+How many parameters does one Transformer block of width d with a feed-forward layer of width f have?
 
-It has four square matrices (queries, keys, values, output), two matrices between d and f, a bias for each of these six
-maps, and two LayerNorms, each with a gain and a bias of size d. Return a whole number.""",
+It has four d × d matrices (queries, keys, values, output), a d × f and an f × d matrix (feed-forward), a bias for each
+of these six linear layers, and two LayerNorms, each with a gain and a bias of size d. Return an integer.""",
     stub='''def block_parameters(d, f):
-    """Parameters of one block, biases and norms included."""
+    """Count the parameters of one block, including biases and norms."""
     ...
 ''',
     function="block_parameters",
@@ -40,20 +40,20 @@ maps, and two LayerNorms, each with a gain and a bias of size d. Return a whole 
     cases=lambda rng: [
         Case("d 512, f 2048", {"d": 512, "f": 2048}),
         Case("d 768, f 3072", {"d": 768, "f": 3072}),
-        Case("d 64, f 100", {"d": 64, "f": 100}, "f need not be 4 d: use the f you are given"),
+        Case("d 64, f 100", {"d": 64, "f": 100}, "f is not always 4d: use the given f"),
         Case("d 1, f 1", {"d": 1, "f": 1}),
     ],
     returns=("count",),
     mistakes=(
         Mistake(
-            "you leave out the biases of the six maps: d for each of the four square ones, f and d for the others",
+            "you leave out the biases of the six linear layers: 4d in attention, f + d in the feed-forward layer",
             {"bias": False},
         ),
-        Mistake("you leave out the LayerNorms: 2 · 2d", {"norms": 0}),
-        Mistake("you count 2d for the norms: there are two, each with a gain and a bias, 4d in all", {"norms": 1}),
+        Mistake("you leave out the two LayerNorms: they have 4d parameters", {"norms": 0}),
+        Mistake("you count 2d for the norms: there are two, each with a gain and a bias, so 4d", {"norms": 1}),
         Mistake("you leave out the output matrix of attention: there are four square matrices", {"output": False}),
-        Mistake("you take f to be 4 d: use the f you are given", {"ffn": "four"}),
-        Mistake("you count one matrix between d and f: there are two, up and down", {"ffn": "one"}),
+        Mistake("you assume f = 4d: use the given f", {"ffn": "four"}),
+        Mistake("you count one feed-forward matrix: there are two, d × f and f × d", {"ffn": "one"}),
     ),
     claims=("block-param-count", "dense-vs-attention-params"),
     whole=True,
@@ -84,15 +84,15 @@ GPT2 = Exercise(
     id="gpt2-parameters",
     title="Parameters of GPT-2",
     problem="""\
-How many parameters has GPT-2?
+How many parameters does GPT-2 have?
 
-  vocab, context, d, layers     for the small model 50257, 1024, 768, 12
+  vocab, context, d, layers     50257, 1024, 768, 12 for the small model
 
-It has a table of token embeddings, a table of `context` learned positions, `layers` blocks of width d with feed-forward
-width 4d (all maps with biases, two LayerNorms a block), and a final LayerNorm. The output layer is the token table
-again, without a bias, and costs nothing. Return a whole number.""",
+It has a table of `vocab` token embeddings, a table of `context` learned position embeddings, `layers` blocks of width d
+with feed-forward width 4d (every linear layer with a bias, two LayerNorms per block), and a final LayerNorm. The output
+layer reuses the token table (weight tying) and has no bias, so it adds nothing. Return an integer.""",
     stub='''def gpt2_parameters(vocab, context, d, layers):
-    """All parameters; a shared table counts once."""
+    """Count all parameters; a shared table counts once."""
     ...
 ''',
     function="gpt2_parameters",
@@ -105,13 +105,13 @@ again, without a bias, and costs nothing. Return a whole number.""",
     ],
     returns=("count",),
     mistakes=(
-        Mistake("you count the output layer on its own: it is the token table again", {"tied": False}),
-        Mistake("you leave out the final LayerNorm, 2d", {"final": False}),
-        Mistake("you leave out the table of positions, context · d", {"positions": False}),
-        Mistake("you leave out the token table, vocab · d", {"tokens": False}),
+        Mistake("you count the output layer separately: it is the token table, which is counted once", {"tied": False}),
+        Mistake("you leave out the final LayerNorm, which has 2d parameters", {"final": False}),
+        Mistake("you leave out the position table, which has context · d parameters", {"positions": False}),
+        Mistake("you leave out the token table, which has vocab · d parameters", {"tokens": False}),
         Mistake("you leave out the biases in the blocks", {"bias": False}),
         Mistake("you leave out the LayerNorms in the blocks", {"norms": 0}),
-        Mistake("you count one block: there are `layers` of them", {"blocks": False}),
+        Mistake("you count one block: multiply by `layers`", {"blocks": False}),
     ),
     claims=("gpt2-small-param-count", "weight-tying-saving"),
     whole=True,
@@ -129,7 +129,7 @@ def ngram(
     overlap: bool = True,
     last: bool = False,
 ) -> float:
-    """How often `word` follows `context`, among the places where something follows it."""
+    """Return how often `word` follows `context`, among the occurrences of `context` that some token follows."""
     tokens, context = list(tokens), list(context)
     n, width = len(tokens), len(context)
     places = [i for i in range(n - width + 1) if tokens[i : i + width] == context]
@@ -149,7 +149,7 @@ def ngram(
 
 
 def _ngram_cases(rng: np.random.Generator) -> list[Case]:
-    end = "the context at the very end is followed by nothing, so it does not count in the denominator"
+    end = "the occurrence at the very end of the corpus is followed by nothing, so the denominator does not count it"
     text = [int(t) for t in rng.integers(0, 3, 40)]
     return [
         Case("a corpus that ends with the context", {"tokens": [1, 2, 1, 3, 1], "context": [1], "word": 2}, end),
@@ -162,22 +162,22 @@ def _ngram_cases(rng: np.random.Generator) -> list[Case]:
         Case(
             "overlapping occurrences",
             {"tokens": [4, 4, 4, 4, 9], "context": [4, 4], "word": 4},
-            "occurrences may overlap: look at every place",
+            "occurrences may overlap: test every position",
         ),
         Case(
             "a context that never occurs",
             {"tokens": [1, 2, 3], "context": [9], "word": 1},
-            "return 0.0 where the context is never followed by anything",
+            "return 0.0 if the context is never followed by anything",
         ),
         Case(
             "a context at the very end only",
             {"tokens": [1, 2, 3], "context": [3], "word": 1},
-            "return 0.0 where the context is never followed by anything",
+            "return 0.0 if the context is never followed by anything",
         ),
         Case(
             "no context",
             {"tokens": [1, 2, 2, 3], "context": [], "word": 2},
-            "with an empty context it is the frequency of the word",
+            "with an empty context the estimate is the relative frequency of the word",
         ),
     ]
 
@@ -186,16 +186,16 @@ NGRAM = Exercise(
     id="ngram",
     title="An n-gram estimate",
     problem="""\
-Estimate from a corpus how likely `word` is after `context`: the number of places where `context` is followed by `word`,
-divided by the number of places where `context` is followed by anything.
+Estimate from a corpus the probability of `word` after `context`: the number of times `context` is followed by `word`,
+divided by the number of times `context` is followed by any token.
 
-  tokens     the corpus, a list of whole numbers
+  tokens     the corpus, a list of integers
   context    a list of n-1 tokens, possibly empty
   word       one token
 
-Return a float; 0.0 if `context` is never followed by anything.""",
+Return a float. Return 0.0 if `context` is never followed by any token.""",
     stub='''def ngram(tokens, context, word):
-    """The maximum-likelihood estimate of p(word | context)."""
+    """Return the maximum-likelihood estimate of p(word | context)."""
     ...
 ''',
     function="ngram",
@@ -204,17 +204,17 @@ Return a float; 0.0 if `context` is never followed by anything.""",
     returns=("probability",),
     mistakes=(
         Mistake(
-            "you count the context at the very end of the corpus, which nothing follows: the denominator counts "
-            "places where some token follows",
+            "you count the occurrence at the very end of the corpus, which nothing follows: the denominator counts "
+            "only occurrences that some token follows",
             {"followed": False},
         ),
         Mistake("you smooth the counts: the maximum-likelihood estimate adds nothing", {"smooth": 1}),
         Mistake(
-            "you divide by the number of n-grams in the corpus, which is a joint probability: divide by the "
-            "occurrences of the context",
+            "you divide by the number of n-grams in the corpus, which gives a joint probability: divide by the "
+            "number of occurrences of the context",
             {"joint": True},
         ),
-        Mistake("you skip overlapping occurrences: look at every place", {"overlap": False}),
+        Mistake("you skip overlapping occurrences: test every position", {"overlap": False}),
         Mistake(
             "you stop one token too early: the last token of the corpus can be the word that follows", {"last": True}
         ),

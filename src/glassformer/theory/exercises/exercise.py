@@ -1,7 +1,7 @@
-"""What an exercise is: a problem, a stub, a solution that can be told to make each usual mistake, and cases.
+"""The type of an exercise: a problem, a stub, a solution that can also make each common mistake, and test cases.
 
-`solve(**arguments)` is right; `solve(**arguments, **mistake.twist)` is wrong in one known way. A grader that knows the
-usual wrong answers can say what is wrong, not only that something is.
+`solve(**arguments)` is correct; `solve(**arguments, **mistake.changes)` is wrong in one known way. The grader compares
+a wrong answer with these known mistakes, so it can report what is wrong and not only that something is.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from glassformer.errors import GlassformerError
 
 
 class ExerciseError(GlassformerError):
-    """An exercise that is not known, or a file that cannot be used. One sentence."""
+    """An unknown exercise, or a file that cannot be used. The message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Case:
     """One call of the student's function."""
 
     label: str
-    """What is special about it, to go after `for`."""
+    """A description of the case that follows the word "for" in a message."""
     arguments: Mapping[str, Any]
-    """In the order of the function's parameters."""
+    """Arguments in the order of the function's parameters."""
     hint: str = ""
-    """What it means to be wrong here and right elsewhere."""
+    """The hint for an answer that is wrong only in this case."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One usual way to be wrong."""
+    """A common mistake."""
 
-    says: str
-    """To the student: what was done, and what to do instead."""
-    twist: Mapping[str, Any]
-    """Arguments with which `solve` makes it."""
+    message: str
+    """Tells the student what the code does and what to do instead."""
+    changes: Mapping[str, Any]
+    """Extra arguments with which `solve` makes the mistake."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,23 @@ class Exercise:
     title: str
     problem: str
     stub: str
-    """A file to start from, with the function to be written."""
+    """The file to start from, with the signature of the function."""
     function: str
     solve: Callable[..., Any]
     cases: Callable[[np.random.Generator], list[Case]]
     returns: tuple[str, ...]
-    """Names of what is returned; several: a tuple."""
+    """Names of the returned values; more than one means a tuple."""
     mistakes: tuple[Mistake, ...]
     inspect: Callable[[Mapping[str, Any], tuple[Any, ...]], str] = field(default=lambda arguments, values: "")
-    """What can be seen from a wrong answer alone; empty: nothing."""
+    """Returns what can be concluded from a wrong answer alone, or an empty string."""
     claims: tuple[str, ...] = ()
-    """Where to read on: ids for `glass check`."""
+    """Ids of related claims for `glass check`."""
     whole: bool = False
-    """Answers are whole numbers, to be met exactly."""
+    """True if answers are integers that must match exactly."""
 
 
 def softmax(scores: np.ndarray, axis: int = -1, shift: bool = True) -> np.ndarray:
-    """e^s / sum e^s along an axis, the largest score taken away first."""
+    """Return e^s / sum e^s along an axis; `shift` subtracts the largest score first."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         raised = np.exp(scores - scores.max(axis, keepdims=True) if shift else scores)
         return np.asarray(raised / raised.sum(axis, keepdims=True))

@@ -1,7 +1,7 @@
-"""Grading: the student's function runs in a limited process of its own, its answers are judged here.
+"""Grading: run the student's function in a separate process with limits and compare its answers in this process.
 
-Nothing of the solution is in that process, so a file cannot grade itself. The limits are against accidents (endless
-loops, endless lists), not a wall against an attacker: grade files of people you know, or in a container.
+The solution is not in that process, so a file cannot grade itself. The limits protect against accidents such as endless
+loops or lists, not against an attacker: grade files of people you trust, or use a container.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from glassformer.theory.exercises import judge
 from glassformer.theory.exercises.exercise import Case, Exercise, ExerciseError
 
 SECONDS = 10
-"""Of processor time; twice as many by the clock."""
+"""Limit of processor time; the limit of wall-clock time is twice this."""
 MEMORY = 4 << 30
-"""Bytes of address space: importing torch alone reserves two gigabytes."""
+"""Limit of address space in bytes: importing torch alone reserves two gigabytes."""
 RIGHT, WRONG, UNGRADED = "right", "wrong", "ungraded"
 FORMS: dict[str, set[str]] = {
     "loading": set(),
@@ -36,22 +36,23 @@ FORMS: dict[str, set[str]] = {
     "answer": {"case", "changed"},
     "end": set(),
 }
-"""What the runner says, and what belongs to it; anything else on its channel is the student's and is passed over."""
+"""Events of the runner and their required fields. Anything else on its channel was written by the student's code and is
+ignored."""
 RUNNER = Path(__file__).with_name("runner.py")
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What became of an answer. `ungraded`: the file did not even give a function to call."""
+    """The result of grading one file. `ungraded` means that the file provides no function to call."""
 
     exercise: Exercise
     result: str
     sentences: tuple[str, ...] = ()
-    """What is wrong; or why nothing could be graded."""
+    """What is wrong, or why the file could not be graded."""
     cases: int = 0
     passed: int = 0
     printed: str = ""
-    """What the student's file printed, at most its beginning."""
+    """The beginning of what the student's file printed."""
 
     @property
     def exit_code(self) -> int:
@@ -68,14 +69,14 @@ class Grade:
         }
 
     def text(self) -> str:
-        """For a person."""
+        """Return the report for the terminal."""
         name = f"{self.exercise.function}()"
         if self.result == UNGRADED:
             lines = [f"could not be graded: {_ended(sentence)}" for sentence in self.sentences]
         elif self.result == RIGHT:
             lines = [f"right: {name} agrees with the solution in all {plural(self.cases, 'case')}."]
             if self.exercise.claims:
-                lines.append(f"read on: glass check {' '.join(self.exercise.claims)} --explain")
+                lines.append(f"related claims: glass check {' '.join(self.exercise.claims)} --explain")
         else:
             lines = [f"wrong: {name} is right in {self.passed} of {plural(self.cases, 'case')}."]
             lines += [f"  - {_ended(sentence)}" for sentence in self.sentences]
@@ -89,10 +90,10 @@ def _ended(sentence: str) -> str:
 
 
 def grade(exercise: Exercise, path: str | Path, *, seconds: int = SECONDS, memory: int = MEMORY) -> Grade:
-    """Run the function in the file on hidden cases and say what is wrong with it."""
+    """Run the function in the file on hidden cases and report what is wrong with it."""
     path = Path(path)
     if not path.is_file():
-        raise ExerciseError(f"{path} is no file: give the Python file with your {exercise.function}().")
+        raise ExerciseError(f"{path} is not a file: give the Python file that defines {exercise.function}().")
     cases = exercise.cases(np.random.default_rng(0))
     events, ended = _run(exercise, path.resolve(), cases, seconds, memory)
     return _judge(exercise, cases, events, ended)
@@ -101,36 +102,36 @@ def grade(exercise: Exercise, path: str | Path, *, seconds: int = SECONDS, memor
 def _run(
     exercise: Exercise, path: Path, cases: list[Case], seconds: int, memory: int
 ) -> tuple[list[dict[str, Any]], str]:
-    """What the process told, and why it ended early where it did."""
+    """Run the process. Return its events and, if it ended early, the reason."""
     encoded = [{name: _encode(value) for name, value in case.arguments.items()} for case in cases]
     job = {"file": str(path), "function": exercise.function, "cases": encoded, "seconds": seconds, "memory": memory}
     one_thread = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ}
     with tempfile.TemporaryDirectory(prefix="glass-exercise-") as folder:
-        asked = Path(folder, "job.json")
-        asked.write_text(json.dumps(job), encoding="utf-8")
+        job_file = Path(folder, "job.json")
+        job_file.write_text(json.dumps(job), encoding="utf-8")
         ours, theirs = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(RUNNER), str(asked), str(theirs)],
+            [sys.executable, "-I", "-B", str(RUNNER), str(job_file), str(theirs)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(theirs,),
             cwd=folder,
             env={**kept, **one_thread},
-            start_new_session=True,  # a group of its own, to be ended as a whole
+            start_new_session=True,  # a process group of its own, so that it can be killed as a whole
         )
         os.close(theirs)
         try:
-            data, late = _listen(process, ours, time.monotonic() + 2 * seconds)
+            data, late = _read_output(process, ours, time.monotonic() + 2 * seconds)
         finally:
             os.close(ours)
             _end(process)
     return _events(data), _ending(process.returncode, late, seconds)
 
 
-def _listen(process: subprocess.Popen[bytes], ours: int, deadline: float) -> tuple[bytes, bool]:
-    """Everything the process says until it ends or its time is over. A grandchild that lives on is not waited for."""
+def _read_output(process: subprocess.Popen[bytes], ours: int, deadline: float) -> tuple[bytes, bool]:
+    """Read the process's output until it ends or times out. A surviving grandchild process is not waited for."""
     data = b""
     while time.monotonic() < deadline:
         ready, _, _ = select.select([ours], [], [], 0.05)
@@ -146,14 +147,14 @@ def _listen(process: subprocess.Popen[bytes], ours: int, deadline: float) -> tup
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and whatever it started."""
+    """Kill the process and every process that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _events(data: bytes) -> list[dict[str, Any]]:
-    lines = data.split(b"\n")[:-1]  # what follows the last line end was cut off
+    lines = data.split(b"\n")[:-1]  # an incomplete last line was cut off
     events = []
     for line in lines:
         try:
@@ -167,12 +168,12 @@ def _events(data: bytes) -> list[dict[str, Any]]:
 
 
 def _ending(code: int, late: bool, seconds: int) -> str:
-    """Why a process ended before it said so, to go after `it`."""
+    """Return why a process ended early, as the words that follow "it"."""
     if late or code == -signal.SIGXCPU:
-        return f"was not done after {seconds} seconds: a loop without an end?"
+        return f"did not finish within {seconds} seconds: is there an endless loop?"
     if code < 0:
-        return "was killed: too much memory, or a crash in a library"
-    return "ended the process: leave out os._exit() and the like"
+        return "was killed: it used too much memory, or a library crashed"
+    return "ended the process: remove os._exit() and similar calls"
 
 
 def _encode(value: Any) -> Any:
@@ -200,14 +201,14 @@ def _judge(exercise: Exercise, cases: list[Case], events: list[dict[str, Any]], 
     found = judge.diagnose(exercise, cases, given)
     changed = sorted({name for answer in answers.values() for name in answer["changed"]})
     if changed:
-        found += [f"it changes its argument `{changed[0]}`, which belongs to the caller: work on a copy"]
+        found += [f"it modifies its argument `{changed[0]}`: work on a copy"]
     wrong = judge.wrong_cases(exercise, cases, given)
     result = WRONG if found else RIGHT
     return Grade(exercise, result, tuple(found), len(cases), len(cases) - len(wrong), printed)
 
 
 def _count(exercise: Exercise, cases: list[Case], answers: dict[int, dict[str, Any]]) -> int:
-    """How many answers are right, where not all could be had."""
+    """Count the correct answers when some calls gave no answer."""
     passed = 0
     for number, answer in answers.items():
         try:
@@ -219,7 +220,7 @@ def _count(exercise: Exercise, cases: list[Case], answers: dict[int, dict[str, A
 
 
 def _failures(exercise: Exercise, cases: list[Case], answers: dict[int, dict[str, Any]]) -> tuple[str, ...]:
-    """Calls that raised or returned something of the wrong form, one sentence for each kind of failure."""
+    """Describe the calls that raised or returned a value of the wrong type, one sentence for each kind of failure."""
     found: dict[Any, str] = {}
     for number, answer in sorted(answers.items()):
         hint = f" ({cases[number].hint})" if cases[number].hint else ""
@@ -239,17 +240,17 @@ def _raised(failure: dict[str, Any]) -> str:
     line = f" in line {failure['line']}" if failure.get("line") else ""
     match kind:
         case "SystemExit":
-            return f"ends the interpreter{line}: leave out exit()"
+            return f"ends the interpreter{line}: remove exit()"
         case "MemoryError":
-            return f"needs more memory than it may have{line}"
+            return f"needs more memory than the limit{line}"
         case "NameError" if "'np'" in words or "'numpy'" in words:
             return f"uses np{line} without importing it: begin the file with `import numpy as np`"
         case "ModuleNotFoundError":
-            return f"imports something that is not installed here{line}: {words}"
+            return f"imports a package that is not installed{line}: {words}"
         case "TypeError" if "positional argument" in words:
             return f"cannot be called with the arguments of the exercise: {words}"
         case "RecursionError":
-            return f"calls itself without end{line}"
+            return f"calls itself endlessly{line}"
     return f"raises {kind}{line}: {words}" if words else f"raises {kind}{line}"
 
 
@@ -259,13 +260,13 @@ def _unusable(exercise: Exercise, event: dict[str, Any], ended: str) -> str:
         there = f"; it defines {', '.join(others[:5])}" if others else ""
         return f"the file defines no function {exercise.function}(){there}"
     if event["event"] == "loading":
-        return f"while the file was being loaded, it {ended}"
+        return f"while the file was loading, it {ended}"
     line = f" in line {event['line']}" if event.get("line") else ""
     match event["error"]:
         case "SyntaxError" | "IndentationError" | "TabError":
-            return f"the file is not Python: {event['message']}{line}"
+            return f"the file is not valid Python: {event['message']}{line}"
         case "UnicodeDecodeError" | "ValueError" if not event.get("line"):
             return "the file is not text: give a Python file in UTF-8"
         case "SystemExit":
-            return f"the file ends the interpreter when it is loaded{line}: leave out exit()"
+            return f"the file ends the interpreter when it is loaded{line}: remove exit()"
     return f"the file cannot be loaded: it {_raised(event)}"

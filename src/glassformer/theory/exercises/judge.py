@@ -1,4 +1,4 @@
-"""What is wrong with a student's answers: compared with the right ones, and with every usual mistake."""
+"""Find what is wrong with a student's answers: compare them with the solution and with every known mistake."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -9,27 +9,27 @@ import numpy as np
 from glassformer.theory.exercises.exercise import Case, Exercise, Mistake
 
 CLOSE = 1e-7
-"""Relative: far above what the order of float64 sums can do, far below what float32 leaves behind."""
+"""Relative tolerance: far above float64 rounding, far below float32 rounding."""
 
 Values = tuple[Any, ...]
 
 
 class FormError(Exception):
-    """An answer of the wrong type or number of parts, in a sentence."""
+    """An answer of the wrong type or with the wrong number of parts. The message is one sentence."""
 
 
 def unpack(exercise: Exercise, value: Any) -> Values:
-    """The parts of an answer as float64 arrays; raises FormError with a sentence."""
+    """Return the parts of an answer as float64 arrays, or raise FormError."""
     names = exercise.returns
     if value is None:
-        raise FormError("it returns None: does it end with `return`?")
+        raise FormError("it returns None: is there a `return` at the end?")
     parts = value.get("tuple", value.get("list")) if isinstance(value, dict) else None
     if len(names) == 1:
         return (_array(exercise, names[0], value),)
     if parts is None or "array" in value:
-        raise FormError(f"it returns {_kind(value)}: return {len(names)} things, {', '.join(names)}")
+        raise FormError(f"it returns {_kind(value)}: return {len(names)} values, {', '.join(names)}")
     if len(parts) != len(names):
-        raise FormError(f"it returns {len(parts)} things: return {len(names)}, {', '.join(names)}")
+        raise FormError(f"it returns {len(parts)} values: return {len(names)}, {', '.join(names)}")
     return tuple(_array(exercise, name, part) for name, part in zip(names, parts, strict=True))
 
 
@@ -60,15 +60,15 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def right(exercise: Exercise, case: Case, twist: Mapping[str, Any] | None = None) -> Values:
-    """The right answer, or the answer with mistakes in it."""
-    value = exercise.solve(**case.arguments, **(twist or {}))
+def right(exercise: Exercise, case: Case, changes: Mapping[str, Any] | None = None) -> Values:
+    """Return the correct answer, or the answer with the given mistakes."""
+    value = exercise.solve(**case.arguments, **(changes or {}))
     parts = value if isinstance(value, tuple) else (value,)
     return tuple(np.asarray(part, float) for part in parts)
 
 
 def same(exercise: Exercise, a: Values, b: Values) -> bool:
-    """Whether two answers agree, shapes included; whole numbers must be equal."""
+    """Return whether two answers agree, including their shapes; integers must be equal."""
     tolerance = 0.0 if exercise.whole else CLOSE
     return len(a) == len(b) and all(
         x.shape == y.shape and np.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -77,19 +77,19 @@ def same(exercise: Exercise, a: Values, b: Values) -> bool:
 
 
 def wrong_cases(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values]) -> list[int]:
-    """Numbers of the cases that are answered wrongly."""
+    """Return the indices of the cases with a wrong answer."""
     return [n for n, (case, given) in enumerate(zip(cases, answers, strict=True))
             if not same(exercise, given, right(exercise, case))]  # fmt: skip
 
 
 def diagnose(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values]) -> list[str]:
-    """Sentences that say what is wrong; empty when nothing is."""
+    """Return sentences that describe what is wrong; an empty list if nothing is."""
     wrong = wrong_cases(exercise, cases, answers)
     if not wrong:
         return []
     mistakes = recognise(exercise, cases, answers)
     if mistakes:
-        return [mistake.says for mistake in mistakes]
+        return [mistake.message for mistake in mistakes]
     ordinary = [n for n in wrong if not cases[n].hint]
     first = (ordinary or wrong)[0]
     case, given, expected = cases[first], answers[first], right(exercise, cases[first])
@@ -102,64 +102,64 @@ def diagnose(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values
 
 
 def recognise(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values]) -> tuple[Mistake, ...]:
-    """The usual mistake, or the two of them, that give exactly these answers."""
+    """Return the known mistake, or the two known mistakes, that give exactly these answers."""
     for size in (1, 2):
         for chosen in itertools.combinations(exercise.mistakes, size):
-            twist = {name: value for mistake in chosen for name, value in mistake.twist.items()}
-            if len(twist) == sum(len(mistake.twist) for mistake in chosen) and all(
-                _made(exercise, case, given, twist) for case, given in zip(cases, answers, strict=True)
+            changes = {name: value for mistake in chosen for name, value in mistake.changes.items()}
+            if len(changes) == sum(len(mistake.changes) for mistake in chosen) and all(
+                _made(exercise, case, given, changes) for case, given in zip(cases, answers, strict=True)
             ):
                 return chosen
     return ()
 
 
-def _made(exercise: Exercise, case: Case, given: Values, twist: Mapping[str, Any]) -> bool:
+def _made(exercise: Exercise, case: Case, given: Values, changes: Mapping[str, Any]) -> bool:
     try:
         with np.errstate(all="ignore"):
-            return same(exercise, given, right(exercise, case, twist))
-    except (ValueError, IndexError, ZeroDivisionError):  # two mistakes need not fit together
+            return same(exercise, given, right(exercise, case, changes))
+    except (ValueError, IndexError, ZeroDivisionError):  # two mistakes may be incompatible
         return False
 
 
 def _shape(exercise: Exercise, case: Case, given: Values, expected: Values) -> str:
     for name, got, want in zip(exercise.returns, given, expected, strict=True):
         if got.shape != want.shape:
-            turned = got.ndim == 2 and got.T.shape == want.shape and np.allclose(got.T, want, equal_nan=True)
-            remedy = ": it is the transpose of the right answer" if turned else ""
+            transposed = got.ndim == 2 and got.T.shape == want.shape and np.allclose(got.T, want, equal_nan=True)
+            remedy = ": it is the transpose of the correct answer" if transposed else ""
             return f"`{name}` has the shape {got.shape}, not {want.shape}, for {case.label}{remedy}"
     return ""
 
 
 def _relation(exercise: Exercise, given: Values, expected: Values) -> str:
-    """How a wrong answer is related to the right one, where that is simple."""
+    """Describe how a wrong answer is related to the correct one, if the relation is simple."""
     pairs = zip(given, expected, strict=True)
     got, want = next(pair for pair in pairs if not same(exercise, pair[:1], pair[1:]))
     if exercise.whole:
         return ""
     if not np.isfinite(got).all():
-        return "there are NaN or infinite numbers in your answer"
+        return "your answer contains NaN or infinite values"
     if np.allclose(got, want, rtol=1e-4, atol=1e-5):
-        return "your answer is right to a few digits only: compute in float64"
+        return "your answer is correct to a few digits only: compute in float64"
     if got.ndim == 2 and got.shape[0] == got.shape[1] and np.allclose(got.T, want):
-        return "your answer is the transpose of the right one"
+        return "your answer is the transpose of the correct one"
     where = np.abs(want) > 1e-6
     if where.sum() > 1:
         ratios = got[where] / want[where]
         if np.allclose(ratios, ratios.flat[0]) and np.allclose(got[~where], 0, atol=1e-5):
-            return f"your answer is {ratios.flat[0]:.6g} times the right one"
+            return f"your answer is {ratios.flat[0]:.6g} times the correct one"
     if got.size > 1 and np.allclose(got - want, (got - want).flat[0]):
-        return f"your answer is the right one plus {float((got - want).flat[0]):.6g}"
+        return f"your answer is the correct one plus {float((got - want).flat[0]):.6g}"
     if got.ndim >= 1 and got.shape[0] > 1 and np.allclose(got[::-1], want):
         return "your rows are in reverse order"
     if got.ndim >= 1 and got.shape[0] > 2:
         if np.allclose(got[1:], want[1:]):
-            return "all is right but the first row"
+            return "every row except the first is correct"
         if np.allclose(got[:-1], want[:-1]):
-            return "all is right but the last row"
+            return "every row except the last is correct"
         if np.allclose(got[:-1], want[1:]):
-            return "your rows are one place too early"
+            return "your rows are shifted: each is one position too early"
         if np.allclose(got[1:], want[:-1]):
-            return "your rows are one place too late"
+            return "your rows are shifted: each is one position too late"
     return ""
 
 

@@ -31,17 +31,17 @@ SINUSOIDAL = Exercise(
     id="sinusoidal",
     title="Sinusoidal positions",
     problem="""\
-Write the table of sinusoidal positions for n positions and width d (even):
+Compute the table of sinusoidal position embeddings for n positions and an even width d:
 
   PE[p, 2i]   = sin(p · w_i)
   PE[p, 2i+1] = cos(p · w_i)      with w_i = 10000^(-2i/d)
 
-Positions p and components count from 0. Return an array (n, d).""",
+Positions p and components are counted from 0. Return an array (n, d).""",
     stub='''import numpy as np
 
 
 def sinusoidal(n, d):
-    """The table of positions, (n, d)."""
+    """Return the table of position embeddings, (n, d)."""
     ...
 ''',
     function="sinusoidal",
@@ -56,16 +56,17 @@ def sinusoidal(n, d):
     mistakes=(
         Mistake("your positions start at 1: the first is 0", {"first": 1}),
         Mistake(
-            "you put all sines before all cosines: they alternate, sine in even and cosine in odd components",
+            "you put all sines before all cosines: alternate them, sine in even and cosine in odd components",
             {"layout": "halves"},
         ),
-        Mistake("sine and cosine have changed places: even components are sines", {"layout": "swapped"}),
-        Mistake("you use sines in odd components too: those are cosines", {"layout": "sines"}),
+        Mistake("you swapped sine and cosine: even components are sines", {"layout": "swapped"}),
+        Mistake("you use sines in the odd components too: use cosines there", {"layout": "sines"}),
         Mistake("your exponent is i/d: it is 2i/d, for both components of pair i", {"exponent": "i/d"}),
         Mistake(
-            "your exponent is 2i/(d-2): it is 2i/d, so the slowest wave does not reach 10000", {"exponent": "2i/(d-2)"}
+            "your exponent is 2i/(d-2): it is 2i/d, so the lowest frequency is not quite 1/10000",
+            {"exponent": "2i/(d-2)"},
         ),
-        Mistake("your frequencies grow: w_i is 10000 to the power minus 2i/d", {"exponent": "positive"}),
+        Mistake("your frequencies grow with i: the exponent of 10000 is minus 2i/d", {"exponent": "positive"}),
         Mistake("your base is 1000: it is 10000", {"base": 1000.0}),
     ),
     claims=("sinusoid-shift-rotation", "sine-only-fails", "sinusoid-frequency-spectrum"),
@@ -83,7 +84,7 @@ def rope(
     exponent: str = "2i/d",
     counted: bool = False,
 ) -> Array:
-    """Pair i of row t turned by the angle positions[t] · base^(-2i/d)."""
+    """Rotate pair i of row t by the angle positions[t] · base^(-2i/d)."""
     T, d = x.shape
     at = (np.arange(T) if counted else np.asarray(positions)) + shift
     angles = sign * at[:, None] * _frequencies(d, base, exponent)
@@ -101,12 +102,12 @@ def _rope_cases(rng: np.random.Generator) -> list[Case]:
         Case(
             "positions 3, 100, 7",
             {"x": rng.normal(size=(3, 8)), "positions": np.array([3, 100, 7]), "base": 10000.0},
-            "turn by the positions you are given, not by the number of the row",
+            "use the given positions for the angle, not the row index",
         ),
         Case(
             "base 100",
             {"x": rng.normal(size=(5, 4)), "positions": np.arange(2, 7), "base": 100.0},
-            "use the base you are given",
+            "use the given base, not 10000",
         ),
     ]
 
@@ -115,8 +116,8 @@ ROPE = Exercise(
     id="rope",
     title="Rotary positions",
     problem="""\
-Turn queries or keys by their position. Components form neighbouring pairs (2i, 2i+1); in the row at position p, pair i
-is turned by the angle a = p · base^(-2i/d):
+Apply rotary position embedding (RoPE) to queries or keys. Neighbouring components form pairs (2i, 2i+1). In the row at
+position p, pair i is rotated by the angle a = p · base^(-2i/d):
 
   (x0, x1)  becomes  (x0 cos a - x1 sin a,  x0 sin a + x1 cos a)
 
@@ -129,21 +130,22 @@ Return an array (T, d).""",
 
 
 def rope(x, positions, base):
-    """Each row turned by its position."""
+    """Return x with each row rotated by its position."""
     ...
 ''',
     function="rope",
     solve=rope,
     cases=_rope_cases,
-    returns=("turned",),
+    returns=("rotated",),
     mistakes=(
-        Mistake("your positions are one too large: use them as they are given", {"shift": 1}),
-        Mistake("you turn by the number of the row: turn by `positions`", {"counted": True}),
-        Mistake("you pair component i with i + d/2: here pairs are neighbours, 2i with 2i+1", {"pairs": "halves"}),
-        Mistake("you turn the other way: x0 cos a - x1 sin a comes first", {"sign": -1}),
+        Mistake("your positions are one too large: use the given positions without a shift", {"shift": 1}),
+        Mistake("you use the row index for the angle: use `positions`", {"counted": True}),
+        Mistake("you pair component i with i + d/2: in this exercise, pair 2i with 2i+1", {"pairs": "halves"}),
+        Mistake("you rotate in the opposite direction: the first component is x0 cos a - x1 sin a", {"sign": -1}),
         Mistake("your exponent is i/d: it is 2i/d", {"exponent": "i/d"}),
         Mistake(
-            "your frequencies grow: the angle of pair i is p · base to the power minus 2i/d", {"exponent": "positive"}
+            "your frequencies grow with i: the angle of pair i is p · base to the power minus 2i/d",
+            {"exponent": "positive"},
         ),
     ),
     claims=("rope-relative", "pe-extrapolation"),

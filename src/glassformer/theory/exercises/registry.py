@@ -26,7 +26,7 @@ ALL: dict[str, Exercise] = {
 
 
 def find(id: str) -> Exercise:
-    """The exercise of this id; an unknown one names the nearest."""
+    """Return the exercise with this id; the error for an unknown id names the nearest one."""
     if id not in ALL:
         hint = nearest(id, ALL, others="Exercises:")
         raise ExerciseError(f"there is no exercise {id!r}.{hint}")

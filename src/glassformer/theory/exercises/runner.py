@@ -1,8 +1,8 @@
-"""Calls a student's function in a process of its own. Run by path, never imported: it knows NumPy and nothing of ours.
+"""Call a student's function in a separate process. Run by path, never imported: it imports NumPy and none of our code.
 
-`python runner.py JOB FD`: JOB is a JSON file with the student's file, the function's name, the cases and the limits;
-answers go to the file descriptor FD as JSON lines, one before and one after each call, so that whoever reads knows what
-was going on when the process ended. It judges nothing: the right answers are not in this process.
+`python runner.py JOB FD`: JOB is a JSON file with the student's file, the function's name, the cases and the limits.
+Events are written to the file descriptor FD as JSON lines, one before and one after each call, so that the reader knows
+which call was running when the process ended. Nothing is graded here: the solution is not in this process.
 """
 
 import io
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 SHOWN = 2000
-"""Characters of what a student prints that are kept."""
+"""Number of characters of the student's output that are kept."""
 
 
-class Kept(io.TextIOBase):
-    """Standard output of the student: the beginning is kept, the rest is dropped."""
+class TruncatedOutput(io.TextIOBase):
+    """Standard output of the student's code: the beginning is kept, the rest is dropped."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -35,7 +35,7 @@ class Kept(io.TextIOBase):
 
 
 def limit(seconds: int, memory: int) -> None:
-    """No more processor time and memory than these, and no files."""
+    """Limit processor time and memory, and forbid writing files."""
     import resource
 
     for kind, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0)):
@@ -45,7 +45,7 @@ def limit(seconds: int, memory: int) -> None:
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A returned value as JSON; what cannot be is named by its type."""
+    """Encode a returned value as JSON; a value that cannot be encoded is replaced by its type's name."""
     if isinstance(value, np.generic):
         value = value.item() if value.dtype.kind in "fiub" else value
     if isinstance(value, bool | int | float | str) or value is None:
@@ -62,14 +62,14 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """An argument from JSON."""
+    """Decode an argument from JSON."""
     if isinstance(value, dict):
         return np.array(value["array"], dtype=value["dtype"]).reshape(value["shape"])
     return [decode(item) for item in value] if isinstance(value, list) else value
 
 
 def failure(error: BaseException, file: str) -> dict[str, Any]:
-    """An exception in JSON, with the student's own line."""
+    """Encode an exception as JSON, with the line number in the student's file."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
     words = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
@@ -77,7 +77,7 @@ def failure(error: BaseException, file: str) -> dict[str, Any]:
 
 
 def call(function: Any, case: dict[str, Any], file: str) -> dict[str, Any]:
-    """One call with fresh arguments: the value, or how it failed; and which arguments it changed."""
+    """Call the function once with fresh arguments. Return its value or its error, and which arguments it modified."""
     arguments = {name: decode(value) for name, value in case.items()}
     try:
         value = function(*arguments.values())
@@ -95,12 +95,12 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def load(file: str, function: str) -> Any:
-    """The student's function."""
+    """Load the student's file. Return the function, if there is one, and the names of all functions."""
     with open(file, encoding="utf-8") as source:
         code = compile(source.read(), file, "exec")
     module = types.ModuleType("answer")
     module.__file__ = file
-    sys.modules["answer"] = module  # dataclasses and the like look their module up
+    sys.modules["answer"] = module  # dataclasses, for example, look up their module
     sys.path.insert(0, os.path.dirname(file))
     exec(code, module.__dict__)
     return module.__dict__.get(function), sorted(n for n, v in module.__dict__.items() if callable(v) and n[0] != "_")
@@ -111,30 +111,30 @@ def main() -> None:
         job = json.load(held)
     out = int(sys.argv[2])
     os.set_inheritable(out, False)
-    printed = Kept()
+    printed = TruncatedOutput()
     sys.stdout = sys.stderr = printed
-    warnings.simplefilter("ignore")  # an overflow shows in the answer, and is explained there
+    warnings.simplefilter("ignore")  # an overflow is visible in the answer and explained there
 
-    def tell(**facts: Any) -> None:
+    def report(**facts: Any) -> None:
         data = json.dumps({**facts, "printed": printed.text}).encode() + b"\n"
         while data:
             data = data[os.write(out, data) :]
 
     limit(job["seconds"], job["memory"])
-    tell(event="loading")
+    report(event="loading")
     try:
         function, names = load(job["file"], job["function"])
     except BaseException as error:
-        tell(event="unusable", **failure(error, job["file"]))
+        report(event="unusable", **failure(error, job["file"]))
         os._exit(0)
     if not callable(function):
-        tell(event="missing", names=names)
+        report(event="missing", names=names)
         os._exit(0)
     for number, case in enumerate(job["cases"]):
-        tell(event="call", case=number)
-        tell(event="answer", case=number, **call(function, case, job["file"]))
-    tell(event="end")
-    os._exit(0)  # threads and exit handlers of the student have no say
+        report(event="call", case=number)
+        report(event="answer", case=number, **call(function, case, job["file"]))
+    report(event="end")
+    os._exit(0)  # skip threads and exit handlers of the student's code
 
 
 if __name__ == "__main__":

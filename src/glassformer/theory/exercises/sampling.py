@@ -10,17 +10,17 @@ from glassformer.theory.exercises.exercise import Case, Exercise, Mistake, softm
 Array = np.ndarray
 
 
-def _look_at_distribution(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
+def _inspect_distribution(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
     p = values[0]
     if not np.isfinite(p).all():
-        return "your probabilities hold NaN or infinity: exp of a large number; subtract the largest logit first"
+        return "your probabilities contain NaN or infinity because exp overflows: subtract the largest logit first"
     if (p < 0).any():
         return "some of your probabilities are negative"
     return f"your probabilities sum to {p.sum():.6g}, not to 1" if not np.isclose(p.sum(), 1) else ""
 
 
 def _overflowing(rng: np.random.Generator, **more: Any) -> Case:
-    hint = "exp overflows: subtract the largest logit before it"
+    hint = "exp overflows: subtract the largest logit first"
     return Case("logits around 2000", {"logits": 2000 + rng.normal(size=5), **more}, hint)
 
 
@@ -38,12 +38,13 @@ TEMPERATURE = Exercise(
     title="Sampling with a temperature",
     problem="""\
 Return the probabilities (V) with which the next token is drawn at temperature tau > 0: p_i is proportional to
-exp(logits_i / tau). A small tau sharpens, a large one flattens, and 1 changes nothing. Logits may be large.""",
+exp(logits_i / tau). A tau below 1 sharpens the distribution, a tau above 1 flattens it, and tau = 1 leaves it
+unchanged. Logits may be large.""",
     stub='''import numpy as np
 
 
 def temperature(logits, tau):
-    """Probabilities proportional to exp(logits / tau)."""
+    """Return probabilities proportional to exp(logits / tau)."""
     ...
 ''',
     function="temperature",
@@ -56,14 +57,18 @@ def temperature(logits, tau):
     ],
     returns=("probabilities",),
     mistakes=(
-        Mistake("you multiply by tau: divide by it, so that a large tau flattens", {"how": "multiply"}),
         Mistake(
-            "you divide probabilities by tau and normalise, which changes nothing: divide the logits", {"how": "after"}
+            "you multiply the logits by tau: divide by it, so that a large tau flattens the distribution",
+            {"how": "multiply"},
+        ),
+        Mistake(
+            "you divide the probabilities by tau and normalise, which has no effect: divide the logits",
+            {"how": "after"},
         ),
         Mistake("you divide by the square root of tau: divide by tau", {"how": "root"}),
         Mistake("exp of a large logit overflows: subtract the largest logit before exp", {"shift": False}),
     ),
-    inspect=_look_at_distribution,
+    inspect=_inspect_distribution,
     claims=("decoding-samplers",),
 )
 
@@ -71,7 +76,7 @@ def temperature(logits, tau):
 def top_k(
     logits: Array, k: int, *, keep: str = "largest", fill: str = "-inf", normalise: bool = True, more: int = 0
 ) -> Array:
-    """Softmax over the k largest logits; the others have probability 0."""
+    """Return softmax over the k largest logits, 0 for other tokens."""
     order = np.argsort(-logits if keep == "largest" else logits, kind="stable")
     kept = np.zeros(len(logits), bool)
     kept[order[: max(k + more, 1)]] = True
@@ -86,23 +91,25 @@ TOP_K = Exercise(
     id="top-k",
     title="Top-k sampling",
     problem="""\
-Return the probabilities (V) of top-k sampling: only the k tokens with the largest logits can be drawn, with
-probabilities in the proportions of softmax; every other token has probability exactly 0. k is at least 1 and may exceed
-the number of tokens. No two logits are equal.""",
+Return the probabilities (V) of top-k sampling. Only the k tokens with the largest logits can be drawn; their
+probabilities are the softmax over these k logits. Every other token has probability exactly 0. k is at least 1 and may
+exceed the number of tokens. No two logits are equal.""",
     stub='''import numpy as np
 
 
 def top_k(logits, k):
-    """Softmax over the k largest logits; the others have probability 0."""
+    """Return softmax over the k largest logits, 0 for other tokens."""
     ...
 ''',
     function="top_k",
     solve=top_k,
     cases=lambda rng: [
         Case("k 3 of 8", {"logits": rng.normal(size=8), "k": 3}),
-        Case("k 1", {"logits": rng.normal(size=5), "k": 1}, "k = 1 is greedy: one token with probability 1"),
-        Case("k 10 of 5", {"logits": rng.normal(size=5), "k": 10}, "k may exceed the number of tokens: keep all"),
-        Case("k 5 of 5", {"logits": rng.normal(size=5), "k": 5}, "k equal to the number of tokens keeps all"),
+        Case("k 1", {"logits": rng.normal(size=5), "k": 1}, "k = 1 is greedy decoding: one token has probability 1"),
+        Case(
+            "k 10 of 5", {"logits": rng.normal(size=5), "k": 10}, "if k exceeds the number of tokens, keep all of them"
+        ),
+        Case("k 5 of 5", {"logits": rng.normal(size=5), "k": 5}, "if k equals the number of tokens, keep all of them"),
         Case("negative logits", {"logits": -5 - np.abs(rng.normal(size=6)), "k": 2}),
         _overflowing(rng, k=2),
     ],
@@ -110,11 +117,11 @@ def top_k(logits, k):
     mistakes=(
         Mistake("you keep the k smallest logits: keep the largest", {"keep": "smallest"}),
         Mistake("you set the logits of removed tokens to 0, and exp(0) is 1: set them to -inf", {"fill": "zero"}),
-        Mistake("you do not normalise what is left: divide by its sum", {"normalise": False}),
+        Mistake("you do not normalise the remaining probabilities: divide them by their sum", {"normalise": False}),
         Mistake("you keep one token too many", {"more": 1}),
         Mistake("you keep one token too few", {"more": -1}),
     ),
-    inspect=_look_at_distribution,
+    inspect=_inspect_distribution,
     claims=("decoding-samplers",),
 )
 
@@ -128,7 +135,7 @@ def top_p(
     ordered: bool = True,
     order: str = "down",
 ) -> Array:
-    """The fewest most likely tokens whose probabilities together reach p, normalised."""
+    """Return the probabilities of the smallest set of most likely tokens that together reach p, normalised."""
     probabilities = softmax(logits)
     by = np.argsort(-probabilities if order == "down" else probabilities, kind="stable")
     if order == "none":
@@ -150,7 +157,7 @@ def _nucleus_cases(rng: np.random.Generator) -> list[Case]:
     return [
         Case("p 0.8", {"logits": 2 * rng.normal(size=8), "p": 0.8}),
         Case("p 0.5", {"logits": rng.normal(size=6), "p": 0.5}),
-        Case("p 0.05", {"logits": rng.normal(size=5), "p": 0.05}, "the likeliest token is always kept"),
+        Case("p 0.05", {"logits": rng.normal(size=5), "p": 0.05}, "the most likely token is always kept"),
         Case("p 1", {"logits": rng.normal(size=5), "p": 1.0}, "p = 1 keeps every token"),
         Case("probabilities 1/4, 1/2, 1/8, 1/8 and p 0.7", {"logits": halves, "p": 0.7}),
         _overflowing(rng, p=0.6),
@@ -161,14 +168,14 @@ TOP_P = Exercise(
     id="top-p",
     title="Top-p (nucleus) sampling",
     problem="""\
-Return the probabilities (V) of top-p sampling. Order the tokens by falling probability and keep the fewest whose
-probabilities together reach p (their sum is at least p); the token that crosses p is kept. Divide what is kept by its
-sum; every other token has probability exactly 0. Token i stays at place i. 0 < p <= 1.""",
+Return the probabilities (V) of top-p (nucleus) sampling. Sort the tokens by decreasing probability and keep the
+shortest prefix whose probabilities sum to at least p; the token that crosses p is kept. Divide the kept probabilities
+by their sum. Every other token has probability exactly 0. Entry i of the result belongs to token i. 0 < p <= 1.""",
     stub='''import numpy as np
 
 
 def top_p(logits, p):
-    """The fewest most likely tokens that together reach p, normalised."""
+    """Return the probabilities of top-p sampling."""
     ...
 ''',
     function="top_p",
@@ -176,16 +183,17 @@ def top_p(logits, p):
     cases=_nucleus_cases,
     returns=("probabilities",),
     mistakes=(
-        Mistake("you drop the token that crosses p, so the kept ones stay below p: keep it", {"keep": "below"}),
-        Mistake("you keep one token more than needed: stop at the one that reaches p", {"keep": "extra"}),
+        Mistake("you drop the token that crosses p, so the kept tokens sum to less than p: keep it", {"keep": "below"}),
+        Mistake("you keep one token too many: stop at the token that reaches p", {"keep": "extra"}),
         Mistake(
-            "you keep every token whose own probability reaches p: it is their sum that must", {"keep": "threshold"}
+            "you keep every token whose own probability is at least p: the sum of the kept tokens must reach p",
+            {"keep": "threshold"},
         ),
-        Mistake("you do not normalise what is left: divide by its sum", {"normalise": False}),
-        Mistake("you return the probabilities in sorted order: put token i back to place i", {"ordered": False}),
-        Mistake("you start with the least likely tokens: order by falling probability", {"order": "up"}),
-        Mistake("you add up probabilities in the order of the tokens: sort them first", {"order": "none"}),
+        Mistake("you do not normalise the remaining probabilities: divide them by their sum", {"normalise": False}),
+        Mistake("you return the probabilities in sorted order: entry i must belong to token i", {"ordered": False}),
+        Mistake("you start with the least likely tokens: sort by decreasing probability", {"order": "up"}),
+        Mistake("you sum the probabilities in the order of the token ids: sort them first", {"order": "none"}),
     ),
-    inspect=_look_at_distribution,
+    inspect=_inspect_distribution,
     claims=("decoding-samplers",),
 )

@@ -117,8 +117,8 @@ def test_a_tap_still_sees_what_lies_inside():
     model = lively(NANO)[0].float().train()
     native.enable(model)
     trace = gf.trace(model, batch(NANO).inputs)
-    assert "block.0.feedforward.post" in trace
-    assert "block.1.attention.pattern" in trace
+    assert "blocks.0.feedforward.post" in trace
+    assert "blocks.1.attention.pattern" in trace
 
 
 @needs_compiler

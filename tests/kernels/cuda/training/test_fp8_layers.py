@@ -268,11 +268,11 @@ def test_only_an_unwatched_training_step_is_in_8_bits():
         mode()
     watch = Watch("feedforward.post")
     assert torch.equal(model(ids, tap=watch), plain(ids))
-    assert "block.1.feedforward.pre" in watch.seen
+    assert "blocks.1.feedforward.pre" in watch.seen
     watch = Watch("nothing")
     assert 0.001 < off(model(ids, tap=watch), plain(ids)) < 0.2
-    assert "block.1.feedforward.out" in watch.seen
-    assert "block.1.feedforward.pre" not in watch.seen
+    assert "blocks.1.feedforward.out" in watch.seen
+    assert "blocks.1.feedforward.pre" not in watch.seen
 
 
 @pytest.mark.parametrize(

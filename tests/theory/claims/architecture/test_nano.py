@@ -16,7 +16,7 @@ def test_gradients_agree_in_every_tensor():
 
 
 def test_a_detached_branch_is_seen_in_its_own_tensors():
-    errors = nano.gradient_errors(0, nano.Cut("block.1.attention.out"), entries=2)
+    errors = nano.gradient_errors(0, nano.Cut("blocks.1.attention.out"), entries=2)
     wrong = {name for name, error in errors.items() if error > 1e-5}
     assert {f"decoder.blocks.1.attention.{x}.weight" for x in "qkvo"} <= wrong
     assert "decoder.norm.weight" not in wrong

@@ -21,7 +21,7 @@ def test_softmax_and_linear_attention_are_their_definitions():
 
 def test_without_scores_there_is_nothing_to_put_in_the_patterns_place():
     with pytest.raises(AssertionError, match="scores come before"):
-        NoSoftmax()("block.0.attention.pattern", torch.zeros(1))
+        NoSoftmax()("blocks.0.attention.pattern", torch.zeros(1))
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))

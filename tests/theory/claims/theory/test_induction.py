@@ -41,8 +41,8 @@ def test_accuracy_is_the_share_of_second_copies_and_ablation_takes_it_away():
     run = read_run(text, ("loop.eval_batches=2",))
     whole = induction.accuracy(model, run)
     assert whole >= 0.95
-    assert induction.accuracy(model, run, {"block.1.attention.heads": zero(heads=[])}) == whole
-    assert induction.accuracy(model, run, {"block.*.attention.heads": zero()}) < 0.1
+    assert induction.accuracy(model, run, {"blocks.1.attention.heads": zero(heads=[])}) == whole
+    assert induction.accuracy(model, run, {"blocks.*.attention.heads": zero()}) < 0.1
 
 
 def test_scores_on_the_tasks_rows_are_those_recorded_with_the_model():

@@ -10,7 +10,7 @@ const [STREAM, LEFT, WIDTH, ROW, HIGH] = [12, 30, 286, 29, 23];
 
 const stem = (path) => path.replace(/^(encoder|decoder)\./, "");
 const blockOf = (path) => {
-  const found = path.match(/^(encoder\.|decoder\.)?block\.(\d+)\./);
+  const found = path.match(/^(encoder\.|decoder\.)?blocks\.(\d+)\./);
   return found ? { stack: found[1] ?? "", layer: Number(found[2]) } : null;
 };
 
@@ -31,7 +31,7 @@ export function rowsOf(parts, opened) {
       rows.push({ ...part, kind: kindOf(part.path), inner: Boolean(block) });
       continue;
     }
-    const name = `${block.stack}block.${block.layer}`;
+    const name = `${block.stack}blocks.${block.layer}`;
     if (rows.at(-1)?.path === name) rows.at(-1).parameters += part.parameters;
     else rows.push({
       path: name, title: `Block ${block.layer}`, kind: "block", parameters: part.parameters, letters: "B,T,D", block,

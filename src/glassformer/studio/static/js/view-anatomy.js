@@ -85,18 +85,19 @@ class Anatomy extends View {
   }
 
   open(stack, layer) {
-    store.set({ layer, part: `${stack}block.${layer}.attention` });
+    store.set({ layer, part: `${stack}blocks.${layer}.attention` });
   }
 
   pick(path) {
-    const block = path.match(/block\.(\d+)\./);
+    const block = path.match(/blocks\.(\d+)\./);
     store.set({ part: path, site: null, ...(block ? { layer: Number(block[1]) } : {}) });
   }
 
   /* The selected part. It follows the layer selected elsewhere; if the model lacks the part, attention is selected. */
   part() {
     const { stack, layer } = this.opened();
-    const wanted = (store.get("part") ?? `${stack}block.${layer}.attention`).replace(/block\.\d+\./, `block.${layer}.`);
+    const selected = store.get("part") ?? `${stack}blocks.${layer}.attention`;
+    const wanted = selected.replace(/blocks\.\d+\./, `blocks.${layer}.`);
     const attention = this.#parts.find((one) => one.path.includes("attention"));
     return this.#parts.find((one) => one.path === wanted) ?? attention ?? this.#parts[0];
   }
@@ -134,7 +135,7 @@ class Anatomy extends View {
 
   offer(part) {
     const name = part.path.split(".").at(-1);
-    const inside = part.path.includes("block.") ? INSIDE[name] : undefined;
+    const inside = part.path.includes("blocks.") ? INSIDE[name] : undefined;
     const skip = (site) =>
       (site === "normed" && store.model?.placement === "post") || (
         site === "router" && !/moe|experts/i.test(store.model?.feedforward ?? "")

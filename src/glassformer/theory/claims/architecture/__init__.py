@@ -1,1 +1,1 @@
-"""Architecture. Words in the TOML files, checks and figures in the modules."""
+"""Architecture. The texts are in the TOML files, the checks and figures in the modules."""

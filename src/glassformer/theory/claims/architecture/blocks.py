@@ -1,4 +1,4 @@
-"""Shapes: a block keeps them and a language model makes (B,T,V), and why that shows next to nothing."""
+"""Shapes of a block and of a language model's logits, and why a shape test shows almost nothing."""
 
 import math
 from collections.abc import Iterator
@@ -114,7 +114,7 @@ def by_formulas(width: int, seed: int, x: Float[Tensor, "B T D"]) -> Array:
 
 
 def examine(kind: type[Block], lab: Lab) -> tuple[int, float]:
-    """Of all sizes: how many outputs have another shape, and how far the furthest is from the formulas."""
+    """Return over all sizes the number of outputs with a wrong shape and the largest difference from the formulas."""
     misshapen, furthest = 0, 0.0
     for width in WIDTHS:
         block = make_block(kind, width, lab.seed)
@@ -203,7 +203,7 @@ def gpt_logits_shape(lab: Lab) -> Iterator[Finding]:
         "no token": torch.zeros(1, 0, dtype=torch.long),
     }
     said = {name: _refusal(model, tokens) for name, tokens in accepted.items()}
-    why = "each is refused in a sentence, none is answered"
+    why = "each raises an error with one sentence"
     yield lab.exhaustive("what is refused", sum(not text for text in said.values()), len(said), why, said=said)
     yield _initial_loss(lab)
 

@@ -1,4 +1,4 @@
-"""The key/value cache: it changes nothing but rounding, and what it saves."""
+"""The key/value cache changes nothing but rounding; how much work it saves."""
 
 import statistics
 import time
@@ -37,11 +37,11 @@ CASES: dict[str, tuple[Any, int]] = {
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4}
 PREFIXES = (1, 2, 3, 5, 10, 20, 50, 99)
 CLOSE = 1e-3
-"""A lead of the likeliest token that rounding cannot turn."""
+"""A lead of the most likely token that rounding cannot reverse."""
 
 
 class Stuck(Misled):
-    """Every cached step is told that it stands at position 0."""
+    """Every cached step gets position 0."""
 
     def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
         return mask, positions if cache is None else torch.zeros(1, tokens.shape[1], dtype=torch.long)
@@ -62,12 +62,12 @@ class Both(NamedTuple):
     cached: Float[Tensor, "T V"]
     full: Float[Tensor, "T V"]
     apart: float
-    """Largest difference of the one full pass from passes over prefixes alone, at the lengths PREFIXES."""
+    """Return the largest difference between one full pass and passes over prefixes of the lengths PREFIXES."""
 
 
 @lru_cache(maxsize=16)
 def both_ways(case: str, dtype: torch.dtype, seed: int, steps: int = STEPS, stuck: bool = False) -> Both:
-    """Step by step with a cache, as the doctor does it, and in one pass over all."""
+    """Run step by step with a cache, as the doctor does, and in one full pass."""
     model = _model(case, dtype, seed, stuck)
     tokens = random_tokens(np.random.default_rng(seed), 1, steps, 31)
     with subject_of(model, kind="decoder").patient() as patient, torch.no_grad():
@@ -95,7 +95,7 @@ def kv_cache_exact(lab: Lab) -> Iterator[Finding]:
 
 
 def _same_choice(lab: Lab, case: str, found: Both) -> Finding:
-    """Given the same tokens, the likeliest next one is the same wherever its lead exceeds rounding."""
+    """For the same tokens, the most likely next token is the same wherever its lead exceeds rounding."""
     top = found.full.topk(2).values
     lead = top[:, 0] - top[:, 1]
     differ = found.cached.argmax(-1) != found.full.argmax(-1)
@@ -130,7 +130,7 @@ def attend(x: Matrix, layers: list[list[Head]], allowed: Any) -> Matrix:
 
 
 def attend_cached(x: Matrix, layers: list[list[Head]]) -> Matrix:
-    """The same, one token at a time: keys and values are stored when a token arrives and never touched again."""
+    """The same, one token at a time: keys and values are stored when a token arrives and never changed."""
     stored: list[list[tuple[list[Any], list[Any]]]] = [[([], []) for _ in heads] for heads in layers]
     rows = []
     for token in x:
@@ -151,7 +151,7 @@ def _in_rationals(lab: Lab) -> Finding:
     x, layers = random_matrix(rng, 4, 3), [random_heads(rng, 2, 3, 2) for _ in range(2)]
     allowed = None if lab.broken else causal(4)
     same = bool((attend(x, layers, allowed) == attend_cached(x, layers)).all())
-    why = "two layers, two heads, four tokens: equal fractions, not only near ones"
+    why = "two layers, two heads, four tokens: the fractions are equal, not only close"
     return lab.exact("exact rationals", same, why)
 
 
@@ -177,7 +177,7 @@ def draw_differences(lab: Lab) -> "Figure":
 
 
 class Counter(TorchFunctionMode):
-    """Counts what the engine computes: rows through each linear map, and entries of the score matrices."""
+    """Counts the model's work: rows through each linear layer and entries of the score matrices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,18 +200,18 @@ class Cost(NamedTuple):
     """Of one layer."""
 
     rows: set[int]
-    """Rows through each of its linear maps: one number where all agree."""
+    """Return the rows through each of its linear layers: one number if all agree."""
     squares: int
     triangles: int
 
 
 @lru_cache(maxsize=16)
 def cost(steps: int, cached: bool) -> Cost:
-    """What `generate` does to make `steps` tokens after a start token, in one layer of the engine."""
+    """Count the work of `generate` in one layer for `steps` tokens after a start token."""
     model = build(shape(n_layers=2, max_len=steps + 1))
     counter = Counter()
     with counter:
-        generate(model, [[0]], steps, cache=cached, stop=[], engine="torch")  # kernels are not seen by a counter
+        generate(model, [[0]], steps, cache=cached, stop=[], engine="torch")  # a counter does not see kernels
     assert isinstance(model, DecoderLM)
     block = model.blocks[0]
     own = {id(p) for n, p in block.named_parameters() if n.endswith("weight") and "norm" not in n}
@@ -249,7 +249,7 @@ def kv_cache_cost(lab: Lab) -> Iterator[Finding]:
 
 
 def seconds(cached: bool, repeats: int = 5) -> tuple[float, float]:
-    """Median times until 25 and until 100 tokens are there, of a model wide enough that arithmetic takes them."""
+    """Return the median times to generate 25 and 100 tokens, for a model wide enough that arithmetic dominates."""
     config = shape(n_layers=2, d_model=192, attention=c.Attention(4), feedforward=c.Dense(768), max_len=STEPS + 1)
     model = build(config)
     early, late = [], []

@@ -1,4 +1,4 @@
-"""Which output depends on which input: the three architectures, a decoder without its mask, and what a mask is for."""
+"""Which output depends on which input: the three architectures, a decoder without its mask, and the use of the mask."""
 
 import itertools
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SOURCE, TARGET = 6, 5
 SEEN = 1e-8
-"""A derivative above it is one; where nothing can arrive it is 0 to the bit."""
+"""Derivatives above this count as non-zero; without a path they are exactly 0."""
 
 
 def patterns(lab: Lab) -> dict[str, tuple[Tensor, Tensor]]:
@@ -87,7 +87,7 @@ def _three(seed: int) -> dict[str, Model]:
 
 
 def _replaced_tokens(lab: Lab) -> Finding:
-    """The doctor's measurement: one token replaced, every output compared. The past must not move by a bit."""
+    """The doctor's measurement: replace one token and compare every output. Earlier outputs must not change."""
     model: Model = decoder(seed=lab.seed)
     if lab.broken:
         model = unmasked(decoder(seed=lab.seed))
@@ -95,7 +95,7 @@ def _replaced_tokens(lab: Lab) -> Finding:
         moved = leak_matrix(patient, SOURCE)
     future = torch.ones(SOURCE, SOURCE, dtype=torch.bool).triu(1)
     wrong = int((moved[future] != 0).sum() + (moved[~future] <= SEEN).sum())
-    why = "replacing token j leaves every output before j as it was, to the bit, and moves every other"
+    why = "replacing token j leaves every output before j bitwise unchanged and changes every other"
     return lab.exhaustive("decoder-only: a token replaced", wrong, moved.numel(), why)
 
 
@@ -118,7 +118,7 @@ def _padding(lab: Lab) -> Finding:
                 one, two = (model(x, mask=mask)[real] for x in (tokens, changed))
                 same = torch.equal(one, two)
             wrong, cases = wrong + (not same), cases + 1
-    why = "other content at a padded place leaves every real output as it was, to the bit: encoders are masked too"
+    why = "other tokens at a padded position leave every real output bitwise unchanged: encoders are masked too"
     return lab.exhaustive("padding", wrong, cases, why)
 
 
@@ -154,7 +154,7 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         yield lab.exact(f"L={layers}: parameters", holds and count[0] == count[1], why, parameters=count[0])
         mask = everyone(tokens) if lab.broken else None
         with_mask, without = trace(one, tokens, mask=mask), trace(other, tokens)
-        pattern, full = (run.stack("block.*.attention.pattern") for run in (with_mask, without))
+        pattern, full = (run.stack("blocks.*.attention.pattern") for run in (with_mask, without))
         hidden = pattern[..., future]
         why = "every weight on a later token is 0 to the bit, in every layer and head"
         yield lab.exact(f"L={layers}: masked", bool((hidden == 0).all()), why, largest=float(hidden.max()))
@@ -175,7 +175,7 @@ def _last_output(lab: Lab, layers: int, masked: Tensor, free: Tensor) -> Iterato
     else:
         why = "what the last token reads in layer 2 has changed"
         yield lab.numerical("L=2: the last output changes", float(moved[-1]), None, why, low=1e-6)
-    why = "every token but the last gained something to see"
+    why = "every token except the last attends to more tokens"
     yield lab.numerical(f"L={layers}: all others change", float(moved[:-1].min()), None, why, low=1e-6)
 
 
@@ -203,7 +203,7 @@ def draw_with_and_without(lab: Lab) -> "Figure":
     with drawing("One head, the same weights", height=3.0) as fig:
         axes = fig.canvas.subplots(1, 2, sharey=True)
         for ax, (title, run) in zip(axes, runs.items(), strict=True):
-            pattern = run["block.0.attention.pattern"][0, 0].numpy()
+            pattern = run["blocks.0.attention.pattern"][0, 0].numpy()
             shown = draw_attention(ax, np.where(pattern == 0.0, np.nan, pattern))
             ax.set(title=title, xlabel="key", xticks=range(7), yticks=range(7))
         axes[0].set_ylabel("query")
@@ -241,13 +241,13 @@ def total_probability(model: Model) -> float:
 
 
 def _supervision(lab: Lab) -> Iterator[Finding]:
-    """How many places of a text are asked for."""
+    """Return the number of predicted positions of a text."""
     rows, length = 4, 100
     tokens = torch.from_numpy(lab.rng().integers(0, 24, size=(rows, length + 1)))
     following = tokens[:, 1:]
     _, asked = mask_tokens(tokens[:, :-1], 24, 24, lab.seed, 0)
     counts = [int((targets != IGNORED).sum()) // rows for targets in (following, asked)]
-    why = "T places of a text of T + 1 tokens against round(0.15 T) masked ones"
+    why = "T positions of a text of T + 1 tokens against round(0.15 T) masked ones"
     yield lab.exact("places supervised", counts == [length, 15], why, causal=counts[0], masked=counts[1])
 
 
@@ -265,7 +265,9 @@ def _compatibility(lab: Lab) -> Iterator[Finding]:
     second = [[joint[a][b] / (joint[a][0] + joint[a][1]) for b in (0, 1)] for a in (0, 1)]
     holds = all(sympy.simplify(odds_ratio(side) - odds_ratio(joint)) == 0 for side in (first, second))
     yield lab.exact("odds ratios of a joint", holds, "both conditionals have the joint's: equality is necessary")
-    yield lab.exact("equal odds ratios make a joint", _sufficient(), "rows scaled to fit one column fit the other too")
+    yield lab.exact(
+        "equal odds ratios make a joint", _sufficient(), "rows scaled to match one column match the other too"
+    )
     model = encoder(seed=lab.seed, vocab_size=3)
     ratios = [odds_ratio(side) for side in masked_conditionals(model)]
     apart = float(np.abs(np.log(ratios[0] / ratios[1])))
@@ -276,7 +278,7 @@ def _compatibility(lab: Lab) -> Iterator[Finding]:
 
 
 def _sufficient() -> bool:
-    """Two conditionals with equal odds ratios are three free numbers; a joint with these odds is written down."""
+    """Conditionals with equal odds ratios have three free parameters; construct a joint distribution with them."""
     import sympy
 
     u0, v0, ratio = sympy.symbols("u0 v0 ratio", positive=True)

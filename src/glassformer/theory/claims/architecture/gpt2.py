@@ -1,4 +1,4 @@
-"""GPT-2 from its published layout: the engine against the oracle, and which mistakes a bound of 1e-4 lets through."""
+"""GPT-2 from its published layout: the model against the oracle, and which mistakes a bound of 1e-4 does not detect."""
 
 import json
 import os
@@ -37,7 +37,7 @@ CONFIG = {
     "n_positions": CONTEXT, "vocab_size": VOCABULARY, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
 Published = dict[str, Array]
-"""Tensors by GPT-2's own names: matrices (in, out), queries, keys and values side by side."""
+"""Tensors by GPT-2's own names: matrices are (in, out); queries, keys and values are concatenated."""
 
 
 def published(seed: int, std: float) -> Published:
@@ -60,7 +60,7 @@ def published(seed: int, std: float) -> Published:
 
 
 def engine(tensors: Published, dtype: torch.dtype = torch.float64, **changes: Any) -> DecoderLM:
-    """What the engine's own reader makes of a folder with these tensors; `changes` are to its config.json."""
+    """Load a folder with these tensors with the package's own reader; `changes` apply to its config.json."""
     from safetensors.numpy import save_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +74,7 @@ def engine(tensors: Published, dtype: torch.dtype = torch.float64, **changes: An
 
 
 def oracle_params(tensors: Published, n_layers: int = LAYERS) -> Params:
-    """The same tensors under the oracle's names, (out, in), q, k and v apart; written here, not by the reader."""
+    """Return the same tensors under the oracle's names, (out, in), with q, k and v separate, without the reader."""
     params = {
         "embed.tokens.weight": tensors["wte.weight"], "decoder.position.weight": tensors["wpe.weight"],
         "decoder.norm.weight": tensors["ln_f.weight"], "decoder.norm.bias": tensors["ln_f.bias"],
@@ -195,7 +195,7 @@ MUTANTS: dict[str, Mutant] = {
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def sensitivities(std: float, first_seed: int) -> dict[str, float]:
-    """Largest difference of the logits of each mutant from the oracle's; of several seeds the least."""
+    """Return for each mutant the largest difference of its logits from the oracle's, minimised over several seeds."""
     found: dict[str, list[float]] = {name: [] for name in MUTANTS}
     for seed in range(first_seed, first_seed + SEEDS):
         tensors, tokens = published(seed, std), text(seed, 16)
@@ -249,15 +249,15 @@ def _what_passes(lab: Lab) -> Iterator[Finding]:
     model, tokens = decoder(1, lab.seed, position=c.Learned(), max_len=8), torch.arange(6)[None]
     with torch.no_grad():
         moved = (model(tokens) - model(tokens, mask=everyone(tokens))).abs().amax(-1)[0]
-    why = "one layer: the last row of a causal mask is full, so that place says nothing about the mask"
+    why = "one layer: the last row of a causal mask is full, so the last position does not depend on the mask"
     yield lab.numerical("no mask, one layer, last place", float(moved[-1]), 1e-12, why, first=float(moved[0]))
 
 
 def _released(lab: Lab) -> Finding:
-    """GPT-2's own weights, where a folder with them is named."""
+    """Check GPT-2's released weights, if a folder with them is given."""
     folder = os.environ.get(REAL)
     if not folder:
-        why = "no folder with the released weights is named"
+        why = "no folder with the released weights is given"
         return lab.skipped("released weights", Kind.NUMERICAL, why, f"set {REAL} to a folder with GPT-2's files")
     from safetensors.numpy import load_file
 

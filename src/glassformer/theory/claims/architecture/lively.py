@@ -1,4 +1,4 @@
-"""Small engines whose every number matters: no bias is 0 and no norm weight 1, so nothing left out goes unseen."""
+"""Small models in which every parameter matters: no bias is 0 and no norm weight is 1, so an omission is visible."""
 
 import dataclasses
 from typing import Any
@@ -36,12 +36,12 @@ def shape(kind: type[c.ModelConfig] = c.DecoderConfig, n_layers: int = 2, **chan
 
 
 def lively(config: c.ModelConfig, seed: int = 0, std: float = 0.5, dtype: torch.dtype = torch.float64) -> Model:
-    """The engine with the oracle's random numbers for every parameter."""
+    """Return a model with the oracle's random values for every parameter."""
     return filled(config, random_params(config, seed, std), dtype)
 
 
 def filled(config: c.ModelConfig, params: Params, dtype: torch.dtype = torch.float64) -> Model:
-    """The engine with these parameters: what the oracle calls by the same names."""
+    """Return a model with these parameters, which have the same names in the oracle."""
     model = build(config, dtype=dtype)
     model.load_state_dict({name: torch.from_numpy(value).to(dtype) for name, value in params.items()})
     return model
@@ -70,10 +70,10 @@ Told = tuple[Mask, Positions]
 
 
 class Misled(DecoderLM):
-    """A decoder that is told something else than its caller says: the fault is in `told`, all else is the engine."""
+    """A decoder that receives changed arguments: the fault is in `told`, everything else is the model itself."""
 
     def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
-        """The mask and the positions that the engine gets."""
+        """Return the mask and the positions that the model receives."""
         return mask, positions
 
     def encode(
@@ -94,7 +94,7 @@ def random_tokens(rng: np.random.Generator, rows: int, length: int, vocab_size: 
 
 
 def everyone(tokens: Int[Tensor, "B T"]) -> Bool[Tensor, "B T T"]:
-    """The pattern (B,T,T) in which every token sees every token: given as `mask=` it takes a causal mask away."""
+    """Return the mask (B,T,T) that allows every pair of tokens; as `mask=` it removes the causal mask."""
     rows, length = tokens.shape
     return torch.ones(rows, length, length, dtype=torch.bool)
 
@@ -110,7 +110,7 @@ def dependence(model: Model, tokens: Int[Tensor, "B T"], read: str = "embed", **
 
 
 def unmasked(model: DecoderLM) -> EncoderLM:
-    """The same weights without the causal mask: a decoder becomes an encoder by nothing else."""
+    """Return the same weights without the causal mask, which turns a decoder into an encoder."""
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(model.config)}
     twin = build(c.EncoderConfig(**fields), dtype=model.embed.tokens.weight.dtype)
     twin.load_state_dict({n.replace("decoder.", "encoder.", 1): v for n, v in model.state_dict().items()})

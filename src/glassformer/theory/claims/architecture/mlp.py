@@ -1,4 +1,4 @@
-"""Multilayer perceptrons beside Transformers: a block that sees itself alone is one, and a flattened text is none."""
+"""Multilayer perceptrons and Transformers: a block that attends only to itself is an MLP on each token."""
 
 import itertools
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def _only_itself(lab: Lab, n: int = N) -> Tensor:
 
 
 def token_by_token(params: Params, token: int) -> Array:
-    """The logits of one token as an MLP with residual connections: no other token, no softmax."""
+    """Return the logits of one token as an MLP with residual connections: no other token, no softmax."""
     x = params["embed.tokens.weight"][token]
     for layer in range(2):
         own = select_prefix(params, f"encoder.blocks.{layer}")
@@ -77,7 +77,7 @@ def mlp_vs_transformer(lab: Lab) -> Iterator[Finding]:
     yield _hidden_states(lab)
     model = encoder(seed=lab.seed)
     least = float(
-        trace(model, torch.tensor([SEQUENCE[:N]])).stack("block.*.attention.pattern").diagonal(0, -2, -1).min()
+        trace(model, torch.tensor([SEQUENCE[:N]])).stack("blocks.*.attention.pattern").diagonal(0, -2, -1).min()
     )
     why = "every token's own key is among those compared, so its own value is in its sum"
     yield lab.numerical("weight on oneself", least, None, why, low=1e-12)
@@ -88,7 +88,7 @@ def _identity_mask(lab: Lab) -> Iterator[Finding]:
     params = random_params(config, lab.seed, 0.5)
     model, tokens, mask = filled(config, params), torch.tensor([SEQUENCE[:N]]), _only_itself(lab)
     seen = trace(model, tokens, mask=mask)
-    pattern = seen.stack("block.*.attention.pattern")
+    pattern = seen.stack("blocks.*.attention.pattern")
     same = torch.equal(pattern, torch.eye(N, dtype=torch.float64).expand_as(pattern))
     yield lab.exact(
         "A = I", same, "exp of one number over itself is 1, the others are exactly 0, in every layer and head"
@@ -152,7 +152,9 @@ def _nonlinear(lab: Lab) -> Iterator[Finding]:
     first, second, x = random_matrix(rng, 4, 3), random_matrix(rng, 2, 4), random_matrix(rng, 3, 5)
     same = bool((second @ (first @ x) == (second @ first) @ x).all())
     yield lab.exact(
-        "linear layers collapse", same, "W_2 (W_1 x) = (W_2 W_1) x in rationals: depth without a bend is one matrix"
+        "linear layers collapse",
+        same,
+        "W_2 (W_1 x) = (W_2 W_1) x in rationals: linear layers without a non-linearity are one matrix",
     )
     attention, tokens = random_layer(lab.torch_rng(), 8, 2, 4, 4), normal(lab.torch_rng(1), N, 8)
     bend = float((run(attention, 2 * tokens)["out"] - 2 * run(attention, tokens)["out"]).abs().max())
@@ -160,11 +162,11 @@ def _nonlinear(lab: Lab) -> Iterator[Finding]:
 
 
 def _hidden_states(lab: Lab) -> Finding:
-    """What enters block 1 is put in by hand: what was read before no longer matters."""
+    """Replace the input of block 1: the tokens below it no longer matter."""
     model, one = encoder(seed=lab.seed), torch.tensor([SEQUENCE[:N]])
     other = (one + 1) % 7
-    held = trace(model, one, sites="block.1.resid_pre")["block.1.resid_pre"]
-    runs = [trace(model, tokens, edits={"block.1.resid_pre": lambda site, value: held}) for tokens in (one, other)]
+    held = trace(model, one, sites="blocks.1.resid_pre")["blocks.1.resid_pre"]
+    runs = [trace(model, tokens, edits={"blocks.1.resid_pre": lambda site, value: held}) for tokens in (one, other)]
     apart = float((trace(model, one).logits - trace(model, other).logits).abs().max())
     holds = torch.equal(runs[0].logits, runs[1].logits) and apart > 1e-6
     why = "other tokens below, the same states into block 1: the same output to the bit. Deeper states read states"

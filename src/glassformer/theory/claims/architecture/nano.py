@@ -1,4 +1,4 @@
-"""Training from end to end: gradients that are right, and losses between what can be known and what is easy."""
+"""Training end to end: correct gradients, and losses between the entropy rate and simple baselines."""
 
 import math
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ STEPS, EVERY = 600, 50
 
 
 class Cut:
-    """A tap through which no gradient passes at one site: what a forgotten `.detach()` does."""
+    """A tap that stops the gradient at one site, like a misplaced `.detach()`."""
 
     def __init__(self, site: str):
         self.site = site
@@ -78,7 +78,7 @@ def gradient_errors(seed: int, tap: Tap = NO_TAP, entries: int = ENTRIES) -> dic
 
 @claim("train-nano-gpt")
 def train_nano_gpt(lab: Lab) -> Iterator[Finding]:
-    cut = Cut("block.0.attention.out")
+    cut = Cut("blocks.0.attention.out")
     errors = gradient_errors(lab.seed, cut, entries=2) if lab.broken else gradient_errors(lab.seed)
     name = max(errors, key=lambda key: errors[key])
     why = "central differences err by h^2/6 of the third derivative and u/h of the loss, both near 1e-10"
@@ -125,12 +125,12 @@ RECORDED = Curve(
     tuple(range(0, STEPS + 1, EVERY)),
     (3.4828, 3.0386, 2.8298, 2.3087, 1.9847, 1.8363, 1.7693, 1.7219, 1.6896, 1.6629, 1.6428, 1.6314, 1.629),
 )
-"""The Markov run of seed 0 as this check measured it; the figure shows it where there is no time to train."""
+"""The Markov run of seed 0 as measured by this check; the figure shows it without training again."""
 
 
 @lru_cache(maxsize=4)
 def markov_curve(seed: int, leak: bool = False) -> Curve:
-    """600 steps on the order-2 source. `leak` takes the causal mask away."""
+    """Train 600 steps on the order-2 source. `leak` removes the causal mask."""
     run = _run(_config(24, 64), 64, seed, Markov())
     assert run.task is not None
     data, state = TaskData(run.task), prepare_state(run, ALONE)
@@ -150,7 +150,7 @@ def _markov(lab: Lab, lines: dict[str, float]) -> Iterator[Finding]:
     shown = {"losses": [round(value, 4) for value in curve.losses], "steps": STEPS}
     why = "a model that uses two tokens of context, more than a nat below the best bigram"
     yield lab.empirical("Markov source: held-out loss", curve.losses[-1], None, 1.9, why, **shown)
-    why = "nobody can do better than the entropy rate (0.02 for the sample): below it something leaks"
+    why = "no model can be better than the entropy rate (0.02 for the sample): a lower loss means a leak"
     yield lab.empirical("Markov source: no leak", min(curve.losses), lines["entropy rate"] - 0.02, None, why)
 
 
@@ -186,7 +186,7 @@ def _english(lab: Lab) -> Iterator[Finding]:
         train_step(state, make_batch(run, order.batch(step), step))
     loss = evaluate(state, eval_batches(held, 64, 32, 30))
     line = add_one_loss(train, held, size)
-    why = "held-out loss of the model less that of the add-one bigram, on the English that every Python carries"
+    why = "held-out loss of the model minus that of the add-one bigram, on the English text that Python includes"
     yield lab.empirical(
         "English: below the bigram", loss - line, None, -0.1, why, loss=loss, bigram=line, vocabulary=size
     )
@@ -203,7 +203,7 @@ def _sampled(lab: Lab, state: TrainState, train: np.ndarray, size: int) -> Findi
     alone = sum(bigram_table(row, size) for row in guessed)
     wanted = bigram_table(train, size)
     model, unigram = (0.5 * float(np.abs(x / np.sum(x) - wanted / wanted.sum()).sum()) for x in (pairs, alone))
-    why = "total variation of the pairs of letters from the text's: of the model's samples less of unigram samples"
+    why = "total variation distance of letter pairs to the text: model samples minus unigram samples"
     return lab.empirical("English: samples", model - unigram, None, -0.05, why, model=model, unigram=unigram)
 
 

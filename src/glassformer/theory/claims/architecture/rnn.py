@@ -1,4 +1,4 @@
-"""Recurrent networks beside Transformers: how far apart two tokens are, what runs in sequence, what is counted."""
+"""Recurrent networks and Transformers: path length between tokens, sequential steps and parameter counts."""
 
 import math
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def attention_edges(lab: Lab, n: int) -> Edges:
 
 
 def shortest(edges: Edges, start: int, end: int, limit: int = 100) -> int | None:
-    """Fewest edges from one token's state to another's; None when there is no way."""
+    """Return the smallest number of edges from one token's state to another's; None if there is no path."""
     reached, steps = {start}, 0
     while end not in reached:
         further = {j for i, j in edges if i in reached} - reached
@@ -85,7 +85,7 @@ def shortest(edges: Edges, start: int, end: int, limit: int = 100) -> int | None
 
 
 def longest(edges: Edges, n: int) -> int:
-    """Nodes on the longest chain: how many steps must follow one another."""
+    """Return the number of nodes on the longest chain, which is the number of sequential steps."""
     depth = [1] * n
     for j in range(n):
         depth[j] = 1 + max((depth[i] for i, k in edges if k == j and i != j), default=0)
@@ -122,7 +122,7 @@ def _paths(lab: Lab) -> Iterator[Finding]:
 
 
 def _sequential(layers: int) -> int:
-    """Blocks of the engine called one after another in one pass, whatever the length; -1 where it depends on it."""
+    """Return the number of blocks called in sequence in one pass, or -1 if it depends on the length."""
     counts = set()
     for n in (1, 5, 10):
         model, calls = decoder(layers, vocab_size=10), [0]
@@ -135,7 +135,7 @@ def _sequential(layers: int) -> int:
 
 
 def _lengths(lab: Lab) -> Iterator[Finding]:
-    """n inputs give n outputs in either family; another number takes a second sequence or a loop."""
+    """n inputs give n outputs in both families; another number needs a second sequence or a loop."""
     one, both, cell = (
         decoder(1, lab.seed, vocab_size=10),
         seq2seq(1, lab.seed, vocab_size=10),

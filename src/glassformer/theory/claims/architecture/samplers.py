@@ -1,4 +1,4 @@
-"""Four ways to pick the next token: what each keeps, how temperature bends, and that the engine draws accordingly."""
+"""Four ways to choose the next token: what each keeps, the effect of temperature, and the distribution of the draws."""
 
 import itertools
 import math
@@ -69,7 +69,7 @@ def _temperature(lab: Lab) -> Iterator[Finding]:
     same = all(
         torch.equal(distribution(flat, Sampling(t)), distribution(flat, Sampling(1.0))) for t in (0.1, 0.5, 2.0, 9.0)
     )
-    yield lab.exact("equal logits stay equal", same, "temperature divides equal numbers alike")
+    yield lab.exact("equal logits stay equal", same, "temperature divides equal logits by the same number")
     logits = _logits(lab.seed)[None]
     hot, warm, cold = (_entropy(distribution(logits, Sampling(t))[0]) for t in (2.0, 1.0, 0.5))
     why = (
@@ -77,7 +77,7 @@ def _temperature(lab: Lab) -> Iterator[Finding]:
     )
     yield lab.numerical("above 1 flattens, below 1 sharpens", min(hot - warm, warm - cold), None, why, low=0.05)
     near = distribution(logits, Sampling(1e-3))[0]
-    why = "the second likeliest has exp(-gap/tau) times the probability of the first: below 1e-12 here"
+    why = "the second most likely token has exp(-gap/tau) times the probability of the first: below 1e-12 here"
     yield lab.numerical("towards 0: greedy", float(1 - near[logits.argmax()]), 1e-12, why)
 
 
@@ -92,7 +92,7 @@ def random_shares(rng: np.random.Generator, size: int) -> list[Fraction]:
 
 
 def smallest_set(p: list[Fraction], share: Fraction) -> set[int]:
-    """By all subsets: the smallest whose total reaches the share; of several, the likeliest."""
+    """Return by enumeration the smallest subset whose total reaches the share; of several, the most likely one."""
     found = [
         (len(chosen), -sum((p[i] for i in chosen), Fraction(0)), chosen)
         for size in range(1, len(p) + 1)
@@ -115,21 +115,24 @@ def _rational(lab: Lab) -> Iterator[Finding]:
                 most = max(itertools.combinations(range(size), k), key=lambda chosen: sum(p[i] for i in chosen))
                 wrong_k, cases_k = wrong_k + (kept != set(most)), cases_k + 1
             totals = set(itertools.accumulate(sorted(p, reverse=True)))
-            for share in set(SHARES) - totals:  # where a total equals p, floats decide: the trap below
+            for share in set(SHARES) - totals:  # where a total equals p, float rounding decides: see below
                 kept = set(np.flatnonzero(keep_top_p(logits, float(share))[0].isfinite()).tolist())
                 if lab.broken:  # stops before p is reached
                     kept -= {min(kept, key=lambda i: p[i])}
                 wrong_p, cases_p = wrong_p + (kept != smallest_set(p, share)), cases_p + 1
                 below += sum((p[i] for i in kept), Fraction(0)) < share
-    yield lab.exhaustive("top-k", wrong_k, cases_k, "the k likeliest of V <= 8, by all subsets of k")
+    yield lab.exhaustive("top-k", wrong_k, cases_k, "the k most likely of V <= 8 tokens, by all subsets of size k")
     yield lab.exhaustive(
-        "nucleus", wrong_p, cases_p, "the smallest of all subsets of V <= 8 that reaches p, the likeliest of these"
+        "nucleus",
+        wrong_p,
+        cases_p,
+        "the smallest of all subsets of V <= 8 tokens that reaches p; of several, the most likely one",
     )
-    yield lab.exhaustive("nucleus reaches p", below, cases_p, "its total is at least p, hardly ever p itself")
+    yield lab.exhaustive("nucleus reaches p", below, cases_p, "its total is at least p and rarely equal to p")
 
 
 def _nine_tenths(lab: Lab) -> Finding:
-    """Nine times 0.1: what exact arithmetic keeps, what a running sum in float64 says."""
+    """Nine times 0.1: the sum in exact arithmetic and in float64."""
     running = 0.0
     for _ in range(9):
         running += 0.1
@@ -157,7 +160,7 @@ def chi_square_tail(statistic: float, freedom: int) -> float:
 
 
 def sample(seed: int, options: dict[str, Any], stream: int) -> np.ndarray:
-    """How often each token came in 20,000 draws of the engine."""
+    """Return how often each token occurs in 20,000 draws of the package's sampler."""
     uniform = torch.rand(DRAWS, generator=torch.Generator().manual_seed(1000 * seed + stream), dtype=torch.float64)
     drawn = choose(_logits(seed).expand(DRAWS, -1), Sampling(**options), uniform)
     return np.bincount(drawn.numpy(), minlength=12)

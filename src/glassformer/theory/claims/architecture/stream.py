@@ -1,4 +1,4 @@
-"""The residual stream: a running sum before the norm, none after it, and what both do to gradients at depth."""
+"""The residual stream: a sum with pre-norm but not with post-norm, and the gradients by depth in both cases."""
 
 import math
 from collections.abc import Iterator
@@ -39,8 +39,8 @@ def residual_stream_sum(lab: Lab) -> Iterator[Finding]:
     model = _deep("post" if lab.broken else "pre", lab.seed)
     tokens = random_tokens(lab.rng(), 2, 11, 7)
     run = trace(model, tokens, sites=["embed", "*.out", "*.resid_*"])
-    writes = [run[f"block.{i}.{kind}.out"] for i in range(LAYERS) for kind in ("attention", "feedforward")]
-    last, largest = run[f"block.{LAYERS - 1}.resid_post"], float(run.stack("block.*.resid_post").abs().max())
+    writes = [run[f"blocks.{i}.{kind}.out"] for i in range(LAYERS) for kind in ("attention", "feedforward")]
+    last, largest = run[f"blocks.{LAYERS - 1}.resid_post"], float(run.stack("blocks.*.resid_post").abs().max())
     gap = float((last - run["embed"] - torch.stack(writes).sum(0)).abs().max())
     why = "16 L u max|x|: 2L additions in each of two orders, each rounding at most u times what has been summed so far"
     yield lab.numerical(
@@ -72,8 +72,8 @@ def residual_stream_sum(lab: Lab) -> Iterator[Finding]:
 
 def _post_is_no_sum(lab: Lab, tokens: Tensor) -> Finding:
     run = trace(_deep("post", lab.seed), tokens, sites=["embed", "*.out", "*.resid_post"])
-    writes = run.stack("block.*.attention.out").sum(0) + run.stack("block.*.feedforward.out").sum(0)
-    gap = float((run[f"block.{LAYERS - 1}.resid_post"] - run["embed"] - writes).abs().max())
+    writes = run.stack("blocks.*.attention.out").sum(0) + run.stack("blocks.*.feedforward.out").sum(0)
+    gap = float((run[f"blocks.{LAYERS - 1}.resid_post"] - run["embed"] - writes).abs().max())
     why = "after the norm every write is divided by the length of the sum at each later layer"
     return lab.numerical("post-norm: the same sum is off", gap, None, why, low=1e-2)
 
@@ -84,7 +84,7 @@ def draw_stream(lab: Lab) -> "Figure":
 
     norms = stream_norms(_deep("pre", lab.seed), random_tokens(lab.rng(), 2, 11, 7))
     layers = np.arange(LAYERS)
-    with drawing("What each layer writes into the stream (pre-norm)", height=3.2) as fig:
+    with drawing("What each layer adds to the residual stream (pre-norm)", height=3.2) as fig:
         ax = fig.canvas.subplots()
         below = np.zeros(LAYERS)
         for kind, colour in (("attention.out", COLOURS[0]), ("feedforward.out", COLOURS[1])):
@@ -108,7 +108,7 @@ class Measured(NamedTuple):
     last: float
     """Gradient of the last feed-forward's second matrix."""
     variance: float
-    """Of the stream after the last block."""
+    """Variance of the residual stream after the last block."""
 
 
 @lru_cache(maxsize=64)
@@ -130,13 +130,13 @@ def _backward(config: c.ModelConfig, seed: int) -> tuple[float, float, float]:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
-                # what reads a rectified vector needs twice the variance (He et al. 2015)
+                # a layer after a ReLU needs twice the variance (He et al. 2015)
                 gain = 2.0 if name.endswith("down.weight") else 1.0
                 std = 1.0 if name.startswith("embed.") else math.sqrt(gain / parameter.shape[1])
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
     tokens = torch.arange(LENGTH)[None]  # all different: independent vectors
     targets = torch.randint(VOCABULARY, (LENGTH,), generator=generator)
-    top = f"block.{config.n_layers - 1}.resid_post"
+    top = f"blocks.{config.n_layers - 1}.resid_post"
     run = trace(model, tokens, sites=["embed", top], grad=True)
     loss = F.cross_entropy(run.logits[0], targets)
     [last] = [p for n, p in model.named_parameters() if n.endswith(f"{config.n_layers - 1}.feedforward.down.weight")]
@@ -157,7 +157,13 @@ def prenorm_vs_postnorm(lab: Lab) -> Iterator[Finding]:
     shown = {"depths": DEPTHS, "seeds": [SEEDS[kind] for kind in kinds]}
     last, first = ([[getattr(m, name) for m in side] for side in (pre, post)] for name in ("last", "input"))
     bands: tuple[tuple[str, list[float], float | None, float | None, str], ...] = (
-        ("pre-norm, last matrix", last[0], -0.8, -0.3, "the final norm divides by a stream of length sqrt(L)"),
+        (
+            "pre-norm, last matrix",
+            last[0],
+            -0.8,
+            -0.3,
+            "the final norm divides by the length sqrt(L) of the residual stream",
+        ),
         ("post-norm, last matrix", last[1], -0.15, 0.2, "the last block reads variance 1 at any depth"),
         ("pre-norm, input", first[0], -0.15, 0.1, "what L writes add to the gradient, the final norm divides out"),
         (
@@ -173,7 +179,7 @@ def prenorm_vs_postnorm(lab: Lab) -> Iterator[Finding]:
         yield lab.empirical(name, slope(values), low, high, why, gradients=[round(v, 4) for v in values], **shown)
     growth = pre[-1].variance / pre[0].variance
     variances = [round(m.variance, 2) for m in pre]
-    why = "every branch adds its variance to the stream: L = 32 against L = 2"
+    why = "every branch adds its variance to the residual stream: L = 32 against L = 2"
     yield lab.empirical("pre-norm, the stream grows", growth, 5.0, None, why, variances=variances, **shown)
     largest = max(abs(m.variance - 1) for m in post)
     why = "the last operation is a norm with weight 1: variance 1 - eps/(var + eps)"
@@ -213,7 +219,7 @@ def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
             why = "x + 0: the Jacobian of a pre-norm block with zero matrices is the identity, without rounding"
             yield lab.exact("pre-norm block of zeros", away == 0.0, why, away=away)
         else:
-            why = "post-norm leaves two norms in the way: their Jacobian is no identity"
+            why = "post-norm leaves two norms on the path: their Jacobian is not the identity"
             yield lab.numerical("post-norm block of zeros", away, None, why, low=0.1)
     x, w = sympy.symbols("x w")
     around = x + w * sympy.Function("branch")(x)

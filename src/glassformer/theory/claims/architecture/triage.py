@@ -1,4 +1,4 @@
-"""Bad samples from a well-trained model: three faults, three tests, and which pattern of failures names which fault."""
+"""Bad samples from a well-trained model: three faults, three tests, and which failures identify which fault."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ SYMBOLS, STEPS, BATCH, CONTEXT, FRESH = 24, 500, 32, 32, 30_000
 
 
 class Faulty(Misled):
-    """The engine's decoder with faults of the kind that users build around one."""
+    """The package's decoder with faults that users commonly introduce around it."""
 
     def __init__(self, config: c.DecoderConfig, faults: frozenset[str] = frozenset()):
         super().__init__(config)
@@ -103,13 +103,13 @@ def generation_bug_triage(lab: Lab) -> Iterator[Finding]:
     why = "in the order M, P, C the first test that fails names a fault that is there, in all seven"
     yield lab.exhaustive("the first failure names a fault", named, len(INJECTED), why)
     mended = sum(_mend(faults, lab.seed, rotary=lab.broken) != faults for faults in INJECTED)
-    why = "mend what the first failure names, test again: what is mended in the end is what was injected"
+    why = "fix the fault that the first failure names and test again: the fixed faults are the injected ones"
     yield lab.exhaustive("mending one by one finds all", mended, len(INJECTED), why)
     yield from _leak_test(lab)
 
 
 def _mend(faults: frozenset[str], seed: int, rotary: bool) -> frozenset[str]:
-    """The faults that the procedure mends, at most one per test."""
+    """Return the faults that the procedure fixes, at most one per test."""
     mended: frozenset[str] = frozenset()
     for _ in FAULTS:
         failing = signature(faults - mended, seed, rotary)
@@ -149,10 +149,10 @@ def _leak_test(lab: Lab) -> Iterator[Finding]:
         return
     entropy = math.log(SYMBOLS)
     causal = trained_loss(frozenset("M") if lab.broken else frozenset(), lab.seed)
-    why = "uniform symbols carry ln 24 = 3.1781 nats each: nobody who does not see them can do better"
+    why = "uniform symbols carry ln 24 = 3.1781 nats each: a model that does not see them cannot be better"
     yield lab.empirical("causal: loss on fresh text", causal, entropy - 0.02, None, why, entropy=entropy, tokens=FRESH)
     leaking = trained_loss(frozenset("M"), lab.seed)
-    why = "without the mask the answer stands in the input: below the entropy by more than 0.5 within 500 steps"
+    why = "without the mask the answer is in the input: more than 0.5 below the entropy within 500 steps"
     yield lab.empirical("no mask: loss on fresh text", leaking, None, entropy - 0.5, why, entropy=entropy, steps=STEPS)
 
 

@@ -1,4 +1,4 @@
-"""When a key/value cache is right: not only under a causal mask, and not always under one."""
+"""When a key/value cache is valid: not only with a causal mask, and not always with one."""
 
 import itertools
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ Masks = NDArray[np.bool_]
 CASES = {(3, 1): 64, (3, 2): 24, (3, 3): 23, (4, 2): 480}
 """Tokens and layers: how many of all masks with a full diagonal keep a cache right."""
 SAME, OTHER = 1e-10, 1e-6
-"""Rounding in float64 stays below the one; a state that changed shows above the other."""
+"""Float64 rounding stays below the first; a changed state exceeds the second."""
 
 
 def all_masks(n: int) -> Masks:
@@ -155,11 +155,12 @@ def _valid_without_a_causal_mask(lab: Lab) -> Iterator[Finding]:
 
 
 def _first_layer(lab: Lab) -> Iterator[Finding]:
-    """Without a mask: what layer 1 stores of a token stands, what layer 2 stores does not."""
+    """Without a mask, what layer 1 stores of a token remains valid; what layer 2 stores does not."""
     model, tokens = unmasked(decoder(2, lab.seed)), torch.tensor([SEQUENCE[:4]])
-    early, late = (trace(model, tokens[:, :n], sites="block.*.attention.k") for n in (2, 4))
+    early, late = (trace(model, tokens[:, :n], sites="blocks.*.attention.k") for n in (2, 4))
     moved = [
-        float((early[f"block.{i}.attention.k"] - late[f"block.{i}.attention.k"][:, :, :2]).abs().max()) for i in (0, 1)
+        float((early[f"blocks.{i}.attention.k"] - late[f"blocks.{i}.attention.k"][:, :, :2]).abs().max())
+        for i in (0, 1)
     ]
     why = "keys of layer 1 read the token alone"
     yield lab.numerical("no mask: stored keys of layer 1 stand", moved[0], 1e-12, why)
@@ -215,7 +216,7 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
         gaps.append(float((cached - model(tokens[:, : t + 1])[0, -1]).abs().max()))
     shown = [float(f"{gap:.2g}") for gap in gaps]
     yield lab.numerical("dynamic NTK: up to the known length", max(gaps[:known]), SAME, "one base for all", gaps=shown)
-    why = "causal, but rotary angles depend on the length: stored keys were turned by other angles"
+    why = "causal, but rotary angles depend on the length: stored keys were rotated by other angles"
     yield lab.numerical("dynamic NTK: beyond it", min(gaps[known:]), None, why, low=OTHER)
     model = decoder(1, lab.seed, position=c.Learned(), max_len=8)
     cache = model.new_cache()

@@ -1,1 +1,1 @@
-"""Counting and budgets. Words in the TOML files, checks and figures in the modules."""
+"""Counting and budgets. The texts are in the TOML files, the checks and figures in the modules."""

@@ -34,7 +34,7 @@ def determinant(m: Matrix) -> Fraction:
 
 
 def put(m: Matrix, changes: Mapping[tuple[int, int], Fraction]) -> Matrix:
-    """`m` with other entries at 1-based places."""
+    """Return `m` with other entries at 1-based indices."""
     return tuple(tuple(changes.get((i, j), v) for j, v in enumerate(row, 1)) for i, row in enumerate(m, 1))
 
 

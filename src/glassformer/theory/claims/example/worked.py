@@ -66,7 +66,7 @@ def engine(squared: Fraction, weights: tuple[doc.Matrix, doc.Matrix, doc.Matrix]
         model.embed.tokens.weight.copy_(_tensor(doc.INPUT))
         for linear, weight in zip((layer.q, layer.k, layer.v), weights, strict=True):
             linear.weight.copy_(_tensor(doc.transpose(weight)))
-    return trace(model, torch.arange(3)[None], sites=["block.0.attention.*"])
+    return trace(model, torch.arange(3)[None], sites=["blocks.0.attention.*"])
 
 
 def _tensor(m: doc.Matrix) -> torch.Tensor:
@@ -143,7 +143,7 @@ def _on_the_engine(lab: Lab, W_Q: doc.Matrix) -> Iterator[Finding]:
             "heads": _numbers(out),
         }
         off = {
-            site: float(np.abs(seen[f"block.0.attention.{site}"][0, 0].numpy() - value).max())
+            site: float(np.abs(seen[f"blocks.0.attention.{site}"][0, 0].numpy() - value).max())
             for site, value in expected.items()
         }
         why = "float64 of numbers up to 14: exact up to the scores, then exp and three-term sums"
@@ -200,7 +200,7 @@ def draw(lab: Lab) -> "Figure":
     from glassformer.lens.figures.labels import settle, write_cells
 
     seen = engine(PLAIN, (doc.W_Q, doc.W_K, doc.W_V))
-    parts = {name: seen[f"block.0.attention.{name}"][0, 0].numpy() for name in ("scores", "pattern", "heads")}
+    parts = {name: seen[f"blocks.0.attention.{name}"][0, 0].numpy() for name in ("scores", "pattern", "heads")}
     titles = {"scores": "S = Q Kᵀ", "pattern": "A = softmax of rows", "heads": "Y = A V"}
     with drawing("The worked example: scores, weights, output (no scaling)", height=2.7) as fig:
         axes = fig.canvas.subplots(1, 3, width_ratios=[3, 3, 2.2])
@@ -268,7 +268,7 @@ def _contrast(lab: Lab) -> Finding:
         position=c.NoPosition(),
         placement="post",
     )
-    site = "block.0.attention.pattern"
+    site = "blocks.0.attention.pattern"
     model, draw = build(cfg, dtype=torch.float64), lab.torch_rng()
     layer: Any = model.blocks[0].attention
     for _ in range(cases):
@@ -294,7 +294,7 @@ def draw_pattern(lab: Lab) -> "Figure":
         axes = fig.canvas.subplots(1, 2, sharey=True)
         drawn = []
         for ax, (squared, title) in zip(axes, ((PLAIN, "no scaling"), (SCALED, "scores / √2")), strict=True):
-            value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["block.0.attention.pattern"][0, 0].numpy()
+            value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["blocks.0.attention.pattern"][0, 0].numpy()
             image = draw_attention(ax, value)
             drawn.append((ax, image, value))
             ax.set(title=title, xlabel="key token")

@@ -1,1 +1,1 @@
-"""Several heads. Words in the TOML files, checks and figures in the modules."""
+"""Several heads. The texts are in the TOML files, the checks and figures in the modules."""

@@ -1,1 +1,1 @@
-"""Attention as a matrix; permutations. Words in the TOML files, checks and figures in the modules."""
+"""Attention as a matrix; permutations. The texts are in the TOML files, the checks and figures in the modules."""

@@ -241,7 +241,7 @@ def closed_forms(dimension: int) -> dict[str, float]:
 
 
 def _cdf_by_quadrature(lab: Lab, dimension: int) -> Finding:
-    """The CDF that samples are held against, beside its quadrature."""
+    """The CDF that samples are compared with, checked against its quadrature."""
     import mpmath
 
     with mpmath.workdps(20):

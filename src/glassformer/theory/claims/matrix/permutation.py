@@ -1,4 +1,4 @@
-"""Attention does not know the order of its tokens, and what tells it."""
+"""Attention does not know the order of its tokens; positions or a mask provide it."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TOKENS = 5
 ORDERS = list(itertools.permutations(range(TOKENS)))
-"""All 120. `sigma` moves token sigma(i) to place i: (P X)_i = x_sigma(i)."""
+"""All 120 permutations. `sigma` moves token sigma(i) to position i: (P X)_i = x_sigma(i)."""
 DOG, BITES, MAN = 0, 1, 2
 SENTENCES = {"dog bites man": [DOG, BITES, MAN], "man bites dog": [MAN, BITES, DOG]}
 
@@ -69,7 +69,7 @@ def _followers(x: Matrix, heads: Any, allowed: Any = None, places: Matrix | int 
 
 
 def _any_size(lab: Lab) -> Finding:
-    """Two tokens a and b change places; the others enter a row through their sums only. Such swaps make every order."""
+    """Swap two tokens a and b; the others enter a row only through their sums. Swaps generate every permutation."""
     import sympy
 
     t = {row + key: sympy.Symbol(f"t_{row}{key}", positive=True) for row in "iab" for key in "ab"}
@@ -249,7 +249,7 @@ def _sentences_in_the_engine(lab: Lab) -> Iterator[Finding]:
     why = "far above rounding"
     yield lab.numerical("encoder with positions", apart(_stack(c.Sinusoidal(), seed=lab.seed)), None, why, low=1e-6)
     causal_model = _stack(c.NoPosition(), c.DecoderConfig, lab.seed)
-    why = "far above rounding: the mask alone tells the order"
+    why = "far above rounding: the mask alone encodes the order"
     yield lab.numerical("decoder without positions", apart(causal_model), None, why, low=1e-6)
 
 
@@ -268,7 +268,7 @@ def draw_sentences(lab: Lab) -> "Figure":
             assert isinstance(model, EncoderLM)
             for ax, (sentence, ids) in zip(row, SENTENCES.items(), strict=True):
                 words = sentence.split()
-                # rows by word, not by place, so that equal vectors stand side by side
+                # rows sorted by word, not by position, so that equal vectors are adjacent
                 shown = np.argsort(ids).tolist()
                 picture = draw_map(ax, _encode(model, [ids])[0][shown], -2.5, 2.5, aspect="auto")
                 ax.set_yticks(range(3), [words[i] for i in shown])

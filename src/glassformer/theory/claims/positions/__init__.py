@@ -1,1 +1,1 @@
-"""Positions. Words in the TOML files, checks and figures in the modules."""
+"""Positions. The texts are in the TOML files, the checks and figures in the modules."""

@@ -1,4 +1,4 @@
-"""A position beside the token or added to it: what one linear map makes of the two."""
+"""A position concatenated with the token or added to it: the effect of one linear map on both."""
 
 import itertools
 from collections.abc import Iterator
@@ -232,7 +232,7 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     D, T = 16, 20
     model = build(_config(D, D, c.Sinusoidal()), seed=lab.seed, dtype=torch.float64)
     tokens = torch.randint(0, 11, (1, T), generator=lab.torch_rng(1))
-    seen = trace(model, tokens, sites=["block.0.attention.q"])["block.0.attention.q"][0, 0]
+    seen = trace(model, tokens, sites=["blocks.0.attention.q"])["blocks.0.attention.q"][0, 0]
     q = _query(model)
     content = model.embed.tokens.weight[tokens[0]].detach()
     place = sinusoids(torch.arange(T), D, c.Sinusoidal())

@@ -73,7 +73,7 @@ def model_config(scheme: str, vocab_size: int, max_len: int = LONG) -> c.Decoder
         position=SCHEMES[scheme],
         max_len=max_len,
         init_std=0.1,
-        embedding=c.Embedding(scale=8.0),  # beside sinusoids of size 1 tokens must not drown
+        embedding=c.Embedding(scale=8.0),  # tokens must not be small compared with sinusoids of size 1
         head=c.Head(tied=False),
     )
 
@@ -168,7 +168,7 @@ def _bands(lab: Lab, task: str, loss: dict[str, dict[int, float]]) -> Iterator[F
         yield lab.empirical(f"(b) {task}: sinusoidal minus rotary at {length}", ahead, 0.0, None, why)
     why = "a penalty on distance needs no position to have been seen"
     yield lab.empirical(f"(c) {task}: rotary minus ALiBi at 64", rotary[64] - alibi[64], 0.5, None, why)
-    why = "offsets beyond 32 turn queries and keys to angles that training never showed"
+    why = "offsets beyond 32 rotate queries and keys to angles that did not occur in training"
     yield lab.empirical(f"(d) {task}: rotary, 64 against in range", rotary[64] - rotary[32], 0.5, None, why)
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from glassformer.lens.figure import Figure
 
 K, N = 16, 128
-Q_SITE, K_SITE, V_SITE, SCORES = (f"block.0.attention.{name}" for name in ("q", "k", "v", "scores"))
+Q_SITE, K_SITE, V_SITE, SCORES = (f"blocks.0.attention.{name}" for name in ("q", "k", "v", "scores"))
 
 
 def rotary_model(seed: int, pairing: str | None = "halves") -> Model:
-    """One attention layer over equal tokens: the same q and k stand at every position, up to their rotation."""
+    """One attention layer over equal tokens: q and k are the same at every position, up to their rotation."""
     cfg = c.EncoderConfig(
         vocab_size=3,
         d_model=K,
@@ -66,7 +66,7 @@ def by_offset(q: np.ndarray, k: np.ndarray, pairing: str, sign: int = 1) -> np.n
 
 @claim("rope-relative")
 def rope_relative(lab: Lab) -> Iterator[Finding]:
-    """Under `broken` queries are turned and keys are not."""
+    """Under `broken` queries are rotated and keys are not."""
     yield from _identity(lab)
     for pairing in ("interleaved", "halves"):
         yield from _engine(lab, pairing)

@@ -181,7 +181,7 @@ def draw_helix(lab: Lab) -> "Figure":
 
 @claim("sine-only-fails")
 def sine_only(lab: Lab) -> Iterator[Finding]:
-    """Under `broken` every sine has its cosine beside it, and a map exists."""
+    """Under `broken` every sine is paired with its cosine, and a map exists."""
     import sympy as sp
 
     w, v = sp.symbols("w v", positive=True)

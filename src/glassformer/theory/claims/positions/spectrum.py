@@ -50,7 +50,7 @@ def head_scores(width: int, length: int, query_map: np.ndarray, content: float, 
         model.embed.tokens.weight.mul_(content / cfg.init_std)
         attention.q.weight.copy_(torch.tensor(query_map))  # type: ignore[union-attr,operator]
         attention.k.weight.copy_(torch.eye(width))  # type: ignore[union-attr,operator]
-    site = "block.0.attention.scores"
+    site = "blocks.0.attention.scores"
     return trace(model, torch.arange(length)[None], sites=[site])[site][0, 0].numpy()
 
 
@@ -59,7 +59,7 @@ def head_scores(width: int, length: int, query_map: np.ndarray, content: float, 
 
 @claim("sinusoid-relative-score")
 def relative_score(lab: Lab) -> Iterator[Finding]:
-    """Under `broken` the query is turned the wrong way, by T_k instead of T_-k."""
+    """Under `broken` the query is rotated in the wrong direction, by T_k instead of T_-k."""
     import sympy as sp
 
     p, q, k, w = sp.symbols("p q k w", real=True)
@@ -113,7 +113,7 @@ def draw_scores(lab: Lab) -> "Figure":
     D, n, k = 64, 96, int(lab.knobs.get("k", 17))
     with drawing("Scores between sinusoidal positions depend on the distance alone (D = 64)", height=3.5) as fig:
         axes = fig.canvas.subplots(1, 2, sharey=True)
-        pictures = [("PE[p] · PE[q]", np.eye(D)), (f"query turned back by k = {k}", shift_matrix(-k, D))]
+        pictures = [("PE[p] · PE[q]", np.eye(D)), (f"query rotated back by k = {k}", shift_matrix(-k, D))]
         for ax, (title, query_map) in zip(axes, pictures, strict=True):
             scores = head_scores(D, n, query_map, content=0.0)
             image = draw_map(ax, scores, scores.min(), D / 2, colours=AMOUNT)
@@ -128,7 +128,7 @@ def draw_scores(lab: Lab) -> "Figure":
 
 @claim("sinusoid-frequency-spectrum")
 def spectrum(lab: Lab) -> Iterator[Finding]:
-    """Under `broken` the pairs stand in another order."""
+    """Under `broken` the pairs are in another order."""
     import sympy as sp
 
     i, D, L = sp.symbols("i D L", positive=True)
@@ -157,7 +157,7 @@ def _columns(lab: Lab) -> Iterator[Finding]:
         "spectral peak of each resolved column",
         float(off.max()),
         1.0,
-        "in bins: a window of N samples tells frequencies apart to 1/N",
+        "in bins: a window of N samples resolves frequencies to 1/N",
         columns=len(resolved),
         longest_period=float(2 * np.pi / w[resolved[-1]]),
     )

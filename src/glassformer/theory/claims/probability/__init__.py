@@ -1,1 +1,1 @@
-"""Language-model probability. Words in the TOML files, checks and figures in the modules."""
+"""Language-model probability. The texts are in the TOML files, the checks and figures in the modules."""

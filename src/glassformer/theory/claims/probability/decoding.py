@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 SMALLEST, SMALLEST_TIED = ((4, 0), (3, 2)), ((3, 0), (2, 2))
 """Over 9: the smallest denominator without any tie. Over 7: with a tie that does not matter, in the second step."""
 PRINTED = (("0", "0.4"), ("0.1", "0.25"))
-"""The table of Bishop 12.15 as it stands on the page, in 2 rows and 2 columns; its columns are labelled y1."""
+"""The table of Bishop 12.15 as printed, with 2 rows and 2 columns; its columns are labelled y1."""
 NEVER = -700.0
 """A log-probability: e^-700 is 1e-304, which no score of a likely pair can feel."""
 
@@ -250,7 +250,7 @@ def _engine(lab: Lab) -> Iterator[Finding]:
         wrong["greedy"] += tuple(one) != greedy(exact)
         wrong["beam"] += tuple(wide) != best(exact)
         missed, cases = missed + misses(exact), cases + 1
-    why = "width 1 follows the likeliest next letter"
+    why = "width 1 follows the most likely next letter"
     yield lab.exhaustive("our greedy decoding = greedy on the table", wrong["greedy"], cases, why)
     why = "width V keeps every first letter, so of length 2 nothing is lost"
     yield lab.exhaustive("our beams of width V = best on the table", wrong["beam"], cases, why)

@@ -286,7 +286,7 @@ def storage(lab: Lab) -> Iterator[Finding]:
             cases += 1
     why = "summing c_L over its last token counts every (L-1)-gram that is followed by one"
     yield lab.exhaustive("the marginal of c_L is c_(L-1) without the final token", wrong, cases, why)
-    yield lab.exhaustive("at most T - L + 1 entries are stored", dense, cases, "one per place in the text")
+    yield lab.exhaustive("at most T - L + 1 entries are stored", dense, cases, "one per position in the text")
     yield lab.exhaustive("our tables equal plain counting", unlike, cases, "train.ngram against a dictionary of tuples")
     yield _merging(lab)
     yield _averaging(lab)

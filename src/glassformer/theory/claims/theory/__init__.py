@@ -1,1 +1,1 @@
-"""Theory. Words in the TOML files, checks and figures in the modules."""
+"""Theory. The texts are in the TOML files, the checks and figures in the modules."""

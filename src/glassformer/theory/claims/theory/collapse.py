@@ -1,4 +1,4 @@
-"""Rank collapse: at which rate attention makes all tokens alike, and what of a real block slows it down."""
+"""Rank collapse: the rate at which attention makes all tokens equal, and what slows it down in a real block."""
 
 import math
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def _monotone() -> tuple[bool, str]:
 
 
 def _counter_model(lab: Lab) -> tuple[float, float]:
-    """Relative deviation after a layer that looks everywhere alike, and what e^(-lambda l) allows at layer 12."""
+    """Return the relative deviation after a layer with uniform attention, and the bound e^(-lambda l) at layer 12."""
     x = torch.randn(6, 6, generator=lab.torch_rng(), dtype=torch.float64)
     averaged = attend(torch.zeros_like(x), x, x)
     return float(deviation(averaged)), math.exp(-12 * math.log(10) / 24)
@@ -127,7 +127,7 @@ def runs(variant: Variant, seed: int) -> tuple[Collapse, ...]:
 
 
 BANDS: tuple[tuple[str, Variant, int, float | None, float | None, str], ...] = (
-    ("pure attention at 10", "attention", 10, None, 1e-12, "cubic decay has long met the rounding of float64"),
+    ("pure attention at 10", "attention", 10, None, 1e-12, "cubic decay is already below float64 rounding"),
     ("pure attention at 25", "attention", 25, None, 1e-12, "nothing is left to fall"),
     ("pure attention at 50", "attention", 50, None, 1e-12, "nothing is left to fall"),
     ("MLP without a skip at 10", "attention-mlp", 10, None, 1e-12, "an MLP maps equal rows to equal rows"),
@@ -180,7 +180,7 @@ def rank_collapse_depth(lab: Lab) -> Iterator[Finding]:
         "sigma_1 itself drifts",
         max(max(values) / min(values) for values in late),
         None,
-        "W_V scales the stream up or down from layer to layer, so only ratios mean anything",
+        "W_V scales the residual stream from layer to layer, so only ratios are meaningful",
         low=1.5,
         sigma_1=late,
     )

@@ -115,7 +115,7 @@ def _engine_pattern_error(bos: bool) -> float:
     for length in range(1, 5):
         rows = list(itertools.product(range(3), repeat=length))
         given = torch.tensor([((circuit.bos, *row) if bos else row) for row in rows])
-        patterns = trace(model, given, sites="block.1.attention.pattern")["block.1.attention.pattern"][:, 0]
+        patterns = trace(model, given, sites="blocks.1.attention.pattern")["blocks.1.attention.pattern"][:, 0]
         for pattern, row in zip(patterns, rows, strict=True):
             exact = run(circuit, row).pattern2
             for t, weights in enumerate(exact[len(exact) - pattern.shape[0] :]):
@@ -186,7 +186,7 @@ def induction_head_detection(lab: Lab) -> Iterator[Finding]:
 
 
 def _detector_parts(lab: Lab) -> Iterator[Finding]:
-    """The score of patterns written down, on random tokens with random block length and place."""
+    """Score constructed patterns on random tokens with random block length and position."""
     tokens = repeated_tokens(60, rows=64, length=40, seed=lab.seed)
     if lab.broken:
         tokens = torch.tensor([[1, 2, 3, 1, 2]] * 64)
@@ -198,7 +198,7 @@ def _detector_parts(lab: Lab) -> Iterator[Finding]:
             ideal[row, t] = torch.nn.functional.one_hot(before[-1, 0] + 1, size)
     score = float(induction_score(ideal[:, None], tokens))
     yield lab.exhaustive(
-        "an induction pattern scores 1", int(abs(score - 1) > 1e-12), rows, "all weight on the place after the copy"
+        "an induction pattern scores 1", int(abs(score - 1) > 1e-12), rows, "all weight on the position after the copy"
     )
     backwards = {}
     for offset in range(1, min(21, size)):
@@ -232,7 +232,7 @@ def _circuit_scores(lab: Lab) -> float:
 
 
 def accuracy(model: Model, run: RunConfig, edits: Mapping[str, Any] | None = None) -> float:
-    """Share of the tokens of second copies that the likeliest token hits, on rows training never sees."""
+    """Return the share of tokens in second copies that the most likely token predicts, on sequences not in training."""
     assert run.task is not None
     hit = count = 0
     for inputs, targets in TaskData(run.task).validation(run):
@@ -243,14 +243,14 @@ def accuracy(model: Model, run: RunConfig, edits: Mapping[str, Any] | None = Non
 
 
 def copy_scores(model: Model, run: RunConfig) -> Float[Tensor, "L H"]:
-    """Mean attention from the second copy to the place after the first occurrence, on the task's own unseen rows."""
+    """Return the mean attention of the second copy to the position after the first occurrence, on unseen data."""
     assert run.task is not None
     inputs, targets = (torch.cat(parts) for parts in zip(*TaskData(run.task).validation(run), strict=True))
     asked = targets != IGNORED
     rows, places = torch.where(asked)
     after = places - asked.sum(1)[rows]  # a block of n tokens asks for n - 1: place - n + 1
-    seen = trace(model, inputs, sites="block.*.attention.pattern")
-    patterns = (seen[f"block.{layer}.attention.pattern"] for layer in range(model.config.n_layers))
+    seen = trace(model, inputs, sites="blocks.*.attention.pattern")
+    patterns = (seen[f"blocks.{layer}.attention.pattern"] for layer in range(model.config.n_layers))
     return torch.stack([pattern[rows, :, places, after].mean(0) for pattern in patterns])
 
 
@@ -270,7 +270,7 @@ def _skill_parts(lab: Lab, name: str, model: Model, run: RunConfig) -> Iterator[
         previous_token=head_table(model, weights=False, seed=lab.seed).score("previous_token").tolist(),
     )
     heads = [h for h, score in enumerate(induction[second].tolist()) if score >= 0.5]
-    without = {f"block.{second}.attention.heads": zero(heads=heads)}
+    without = {f"blocks.{second}.attention.heads": zero(heads=heads)}
     yield lab.empirical(
         f"{name}: without its induction heads",
         accuracy(model, run, without),
@@ -281,10 +281,10 @@ def _skill_parts(lab: Lab, name: str, model: Model, run: RunConfig) -> Iterator[
     )
     yield lab.empirical(
         f"{name}: without layer 1",
-        accuracy(model, run, {"block.0.attention.heads": zero()}),
+        accuracy(model, run, {"blocks.0.attention.heads": zero()}),
         None,
         0.2,
-        "nobody tells layer 2 which token came before",
+        "layer 2 does not receive the previous token",
     )
 
 
@@ -329,7 +329,7 @@ def draw_detection(lab: Lab) -> "Figure":
     scores = head_table(model, weights=False, seed=lab.seed).score("induction")
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     tokens = _shown_tokens(model)
-    site = f"block.{layer}.attention.pattern"
+    site = f"blocks.{layer}.attention.pattern"
     pattern = trace(model, tokens, sites=site)[site][0, head]
     with drawing("Induction scores and the best head", height=3.4) as fig:
         left, right = fig.canvas.subplots(1, 2, width_ratios=(1, 1.6))

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in NumPy, and a battery that tells it from its usual mistakes."""
+"""Scaled dot-product attention in NumPy, and tests that distinguish it from its common mistakes."""
 
 import math
 from collections.abc import Callable, Iterator

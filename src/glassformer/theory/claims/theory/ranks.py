@@ -78,7 +78,7 @@ def attention_rank_bound(lab: Lab) -> Iterator[Finding]:
 
 
 def _determinant(linear: bool) -> tuple[bool, str]:
-    """det A of Q = K = (0, 1) in closed form; without softmax the matrix Q K^T takes A's place."""
+    """Return det A of Q = K = (0, 1) in closed form; without softmax the matrix Q K^T replaces A."""
     import sympy as sp
 
     q = sp.Matrix([0, 1])

@@ -1,1 +1,1 @@
-"""Attention weights and scores. Words in the TOML files, checks and figures in the modules."""
+"""Attention weights and scores. The texts are in the TOML files, the checks and figures in the modules."""

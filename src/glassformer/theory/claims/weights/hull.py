@@ -92,7 +92,7 @@ def _on_the_engine(lab: Lab) -> Iterator[Finding]:
 
 
 class Affine(Notes):
-    """Weights that still sum to 1 but may be negative, put in the pattern's place."""
+    """Weights that still sum to 1 but may be negative, used instead of the pattern."""
 
     def __call__(self, site: str, value: torch.Tensor) -> torch.Tensor:
         return super().__call__(site, 4 * value - 3 * value.flip(-1) if site == "pattern" else value)

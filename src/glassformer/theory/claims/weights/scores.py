@@ -125,7 +125,7 @@ def gaussian_products(lab: Lab, width: int, count: int, same: bool = False) -> S
 
 
 def sign_products(rng: np.random.Generator, width: int, count: int, same: bool = False) -> Samples:
-    """a.b for vectors of independent signs: D minus twice the number of places where they differ."""
+    """Return a.b for vectors of independent signs: D minus twice the number of entries where they differ."""
     a, b = rng.integers(0, 2**64, size=(2, count, width // 64), dtype=np.uint64)
     differing = np.bitwise_count(a ^ (a if same else b)).sum(axis=1, dtype=np.int64)
     return (width - 2 * differing).astype(np.float64)

@@ -135,7 +135,7 @@ def softmax_rows(lab: Lab) -> Iterator[Finding]:
 
 
 def _row_sums(lab: Lab, fused: bool, wrong_axis: bool) -> Finding:
-    """The engine's rows beside their bound 2 N u; a weight outside [0,1] counts as infinitely far."""
+    """Compare the model's row sums with their bound 2 N u; a weight outside [0,1] counts as infinitely far."""
     table, worst = [], 0.0
     for n in (1, 2, 17, 1000):
         for spread in (1, 50):
@@ -199,7 +199,7 @@ def _ends(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("masked weights", leak + max(0.0, off - 2 * 9 * UNIT), 0.0, why, hidden=int((~mask).sum()))
     mask[3] = False
     empty = softmax_of(scores, mask)[3]
-    why = "0/0: a row without a finite score must not come out as a distribution"
+    why = "0/0: a row without a finite score must not give a distribution"
     yield lab.numerical("all masked is NaN", float((~empty.isnan()).sum()), 0.0, why, keys=9)
     yield from _empty_rows_of_models(lab)
 
@@ -212,7 +212,7 @@ def _empty_rows_of_models(lab: Lab) -> Iterator[Finding]:
     model = gf.build(shape(8, 2, 4, 4), seed=lab.seed, dtype=torch.float64)
     mask = torch.ones(1, 5, 5, dtype=torch.bool)
     mask[0, 2] = False
-    seen = trace(model, [[0] * 5], sites=["block.0.attention.pattern"], mask=mask)["block.0.attention.pattern"]
+    seen = trace(model, [[0] * 5], sites=["blocks.0.attention.pattern"], mask=mask)["blocks.0.attention.pattern"]
     alone = torch.eye(5, dtype=torch.float64)[2]
     why = "a model gives an empty row of a mask its own token, the documented rule, never an even spread"
     yield lab.numerical("empty row of a model", float((seen[0, :, 2] - alone).abs().max()), 0.0, why)
@@ -291,7 +291,7 @@ def _shifted_identity(lab: Lab) -> Finding:
 
 
 def _against_digits(lab: Lab) -> Finding:
-    """The engine's weights beside 50-digit ones; the subtraction's rounding is amplified by exp."""
+    """Compare the model's weights with 50-digit ones; exp amplifies the rounding of the subtraction."""
     import mpmath
 
     rng, n = lab.rng(), 24
