@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.generation import Sampling, distribution, draw, generate, speculate, stream
-from glassformer.generation.speculate import DraftModel, EngineReader, Lookup, Proposal, Reader, Row, accept
+from glassformer.generation.request import GenerationRequest
+from glassformer.generation.speculate import DraftedSequence, DraftModel, Lookup, Proposal, Reader, TorchReader, accept
 from glassformer.kernels.cpu.decode import library
 from glassformer.model import build
 from tests import variants
-from tests.generation.test_feed import Counting
+from tests.generation.test_state import Counting
 from tests.variants import decoder, lively
 
 RAGGED = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [9, 3]]
@@ -82,9 +83,10 @@ def test_greedy_output_survives_rejections_in_every_kind_of_cache(name, window):
     model, _ = lively(untied(position=variants.POSITIONS[name], window=window), std=0.5)
     answer = generate(model, [[3, 1, 4]], 24, cache=False)[0]
     for kind in ("growing", "static", None, *(["windowed"] if window else [])):
-        row = Row([3, 1, 4], EngineReader(model, 27, kind, 3, None), Half(answer), 3, 0)
+        request = GenerationRequest([[3, 1, 4]], 24, draft_tokens=3)
+        row = DraftedSequence([3, 1, 4], 0, TorchReader(model, 27, kind, 3, None), Half(answer), request)
         while not row.ended:
-            row.advance(Sampling(0.0), 24, [])
+            row.advance()
         assert row.tokens == answer, kind
         assert (row.accepted, row.passes) == (13, 11)  # 1 + 2 + 3 + 4 tokens, twice; 1 + 2; the last
 
@@ -155,9 +157,11 @@ def drawn(readers, who, sampling, draws=900):
     counts = torch.zeros(WORDS, WORDS, WORDS, dtype=torch.float64)
     accepted = proposed = 0
     for seed in range(draws):
-        row = Row(PROMPTS[who], target, Lookup() if who == "lookup" else DraftModel(draft, sampling), 2, seed)
+        proposer = Lookup() if who == "lookup" else DraftModel(draft, sampling)
+        request = GenerationRequest([PROMPTS[who]], LENGTH, sampling, draft_tokens=2)
+        row = DraftedSequence(PROMPTS[who], seed, target, proposer, request)
         while not row.ended:
-            row.advance(sampling, LENGTH, [])
+            row.advance()
         counts[tuple(row.new)] += 1
         accepted, proposed = accepted + row.accepted, proposed + row.proposed
     return counts, accepted / proposed
@@ -374,7 +378,7 @@ def test_the_kernels_give_what_the_engine_gives(who):
         ({"draft": "lookup", "seed": [1, 2]}, "2 seeds were given for 1 prompts"),
         ({"draft": "lookup", "prefill_chunk": 0}, "prefill_chunk=0"),
         ({"draft": "lookup", "model": build(variants.seq2seq())}, "only a decoder-only model"),
-        ({"draft": "lookup", "cache": "windowed"}, "no layer has a window"),
+        ({"draft": "lookup", "cache": "windowed"}, "no layer of this model has one"),
     ],
 )
 def test_bad_input_is_refused_in_words(arguments, words):

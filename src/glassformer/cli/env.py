@@ -61,10 +61,11 @@ def sample_answer() -> dict[str, Any]:
     """What `glass sample` uses for the bundled model."""
     from glassformer.cli.sample import BUNDLED, load_to_sample
     from glassformer.generation.engine import Call, choose_engine
+    from glassformer.generation.request import GenerationRequest
     from glassformer.generation.text import NEW_TOKENS
 
     model = load_to_sample(BUNDLED, "auto", "auto")
-    chosen = choose_engine(Call.of(model, "static", NEW_TOKENS))
+    chosen = choose_engine(Call.of(model, GenerationRequest(prompts=[[0]], max_new_tokens=NEW_TOKENS)))
     used = {"device": chosen.device, "precision": chosen.precision, "implementation": chosen.engine}
     return {**used, "why": chosen.why}
 

@@ -3,9 +3,9 @@
     glass train recipes/shakespeare_fast.toml --set out=RUN
     python -m glassformer.bench.developer.precision RUN [--windows 128] [--length 64]
 
-Windows of the run's validation text are read token by token by the feed that `generate` uses, alone and sixteen beside
-each other (from sixteen rows on activations are rounded, too), and whole. KL(float32 || precision) is the mean over
-tokens of sum p (log p - log q).
+Windows of the run's validation text are read token by token by the kernels that `generate` uses, alone and sixteen
+beside each other (from sixteen rows on activations are rounded, too), and whole. KL(float32 || precision) is the mean
+over tokens of sum p (log p - log q).
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.generation.native_feed import NativeFeed
+from glassformer.kernels.cpu.decode import NativeDecoder
 from glassformer.training import open_session, read_run
 from glassformer.weights import load
 
@@ -29,14 +29,16 @@ def token_by_token(model: Any, windows: Tensor, kind: str, beside: int) -> Tenso
     length, found = windows.shape[1] - 1, []
     for first in range(0, len(windows), beside):
         some = windows[first : first + beside]
-        feed = NativeFeed(model, some[:, :1].tolist(), length, None, kind)
-        found.append(torch.stack([feed.start(), *(feed.step(some[:, t]).clone() for t in range(1, length))], 1))
+        decoder = NativeDecoder(model, len(some), length + 1, kind)
+        first_logits = decoder.read(some[:, :1].tolist())
+        found.append(torch.stack([first_logits, *(decoder.step(some[:, t]).clone() for t in range(1, length))], 1))
     return torch.cat(found).double().log_softmax(-1)
 
 
 def at_once(model: Any, windows: Tensor, kind: str) -> Tensor:
     """The same after whole windows."""
-    return NativeFeed(model, windows[:, :-1].tolist(), 1, None, kind).start()[:, None].double().log_softmax(-1)
+    decoder = NativeDecoder(model, *windows.shape, kind)
+    return decoder.read(windows[:, :-1].tolist())[:, None].double().log_softmax(-1)
 
 
 def compare(read: Callable[[str], Tensor], targets: Tensor, label: str) -> None:

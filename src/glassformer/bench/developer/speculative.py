@@ -38,7 +38,9 @@ import torch
 from glassformer import config as c
 from glassformer.config import presets
 from glassformer.generation import Sampling, stream
-from glassformer.generation.speculate import Draft, Speculation, make_readers
+from glassformer.generation.engine import Call, choose_engine
+from glassformer.generation.request import Draft, GenerationRequest
+from glassformer.generation.speculate import Speculation, make_readers
 from glassformer.model import DecoderLM, build
 from glassformer.weights import load, load_tokenizer
 
@@ -62,7 +64,7 @@ def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int],
     given = {**case.how, "draft": draft, "draft_tokens": case.k, "seed": seed, "stop": []}
     steps = stream(case.target, [case.prompt], case.new, case.sampling, **given)
     tokens = [next(steps)[0]]
-    already = len(steps.rows[0].new) if isinstance(steps, Speculation) else 1
+    already = len(steps.sequences[0].new) if isinstance(steps, Speculation) else 1
     begin = time.perf_counter()
     tokens += [gained[0] for gained in steps]
     seconds = time.perf_counter() - begin
@@ -123,7 +125,9 @@ def blocks(precisions: list[str], rounds: int) -> None:
     for name in precisions:
         how = ("torch", "float32") if name == "torch" else ("native", name)
         for _ in range(2):  # a model that is used again is put into huge pages
-            (reader,) = make_readers(model, [row[:128]], 32, "static", 16, None, *how)  # type: ignore[arg-type]
+            request = GenerationRequest([row[:128]], 32, draft="lookup", draft_tokens=16)
+            chosen = choose_engine(Call.of(model, request), *how)  # type: ignore[arg-type]
+            _, (reader,) = make_readers(model, request, chosen)
         taken: dict[int, list[float]] = {width: [] for width in widths}
         with torch.no_grad():
             reader.logits(row[:128], 1)

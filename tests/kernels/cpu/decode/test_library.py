@@ -41,7 +41,7 @@ def test_a_compiler_that_fails_leaves_nothing_and_gives_its_reason(fresh, monkey
 
 def test_another_source_compiler_or_processor_is_another_library(fresh, monkeypatch):
     paths = {library_path()}
-    for room, *change in ((library, "FLAGS", ("-O1",)), (cxx, "_processor", lambda: "another")):
+    for room, *change in ((library, "FLAGS", ("-O1",)), (cxx, "processor_description", lambda: "another")):
         monkeypatch.setattr(room, *change)
         paths.add(library_path())
     assert len(paths) == 3

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from glassformer.kernels.cpu.decode.pack import (
     norm,
     room,
 )
+from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
 from glassformer.model.positions import Learned, Rotary, Sinusoidal, alibi_slopes, sinusoids
@@ -34,19 +35,37 @@ CHUNK = 1024
 _NONE, _TABLE, _HALVES, _PAIRS, _ALIBI = range(5)
 
 
-def unsupported(config: c.ModelConfig) -> str | None:
-    """Why the kernels cannot run a model of this config; None when they can."""
+ALLOWED: dict[str, Rule] = {
+    **dict.fromkeys(("vocab_size", "d_model", "n_layers", "max_len", "dropout", "init_std"), any_value),
+    "attention": {"Attention"},
+    **dict.fromkeys((f"attention.{name}" for name in ("n_heads", "n_kv_heads", "d_head", "d_value")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("scale", "bias", "out_bias")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("window", "window_layers")), any_value),
+    "attention.qk_norm": {None, "layer_norm", "rms_norm"},
+    **dict.fromkeys(("attention.qk_norm.eps", "attention.qk_norm.bias"), any_value),
+    "feedforward": {"dense", "gated", "none"},
+    "feedforward.activation": ACTIVATIONS,
+    **dict.fromkeys(("feedforward.d_ff", "feedforward.bias"), any_value),
+    "norm": {"layer_norm", "rms_norm"},
+    **dict.fromkeys(("norm.eps", "norm.bias"), any_value),
+    "position": {"none", "learned", "sinusoidal", "rotary", "alibi"},
+    **POSITION_FIELDS,
+    "placement": PLACEMENTS,
+    "embedding": {"Embedding"},
+    **dict.fromkeys(("embedding.scale", "embedding.norm"), any_value),
+    "head": {"Head"},
+    **dict.fromkeys(("head.tied", "head.bias", "head.scale"), any_value),
+    "special": {"Special"},
+    **dict.fromkeys((f"special.{name}" for name in ("bos", "eos", "pad", "start")), any_value),
+}
+"""The config fields that the kernels implement."""
+
+
+def unsupported_config(config: c.ModelConfig) -> str | None:
+    """Return why the kernels cannot run a model of this config, or None if they can."""
     if not isinstance(config, c.DecoderConfig):
         return "only decoder-only models have compiled kernels"
-    if isinstance(config.feedforward, c.MoE):
-        return "a mixture of experts has no compiled kernel"
-    if isinstance(config.position, c.T5Bias | c.Infused):
-        return f"positions of kind {config.position.kind!r} have no compiled kernel"
-    if config.head is None or config.head.transform is not None:
-        return "a head with a transform, or none, has no compiled kernel"
-    if config.embedding.n_segments:
-        return "segment embeddings have no compiled kernel"
-    return None
+    return unsupported_field(config, ALLOWED)
 
 
 class Weights:
@@ -165,16 +184,19 @@ def fingerprint(model: DecoderLM) -> tuple[int, ...]:
 class NativeDecoder:
     """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it."""
 
+    owns_threads = True
+    """Torch should compute in one thread between the steps: the kernels have threads of their own."""
+
     def __init__(
         self,
         model: DecoderLM,
         rows: int = 1,
         capacity: int | None = None,
-        precision: Precision = "float32",
+        precision: str = "float32",
         threads: int | None = None,
     ):
         cfg = model.config
-        reason = unsupported(cfg)
+        reason = unsupported_config(cfg)
         if reason is not None:
             raise library.NativeError(f"{reason}: use engine='torch'.")
         if precision not in KINDS:
@@ -186,8 +208,9 @@ class NativeDecoder:
         self.capacity = capacity or cfg.max_len or 1024
         if cfg.learned_positions is not None and cfg.max_len is not None:
             self.capacity = min(self.capacity, cfg.max_len)
-        self.weights = weights_of(model, precision)
-        if reads_in_place(model, precision):
+        known = cast("Precision", precision)
+        self.weights = weights_of(model, known)
+        if reads_in_place(model, known):
             settle(model, self.capacity)
         self.model = s.Model.from_buffer_copy(self.weights.model)
         self.tables = Store(0)
@@ -237,6 +260,19 @@ class NativeDecoder:
             here = (ends >= first) & (ends < first + size)
             logits[here] = self._run(entries[first : first + size], ends[here] - first)
         return logits
+
+    def extend(
+        self, sequence: int, keep: int, tokens: list[int], wanted: int, chunk: int | None = None
+    ) -> Float[Tensor, "T V"]:
+        """Crop a sequence to its first `keep` tokens, read more, and return the logits after the last `wanted`."""
+        self.lengths[sequence] = keep
+        entries = [(token, sequence, position) for position, token in enumerate(tokens, keep)]
+        size, first_wanted, logits = max(chunk or CHUNK, wanted), len(entries) - wanted, []
+        for first in range(0, len(entries), size):
+            part = torch.tensor(entries[first : first + size], dtype=torch.int32)
+            begin = min(max(first_wanted - first, 0), len(part) - 1)  # the kernels return at least one token's logits
+            logits.append(self._run(part, torch.arange(begin, len(part), dtype=torch.int32)))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)[-wanted:]
 
     def _run(self, entries: Int[Tensor, "N 3"], wanted: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
         """Read tokens (token, row, place); logits of those wanted."""

@@ -10,7 +10,13 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.kernels.cuda.decode import library
 from glassformer.kernels.cuda.decode.library import CudaDecodeError
-from glassformer.kernels.cuda.decode.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.kernels.cuda.decode.pack import (
+    ENDLESS,
+    kernel_sizes,
+    position_tables,
+    stacked_weights,
+    unsupported_config,
+)
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.model.feedforward import ACTIVATIONS
@@ -63,7 +69,7 @@ class CudaBatch:
 
     def __init__(self, model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype = torch.bfloat16):
         cfg = model.config
-        reason = obstacle(cfg)
+        reason = unsupported_config(cfg)
         if reason is not None:
             raise CudaDecodeError(f"{reason}: use engine='torch'.")
         assert isinstance(cfg, c.DecoderConfig)

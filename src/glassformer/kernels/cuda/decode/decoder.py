@@ -8,7 +8,13 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.kernels.cuda.decode import library
 from glassformer.kernels.cuda.decode.library import CudaDecodeError
-from glassformer.kernels.cuda.decode.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.kernels.cuda.decode.pack import (
+    ENDLESS,
+    kernel_sizes,
+    position_tables,
+    stacked_weights,
+    unsupported_config,
+)
 from glassformer.kernels.cuda.decode.stream import MEMORY, Layout, fill
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
@@ -21,9 +27,14 @@ NEIGHBOURS = 8
 PROBE = 'extern "C" __global__ void probe(int) {}'
 
 
-def can_run(model: DecoderLM, dtype: torch.dtype) -> bool:
-    """Whether there are clusters (since compute capability 9), and a block's memory is large enough for the model."""
-    return torch.cuda.get_device_capability(model.device) >= (9, 0) and layout_for(model, dtype).fits
+def unsupported_device(config: c.ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why the persistent kernel cannot run on this GPU, or None if it can."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return "the GPU has no thread block clusters (compute capability 9.0 or later)"
+    assert isinstance(config, c.DecoderConfig)
+    if not Layout(config, dtype, _clusters(device.index or 0), NEIGHBOURS, WARPS).fits:
+        return "the model does not fit a block's shared memory"
+    return None
 
 
 @cache
@@ -54,7 +65,7 @@ class CudaDecoder:
         dtype: torch.dtype = torch.bfloat16,
     ):
         cfg = model.config
-        reason = obstacle(cfg)
+        reason = unsupported_config(cfg)
         if reason is not None:
             raise CudaDecodeError(f"{reason}: use engine='torch'.")
         assert isinstance(cfg, c.DecoderConfig)
@@ -64,7 +75,7 @@ class CudaDecoder:
         self.layout = layout_for(model, dtype, clusters)
         self.sizes = {**kernel_sizes(model, dtype, WARPS), **self.layout.macros}
         self.text = library.source(self.sizes)
-        self.place, self.tag = 0, 0
+        self.position, self.tag = 0, 0
         self.tokens = torch.zeros(self.capacity + 1, dtype=torch.int32, device=self.device)
         self.logits = torch.zeros(cfg.vocab_size, device=self.device)
         self.given = {**self._buffers(), **position_tables(model, self.capacity)}
@@ -102,21 +113,21 @@ class CudaDecoder:
             self.given["keys"][layer, :, : k.shape[1]] = k
             self.given["values"][layer, :, : v.shape[1]] = v
         self.tokens[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=self.device)
-        self.place = len(tokens) - 1
+        self.position = len(tokens) - 1
 
     def greedy(self, count: int) -> Int[Tensor, "N"]:
         """The next `count` tokens, each the likeliest, in one launch."""
-        if self.place + count > self.capacity:
+        if self.position + count > self.capacity:
             raise CudaDecodeError(f"the cache holds {self.capacity} tokens: {count} more do not fit.")
         self._launch(count)
-        start = self.place + 1
-        self.place += count
+        start = self.position + 1
+        self.position += count
         return self.tokens[start : start + count]
 
     def step(self, token: int | None = None) -> Float[Tensor, "V"]:
         """Logits after the token at the end, which may be another than the likeliest one that stands there."""
         if token is not None:
-            self.tokens[self.place] = token
+            self.tokens[self.position] = token
         self.greedy(1)
         return self.logits
 
@@ -134,6 +145,6 @@ class CudaDecoder:
             setattr(given, name, held[name].data_ptr())
         given.embed_scale, given.scale, given.head_scale = cfg.embedding.scale, cfg.scale, self.head_scale
         given.eps = getattr(cfg.norm, "eps", 1e-5)
-        given.place, given.count, given.capacity, given.tag = self.place, count, self.capacity, self.tag
+        given.place, given.count, given.capacity, given.tag = self.position, count, self.capacity, self.tag
         self.tag = (self.tag + count * (2 * cfg.n_layers + 1)) % 2**31
         return given

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
+from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
 from glassformer.model.norm import LayerNorm
@@ -18,24 +19,45 @@ ENDLESS = 2**30
 """The window of a layer that has none."""
 
 
-def obstacle(config: c.ModelConfig) -> str | None:
-    """Why the kernel cannot run a model of this config; None when it can."""
+ALLOWED: dict[str, Rule] = {
+    **dict.fromkeys(("vocab_size", "d_model", "n_layers", "max_len", "dropout", "init_std"), any_value),
+    "attention": {"Attention"},
+    **dict.fromkeys((f"attention.{name}" for name in ("n_heads", "n_kv_heads", "d_head", "d_value")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("scale", "bias", "out_bias")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("window", "window_layers")), any_value),
+    "feedforward": {"dense", "gated"},
+    "feedforward.activation": ACTIVATIONS,
+    **dict.fromkeys(("feedforward.d_ff", "feedforward.bias"), any_value),
+    "norm": {"layer_norm", "rms_norm"},
+    **dict.fromkeys(("norm.eps", "norm.bias"), any_value),
+    "position": {"none", "learned", "sinusoidal", "rotary"},
+    **POSITION_FIELDS,
+    "placement": {"pre"},
+    "embedding": {"Embedding"},
+    "embedding.scale": any_value,
+    "head": {"Head"},
+    **dict.fromkeys(("head.tied", "head.bias", "head.scale"), any_value),
+    "special": {"Special"},
+    **dict.fromkeys((f"special.{name}" for name in ("bos", "eos", "pad", "start")), any_value),
+}
+"""The config fields that the CUDA kernels implement."""
+
+
+def unsupported_config(config: c.ModelConfig) -> str | None:
+    """Return why the CUDA kernels cannot run a model of this config, or None if they can."""
     if not isinstance(config, c.DecoderConfig):
-        return "only decoder-only models have a persistent kernel"
-    if config.placement != "pre" or isinstance(config.feedforward, c.MoE | c.NoFeedForward):
-        return "the persistent kernel knows pre-norm blocks with one feed-forward"
-    if config.attention.qk_norm is not None or config.embedding.norm or config.embedding.n_segments:
-        return "norms of queries, keys or embeddings and segments are not in the persistent kernel"
-    if isinstance(config.position, c.T5Bias | c.Infused | c.Alibi):
-        return f"positions of kind {config.position.kind!r} are not in the persistent kernel"
-    if config.head is None or config.head.transform is not None:
-        return "a head with a transform, or none, is not in the persistent kernel"
+        return "only decoder-only models have CUDA decode kernels"
+    if (reason := unsupported_field(config, ALLOWED)) is not None:
+        return reason
     if config.d_head != config.d_value or config.d_head not in (16, 32, 64, 128):
-        return "heads other than 16, 32, 64 or 128 wide are not in the persistent kernel"
+        return f"d_head={config.d_head} and d_value={config.d_value} are not supported: both must be 16, 32, 64 or 128"
     if any(n % 8 for n in (config.d_model, config.d_ff)):
-        return "widths that are no multiple of 8 are not in the persistent kernel"
+        return f"d_model={config.d_model} and d_ff={config.d_ff} are not supported: both must be multiples of 8"
     if config.d_model > 4096 or config.d_ff > 8192:
-        return "streams of more than 4,096 or hidden layers of more than 8,192 do not fit a block's memory"
+        return (
+            f"d_model={config.d_model} and d_ff={config.d_ff} do not fit a block's shared memory: the limits are "
+            "4,096 and 8,192"
+        )
     return None
 
 

@@ -5,7 +5,7 @@ import torch
 
 from glassformer.config import presets
 from glassformer.generation import Sampling, generate
-from glassformer.kernels.cpu.decode import library
+from glassformer.kernels.cpu.decode import NativeDecoder, library
 from glassformer.model import build
 from tests.variants import decoder, lively
 
@@ -28,14 +28,13 @@ def test_the_same_tokens_as_the_engine(beams):
 def test_lower_precisions_stay_near_in_distribution(precision):
     """Kullback-Leibler divergence of the next token from float32's, on the bundled model and its own text."""
     import glassformer as gf
-    from glassformer.generation.native_feed import NativeFeed
 
     model = gf.load("bard", dtype="float32")
     text = torch.randint(0, 65, (4, 40), generator=torch.Generator().manual_seed(0)).tolist()
-    wanted, found = (NativeFeed(model, text, 8, None, p) for p in ("float32", precision))
+    wanted, found = (NativeDecoder(model, 4, 48, p) for p in ("float32", precision))
     with torch.no_grad():
-        wanted.start(), found.start()
-        p, q = (feed.step(torch.tensor([1, 2, 3, 4])).log_softmax(-1) for feed in (wanted, found))
+        wanted.read(text), found.read(text)
+        p, q = (one.step(torch.tensor([1, 2, 3, 4])).log_softmax(-1) for one in (wanted, found))
     divergence = float((p.exp() * (p - q)).sum(-1).mean())
     assert 0 < divergence < {"bfloat16": 1e-3, "int8": 1e-2}[precision]
 
