@@ -112,7 +112,8 @@ class KernelState:
     """The decode state of a compiled kernel: an adapter around the decoder that `kernels` returned."""
 
     def __init__(self, model: DecoderLM, decoder: Any, prompts: list[list[int]], chunk: int | None):
-        self.model, self.decoder, self.prompts, self.chunk = model, decoder, prompts, chunk
+        self.model: Model = model
+        self.decoder, self.prompts, self.chunk = decoder, prompts, chunk
         self.owns_threads: bool = decoder.owns_threads
         self.greedy: Greedy | None = self._greedy if hasattr(decoder, "greedy") else None
 

@@ -37,7 +37,7 @@ def token_by_token(model: Any, windows: Tensor, kind: str, beside: int) -> Tenso
 
 def at_once(model: Any, windows: Tensor, kind: str) -> Tensor:
     """The same after whole windows."""
-    decoder = NativeDecoder(model, *windows.shape, kind)
+    decoder = NativeDecoder(model, len(windows), windows.shape[1], kind)
     return decoder.read(windows[:, :-1].tolist())[:, None].double().log_softmax(-1)
 
 
