@@ -1,25 +1,34 @@
 """Which implementation is chosen: by the call and the machine alone, with a reason; what cannot be is a sentence."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 import glassformer as gf
+from glassformer import config as c
 from glassformer.config import presets
 from glassformer.generation import Sampling, generate, stream
 from glassformer.generation.engine import WORTH_COMPILING, Call, choose_engine, in_precision, make_state
 from glassformer.generation.request import GenerationRequest
-from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.decoder import weights_of
-from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import build
-from tests.kernels.cuda.decode.test_decoder import small
-from tests.variants import seq2seq
+from tests.variants import POSITIONS, decoder, seq2seq
+
+library = pytest.importorskip("glassformer.kernels.cpu.decode.library")
+from glassformer.kernels.cpu.decode.decoder import weights_of  # noqa: E402
+from glassformer.kernels.toolchain import nvrtc  # noqa: E402
 
 NANO = presets.nano(max_len=64)
 CUDA = torch.device("cuda")
 LONG = Call(NANO, torch.float32, torch.device("cpu"), "static", WORTH_COMPILING)
+
+
+def small():
+    """A config that the CUDA kernels support."""
+    return decoder(position=POSITIONS["learned"], d_model=40, attention__d_head=16, feedforward=c.Dense(136))
+
+
 needs_compiler = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
 
 
@@ -184,3 +193,13 @@ def test_torch_computes_in_the_precision_that_is_reported():
             assert state.start().dtype is dtype
     assert in_precision(half, choose_engine(Call.of(half, request), "torch", "float16")) is half
     assert next(half.parameters()).dtype is torch.float16
+
+
+def test_without_the_kernels_package_torch_decodes(monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_NATIVE")
+    monkeypatch.setitem(sys.modules, "glassformer.kernels.decode", None)
+    assert choose_engine(LONG).text() == "torch on cpu in float32 (the compiled kernels are not installed)"
+    assert generate(build(NANO), [[1, 2]], 40, draft="lookup").engine.engine == "torch"
+    for settings in ({"engine": "native"}, {"precision": "int8"}):
+        with pytest.raises(ValueError, match="the compiled kernels are not installed"):
+            generate(build(NANO), [[1, 2]], 40, **settings)

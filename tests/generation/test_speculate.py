@@ -12,7 +12,6 @@ from glassformer import config as c
 from glassformer.generation import Sampling, distribution, draw, generate, speculate, stream
 from glassformer.generation.request import GenerationRequest
 from glassformer.generation.speculate import DraftedSequence, DraftModel, Lookup, Proposal, Reader, TorchReader, accept
-from glassformer.kernels.cpu.decode import library
 from glassformer.model import build
 from tests import variants
 from tests.generation.test_state import Counting
@@ -346,23 +345,6 @@ def test_distributions_apart_by_rounding_alone_leave_a_token_to_draw():
     p = q.clone()
     p[0, 0] = math.nextafter(0.25, 0)
     assert accept(iter([p, p]), Proposal([0], [q]), [1 - 2**-53, 0.5]) == [1]
-
-
-@pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
-@pytest.mark.parametrize("who", ["near", "lookup"])
-def test_the_kernels_give_what_the_engine_gives(who):
-    model = lively(untied(), std=0.5)[0]
-    draft = near(model, 0.3).float() if who == "near" else "lookup"
-    model = model.float()
-    for sampling, chunk in ((None, None), (LIVELY, 2), (Sampling(repetition_penalty=1.3), 6)):
-        given = {"sampling": sampling, "seed": 3, "draft": draft, "draft_tokens": 3}
-        wanted = generate(model, RAGGED, 20, engine="torch", **given)
-        found = generate(model, RAGGED, 20, engine="native", prefill_chunk=chunk, **given)
-        assert found == wanted
-        assert found.acceptance == wanted.acceptance
-    for precision in ("float32", "int8"):
-        by = {"engine": "native", "precision": precision}
-        assert generate(model, RAGGED, 20, **by, draft=draft) == generate(model, RAGGED, 20, **by)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from glassformer.config import presets
 from glassformer.generation import Sampling, generate
 from glassformer.kernels.cpu.decode import NativeDecoder, library
 from glassformer.model import build
+from tests.generation.test_speculate import LIVELY, near, untied
 from tests.variants import decoder, lively
 
 pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
@@ -45,3 +46,19 @@ def test_the_model_is_left_as_it_was():
     generate(model, [[1, 2, 3]], 5, engine="native", precision="int8")
     assert model.training
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("who", ["near", "lookup"])
+def test_drafts_give_what_torch_gives(who):
+    model = lively(untied(), std=0.5)[0]
+    draft = near(model, 0.3).float() if who == "near" else "lookup"
+    model = model.float()
+    for sampling, chunk in ((None, None), (LIVELY, 2), (Sampling(repetition_penalty=1.3), 6)):
+        given = {"sampling": sampling, "seed": 3, "draft": draft, "draft_tokens": 3}
+        wanted = generate(model, RAGGED, 20, engine="torch", **given)
+        found = generate(model, RAGGED, 20, engine="native", prefill_chunk=chunk, **given)
+        assert found == wanted
+        assert found.acceptance == wanted.acceptance
+    for precision in ("float32", "int8"):
+        by = {"engine": "native", "precision": precision}
+        assert generate(model, RAGGED, 20, **by, draft=draft) == generate(model, RAGGED, 20, **by)

@@ -41,20 +41,28 @@ def env(json: Json = False) -> int:
 
 def train_answer() -> dict[str, Any]:
     """What `glass train` uses for the default run."""
-    from glassformer.kernels.toolchain.cxx import compiler
     from glassformer.model.device import choose_for_training
     from glassformer.training import read_run
     from glassformer.training.loop import choose_machine, wants_kernels
 
     run = read_run("", (), source="the default run")
     device, dtype, compiled = choose_machine(run)
-    kernels = wants_kernels(run, device) and compiler() is not None
+    kernels = wants_kernels(run, device) and has_compiler()
     return {
         "device": device.type,
         "precision": str(dtype).removeprefix("torch."),
         "implementation": "torch.compile" if compiled else "native" if kernels else "torch",
         "why": choose_for_training(run.machine.device, run.machine.precision, run.model.d_model).why,
     }
+
+
+def has_compiler() -> bool:
+    """Return whether the CPU kernels can be compiled here; False if the package `kernels` was removed."""
+    try:
+        from glassformer.kernels.toolchain.cxx import compiler
+    except ImportError:
+        return False
+    return compiler() is not None
 
 
 def sample_answer() -> dict[str, Any]:
