@@ -44,10 +44,10 @@ def test_matrices_are_stacked_by_layer():
 
 def test_tables_are_those_of_the_scheme():
     learned = lively(decoder(position=POSITIONS["learned"]))[0].float()
-    assert torch.equal(position_tables(learned, 5)["places"], learned.decoder.position.weight)
+    assert torch.equal(position_tables(learned, 5)["position_table"], learned.decoder.position.weight)
     rotary = lively(decoder(position=POSITIONS["rotary-halves"]))[0].float()
     assert position_tables(rotary, 5)["cosines"].shape[0] == 5
-    assert position_tables(rotary, 5)["places"].numel() == 1
+    assert position_tables(rotary, 5)["position_table"].numel() == 1
 
 
 def test_sizes_are_numbers_the_preprocessor_can_read():

@@ -30,12 +30,12 @@ SHARES = {"w_out": 1, "w_down": 4}
 """Parts of a product's sums that are left apart: `advance` adds them up as it reads them anyway."""
 PARTS = (*library.SHARED, "batch.cu")
 TENSORS = (
-    "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "places", "cosines", "sines", "weight", "bias",
+    "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "position_table", "cosines", "sines", "weight", "bias",
     "delta_bias", "stream", "normed", "keys", "values", "mixed",
 )  # fmt: skip
 
 
-class Given(ctypes.Structure):
+class Arguments(ctypes.Structure):
     """The argument of all three kernels (batch.cu)."""
 
     _fields_ = [
@@ -203,9 +203,9 @@ class CudaBatch:
         kernel = nvrtc.kernel(self.texts[name], name, self.device.index or 0)
         kernel.launch(self.arguments(**changes), blocks, 32 * WARPS[name])
 
-    def arguments(self, **changes: Any) -> Given:
+    def arguments(self, **changes: Any) -> Arguments:
         """What a kernel is given; without a delta the stream begins."""
-        cfg, given = self.config, Given()
+        cfg, given = self.config, Arguments()
         own = ("tokens", "lengths", "history", "logits", "stream", "normed", "mixed")
         held = {**self.held, **{name: getattr(self, name) for name in own}}
         for name in TENSORS:

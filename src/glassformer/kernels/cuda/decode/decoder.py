@@ -137,14 +137,14 @@ class CudaDecoder:
         kernel = nvrtc.kernel(self.text, "decode", self.device.index or 0, ring)
         kernel.launch(self.arguments(count), self.layout.blocks, 32 * (WARPS + 1), together=True, cluster=NEIGHBOURS)
 
-    def arguments(self, count: int) -> library.Given:
+    def arguments(self, count: int) -> library.Arguments:
         """For `count` tokens from the present place on. What blocks leave for each other has a new tag every time."""
-        cfg, given = self.config, library.Given()
+        cfg, given = self.config, library.Arguments()
         held = {**self.given, "tokens": self.tokens, "logits": self.logits}
         for name in library.TENSORS:
             setattr(given, name, held[name].data_ptr())
         given.embed_scale, given.scale, given.head_scale = cfg.embedding.scale, cfg.scale, self.head_scale
         given.eps = getattr(cfg.norm, "eps", 1e-5)
-        given.place, given.count, given.capacity, given.tag = self.position, count, self.capacity, self.tag
+        given.position, given.count, given.capacity, given.tag = self.position, count, self.capacity, self.tag
         self.tag = (self.tag + count * (2 * cfg.n_layers + 1)) % 2**31
         return given

@@ -10,23 +10,23 @@ from glassformer.kernels.toolchain import nvrtc
 SHARED = ("sizes.cuh", "machine.cuh", "rows.cuh", "keys.cuh")
 DECODE = (*SHARED, "cluster.cuh", "stream.cuh", "heads.cuh", "decode.cu")
 TENSORS = (
-    "tokens", "windows", "weights", "table", "places", "cosines", "sines", "norm_a", "norm_a_bias", "norm_f",
+    "tokens", "windows", "weights", "table", "position_table", "cosines", "sines", "norm_a", "norm_a_bias", "norm_f",
     "norm_f_bias", "last_norm", "last_norm_bias", "b_out", "b_down", "keys", "values", "lines", "best", "logits",
 )  # fmt: skip
-"""In the order of `struct Given` (heads.cuh)."""
+"""In the order of `struct Arguments` (heads.cuh)."""
 
 
 class CudaDecodeError(GlassformerError):
     """What the kernel cannot do. One sentence."""
 
 
-class Given(ctypes.Structure):
+class Arguments(ctypes.Structure):
     """The kernel's one argument, passed by value."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in TENSORS),
         *((name, ctypes.c_float) for name in ("embed_scale", "scale", "head_scale", "eps")),
-        *((name, ctypes.c_int32) for name in ("place", "count", "capacity")),
+        *((name, ctypes.c_int32) for name in ("position", "count", "capacity")),
         ("tag", ctypes.c_uint32),
     ]
 

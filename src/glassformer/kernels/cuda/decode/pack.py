@@ -65,13 +65,13 @@ def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
     """Tables of positions, as long as the cache; a number where there is none."""
     scheme: Any = model.decoder.position
     nothing = torch.zeros(1, device=model.device)
-    found = {"places": nothing, "cosines": nothing, "sines": nothing}
+    found = {"position_table": nothing, "cosines": nothing, "sines": nothing}
     steps = torch.arange(capacity, device=model.device)
     match scheme:
         case Learned():
-            found["places"] = scheme.weight.detach()[scheme.offset :].float().contiguous()
+            found["position_table"] = scheme.weight.detach()[scheme.offset :].float().contiguous()
         case Sinusoidal():
-            found["places"] = sinusoids(steps, model.config.d_model, scheme.spec).float().contiguous()
+            found["position_table"] = sinusoids(steps, model.config.d_model, scheme.spec).float().contiguous()
         case Rotary():
             found["cosines"], found["sines"] = (t.contiguous() for t in scheme.table(steps, torch.float32))
     return found
@@ -87,7 +87,7 @@ def kernel_sizes(model: DecoderLM, dtype: torch.dtype, warps: int) -> dict[str, 
     return {
         "L": cfg.n_layers, "D": cfg.d_model, "H": cfg.n_heads, "G": cfg.n_kv_heads, "K": cfg.d_head,
         "U": cfg.d_value, "F": cfg.d_ff, "V": cfg.vocab_size, "WARPS": warps,
-        "HALF": int(dtype is torch.bfloat16), "PLACED": int(isinstance(scheme, Learned | Sinusoidal)),
+        "HALF": int(dtype is torch.bfloat16), "ADDS_POSITIONS": int(isinstance(scheme, Learned | Sinusoidal)),
         "ROTATED": scheme.d_rotated if rotary else 0,
         "HALVES": int(rotary and scheme.spec.pairing == "halves"), "GATED": int(gated),
         "ACTIVATION": ACTIVATIONS.index(feed.activation), "CENTRED": int(isinstance(norm, LayerNorm)),
