@@ -29,7 +29,8 @@ extern "C" void {run}(const {struct}* a, int blocks, int threads) {{
 def built(text: str, kernel: str, folder: Path, headers: Path, *others: str) -> ctypes.CDLL:
     """A library with `run(argument, blocks, threads)`, which launches a kernel of one argument.
 
-    The argument is the struct `Arguments` or `Given`, whichever the text defines. Other kernels of the text are launched by `run_NAME`.
+    The argument is the struct `Arguments` or `Given`, whichever the text defines. Other kernels of the text are
+    launched by `run_NAME`.
     """
     struct = "Arguments" if "struct Arguments" in text else "Given"
     ways = way_in(kernel, "run", struct) + "".join(way_in(other, f"run_{other}", struct) for other in others)

@@ -31,7 +31,7 @@ from glassformer.shapes import Float, Int
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
 PLACEMENTS = ("pre", "post", "parallel")
 CHUNK = 1024
-"""Tokens of prompts that are read at once: their hidden layers must be held."""
+"""Tokens of prompts that are read at once: all their hidden activations are in memory."""
 _NONE, _TABLE, _HALVES, _PAIRS, _ALIBI = range(5)
 
 
@@ -69,7 +69,7 @@ def unsupported_config(config: c.ModelConfig) -> str | None:
 
 
 class Weights:
-    """A model as the kernels read it: structures that point at its parameters, or at a packed copy of them."""
+    """A model as the kernels read it: structures with pointers to its parameters, or to a packed copy of them."""
 
     def __init__(self, model: DecoderLM, precision: Precision):
         cfg, feed = model.config, model.config.feedforward
@@ -118,15 +118,15 @@ _PACKED: "weakref.WeakKeyDictionary[DecoderLM, dict[str, tuple[Any, Weights]]]" 
 
 
 LONG = 200
-"""Tokens after which a model is given huge pages. They cost GPT-2 small 1.2 s and save 3 ms a token: whoever has
-decoded so many will probably decode twice as many more."""
+"""Tokens after which the weights of a model are moved to huge pages. For GPT-2 small this costs 1.2 s and saves 3 ms
+per token: a model that has decoded 200 tokens will probably decode 400 more."""
 _EXPECTED: "weakref.WeakKeyDictionary[DecoderLM, int]" = weakref.WeakKeyDictionary()
 
 
 def settle(model: DecoderLM, tokens: int) -> bool:
-    """Put a model's own weights into huge pages, once, when it is used for long enough; whether that was now.
+    """Move the weights of a model to huge pages once it has been used for long enough; return whether that was now.
 
-    Reading half a gigabyte per token through ordinary pages loses a fifth of the memory's speed to looking them up.
+    Reading half a gigabyte per token through ordinary pages loses a fifth of the memory bandwidth to TLB misses.
     """
     before = _EXPECTED.get(model, 0)
     _EXPECTED[model] = before + tokens
@@ -138,9 +138,9 @@ def settle(model: DecoderLM, tokens: int) -> bool:
 
 
 def stretches(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pieces of memory, those that lie less than a megabyte apart joined.
+    """Join address ranges that are less than a megabyte apart.
 
-    A matrix of two megabytes seldom holds a whole huge page; with its neighbours it does.
+    A matrix of two megabytes seldom contains a whole huge page, but together with its neighbours it does.
     """
     joined: list[tuple[int, int]] = []
     for first, last in sorted(pieces):
@@ -171,9 +171,9 @@ def weights_of(model: DecoderLM, precision: Precision) -> Weights:
 
 
 def fingerprint(model: DecoderLM) -> tuple[int, ...]:
-    """Addresses, sizes and one mark of all weights, which changes with any change of one (mark.h).
+    """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (mark.h).
 
-    The weights are read, at the speed of memory: writes through `.data` leave no other trace.
+    All weights are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
     """
     held = [parameter.detach().contiguous() for parameter in model.parameters()]
     pieces = (s.Piece * len(held))(*[s.Piece(p.data_ptr(), p.nbytes) for p in held])
@@ -214,14 +214,14 @@ class NativeDecoder:
             settle(model, self.capacity)
         self.model = s.Model.from_buffer_copy(self.weights.model)
         self.tables = Store(0)
-        self._place(model.decoder.position)
+        self._set_positions(model.decoder.position)
         self.keys = borrow(self, cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
         self.values = borrow(self, cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        """Logits after one more token per row."""
-        # nothing but one call: at hundreds of tokens a second every operation of torch's counts
+        """Return the logits after one more token per sequence."""
+        # one foreign call and little else: at hundreds of tokens per second, every torch operation counts
         if tokens.shape != (self.rows,):
             raise library.NativeError(f"tokens of shape {tuple(tokens.shape)}: give one for each of {self.rows} rows.")
         given = tokens.to("cpu", torch.int64).contiguous()
@@ -240,13 +240,13 @@ class NativeDecoder:
         return f"the cache holds {self.capacity} tokens and is full: make it larger."
 
     def read(self, prompts: list[list[int]], chunk: int | None = None) -> Float[Tensor, "B V"]:
-        """Logits after a prompt per row, each as long as it is: no padding. `chunk`: the most tokens read at once.
+        """Return the logits after one prompt per sequence, without padding. `chunk`: most tokens read at once.
 
-        Of 16 tokens and more at once the activations are rounded too, because multiplications limit them: to bfloat16
-        where the weights are, to 8 bits with a scale per token and group of columns where those are int8 or int4.
-        Divergence of the next token from float32's after 96 tokens of a GPT-2 small with seeded weights: 1.9e-5 nats
-        in bfloat16 and 3.8e-4 in int8 (token by token, in float32 or 16 bits: 1.0e-5 and 1.6e-4; onnxruntime's int8,
-        with one scale per tensor: 5.8e-4).
+        From 16 tokens on, activations are rounded too, because multiplications are then the bottleneck: to bfloat16 if
+        the weights are bfloat16, to 8 bits with a scale per token and group of columns if they are int8 or int4.
+        KL divergence of the next token from float32 after 96 tokens of a GPT-2 small with seeded weights: 1.9e-5 nats
+        in bfloat16 and 3.8e-4 in int8 (token by token, with activations in float32 or 16 bits: 1.0e-5 and 1.6e-4; int8
+        of onnxruntime, with one scale per tensor: 5.8e-4).
         """
         rows, last = [], []
         for row, prompt in enumerate(prompts):
@@ -275,7 +275,7 @@ class NativeDecoder:
         return logits[0] if len(logits) == 1 else torch.cat(logits)[-wanted:]
 
     def _run(self, entries: Int[Tensor, "N 3"], wanted: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
-        """Read tokens (token, row, place); logits of those wanted."""
+        """Read entries (token, sequence, position) and return the logits of those `wanted`."""
         if int(entries[:, 2].max()) >= self.capacity:
             raise library.NativeError(self._full())
         entries, wanted = entries.contiguous(), wanted.contiguous()
@@ -286,24 +286,24 @@ class NativeDecoder:
         return logits
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
-        """Row i goes on from the present row parents[i]."""
+        """Let sequence i continue the present sequence parents[i]."""
         self.keys, self.values = self.keys.index_select(1, parents), self.values.index_select(1, parents)
         self.lengths = self.lengths.index_select(0, parents)
         self.rows = len(parents)
 
-    def _place(self, scheme: Any) -> None:
-        """Tables of positions, as long as the cache."""
-        places, keep = torch.arange(self.capacity), self.tables.refer
+    def _set_positions(self, scheme: Any) -> None:
+        """Set the position tables, as long as the cache."""
+        positions, keep = torch.arange(self.capacity), self.tables.refer
         match scheme:
             case Learned():
-                self.model.position, self.model.places = _TABLE, keep(scheme.weight[scheme.offset :])
+                self.model.position, self.model.position_table = _TABLE, keep(scheme.weight[scheme.offset :])
             case Sinusoidal():
-                waves = sinusoids(places, self.config.d_model, scheme.spec)
-                self.model.position, self.model.places = _TABLE, keep(waves)
+                waves = sinusoids(positions, self.config.d_model, scheme.spec)
+                self.model.position, self.model.position_table = _TABLE, keep(waves)
             case Rotary():
                 self.model.position = _HALVES if scheme.spec.pairing == "halves" else _PAIRS
                 self.model.rotated = scheme.d_rotated
-                self.model.cosines, self.model.sines = map(keep, scheme.table(places, torch.float32))
+                self.model.cosines, self.model.sines = map(keep, scheme.table(positions, torch.float32))
             case _ if isinstance(self.config.position, c.Alibi):
                 self.model.position = _ALIBI
                 self.model.slopes = keep(torch.tensor(alibi_slopes(self.config.n_heads)))

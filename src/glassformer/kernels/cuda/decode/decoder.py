@@ -1,4 +1,4 @@
-"""One sequence on a GPU: a model's weights as the persistent kernel reads them, its cache, and the launching."""
+"""One sequence on a GPU: the weights in the layout of the persistent kernel, the KV cache, and the launches."""
 
 from functools import cache
 
@@ -21,9 +21,9 @@ from glassformer.model import DecoderLM
 from glassformer.shapes import Float, Int
 
 WARPS = 15
-"""Of 32 threads in each block that compute; one more fetches weights."""
+"""Warps of 32 threads in each block that compute; one more warp fetches weights."""
 NEIGHBOURS = 8
-"""Blocks of a cluster: the most that every machine with clusters allows."""
+"""Blocks of a cluster: 8 is the largest portable cluster size."""
 PROBE = 'extern "C" __global__ void probe(int) {}'
 
 
@@ -39,23 +39,23 @@ def unsupported_device(config: c.ModelConfig, dtype: torch.dtype, device: torch.
 
 @cache
 def _clusters(device: int) -> int:
-    """How many clusters the device runs at once."""
+    """Return how many clusters the device runs at once."""
     return nvrtc.kernel(PROBE, "probe", device, MEMORY - 1024).most_clusters(NEIGHBOURS, 32 * (WARPS + 1))
 
 
 def layout_for(model: DecoderLM, dtype: torch.dtype, clusters: int | None = None) -> Layout:
-    """How the weights are dealt out; on all of the model's device unless told."""
+    """Return how the weights are distributed over the blocks; by default over as many clusters as the GPU runs."""
     assert isinstance(model.config, c.DecoderConfig)
     return Layout(model.config, dtype, clusters or _clusters(model.device.index or 0), NEIGHBOURS, WARPS)
 
 
 def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
-    """The kernel's source for a model."""
+    """Return the source of the kernel for a model."""
     return library.source({**kernel_sizes(model, dtype, WARPS), **layout_for(model, dtype).macros})
 
 
 class CudaDecoder:
-    """The cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
+    """The KV cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
 
     def __init__(
         self,
@@ -94,21 +94,21 @@ class CudaDecoder:
         return {
             "keys": new(*stored, cfg.d_head, dtype=self.dtype), "values": new(*stored, cfg.d_value, dtype=self.dtype),
             "weights": self.layout.empty(self.device),
-            # heads and hidden layers, in turns; lines of 16 bytes
+            # (from heads or hidden units, 2 alternating sets, blocks, lines of 16 bytes); see heads.cuh
             "lines": new(2, 2, self.layout.blocks, lines, 4, dtype=torch.float32),
             "best": new(self.layout.blocks, 4, dtype=torch.float32),
             "windows": torch.tensor(windows, dtype=torch.int32, device=self.device),
         }  # fmt: skip
 
     def refresh(self, model: DecoderLM) -> None:
-        """The model's weights as they are now."""
+        """Copy the present weights of the model."""
         held = stacked_weights(model, self.dtype)
         fill(self.given["weights"], self.layout, held)
         self.given.update({name: held[name] for name in library.TENSORS if name in held})
         self.head_scale = held["head_scale"]
 
     def take(self, tokens: list[int], kept: list[tuple[Tensor, Tensor]]) -> None:
-        """A prompt that the engine has read but for its last token: keys and values (G, S, K) of each layer."""
+        """Take over a prompt that torch has read except for its last token: keys and values (G, S, K) per layer."""
         for layer, (k, v) in enumerate(kept):
             self.given["keys"][layer, :, : k.shape[1]] = k
             self.given["values"][layer, :, : v.shape[1]] = v
@@ -116,7 +116,7 @@ class CudaDecoder:
         self.position = len(tokens) - 1
 
     def greedy(self, count: int) -> Int[Tensor, "N"]:
-        """The next `count` tokens, each the likeliest, in one launch."""
+        """Return the next `count` tokens, each the most likely, in one launch."""
         if self.position + count > self.capacity:
             raise CudaDecodeError(f"the cache holds {self.capacity} tokens: {count} more do not fit.")
         self._launch(count)
@@ -125,7 +125,7 @@ class CudaDecoder:
         return self.tokens[start : start + count]
 
     def step(self, token: int | None = None) -> Float[Tensor, "V"]:
-        """Logits after the token at the end, which may be another than the likeliest one that stands there."""
+        """Return the logits after the last token. `token` replaces the most likely one that the kernel has written."""
         if token is not None:
             self.tokens[self.position] = token
         self.greedy(1)
@@ -138,7 +138,7 @@ class CudaDecoder:
         kernel.launch(self.arguments(count), self.layout.blocks, 32 * (WARPS + 1), together=True, cluster=NEIGHBOURS)
 
     def arguments(self, count: int) -> library.Arguments:
-        """For `count` tokens from the present place on. What blocks leave for each other has a new tag every time."""
+        """Return the argument for `count` tokens from the present position. Every exchange has a new tag."""
         cfg, given = self.config, library.Arguments()
         held = {**self.given, "tokens": self.tokens, "logits": self.logits}
         for name in library.TENSORS:

@@ -1,4 +1,4 @@
-"""A model as the CUDA kernels read it: matrices of all layers stacked, tables of positions, sizes as macros."""
+"""A model as the CUDA kernels read it: matrices of all layers stacked, position tables, sizes as macros."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from glassformer.model.positions import Learned, Rotary, Sinusoidal, sinusoids
 from glassformer.shapes import Float
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
-"""By the numbers they have in rows.cuh."""
+"""In the order of their numbers in rows.cuh."""
 ENDLESS = 2**30
-"""The window of a layer that has none."""
+"""The window of a layer without a window."""
 
 
 ALLOWED: dict[str, Rule] = {
@@ -62,7 +62,7 @@ def unsupported_config(config: c.ModelConfig) -> str | None:
 
 
 def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
-    """Tables of positions, as long as the cache; a number where there is none."""
+    """Return the position tables, as long as the cache; a single zero in place of a table that is not needed."""
     scheme: Any = model.decoder.position
     nothing = torch.zeros(1, device=model.device)
     found = {"position_table": nothing, "cosines": nothing, "sines": nothing}
@@ -78,7 +78,7 @@ def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
 
 
 def kernel_sizes(model: DecoderLM, dtype: torch.dtype, warps: int) -> dict[str, int]:
-    """What the kernels are compiled for."""
+    """Return the macros that the kernels are compiled with."""
     cfg, norm = model.config, model.decoder.norm
     scheme: Any = model.decoder.position
     feed = cfg.feedforward
@@ -142,7 +142,7 @@ def stacked_weights(model: DecoderLM, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _norms(blocks: list[Block], name: str, what: str) -> Float[Tensor, "L D"]:
-    """A norm's weight or bias of every layer; zeros where it has none."""
+    """Return the weight or bias of a norm in every layer; zeros if it has none."""
     norms: list[Any] = [block.get_submodule(name) for block in blocks]
     found = [getattr(norm, what, None) for norm in norms]
     rows = [n.weight.new_zeros(n.weight.shape) if t is None else t for n, t in zip(norms, found, strict=True)]
