@@ -40,10 +40,10 @@ class Continuation:
     new: list[int] = field(default_factory=list, init=False)
     """Tokens produced so far."""
     implementation: Implementation | None = field(default=None, init=False)
-    """What computes the tokens, once they have been asked for."""
+    """What computes the tokens; None before `start` or `run`."""
     finished: str = field(default="length", init=False)
     acceptance: Acceptance | None = field(default=None, init=False)
-    """With a draft: what became of its proposals so far."""
+    """With a draft: the acceptance of its proposals so far."""
 
     def __post_init__(self) -> None:
         if self.ids:
@@ -195,7 +195,7 @@ class Continuation:
         return max(waiting, max(begun, default=0))
 
 
-# A letter or digit of a script that puts spaces between words: those of East and South-East Asia lie above.
+# A letter or digit of a script that separates words by spaces: East and South-East Asian scripts are from U+0E00 on.
 _LETTER = "(?:(?![\\u0e00-\\U0010ffff])[^\\W_])"
 _LAST_WORD = re.compile(rf"{_LETTER}+(?:['’]{_LETTER}*)?\Z")
 

@@ -1,7 +1,7 @@
 """The decode kernels: which there are, what each supports, and which one serves a request.
 
-A decode kernel computes the logits of the next token from a KV cache of its own. `choose_decoder` is the only place
-that decides whether one is used. Its answer depends on the request and the machine, never on what was compiled before.
+A decode kernel computes the logits of the next token from a KV cache of its own. Only `choose_decoder` decides whether
+one is used. Its answer depends on the request and the machine, never on what was compiled before.
 """
 
 from collections.abc import Callable

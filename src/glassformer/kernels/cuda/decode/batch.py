@@ -30,8 +30,8 @@ SHARES = {"w_out": 1, "w_down": 4}
 """Split-K: partial sums of a matmul that stay separate: `advance` adds them as it reads them."""
 PARTS = (*library.SHARED, "batch.cu")
 TENSORS = (
-    "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "position_table", "cosines", "sines", "weight", "bias",
-    "delta_bias", "stream", "normed", "keys", "values", "mixed",
+    "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "position_table", "cosines", "sines", "weight",
+    "bias", "delta_bias", "stream", "normed", "keys", "values", "mixed",
 )  # fmt: skip
 
 
