@@ -1,24 +1,34 @@
 """Which implementation is chosen: by the call and the machine alone, with a reason; what cannot be is a sentence."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 import glassformer as gf
+from glassformer import config as c
 from glassformer.config import presets
 from glassformer.generation import Sampling, generate, stream
-from glassformer.generation.engine import WORTH_COMPILING, Call, choose_engine, in_precision
-from glassformer.generation.loop import _feed
-from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode.decoder import weights_of
-from glassformer.kernels.toolchain import nvrtc
+from glassformer.generation.engine import WORTH_COMPILING, Call, choose_engine, in_precision, make_state
+from glassformer.generation.request import GenerationRequest
 from glassformer.model import build
-from tests.kernels.cuda.decode.test_decoder import small
-from tests.variants import seq2seq
+from tests.variants import POSITIONS, decoder, seq2seq
+
+library = pytest.importorskip("glassformer.kernels.cpu.decode.library")
+from glassformer.kernels.cpu.decode.decoder import weights_of  # noqa: E402
+from glassformer.kernels.toolchain import nvrtc  # noqa: E402
 
 NANO = presets.nano(max_len=64)
-LONG = Call(NANO, torch.float32, "cpu", "static", WORTH_COMPILING)
+CUDA = torch.device("cuda")
+LONG = Call(NANO, torch.float32, torch.device("cpu"), "static", WORTH_COMPILING)
+
+
+def small():
+    """A config that the CUDA kernels support."""
+    return decoder(position=POSITIONS["learned"], d_model=40, attention__d_head=16, feedforward=c.Dense(136))
+
+
 needs_compiler = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
 
 
@@ -44,12 +54,12 @@ def test_every_stored_dtype_gets_the_kernels_and_they_compute_in_float32(able, d
         ({"cache": None}, "a cache of their own kind, not 'none'"),
         ({"cache": "windowed"}, "a cache of their own kind, not 'windowed'"),
         ({"dtype": torch.float64}, "float64"),
-        ({"config": presets.moe_tiny()}, "mixture of experts"),
+        ({"config": presets.moe_tiny()}, "feedforward='moe'"),
         ({"config": seq2seq()}, "only decoder-only"),
-        ({"device": "meta"}, "the model is on meta"),
-        ({"device": "cuda", "config": presets.moe_tiny()}, "one feed-forward"),
-        ({"device": "cuda", "config": small(), "beams": 2}, "beam search"),
-        ({"device": "cuda", "config": small(), "has_draft": True}, "a draft"),
+        ({"device": torch.device("meta")}, "the model is on meta"),
+        ({"device": CUDA, "config": presets.moe_tiny()}, "feedforward='moe'"),
+        ({"device": CUDA, "config": small(), "beams": 2}, "beam search"),
+        ({"device": CUDA, "config": small(), "has_draft": True}, "a draft"),
     ],
 )
 def test_auto_falls_back_to_torch_with_a_reason(able, changes, words):
@@ -67,7 +77,7 @@ def test_without_a_compiler_or_switched_off_auto_is_torch_and_says_so(able):
     assert choose_engine(LONG).text() == "torch on cpu in float32 (no C++ compiler was found (c++, g++ or clang++))"
     able.setattr(library, "compiler", lambda: "c++")
     able.setattr(nvrtc, "is_available", lambda: False)
-    found = choose_engine(replace(LONG, config=small(), device="cuda"))
+    found = choose_engine(replace(LONG, config=small(), device=CUDA))
     assert (found.engine, found.why) == ("torch", "CUDA's run-time compiler (libnvrtc) was not found")
     able.setenv("GLASSFORMER_NATIVE", "0")
     assert choose_engine(LONG).why == "GLASSFORMER_NATIVE=0 is set"
@@ -79,7 +89,7 @@ def test_the_choice_does_not_depend_on_what_was_compiled_before(able):
     able.setattr(library, "build", lambda: pytest.fail("compiled"))
     assert choose_engine(LONG).engine == "native"
     able.setattr(nvrtc, "code_path", lambda *_: pytest.fail("looked for compiled code"))
-    assert choose_engine(replace(LONG, config=small(), device="cuda")).engine == "native"
+    assert choose_engine(replace(LONG, config=small(), device=CUDA)).engine == "native"
 
 
 def test_precisions_of_torch(able):
@@ -88,7 +98,7 @@ def test_precisions_of_torch(able):
     assert choose_engine(half, "torch", "bfloat16").precision == "bfloat16"
     assert choose_engine(half, "auto", "float16").engine == "torch"
     assert choose_engine(replace(LONG, dtype=torch.float64)).precision == "float64"
-    on_gpu = replace(half, device="cuda", config=small())
+    on_gpu = replace(half, device=CUDA, config=small())
     assert choose_engine(on_gpu, "torch").precision == "float16"
     assert choose_engine(on_gpu).to_dict() | {"why": ""} == {
         "engine": "native", "device": "cuda", "precision": "float32", "why": ""
@@ -115,7 +125,7 @@ def test_what_cannot_be_is_a_sentence(case):
 
 def test_a_gpu_has_no_int8():
     with pytest.raises(ValueError, match="is for CPUs"):
-        choose_engine(replace(LONG, config=small(), device="cuda"), "auto", "int8")
+        choose_engine(replace(LONG, config=small(), device=CUDA), "auto", "int8")
 
 
 def test_kernels_that_cannot_be_compiled_are_replaced_by_torch_or_refused(monkeypatch, tmp_path):
@@ -176,9 +186,20 @@ def test_half_precision_weights_are_converted_once():
 def test_torch_computes_in_the_precision_that_is_reported():
     half = gf.load("bard")
     for precision, dtype in (("auto", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        feed, chosen = _feed(half, [[1, 2, 3]], 4, True, None, "torch", precision)
+        request = GenerationRequest([[1, 2, 3]], 4, engine="torch", precision=precision)
+        state, chosen = make_state(half, request)
         assert chosen.precision == str(dtype).removeprefix("torch.")
         with torch.no_grad():
-            assert feed.start().dtype is dtype
-    assert in_precision(half, choose_engine(Call.of(half, "static", 4), "torch", "float16")) is half
+            assert state.start().dtype is dtype
+    assert in_precision(half, choose_engine(Call.of(half, request), "torch", "float16")) is half
     assert next(half.parameters()).dtype is torch.float16
+
+
+def test_without_the_kernels_package_torch_decodes(monkeypatch):
+    monkeypatch.delenv("GLASSFORMER_NATIVE")
+    monkeypatch.setitem(sys.modules, "glassformer.kernels.decode", None)
+    assert choose_engine(LONG).text() == "torch on cpu in float32 (the compiled kernels are not installed)"
+    assert generate(build(NANO), [[1, 2]], 40, draft="lookup").engine.engine == "torch"
+    for settings in ({"engine": "native"}, {"precision": "int8"}):
+        with pytest.raises(ValueError, match="the compiled kernels are not installed"):
+            generate(build(NANO), [[1, 2]], 40, **settings)

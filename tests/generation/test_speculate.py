@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.generation import Sampling, distribution, draw, generate, speculate, stream
-from glassformer.generation.speculate import DraftModel, EngineReader, Lookup, Proposal, Reader, Row, accept
-from glassformer.kernels.cpu.decode import library
+from glassformer.generation.request import GenerationRequest
+from glassformer.generation.speculate import DraftedSequence, DraftModel, Lookup, Proposal, Reader, TorchReader, accept
 from glassformer.model import build
 from tests import variants
-from tests.generation.test_feed import Counting
+from tests.generation.test_state import Counting
 from tests.variants import decoder, lively
 
 RAGGED = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [9, 3]]
@@ -82,9 +82,10 @@ def test_greedy_output_survives_rejections_in_every_kind_of_cache(name, window):
     model, _ = lively(untied(position=variants.POSITIONS[name], window=window), std=0.5)
     answer = generate(model, [[3, 1, 4]], 24, cache=False)[0]
     for kind in ("growing", "static", None, *(["windowed"] if window else [])):
-        row = Row([3, 1, 4], EngineReader(model, 27, kind, 3, None), Half(answer), 3, 0)
+        request = GenerationRequest([[3, 1, 4]], 24, draft_tokens=3)
+        row = DraftedSequence([3, 1, 4], 0, TorchReader(model, 27, kind, 3, None), Half(answer), request)
         while not row.ended:
-            row.advance(Sampling(0.0), 24, [])
+            row.advance()
         assert row.tokens == answer, kind
         assert (row.accepted, row.passes) == (13, 11)  # 1 + 2 + 3 + 4 tokens, twice; 1 + 2; the last
 
@@ -155,9 +156,11 @@ def drawn(readers, who, sampling, draws=900):
     counts = torch.zeros(WORDS, WORDS, WORDS, dtype=torch.float64)
     accepted = proposed = 0
     for seed in range(draws):
-        row = Row(PROMPTS[who], target, Lookup() if who == "lookup" else DraftModel(draft, sampling), 2, seed)
+        proposer = Lookup() if who == "lookup" else DraftModel(draft, sampling)
+        request = GenerationRequest([PROMPTS[who]], LENGTH, sampling, draft_tokens=2)
+        row = DraftedSequence(PROMPTS[who], seed, target, proposer, request)
         while not row.ended:
-            row.advance(sampling, LENGTH, [])
+            row.advance()
         counts[tuple(row.new)] += 1
         accepted, proposed = accepted + row.accepted, proposed + row.proposed
     return counts, accepted / proposed
@@ -342,23 +345,6 @@ def test_distributions_apart_by_rounding_alone_leave_a_token_to_draw():
     p = q.clone()
     p[0, 0] = math.nextafter(0.25, 0)
     assert accept(iter([p, p]), Proposal([0], [q]), [1 - 2**-53, 0.5]) == [1]
-
-
-@pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
-@pytest.mark.parametrize("who", ["near", "lookup"])
-def test_the_kernels_give_what_the_engine_gives(who):
-    model = lively(untied(), std=0.5)[0]
-    draft = near(model, 0.3).float() if who == "near" else "lookup"
-    model = model.float()
-    for sampling, chunk in ((None, None), (LIVELY, 2), (Sampling(repetition_penalty=1.3), 6)):
-        given = {"sampling": sampling, "seed": 3, "draft": draft, "draft_tokens": 3}
-        wanted = generate(model, RAGGED, 20, engine="torch", **given)
-        found = generate(model, RAGGED, 20, engine="native", prefill_chunk=chunk, **given)
-        assert found == wanted
-        assert found.acceptance == wanted.acceptance
-    for precision in ("float32", "int8"):
-        by = {"engine": "native", "precision": precision}
-        assert generate(model, RAGGED, 20, **by, draft=draft) == generate(model, RAGGED, 20, **by)
 
 
 @pytest.mark.parametrize(

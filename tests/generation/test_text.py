@@ -52,7 +52,7 @@ def test_characters_of_several_bytes_arrive_whole(tokenizer):
 def cut(text, tokenizer, tokens, **changes):
     """What a reader sees of a text that the limit of tokens cuts, and the whole of what was generated."""
     job = Continuation(saying(text, tokenizer), tokenizer, "the", max_new_tokens=tokens, **changes)
-    return "".join(job.words(gf.Sampling(0.0))), tokenizer.decode(job.head + job.new)
+    return "".join(job.pieces(gf.Sampling(0.0), whole_words=True)), tokenizer.decode(job.head + job.new)
 
 
 def test_printed_text_never_ends_in_the_middle_of_a_word(tokenizer):
@@ -73,12 +73,12 @@ def test_text_without_spaces_and_ids_are_printed_as_they_are(tokenizer, model):
         tokens = len(tokenizer.encode(text).ids)
         assert cut(text, tokenizer, tokens) == ("the" + text,) * 2
     job = Continuation(model, None, "5 7", ids=True, max_new_tokens=4)
-    assert "".join(job.words(gf.Sampling(0.0))) == " ".join(map(str, [5, 7, *job.new]))
+    assert "".join(job.pieces(gf.Sampling(0.0), whole_words=True)) == " ".join(map(str, [5, 7, *job.new]))
 
 
 def test_a_stop_prints_the_last_word_whole(tokenizer):
     job = Continuation(saying(" cat sat. the", tokenizer), tokenizer, "the", stop=(".",), max_new_tokens=30)
-    assert "".join(job.words(gf.Sampling(0.0))) == "the cat sat"
+    assert "".join(job.pieces(gf.Sampling(0.0), whole_words=True)) == "the cat sat"
 
 
 def test_stop_text_ends_the_output_and_is_not_shown(tokenizer):

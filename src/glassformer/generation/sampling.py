@@ -1,8 +1,8 @@
 """From logits to the next token: pure functions, each on (B,V) logits, chained by `distribution`.
 
 The order is fixed: repetition penalty, temperature, top-k, top-p, min-p; each works on what the one before it left,
-renormalised. Removed tokens get -inf. Randomness enters as one uniform number per row (`draw`), so the same numbers
-give the same tokens on every device and in every batch.
+renormalised. Removed tokens get -inf. Randomness enters as one uniform number per sequence (`draw`), so the same
+numbers give the same tokens on every device and in every batch.
 """
 
 from dataclasses import dataclass
@@ -60,12 +60,12 @@ def keep_top_k(logits: Float[Tensor, "B V"], k: int) -> Float[Tensor, "B V"]:
 
 
 def keep_top_p(logits: Float[Tensor, "B V"], p: float) -> Float[Tensor, "B V"]:
-    """Nucleus: from the likeliest down (ties: lowest id first) until the total is at least p. Holtzman et al. 2020."""
+    """Nucleus: keep the most likely tokens (ties: lowest id first) until they sum to p. Holtzman et al. 2020."""
     if p >= 1:
         return logits
     ordered, order = logits.sort(descending=True, stable=True)
     probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # mass of all likelier tokens
+    before = probabilities.cumsum(-1) - probabilities  # total probability of all more likely tokens
     dropped = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= p)
     return logits.masked_fill(dropped, float("-inf"))
 
@@ -81,7 +81,7 @@ def keep_min_p(logits: Float[Tensor, "B V"], min_p: float) -> Float[Tensor, "B V
 def distribution(
     logits: Float[Tensor, "B V"], sampling: Sampling, seen: Bool[Tensor, "B V"] | None = None
 ) -> Float[Tensor, "B V"]:
-    """Exact probabilities of the next token, float64. Temperature 0 puts all on the largest logit, lowest id first."""
+    """Return the exact probabilities of the next token, float64. Temperature 0: 1 for the largest logit, lowest id."""
     logits = logits.to(torch.float64)
     if seen is not None and sampling.repetition_penalty != 1:
         logits = penalize(logits, seen, sampling.repetition_penalty)
@@ -98,14 +98,14 @@ def distribution(
 
 
 def draw(probabilities: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> Int[Tensor, "B"]:
-    """The token at which the running total, in order of ids, first exceeds uniform * total; uniform is in [0, 1)."""
+    """Return the first token, in order of ids, whose cumulative probability exceeds uniform * total; uniform < 1."""
     total = probabilities.cumsum(-1)
     threshold = uniform.to(total)[:, None] * total[:, -1:]
     return torch.searchsorted(total, threshold, right=True)[:, 0]
 
 
 def require_numbers(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> None:
-    """Refuse tokens chosen from logits with a NaN: the likeliest is then that one, a drawn one lies beyond the last."""
+    """Refuse tokens that were chosen from logits with NaN: argmax returns the NaN, and a draw an id past the last."""
     last = logits.shape[-1] - 1
     picked = logits.gather(1, tokens.clamp(max=last)[:, None])[:, 0]
     if bool((picked.isnan() | (tokens > last)).any()):
@@ -118,7 +118,7 @@ def choose(
     uniform: Float[Tensor, "B"],
     seen: Bool[Tensor, "B V"] | None = None,
 ) -> Int[Tensor, "B"]:
-    """The next token of every row."""
+    """Return the next token of every sequence."""
     if sampling.temperature == 0:
         if seen is not None and sampling.repetition_penalty != 1:
             logits = penalize(logits, seen, sampling.repetition_penalty)

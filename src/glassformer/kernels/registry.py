@@ -22,6 +22,25 @@ def any_value(value: Any) -> bool:
     return True
 
 
+POSITION_FIELDS: dict[str, Rule] = {
+    "position.offset": any_value,
+    "position.base": any_value,
+    "position.layout": {"interleaved", "halves"},
+    "position.pairing": {"halves", "interleaved"},
+    "position.fraction": any_value,
+    "position.scaling": {None, "linear", "ntk", "yarn", "llama3"},
+    **dict.fromkeys(
+        (
+            *("position.scaling.factor", "position.scaling.original_max_len"),
+            *("position.scaling.beta_fast", "position.scaling.beta_slow", "position.scaling.attention_factor"),
+            *("position.scaling.truncate", "position.scaling.low_freq_factor", "position.scaling.high_freq_factor"),
+        ),
+        any_value,
+    ),
+}
+"""Fields of learned, sinusoidal and rotary positions, for kernels that read tables which the model itself computes."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One accelerated implementation."""

@@ -57,7 +57,7 @@ class Completion:
     def pieces(self) -> Iterator[str]:
         """Generate the text piece by piece; joined, the pieces are the whole text."""
         from glassformer.generation import Sampling
-        from glassformer.generation.loop import read_stop
+        from glassformer.generation.request import read_stop
 
         request, model = self.request, self.loaded.model
         temperature = 1.0 if request.temperature is None else request.temperature

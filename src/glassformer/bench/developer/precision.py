@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.generation.native_feed import NativeFeed
+from glassformer.kernels.cpu.decode import NativeDecoder
 from glassformer.kernels.cpu.decode.pack import Precision
 from glassformer.training import open_session, read_run
 from glassformer.weights import load
@@ -30,14 +30,16 @@ def token_by_token(model: Any, windows: Tensor, kind: Precision, batch: int) -> 
     length, found = windows.shape[1] - 1, []
     for first in range(0, len(windows), batch):
         some = windows[first : first + batch]
-        feed = NativeFeed(model, some[:, :1].tolist(), length, None, kind)
-        found.append(torch.stack([feed.start(), *(feed.step(some[:, t]).clone() for t in range(1, length))], 1))
+        decoder = NativeDecoder(model, len(some), length + 1, kind)
+        first_logits = decoder.read(some[:, :1].tolist())
+        found.append(torch.stack([first_logits, *(decoder.step(some[:, t]).clone() for t in range(1, length))], 1))
     return torch.cat(found).double().log_softmax(-1)
 
 
 def at_once(model: Any, windows: Tensor, kind: Precision) -> Tensor:
     """Return log-probabilities (windows, 1, V) after whole windows."""
-    return NativeFeed(model, windows[:, :-1].tolist(), 1, None, kind).start()[:, None].double().log_softmax(-1)
+    decoder = NativeDecoder(model, len(windows), windows.shape[1], kind)
+    return decoder.read(windows[:, :-1].tolist())[:, None].double().log_softmax(-1)
 
 
 def compare(read: Callable[[Precision], Tensor], targets: Tensor, label: str) -> None:

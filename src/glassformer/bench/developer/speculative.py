@@ -40,7 +40,8 @@ from glassformer import config as c
 from glassformer.config import presets
 from glassformer.generation import Sampling, stream
 from glassformer.generation.engine import Call, Precision, choose_engine
-from glassformer.generation.speculate import Acceptance, Draft, Speculation, make_readers
+from glassformer.generation.request import Draft, GenerationRequest
+from glassformer.generation.speculate import Acceptance, Speculation, make_readers
 from glassformer.model import DecoderLM, build
 from glassformer.model.block import Block
 from glassformer.model.feedforward import Dense
@@ -70,7 +71,7 @@ def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int |
     given = {**case.how, "draft": draft, "draft_tokens": case.k, "seed": seed, "stop": []}
     steps = stream(case.target, [case.prompt], case.new, case.sampling, **given)
     tokens = [next(steps)[0]]
-    already = len(steps.rows[0].new) if isinstance(steps, Speculation) else 1
+    already = len(steps.sequences[0].new) if isinstance(steps, Speculation) else 1
     begin = time.perf_counter()
     tokens += [gained[0] for gained in steps]
     seconds = time.perf_counter() - begin
@@ -134,10 +135,11 @@ def blocks(precisions: list[PrecisionName], rounds: int) -> None:
     widths = (1, 2, 3, 5, 9)
     print(f"{'one pass over':>24} " + " ".join(f"{width:>9}" for width in widths) + "  tokens, ms (ratio to one)")
     for name in precisions:
-        call = Call.of(model, "static", 32, has_draft=True)
+        request = GenerationRequest([row[:128]], 32, draft="lookup", draft_tokens=16)
+        call = Call.of(model, request)
         chosen = choose_engine(call, "torch", "float32") if name == "torch" else choose_engine(call, "native", name)
         for _ in range(2):  # the second use of a model puts its weights into huge pages
-            _, (reader,) = make_readers(model, [row[:128]], 32, "static", 16, None, chosen)
+            _, (reader,) = make_readers(model, request, chosen)
         taken: dict[int, list[float]] = {width: [] for width in widths}
         with torch.no_grad():
             reader.logits(row[:128], 1)

@@ -138,7 +138,7 @@ def ours(batch: int, count: int) -> Callable[[], float]:
         one, _ = single_decoder(model_of(), torch.bfloat16)
 
         def single() -> float:
-            one.place = PROMPT - 1
+            one.position = PROMPT - 1
             return timed(lambda: one.greedy(count)) / count
 
         return single

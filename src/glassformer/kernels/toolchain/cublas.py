@@ -1,10 +1,10 @@
-"""Products of matrices by cuBLASLt, the library that torch brings, by the fastest of the algorithms it offers.
+"""Matmuls by cuBLASLt, which comes with torch, with the fastest of the algorithms that it offers.
 
-torch takes the first that the library's heuristic names. Over GPT-2's training products on an H200 (cuBLAS 13.1) the
-fastest of eight takes 8 % less time in bfloat16 and 11 % less in 8 bits, up to 25 % for a single size. Which one it is
-differs from size to size, so each size is timed once, when it is first met.
+torch uses the first choice of the library's heuristic. Over the training matmuls of GPT-2 on an H200 (cuBLAS 13.1), the
+fastest of eight takes 8 % less time in bfloat16 and 11 % less in 8 bits, up to 25 % for a single size. Which one that
+is differs from size to size, so each size is timed once, at its first use.
 
-All of one device's products share memory to work in: they are for one stream at a time.
+All matmuls of one device share a workspace: use them on one stream at a time.
 """
 
 import ctypes
@@ -19,20 +19,20 @@ from torch import Tensor
 from glassformer.kernels.toolchain.nvrtc import CudaError
 
 OFFERED = 8
-"""Algorithms that are asked for, and timed."""
+"""Algorithms that are requested and timed."""
 ALIGNED = 16
-"""Bytes that addresses and rows are multiples of."""
+"""Alignment of addresses and rows in bytes."""
 WORKSPACE = 32 * 2**20
 ROUNDS, RUNS = 3, 4
-"""Algorithms take turns, so that a slow moment of the device meets them all; of a turn, the mean of some runs."""
-# from the library's header
+"""Algorithms are timed in turn, so that a slow moment of the device affects all; a round is the mean of RUNS runs."""
+# constants of cublasLt.h
 _TYPES = {torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29}
 _FLOAT32, _IN_FLOAT32 = 0, 68
 _TURN_A, _TURN_B, _EPILOGUE, _BIAS, _A_UNIT, _B_UNIT, _FAST, _BIAS_TYPE = 3, 4, 7, 8, 17, 18, 25, 26
 _KEPT, _KEPT_STEP, _KEPT_TYPE = 11, 12, 22
 _ADD_BIAS = 4
 _FINISHES = {"": 0, "gelu": 160, "gelu_slope": 192}
-"""Codes of what follows a product, with a tensor of its size that is kept, or was: GELU_AUX and DGELU."""
+"""Epilogues with an auxiliary tensor of the size of the result: GELU_AUX and DGELU."""
 _WORKSPACE_BYTES, _FIRST_ALIGNMENT = 1, 5
 
 
@@ -50,18 +50,18 @@ class _Offer(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Stored:
-    """A matrix as the library sees it, column after column, and whether it is to be turned first."""
+    """A column-major matrix as the library sees it, and whether it is transposed first."""
 
     rows: int
     columns: int
     step: int
-    """Numbers from one column to the next."""
+    """Elements from one column to the next."""
     turned: bool
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a product is, as far as the choice of an algorithm depends on it: (M,K) times (K,N), rows after rows."""
+    """The properties of a matmul (M,K) x (K,N), row-major, on which the choice of an algorithm depends."""
 
     M: int
     N: int
@@ -70,7 +70,7 @@ class Sizes:
     turned: tuple[bool, bool]
     """Whether the left factor is stored as (K,M), the right one as (N,K)."""
     steps: tuple[int, int]
-    """Numbers from row to row of each, as stored."""
+    """Elements from row to row of each, as stored."""
     biased: bool
     scaled: bool
     fast: bool
@@ -78,8 +78,11 @@ class Sizes:
     finish: str = ""
 
     def seen(self) -> tuple[Stored, Stored, Stored]:
-        """First, second factor and result as the library sees them. What is stored by rows is, by columns, the
-        transpose; so it is asked for (left right)^T = right^T left^T."""
+        """Return both factors and the result as the library sees them.
+
+        A row-major matrix is the transpose of a column-major one, so the library computes (left right)^T =
+        right^T left^T.
+        """
         left, right = self.turned
         first = Stored(self.K, self.N, self.steps[1], True) if right else Stored(self.N, self.K, self.steps[1], False)
         second = Stored(self.M, self.K, self.steps[0], True) if left else Stored(self.K, self.M, self.steps[0], False)
@@ -100,7 +103,7 @@ def _library() -> Any:
 
 @cache
 def available() -> bool:
-    """Whether there is a GPU that the library is for, and the library."""
+    """Return whether there is an NVIDIA GPU and the library."""
     if not torch.cuda.is_available() or torch.version.cuda is None:
         return False
     try:
@@ -111,7 +114,7 @@ def available() -> bool:
 
 
 def suits(left: Tensor, right: Tensor) -> bool:
-    """Whether two matrices can be multiplied here: rows are whole units of 16 bytes."""
+    """Return whether two matrices are supported: their rows must be multiples of 16 bytes."""
     return all(
         t.is_cuda and t.dtype in _TYPES and t.dim() == 2 and all(n * t.element_size() % ALIGNED == 0 for n in t.shape)
         for t in (left, right)
@@ -129,13 +132,13 @@ def multiply(
     finish: str = "",
     kept: Tensor | None = None,
 ) -> Tensor:
-    """left (M,K) times right (K,N) plus bias (N), in bfloat16; of a factor that is `turned` the transpose is given.
+    """Return left (M,K) times right (K,N) plus bias (N), in bfloat16. A factor that is `turned` is passed transposed.
 
-    Factors of 8 bits come with their `units`, numbers that they are multiplied by; `fast` adds up their products with
-    fewer bits. These want the left factor as it is and the right one turned.
+    Factors of 8 bits have scales, `units`; `fast` accumulates their products with fewer bits. The library needs the left
+    one as it is and the right one transposed.
 
-    `finish`, of x = left right + bias while it is at hand: "gelu" gives gelu(x), in its form with tanh, and writes x
-    into `kept`; "gelu_slope" gives x gelu'(kept), and takes no bias.
+    `finish` is an epilogue on x = left right + bias: "gelu" returns gelu(x), the tanh approximation, and writes x to
+    `kept`; "gelu_slope" returns x gelu'(kept) and takes no bias.
     """
     left, right = _in_rows(left), _in_rows(right)
     M, K = left.shape[::-1] if left_turned else left.shape
@@ -150,7 +153,7 @@ def multiply(
 
 
 def _in_rows(t: Tensor) -> Tensor:
-    """As it is, if the library can read it so."""
+    """Return a matrix as it is if the library can read it, otherwise a contiguous copy."""
     in_rows = t.stride(1) == 1 and t.stride(0) >= t.shape[1]
     aligned = t.data_ptr() % ALIGNED == 0 and t.stride(0) * t.element_size() % ALIGNED == 0
     return t if in_rows and aligned else t.clone(memory_format=torch.contiguous_format)
@@ -176,7 +179,7 @@ def _workspace(device: int) -> Tensor:
 
 
 class Plan:
-    """How a product is made: its description, and the algorithm."""
+    """How a matmul is computed: its description, and the algorithm."""
 
     def __init__(self, sizes: Sizes):
         self.sizes, self.algorithm = sizes, None
@@ -239,7 +242,7 @@ class Plan:
         return failed
 
     def _offers(self) -> list[Any]:
-        """Algorithms, the heuristic's first choice first."""
+        """Return the algorithms, in the order of the heuristic."""
         wish, found, offers = ctypes.c_void_p(), ctypes.c_int32(), (_Offer * OFFERED)()
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(wish))
         least = [(_FIRST_ALIGNMENT + n, ctypes.c_uint32(ALIGNED)) for n in range(4)]
@@ -275,7 +278,7 @@ class Plan:
 
 
 def fastest(times: list[list[float]]) -> int:
-    """Of contenders' times in some rounds, who has the least median; the first, if several have."""
+    """Return the index of the smallest median of some rounds; the first of equals."""
     medians = [sorted(taken)[len(taken) // 2] for taken in times]
     return medians.index(min(medians))
 

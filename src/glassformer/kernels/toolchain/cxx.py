@@ -1,4 +1,4 @@
-"""C++ compiled on demand by the machine's own compiler: once per source and processor, kept in the user's cache."""
+"""C++ compiled on demand by the compiler of the machine: once per source and processor, cached on disk."""
 
 import ctypes
 import hashlib
@@ -17,30 +17,30 @@ from glassformer.model.device import processor_description
 
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 120
-"""After which a compiler is given up on; it takes a few."""
+"""Time limit of the compiler, which usually takes a few seconds."""
 
 
 class CompileError(GlassformerError):
-    """Kernels that cannot be had here. One sentence."""
+    """Kernels that cannot be compiled here. One sentence."""
 
 
 @cache
 def compiler() -> str | None:
-    """The C++ compiler ($CXX, or the usual names), or None."""
+    """Return the C++ compiler ($CXX, or the usual names), or None."""
     named = os.environ.get("CXX")
     return next((found for name in (named, *COMPILERS) if name and (found := shutil.which(name))), None)
 
 
 def built(folder: Path, sources: Sequence[str], flags: Sequence[str], name: str) -> Path:
-    """The library of some sources, the first of which is compiled unless that was done. Written beside and renamed."""
+    """Return the library of some sources. The first is compiled, unless that was done; written atomically."""
     path, found = library_path(folder, sources, flags, name), compiler()
     if path.exists():
         return path
     if found is None:
         raise CompileError("no C++ compiler was found (c++, g++ or clang++): install one.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
-        made = Path(beside) / path.name
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        made = Path(temporary) / path.name
         command = [found, *flags, str(folder / sources[0]), "-o", str(made)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -54,7 +54,7 @@ def built(folder: Path, sources: Sequence[str], flags: Sequence[str], name: str)
 
 
 def library_path(folder: Path, sources: Sequence[str], flags: Sequence[str], name: str) -> Path:
-    """Where the library for these sources, this compiler and this processor lies, or will lie."""
+    """Return the path of the library for these sources, this compiler and this processor."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update((folder / source).read_bytes())
@@ -64,7 +64,7 @@ def library_path(folder: Path, sources: Sequence[str], flags: Sequence[str], nam
 
 
 def check_sizes(library: ctypes.CDLL, mirrors: Sequence[type[ctypes.Structure]]) -> None:
-    """Structures must have the size that the compiler gave them; `glass_sizes(n)` says it of the n-th."""
+    """Refuse structures whose size differs from the compiled one; `glass_sizes(n)` returns that of the n-th."""
     library.glass_sizes.restype = ctypes.c_int64
     for number, mirror in enumerate(mirrors):
         if library.glass_sizes(number) != ctypes.sizeof(mirror):
@@ -72,11 +72,11 @@ def check_sizes(library: ctypes.CDLL, mirrors: Sequence[type[ctypes.Structure]])
 
 
 def is_intel() -> bool:
-    """Whether Intel made the processor, as the system says."""
+    """Return whether the operating system reports an Intel processor."""
     return "Intel" in processor_description()
 
 
 def register_bits() -> int:
-    """Bits of the processor's vector registers, as the system says: 512 with AVX-512, 256 with AVX2, else 128."""
+    """Return the bits of the vector registers: 512 with AVX-512, 256 with AVX2 and FMA, otherwise 128."""
     flags = set(processor_description().split())
     return 512 if "avx512f" in flags else 256 if {"avx2", "fma"} <= flags else 128

@@ -1,4 +1,4 @@
-"""CUDA C++ compiled at run time by NVRTC, the compiler that comes with torch: kept on disk, launched by the driver."""
+"""CUDA C++ compiled at run time by NVRTC, which comes with torch: cached on disk, launched by the driver API."""
 
 import ctypes
 import hashlib
@@ -15,7 +15,7 @@ from glassformer.files import cache_folder, write_atomically
 
 
 class CudaError(GlassformerError):
-    """What CUDA refused. One sentence."""
+    """An error of CUDA. One sentence."""
 
 
 @cache
@@ -33,12 +33,12 @@ def _compiler() -> Any:
 
 
 def with_macros(macros: Mapping[str, int], texts: Iterable[str]) -> str:
-    """Texts as one, with numbers for the names they leave open."""
+    """Return sources as one, after #define lines for the macros."""
     return "\n".join([*(f"#define {name} {value}" for name, value in macros.items()), *texts])
 
 
 def code_path(text: str, capability: tuple[int, int]) -> Path:
-    """Where the machine code of a text lies, or will lie."""
+    """Return the path of the cached machine code of a source."""
     version = (ctypes.c_int * 2)()
     _compiler().nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
     mark = hashlib.sha256(f"{text}{capability}{list(version)}".encode()).hexdigest()[:16]
@@ -54,12 +54,12 @@ def is_available() -> bool:
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """As the compiler names it; Hopper's tensor cores are reached under a name of their own."""
+    """Return the compiler's name of an architecture; Hopper needs sm_90a for its tensor core instructions."""
     return f"sm_{capability[0]}{capability[1]}{'a' if capability == (9, 0) else ''}"
 
 
 def compiled(text: str, capability: tuple[int, int]) -> bytes:
-    """Machine code for a GPU, from the cache where it was made before."""
+    """Return machine code for a GPU, from the cache if it was compiled before."""
     path = code_path(text, capability)
     if path.exists():
         return path.read_bytes()
@@ -97,7 +97,7 @@ _COOPERATIVE, _CLUSTER = 2, 4
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute: a number, and a value in 64 bytes from the eighth on."""
+    """CUlaunchAttribute: an id, then at offset 8 a value of 64 bytes."""
 
     _fields_ = [("number", ctypes.c_uint64), ("value", ctypes.c_uint32 * 3), ("rest", ctypes.c_uint32 * 13)]
 
@@ -115,7 +115,7 @@ class _Launch(ctypes.Structure):
 
 
 class Map(ctypes.Structure):
-    """CUtensorMap: what the copy engine of Hopper and later GPUs is told of a matrix."""
+    """CUtensorMap: the description of a matrix for the tensor memory accelerator (Hopper and later)."""
 
     _fields_ = [("word", ctypes.c_uint64 * 16)]
 
@@ -125,14 +125,14 @@ _BFLOAT16, _PLAIN, _SWIZZLED_128, _TO_L2_BY_256 = 9, 0, 3, 3
 
 
 def tensor_map(matrix: Tensor, rows: int) -> Map:
-    """Of a matrix of bfloat16, to copy boxes of some rows by 64 columns; 16-byte units of a box swap places by row."""
+    """Return the map of a bfloat16 matrix for boxes of `rows` x 64 columns with the 128-byte swizzle."""
     return _tensor_map(matrix.data_ptr(), *matrix.shape, matrix.stride(0), rows)
 
 
-@lru_cache(1024)  # steps that are not captured come with the same addresses again
+@lru_cache(1024)  # steps outside a CUDA graph use the same addresses again
 def _tensor_map(address: int, height: int, width: int, stride: int, rows: int) -> Map:
     room = ctypes.create_string_buffer(2 * ctypes.sizeof(Map))
-    at = -(-ctypes.addressof(room) // 64) * 64  # the driver wants it there
+    at = -(-ctypes.addressof(room) // 64) * 64  # the driver requires 64-byte alignment
     sizes, step = (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(2 * stride)
     box, every = (ctypes.c_uint32 * 2)(64, rows), (ctypes.c_uint32 * 2)(1, 1)
     _call(
@@ -152,16 +152,16 @@ def _call(name: str, *arguments: Any) -> None:
     if failed:
         message = ctypes.c_char_p()
         _driver().cuGetErrorString(failed, ctypes.byref(message))
-        said = (message.value or b"?").decode()
-        raise CudaError(f"CUDA answered {name} with {said!r} (error {failed}): use engine='torch'.")
+        reason = (message.value or b"?").decode()
+        raise CudaError(f"CUDA answered {name} with {reason!r} (error {failed}): use engine='torch'.")
 
 
 class Kernel:
-    """A function of compiled code on the current device. Its one argument is a structure, passed by value."""
+    """A function of compiled code on the current device. Its only argument is a structure, passed by value."""
 
     def __init__(self, code: bytes, name: str, shared: int = 0):
-        """`shared`: bytes of memory that its launches ask for beside what the code declares."""
-        torch.cuda.current_stream()  # makes a context
+        """`shared`: bytes of dynamic shared memory of each launch."""
+        torch.cuda.current_stream()  # creates the CUDA context
         self.shared = shared
         self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
         _call("cuModuleLoadData", ctypes.byref(self.module), code)
@@ -177,21 +177,21 @@ class Kernel:
         together: bool = False,
         cluster: int = 1,
     ) -> None:
-        """Give the kernel to the current stream.
+        """Launch the kernel on the current stream.
 
-        `together`: all blocks at once or an error, where blocks wait for each other. `cluster`: as many neighbours
-        share their memory.
+        `together`: cooperative launch (all blocks resident at once, or an error), for blocks that wait for each other.
+        `cluster`: number of blocks per thread block cluster.
         """
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(given), ctypes.c_void_p))
         choices = ((together, _COOPERATIVE, (1,)), (cluster > 1, _CLUSTER, (cluster, 1, 1)))
-        asked = [_Attribute(number, value) for wanted, number, value in choices if wanted]
-        attributes = (_Attribute * len(asked))(*asked)
+        set_attributes = [_Attribute(number, value) for wanted, number, value in choices if wanted]
+        attributes = (_Attribute * len(set_attributes))(*set_attributes)
         stream = torch.cuda.current_stream().cuda_stream
-        shape = _Launch(blocks, 1, 1, threads, 1, 1, self.shared, stream, attributes, len(asked))
+        shape = _Launch(blocks, 1, 1, threads, 1, 1, self.shared, stream, attributes, len(set_attributes))
         _call("cuLaunchKernelEx", ctypes.byref(shape), self.function, arguments, None)
 
     def most_clusters(self, cluster: int, threads: int) -> int:
-        """How many clusters of blocks of some threads run at once."""
+        """Return how many clusters of blocks of `threads` threads run at once."""
         found, attributes = ctypes.c_int(), (_Attribute * 1)(_Attribute(_CLUSTER, (cluster, 1, 1)))
         shape = _Launch(cluster, 1, 1, threads, 1, 1, self.shared, None, attributes, 1)
         _call("cuOccupancyMaxActiveClusters", ctypes.byref(found), self.function, ctypes.byref(shape))
@@ -200,6 +200,6 @@ class Kernel:
 
 @cache
 def kernel(text: str, name: str, device: int, shared: int = 0) -> Kernel:
-    """Compiled and loaded once per text and device."""
+    """Return a kernel, compiled and loaded once per source and device."""
     with torch.cuda.device(device):
         return Kernel(compiled(text, torch.cuda.get_device_capability(device)), name, shared)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from glassformer.generation import Sampling
-    from glassformer.generation.feed import Feed
+    from glassformer.generation.state import TorchState
 
 
 def tokens(models: ModelStore, request: schema.Tokens) -> dict[str, Any]:
@@ -104,12 +104,13 @@ def sampling_of(request: schema.SamplingRequest) -> "Sampling":
 
 
 def start_feed(
-    loaded: LoadedModel, request: schema.TextRequest, new: int, cache: bool, kind: "type[Feed] | None" = None
+    loaded: LoadedModel, request: schema.TextRequest, new: int, cache: bool, kind: "type[TorchState] | None" = None
 ) -> Any:
     """Return the decode state of one prompt, checked as in `generate`. An encoder-decoder continues its `target`."""
     import torch
 
-    from glassformer.generation.feed import Feed, check_length, read_prompts
+    from glassformer.generation.request import check_length, read_prompts
+    from glassformer.generation.state import TorchState
 
     ids = loaded.check_ids(request.ids if request.ids is not None else loaded.encode(request.text or ""))
     model: Any = loaded.model  # read_prompts refuses an encoder
@@ -117,7 +118,7 @@ def start_feed(
     target = None if request.target is None else target_of(loaded, ids, request.target)
     new += 0 if target is None else len(target) - 1
     check_length(model, rows, new)
-    feed = (kind or Feed)(model, rows, new, "static" if cache else None, None)
+    feed = (kind or TorchState)(model, rows, new, "static" if cache else None, None)
     if target is not None:
         feed.tokens = torch.tensor([target], device=model.device)
     return feed
@@ -141,9 +142,9 @@ def steps(feed: Any, new: int, sampling: "Sampling", seed: int, stops: list[list
     """
     import torch
 
-    from glassformer.generation.feed import ends_with
     from glassformer.generation.loop import uniforms
     from glassformer.generation.sampling import choose, distribution
+    from glassformer.generation.state import ends_with
 
     uniform, generated = uniforms(seed, 1, new), []
     token = torch.empty(0)
@@ -163,7 +164,7 @@ def steps(feed: Any, new: int, sampling: "Sampling", seed: int, stops: list[list
 
 def generate(models: ModelStore, request: schema.Generate, emit: Emit) -> None:
     """Emit one `token` event per token, then `done`."""
-    from glassformer.generation.loop import read_stop
+    from glassformer.generation.request import read_stop
 
     loaded = models.get(request.model)
     begin = time.perf_counter()
@@ -188,11 +189,11 @@ def beam(models: ModelStore, request: schema.Beam) -> dict[str, Any]:
     """Return the tree of a beam search: the candidates of each step, which of them were kept, and the best text."""
     import torch
 
-    from glassformer.generation.beam import beam_search
-    from glassformer.generation.feed import Feed
-    from glassformer.generation.loop import read_stop
+    from glassformer.generation.beam import BeamSettings, beam_search
+    from glassformer.generation.request import read_stop
+    from glassformer.generation.state import TorchState
 
-    class RecordingFeed(Feed):
+    class RecordingState(TorchState):
         """Record the logits, and the parent and token of each beam that continues."""
 
         def start(self) -> "Tensor":
@@ -211,9 +212,10 @@ def beam(models: ModelStore, request: schema.Beam) -> dict[str, Any]:
             return self.logits[-1]
 
     loaded = models.get(request.model)
-    feed = start_feed(loaded, request, request.steps, cache=True, kind=RecordingFeed)
+    feed = start_feed(loaded, request, request.steps, cache=True, kind=RecordingState)
     with torch.no_grad():
-        (found,) = beam_search(feed, request.steps, request.beams, 1.0, read_stop(loaded.model, None), 1.0)
+        settings = BeamSettings(request.beams, request.steps, read_stop(loaded.model, None))
+        (found,) = beam_search(feed, settings)
         nodes = _tree(loaded, feed, request.beams)
     best = {"ids": found.tokens, "text": loaded.decode(found.tokens), "score": found.score}
     return {"nodes": nodes, "best": [{**best, "pieces": [loaded.token_text(i) for i in found.tokens]}]}

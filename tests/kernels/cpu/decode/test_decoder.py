@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassformer import config as c
-from glassformer.kernels.cpu.decode import NativeDecoder, NativeError, library, unsupported
+from glassformer.kernels.cpu.decode import NativeDecoder, NativeError, library, unsupported_config
 from glassformer.kernels.cpu.decode.decoder import fingerprint, settle, stretches, weights_of
 from glassformer.kernels.cpu.decode.pack import group_of, packed_as, quantise
 from tests import variants
 from tests.variants import decoder, lively, tokens
 
 pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
-KNOWN = {name: p for name, p in variants.POSITIONS.items() if unsupported(decoder(position=p)) is None}
+KNOWN = {name: p for name, p in variants.POSITIONS.items() if unsupported_config(decoder(position=p)) is None}
 
 
 def float_model(config, std=0.3):
@@ -33,7 +33,7 @@ def relative(found, wanted):
 @given(config=variants.decoders)
 def test_steps_equal_one_full_pass_for_every_variant_that_is_known(config):
     model = float_model(config)
-    if unsupported(config) is not None:
+    if unsupported_config(config) is not None:
         with pytest.raises(NativeError, match="engine='torch'"):
             NativeDecoder(model)
         return
@@ -47,7 +47,7 @@ def test_steps_equal_one_full_pass_for_every_variant_that_is_known(config):
 def test_prompts_of_any_length_read_at_once_or_in_chunks_equal_each_alone(config, chunk):
     """Rows of 1 to 45 tokens side by side: products of few and of many vectors, runs that a chunk cuts."""
     config = c.replace(config, max_len=64)
-    if unsupported(config) is not None:
+    if unsupported_config(config) is not None:
         return
     model = float_model(config)
     prompts = [tokens(1, n, vocab=config.vocab_size, seed=n)[0].tolist() for n in (1, 45, 5, 17)]

@@ -22,7 +22,7 @@ class Emulated(decoder.CudaDecoder):
     ):
         super().__init__(model, capacity, clusters, dtype)
         self.library = built(library.source(self.sizes, instead=MACHINE), "decode", folder, HERE)
-        assert self.library.size() == ctypes.sizeof(library.Given)
+        assert self.library.size() == ctypes.sizeof(library.Arguments)
 
     def _launch(self, count: int) -> None:
         self.library.run(ctypes.byref(self.arguments(count)), self.layout.blocks, 32 * (decoder.WARPS + 1))

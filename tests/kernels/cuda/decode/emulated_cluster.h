@@ -51,7 +51,7 @@ static inline void send(float* to, float number, u64* barrier, int rank) {
     }
     change((u64*)(other + ((char*)barrier - mine)), 0, -4);
 }
-static inline void meet_neighbours(const void* shared) {
+static inline void sync_cluster(const void* shared) {
     static std::atomic<int> arrived[64];
     memory_of[blockIdx.x] = (char*)shared;
     const int cluster = blockIdx.x / NEIGHBOURS, all = NEIGHBOURS * blockDim.x;
@@ -63,11 +63,11 @@ struct alignas(16) Line {
     float number[3];
     u32 tag;
 };
-static inline void leave_line(Line* at, float a, float b, float c, u32 tag) {
+static inline void publish_line(Line* at, float a, float b, float c, u32 tag) {
     std::lock_guard<std::mutex> guard(shared_lock);
     *at = {{a, b, c}, tag};
 }
-static inline Line look_at(const Line* at) {
+static inline Line read_line(const Line* at) {
     give_way();
     std::lock_guard<std::mutex> guard(shared_lock);
     return *at;

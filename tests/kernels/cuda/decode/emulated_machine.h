@@ -6,4 +6,4 @@ static inline Pack read16_fresh(const Stored* at) {
     return p;
 }
 static thread_local int meeting, meetings;
-static inline void meet() { wait_for(meeting, meetings, THREADS); }
+static inline void sync_compute_threads() { wait_for(meeting, meetings, THREADS); }

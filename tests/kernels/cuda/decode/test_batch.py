@@ -28,7 +28,7 @@ class Emulated(batch.CudaBatch):
         if name not in self.kernels:  # one that is never launched need not be compiled
             text = library.source(self.sizes_of[name], batch.PARTS, MACHINE)
             self.kernels[name] = built(text, name, self.folder, HERE)
-            assert self.kernels[name].size() == ctypes.sizeof(batch.Given)
+            assert self.kernels[name].size() == ctypes.sizeof(batch.Arguments)
         self.kernels[name].run(ctypes.byref(self.arguments(**changes)), blocks, 32 * batch.WARPS[name])
 
 

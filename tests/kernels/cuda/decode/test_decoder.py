@@ -90,7 +90,7 @@ def test_one_step_gives_logits_and_takes_another_token_than_the_likeliest(tmp_pa
     model = lively(small(), std=0.4)[0].float()
     native = Emulated(model, tmp_path, capacity=29)
     native.take([5, 6], [])
-    native.place = 0
+    native.position = 0
     with torch.no_grad():
         for i, token in enumerate((5, 6, 9)):
             found, wanted = native.step(token), model(torch.tensor([[5, 6, 9][: i + 1]]))[0, -1]

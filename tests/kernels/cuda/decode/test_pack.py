@@ -5,7 +5,7 @@ import torch
 
 from glassformer import config as c
 from glassformer.config import presets
-from glassformer.kernels.cuda.decode.pack import kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.kernels.cuda.decode.pack import kernel_sizes, position_tables, stacked_weights, unsupported_config
 from tests.variants import POSITIONS, decoder, lively
 
 
@@ -13,23 +13,23 @@ from tests.variants import POSITIONS, decoder, lively
     ("config", "words"),
     [
         (presets.bert_base(), "decoder-only"),
-        (decoder(placement="post"), "pre-norm"),
-        (presets.get("moe_tiny"), "pre-norm blocks with one feed-forward"),
+        (decoder(placement="post"), "placement='post'"),
+        (presets.get("moe_tiny"), "feedforward='moe'"),
         (decoder(position=c.Alibi()), "alibi"),
         (presets.get("llama2_7b"), "do not fit"),
-        (presets.get("qwen3_0_6b"), "norms of queries"),
-        (decoder(), "heads other than"),
-        (decoder(d_model=42, attention__d_head=16), "multiple of 8"),
+        (presets.get("qwen3_0_6b"), "attention.qk_norm='rms_norm'"),
+        (decoder(), "both must be 16, 32, 64 or 128"),
+        (decoder(d_model=42, attention__d_head=16), "multiples of 8"),
     ],
 )
 def test_what_they_do_not_know_is_said(config, words):
-    assert words in obstacle(config)
+    assert words in unsupported_config(config)
 
 
 def test_gpt2_and_small_llamas_are_known():
-    assert obstacle(presets.gpt2()) is None
+    assert unsupported_config(presets.gpt2()) is None
     llama = presets.get("llama2_7b")
-    assert obstacle(c.replace(llama, d_model=2048, attention__n_heads=16, feedforward__d_ff=5504)) is None
+    assert unsupported_config(c.replace(llama, d_model=2048, attention__n_heads=16, feedforward__d_ff=5504)) is None
 
 
 def test_matrices_are_stacked_by_layer():
@@ -44,10 +44,10 @@ def test_matrices_are_stacked_by_layer():
 
 def test_tables_are_those_of_the_scheme():
     learned = lively(decoder(position=POSITIONS["learned"]))[0].float()
-    assert torch.equal(position_tables(learned, 5)["places"], learned.decoder.position.weight)
+    assert torch.equal(position_tables(learned, 5)["position_table"], learned.decoder.position.weight)
     rotary = lively(decoder(position=POSITIONS["rotary-halves"]))[0].float()
     assert position_tables(rotary, 5)["cosines"].shape[0] == 5
-    assert position_tables(rotary, 5)["places"].numel() == 1
+    assert position_tables(rotary, 5)["position_table"].numel() == 1
 
 
 def test_sizes_are_numbers_the_preprocessor_can_read():

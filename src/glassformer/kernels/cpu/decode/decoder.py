@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from glassformer.kernels.cpu.decode.pack import (
     norm,
     room,
 )
+from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
 from glassformer.model import DecoderLM
 from glassformer.model.block import ParallelBlock, SequentialBlock
 from glassformer.model.positions import Learned, Rotary, Sinusoidal, alibi_slopes, sinusoids
@@ -30,27 +31,45 @@ from glassformer.shapes import Float, Int
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
 PLACEMENTS = ("pre", "post", "parallel")
 CHUNK = 1024
-"""Tokens of prompts that are read at once: their hidden layers must be held."""
+"""Tokens of prompts that are read at once: all their hidden activations are in memory."""
 _NONE, _TABLE, _HALVES, _PAIRS, _ALIBI = range(5)
 
 
-def unsupported(config: c.ModelConfig) -> str | None:
-    """Why the kernels cannot run a model of this config; None when they can."""
+ALLOWED: dict[str, Rule] = {
+    **dict.fromkeys(("vocab_size", "d_model", "n_layers", "max_len", "dropout", "init_std"), any_value),
+    "attention": {"Attention"},
+    **dict.fromkeys((f"attention.{name}" for name in ("n_heads", "n_kv_heads", "d_head", "d_value")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("scale", "bias", "out_bias")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("window", "window_layers")), any_value),
+    "attention.qk_norm": {None, "layer_norm", "rms_norm"},
+    **dict.fromkeys(("attention.qk_norm.eps", "attention.qk_norm.bias"), any_value),
+    "feedforward": {"dense", "gated", "none"},
+    "feedforward.activation": ACTIVATIONS,
+    **dict.fromkeys(("feedforward.d_ff", "feedforward.bias"), any_value),
+    "norm": {"layer_norm", "rms_norm"},
+    **dict.fromkeys(("norm.eps", "norm.bias"), any_value),
+    "position": {"none", "learned", "sinusoidal", "rotary", "alibi"},
+    **POSITION_FIELDS,
+    "placement": PLACEMENTS,
+    "embedding": {"Embedding"},
+    **dict.fromkeys(("embedding.scale", "embedding.norm"), any_value),
+    "head": {"Head"},
+    **dict.fromkeys(("head.tied", "head.bias", "head.scale"), any_value),
+    "special": {"Special"},
+    **dict.fromkeys((f"special.{name}" for name in ("bos", "eos", "pad", "start")), any_value),
+}
+"""The config fields that the kernels implement."""
+
+
+def unsupported_config(config: c.ModelConfig) -> str | None:
+    """Return why the kernels cannot run a model of this config, or None if they can."""
     if not isinstance(config, c.DecoderConfig):
         return "only decoder-only models have compiled kernels"
-    if isinstance(config.feedforward, c.MoE):
-        return "a mixture of experts has no compiled kernel"
-    if isinstance(config.position, c.T5Bias | c.Infused):
-        return f"positions of kind {config.position.kind!r} have no compiled kernel"
-    if config.head is None or config.head.transform is not None:
-        return "a head with a transform, or none, has no compiled kernel"
-    if config.embedding.n_segments:
-        return "segment embeddings have no compiled kernel"
-    return None
+    return unsupported_field(config, ALLOWED)
 
 
 class Weights:
-    """A model as the kernels read it: structures that point at its parameters, or at a packed copy of them."""
+    """A model as the kernels read it: structures with pointers to its parameters, or to a packed copy of them."""
 
     def __init__(self, model: DecoderLM, precision: Precision):
         cfg, feed = model.config, model.config.feedforward
@@ -99,15 +118,15 @@ _PACKED: "weakref.WeakKeyDictionary[DecoderLM, dict[str, tuple[Any, Weights]]]" 
 
 
 LONG = 200
-"""Tokens after which a model is given huge pages. They cost GPT-2 small 1.2 s and save 3 ms a token: whoever has
-decoded so many will probably decode twice as many more."""
+"""Tokens after which the weights of a model are moved to huge pages. For GPT-2 small this costs 1.2 s and saves 3 ms
+per token: a model that has decoded 200 tokens will probably decode 400 more."""
 _EXPECTED: "weakref.WeakKeyDictionary[DecoderLM, int]" = weakref.WeakKeyDictionary()
 
 
 def settle(model: DecoderLM, tokens: int) -> bool:
-    """Put a model's own weights into huge pages, once, when it is used for long enough; whether that was now.
+    """Move the weights of a model to huge pages once it has been used for long enough; return whether that was now.
 
-    Reading half a gigabyte per token through ordinary pages loses a fifth of the memory's speed to looking them up.
+    Reading half a gigabyte per token through ordinary pages loses a fifth of the memory bandwidth to TLB misses.
     """
     before = _EXPECTED.get(model, 0)
     _EXPECTED[model] = before + tokens
@@ -119,9 +138,9 @@ def settle(model: DecoderLM, tokens: int) -> bool:
 
 
 def stretches(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pieces of memory, those that lie less than a megabyte apart joined.
+    """Join address ranges that are less than a megabyte apart.
 
-    A matrix of two megabytes seldom holds a whole huge page; with its neighbours it does.
+    A matrix of two megabytes seldom contains a whole huge page, but together with its neighbours it does.
     """
     joined: list[tuple[int, int]] = []
     for first, last in sorted(pieces):
@@ -152,9 +171,9 @@ def weights_of(model: DecoderLM, precision: Precision) -> Weights:
 
 
 def fingerprint(model: DecoderLM) -> tuple[int, ...]:
-    """Addresses, sizes and one mark of all weights, which changes with any change of one (mark.h).
+    """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (mark.h).
 
-    The weights are read, at the speed of memory: writes through `.data` leave no other trace.
+    All weights are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
     """
     held = [parameter.detach().contiguous() for parameter in model.parameters()]
     pieces = (s.Piece * len(held))(*[s.Piece(p.data_ptr(), p.nbytes) for p in held])
@@ -165,16 +184,19 @@ def fingerprint(model: DecoderLM) -> tuple[int, ...]:
 class NativeDecoder:
     """A cache of `rows` sequences of at most `capacity` tokens, and the step that extends it."""
 
+    owns_threads = True
+    """Torch should compute in one thread between the steps: the kernels have threads of their own."""
+
     def __init__(
         self,
         model: DecoderLM,
         rows: int = 1,
         capacity: int | None = None,
-        precision: Precision = "float32",
+        precision: str = "float32",
         threads: int | None = None,
     ):
         cfg = model.config
-        reason = unsupported(cfg)
+        reason = unsupported_config(cfg)
         if reason is not None:
             raise library.NativeError(f"{reason}: use engine='torch'.")
         if precision not in KINDS:
@@ -186,19 +208,20 @@ class NativeDecoder:
         self.capacity = capacity or cfg.max_len or 1024
         if cfg.learned_positions is not None and cfg.max_len is not None:
             self.capacity = min(self.capacity, cfg.max_len)
-        self.weights = weights_of(model, precision)
-        if reads_in_place(model, precision):
+        known = cast("Precision", precision)
+        self.weights = weights_of(model, known)
+        if reads_in_place(model, known):
             settle(model, self.capacity)
         self.model = s.Model.from_buffer_copy(self.weights.model)
         self.tables = Store(0)
-        self._place(model.decoder.position)
+        self._set_positions(model.decoder.position)
         self.keys = borrow(self, cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
         self.values = borrow(self, cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        """Logits after one more token per row."""
-        # nothing but one call: at hundreds of tokens a second every operation of torch's counts
+        """Return the logits after one more token per sequence."""
+        # one foreign call and little else: at hundreds of tokens per second, every torch operation counts
         if tokens.shape != (self.rows,):
             raise library.NativeError(f"tokens of shape {tuple(tokens.shape)}: give one for each of {self.rows} rows.")
         given = tokens.to("cpu", torch.int64).contiguous()
@@ -217,13 +240,13 @@ class NativeDecoder:
         return f"the cache holds {self.capacity} tokens and is full: make it larger."
 
     def read(self, prompts: list[list[int]], chunk: int | None = None) -> Float[Tensor, "B V"]:
-        """Logits after a prompt per row, each as long as it is: no padding. `chunk`: the most tokens read at once.
+        """Return the logits after one prompt per sequence, without padding. `chunk`: most tokens read at once.
 
-        Of 16 tokens and more at once the activations are rounded too, because multiplications limit them: to bfloat16
-        where the weights are, to 8 bits with a scale per token and group of columns where those are int8 or int4.
-        Divergence of the next token from float32's after 96 tokens of a GPT-2 small with seeded weights: 1.9e-5 nats
-        in bfloat16 and 3.8e-4 in int8 (token by token, in float32 or 16 bits: 1.0e-5 and 1.6e-4; onnxruntime's int8,
-        with one scale per tensor: 5.8e-4).
+        From 16 tokens on, activations are rounded too, because multiplications are then the bottleneck: to bfloat16 if
+        the weights are bfloat16, to 8 bits with a scale per token and group of columns if they are int8 or int4.
+        KL divergence of the next token from float32 after 96 tokens of a GPT-2 small with seeded weights: 1.9e-5 nats
+        in bfloat16 and 3.8e-4 in int8 (token by token, with activations in float32 or 16 bits: 1.0e-5 and 1.6e-4; int8
+        of onnxruntime, with one scale per tensor: 5.8e-4).
         """
         rows, last = [], []
         for row, prompt in enumerate(prompts):
@@ -238,8 +261,21 @@ class NativeDecoder:
             logits[here] = self._run(entries[first : first + size], ends[here] - first)
         return logits
 
+    def extend(
+        self, sequence: int, keep: int, tokens: list[int], wanted: int, chunk: int | None = None
+    ) -> Float[Tensor, "T V"]:
+        """Crop a sequence to its first `keep` tokens, read more, and return the logits after the last `wanted`."""
+        self.lengths[sequence] = keep
+        entries = [(token, sequence, position) for position, token in enumerate(tokens, keep)]
+        size, first_wanted, logits = max(chunk or CHUNK, wanted), len(entries) - wanted, []
+        for first in range(0, len(entries), size):
+            part = torch.tensor(entries[first : first + size], dtype=torch.int32)
+            begin = min(max(first_wanted - first, 0), len(part) - 1)  # the kernels return at least one token's logits
+            logits.append(self._run(part, torch.arange(begin, len(part), dtype=torch.int32)))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)[-wanted:]
+
     def _run(self, entries: Int[Tensor, "N 3"], wanted: Int[Tensor, "M"]) -> Float[Tensor, "M V"]:
-        """Read tokens (token, row, place); logits of those wanted."""
+        """Read entries (token, sequence, position) and return the logits of those `wanted`."""
         if int(entries[:, 2].max()) >= self.capacity:
             raise library.NativeError(self._full())
         entries, wanted = entries.contiguous(), wanted.contiguous()
@@ -250,24 +286,24 @@ class NativeDecoder:
         return logits
 
     def reorder(self, parents: Int[Tensor, "N"]) -> None:
-        """Row i goes on from the present row parents[i]."""
+        """Let sequence i continue the present sequence parents[i]."""
         self.keys, self.values = self.keys.index_select(1, parents), self.values.index_select(1, parents)
         self.lengths = self.lengths.index_select(0, parents)
         self.rows = len(parents)
 
-    def _place(self, scheme: Any) -> None:
-        """Tables of positions, as long as the cache."""
-        places, keep = torch.arange(self.capacity), self.tables.refer
+    def _set_positions(self, scheme: Any) -> None:
+        """Set the position tables, as long as the cache."""
+        positions, keep = torch.arange(self.capacity), self.tables.refer
         match scheme:
             case Learned():
-                self.model.position, self.model.places = _TABLE, keep(scheme.weight[scheme.offset :])
+                self.model.position, self.model.position_table = _TABLE, keep(scheme.weight[scheme.offset :])
             case Sinusoidal():
-                waves = sinusoids(places, self.config.d_model, scheme.spec)
-                self.model.position, self.model.places = _TABLE, keep(waves)
+                waves = sinusoids(positions, self.config.d_model, scheme.spec)
+                self.model.position, self.model.position_table = _TABLE, keep(waves)
             case Rotary():
                 self.model.position = _HALVES if scheme.spec.pairing == "halves" else _PAIRS
                 self.model.rotated = scheme.d_rotated
-                self.model.cosines, self.model.sines = map(keep, scheme.table(places, torch.float32))
+                self.model.cosines, self.model.sines = map(keep, scheme.table(positions, torch.float32))
             case _ if isinstance(self.config.position, c.Alibi):
                 self.model.position = _ALIBI
                 self.model.slopes = keep(torch.tensor(alibi_slopes(self.config.n_heads)))

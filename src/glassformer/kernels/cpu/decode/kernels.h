@@ -1,9 +1,9 @@
-// Vectors of floats, and products of a float32 matrix with a few vectors at the speed memory delivers the matrix.
+// Vector types, and matmuls of a float32 matrix with a few vectors, limited by memory bandwidth.
 //
-// Written with the compiler's own vector types, as long as the processor's registers: of longer ones GCC keeps sums in
-// memory (a step of GPT-2 then took five times as long on a processor without AVX-512). A float32
-// matrix is read where it lies, row by row; the other kinds are copies in panels (packed.h). Sums are float32 in an order
-// that does not depend on the number of threads: a row is always summed by one thread.
+// Written with the vector types of the compiler, as long as the registers of the processor: with longer ones GCC keeps sums
+// in memory (a step of GPT-2 then took five times as long on a processor without AVX-512). A float32 matrix is read in
+// place, row by row; the other kinds are copies in panels (packed.h). Sums are float32 in an order that does not depend on
+// the number of threads: a row is always summed by one thread.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace glass {
 
 #if defined(__AVX512F__)
-constexpr int W = 16, SUMS = 28;  // numbers of a register; registers that sums may take
+constexpr int W = 16, SUMS = 28;  // floats per register; registers available for sums
 #elif defined(__AVX__)
 constexpr int W = 8, SUMS = 12;
 #elif defined(__aarch64__)
@@ -39,8 +39,8 @@ struct Matrix {           // y = weights x + bias
 
 inline vf load(const float* p) { return *(const vf*)p; }
 
-// A vector that stays in its register: the compiler would load it again for each product it is part of, and loads are
-// then what limits.
+// Keep a vector in its register: the compiler would load it again for each multiplication, and loads would then be the
+// bottleneck.
 inline vf held(vf v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
@@ -50,10 +50,10 @@ inline vf held(vf v) {
     return v;
 }
 
-// sum + a b, rounded once. Said in so many words, because GCC's tuning for some processors multiplies and adds apart where
-// sums wait for each other, and then the same sum has other bits beside others than alone.
+// sum + a b, rounded once. Written explicitly, because GCC's tuning for some processors splits it into a multiplication and
+// an addition, and then a vector gets different bits in a batch than alone.
 inline vf more(vf sum, vf a, vf b) {
-#if defined(__AVX512F__)  // with the intrinsic GCC moves sums between registers at every step
+#if defined(__AVX512F__)  // with the intrinsic, GCC moves sums between registers at every step
     asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
 #elif defined(__FMA__)
@@ -64,7 +64,7 @@ inline vf more(vf sum, vf a, vf b) {
 }
 inline vf more(vf sum, vf a, float b) { return more(sum, a, b - vf{}); }
 
-// The first n < W numbers of p, and `rest` after them.
+// The first n < W floats of p, then `rest`.
 inline vf load_some(const float* p, int n, float rest) {
     float a[W];
     for (int i = 0; i < W; i++) a[i] = i < n ? p[i] : rest;
@@ -73,7 +73,7 @@ inline vf load_some(const float* p, int n, float rest) {
 inline void store(float* p, vf v) { *(vf*)p = v; }
 inline void store_some(float* p, int n, vf v) { std::memcpy(p, &v, n * sizeof(float)); }
 
-inline float total(vf v) {  // pairwise, the same tree every time
+inline float total(vf v) {  // pairwise, always in the same order
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)v);
 #elif defined(__AVX__)
@@ -107,8 +107,8 @@ inline float dot(const float* a, const float* b, int n) {
     return rest;
 }
 
-// What the columns from `whole` on add to some rows times some vectors. Not inline: few matrices have such columns, and
-// every size of rows_times would carry it.
+// The contribution of the columns from `whole` on (fewer than W). Not inline: few matrices have such columns, and every
+// instance of rows_times would contain the code.
 __attribute__((noinline)) inline void add_rest(const float* w, long columns, long whole, const float* const* x,
                                                int rows, int vectors, float* out) {
     for (int r = 0; r < rows; r++)
@@ -118,9 +118,9 @@ __attribute__((noinline)) inline void add_rest(const float* w, long columns, lon
 
 // R rows times B vectors.
 //
-// One row is a single stream, which the processor itself reads ahead best; of R streams it loses track, so there the
-// second cache is asked for the rows that come `next`, if any. The order of a sum is the same for every R and B: a vector gets
-// the same bits alone and beside others.
+// One row is a single stream, which the hardware prefetcher handles best. It cannot follow R streams, so there the rows that
+// come `next`, if any, are prefetched into the L2 cache. The order of a sum is the same for every R and B: a vector gets the
+// same bits alone and in a batch.
 template <int R, int B, bool NEXT>
 inline void rows_times(const Matrix& m, int row, const float* next, const float* const* x, float* const* y) {
     const long columns = m.columns, whole = columns / W * W;
@@ -153,8 +153,8 @@ inline void rows_times(const Matrix& m, int row, const float* next, const float*
         for (int b = 0; b < B; b++) y[b][row + r] = out[r * B + b] + (m.bias ? m.bias[row + r] : 0.0f);
 }
 
-// B vectors, of which the last stands for those that are missing: it is computed again and written again. As many of them
-// meet the same rows at once as registers hold, and then the others, while the rows are in the first cache.
+// B vectors; the last is repeated for missing ones, which are computed and written again. As many vectors as the registers
+// hold are multiplied with the same rows at once, then the others, while the rows are in the L1 cache.
 template <int B>
 inline void band(const Matrix& m, int first, int last, const float* x, long pitch, int vectors, float* y, long stride,
                  int soon) {
@@ -176,7 +176,7 @@ inline void band(const Matrix& m, int first, int last, const float* x, long pitc
         for (int b = 0; b < B; b += FEW) rows_times<1, FEW, false>(m, row, nullptr, from + b, to + b);
 }
 
-// Rows first..last of y = m x (+ bias) for a few vectors at a distance of `pitch` and a float32 matrix.
+// Rows first..last of y = m x (+ bias) for a float32 matrix and a few vectors, `pitch` floats apart.
 inline void multiply_rows(const Matrix& m, int first, int last, const float* x, long pitch, int batch, float* y,
                           long stride, int soon) {
     for (; batch > 4; batch -= 8, x += 8 * pitch, y += 8 * stride)

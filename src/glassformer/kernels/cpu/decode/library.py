@@ -1,4 +1,4 @@
-"""The compiled kernels: built once per machine and source, kept in the user's cache, loaded with ctypes."""
+"""The compiled CPU kernels: built once per machine and source, cached on disk, loaded with ctypes."""
 
 import ctypes
 from functools import cache
@@ -16,20 +16,20 @@ SOURCES = (
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-trapping-math", "-fno-math-errno"
 )  # fmt: skip
-"""The last two let loops with a comparison become vectors; they change no result."""
+"""The last two let the compiler vectorise loops with a comparison; they do not change results."""
 
 
 class NativeError(GlassformerError):
-    """Kernels that cannot be had here. One sentence."""
+    """CPU kernels that cannot be used here. One sentence."""
 
 
 def unavailable() -> str | None:
-    """Return why the kernels cannot be compiled on this machine; None if they can, whether that was done or not."""
+    """Return why the kernels cannot be compiled on this machine, or None if they can."""
     return None if compiler() is not None else "no C++ compiler was found (c++, g++ or clang++)"
 
 
 def build() -> Path:
-    """Compile unless it is there already; returns the library."""
+    """Compile the kernels, unless that was done before, and return the path of the library."""
     try:
         return cxx.built(Path(__file__).parent, SOURCES, FLAGS, "glass")
     except cxx.CompileError as error:
@@ -38,7 +38,7 @@ def build() -> Path:
 
 @cache
 def load() -> ctypes.CDLL:
-    """The library, built first where it is missing."""
+    """Return the library, compiled if necessary."""
     from glassformer.kernels.cpu.decode import structures as s
 
     path = build()

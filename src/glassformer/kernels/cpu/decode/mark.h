@@ -1,8 +1,8 @@
-// A mark of some memory that changes with any change of it, at the speed memory is read.
+// A checksum of memory that changes with any change of it, computed at memory bandwidth.
 //
-// Eight by eight lanes of 64 bits take the words in turn: lane = mix((lane ^ word) * ODD). Each step is a bijection of the
-// lane for a given word and of the word for a given lane, so one changed word always changes the mark; words that change
-// places, or several changes at once, leave it the same with a probability of 2^-64.
+// 8 x 8 lanes of 64 bits take the words in turn: lane = mix((lane ^ word) * ODD). Each step is a bijection of the lane for a
+// given word and of the word for a given lane, so one changed word always changes the checksum. Several changes at once,
+// such as two swapped words, leave it the same with a probability of 2^-64.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace glass {
 
-struct Piece {  // some memory
+struct Piece {  // a range of memory
     const uint8_t* at;
     int64_t bytes;
 };
 
 typedef uint64_t vw __attribute__((vector_size(64), aligned(1), may_alias));
 constexpr uint64_t ODD = 0x9e3779b97f4a7c15u;
-constexpr long PORTION = 1 << 20, LINE = 64, TURN = 8 * LINE;  // bytes a thread takes, of a vector, of eight
+constexpr long PORTION = 1 << 20, LINE = 64, TURN = 8 * LINE;  // bytes per thread and turn, per vector, per eight vectors
 
 template <class V> inline V mixed(V state, V word) {
     state = (state ^ word) * ODD;
@@ -43,7 +43,7 @@ inline uint64_t mark_of(const uint8_t* at, long bytes) {
     return mark;
 }
 
-// The marks of all pieces in one, the same for any number of threads.
+// The combined checksum of all pieces, the same for any number of threads.
 inline uint64_t mark_of_all(const Piece* pieces, int count, int threads) {
     std::vector<Piece> portions;
     for (int i = 0; i < count; i++)

@@ -1,8 +1,8 @@
-"""A model's weights as the kernels read them.
+"""The weights of a model as the CPU kernels read them.
 
-In float32 the kernels read float32 parameters themselves: nothing is copied, and a changed weight is seen at once. Of
+In float32 the kernels read float32 parameters in place: nothing is copied, and a changed weight is used at once. For
 float16 and bfloat16 parameters they read an exact float32 copy. In bfloat16, int8 and int4 they read a packed copy, in
-huge pages where the system has them.
+huge pages if the system has them.
 """
 
 import contextlib
@@ -22,42 +22,42 @@ from glassformer.model.norm import LayerNorm, RMSNorm
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 GROUPS = {"int8": (256, 128, 64), "int4": (64,)}
-"""Columns that share a scale: the largest that divides a row. Fewer scales are less to read, more are more exact."""
+"""Columns that share a scale: the largest size that divides a row. Fewer scales are faster, more are more exact."""
 _LARGEST = {"int8": 127, "int4": 7}
 _LINE = 64
 _WIDE = 32
-"""Rows of a panel."""
+"""Rows of a panel, as in vectors.h."""
 
 
 _HUGE = 2 << 20
 _COLLAPSE = 25
-"""MADV_COLLAPSE of Linux 6.1: huge pages now, for memory that is there already."""
+"""MADV_COLLAPSE (Linux 6.1): move existing memory to huge pages now."""
 
 
 def stretch(n_bytes: int) -> Tensor:
-    """Bytes, all zero, that begin where a huge page does and are given huge pages as they are written.
+    """Return zeroed bytes that are aligned to a huge page and get huge pages when they are written.
 
-    Reading hundreds of megabytes per token walks through as many thousand ordinary pages, each of which must be looked
-    up; huge pages are five hundred times larger.
+    Reading hundreds of megabytes per token touches many thousand ordinary pages, each of which needs a TLB entry; huge
+    pages are five hundred times larger.
     """
-    # private: memory that processes could share has none where shmem_enabled says never, which is usual
+    # private: shared memory gets no huge pages if shmem_enabled is `never`, which is the usual setting
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
     memory = mmap.mmap(-1, n_bytes + _HUGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a Linux kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)  # which keeps the memory
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # the tensor keeps the memory alive
     start = -whole.data_ptr() % _HUGE
     return whole[start : start + n_bytes]
 
 
 _SPARE: list[Tensor] = []
-"""Memory of caches that are gone: clearing new pages costs a prompt of 512 tokens 2 to 6 % of its time."""
+"""Memory of caches that were freed: clearing new pages takes 2 to 6 % of the time of a prompt of 512 tokens."""
 _SPARES, _LARGEST_SPARE = 2, 64 << 20
 
 
 def borrow(owner: object, *shape: int) -> Tensor:
-    """float32, of any content, in huge pages where it is large enough for one; given back when its owner is gone."""
+    """Return uninitialised float32 memory, in huge pages if it is large enough; reused after its owner is freed."""
     size = 4 * math.prod(shape)
     if size < _HUGE:
         return torch.zeros(shape)
@@ -74,18 +74,18 @@ def _give_back(memory: Tensor) -> None:
 
 
 class Store:
-    """One stretch of memory that packed weights are copied into."""
+    """One block of memory that packed weights are copied to."""
 
     def __init__(self, n_bytes: int):
         self.memory = stretch(n_bytes)
         self.used = 0
         self.held: list[Tensor] = []
-        """What the structures point into."""
+        """The tensors that the structures point to, kept alive."""
         self.converted: dict[int, tuple[Tensor, Tensor]] = {}
-        """By address: a tensor of another dtype and its float32 copy, made once (a tied head is the embedding)."""
+        """By address: a tensor of another dtype and its float32 copy, which tied weights share."""
 
     def keep(self, tensor: Tensor) -> int:
-        """Copy a tensor in; returns its address."""
+        """Copy a tensor to the block and return its address."""
         flat = tensor.detach().contiguous().flatten()
         size = flat.numel() * flat.element_size()
         kept = self.memory[self.used : self.used + size].view(flat.dtype).copy_(flat)
@@ -100,7 +100,7 @@ class Store:
         tensor = tensor.detach()
         known, plain = self.converted.get(tensor.data_ptr(), (None, None))
         if known is None or plain is None or known.shape != tensor.shape or known.stride() != tensor.stride():
-            plain = tensor.float().contiguous()  # itself when it is both already
+            plain = tensor.float().contiguous()  # the tensor itself if it is both already
             if plain.data_ptr() != tensor.data_ptr():
                 self.converted[tensor.data_ptr()] = tensor, plain
         self.held.append(plain)
@@ -108,7 +108,7 @@ class Store:
 
 
 def collapse(first: int, last: int) -> bool:
-    """Ask for huge pages from address `first` to `last`; whether the system gave them. Nothing else changes."""
+    """Ask for huge pages from address `first` to `last`; return whether the system provided them."""
     first, last = -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
     if not sys.platform.startswith("linux") or last <= first:
         return False
@@ -117,20 +117,20 @@ def collapse(first: int, last: int) -> bool:
 
 
 def room(weights: list[Tensor], precision: Precision) -> int:
-    """Bytes that packing these matrices takes, at most."""
+    """Return an upper bound of the bytes of these matrices when they are packed."""
     if precision == "float32":
         return 0
     return sum(_filled(w) * 2 + _filled(w) // 16 + 4 * _LINE for w in weights)
 
 
 def _filled(weight: Tensor) -> int:
-    """Numbers of a matrix whose rows are whole panels and whose columns are even."""
+    """Return the elements of a matrix with its rows padded to whole panels and its columns to an even number."""
     rows, columns = weight.shape
     return -(-rows // _WIDE) * _WIDE * (columns + columns % 2)
 
 
 def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple[Tensor, Tensor]:
-    """Whole numbers and their scales (rows, columns / group): w = q * scale, scale = max|w| of the group / 127 or 7."""
+    """Return integers q and scales (rows, columns / group): w = q * scale, scale = max|w| of the group / 127 or 7."""
     largest = _LARGEST[precision]
     parts = weight.float().unflatten(1, (-1, group))
     scales = parts.abs().amax(-1).clamp(min=1e-30) / largest
@@ -139,30 +139,30 @@ def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple
 
 
 def group_of(columns: int, precision: Precision = "int8") -> int | None:
-    """The columns of a group, or None where rows of this length are not packed so."""
+    """Return the columns of a group, or None if rows of this length cannot be quantised."""
     return next((g for g in GROUPS.get(precision, ()) if columns % g == 0), None)
 
 
 def packed_as(columns: int, precision: Precision) -> Precision:
-    """int8 and int4 want rows of whole 64 columns; others are kept in bfloat16."""
+    """Return the precision of a matrix: int8 and int4 need a multiple of 64 columns, others become bfloat16."""
     return "bfloat16" if precision in GROUPS and group_of(columns, precision) is None else precision
 
 
 def panels(weight: Tensor, columns: int) -> Tensor:
-    """(rows, all) as (rows / 32, all / columns, 32, columns), filled up with zeros: some columns of 32 rows in turn."""
+    """Rearrange (rows, all) to (rows / 32, all / columns, 32, columns), padded with zeros."""
     missing = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % _WIDE)
     filled = nn.functional.pad(weight, missing) if any(missing) else weight
     return filled.unflatten(1, (-1, columns)).unflatten(0, (-1, _WIDE)).transpose(1, 2)
 
 
 def halves(whole: Tensor) -> Tensor:
-    """int4: of each 8 columns the first four in the low halves of 4 bytes, the others in the high ones."""
+    """Pack int4: of each 8 columns, the first four are the low halves of 4 bytes, the others the high halves."""
     low, high = (whole + 8).to(torch.uint8).unflatten(1, (-1, 2, 4)).unbind(2)
     return (low | high << 4).flatten(1)
 
 
 def matrix(store: Store, weight: Tensor, bias: Tensor | None, precision: Precision) -> Matrix:
-    """A matrix for the kernels."""
+    """Return a matrix for the kernels."""
     weight = weight.detach()
     made = Matrix(rows=weight.shape[0], columns=weight.shape[1], bias=store.refer(bias))
     precision = packed_as(weight.shape[1], precision)
@@ -186,7 +186,7 @@ def linear(store: Store, module: nn.Linear, precision: Precision) -> Matrix:
 
 
 def norm(store: Store, module: LayerNorm | RMSNorm | None) -> Norm:
-    """A norm for the kernels; none is one without weights."""
+    """Return a norm for the kernels; without weights if there is none."""
     if module is None:
         return Norm()
     bias = getattr(module, "bias", None)

@@ -1,15 +1,15 @@
-// Products with matrices that are kept in panels: 32 rows, and of each 4 bytes in turn.
+// Matmuls with matrices that are stored in panels of 32 rows: 4 bytes of each row in turn.
 //
 // A step of a panel is 128 bytes: 2 columns of bfloat16, 4 of int8, or 8 of int4 (the first four in the low halves).
-// The weights of a step meet one broadcast word of activations, so that every lane is a row of its own: nothing is summed
-// across lanes, and a matrix is one stream through memory for any number of vectors. A panel stays in the second cache
-// while all tiles of vectors meet it.
+// The weights of a step are multiplied with one broadcast word of activations, so that every lane is a row of its own:
+// nothing is summed across lanes, and a matrix is one stream through memory for any number of vectors. A panel stays in
+// the L2 cache while all tiles of vectors are multiplied with it.
 //
-// Few vectors (decoding) keep their precision: bfloat16 weights are widened and meet floats; whole numbers meet
-// activations of 16 bits, whose rounding, 1/65024 of the largest of a group, is far below a weight's own. Many vectors
-// (prompts) are limited by multiplications: there, if the processor has such products, bfloat16 meets bfloat16, and whole
-// numbers meet activations of 8 bits with a scale per vector and group of columns. tests/generate/native bounds all of
-// these.
+// Few vectors (decoding) keep their precision: bfloat16 weights are widened and multiplied with floats; integer weights
+// are multiplied with 16-bit activations, whose rounding error, 1/65024 of the largest of a group, is far below that of
+// the weights. Many vectors (prompts) are limited by multiplications: there, if the processor has the instructions,
+// bfloat16 is multiplied with bfloat16, and integers with 8-bit activations that have a scale per vector and group of
+// columns. tests/kernels/cpu/decode bounds the error of all of these.
 #pragma once
 #include "panels.h"
 
@@ -30,20 +30,20 @@ inline const float* scales_of(const Matrix& m, int row) {
 }
 
 #if defined(__AVX512VNNI__)
-inline vi dot_bytes(vi sums, vu weights, uint32_t x) {  // of W rows four weights each
+inline vi dot_bytes(vi sums, vu weights, uint32_t x) {  // four weights of each of W rows
     return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32((int)x));
 }
 #else
-vi dot_bytes(vi sums, vu weights, uint32_t x);  // nobody asks for it: few vectors meet pairs, and many are floats
+vi dot_bytes(vi sums, vu weights, uint32_t x);  // never called: without the instruction few vectors use pairs and many use floats
 #endif
 inline vu halves(vu v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
 
-// Of W rows two weights each, of 16 bits, times two numbers of 16 bits.
+// Two 16-bit weights of each of W rows times two 16-bit numbers.
 inline vi dot_pairs(vi sums, vu weights, const uint32_t& x) {
 #if defined(__AVX512BW__)
     return sums + (vi)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32((int)x));
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    vi both;  // said in so many words, because GCC asks for many x at once, and then has no registers for the sums
+    vi both;  // written in assembly, because GCC loads many x at once and then has no registers for the sums
     asm("vpbroadcastd %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(both) : "x"(weights), "m"(x));
     return sums;
 #else
@@ -113,7 +113,7 @@ inline void meet_halves(const vu* w, int steps, const uint32_t* x, vi (*high)[N]
         }
 }
 
-// The same where bytes cannot be multiplied: times numbers of 16 bits.
+// The same for processors without byte multiplication: times 16-bit numbers.
 template <int KIND, int B, int N> inline void meet_pairs(const vu* w, int steps, const uint32_t* x, vi (*sums)[N]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1;
     vi a[B][N] = {};
@@ -130,8 +130,8 @@ template <int KIND, int B, int N> inline void meet_pairs(const vu* w, int steps,
     std::memcpy(sums, a, sizeof a);
 }
 
-// A panel of whole numbers times B vectors of 16 bits, (group, then two words in turn, vector). Of high and low bytes
-// the high ones go first: their sums move up by 8 bits, and the low ones are added.
+// A panel of integers times B vectors of 16 bits, laid out (group, two words in turn, vector). High bytes come first: their
+// sums are shifted by 8 bits, then the low bytes are added.
 template <int KIND, int B>
 inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const float* all_scales, float (*out)[WIDE]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1, N = AT_ONCE<B>;
@@ -148,7 +148,7 @@ inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const
                 meet_pairs<KIND, B, N>(w, steps, x, whole);
                 for (int b = 0; b < B; b++)
                     for (int j = 0; j < N; j++) whole[b][j] += starts[b];
-            } else if constexpr (B < 4) {  // few sums: both halves at once, so that one addition need not wait for the last
+            } else if constexpr (B < 4) {  // few sums: both halves at once, so that additions do not wait for each other
                 vi low[B][N];
                 meet_halves<KIND, B, N, true>(w, steps, x, whole, low);
                 for (int b = 0; b < B; b++)
@@ -197,7 +197,7 @@ inline void many_brains(const uint8_t* w, int steps, const uint32_t* x, float (*
 #endif
 }
 
-// A panel of whole numbers times M vectors of bytes; asked for where bytes can be multiplied.
+// A panel of integers times M vectors of bytes, for processors with byte multiplication.
 template <int KIND, int M>
 inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, const float* scales, float (*out)[WIDE]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1, N = 2;
@@ -235,7 +235,7 @@ inline void many_of(const Matrix& m, int row, const Vectors& v, int tile, float 
     else if constexpr (HAS_BYTES) many_integers<KIND, M>(panel_of(m, row), v, tile, scales_of(m, row), out);
 }
 
-// y[i][row..] = out[i] + bias, for the vectors that there are.
+// y[i][row..] = out[i] + bias, for the vectors that exist.
 inline void deliver(const Matrix& m, int row, int last, const Vectors& v, int tile, const float (*out)[WIDE], float* y,
                     long stride) {
     const int width = std::min(WIDE, last - row), vectors = std::min(v.tile, v.batch - tile * v.tile);
@@ -261,7 +261,7 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
                 case 1: few_of<KIND, 1>(m, row, v, tile, out); break;
                 case 2: few_of<KIND, 2>(m, row, v, tile, out); break;
                 case 4: few_of<KIND, 4>(m, row, v, tile, out); break;
-                case 14: many_of<KIND, 14>(m, row, v, tile, out); break;  // where there are instructions for it
+                case 14: many_of<KIND, 14>(m, row, v, tile, out); break;  // only on processors with the instructions
                 default:
                     if (v.form == PAIRS || v.form == BYTES) many_of<KIND, 8>(m, row, v, tile, out);
                     else few_of<KIND, 8>(m, row, v, tile, out);
@@ -280,8 +280,8 @@ inline void widen_panel(const Matrix& m, int row, float* panel) {
         }
 }
 
-// Rows first..last of y = m x (+ bias); `v` holds x as form_of asks for it, but for few vectors and float32, which meet
-// x itself. `first` is a multiple of 32. `soon`: the row, if not 0, that this thread will probably go on from.
+// Rows first..last of y = m x (+ bias); `v` holds x in the form that form_of returns, except for few vectors and float32, which
+// use x itself. `first` is a multiple of 32. `soon`: if not 0, the row from which this thread will probably continue.
 inline void multiply(const Matrix& m, int first, int last, const float* x, long pitch, const Vectors& v, float* y,
                      long stride, int soon = 0) {
     if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, first, last, v, y, stride, soon, widen_panel);

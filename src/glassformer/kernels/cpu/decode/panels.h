@@ -1,14 +1,14 @@
-// Products of a float32 matrix with many vectors, at the speed the processor multiplies.
+// Matmuls of a float32 matrix with many vectors, limited by arithmetic.
 //
-// 32 rows of the matrix are turned into a panel (columns, 32), which stays in the second cache while every vector meets
-// it: one broadcast activation times two registers of weights, 14 vectors at a time, 28 sums in registers (6 and 12
-// where there are 16 registers). Turning takes a few percent where there are hundreds of vectors.
+// 32 rows of the matrix are transposed into a panel (columns, 32), which stays in the L2 cache while it is multiplied with
+// every vector: one broadcast activation times two registers of weights, 14 vectors at a time, 28 sums in registers (6 and
+// 12 on processors with 16 registers). The transposition takes a few percent of the time for hundreds of vectors.
 #pragma once
 #include "vectors.h"
 
 namespace glass {
 
-constexpr int DEEP = 384;  // columns of a panel that are met at once: with 14 vectors of them they fit the first caches
+constexpr int DEEP = 384;  // columns of a panel that are processed at once: they fit the L1 cache together with 14 vectors
 
 // panel[c - from][r] = row + r, column c of a float32 matrix; rows beyond the last are 0.
 inline void fill_panel(const Matrix& m, int row, int from, int to, float* panel) {
@@ -69,7 +69,7 @@ inline void meet_all(const float* panel, long pitch, int depth, const float* x, 
     some(std::integral_constant<int, SHORT / 2>()), some(std::integral_constant<int, 1>());
 }
 
-// Ask the second cache for a part of `depth` columns of 32 rows, from `start` on: what is met next, while this is met.
+// Prefetch `depth` columns of 32 rows, from `start` on, into the L2 cache, while the present ones are processed.
 inline void ask(const float* start, long depth, long pitch, int part, int parts) {
     const long lines = (depth + W - 1) / W, all = lines * WIDE;
     for (long i = all * part / parts; i < all * (part + 1) / parts; i++)

@@ -1,4 +1,4 @@
-// Functions of each number of a vector, 16 at a time: norms, activations, the softmax's exponential.
+// Elementwise functions of a vector, W elements at a time: norms, activations, the softmax's exponential.
 #pragma once
 #include "kernels.h"
 
@@ -55,7 +55,7 @@ inline void activate(int kind, float* x, int n) {
     }
 }
 
-inline void normalise(const Norm& norm, const float* x, int n, float* y) {
+inline void normalize(const Norm& norm, const float* x, int n, float* y) {
     const float mean = norm.centred ? sum_of(x, n) / n : 0.0f;
     for (int i = 0; i < n; i++) y[i] = x[i] - mean;
     const float inverse = 1 / std::sqrt(dot(y, y, n) / n + norm.eps);
@@ -65,7 +65,7 @@ inline void normalise(const Norm& norm, const float* x, int n, float* y) {
         for (int i = 0; i < n; i++) y[i] = y[i] * inverse * norm.weight[i];
 }
 
-// w[0..n) become exp(scale * w - highest); returns their sum.
+// w[0..n) become exp(scale * w - largest); returns their sum.
 inline float soften(float* w, int n, float scale) {
     const int whole = n / W * W;
     const vf last = whole < n ? load_some(w + whole, n - whole, -INFINITY) * scale : vf{} - INFINITY;

@@ -1,4 +1,4 @@
-// Threads that work on one step together.
+// The threads that compute one step together.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -29,13 +29,13 @@ struct Barrier {
             round.store(now + 1, std::memory_order_release);
             return;
         }
-        // a thread that is not running cannot arrive: give the processor away when it takes long
+        // a thread that is not running cannot arrive: yield the processor if the wait is long
         for (long spins = 0; round.load(std::memory_order_acquire) == now; spins++)
             spins < 20000 ? pause() : std::this_thread::yield();
     }
 };
 
-// Threads that wait for work: awake for a moment after each call, because a decoder calls again at once, then asleep.
+// Threads that wait for work: they spin for a moment after each call, because a decoder calls again at once, then sleep.
 class Pool {
     std::mutex mutex;
     std::condition_variable wake;

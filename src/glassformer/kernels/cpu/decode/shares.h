@@ -1,12 +1,12 @@
-// How the threads of a step share its work, and what they write on the way.
+// How the threads of a step divide its work, and the scratch buffers of a step.
 #pragma once
 #include "packed.h"
 #include "pool.h"
 
 namespace glass {
 
-// Vectors for products with one kind of matrix: of many there is one set that all threads prepare together, of few each
-// thread has its own.
+// Vectors in the form that one kind of matrix needs: many vectors are one set that all threads prepare together, of few
+// vectors each thread has a copy.
 struct Prepared {
     std::vector<Vectors> sets;
     bool joint = false, needed = false;
@@ -25,19 +25,19 @@ struct Prepared {
 };
 
 // Floats from one vector to the next of n: an odd number of cache lines, because vectors at a distance of a power of two
-// would push each other out of the caches.
+// would evict each other from the caches.
 inline long apart(long n) { return ((n + W - 1) / W | 1) * W; }
 
-// Where the first cache line of some memory begins: vectors that lie across two are loaded at half the speed.
+// The first cache line boundary in a buffer: vectors that cross two lines are loaded at half the speed.
 inline float* lined(std::vector<float>& held) {
     return held.data() + (-(uintptr_t)held.data() / sizeof(float)) % W;
 }
 
-// What a step writes on its way. It is kept for the next: new memory costs a prompt of hundreds of tokens 5 %.
+// The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
 struct Scratch {
     static constexpr long MOST = 64 << 20;  // bytes that are kept
     std::vector<float> qkv, mixed, first, second, hidden, gates, stream, normed;
-    Prepared narrow, mixes, wide, judged;  // the stream, attention's output, the hidden layer, what the head reads
+    Prepared narrow, mixes, wide, head_input;  // residual stream, output of attention, hidden layer, input of the head
     long used = 0;
 
     float* need(std::vector<float>& held, long n) {
@@ -45,25 +45,25 @@ struct Scratch {
         used += held.size() * sizeof(float);
         return lined(held);
     }
-    static Scratch& kept() {  // under the pool's turn
+    static Scratch& kept() {  // guarded by the lock of the pool
         static Scratch* made = new Scratch;
         return *made;
     }
 };
 
-// Rows that a thread takes at once: a panel of those that many vectors meet, else about as much as CHUNK bytes.
+// Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes.
 inline int chunk_of(const Matrix& w, int batch, int threads) {
     constexpr long CHUNK = 256 << 10;
     if (batch >= MANY) return WIDE;
     const long bits = w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4;
     const long rows = std::min(CHUNK * 8 / (w.columns * bits), (long)w.rows / threads);
-    const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // so many rows of float32 meet 4 or 8 vectors at once
+    const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // then three float32 rows are multiplied with 4 or 8 vectors at once
     const int step = threes ? 24 : WIDE;
     return (int)std::max(rows / step * step, (long)step);
 }
 
-// work(first, last, soon) for rows of a matrix, and those that are probably next: each thread has a chunk of its own and
-// then takes the next that nobody has, because memory serves threads unevenly. Who sums a row changes no bit.
+// work(first, last, soon) for rows of a matrix, and those that are probably next. Each thread has a first chunk and then
+// takes the next free one, because memory serves threads unevenly. Which thread sums a row does not change the result.
 template <class F>
 inline void share_rows(int t, int threads, std::atomic<int>& taken, const Matrix& w, int batch, F work) {
     const int chunk = chunk_of(w, batch, threads), rows = w.rows;

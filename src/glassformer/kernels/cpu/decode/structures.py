@@ -29,18 +29,18 @@ class Model(ctypes.Structure):
         *((name, c_int32) for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_value", "d_ff")),
         *((name, c_int32) for name in ("vocabulary", "placement", "activation", "gated", "position", "rotated")),
         ("scale", c_float), ("embed_scale", c_float), ("head_scale", c_float),
-        *((name, c_void_p) for name in ("tokens", "places", "cosines", "sines", "slopes")),
+        *((name, c_void_p) for name in ("tokens", "position_table", "cosines", "sines", "slopes")),
         ("embedded", Norm), ("last", Norm), ("head", Matrix), ("layer", POINTER(Layer)),
     )  # fmt: skip
 
 
 class Cache(ctypes.Structure):
-    """Keys and values (layers, rows, kv_heads, capacity, width)."""
+    """Keys and values (layers, sequences, kv_heads, capacity, width)."""
 
-    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("rows", c_int32), ("capacity", c_int32))
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("sequences", c_int32), ("capacity", c_int32))
 
 
 class Piece(ctypes.Structure):
-    """Some memory."""
+    """A range of memory."""
 
     _fields_ = (("at", c_void_p), ("bytes", c_int64))

@@ -1,8 +1,8 @@
-// Products of bfloat16 by a processor's matrix unit (Intel's AMX): 16 x 16 sums, 32 products each, in 16 clocks.
+// bfloat16 matmuls on a matrix unit (Intel's AMX): 16 x 16 sums, 32 products each, in 16 clocks.
 //
-// A tile of weights is 16 steps of half a panel just as it lies, because both want pairs of columns side by side. A tile
-// of activations is 32 columns of 16 vectors, each vector in one piece. With GLASS_TILES_BY_HAND the unit is played by
-// loops, so that what surrounds it can be tested on any processor.
+// A tile of weights is 16 steps of half a panel just as it lies, because both store pairs of columns next to each other. A
+// tile of activations is 32 columns of 16 vectors, each vector contiguous. With GLASS_TILES_BY_HAND loops emulate the unit,
+// so that the code around it can be tested on any processor.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -20,7 +20,7 @@ constexpr int TILE = 16;  // rows of a tile, and words of a row
 #if defined(GLASS_TILES)
 constexpr bool HAS_TILES = true;
 
-inline bool may_use_tiles() {  // the system keeps their registers for whoever asks, and may refuse
+inline bool may_use_tiles() {  // the operating system must enable the tile registers, and may refuse
     constexpr long ASK = 0x1023, TILE_DATA = 18;
     static const bool granted = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
     return granted;

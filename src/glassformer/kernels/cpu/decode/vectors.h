@@ -1,4 +1,4 @@
-// Activations as the products want them: tiles of a few vectors, whose numbers at one place of the sum lie side by side.
+// Activations in the layout of the matmuls: tiles of a few vectors, interleaved element by element.
 #pragma once
 #include <vector>
 #include "kernels.h"
@@ -8,12 +8,12 @@ namespace glass {
 
 constexpr int WIDE = 32;         // rows of a panel
 constexpr int PARTS = WIDE / W;  // registers of them
-// Vectors from which a product is limited by the processor, and it pays to bring a panel of weights into another order for
-// them. With short registers that takes longer.
+// From this many vectors on, a matmul is limited by arithmetic, and transposing a panel of weights pays off. With short
+// registers the transposition takes longer.
 constexpr int MANY = W == 16 ? 16 : 48;
 template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of whole numbers is (byte - ZERO) * scale
 
-// Parts of a panel that B vectors meet at once: as many as there are registers for.
+// Parts of a panel that are multiplied with B vectors at once: as many as there are registers for.
 template <int B> constexpr int AT_ONCE = SUMS / B >= PARTS ? PARTS : SUMS / B >= 4 && PARTS > 4 ? 4 : SUMS / B >= 2 ? 2 : 1;
 constexpr int TALL = W == 16 ? 14 : W == 8 ? 6 : 4, SHORT = W / 2;  // vectors of a tile where there are many; W at most
 static_assert(TALL <= W, "");
@@ -180,7 +180,7 @@ private:
         float largest = 1e-30f;
         for (int k = 0; k < W; k++) largest = most[k] > largest ? most[k] : largest;
         const float top = form == BYTES ? 127.0f : 32512.0f, inverse = top / largest;
-        const long place = ((long)i * groups() + g) * tile + b;
+        const long position = ((long)i * groups() + g) * tile + b;
         vi sums = {};
         for (int c = 0; c < group; c += W) {
             const vi q = nearest(load(x + c) * inverse);
@@ -202,7 +202,7 @@ private:
         }
         int32_t sum = 0;
         for (int k = 0; k < W; k++) sum += sums[k];
-        scales[place] = largest / top, starts[place] = -zero * sum;
+        scales[position] = largest / top, starts[position] = -zero * sum;
     }
 
     static vi nearest(vf x) {

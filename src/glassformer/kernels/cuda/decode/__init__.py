@@ -1,1 +1,1 @@
-"""Decoding on a GPU by one kernel that stays there; imported only where Triton is."""
+"""Decode kernels for NVIDIA GPUs: a persistent kernel for one sequence, a CUDA graph for any number of them."""

@@ -1,4 +1,4 @@
-"""Many sequences on a GPU: a step is one CUDA graph of matrix products and three kernels of our own between them."""
+"""Many sequences on a GPU: a step is one CUDA graph of matmuls, with three kernels of our own between them."""
 
 import ctypes
 from typing import Any
@@ -10,27 +10,33 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.kernels.cuda.decode import library
 from glassformer.kernels.cuda.decode.library import CudaDecodeError
-from glassformer.kernels.cuda.decode.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.kernels.cuda.decode.pack import (
+    ENDLESS,
+    kernel_sizes,
+    position_tables,
+    stacked_weights,
+    unsupported_config,
+)
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.model.feedforward import ACTIVATIONS
 from glassformer.shapes import Float, Int
 
 WARPS = {"advance": 24, "attend": 4, "choose": 32}
-"""Of 32 threads in a block of each kernel."""
+"""Warps of 32 threads in a block of each kernel."""
 ROUNDS = 2
-"""Keys that each of attend's groups of threads asks for before it can begin."""
+"""Keys that each group of threads of `attend` loads ahead of their use."""
 SHARES = {"w_out": 1, "w_down": 4}
-"""Parts of a product's sums that are left apart: `advance` adds them up as it reads them anyway."""
+"""Split-K: partial sums of a matmul that stay separate: `advance` adds them as it reads them."""
 PARTS = (*library.SHARED, "batch.cu")
 TENSORS = (
-    "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "places", "cosines", "sines", "weight", "bias",
-    "delta_bias", "stream", "normed", "keys", "values", "mixed",
+    "tokens", "lengths", "history", "table", "delta", "qkv", "logits", "position_table", "cosines", "sines", "weight",
+    "bias", "delta_bias", "stream", "normed", "keys", "values", "mixed",
 )  # fmt: skip
 
 
-class Given(ctypes.Structure):
-    """The argument of all three kernels (batch.cu)."""
+class Arguments(ctypes.Structure):
+    """The argument of all three kernels; mirrors the struct of batch.cu."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in TENSORS),
@@ -40,7 +46,7 @@ class Given(ctypes.Structure):
 
 
 def batch_sizes(model: DecoderLM, dtype: torch.dtype, kernel: str) -> dict[str, int]:
-    """What a kernel is compiled for."""
+    """Return the macros that a kernel is compiled with."""
     return {
         **kernel_sizes(model, dtype, WARPS[kernel]),
         "ROUNDS": ROUNDS,
@@ -49,21 +55,21 @@ def batch_sizes(model: DecoderLM, dtype: torch.dtype, kernel: str) -> dict[str, 
 
 
 def kernel_texts(model: DecoderLM, dtype: torch.dtype) -> dict[str, str]:
-    """The kernels' sources for a model."""
+    """Return the source of each kernel for a model."""
     return {name: library.source(batch_sizes(model, dtype, name), PARTS) for name in WARPS}
 
 
 def _columns(vocab: int) -> int:
-    """Rows of 50,257 logits would begin at odd places, which neither products nor loads of 16 bytes like."""
+    """Return the row length of the logits: rows of 50,257 would not be aligned for matmuls and 16-byte loads."""
     return -(-vocab // 8) * 8
 
 
 class CudaBatch:
-    """The caches of `rows` sequences of at most `capacity` tokens, and the step that extends them together."""
+    """The KV caches of `rows` sequences of at most `capacity` tokens, and the step that extends them together."""
 
     def __init__(self, model: DecoderLM, rows: int, capacity: int, dtype: torch.dtype = torch.bfloat16):
         cfg = model.config
-        reason = obstacle(cfg)
+        reason = unsupported_config(cfg)
         if reason is not None:
             raise CudaDecodeError(f"{reason}: use engine='torch'.")
         assert isinstance(cfg, c.DecoderConfig)
@@ -92,7 +98,7 @@ class CudaBatch:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def refresh(self, model: DecoderLM) -> None:
-        """The model's weights as they are now, in the same places: a captured step reads them there."""
+        """Copy the present weights of the model to the same addresses, where the captured graph reads them."""
         new = stacked_weights(model, self.dtype)
         for name, held in self.held.items():
             if isinstance(new.get(name), Tensor):
@@ -104,14 +110,14 @@ class CudaBatch:
             self.head_bias[: self.config.vocab_size].copy_(new["head_bias"])
 
     def take(self, rows: list[int], length: int, kept: list[tuple[Tensor, Tensor]]) -> None:
-        """Prompts of one length that the engine has read but for their last token: k, v (n,G,S,K) of each layer."""
+        """Take over prompts of one length that torch has read except for their last token: k, v (n,G,S,K) per layer."""
         for layer, (k, v) in enumerate(kept):
             self.keys[layer, rows, :, :length] = k.to(self.dtype)
             self.values[layer, rows, :, :length] = v.to(self.dtype)
         self.lengths[rows] = length
 
     def greedy(self, tokens: Int[Tensor, "B"], count: int) -> Int[Tensor, "B N"]:
-        """The `count` tokens after the given ones, each the likeliest; nothing waits for the GPU."""
+        """Return the `count` tokens after the given ones, each the most likely. Nothing waits for the GPU."""
         self.tokens.copy_(tokens)
         at = self.lengths[:, None].long() + torch.arange(1, count + 1, device=self.device)
         for _ in range(count):
@@ -119,7 +125,7 @@ class CudaBatch:
         return self.history.gather(1, at)
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
-        """Logits after one more token per row."""
+        """Return the logits after one more token per sequence."""
         self.tokens.copy_(tokens)
         self._run()
         return self.logits[:, : self.config.vocab_size].float()
@@ -135,7 +141,7 @@ class CudaBatch:
         tokens, lengths = self.tokens.clone(), self.lengths.clone()
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):  # compiles, chooses kernels and makes work spaces
+        with torch.cuda.stream(side):  # before the capture: compile, choose algorithms, allocate workspaces
             self._body()
         torch.cuda.current_stream(self.device).wait_stream(side)
         self.tokens.copy_(tokens)
@@ -145,17 +151,17 @@ class CudaBatch:
             self._body()
 
     def _body(self) -> None:
-        """The kernels of a step; Python runs this while capturing."""
+        """Launch the kernels of a step. Python runs this only while the graph is captured."""
         cfg, h = self.config, self.held
         self._advance(None, None, h["norm_a"][0], h["norm_a_bias"][0])
         for layer in range(cfg.n_layers):
-            qkv = self._product(self.normed, h["w_qkv"][layer], "b_qkv", layer)
+            qkv = self._linear(self.normed, h["w_qkv"][layer], "b_qkv", layer)
             window = cfg.window(layer) or ENDLESS
             caches = {"keys": self.keys[layer], "values": self.values[layer]}
             self._launch("attend", self.rows * cfg.n_heads, qkv=qkv, window=window, **caches)
-            mixed = self._in_shares(self.mixed, "w_out", layer)
+            mixed = self._split_linear(self.mixed, "w_out", layer)
             self._advance(mixed, h["b_out"][layer], h["norm_f"][layer], h["norm_f_bias"][layer])
-            fed = self._in_shares(self._hidden(layer), "w_down", layer)
+            fed = self._split_linear(self._hidden(layer), "w_down", layer)
             last = layer + 1 == cfg.n_layers
             names = ("last_norm", "last_norm_bias") if last else ("norm_a", "norm_a_bias")
             weight, bias = (h[name] if last else h[name][layer + 1] for name in names)
@@ -163,11 +169,11 @@ class CudaBatch:
         self.logits = F.linear(self.normed, self.head, self.head_bias)
         self._launch("choose", self.rows)
 
-    def _product(self, x: Tensor, weight: Tensor, bias: str, layer: int) -> Tensor:
+    def _linear(self, x: Tensor, weight: Tensor, bias: str, layer: int) -> Tensor:
         return F.linear(x, weight, self.biases[bias][layer] if self.biases else None)
 
-    def _in_shares(self, x: Tensor, name: str, layer: int) -> Float[Tensor, "N B D"]:
-        """A product but for its bias, as sums over parts of what is summed up."""
+    def _split_linear(self, x: Tensor, name: str, layer: int) -> Float[Tensor, "N B D"]:
+        """Return a matmul without its bias as N partial sums over slices of the inner dimension."""
         weight = self.held[name][layer]
         shares = next(n for n in (SHARES[name], 2, 1) if weight.shape[1] % (8 * n) == 0)
         if shares == 1:
@@ -179,13 +185,15 @@ class CudaBatch:
         feed, weight = self.config.feedforward, self.held["w_up"][layer]
         assert isinstance(feed, c.Dense | c.Gated)
         if isinstance(feed, c.Gated):
-            up, gate = self._product(self.normed, weight, "b_up", layer).chunk(2, -1)
+            up, gate = self._linear(self.normed, weight, "b_up", layer).chunk(2, -1)
             return ACTIVATIONS[feed.activation](gate) * up
         if feed.activation == "gelu_tanh" and self.biases and self.device.type == "cuda":
             given = (self.biases["b_up"][layer], self.normed, weight.T)
-            fused: Tensor = torch._addmm_activation(*given, use_gelu=True)  # cuBLAS's GELU is the one with tanh
+            fused: Tensor = torch._addmm_activation(
+                *given, use_gelu=True
+            )  # the GELU of cuBLAS is the tanh approximation
             return fused
-        return ACTIVATIONS[feed.activation](self._product(self.normed, weight, "b_up", layer))
+        return ACTIVATIONS[feed.activation](self._linear(self.normed, weight, "b_up", layer))
 
     def _advance(
         self, delta: Tensor | None, shift: Tensor | None, weight: Tensor, bias: Tensor, factor: float = 1.0
@@ -197,9 +205,9 @@ class CudaBatch:
         kernel = nvrtc.kernel(self.texts[name], name, self.device.index or 0)
         kernel.launch(self.arguments(**changes), blocks, 32 * WARPS[name])
 
-    def arguments(self, **changes: Any) -> Given:
-        """What a kernel is given; without a delta the stream begins."""
-        cfg, given = self.config, Given()
+    def arguments(self, **changes: Any) -> Arguments:
+        """Return the argument of a kernel. Without a delta, `advance` starts from the embedding."""
+        cfg, given = self.config, Arguments()
         own = ("tokens", "lengths", "history", "logits", "stream", "normed", "mixed")
         held = {**self.held, **{name: getattr(self, name) for name in own}}
         for name in TENSORS:

@@ -1,16 +1,17 @@
-// What decode.cu asks of a machine with clusters of blocks (compute capability 9): barriers in shared memory that count
-// bytes, copies and sends that report to them, and lines of 16 bytes that blocks far apart leave for each other. Fifth of
-// the parts; tests have another for CPUs.
+// Primitives of decode.cu for thread block clusters (compute capability 9): mbarriers in shared memory that count bytes,
+// copies and remote stores that complete on them, and 16-byte lines in global memory through which blocks of different
+// clusters exchange results. Part 5; the tests replace it by an emulation on the CPU.
 
 __device__ inline u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// The ring that weights pass through. The launch asks for it.
+// The ring buffer of weights: RING stages of STAGE bytes of dynamic shared memory.
 __device__ inline unsigned char* ring_memory() {
     extern __shared__ __align__(128) unsigned char ring[];
     return ring;
 }
 
-// A barrier's round ends when `count` have arrived and all bytes announced have come; rounds are told apart by parity.
+// A phase of a barrier ends when `count` threads have arrived and all expected bytes have been written. Waiting threads
+// distinguish consecutive phases by their parity.
 __device__ inline void make_barrier(u64* barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
@@ -31,7 +32,7 @@ __device__ inline void await(u64* barrier, int parity) {
         "}" ::"r"(shared_address(barrier)), "r"(parity)
         : "memory");
 }
-// Bytes of a matrix into this block's memory.
+// Bulk copy of bytes from global memory to the shared memory of this block; completes on `barrier`.
 __device__ inline void copy_in(void* to, const void* from, u32 bytes, u64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
@@ -43,19 +44,20 @@ __device__ inline int rank_in_cluster() {
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// A number to where `to` is in the memory of the neighbour of that rank, reported to its barrier.
+// Store a float at the address `to` in the shared memory of the block of that rank in the cluster; completes on the
+// barrier of that block.
 __device__ inline void send(float* to, float number, u64* barrier, int rank) {
     asm volatile(
         "{\n"
-        ".reg .u32 there, told;\n"
+        ".reg .u32 there, arrived;\n"
         "mapa.shared::cluster.u32 there, %0, %3;\n"
-        "mapa.shared::cluster.u32 told, %2, %3;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [told];\n"
+        "mapa.shared::cluster.u32 arrived, %2, %3;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [arrived];\n"
         "}" ::"r"(shared_address(to)), "f"(number), "r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
-// All threads of all blocks of a cluster; before it, barriers are made known to the neighbours. A warp arrives as one.
-__device__ inline void meet_neighbours(const void*) {
+// Barrier of all threads of all blocks of a cluster. The fence makes initialised mbarriers visible to the other blocks.
+__device__ inline void sync_cluster(const void*) {
     __syncwarp();
     asm volatile(
         "fence.mbarrier_init.release.cluster;\n"
@@ -63,18 +65,19 @@ __device__ inline void meet_neighbours(const void*) {
         "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Three numbers and a tag, written and read as one: who sees the tag sees the numbers, and no other signal is needed.
+// Three floats and a tag, written and read with one 16-byte access: a reader that sees the tag also sees the floats, so no
+// fence or flag is needed.
 struct alignas(16) Line {
     float number[3];
     u32 tag;
 };
-__device__ inline void leave_line(Line* at, float a, float b, float c, u32 tag) {
+__device__ inline void publish_line(Line* at, float a, float b, float c, u32 tag) {
     u64 low = (u64)__float_as_uint(b) << 32 | __float_as_uint(a), high = (u64)tag << 32 | __float_as_uint(c);
     asm volatile("{\n.reg .b128 line;\nmov.b128 line, {%1, %2};\nst.relaxed.gpu.global.b128 [%0], line;\n}" ::"l"(at),
                  "l"(low), "l"(high)
                  : "memory");
 }
-__device__ inline Line look_at(const Line* at) {
+__device__ inline Line read_line(const Line* at) {
     u64 low, high;
     asm volatile("{\n.reg .b128 line;\nld.relaxed.gpu.global.b128 line, [%2];\nmov.b128 {%0, %1}, line;\n}"
                  : "=l"(low), "=l"(high)

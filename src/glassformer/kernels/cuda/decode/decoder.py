@@ -1,4 +1,4 @@
-"""One sequence on a GPU: a model's weights as the persistent kernel reads them, its cache, and the launching."""
+"""One sequence on a GPU: the weights in the layout of the persistent kernel, the KV cache, and the launches."""
 
 from functools import cache
 
@@ -8,43 +8,54 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.kernels.cuda.decode import library
 from glassformer.kernels.cuda.decode.library import CudaDecodeError
-from glassformer.kernels.cuda.decode.pack import ENDLESS, kernel_sizes, obstacle, position_tables, stacked_weights
+from glassformer.kernels.cuda.decode.pack import (
+    ENDLESS,
+    kernel_sizes,
+    position_tables,
+    stacked_weights,
+    unsupported_config,
+)
 from glassformer.kernels.cuda.decode.stream import MEMORY, Layout, fill
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
 from glassformer.shapes import Float, Int
 
 WARPS = 15
-"""Of 32 threads in each block that compute; one more fetches weights."""
+"""Warps of 32 threads in each block that compute; one more warp fetches weights."""
 NEIGHBOURS = 8
-"""Blocks of a cluster: the most that every machine with clusters allows."""
+"""Blocks of a cluster: 8 is the largest portable cluster size."""
 PROBE = 'extern "C" __global__ void probe(int) {}'
 
 
-def can_run(model: DecoderLM, dtype: torch.dtype) -> bool:
-    """Whether there are clusters (since compute capability 9), and a block's memory is large enough for the model."""
-    return torch.cuda.get_device_capability(model.device) >= (9, 0) and layout_for(model, dtype).fits
+def unsupported_device(config: c.ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return why the persistent kernel cannot run on this GPU, or None if it can."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return "the GPU has no thread block clusters (compute capability 9.0 or later)"
+    assert isinstance(config, c.DecoderConfig)
+    if not Layout(config, dtype, _clusters(device.index or 0), NEIGHBOURS, WARPS).fits:
+        return "the model does not fit a block's shared memory"
+    return None
 
 
 @cache
 def _clusters(device: int) -> int:
-    """How many clusters the device runs at once."""
+    """Return how many clusters the device runs at once."""
     return nvrtc.kernel(PROBE, "probe", device, MEMORY - 1024).most_clusters(NEIGHBOURS, 32 * (WARPS + 1))
 
 
 def layout_for(model: DecoderLM, dtype: torch.dtype, clusters: int | None = None) -> Layout:
-    """How the weights are dealt out; on all of the model's device unless told."""
+    """Return how the weights are distributed over the blocks; by default over as many clusters as the GPU runs."""
     assert isinstance(model.config, c.DecoderConfig)
     return Layout(model.config, dtype, clusters or _clusters(model.device.index or 0), NEIGHBOURS, WARPS)
 
 
 def kernel_text(model: DecoderLM, dtype: torch.dtype) -> str:
-    """The kernel's source for a model."""
+    """Return the source of the kernel for a model."""
     return library.source({**kernel_sizes(model, dtype, WARPS), **layout_for(model, dtype).macros})
 
 
 class CudaDecoder:
-    """The cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
+    """The KV cache of one sequence of at most `capacity` tokens, and the kernel that extends it."""
 
     def __init__(
         self,
@@ -54,7 +65,7 @@ class CudaDecoder:
         dtype: torch.dtype = torch.bfloat16,
     ):
         cfg = model.config
-        reason = obstacle(cfg)
+        reason = unsupported_config(cfg)
         if reason is not None:
             raise CudaDecodeError(f"{reason}: use engine='torch'.")
         assert isinstance(cfg, c.DecoderConfig)
@@ -64,7 +75,7 @@ class CudaDecoder:
         self.layout = layout_for(model, dtype, clusters)
         self.sizes = {**kernel_sizes(model, dtype, WARPS), **self.layout.macros}
         self.text = library.source(self.sizes)
-        self.place, self.tag = 0, 0
+        self.position, self.tag = 0, 0
         self.tokens = torch.zeros(self.capacity + 1, dtype=torch.int32, device=self.device)
         self.logits = torch.zeros(cfg.vocab_size, device=self.device)
         self.given = {**self._buffers(), **position_tables(model, self.capacity)}
@@ -83,40 +94,40 @@ class CudaDecoder:
         return {
             "keys": new(*stored, cfg.d_head, dtype=self.dtype), "values": new(*stored, cfg.d_value, dtype=self.dtype),
             "weights": self.layout.empty(self.device),
-            # heads and hidden layers, in turns; lines of 16 bytes
+            # (from heads or hidden units, 2 alternating sets, blocks, lines of 16 bytes); see heads.cuh
             "lines": new(2, 2, self.layout.blocks, lines, 4, dtype=torch.float32),
             "best": new(self.layout.blocks, 4, dtype=torch.float32),
             "windows": torch.tensor(windows, dtype=torch.int32, device=self.device),
         }  # fmt: skip
 
     def refresh(self, model: DecoderLM) -> None:
-        """The model's weights as they are now."""
+        """Copy the present weights of the model."""
         held = stacked_weights(model, self.dtype)
         fill(self.given["weights"], self.layout, held)
         self.given.update({name: held[name] for name in library.TENSORS if name in held})
         self.head_scale = held["head_scale"]
 
     def take(self, tokens: list[int], kept: list[tuple[Tensor, Tensor]]) -> None:
-        """A prompt that the engine has read but for its last token: keys and values (G, S, K) of each layer."""
+        """Take over a prompt that torch has read except for its last token: keys and values (G, S, K) per layer."""
         for layer, (k, v) in enumerate(kept):
             self.given["keys"][layer, :, : k.shape[1]] = k
             self.given["values"][layer, :, : v.shape[1]] = v
         self.tokens[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=self.device)
-        self.place = len(tokens) - 1
+        self.position = len(tokens) - 1
 
     def greedy(self, count: int) -> Int[Tensor, "N"]:
-        """The next `count` tokens, each the likeliest, in one launch."""
-        if self.place + count > self.capacity:
+        """Return the next `count` tokens, each the most likely, in one launch."""
+        if self.position + count > self.capacity:
             raise CudaDecodeError(f"the cache holds {self.capacity} tokens: {count} more do not fit.")
         self._launch(count)
-        start = self.place + 1
-        self.place += count
+        start = self.position + 1
+        self.position += count
         return self.tokens[start : start + count]
 
     def step(self, token: int | None = None) -> Float[Tensor, "V"]:
-        """Logits after the token at the end, which may be another than the likeliest one that stands there."""
+        """Return the logits after the last token. `token` replaces the most likely one that the kernel has written."""
         if token is not None:
-            self.tokens[self.place] = token
+            self.tokens[self.position] = token
         self.greedy(1)
         return self.logits
 
@@ -126,14 +137,14 @@ class CudaDecoder:
         kernel = nvrtc.kernel(self.text, "decode", self.device.index or 0, ring)
         kernel.launch(self.arguments(count), self.layout.blocks, 32 * (WARPS + 1), together=True, cluster=NEIGHBOURS)
 
-    def arguments(self, count: int) -> library.Given:
-        """For `count` tokens from the present place on. What blocks leave for each other has a new tag every time."""
-        cfg, given = self.config, library.Given()
+    def arguments(self, count: int) -> library.Arguments:
+        """Return the argument for `count` tokens from the present position. Every exchange has a new tag."""
+        cfg, given = self.config, library.Arguments()
         held = {**self.given, "tokens": self.tokens, "logits": self.logits}
         for name in library.TENSORS:
             setattr(given, name, held[name].data_ptr())
         given.embed_scale, given.scale, given.head_scale = cfg.embedding.scale, cfg.scale, self.head_scale
         given.eps = getattr(cfg.norm, "eps", 1e-5)
-        given.place, given.count, given.capacity, given.tag = self.place, count, self.capacity, self.tag
+        given.position, given.count, given.capacity, given.tag = self.position, count, self.capacity, self.tag
         self.tag = (self.tag + count * (2 * cfg.n_layers + 1)) % 2**31
         return given

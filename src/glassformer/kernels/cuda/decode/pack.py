@@ -1,4 +1,4 @@
-"""A model as the CUDA kernels read it: matrices of all layers stacked, tables of positions, sizes as macros."""
+"""A model as the CUDA kernels read it: matrices of all layers stacked, position tables, sizes as macros."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
+from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
 from glassformer.model.norm import LayerNorm
@@ -13,50 +14,71 @@ from glassformer.model.positions import Learned, Rotary, Sinusoidal, sinusoids
 from glassformer.shapes import Float
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
-"""By the numbers they have in rows.cuh."""
+"""In the order of their numbers in rows.cuh."""
 ENDLESS = 2**30
-"""The window of a layer that has none."""
+"""The window of a layer without a window."""
 
 
-def obstacle(config: c.ModelConfig) -> str | None:
-    """Why the kernel cannot run a model of this config; None when it can."""
+ALLOWED: dict[str, Rule] = {
+    **dict.fromkeys(("vocab_size", "d_model", "n_layers", "max_len", "dropout", "init_std"), any_value),
+    "attention": {"Attention"},
+    **dict.fromkeys((f"attention.{name}" for name in ("n_heads", "n_kv_heads", "d_head", "d_value")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("scale", "bias", "out_bias")), any_value),
+    **dict.fromkeys((f"attention.{name}" for name in ("window", "window_layers")), any_value),
+    "feedforward": {"dense", "gated"},
+    "feedforward.activation": ACTIVATIONS,
+    **dict.fromkeys(("feedforward.d_ff", "feedforward.bias"), any_value),
+    "norm": {"layer_norm", "rms_norm"},
+    **dict.fromkeys(("norm.eps", "norm.bias"), any_value),
+    "position": {"none", "learned", "sinusoidal", "rotary"},
+    **POSITION_FIELDS,
+    "placement": {"pre"},
+    "embedding": {"Embedding"},
+    "embedding.scale": any_value,
+    "head": {"Head"},
+    **dict.fromkeys(("head.tied", "head.bias", "head.scale"), any_value),
+    "special": {"Special"},
+    **dict.fromkeys((f"special.{name}" for name in ("bos", "eos", "pad", "start")), any_value),
+}
+"""The config fields that the CUDA kernels implement."""
+
+
+def unsupported_config(config: c.ModelConfig) -> str | None:
+    """Return why the CUDA kernels cannot run a model of this config, or None if they can."""
     if not isinstance(config, c.DecoderConfig):
-        return "only decoder-only models have a persistent kernel"
-    if config.placement != "pre" or isinstance(config.feedforward, c.MoE | c.NoFeedForward):
-        return "the persistent kernel knows pre-norm blocks with one feed-forward"
-    if config.attention.qk_norm is not None or config.embedding.norm or config.embedding.n_segments:
-        return "norms of queries, keys or embeddings and segments are not in the persistent kernel"
-    if isinstance(config.position, c.T5Bias | c.Infused | c.Alibi):
-        return f"positions of kind {config.position.kind!r} are not in the persistent kernel"
-    if config.head is None or config.head.transform is not None:
-        return "a head with a transform, or none, is not in the persistent kernel"
+        return "only decoder-only models have CUDA decode kernels"
+    if (reason := unsupported_field(config, ALLOWED)) is not None:
+        return reason
     if config.d_head != config.d_value or config.d_head not in (16, 32, 64, 128):
-        return "heads other than 16, 32, 64 or 128 wide are not in the persistent kernel"
+        return f"d_head={config.d_head} and d_value={config.d_value} are not supported: both must be 16, 32, 64 or 128"
     if any(n % 8 for n in (config.d_model, config.d_ff)):
-        return "widths that are no multiple of 8 are not in the persistent kernel"
+        return f"d_model={config.d_model} and d_ff={config.d_ff} are not supported: both must be multiples of 8"
     if config.d_model > 4096 or config.d_ff > 8192:
-        return "streams of more than 4,096 or hidden layers of more than 8,192 do not fit a block's memory"
+        return (
+            f"d_model={config.d_model} and d_ff={config.d_ff} do not fit a block's shared memory: the limits are "
+            "4,096 and 8,192"
+        )
     return None
 
 
 def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
-    """Tables of positions, as long as the cache; a number where there is none."""
+    """Return the position tables, as long as the cache; a single zero in place of a table that is not needed."""
     scheme: Any = model.decoder.position
     nothing = torch.zeros(1, device=model.device)
-    found = {"places": nothing, "cosines": nothing, "sines": nothing}
+    found = {"position_table": nothing, "cosines": nothing, "sines": nothing}
     steps = torch.arange(capacity, device=model.device)
     match scheme:
         case Learned():
-            found["places"] = scheme.weight.detach()[scheme.offset :].float().contiguous()
+            found["position_table"] = scheme.weight.detach()[scheme.offset :].float().contiguous()
         case Sinusoidal():
-            found["places"] = sinusoids(steps, model.config.d_model, scheme.spec).float().contiguous()
+            found["position_table"] = sinusoids(steps, model.config.d_model, scheme.spec).float().contiguous()
         case Rotary():
             found["cosines"], found["sines"] = (t.contiguous() for t in scheme.table(steps, torch.float32))
     return found
 
 
 def kernel_sizes(model: DecoderLM, dtype: torch.dtype, warps: int) -> dict[str, int]:
-    """What the kernels are compiled for."""
+    """Return the macros that the kernels are compiled with."""
     cfg, norm = model.config, model.decoder.norm
     scheme: Any = model.decoder.position
     feed = cfg.feedforward
@@ -65,7 +87,7 @@ def kernel_sizes(model: DecoderLM, dtype: torch.dtype, warps: int) -> dict[str, 
     return {
         "L": cfg.n_layers, "D": cfg.d_model, "H": cfg.n_heads, "G": cfg.n_kv_heads, "K": cfg.d_head,
         "U": cfg.d_value, "F": cfg.d_ff, "V": cfg.vocab_size, "WARPS": warps,
-        "HALF": int(dtype is torch.bfloat16), "PLACED": int(isinstance(scheme, Learned | Sinusoidal)),
+        "HALF": int(dtype is torch.bfloat16), "ADDS_POSITIONS": int(isinstance(scheme, Learned | Sinusoidal)),
         "ROTATED": scheme.d_rotated if rotary else 0,
         "HALVES": int(rotary and scheme.spec.pairing == "halves"), "GATED": int(gated),
         "ACTIVATION": ACTIVATIONS.index(feed.activation), "CENTRED": int(isinstance(norm, LayerNorm)),
@@ -120,7 +142,7 @@ def stacked_weights(model: DecoderLM, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _norms(blocks: list[Block], name: str, what: str) -> Float[Tensor, "L D"]:
-    """A norm's weight or bias of every layer; zeros where it has none."""
+    """Return the weight or bias of a norm in every layer; zeros if it has none."""
     norms: list[Any] = [block.get_submodule(name) for block in blocks]
     found = [getattr(norm, what, None) for norm in norms]
     rows = [n.weight.new_zeros(n.weight.shape) if t is None else t for n, t in zip(norms, found, strict=True)]

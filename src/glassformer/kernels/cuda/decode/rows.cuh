@@ -1,11 +1,11 @@
-// Sums over warps, activations and norms. Third of the parts.
+// Warp sums, activations and norms. Part 3.
 
 __device__ inline float warp_sum(float x) {
-    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(EVERYONE, x, step);
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(FULL_MASK, x, step);
     return x;
 }
 
-__device__ inline float activated(float y) {
+__device__ inline float activate(float y) {
     if (ACTIVATION == 0) return fmaxf(y, 0.f);
     if (ACTIVATION == 1) return 0.5f * y * (1 + erff(y * 0.70710678f));
     if (ACTIVATION == 2) return y / (1 + expf(-1.59576912f * (y + 0.044715f * y * y * y)));
@@ -27,11 +27,11 @@ __device__ inline void unpack(const Pack& pack, float* out) {
 #endif
 }
 
-// What a norm does to the numbers of the stream that a thread holds.
-struct Gain { float weight[HELD], bias[HELD]; };
+// Weight and bias of a norm, for the elements of the residual stream that a thread holds.
+struct NormWeights { float weight[HELD], bias[HELD]; };
 
-__device__ inline Gain gain(const float* weight, const float* bias) {
-    Gain g;
+__device__ inline NormWeights load_norm(const float* weight, const float* bias) {
+    NormWeights g;
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
         int i = column(n);
@@ -41,11 +41,12 @@ __device__ inline Gain gain(const float* weight, const float* bias) {
     return g;
 }
 
-// Norm of the stream x; put(i, number) is called for each. Sums of x - c and of its square are taken at once: `centre`, a
-// number near the mean, which it becomes, leaves little to cancel.
+// Normalize the residual stream x and call put(i, value) for each element. The sums of x - centre and of its square are
+// computed in one pass: `centre` is a value near the mean, so little cancels, and becomes the mean. `moments` is shared
+// memory: 32 partial sums, then 32 partial sums of squares, one per warp.
 template <typename Put>
-__device__ inline void normalise(
-    const float* x, const Gain& g, float eps, float factor, float* moments, float& centre, Put put
+__device__ inline void normalize(
+    const float* x, const NormWeights& g, float eps, float factor, float* moments, float& centre, Put put
 ) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     float sum = 0, squares = 0;
@@ -58,7 +59,7 @@ __device__ inline void normalise(
     sum = warp_sum(sum);
     squares = warp_sum(squares);
     if (lane == 0) moments[warp] = sum, moments[32 + warp] = squares;
-    meet();
+    sync_compute_threads();
     sum = squares = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += moments[w], squares += moments[32 + w];

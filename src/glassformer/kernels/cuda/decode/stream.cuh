@@ -1,42 +1,47 @@
-// Weights on their way through a ring of shared memory, and rows of matrices times vectors. Sixth of the parts.
+// Weights in a ring buffer in shared memory, and matrix-vector products with them. Part 6.
 //
-// All that a block multiplies for one token lies in one piece of memory in the order of use, cut into stages of STAGE
-// bytes (stream.py). One warp does nothing but ask for the next stages as room becomes free: weights do not depend on
-// anything that is computed, so the memory is read all the time, whatever the others wait for.
+// All weights that a block needs for one token are contiguous in global memory, in the order of use, divided into stages
+// of STAGE bytes (stream.py). One warp only copies the next stages as slots become free: weights do not depend on any
+// result, so memory is read all the time, whatever the computing warps wait for.
+//
+// Synchronisation of a slot: full[slot] completes when its bytes have arrived; the computing warps wait for it. empty[slot]
+// completes when all WARPS computing warps have released the stage; the fetching warp waits for it.
 
-#define STREAM_ROWS (D / NEIGHBOURS)  // of a matrix that makes the stream, those of one block
+#define STREAM_ROWS (D / NEIGHBOURS)  // rows of the output and down projections that one block computes
 #define LINES ((STREAM_ROWS + 2) / 3)
 
-// What neighbours write into, and the barriers. At the same place in every block.
+// Barriers, and the buffers that other blocks of the cluster write to. The address is the same in every block.
+// qkv: (heads, 2 K + U). partial_heads: (heads, ranks, largest score, sum, U values). hidden: the hidden units of the
+// cluster. residual_update: (from heads or from hidden units, D).
 struct Shared {
-    u64 full[RING], empty[RING], told[5];
-    float qkv[HEADS_EACH * (2 * K + U)], mixtures[HEADS_EACH * NEIGHBOURS * (2 + U)];
+    u64 full[RING], empty[RING], arrived[5];
+    float qkv[HEADS_EACH * (2 * K + U)], partial_heads[HEADS_EACH * NEIGHBOURS * (2 + U)];
     alignas(16) float hidden[HIDDEN_EACH * NEIGHBOURS];
-    float moved[2][D];
+    float residual_update[2][D];
 };
-enum { OF_QKV, OF_MIXTURES, OF_HIDDEN, OF_MOVED };  // which barrier tells of what
+enum { OF_QKV, OF_PARTIAL_HEADS, OF_HIDDEN, OF_RESIDUAL };  // index into `arrived`: which buffer the barrier guards
 
-// The stages as one warp sees them, by their number in the whole run.
+// The stages as one computing warp sees them, numbered through the whole launch.
 struct Stream {
     Shared* shared;
     unsigned char* ring;
-    int next;      // first of the present matrix
-    int released;  // those before it this warp has done with
+    int next;      // first stage of the present matrix
+    int released;  // this warp has released all stages before this one
 
     __device__ inline const unsigned char* at(int stage) const { return ring + stage % RING * STAGE; }
     __device__ inline void need(int stage) const { await(&shared->full[stage % RING], stage / RING & 1); }
-    // Those before a stage. A warp must have seen a stage come to say that it has done with it, though it had no row there:
-    // else it might say so in the round before.
-    __device__ inline void release(int stage, bool seen) {
+    // Release all stages before `stage`. A warp waits for a stage before it releases it, even if it had no row there:
+    // otherwise its arrival could count for the previous phase of the barrier.
+    __device__ inline void release(int stage, bool combine_warps) {
         __syncwarp();
         for (; released < stage; released++) {
-            if (!seen) need(released);
+            if (!combine_warps) need(released);
             if ((threadIdx.x & 31) == 0) arrive(&shared->empty[released % RING]);
         }
     }
 };
 
-// Runs in one thread of the last warp: every stage in turn, `count` times over.
+// Run by one thread of the fetching warp: copy every stage in order, for `count` tokens. `heads`: this cluster has any.
 __device__ inline void fetch_all(Shared* shared, const unsigned char* mine, int count, bool heads) {
     unsigned char* ring = ring_memory();
     int number = 0;
@@ -52,21 +57,21 @@ __device__ inline void fetch_all(Shared* shared, const unsigned char* mine, int 
     }
 }
 
-// 16 bytes of weights times the numbers of a vector from e on.
+// Dot product of 16 bytes of weights with the elements of a vector from e on.
 __device__ inline float dot(const unsigned char* weights, const float* vector, int e, int width) {
     float w[PACK];
     unpack(*(const Pack*)weights, w);
     float total = 0;
 #pragma unroll
     for (int half = 0; half < PACK; half += 4) {
-        Four v = *(const Four*)(vector + spot(e + half, width));
+        Four v = *(const Four*)(vector + shared_index(e + half, width));
 #pragma unroll
         for (int i = 0; i < 4; i++) total += w[half + i] * v.number[i];
     }
     return total;
 }
 
-// One of the rows of D in a stage, which begins with their biases.
+// One row of D weights of a stage times the vector. A stage starts with the biases of its rows (HEADER bytes).
 __device__ inline float wide_row(const unsigned char* stage, int row, const float* vector) {
     const unsigned char* weights = stage + HEADER + row * D * (int)sizeof(Stored);
     float total = 0;
@@ -78,8 +83,8 @@ __device__ inline float wide_row(const unsigned char* stage, int row, const floa
     return total;
 }
 
-// `items` of TOGETHER rows of D each times a vector; finish(item, sums) is called by the whole warp that has one. Two rows
-// are under way at once, unless they could lie further apart than the ring is long.
+// `items` groups of TOGETHER rows of D weights times a vector. One warp computes an item, and all its lanes then call
+// finish(item, sums). A warp computes two rows at once, unless they could be further apart than the ring is long.
 template <int STAGES, int TOGETHER, typename Finish>
 __device__ inline void multiply_wide(Stream& stream, const float* vector, int items, Finish finish) {
     constexpr bool whole = STAGES <= RING;
@@ -120,7 +125,7 @@ __device__ inline void multiply_wide(Stream& stream, const float* vector, int it
 
 __device__ constexpr int lanes_for(int packs, int lanes = 32) { return packs % lanes ? lanes_for(packs, lanes / 2) : lanes; }
 
-// This block's rows of a matrix that makes the stream, each WIDTH numbers, times a vector, into shared sums: some lanes
+// The STREAM_ROWS rows of this block, of WIDTH weights each, times a vector, written to shared `sums`. `lanes` lanes
 // share a row.
 template <int STAGES, int WIDTH>
 __device__ inline void multiply_narrow(Stream& stream, const float* vector, float* sums) {
@@ -146,7 +151,7 @@ __device__ inline void multiply_narrow(Stream& stream, const float* vector, floa
             y += dot(weights + e * (int)sizeof(Stored), vector, e, WIDTH);
         }
 #pragma unroll
-        for (int step = lanes / 2; step > 0; step /= 2) y += __shfl_xor_sync(EVERYONE, y, step);
+        for (int step = lanes / 2; step > 0; step /= 2) y += __shfl_xor_sync(FULL_MASK, y, step);
         if (lane == 0 && row < STREAM_ROWS) sums[row] = y;
     }
     stream.next += STAGES;

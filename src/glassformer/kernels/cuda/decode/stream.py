@@ -1,9 +1,10 @@
 """Weights in the order in which the blocks of the persistent kernel use them: a stream of stages for each block.
 
-Blocks stand in clusters of neighbours. A cluster has heads cluster, cluster + clusters, ..., and a part of the hidden
-layer; a block has, of each layer, some rows of its cluster's queries, keys and values, its share of the stream's rows
-of the output projection (columns of its cluster's heads), some rows that go up, and the same share of rows that go down
-(columns of its cluster's hidden units); then some rows of the head. Each of these begins with a new stage.
+Blocks form clusters. A cluster has the heads cluster, cluster + clusters, ..., and a part of the hidden units. A block
+has, for each layer: some rows of the query, key and value projections of its cluster's heads; its share of the rows of
+the output projection (columns of the cluster's heads); some rows of the up projection; the same share of the rows of
+the down projection (columns of the cluster's hidden units). Then it has some rows of the head. Each of these starts
+with a new stage.
 """
 
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from glassformer import config as c
 from glassformer.shapes import Float, Int, Shaped
 
 AIM = 12288
-"""Bytes of weights in a stage, or a little less."""
+"""Target size of a stage in bytes."""
 MEMORY, DECLARED = 227 * 1024, 48 * 1024
-"""Bytes of shared memory that a block can have, and how many of them its code can declare; the ring has the rest."""
+"""Bytes of shared memory of a block (H100, H200), and how many its code can declare; the ring has the rest."""
 LONGEST, SHORTEST = 16, 4
-"""Stages in the ring: some 200 KB of weights are on their way to each multiprocessor."""
+"""Stages in the ring: about 200 KB of weights are in flight to each multiprocessor."""
 
 
 def _up(number: int, unit: int) -> int:
@@ -30,7 +31,7 @@ def _up(number: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the stream of one model on one machine; their meanings are in stream.cuh and decode.cu."""
+    """Sizes of the weight stream of one model on one GPU; stream.cuh and decode.cu explain them."""
 
     config: c.DecoderConfig
     dtype: torch.dtype
@@ -48,12 +49,12 @@ class Layout:
 
     @property
     def of_head(self) -> int:
-        """Rows of a head's query, key and value."""
+        """Rows of the query, key and value projections of one head."""
         return 2 * self.config.d_head + self.config.d_value
 
     @property
     def macros(self) -> dict[str, int]:
-        """For the kernel."""
+        """The macros that the kernel is compiled with."""
         cfg, size, n = self.config, self.dtype.itemsize, self.neighbours
         wide = max(1, AIM // (cfg.d_model * size))
         header = _up(wide * 4, 16) * 16
@@ -76,7 +77,7 @@ class Layout:
 
     @property
     def declared(self) -> int:
-        """Bytes of shared memory that the code declares, or a little more."""
+        """Upper bound of the bytes of shared memory that the code declares."""
         cfg, n = self.config, self.neighbours
         heads, lines = _up(cfg.n_heads, self.clusters), _up(cfg.d_model // n, 3)
         vectors = max(cfg.d_model, heads * cfg.d_value) + 2 * cfg.d_model + (3 * self.warps + 3) * lines
@@ -86,18 +87,18 @@ class Layout:
 
     @property
     def fits(self) -> bool:
-        """Whether a multiprocessor holds what a block needs."""
+        """Whether a multiprocessor has enough shared memory for a block."""
         return self.declared <= DECLARED and self.macros["RING"] >= SHORTEST
 
     def empty(self, device: torch.device) -> Shaped[Tensor, "blocks stages bytes"]:
-        """Room for all blocks' streams."""
+        """Return an empty buffer for the streams of all blocks."""
         m = self.macros
         stages = self.config.n_layers * m["LAYER_STAGES"] + m["HEAD_STAGES"]
         return torch.zeros(self.blocks, stages, m["STAGE"], dtype=torch.uint8, device=device)
 
 
 def fill(out: Shaped[Tensor, "blocks stages bytes"], layout: Layout, held: dict[str, Any]) -> None:
-    """The stacked weights of a model (pack.stacked_weights) into their places."""
+    """Copy the stacked weights of a model (pack.stacked_weights) into the streams."""
     cfg, m, blocks = layout.config, layout.macros, layout.blocks
     body = out[:, : cfg.n_layers * m["LAYER_STAGES"]].unflatten(1, (cfg.n_layers, m["LAYER_STAGES"]))
     of_phase, at = {}, 0
@@ -121,7 +122,7 @@ def fill(out: Shaped[Tensor, "blocks stages bytes"], layout: Layout, held: dict[
 
 
 def _taken(rows: Tensor, which: Int[Tensor, "..."]) -> Tensor:
-    """(L, n, ...) at places of its second dimension, zeros where a place is -1."""
+    """Select indices of the second dimension of (L, n, ...); zeros for index -1."""
     found = rows.index_select(1, which.flatten().clamp(min=0)).unflatten(1, which.shape)
     return found.masked_fill_((which < 0).view(1, *which.shape, *[1] * (rows.dim() - 2)), 0)
 
@@ -129,7 +130,7 @@ def _taken(rows: Tensor, which: Int[Tensor, "..."]) -> Tensor:
 def _wide(
     region: Tensor, layout: Layout, rows: Float[Tensor, "L blocks n D"], bias: Float[Tensor, "L blocks n"]
 ) -> None:
-    """Rows of the stream's width with their biases before them, as many as fit, in each stage."""
+    """Write rows of D weights: each stage holds the biases of its rows, then the rows, as many as fit."""
     m, size = layout.macros, layout.dtype.itemsize
     spare = region.shape[2] * m["WIDE_ROWS"] - rows.shape[2]
     rows = F.pad(rows, (0, 0, 0, spare)).unflatten(2, (-1, m["WIDE_ROWS"])).flatten(3).transpose(0, 1)
@@ -140,7 +141,7 @@ def _wide(
 
 
 def _narrow(region: Tensor, layout: Layout, columns: Float[Tensor, "L clusters W D"]) -> None:
-    """Rows that make the stream, of a width that a cluster's columns have, as many as fit in each stage."""
+    """Write rows of the output or down projection, cut to the columns of the cluster, as many per stage as fit."""
     m, size, width = layout.macros, layout.dtype.itemsize, columns.shape[2]
     fit = m["STAGE"] // (width * size)
     rows = columns.mT.unflatten(2, (layout.neighbours, -1))  # L, clusters, neighbours, rows, W
@@ -150,7 +151,7 @@ def _narrow(region: Tensor, layout: Layout, columns: Float[Tensor, "L clusters W
 
 
 def _qkv_rows(layout: Layout) -> Int[Tensor, "blocks n"]:
-    """Rows of the stacked projections that each block has; -1 for none."""
+    """Return which rows of the stacked projections each block has; -1 for none."""
     cfg, m = layout.config, layout.macros
     k, u, group = cfg.d_head, cfg.d_value, cfg.n_heads // cfg.n_kv_heads
     keys, values = cfg.n_heads * k, (cfg.n_heads + cfg.n_kv_heads) * k
@@ -166,7 +167,7 @@ def _qkv_rows(layout: Layout) -> Int[Tensor, "blocks n"]:
 
 
 def _head_columns(layout: Layout) -> Int[Tensor, "clusters W"]:
-    """Columns of the output projection that belong to each cluster's heads; -1 for none."""
+    """Return which columns of the output projection belong to the heads of each cluster; -1 for none."""
     cfg, each = layout.config, layout.macros["HEADS_EACH"]
     heads = torch.arange(each)[None] * layout.clusters + torch.arange(layout.clusters)[:, None]
     columns = heads[..., None] * cfg.d_value + torch.arange(cfg.d_value)
@@ -174,7 +175,7 @@ def _head_columns(layout: Layout) -> Int[Tensor, "clusters W"]:
 
 
 def _hidden_rows(layout: Layout) -> Int[Tensor, "blocks n"]:
-    """Rows of the stacked matrices that go up: each unit's, then, where there are gates, its gate's."""
+    """Return which rows of the up projection each block has: each unit, followed by its gate if there is one."""
     cfg, each = layout.config, layout.macros["HIDDEN_EACH"]
     units = torch.arange(layout.blocks * each).unflatten(0, (layout.blocks, each))
     rows = torch.stack([units, units + cfg.d_ff], -1) if layout.gated else units[..., None]

@@ -1,15 +1,14 @@
 """Generation through the CUDA kernels, compiled for the CPU: what `generate` says is what torch says."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
+from glassformer import config as c
 from glassformer.config import ConfigError
 from glassformer.generation import Sampling, generate, loop
-from glassformer.generation import cuda_feed as feed
 from glassformer.generation.engine import Implementation
-from glassformer.kernels.cuda.decode import batch, decoder
+from glassformer.generation.state import KernelState
+from glassformer.kernels.cuda.decode import batch, decoder, session
 from tests.emulated_cuda import needs_compiler
 from tests.kernels.cuda.decode.emulated import Emulated
 from tests.kernels.cuda.decode.test_batch import Emulated as EmulatedBatch
@@ -25,19 +24,24 @@ def emulated(monkeypatch, tmp_path):
     monkeypatch.setattr(batch, "WARPS", dict.fromkeys(batch.WARPS, 2))
     single = lambda model, capacity, dtype: Emulated(model, tmp_path, 2, dtype, capacity)  # noqa: E731
     several = lambda model, rows, capacity, dtype: EmulatedBatch(model, rows, capacity, tmp_path, dtype)  # noqa: E731
-    monkeypatch.setattr(decoder, "can_run", lambda model, dtype: True)
-    monkeypatch.setattr(feed, "compile_kernels", lambda *_: None)
-    monkeypatch.setattr(feed, "CudaDecoder", single)
-    monkeypatch.setattr(feed, "CudaBatch", several)
+    monkeypatch.setattr(decoder, "_clusters", lambda device: 2)
+    monkeypatch.setattr(session, "_compile", lambda *_: None)
+    monkeypatch.setattr(session, "CudaDecoder", single)
+    monkeypatch.setattr(session, "CudaBatch", several)
 
-    def through(model, rows, max_new_tokens, cache, chunk, engine, precision, beams=1):
-        chosen = Implementation("native", "cuda", "float32", "emulated")
-        return feed.CudaFeed(model, rows, max_new_tokens, chunk, chosen.precision), chosen
+    def through(model, request):
+        size = (request.capacity, torch.float32)
+        if len(request.prompts) == 1:
+            made = session.persistent_session(model, *size)
+        else:
+            made = session.batch_session(model, len(request.prompts), *size)
+        state = KernelState(model, made, request.prompts, request.prefill_chunk)
+        return state, Implementation("native", "cuda", "float32", "emulated")
 
     def call(model, *given, **changes):
         wanted = generate(model, *given, engine="torch", **changes)
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "_feed", through)
+            patch.setattr(loop, "make_state", through)
             return generate(model, *given, **changes), wanted
 
     return call
@@ -77,7 +81,7 @@ def test_sampling_stops_and_changed_weights_are_torchs(prompts, emulated):
 def test_logits_that_are_no_numbers_are_refused(prompts, emulated, monkeypatch):
     model = lively(small(), std=0.4)[0].float()
     emulated(model, prompts, 2)
-    made = feed._MADE[model][1]
+    made = session._LAST[model][1]
     monkeypatch.setattr(made, "refresh", lambda model: None)
     held = made.given if hasattr(made, "given") else made.held
     held["last_norm"] = torch.full_like(held["last_norm"], float("nan"))
@@ -95,17 +99,23 @@ def test_a_chunked_prompt_is_the_same(emulated):
 
 def test_kernels_are_compiled_before_they_are_needed(monkeypatch):
     model = lively(small())[0].float()
-    machine = SimpleNamespace(capability=(9, 0))
     monkeypatch.setattr(decoder, "_clusters", lambda device: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine.capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     made = []
-    monkeypatch.setattr(feed.nvrtc, "compiled", lambda text, capability: made.append(text))
-    feed.compile_kernels(model, 1, torch.float32)
+    monkeypatch.setattr(session.nvrtc, "compiled", lambda text, capability: made.append(text))
+    session.persistent_session(model, 8, torch.float32)
     assert made == [decoder.kernel_text(model, torch.float32)]
     made.clear()
-    feed.compile_kernels(model, 2, torch.float32)
+    session.batch_session(model, 2, 8, torch.float32)
     assert made == list(batch.kernel_texts(model, torch.float32).values())
-    made.clear()
-    machine.capability = (8, 0)  # without clusters one sequence is decoded as several are
-    feed.compile_kernels(model, 1, torch.bfloat16)
-    assert made == list(batch.kernel_texts(model, torch.bfloat16).values())
+
+
+def test_one_sequence_needs_clusters_and_enough_shared_memory(monkeypatch):
+    monkeypatch.setattr(decoder, "_clusters", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config, device = small(), torch.device("cuda")
+    assert decoder.unsupported_device(config, torch.float32, device) is None
+    wide = c.replace(config, d_model=4096, feedforward=c.Dense(8192))
+    assert "does not fit" in decoder.unsupported_device(wide, torch.float32, device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert "no thread block clusters" in decoder.unsupported_device(config, torch.float32, device)

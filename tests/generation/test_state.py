@@ -1,10 +1,10 @@
-"""What is fed to the model: padding on the right side, one row of work per cached token."""
+"""The decode state: padding on the correct side, one position of work per cached token."""
 
 import contextlib
 
 import torch
 
-from glassformer.generation.feed import Feed, evaluating, one_thread, pad
+from glassformer.generation.state import TorchState, evaluating, one_thread, pad
 from tests.variants import decoder, lively, seq2seq
 
 CPU = torch.device("cpu")
@@ -62,10 +62,10 @@ def test_a_cached_step_works_on_one_column_and_an_uncached_one_on_all():
     for cache, expected in [("static", 10), (None, 55)]:
         model, _ = lively(decoder())
         model.decoder.blocks[0] = counter = Counting(model.decoder.blocks[0])
-        feed = Feed(model, [[1]], 10, cache, None)
-        feed.start()
+        state = TorchState(model, [[1]], 10, cache, None)
+        state.start()
         for token in range(9):
-            feed.step(torch.tensor([token]))
+            state.step(torch.tensor([token]))
         assert sum(counter.columns) == expected
 
 
@@ -73,8 +73,8 @@ def test_a_cached_step_works_on_one_column_and_an_uncached_one_on_all():
 def test_the_source_is_encoded_once():
     model, _ = lively(seq2seq())
     model.encoder.blocks[0] = counter = Counting(model.encoder.blocks[0])
-    feed = Feed(model, [[1, 2, 3], [4]], 5, "static", None)
-    feed.start()
+    state = TorchState(model, [[1, 2, 3], [4]], 5, "static", None)
+    state.start()
     for _ in range(4):
-        feed.step(torch.tensor([1, 2]))
+        state.step(torch.tensor([1, 2]))
     assert counter.columns == [3]
