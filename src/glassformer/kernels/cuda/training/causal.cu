@@ -34,8 +34,8 @@ struct Given {
 #define KEYS 0
 #define QUERIES (2 * PAIR)
 #define SLOPES (4 * PAIR)
-#define BOARD (6 * PAIR)
-#define ROWS (BOARD + 4 * BOX)
+#define STAGING (6 * PAIR)
+#define ROWS (STAGING + 4 * BOX)
 #define BARRIERS (ROWS + 2 * 2 * 4 * TILE)
 #define SHARED (BARRIERS + 128)
 #define THREADS 384
@@ -53,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(256) find_means(const __grid_consta
 }
 
 // A tile: a piece of work, which is a head or one of its parts; the how-manieth block of keys there; a block of queries.
-struct Place {
+struct Tile {
     int piece, head, part, turn, j, i;
-    __device__ explicit Place(const Given& a) : piece((int)blockIdx.x) { begin(a); }
+    __device__ explicit Tile(const Given& a) : piece((int)blockIdx.x) { begin(a); }
     __device__ bool is_split(const Given& a) const { return piece >= a.whole; }
     __device__ bool is_first(int blocks) const { return i == (turn & 1 ? blocks - 1 : j); }
     __device__ bool is_last(int blocks) const { return i == (turn & 1 ? j : blocks - 1); }
@@ -83,7 +83,7 @@ struct Place {
 __device__ inline void fetch_all(const Given& a, u32 memory, u32 filled, u32 emptied, int blocks) {
     u32 n = 0, round = 0;
     const int pieces = a.pieces();
-    for (Place p(a); p.piece < pieces; p.move(a, blocks), n++) {
+    for (Tile p(a); p.piece < pieces; p.move(a, blocks), n++) {
         const int column = p.head % a.heads * 64, row = p.head / a.heads * a.time;
         if (p.is_first(blocks)) {
             const u32 stage = round & 1, at = memory + KEYS + stage * PAIR, bar = filled + 16 + 8 * stage;
@@ -205,7 +205,7 @@ struct Giver {
         stores_are_a_group();
     }
     // The gradient of 64 queries, as far as 128 keys give it. Of a whole head their own, on the diagonal, are the last.
-    __device__ void give_queries(float (&d)[32], const Place& p) {
+    __device__ void give_queries(float (&d)[32], const Tile& p) {
         const int split = p.piece - a.whole;
         const int place = split < 0 ? (a.count - a.whole) * a.parts + (int)blockIdx.x : split;
         float4* const at = a.sums_of(place, p.i) + group * 128 + (threadIdx.x & 127);
@@ -240,10 +240,10 @@ __device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied,
     const u32 keys0 = handle(memory + KEYS), queries0 = handle(memory + QUERIES), slopes0 = handle(memory + SLOPES);
     const u32 written = filled + 64, read = filled + 80;  // slopes
     const int pieces = a.pieces();
-    Giver giver{a, group, memory + BOARD + group * 2 * BOX, 0};
+    Giver giver{a, group, memory + STAGING + group * 2 * BOX, 0};
     float s[64], dp[64], dk[32], dv[32], dq[32];
     u32 p[32], ds[32], n = 0, round = 0, keys_before = keys0;
-    Place now(a), before = now;
+    Tile now(a), before = now;
     if (now.piece >= pieces) return;
     await(filled + 16, 0);
     await(filled, 0);
@@ -275,7 +275,7 @@ __device__ inline void work(const Given& a, u32 memory, u32 filled, u32 emptied,
             arrive(read + 8 * (odd ^ 1));
             if (before.is_last(blocks)) arrive(emptied + 16 + 8 * ((round - 1) & 1));
         }
-        const Place done = now;
+        const Tile done = now;
         const bool was_last = now.is_last(blocks);
         now.move(a, blocks);
         more = now.piece < pieces;

@@ -1,4 +1,4 @@
-// Exponentials, and pairs of bfloat16 in a word: for kernels before whose text it is put.
+// Exponentials, and pairs of bfloat16 packed in a 32-bit word. Its text precedes that of the kernels.
 
 typedef unsigned int u32;
 
