@@ -252,6 +252,7 @@ def _norms(block: Block, name: str) -> Norms:
         case "pre":
             return (getattr(block, name),)
         case "parallel":
+            assert isinstance(block.norm, LayerNorm | RMSNorm)
             return (block.norm,)
         case _:
             return ()
