@@ -28,7 +28,7 @@ class Log:
         kept = []
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):  # a line torn by a crash
+                with contextlib.suppress(ValueError):  # a line cut off by a crash
                     if json.loads(line).get("step", 0) <= from_step:
                         kept.append(line + "\n")
         write_atomically(path, "".join(kept).encode())

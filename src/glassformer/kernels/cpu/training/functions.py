@@ -18,7 +18,7 @@ WIDE = 16
 def attention(
     q: Float[Tensor, "B H T K"], k: Float[Tensor, "B G S K"], v: Float[Tensor, "B G S U"], scale: float, causal: bool
 ) -> Float[Tensor, "B H T U"]:
-    """Return softmax(scale q k^T) v in float32 or bfloat16, summed in float32. `causal` needs as many queries as keys."""
+    """Return softmax(scale q k^T) v of float32 or bfloat16, summed in float32; `causal` for as many queries as keys."""
     out: Tensor = _Attention.apply(*(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), scale, causal)
     return out
 
