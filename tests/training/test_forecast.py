@@ -58,7 +58,7 @@ CASES = {
     "averaged weights": (97, ("optim.ema=0.99",), "backward"),
     "label smoothing": (997, ("loss.label_smoothing=0.1",), "loss"),
     "chunked loss": (4999, (), "loss"),
-    "accumulated": (997, ("loop.accumulate=4",), "evaluation"),
+    "accumulated": (997, ("loop.accumulate=4",), "loss"),
     "bfloat16 matmuls": (97, ("machine.precision=bfloat16",), "backward"),
     "bfloat16 matmuls, gated": (97, ("machine.precision=bfloat16", "model.preset=llama_tiny"), "backward"),
     "bfloat16 residual stream": (997, ("machine.precision=bfloat16", "machine.stream=bfloat16"), "loss"),

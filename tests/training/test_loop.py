@@ -332,11 +332,11 @@ def test_products_in_8_bits_are_refused_without_a_gpu_and_named_with_one(tmp_pat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="needs a CUDA GPU, and this run is on the cpu"):
         prepare_state(session.run)
-    monkeypatch.setattr("glassformer.kernels.cuda.training.fp8.require_device", lambda device: None)
+    monkeypatch.setattr("glassformer.kernels.cuda.training.fp8.unsupported_device", lambda device: None)
     events = []
     state = train(session.run, session.data, events.append)
     assert type(state.model.blocks[0].feedforward).__name__ == "Float8Dense"
-    assert events[0]["precision"] == "bfloat16, products of blocks in float8"
+    assert events[0]["precision"] == "bfloat16, matmuls of blocks in float8"
     assert events[-1]["step"] == 4
 
 
@@ -345,3 +345,39 @@ def test_batch_moves_and_splits():
     batch = Batch(ids, ids, ids)
     assert torch.equal(batch.rows(1, 3).source, ids[1:])
     assert batch.to(torch.device("cpu")) is batch
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_evaluation_runs_in_the_parts_of_a_step(tmp_path, monkeypatch, chunked):
+    """The loss is that of the whole batch at once; no more sequences run together than in a step."""
+    if chunked:
+        monkeypatch.setattr("glassformer.training.objective.CHUNKED_FROM", 2)
+    sizes, found = [], []
+    for accumulate in (1, 4):
+        session = tiny.session(tmp_path, "loop.batch=8", f"loop.accumulate={accumulate}")
+        state = prepare_state(session.run)
+        hook = state.model.blocks[0].register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+        found.append(evaluate(state, session.data.validation(session.run)))
+        hook.remove()
+        assert max(sizes) == 8 // accumulate
+        sizes.clear()
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_evaluation_of_a_large_vocabulary_never_holds_all_logits(tmp_path, monkeypatch):
+    session = tiny.session(tmp_path, "loop.batch=8")
+    state, validation = prepare_state(session.run), session.data.validation
+    wanted = evaluate(state, validation(session.run))
+    vocabulary, chunks = session.run.model.vocab_size, []
+    monkeypatch.setattr("glassformer.training.objective.CHUNKED_FROM", 2)
+    monkeypatch.setattr("glassformer.training.chunked_loss.CHUNK_BYTES", 4 * vocabulary * 16)
+    linear = torch.nn.functional.linear
+
+    def spy(x, weight, bias=None):
+        if len(weight) == vocabulary:
+            chunks.append(len(x))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr("glassformer.training.chunked_loss.F.linear", spy)
+    assert evaluate(state, validation(session.run)) == pytest.approx(wanted, rel=1e-6)
+    assert max(chunks) == 16

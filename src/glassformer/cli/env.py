@@ -43,11 +43,12 @@ def train_answer() -> dict[str, Any]:
     """What `glass train` uses for the default run."""
     from glassformer.model.device import choose_for_training
     from glassformer.training import read_run
-    from glassformer.training.loop import choose_machine, wants_kernels
+    from glassformer.training.accelerate import choose
+    from glassformer.training.loop import choose_machine, kernel_request
 
     run = read_run("", (), source="the default run")
     device, dtype, compiled = choose_machine(run)
-    kernels = wants_kernels(run, device) and has_compiler()
+    kernels = choose(run.model, **kernel_request(run, device, dtype, compiled))
     return {
         "device": device.type,
         "precision": str(dtype).removeprefix("torch."),

@@ -1,4 +1,4 @@
-"""Checkpoints: folders written whole or not at all, never pickled, checked when read.
+"""Checkpoints: folders that are written atomically, never pickled, and verified when read.
 
     RUN/run.toml                         the resolved run
     RUN/log.jsonl                        one line per event
@@ -6,8 +6,8 @@
                                          optimizer.safetensors, run.toml, meta.json (step, best, hashes, versions)
     RUN/best, RUN/last                   links to two of them, replaced in one step; copies where links are not possible
 
-A checkpoint is written next to its name, flushed, and renamed; then the links move; then old ones are removed, each
-renamed out of sight before its files are deleted. At every moment each name is a whole checkpoint.
+A checkpoint is written to a temporary folder, flushed, and renamed; then the links move; then old ones are removed,
+each renamed before its files are deleted. At every moment each name is a complete checkpoint.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _NAME = re.compile(r"step-\d{8}(-\d+)?")
 
 
 class CheckpointError(GlassformerError):
-    """A checkpoint that cannot be used. One sentence."""
+    """A checkpoint cannot be used. The message is one sentence."""
 
 
 def write(
@@ -48,11 +48,11 @@ def write(
     tokenizer_json: str,
     meta: dict[str, Any],
 ) -> Path:
-    """Write RUN/checkpoints/step-N; returns it. `extra` is everything but the model's weights: optimiser, RNG, EMA."""
+    """Write and return RUN/checkpoints/step-N. `extra` is everything but the weights: optimizer, RNG state, average."""
     folder = Path(run.out) / "checkpoints"
     target = folder / f"step-{step:08d}"
     again = 0
-    while target.exists():  # a run resumed from further back comes here a second time: nothing is overwritten
+    while target.exists():  # a run that was resumed from an earlier step: nothing is overwritten
         again += 1
         target = folder / f"step-{step:08d}-{again}"
     stage = folder / f".writing-{os.getpid()}-{target.name}"
@@ -207,12 +207,12 @@ def _check_free(root: Path, text: bytes) -> None:
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # the library's word for a full disk
+    except SafetensorError as error:  # raised by safetensors for a full disk
         raise OSError(28 if "space" in str(error).lower() else 5, str(error)) from error
 
 
 def _load(path: Path) -> dict[str, Tensor]:
-    """Copies, not views of the file: a mapped file that changes would change the run."""
+    """Return copies, not views of the file: a change of a mapped file would change the run."""
     with safe_open(path, "pt") as file:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
@@ -223,13 +223,13 @@ def _sha256(path: Path) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What a killed process left half written or half removed."""
+    """Remove folders that a killed process left incomplete."""
     for left in [*folder.glob(".writing-*"), *folder.glob(".old-*")]:
         shutil.rmtree(left, ignore_errors=True)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """States of the generators that dropout draws from."""
+    """Return the states of the random generators of dropout."""
     out = {"rng/cpu": torch.get_rng_state()}
     if device.type == "cuda":
         out["rng/cuda"] = torch.cuda.get_rng_state(device)

@@ -66,9 +66,10 @@ class Display:
                 lines = "  ".join(f"{name} {value:.3f}" for name, value in baseline_lines(event).items())
                 source = f" of the task {event['task']}" if "task" in event else ""
                 folder = f"run folder: {event['out']}\n" if "out" in event else ""
+                kernels = f"kernels: {', '.join(event['kernels'])}\n" if event.get("kernels") else ""
                 return (
                     f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens{source}, "
-                    f"{event['device']}, {event['precision']}\n{folder}baselines (nats per token):  {lines}"
+                    f"{event['device']}, {event['precision']}\n{kernels}{folder}baselines (nats per token):  {lines}"
                 )
             case "step":
                 if event["step"] % 100 and event["step"] != 1:
@@ -97,6 +98,8 @@ class Display:
         table = Table.grid(padding=(0, 2))
         if "out" in self.facts:
             table.add_row("run folder", self.facts["out"])
+        if self.facts.get("kernels"):
+            table.add_row("kernels", ", ".join(self.facts["kernels"]))
         table.add_row("step", f"{step:,} of {steps:,}   {time_left(left)}")
         table.add_row("", ProgressBar(total=steps, completed=step, width=50))
         if self.losses:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from glassformer.kernels.cuda.training.fused_loss import CHUNK_BYTES
 from glassformer.sizing import BYTES, Dtype, Optimizer, Sheet, StepOptions, size
+from glassformer.training.chunked_loss import CHUNK_BYTES
 from glassformer.training.data import corpus
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import ByteTokenizer, train_tokenizer
@@ -63,7 +63,7 @@ def forecast(run: RunConfig) -> Forecast:
         head_bytes=CHUNK_BYTES if chunked else None,
         chunk_copies=CHUNK_COPIES["cuda" if cuda else "cpu"][2 if half else 4],
         smoothing=run.loss.label_smoothing > 0,
-        evaluation=run.loop.batch,
+        evaluation=run.loop.batch // run.loop.accumulate,
     )
     if run.machine.products == "float8":
         notes.append("The float8 copies of weights and activations are not counted.")
@@ -131,7 +131,7 @@ def sheet(
         used.append(f"batch {batch:,}" + (f" in {options.accumulate} parts" if options.accumulate > 1 else ""))
     elif batch % options.accumulate:
         raise ValueError(f"batch={batch} is not a multiple of loop.accumulate={options.accumulate}: parts are equal.")
-    options = dataclasses.replace(options, evaluation=batch)
+    options = dataclasses.replace(options, evaluation=batch // options.accumulate)
     if context is None:
         context = run.context
         used.append(f"context {context:,}")

@@ -1,9 +1,9 @@
-"""A whole training step as one CUDA graph: forward, backward, clipping and optimiser replayed by a single launch.
+"""A whole training step as one CUDA graph: forward, backward, clipping and optimizer are replayed by a single launch.
 
-A small model on a fast GPU waits for Python most of the time: a thousand kernels of microseconds, each launched by the
-interpreter. Captured once, the step is one launch. What changes from step to step lives in tensors that are filled in
-place: the batch, the learning rates, the generator's offset (dropout). A step whose gradient is not finite decides on
-the device not to happen (`found_inf`), and is reported as in `train_step`.
+A small model on a fast GPU mostly waits for Python: a thousand kernels of microseconds, each launched by the
+interpreter. Captured once, the step is one launch. Values that change from step to step are tensors that are filled in
+place: the batch, the learning rates, the offset of the random generator (dropout). A step with a NaN or infinite
+gradient is skipped on the device (`found_inf`), and is reported as in `train_step`.
 """
 
 import dataclasses
@@ -21,27 +21,27 @@ from glassformer.training.optimizers import gradient_norm
 from glassformer.training.schedule import factor
 
 WARM_UP = 3
-"""Ordinary steps before capturing: they compile, allocate and choose kernels. They are real steps of the run."""
+"""Uncaptured steps before the capture: they compile, allocate and choose kernels. They are real steps of the run."""
 
 
 def can_capture(state: TrainState) -> bool:
-    """One process, one part, on CUDA, no routing by data: then the step is the same kernels every time."""
-    alone = state.group.world == 1 and state.run.loop.accumulate == 1
-    return state.device.type == "cuda" and alone and not has_experts(state.model)
+    """Return whether every step launches the same kernels: one CUDA process, no accumulation, no routing of tokens."""
+    single = state.group.world == 1 and state.run.loop.accumulate == 1
+    return state.device.type == "cuda" and single and not has_experts(state.model)
 
 
 @dataclass
 class Reading:
-    """What a step gave, on its way to the host."""
+    """The results of a step while they are copied to the host."""
 
     batch: Batch
     values: Tensor
-    """Its loss and the norm of its gradient."""
+    """The loss, and the norm of the gradient."""
     done: torch.cuda.Event
 
 
 class CapturedStep:
-    """Called like `train_step`, with the state it was made for. Loss and norm stay on the device: reading waits."""
+    """Called like `train_step`. Loss and norm are tensors on the device; reading them waits for the step."""
 
     def __init__(self, state: TrainState):
         self.state = state
@@ -51,7 +51,7 @@ class CapturedStep:
         self.unread: Reading | None = None
         self.results = torch.zeros(2, device=state.device)
         self.failed = torch.zeros((), device=state.device)
-        """1 from a step on that was not finite."""
+        """1 from the first NaN or infinite step on."""
         state.settle = self.settle
 
     def __call__(self, state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
@@ -81,7 +81,7 @@ class CapturedStep:
         return {"loss": value, "gradient_norm": norm, "lr": scale * state.run.optim.lr}
 
     def settle(self) -> None:
-        """Wait for the last step, and raise if it did not happen."""
+        """Wait for the last step; raise if it was skipped."""
         if self.unread is not None:
             self._judge(self.unread, late=0)
         self.unread = None
@@ -94,14 +94,14 @@ class CapturedStep:
         return Reading(batch, values, done)
 
     def _judge(self, reading: Reading, late: int) -> None:
-        """Raise if a step was not sound; `late` steps were begun after it."""
+        """Raise if a step was NaN or infinite; `late` steps were launched after it."""
         reading.done.synchronize()
         value, norm = reading.values.tolist()
         if math.isfinite(value) and math.isfinite(norm):
             require_gradient(self.state.step - late, value, norm)
             return
         self.unread = None
-        self.state.step -= 1 + late  # they were begun and changed nothing
+        self.state.step -= 1 + late  # they were launched and changed nothing
         self.failed.zero_()
         raise NonFinite(explain_non_finite(self.state, reading.batch, value))
 
@@ -111,19 +111,19 @@ class CapturedStep:
         assert inputs is not None
         assert targets is not None
         self.batch = dataclasses.replace(batch, inputs=inputs, targets=targets, source=source)
-        self.state.optimizer.zero_grad()  # gradients are to live in the graph's own memory
+        self.state.optimizer.zero_grad()  # gradients must be allocated in the memory pool of the graph
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self._body(self.batch)
 
     def _body(self, batch: Batch) -> None:
-        """The kernels of a step; Python runs this once, while capturing."""
+        """The operations of a step. Python runs this once, during the capture."""
         state = self.state
         state.optimizer.zero_grad()
         with state.autocast():
             total, plain = state.loss_function(state.model, batch, state.run.loss, True)
-        n_targets = (batch.targets != IGNORED).sum().clamp(min=1)  # a masked batch counts other targets than this one
+        n_targets = (batch.targets != IGNORED).sum().clamp(min=1)  # the number of targets may differ between batches
         (total / n_targets).backward()
         norm = gradient_norm(state.parameters)
         self.results.copy_(torch.stack([plain.detach() / n_targets, norm.detach()]).float())

@@ -1,4 +1,4 @@
-"""Is a training step sound? What is not a number is found where it began; a gradient of nothing is not let through."""
+"""Checks of a training step: find where NaN or infinity first appears, and refuse a gradient of exactly zero."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NonFinite(ArithmeticError):  # noqa: N818  (the name says what happened)
-    """Loss or gradient is no number. Nothing was updated; the message says where it began."""
+    """The loss or gradient is NaN or infinite. Nothing was updated; the message names the first site."""
 
 
 class DeadGradient(ArithmeticError):  # noqa: N818
@@ -20,7 +20,7 @@ class DeadGradient(ArithmeticError):  # noqa: N818
 
 
 def require_gradient(step: int, loss: float, norm: float) -> None:
-    """A cross-entropy above zero has a gradient. None at all means that a kernel or a compiler lost it on the way."""
+    """Raise DeadGradient if the loss is above zero and every gradient is exactly zero: a kernel or compiler lost it."""
     if norm == 0 and loss > 1e-2:
         raise DeadGradient(
             f"step {step} has a loss of {loss:.4f} and a gradient of exactly zero, so nothing can be learnt: "
@@ -29,14 +29,14 @@ def require_gradient(step: int, loss: float, norm: float) -> None:
 
 
 class FirstNonFinite:
-    """A tap that remembers the first site whose values are not all numbers."""
+    """A tap that stores the first site with a NaN or infinite value."""
 
     site: str | None = None
 
     def __call__(self, site: str, value: Tensor) -> Tensor:
-        # masked scores are -inf by design; what matters is what the softmax makes of them
-        looked_at = self.site is None and value.is_floating_point() and not site.endswith("scores")
-        if looked_at and not bool(torch.isfinite(value).all()):
+        # masked scores are -inf by design; the softmax that follows must be finite
+        checked = self.site is None and value.is_floating_point() and not site.endswith("scores")
+        if checked and not bool(torch.isfinite(value).all()):
             self.site = site
         return value
 
@@ -46,19 +46,19 @@ class FirstNonFinite:
 
 @torch.no_grad()
 def explain_non_finite(state: "TrainState", batch: Batch, value: float) -> str:
-    """Where it began: the first site of the forward pass, or the first parameter with such a gradient, on any rank."""
+    """Return where NaN or infinity first appears on any rank: a site of the forward pass, or a gradient."""
     tap, group = FirstNonFinite(), state.group
     with state.autocast():
         inputs = (batch.inputs,) if batch.source is None else (batch.source, batch.inputs)
         group.run(lambda model: model(*inputs, tap=tap), state.model)
     site = next((site for site in group.gather(tap.site) if site), None)
     where = f"first at {site}" if site else "not in the forward pass"
-    sick = [
+    affected = [
         name
         for name, p in state.model.named_parameters()
         if p.grad is not None and not bool(group.local(p.grad).isfinite().all())
     ]
-    last = next((names[-1] for names in group.gather(sick) if names), None)
+    last = next((names[-1] for names in group.gather(affected) if names), None)
     if site is None and last:
         where = f"the forward pass is finite, the gradient of {last} is not"
     return (

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, not inside one."""
+"""Handle Ctrl-C between two steps, not inside one."""
 
 import contextlib
 import signal
@@ -9,10 +9,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def interrupts(active: bool = True) -> Iterator[Callable[[], bool]]:
-    """Inside the block the first Ctrl-C or SIGTERM is only noted: ask by calling what is yielded. A second one stops.
+    """Yield a function that returns whether Ctrl-C or SIGTERM was received. A second signal interrupts immediately.
 
-    Not `active`, or elsewhere than in the main thread (where signals cannot be caught), nothing changes: of several
-    ranks, one that noted a signal later than the others would wait for them for ever.
+    Nothing changes if not `active`, or outside the main thread, where signals cannot be caught. With several ranks, a
+    rank that saw the signal one step later than the others would wait for them forever.
     """
     noted: list[int] = []
     if not active or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""What happened, as it happens: log.jsonl always, TensorBoard when asked for, and a listener; and how fast."""
+"""The events of a run: written to log.jsonl, optionally to TensorBoard, and passed to a listener; its throughput."""
 
 import contextlib
 import json
@@ -14,21 +14,21 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class Log:
-    """log.jsonl and whoever listens. A resumed run drops the lines of steps that will be done again."""
+    """Writes events to log.jsonl and passes them on. A resumed run drops the lines of steps that will be repeated."""
 
     def __init__(
         self, path: Path, listen: Report | None, from_step: int, is_main: bool = True, tensorboard: bool = False
     ):
         self.listen, self.is_main = listen, is_main
-        self.board: Any = None
-        if not is_main:  # one rank writes and tells
+        self.tensorboard: Any = None
+        if not is_main:  # only one rank writes and reports
             return
         if tensorboard:
-            self.board = _tensorboard(path.parent / "tensorboard")
+            self.tensorboard = _tensorboard(path.parent / "tensorboard")
         kept = []
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):  # a line torn by a crash
+                with contextlib.suppress(ValueError):  # a line cut off by a crash
                     if json.loads(line).get("step", 0) <= from_step:
                         kept.append(line + "\n")
         write_atomically(path, "".join(kept).encode())
@@ -39,44 +39,48 @@ class Log:
             return
         self.file.write(json.dumps(event) + "\n")
         self.file.flush()
-        if self.board is not None and event["event"] in ("step", "validation"):
+        if self.tensorboard is not None and event["event"] in ("step", "validation"):
             for name, value in event.items():
                 if isinstance(value, float):
-                    self.board.add_scalar(f"{event['event']}/{name}", value, event["step"])
+                    self.tensorboard.add_scalar(f"{event['event']}/{name}", value, event["step"])
         if self.listen is not None:
             self.listen(event)
 
     def close(self) -> None:
         if self.is_main:
             self.file.close()
-        if self.board is not None:
-            self.board.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
 
 
-class Pace:
-    """How fast a run goes, and how long it will take."""
+class Throughput:
+    """Steps per second of a run, and its ETA."""
 
     def __init__(self, step: int, steps: int, before: float = 0.0):
-        """`step`: how many of the `steps` were done before, in so many seconds."""
-        self.step, self.steps, self.since, self.aside = step, steps, time.perf_counter(), 0.0
+        """`step` of `steps` were done in an earlier process, in `before` seconds."""
+        self.step, self.steps, self.since, self.excluded = step, steps, time.perf_counter(), 0.0
         self.began = self.since - before
         self.first: tuple[int, float] | None = None
 
     def seconds(self) -> float:
+        """Return the seconds that the run has taken, earlier processes included."""
         return time.perf_counter() - self.began
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done here is no step: it counts for the time left, not for the rate."""
+        """Exclude the time spent here from steps/s. It is included in the ETA."""
         began = time.perf_counter()
         yield
-        self.aside += time.perf_counter() - began
+        self.excluded += time.perf_counter() - began
 
     def read(self, step: int) -> dict[str, float]:
-        """Steps per second since the last reading; seconds left at the mean since the first, which saw a start-up."""
+        """Return steps/s since the last reading, and the ETA in seconds.
+
+        The ETA uses the mean time of a step after the first reading, so that the start-up is not part of it.
+        """
         now = time.perf_counter()
-        rate = (step - self.step) / max(now - self.since - self.aside, 1e-9)
-        self.step, self.since, self.aside = step, now, 0.0
+        rate = (step - self.step) / max(now - self.since - self.excluded, 1e-9)
+        self.step, self.since, self.excluded = step, now, 0.0
         if self.first is None:
             self.first = step, now
             return {"steps_per_second": rate}

@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 
 from glassformer import sizing
-from glassformer.kernels.cpu import training as native
-from glassformer.kernels.cuda.training import fp8, fp8_layers, joined, products
 from glassformer.model import Model, build
 from glassformer.model.device import choose_for_training, measure_matmul
-from glassformer.training import checkpoint
+from glassformer.training import accelerate, checkpoint
 from glassformer.training.data.batches import IGNORED, eval_batches
 from glassformer.training.data.source import Source
 from glassformer.training.distributed.parallel import ALONE, Group, start
 from glassformer.training.health import NonFinite, explain_non_finite, require_gradient
 from glassformer.training.interrupt import interrupts
-from glassformer.training.log import Log, Pace, Report
+from glassformer.training.log import Log, Report, Throughput
 from glassformer.training.memory import keep_freed
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
@@ -36,7 +34,7 @@ from glassformer.training.schedule import factor
 
 @dataclass
 class TrainState:
-    """All that changes while training, and what is needed to change it."""
+    """Everything that changes in training, and everything that a step needs."""
 
     run: RunConfig
     model: Model
@@ -54,40 +52,33 @@ class TrainState:
     group: Group = ALONE
     """The processes that train together."""
     compiled: bool = False
-    kernels: bool = False
-    """Whether parts of the model train in our own compiled kernels."""
+    kernels: list[str] = field(default_factory=list)
+    """Names of the kernels that were installed (`kernels.training`)."""
     settle: Callable[[], None] = lambda: None
-    """Wait until the steps begun so far are done, and raise if one of them was not sound."""
+    """Wait until all steps that were launched have finished; raise if the loss of one was NaN or infinite."""
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Around forward passes: products in `dtype`."""
+        """Return the context of forward passes: autocast of the matmuls to `dtype`."""
         if self.dtype is torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
 
 def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
-    """A fresh state on the chosen device, the model distributed over the group (that of torchrun, or none)."""
+    """Return a fresh state on the chosen device, with the model distributed over the group (default: torchrun's)."""
     group = start(run) if group is None else group
-    device, dtype, compiled = group.agree(choose_machine(run))  # ranks on unlike machines must not differ
+    device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
-    # where the model is to be cut up, no device holds the whole of it
+    # a model that will be sharded may not fit on one device
     model = build(run.model, seed=run.seed, device="cpu" if group.sharded else device).train()
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
         function = functools.partial(summed_loss, stream=torch.bfloat16)
     if run.machine.products == "float8":
-        fp8.require_device(device)
-        fp8_layers.enable(model)
         function = functools.partial(function, float8=True)
-    if device.type == "cuda" and compiled and not group.sharded:
-        joined.enable(model)  # measured: a small model gains 3 %, GPT-2 neither gains nor loses
-        products.enable(model)
     if device.type == "cpu":
         keep_freed()
-    # kernels of our own are called from Python: nothing that torch could compile, nor can it cut up what they read
-    asked = wants_kernels(run, device) and not group.sharded
-    kernels = asked and native.enable(model, native.multiplies(run.model))
+    kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
@@ -98,35 +89,45 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     )
 
 
+def kernel_request(
+    run: RunConfig, device: torch.device, dtype: torch.dtype, compiled: bool, sharded: bool = False
+) -> dict[str, Any]:
+    """Return what the choice of kernels depends on: the fields of `kernels.training.TrainingRequest`."""
+    return {
+        "device": device,
+        "dtype": dtype,
+        "compiled": compiled,
+        "sharded": sharded,
+        "native": run.machine.compile == "auto",
+        "float8": run.machine.products == "float8",
+        "muon": run.optim.kind == "muon",
+    }
+
+
 def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
     """Return the device, the dtype of the matmuls, and whether to compile with torch.compile."""
     wanted = run.machine
     choice = choose_for_training(wanted.device, wanted.precision, run.model.d_model)
-    # on a CPU, torch's compiler was measured to be about neutral and takes half a minute, our own kernels take seconds,
-    # once: it compiles only when asked to
+    # on a CPU, torch.compile was measured to be about neutral and takes half a minute, so it runs only on request; the
+    # CPU kernels compile in seconds, once
     compiled = wanted.compile == "yes" or (wanted.compile == "auto" and choice.device == "cuda")
     return torch.device(choice.device), choice.dtype, compiled
 
 
-def wants_kernels(run: RunConfig, device: torch.device) -> bool:
-    """Return whether training uses our compiled CPU kernels, where there is a compiler for them."""
-    return device.type == "cpu" and run.machine.compile == "auto" and native.pays()
-
-
 def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
-    """One update. Gradients of the parts of an accumulated batch, and of the ranks, add up to those of the whole batch.
+    """Do one update. Gradients of accumulated parts and of ranks add up to the gradient of the whole batch.
 
-    `batch` is this rank's share; the loss is that of all ranks. Raises NonFinite before the optimiser touches anything.
+    `batch` is this rank's share; the loss is that of all ranks. Raises NonFinite before the optimizer changes anything.
     """
     run, group, parts = state.run, state.group, state.run.loop.accumulate
-    rows = batch.inputs.shape[0] // parts
+    size = batch.inputs.shape[0] // parts
     (counted,) = group.totals(batch.n_targets())
     n_targets = max(1, int(counted))
     group.reseed(run.seed, state.step)
     state.optimizer.zero_grad()
     plain = torch.zeros((), device=state.device)
     for part in range(parts):
-        share = batch.rows(part * rows, (part + 1) * rows) if parts > 1 else batch
+        share = batch.rows(part * size, (part + 1) * size) if parts > 1 else batch
         with group.accumulating(more=part + 1 < parts):
             with state.autocast():
                 total, summed = state.loss_function(state.model, share, run.loss, True)
@@ -148,7 +149,10 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
 
 @torch.no_grad()
 def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Cross-entropy per target on fixed windows of tokens, or on those given; of averaged weights if there are any."""
+    """Return the cross-entropy per target on fixed windows of tokens, or on the given ones.
+
+    Averaged weights are used if there are any. As in a step, at most `batch // accumulate` sequences run at once.
+    """
     state.settle()
     run, group = state.run, state.group
     if state.average is not None:
@@ -159,11 +163,13 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
         if isinstance(tokens, np.ndarray):
             tokens = eval_batches(tokens, run.context, run.loop.batch, run.loop.eval_batches)
         for number, window in enumerate(tokens):
-            batch = _share(make_batch(run, window, step=number), group)
-            with state.autocast():
-                _, summed = group.run(summed_loss, state.model, batch.to(state.device), run.loss, False)
-            total += float(summed)
-            count += batch.n_targets()
+            whole = make_batch(run, window, step=number)
+            for batch in _parts(whole, run.loop.batch // run.loop.accumulate):
+                share = _share(batch, group)
+                with state.autocast():
+                    _, summed = group.run(summed_loss, state.model, share.to(state.device), run.loss, False)
+                total += float(summed)
+                count += share.n_targets()
     finally:
         state.model.train()
         if state.average is not None:
@@ -172,20 +178,29 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
     return total / count
 
 
+def _parts(batch: Batch, size: int) -> Iterator[Batch]:
+    """Yield the sequences of a batch in parts of at most `size`; all ranks yield the same number."""
+    n = batch.inputs.shape[0]
+    yield from (batch.rows(first, min(n, first + size)) for first in range(0, n, size)) if n > size else (batch,)
+
+
 def _share(batch: Batch, group: Group) -> Batch:
-    """This rank's rows of a batch that all ranks have; a rank without any takes one and is asked nothing about it."""
+    """Return this rank's sequences of a batch that all ranks have.
+
+    A rank that gets none runs one sequence without targets, because sharded ranks must all run the model.
+    """
     if group.world == 1:
         return batch
     n = batch.inputs.shape[0]
     first, last = n * group.rank // group.world, n * (group.rank + 1) // group.world
     if first < last:
         return batch.rows(first, last)
-    row = batch.rows(0, 1)
-    return dataclasses.replace(row, targets=torch.full_like(row.targets, IGNORED))
+    one = batch.rows(0, 1)
+    return dataclasses.replace(one, targets=torch.full_like(one.targets, IGNORED))
 
 
 def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
-    """A checkpoint of the state, published. With averaging, `model.safetensors` holds the average."""
+    """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average."""
     state.settle()
     group = state.group
     weights = group.whole({name: p.detach() for name, p in state.model.named_parameters()})
@@ -205,7 +220,7 @@ def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) 
 
 
 def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], extra: dict[str, Tensor]) -> None:
-    """Put a checkpoint's contents into a fresh state."""
+    """Load the contents of a checkpoint into a fresh state."""
     raw = {name.removeprefix("weights/"): t for name, t in extra.items() if name.startswith("weights/")}
     held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
     raw, model, held = (state.group.spread(tensors, state.model) for tensors in (raw, model, held))
@@ -256,64 +271,64 @@ def _run(
 ) -> None:
     run = state.run
     tokenizer_json = data.tokenizer.to_json()
-    pace = Pace(state.step, run.loop.steps, resumed.get("seconds", 0.0))
+    throughput = Throughput(state.step, run.loop.steps, resumed.get("seconds", 0.0))
 
     def check() -> None:
         loss = evaluate(state, data.validation(run))
         is_best = loss < state.best
         state.best = min(state.best, loss)
-        log(event="validation", step=state.step, loss=loss, best=is_best, seconds=pace.seconds())
+        log(event="validation", step=state.step, loss=loss, best=is_best, seconds=throughput.seconds())
         if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
-            save(state, tokenizer_json, pace.seconds(), is_best)
+            save(state, tokenizer_json, throughput.seconds(), is_best)
 
-    def look() -> None:
+    def probe() -> None:
         log(event="probe", step=state.step, **measure(state, data, probes))
 
     def between() -> Iterator[Callable[[], object]]:
-        """What is due after a step."""
+        """Yield the work that is due after a step."""
         step, every = state.step, run.loop
         if every.sample_every and step % every.sample_every == 0 and can_sample(state.model):
             yield lambda: log(event="sample", step=step, text=_sample(state, data))
         if probes and step % run.probe.every == 0:
-            yield look
+            yield probe
         if step % every.eval_every == 0 or step == every.steps:
             yield check
         elif step % every.checkpoint_every == 0:
-            yield lambda: save(state, tokenizer_json, pace.seconds(), False)
+            yield lambda: save(state, tokenizer_json, throughput.seconds(), False)
 
     one_step = stepper(state)
     if state.step == 0:
-        with pace.paused():
+        with throughput.paused():
             check()
             if probes:
-                look()
+                probe()
     with interrupts(active=state.group.world == 1) as asked_to_stop:
         for batch in _batches(state, data):
             event = one_step(state, batch)
             if state.step % run.loop.log_every == 0 or state.step == 1:
                 state.settle()
                 event = {name: float(value) for name, value in event.items()}
-                log(event="step", step=state.step, **event, **pace.read(state.step), seconds=pace.seconds())
+                log(event="step", step=state.step, **event, **throughput.read(state.step), seconds=throughput.seconds())
             if due := list(between()):
-                state.settle()  # steps that the device still has to do are steps
-                with pace.paused():
+                state.settle()  # steps that still run on the device count as steps
+                with throughput.paused():
                     for work in due:
                         work()
             if asked_to_stop() and state.step < run.loop.steps:
-                save(state, tokenizer_json, pace.seconds(), False)
+                save(state, tokenizer_json, throughput.seconds(), False)
                 raise KeyboardInterrupt
-    log(event="end", step=state.step, best=state.best, seconds=pace.seconds())
+    log(event="end", step=state.step, best=state.best, seconds=throughput.seconds())
 
 
 def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor | float]]:
-    """`train_step`, or the same as one captured CUDA graph where that can be."""
+    """Return `train_step`, or the same step as one captured CUDA graph where that is possible."""
     from glassformer.training.graph import CapturedStep, can_capture  # it is built on this module
 
     return CapturedStep(state) if can_capture(state) else train_step
 
 
 def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
-    """The remaining batches of the run, each made while the device works on the one before."""
+    """Yield the remaining batches of the run. Each is prepared while the device computes the previous step."""
     run, group = state.run, state.group
     order = data.order(run, group.rank, group.world)
     first_row = group.rank * run.loop.batch // group.world
@@ -332,7 +347,7 @@ def _sample(state: TrainState, data: Source) -> str:
 
 
 def measure(state: TrainState, data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
-    """What the probes find in the present model: averaged weights when there are any, no dropout, nothing changed."""
+    """Return the results of the probes on the current model: averaged weights if there are any, without dropout."""
     state.settle()
     held, found = checkpoint.random_state(state.device), {}
     if state.average is not None:
@@ -355,14 +370,14 @@ def _precision(state: TrainState) -> str:
     name = str(state.dtype).removeprefix("torch.")
     if state.run.machine.products != "float8":
         return name
-    return f"{name}, products of blocks{' and head' if float8_head(state.model) else ''} in float8"
+    return f"{name}, matmuls of blocks{' and head' if float8_head(state.model) else ''} in float8"
 
 
 def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
     run = state.run
     counted = sizing.flops(run.model, batch=1, context=run.context)
-    square, repeats = 4096 if state.device.type == "cuda" else 512, 25  # the first products of a process are slow
-    # a step's operations are those of all ranks, and so is the rate they are held against
+    square, repeats = 4096 if state.device.type == "cuda" else 512, 25  # the first matmuls of a process are slow
+    # the operations of a step are those of all ranks, and so is the peak they are compared with
     (peak,) = state.group.totals(1e9 * measure_matmul(state.device.type, state.dtype, square, repeats))
     return {
         "step": state.step,

@@ -1,7 +1,7 @@
-"""Memory that a step frees is what the next one needs: on a CPU the C library is told to keep it.
+"""Keep freed memory in the process on a CPU: the next training step needs it again.
 
-glibc gives the end of its heap back to the system, and takes large tensors from it afresh, so that thousands of pages a
-step are mapped and cleared anew: a sixth of the time of a bfloat16 step of 10 million parameters.
+By default glibc returns freed memory to the system, and every step maps and clears thousands of pages again: a sixth of
+the time of a bfloat16 step with 10 million parameters.
 """
 
 import ctypes
@@ -10,11 +10,11 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """glibc's names for its settings (mallopt(3))."""
 LARGEST = 32 << 20
-"""Bytes up to which tensors come from the heap; the most that glibc allows."""
+"""Largest size in bytes that comes from the heap; the largest that glibc allows."""
 
 
 def keep_freed() -> bool:
-    """Let this process keep what it frees, for itself; False where the C library has no such setting."""
+    """Tell glibc to keep freed memory. Return False if the C library has no such setting."""
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""What a batch is and what is minimised over it: next token, masked language model, sequence to sequence.
+"""A batch and the loss that is minimised over it: next token, masked language model, sequence to sequence.
 
 A loss is a sum over targets divided by the number of targets of the whole step, which the caller gives. So parts of a
 batch (accumulation steps, ranks) add up to exactly the loss of the batch.
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.kernels.cuda.training.fused_loss import linear_cross_entropy
 from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
 from glassformer.model.moe import balance_loss
+from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
 from glassformer.training.run import Loss, RunConfig
 
@@ -22,13 +22,13 @@ CHUNKED_FROM = 4096
 
 @dataclass(frozen=True)
 class Batch:
-    """What the model is given and what it should say; `source` for an encoder-decoder."""
+    """Inputs and targets of a forward pass; `source` for an encoder-decoder."""
 
     inputs: Tensor
     targets: Tensor
     source: Tensor | None = None
     counted: int | None = None
-    """Targets that count, known before the batch goes to a device, where asking would mean waiting for it."""
+    """Number of targets that are not ignored, counted before the batch moves to a device, to avoid a wait."""
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -43,7 +43,7 @@ class Batch:
         return Batch(inputs, targets, move(self.source), self.n_targets())
 
     def rows(self, first: int, last: int) -> "Batch":
-        """Some of the sequences: an accumulation step's share."""
+        """Return a range of the sequences, for example those of one accumulation step."""
         at = slice(first, last)
         return Batch(self.inputs[at], self.targets[at], None if self.source is None else self.source[at])
 
@@ -51,12 +51,12 @@ class Batch:
         return int((self.targets != IGNORED).sum()) if self.counted is None else self.counted
 
     def n_tokens(self) -> int:
-        """Tokens the model reads."""
+        """Return the number of tokens that the model reads."""
         return self.inputs.numel() + (0 if self.source is None else self.source.numel())
 
 
 def make_batch(run: RunConfig, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
-    """The objective's view of plain (inputs, next tokens) windows. Masks depend on (seed, step, row) alone."""
+    """Return the batch of the objective for (inputs, next tokens) windows. Masks depend on (seed, step, row) alone."""
     inputs, following = window
     special = run.model.special
     match run.objective:
@@ -72,7 +72,7 @@ def make_batch(run: RunConfig, window: tuple[Tensor, Tensor], step: int, first_r
 
 
 class Routers:
-    """A tap that keeps what the routers of a mixture of experts decided, for their balance loss."""
+    """A tap that collects the decisions of the routers of a mixture of experts, for their balance loss."""
 
     def __init__(self) -> None:
         self.probabilities: list[Tensor] = []
@@ -90,7 +90,7 @@ class Routers:
 
 
 class Narrow:
-    """A tap that carries the residual stream in another type than the weights', from the embedding on."""
+    """A tap that casts the residual stream to another dtype than that of the weights, from the embedding on."""
 
     def __init__(self, inner: Tap, dtype: torch.dtype):
         self.inner, self.dtype = inner, dtype
@@ -106,9 +106,9 @@ class Narrow:
 def summed_loss(
     model: Model, batch: Batch, loss: Loss, training: bool, stream: torch.dtype | None = None, float8: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(what is minimised, plain cross-entropy), both summed over targets; `stream` narrows the residual stream.
+    """(what is minimised, plain cross-entropy), both summed over targets; `stream` is a dtype for the residual stream.
 
-    `float8` takes the products of the head in 8 bits, where `float8_head` says it can.
+    `float8` computes the matmuls of the head in float8, where `float8_head` supports it.
 
     Minimised: cross-entropy with label smoothing + z_loss * logsumexp^2 per target + balance * mean balance loss of the
     layers per target. The balance loss is of the batch it sees: in accumulation, the mean over parts.
@@ -124,8 +124,8 @@ def summed_loss(
     else:
         hidden = model.encode(batch.inputs, tap=tap)
     targets = batch.targets.flatten()
-    if training and chunked(model):
-        total, plain = _chunked_loss(model, hidden, targets, loss, float8 and float8_head(model))
+    if chunked(model):
+        total, plain = _chunked_loss(model, hidden, targets, loss, training, float8 and float8_head(model))
     else:
         total, plain = _plain_loss(model.logits(hidden, tap), targets, loss, training)
     if routers is not None and loss.balance:
@@ -134,31 +134,28 @@ def summed_loss(
 
 
 def chunked(model: Model) -> bool:
-    """Whether the head and loss run chunk by chunk: where the logits would be the largest tensor of the step."""
+    """Return whether the head and loss run in chunks: where the logits would be the largest tensor of the step."""
     config = model.config
     return config.head is not None and config.head.transform is None and config.vocab_size >= CHUNKED_FROM
 
 
 def float8_head(model: Model) -> bool:
-    """Whether products of the head can be taken in 8 bits: where the loss runs chunk by chunk, and without a bias."""
+    """Return whether the matmuls of the head can be in float8: the loss runs in chunks and the head has no bias."""
     head = model.config.head
     return chunked(model) and head is not None and not head.bias
 
 
-def _chunked_loss(model: Model, hidden: Tensor, targets: Tensor, loss: Loss, float8: bool) -> tuple[Tensor, Tensor]:
+def _chunked_loss(
+    model: Model, hidden: Tensor, targets: Tensor, loss: Loss, training: bool, float8: bool
+) -> tuple[Tensor, Tensor]:
     head = model.head
     assert head is not None
     weight = model.embed.tokens.weight if head.weight is None else head.weight
-    return linear_cross_entropy(
-        hidden.flatten(0, 1) * head.scale if head.scale != 1 else hidden.flatten(0, 1),
-        weight,
-        targets,
-        head.bias,
-        IGNORED,
-        loss.label_smoothing,
-        loss.z_loss,
-        float8,
-    )
+    rows = hidden.flatten(0, 1) * head.scale if head.scale != 1 else hidden.flatten(0, 1)
+    if not training:
+        plain = cross_entropy_sum(rows, weight, targets, head.bias, IGNORED)
+        return plain, plain
+    return linear_cross_entropy(rows, weight, targets, head.bias, IGNORED, loss.label_smoothing, loss.z_loss, float8)
 
 
 def _plain_loss(logits: Tensor, targets: Tensor, loss: Loss, training: bool) -> tuple[Tensor, Tensor]:
@@ -177,5 +174,5 @@ def _plain_loss(logits: Tensor, targets: Tensor, loss: Loss, training: bool) -> 
 
 
 def has_experts(model: Model) -> bool:
-    """Whether tokens are routed: then what runs depends on the data."""
+    """Return whether tokens are routed to experts, so that the operations of a step depend on the data."""
     return hasattr(model.blocks[0].feedforward, "router")

@@ -11,7 +11,7 @@ from glassformer.training.run import Optim
 
 
 class Optimizer:
-    """AdamW, or Muon beside AdamW, stepped and saved as one. Learning rates are set per step as factor * peak."""
+    """AdamW, or Muon together with AdamW, as one optimizer. Learning rates are set per step as factor * peak."""
 
     def __init__(self, model: nn.Module, optim: Optim):
         rules = {name: rule_for(name) for name, _ in model.named_parameters()}
@@ -42,7 +42,7 @@ class Optimizer:
             member.step()
 
     def set_rate(self, factor: float) -> None:
-        """Learning rates of the next step; on CUDA tensors, filled in place, where a captured step reads them."""
+        """Set the learning rates of the next step. On CUDA they are tensors, which a captured step reads."""
         for member, peak in self.members:
             for group in member.param_groups:
                 if isinstance(group["lr"], Tensor):
@@ -51,9 +51,9 @@ class Optimizer:
                     group["lr"] = peak * factor
 
     def step_unless(self, found_inf: Tensor | None, shrink: Tensor | None = None) -> None:
-        """A step that does not happen where the tensor is 1: the decision is taken on the device.
+        """Do a step unless the tensor `found_inf` is 1. The decision is made on the device.
 
-        `shrink` multiplies the gradient: both do so as they read it, and no pass over all of it is needed.
+        `shrink` multiplies the gradient while the optimizers read it, so no extra pass is needed.
         """
         for member, _ in self.members:
             member.grad_scale = None if shrink is None else 1 / shrink  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ class Optimizer:
             member.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor of every optimiser under `parameter/key`: plain tensors, no pickle."""
+        """Return every tensor of every optimizer under `parameter/key`: plain tensors, no pickle."""
         out: dict[str, Tensor] = {}
         for member, _ in self.members:
             for parameter, held in member.state.items():
@@ -75,7 +75,7 @@ class Optimizer:
         return out
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `state`. Raises when a tensor is missing or left over."""
+        """Load what `state` returned. Raises ValueError if a tensor belongs to no parameter."""
         used: set[str] = set()
         for member, _ in self.members:
             for group in member.param_groups:
@@ -91,7 +91,7 @@ class Optimizer:
         left = sorted(set(tensors) - used)
         if left:
             raise ValueError(
-                f"the optimiser state holds {left[0]} and {len(left) - 1} more that belong to no parameter."
+                f"the optimizer state holds {left[0]} and {len(left) - 1} more that belong to no parameter."
             )
 
 
@@ -100,14 +100,14 @@ def _rate(value: float, device: torch.device) -> float | Tensor:
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """Euclidean norm of the whole gradient. Not finite when any part of it is not."""
+    """Return the Euclidean norm of the whole gradient; NaN or infinite if any part of it is."""
     return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float | None) -> None:
-    """Scale the gradient down to `limit` where its norm is larger. A norm that is no number would spread to all."""
+    """Scale the gradient down to the norm `limit` if it is larger. The norm must be finite."""
     if limit is None or (norm.device.type == "cpu" and float(norm) + 1e-6 <= limit):
-        return  # torch would multiply everything by exactly 1
+        return  # torch would multiply every gradient by exactly 1
     torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
@@ -126,7 +126,7 @@ class Average:
         torch._foreach_lerp_(averages, [v.detach() for v in values], 1 - keep)
 
     def swap(self, model: nn.Module) -> None:
-        """Exchange the model's weights with the averages; again to go back."""
+        """Exchange the weights of the model with the averages. A second call restores them."""
         with torch.no_grad():
             for name, p in model.named_parameters():
                 held = p.detach().clone()

@@ -22,16 +22,16 @@ from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.corpus import DataError
 from glassformer.training.data.source import Source
 from glassformer.training.objective import make_batch
-from glassformer.training.run import Probe as Asked
+from glassformer.training.run import Probe as ProbeSection
 from glassformer.training.run import RunConfig
 
 Probe = Callable[[Model, Source, RunConfig], dict[str, Any]]
 
 
 def weight_norms(model: Model, data: Source, run: RunConfig) -> dict[str, float]:
-    """Euclidean norm of all parameters together (`total`), and of each part (`embedding`, `attention`, ...) there is.
+    """Return the Euclidean norm of all parameters (`total`), and of each part (`embedding`, `attention`, ...).
 
-    The squares of the parts add up to that of the whole.
+    The squares of the parts add up to the square of the total.
     """
     squares = dict.fromkeys(PARTS, 0.0)
     for name, value in model.named_parameters():
@@ -40,7 +40,7 @@ def weight_norms(model: Model, data: Source, run: RunConfig) -> dict[str, float]
 
 
 def accuracy(model: Model, data: Source, run: RunConfig) -> dict[str, float]:
-    """Share of targets that the likeliest token hits: of the first training batch, and of the validation batches."""
+    """Return the accuracy of the most likely token: on the first training batch, and on the validation batches."""
     return {
         "train": _hits(model, [data.order(run).batch(0)], run),
         "validation": _hits(model, list(islice(data.validation(run), run.loop.eval_batches)), run),
@@ -57,9 +57,9 @@ def _hits(model: Model, windows: list[tuple[Tensor, Tensor]], run: RunConfig) ->
             logits = model(batch.source, batch.inputs)
         else:
             logits = model(batch.inputs)
-        asked = batch.targets != IGNORED
-        hit += int(((logits.argmax(-1) == batch.targets) & asked).sum())
-        count += int(asked.sum())
+        counted = batch.targets != IGNORED
+        hit += int(((logits.argmax(-1) == batch.targets) & counted).sum())
+        count += int(counted.sum())
     return hit / max(count, 1)
 
 
@@ -83,10 +83,10 @@ def head_scores(model: Model, data: Source, run: RunConfig) -> dict[str, Any]:
 PROBES: dict[str, Probe] = {"norms": weight_norms, "accuracy": accuracy, "heads": head_scores}
 
 
-def chosen_probes(asked: Asked) -> dict[str, Probe]:
+def chosen_probes(section: ProbeSection) -> dict[str, Probe]:
     """Return the probes that a run selects; none if `every` is 0."""
-    names = [field.name for field in fields(asked) if field.name != "every" and getattr(asked, field.name)]
-    return {name: PROBES[name] for name in names} if asked.every else {}
+    names = [field.name for field in fields(section) if field.name != "every" and getattr(section, field.name)]
+    return {name: PROBES[name] for name in names} if section.every else {}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Curves:
         return self.values[name]
 
     def heads(self, score: str = "induction") -> dict[tuple[int, int], list[float | None]]:
-        """(layer, head) to the curve of one of its scores: what a plot of heads over training shows."""
+        """Return the curve of a score over the steps for each (layer, head)."""
         grids = self[f"heads.{score}"]  # one (L, H) grid per step
         return {
             (layer, head): [grid[layer][head] for grid in grids]
@@ -112,7 +112,7 @@ class Curves:
 
 
 def read_curves(path: str | Path) -> Curves:
-    """The curves in a log.jsonl, or in the folder of a run that has one. Raises DataError when there are none."""
+    """Return the curves in a log.jsonl, or in the folder of a run. Raises DataError if there are none."""
     file = Path(path)
     file = file / "log.jsonl" if file.is_dir() else file
     try:
@@ -121,7 +121,7 @@ def read_curves(path: str | Path) -> Curves:
         raise DataError(f"{file} cannot be read ({error.strerror}): give the folder of a run.") from None
     events = []
     for line in lines:
-        with suppress(ValueError):  # a line torn by a crash
+        with suppress(ValueError):  # a line cut off by a crash
             events.append(json.loads(line))
     found = {e["step"]: _flat(e) for e in events if isinstance(e, dict) and e.get("event") == "probe"}
     if not found:

@@ -7,12 +7,12 @@ from glassformer.training.run import Schedule
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:
-    """The factor on the peak learning rate at `step`, 0 <= step < steps.
+    """Return the factor on the peak learning rate at `step`, 0 <= step < steps.
 
     Warm-up is linear and ends at 1 on step `warmup`: (step + 1) / (warmup + 1). Then
     constant: 1;
-    cosine:   floor + (1 - floor) (1 + cos(pi p)) / 2, p the share of the steps after the warm-up that are done;
-    wsd:      1, and over the last `decay` share of all steps a straight line down to the floor.
+    cosine:   floor + (1 - floor) (1 + cos(pi p)) / 2, p the fraction of the steps after the warm-up that are done;
+    wsd:      1, then over the last fraction `decay` of all steps a linear decay to the floor.
     """
     if step < schedule.warmup:
         return (step + 1) / (schedule.warmup + 1)

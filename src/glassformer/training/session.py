@@ -1,4 +1,4 @@
-"""From a run to a run that can start: corpus prepared, model fitted to the tokenizer, checkpoint read to go on from."""
+"""Prepare a run to start: prepare the corpus, fit the model to the tokenizer, read the checkpoint to resume from."""
 
 import contextlib
 import dataclasses
@@ -23,11 +23,11 @@ Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A run whose model has the tokenizer's vocabulary, its data, and where it goes on from, if anywhere."""
+    """A run whose model has the vocabulary of the tokenizer, its data, and the checkpoint that it resumes from."""
 
     run: RunConfig
     data: Any
-    """`Prepared`, of a text, or `TaskData`: a `Source` either way."""
+    """`Prepared` for a text, or `TaskData`; both are a `Source`."""
     resume: Resume | None = None
 
 
@@ -72,7 +72,7 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
 
 
 def _in_its_folder(run: RunConfig, found: Path) -> RunConfig:
-    """The run with `out` where its checkpoint `found` lies; a checkpoint outside of a run keeps the stored `out`."""
+    """Return the run with `out` as the folder of its checkpoint `found`; outside a run folder, `out` stays."""
     root = found.parent.parent
     if found.parent.name != "checkpoints" or Path(run.out).resolve() == root:
         return run
@@ -92,7 +92,7 @@ def _prepare(run: RunConfig) -> Source:
             words = (str(Path(given.corpus).resolve()), *words[1:])
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
         out = corpus.cache_folder() / "tokens" / f"{found.name}-{digest}"
-    with _in_turn(out):
+    with _locked(out):
         return prepare(
             found,
             given.tokenizer,
@@ -104,10 +104,10 @@ def _prepare(run: RunConfig) -> Source:
 
 
 @contextlib.contextmanager
-def _in_turn(folder: Path) -> Iterator[None]:
-    """Processes that want the same token files wait for each other: the first makes them, the others find them made.
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on token files: the first process writes them, the others wait and read them.
 
-    A lock of the system's, which ends with its process. Where there is none to be had, nobody waits.
+    It is a file lock of the system, which ends with its process. Where there is no such lock, nobody waits.
     """
     try:
         import fcntl

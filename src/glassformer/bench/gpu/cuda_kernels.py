@@ -8,27 +8,10 @@ import torch
 from glassformer.finding import Finding
 
 
-def triton_loss_equals_plain() -> Iterator[Finding]:
-    """Compare the Triton chunk kernel with the plain one: loss and gradients, with smoothing and z-loss and without."""
-    from glassformer.kernels.cuda.training import fused_loss, fused_loss_triton
-
-    generator = torch.Generator("cuda").manual_seed(0)
-    for columns in (50304, 50257, 31):
-        logits = torch.randn(37, columns, generator=generator, device="cuda") * 4
-        targets = torch.randint(0, columns, (37,), generator=generator, device="cuda")
-        targets[5] = -100
-        for smoothing, z_loss in ((0.0, 0.0), (0.1, 0.01)):
-            plain = fused_loss.chunk_gradients(logits, targets, -100, smoothing, z_loss)
-            fast = fused_loss_triton.chunk_gradients(logits.clone(), targets, -100, smoothing, z_loss)
-            worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(plain, fast, strict=True))
-            yield Finding.judge(
-                f"triton loss = plain: {columns}, {smoothing}, {z_loss}", worst, 1e-5, "float32, relative"
-            )
-
-
 def cuda_loss_equals_plain() -> Iterator[Finding]:
-    """Compare the CUDA chunk kernel, which takes bfloat16, with the plain one."""
-    from glassformer.kernels.cuda.training import fused_loss, fused_loss_cuda
+    """The CUDA chunk kernel, which takes bfloat16, against the plain one."""
+    from glassformer.kernels.cuda.training import loss
+    from glassformer.training import chunked_loss
 
     generator = torch.Generator("cuda").manual_seed(0)
     for columns, stride in ((50304, 50304), (904, 904), (50257, 50304), (128255, 128256)):
@@ -36,8 +19,9 @@ def cuda_loss_equals_plain() -> Iterator[Finding]:
         targets = torch.randint(0, columns, (37,), generator=generator, device="cuda")
         targets[5] = -100
         for smoothing, z_loss in ((0.0, 0.0), (0.1, 0.01)):
-            plain = fused_loss.chunk_gradients(logits, targets, -100, smoothing, z_loss, columns)
-            fast = fused_loss_cuda.chunk_gradients(logits, targets, -100, smoothing, z_loss, columns)
+            plain = chunked_loss.chunk_gradients(logits, targets, -100, smoothing, z_loss, columns)
+            losses, gradient = loss.loss_rows(logits, targets, -100, smoothing, z_loss, columns)
+            fast = (*losses.sum(1), gradient)
             pairs = [(a.float(), b.float()) for a, b in zip(plain, fast, strict=True)]
             worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
             yield Finding.judge(
@@ -88,7 +72,7 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
         ("cast e5m2", fp8.cast, (x, unit, fp8.E5M2), 0.0),
         ("cast of several", fp8.cast_all, ([x, d, finite], unit, fp8.E5M2, True, None), 0.0),
         ("cast of several, filled up", fp8.cast_all, ([d, x[:201]], unit, fp8.E4M3, False, 512), 0.0),
-        ("turn", fp8.turn, (a8,), 0.0),
+        ("transpose", fp8.transpose, (a8,), 0.0),
         ("mean squares", fp8.mean_squares, ([finite, d.float()], False), 1e-5),
         ("mean squares of a sample", fp8.mean_squares, ([long, long[:31].float()], True), 1e-5),
         ("cast e4m3 of float32", fp8.cast, (x.float(), unit, fp8.E4M3), 0.0),
@@ -96,8 +80,8 @@ def float8_kernels_equal_their_definitions() -> Iterator[Finding]:
         *((f"activate {kind}", fp8.activate, (x, unit, kind), 1e-3) for kind in kinds),
         *((f"backward {k}", fp8.activate_backward, (d, finite, unit, unit, k, k != "relu"), 1e-3) for k in kinds),
         *((f"backward {k}, not finite", fp8.activate_backward, (d, x, unit, unit, k, False), 1e-3) for k in kinds),
-        ("product", fp8.product, (a8, b8, unit, unit, None, True), 5e-3),
-        ("product with bias", fp8.product, (b8, b8, unit, unit, d[0, :rows].clone(), False), 5e-3),
+        ("product", fp8.matmul, (a8, b8, unit, unit, None, True), 5e-3),
+        ("product with bias", fp8.matmul, (b8, b8, unit, unit, d[0, :rows].clone(), False), 5e-3),
         *((f"loss {s}", fp8.loss_gradients, (4 * finite, targets, -100, s, s / 10, 1031), 1e-3) for s in (0.0, 0.1)),
         ("loss of long rows", fp8.loss_gradients, (long, few, -100, 0.0, 0.0, 65500), 1e-3),
     ]
@@ -151,61 +135,6 @@ def tuned_products_equal_torchs() -> Iterator[Finding]:
                 yield Finding.judge(
                     f"cuBLASLt = torch: 8 bits, {rows}x{columns}x{inner}, fast {fast}", apart, limit, "relative"
                 )
-
-
-def exponentials_equal_their_definition() -> Iterator[Finding]:
-    """Compare the head's matmul with exponentials with torch, at sizes that fill its tiles and at others."""
-    from glassformer.kernels.cuda.training import exponentials as exp
-    from glassformer.kernels.cuda.training import hopper
-
-    if not hopper.available():
-        return
-    generator = torch.Generator().manual_seed(0)
-    for rows, columns, stride, depth in ((512, 50257, 50304, 768), (1000, 5000, 5000, 200), (70, 2049, 2056, 64)):
-        hidden = torch.randn(rows, depth, generator=generator).bfloat16()
-        weight = (0.3 * torch.randn(stride, depth, generator=generator)).bfloat16()
-        hidden[5] *= 30  # so that its target is far below its largest logit
-        targets = torch.randint(0, columns, (rows,), generator=generator)
-        targets[3] = -100
-        given = (hidden, weight, targets, -100, 1e-3, columns)
-        wanted = exp.exponentials(*given)
-        found = [t.cpu() for t in exp.exponentials(*(_on_gpu(t) for t in given))]
-        gradients = [e * numbers[2, :, None] for e, numbers in (found, wanted)]
-        size = f"{rows}x{columns}x{depth}"
-        for name, a, b, limit in (
-            ("gradient", *gradients, 2**-8),
-            ("gradient where the target is unlikely", gradients[0][5], gradients[1][5], 2**-8),
-            ("losses", found[1][:2], wanted[1][:2], 1e-5),
-        ):
-            apart = float((a.double() - b.double()).norm() / b.double().norm())
-            yield Finding.judge(f"exponentials = plain: {name}, {size}", apart, limit, "relative")
-        nothing = float(found[0][:, columns:].abs().sum() + found[0][3].abs().sum() + found[1][:, 3].abs().sum())
-        yield Finding.judge(f"exponentials: padding and ignored rows, {size}", nothing, 0, "sum of their magnitudes")
-
-
-def gelu_products_equal_their_definition() -> Iterator[Finding]:
-    """Compare matmuls with GELU and its derivative with float64, at sizes that fill their tiles and at others."""
-    from glassformer.kernels.cuda.training import gelu, hopper
-
-    if not hopper.available():
-        return
-    generator = torch.Generator().manual_seed(0)
-    for rows, columns, depth, biased in ((2048, 3072, 768, False), (1000, 1544, 200, True), (70, 136, 64, True)):
-        x, weight, dy, down = (
-            (size * torch.randn(shape, generator=generator)).bfloat16()
-            for size, shape in ((1, (rows, depth)), (depth**-0.5, (columns, depth))) * 2
-        )
-        bias = torch.randn(columns, generator=generator).bfloat16() if biased else None
-        post, slope = gelu.gelu_product(x.cuda(), weight.cuda(), None if bias is None else bias.cuda())
-        d, again = (gelu.slope_product(dy.cuda(), down.cuda(), slope) for _ in range(2))
-        exact = [None if t is None else t.double() for t in (x, weight, bias)]
-        wanted = (*gelu.gelu_product(*exact), gelu.slope_product(dy.double(), down.double(), slope.cpu().double()))
-        for name, a, b in zip(("gelu", "slope", "gradient"), (post, slope, d), wanted, strict=True):
-            apart = float((a.cpu().double() - b).norm() / b.norm())
-            yield Finding.judge(f"gelu matmul: {name}, {rows}x{columns}x{depth}", apart, 2**-8, "against float64")
-        yield Finding.judge(
-            f"gelu matmul repeated, {rows}x{columns}", float((d != again).sum()), 0, "differing elements"
-        )
 
 
 def causal_attention_equals_its_definition() -> Iterator[Finding]:

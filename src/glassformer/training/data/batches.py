@@ -1,4 +1,4 @@
-"""The order in which training reads tokens, and what is asked of the model about them.
+"""The order in which training reads tokens, and the targets of each objective.
 
 What a step sees is a function of (seed, step, row) and of nothing else: the numbers come from Philox, which has a key
 and a counter instead of a state. So a resumed run needs only the number of its step, a rank needs only its rows, and
@@ -97,17 +97,17 @@ class Batches:
         return self.n_windows / self.batch_size
 
     def offsets(self, step: int) -> np.ndarray:
-        """Where this rank's rows of a step begin."""
+        """Return where this rank's sequences of a step begin."""
         rows = self.batch_size // self.world
         first = self.rank * rows
         if self.mode == "random":
             numbers = random_words(_OFFSETS, self.seed, step, in_fours(self.batch_size))[first : first + rows]
             # the remainder prefers no offset by more than n / 2^64
             return (numbers % np.uint64(len(self.tokens) - self.context)).astype(np.int64)
-        epochs, places = np.divmod(step * self.batch_size + first + np.arange(rows), self.n_windows)
+        epochs, indices = np.divmod(step * self.batch_size + first + np.arange(rows), self.n_windows)
         windows = np.empty(rows, np.int64)
         for epoch in np.unique(epochs).tolist():
-            windows[epochs == epoch] = self._shuffle(epoch)[places[epochs == epoch]]
+            windows[epochs == epoch] = self._shuffle(epoch)[indices[epochs == epoch]]
         return windows * self.context
 
     def _shuffle(self, epoch: int) -> np.ndarray:
@@ -118,11 +118,11 @@ class Batches:
         return self._shuffled[epoch]
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """This rank's inputs and targets of a step, the same whenever and however often it is asked."""
+        """Return this rank's inputs and targets of a step: a pure function of the step."""
         return _split(_gather(self.tokens, self.offsets(step), self.context))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches without end, from `start` on."""
+        """Yield batches without end, from step `start` on."""
         step = self.start
         while True:
             yield self.batch(step)
@@ -139,7 +139,7 @@ def _check_length(tokens: np.ndarray, context: int) -> None:
 
 def _gather(tokens: np.ndarray, offsets: np.ndarray, context: int) -> np.ndarray:
     """Windows of context + 1 tokens, (B, T+1)."""
-    plain = tokens.view(np.ndarray)  # a memmap that indexes without the ceremony of one
+    plain = tokens.view(np.ndarray)  # indexing a plain array is faster than indexing a memmap
     return np.lib.stride_tricks.sliding_window_view(plain, context + 1)[offsets].astype(np.int64)
 
 
@@ -155,9 +155,9 @@ def eval_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets in a fixed order: every token but the first is a target exactly once.
 
-    The last window is moved back so that it has full length too; its targets that had their turn are `IGNORED`, so
-    losses are to be weighted by the number of the others. The last batch may have fewer rows. With `limit`, at most
-    that many batches, of full windows spread evenly over the text.
+    The last window is moved back so that it has full length too; its targets that were counted before are
+    `IGNORED`, so losses must be weighted by the number of the others. The last batch may have fewer sequences. With
+    `limit`, at most that many batches of full windows are spread evenly over the text.
     """
     _check_length(tokens, context)
     n_full, left = divmod(len(tokens) - 1, context)

@@ -195,11 +195,11 @@ def shakespeare() -> Path:
         return file
     file = cache_folder() / SHAKESPEARE
     if not (file.is_file() and _is_genuine(file)):
-        place = (
+        remedy = (
             f"put the file of {URL} at {file}{f' or in {given}' if given else ''}, or use the manual that comes with "
             "Python (--set data.corpus=embedded)"
         )
-        data = _download(place)
+        data = _download(remedy)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, data)
@@ -218,8 +218,8 @@ def _is_genuine(file: Path) -> bool:
         return False
 
 
-def _download(place: str) -> bytes:
-    """The bytes of URL, verified; `place` is the end of a refusal: what a user can do instead."""
+def _download(remedy: str) -> bytes:
+    """Return the verified bytes of URL. `remedy` ends the error message: what a user can do instead."""
     answered, done = threading.Event(), threading.Event()
     data, reasons = bytearray(), []
 
@@ -229,7 +229,7 @@ def _download(place: str) -> bytes:
                 answered.set()
                 while len(data) <= SIZE and (part := reply.read(1 << 16)):
                     data.extend(part)
-        except Exception as error:  # of sockets, TLS and HTTP, of many kinds; a thread has nobody to raise to
+        except Exception as error:  # of sockets, TLS and HTTP, of many kinds; nothing would catch it in a thread
             reasons.append(str(getattr(error, "reason", error)) or type(error).__name__)
         finally:
             answered.set()
@@ -240,10 +240,10 @@ def _download(place: str) -> bytes:
     if not answered.wait(CONNECT_SECONDS) or not done.wait(DOWNLOAD_SECONDS):
         reasons.append("no answer in time")
     if reasons:
-        raise DataError(f"tiny Shakespeare is not on this machine and cannot be downloaded ({reasons[0]}): {place}.")
+        raise DataError(f"tiny Shakespeare is not on this machine and cannot be downloaded ({reasons[0]}): {remedy}.")
     if len(data) != SIZE or hashlib.sha256(data).hexdigest() != SHA256:
         raise DataError(
             f"the download of {URL} is not tiny Shakespeare ({len(data):,} bytes instead of {SIZE:,}, or another "
-            f"SHA-256 than {SHA256[:12]}…): {place}."
+            f"SHA-256 than {SHA256[:12]}…): {remedy}."
         )
     return bytes(data)

@@ -1,4 +1,4 @@
-"""Lines to beat: what unigrams, bigrams and 5-grams of the training tokens make of the validation tokens.
+"""N-gram baselines: cross-entropy of the validation tokens under unigrams, bigrams and 5-grams of the training tokens.
 
 All of them are ratios of counts. Let c_L(h w) be how often the L-gram of context h (L - 1 tokens) and token w occurs. A
 context counts only where a token follows it, so c_{L-1}(h) is taken with the final token of the text omitted; then
@@ -107,7 +107,7 @@ class NGram:
             self.levels.append(Level(table, a, context, followers, _discount(a)))
 
     def probabilities(self, tokens: np.ndarray) -> np.ndarray:
-        """Of each token given those before it; the first ones are given as many as there are."""
+        """Return the probability of each token given the tokens before it."""
         tokens = _checked(tokens, self.vocab_size, "validation")
         p = np.full(len(tokens), 1 / self.vocab_size)
         here = np.zeros(len(tokens) + 1, np.int64)  # number of the (L-1)-gram at each position, -1 if never seen
@@ -118,7 +118,7 @@ class NGram:
         return p
 
     def cross_entropy(self, tokens: np.ndarray) -> float:
-        """Nats per token over all but the first, which is what a model with `tokens` as its text is asked for."""
+        """Return nats per token over all tokens but the first: the targets of a model that reads `tokens`."""
         if len(tokens) < 2:
             raise DataError(f"{len(tokens)} tokens have no successor to predict: a text needs 2 or more.")
         return float(-np.log(self.probabilities(tokens)[1:]).mean())
@@ -156,7 +156,7 @@ def baselines(
 ) -> dict[str, float]:
     """Cross-entropy of the validation tokens in nats per token: `unigram`, `bigram` and `5-gram` (Kneser-Ney).
 
-    All three are asked for the same tokens, all but the first. Of longer splits the first `limit` tokens count.
+    All three predict the same tokens, all but the first. Of longer splits the first `limit` tokens are used.
     """
     tables = count(train[:limit], vocab_size, order)
     models = {
@@ -168,5 +168,5 @@ def baselines(
 
 
 def limit_note(train: np.ndarray, limit: int = LIMIT) -> str:
-    """What to say beside the baselines of a long text; nothing for others."""
+    """Return a note for the baselines of a text longer than `limit`; an empty text otherwise."""
     return f"n-grams of the first {limit:,} of {len(train):,} tokens" if len(train) > limit else ""

@@ -50,18 +50,18 @@ BPE_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the token files were made of."""
+    """How the token files were made."""
 
     format: int
     corpus: str
     files: tuple[dict[str, Any], ...]
     """name, sha256, bytes and characters of each document."""
     spec: dict[str, Any]
-    """The tokenizer that was asked for: kind, and vocab_size (bpe) or sha256 (a file)."""
+    """The requested tokenizer: kind, and vocab_size (bpe) or sha256 (a file)."""
     tokenizer: dict[str, Any]
-    """The tokenizer that came of it: kind, vocab_size, sha256 of tokenizer.json."""
+    """The resulting tokenizer: kind, vocab_size, sha256 of tokenizer.json."""
     separator: str
-    """What stands between two documents: a token's text."""
+    """Text of the token between two documents."""
     split: dict[str, Any]
     """rule, validation_fraction, characters of both sides."""
     tokens: dict[str, int]
@@ -70,7 +70,7 @@ class Manifest:
 
 
 class Source(Protocol):
-    """What training needs of its data: a prepared text, or a synthetic task (`tasks.TaskData`)."""
+    """The data of a run: a prepared text, or a synthetic task (`tasks.TaskData`)."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -108,7 +108,7 @@ class Prepared:
         return {"train_tokens": len(self.train), "validation_tokens": len(self.val)}
 
     def baselines(self, vocab_size: int) -> dict[str, float]:
-        from glassformer.training.data import ngram  # only where they are asked for
+        from glassformer.training.data import ngram  # imported only when baselines are requested
 
         return ngram.baselines(self.train, self.val, vocab_size)
 
@@ -118,7 +118,7 @@ class Prepared:
         return whole_word(self.tokenizer.decode(np.asarray(start).tolist()))
 
     def check(self, context: int) -> None:
-        """Raises DataError when a split is shorter than one window; an empty validation split was asked for."""
+        """Raise DataError if a split is shorter than one window. An empty validation split may be requested."""
         for name, tokens in (("training", self.train), ("validation", self.val)):
             n, wanted = len(tokens), name == "training" or self.manifest.split["validation_fraction"] > 0
             if n <= context and wanted:
@@ -176,7 +176,7 @@ def prepare(
 
 
 def open_prepared(folder: str | Path) -> Prepared:
-    """What `prepare` left in a folder, the sources not looked at. Raises DataError when it is not whole."""
+    """Open what `prepare` wrote to a folder, without reading the sources. Raises DataError if it is incomplete."""
     folder = Path(folder).expanduser()
     manifest = _read_manifest(folder)
     if manifest is None or not _is_whole(folder, manifest):
@@ -185,19 +185,19 @@ def open_prepared(folder: str | Path) -> Prepared:
 
 
 def _map(file: Path, dtype: str) -> np.ndarray:
-    if file.stat().st_size == 0:  # nothing cannot be mapped
+    if file.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(file, dtype, "r")
 
 
 def _spec(tokenizer: str | Path | Tokenizer, vocab_size: int | None) -> tuple[dict[str, Any], Tokenizer | None]:
-    """What is asked for, in a form that can be compared, and the tokenizer itself where it is there already."""
+    """Return the request in a comparable form, and the tokenizer itself if it exists already."""
     if isinstance(tokenizer, str) and tokenizer in get_args(tok.Kind):
         if (tokenizer == "bpe") != (vocab_size is not None):
-            tok.train_tokenizer(tokenizer, (), vocab_size)  # says what is wrong
+            tok.train_tokenizer(tokenizer, (), vocab_size)  # raises the error
         return {"kind": tokenizer} | ({"vocab_size": vocab_size} if vocab_size is not None else {}), None
     if isinstance(tokenizer, str) and not Path(tokenizer).expanduser().exists():
-        tok.train_tokenizer(tokenizer, ())  # says what is wrong
+        tok.train_tokenizer(tokenizer, ())  # raises the error
     given = tokenizer if isinstance(tokenizer, Tokenizer) else tok.load(tokenizer)
     if vocab_size not in (None, given.vocab_size):
         raise DataError(f"vocab_size={vocab_size}, but the given tokenizer has {given.vocab_size} ids: leave it out.")
@@ -226,7 +226,7 @@ def _is_whole(folder: Path, manifest: Manifest) -> bool:
 
 
 def _is_current(folder: Path, documents: list[Document], spec: dict[str, Any], fraction: float) -> bool:
-    """Whether the folder holds exactly this; the sources are read (and hashed) only when all else agrees."""
+    """Return whether the folder holds exactly this; the sources are hashed only if everything else agrees."""
     manifest = _read_manifest(folder)
     if manifest is None or manifest.spec != spec or manifest.split["validation_fraction"] != fraction:
         return False
@@ -239,7 +239,7 @@ def _is_current(folder: Path, documents: list[Document], spec: dict[str, Any], f
 def _build(
     folder: Path, name: str, documents: list[Document], spec: dict[str, Any], given: Tokenizer | None, fraction: float
 ) -> None:
-    """Reads the corpus twice: for its alphabet, length and hashes, then for its tokens."""
+    """Read the corpus twice: for its alphabet, length and hashes, then for its tokens."""
     for old in folder.glob(".*.bin.*"):  # of a build that was killed
         if time.time() - old.stat().st_mtime > 86_400:
             old.unlink(missing_ok=True)
@@ -255,9 +255,9 @@ def _build(
     )
     text = tokenizer.to_json()
     with ExitStack() as stack:
-        beside = [_beside(folder / name, stack) for name in (TRAIN, VAL)]
-        tokens = _encode(documents, tokenizer, cut, *beside)
-        for file in beside:
+        staged = [_staged(folder / name, stack) for name in (TRAIN, VAL)]
+        tokens = _encode(documents, tokenizer, cut, *staged)
+        for file in staged:
             file.flush()
             os.fsync(file.fileno())
         manifest = Manifest(
@@ -272,14 +272,14 @@ def _build(
             dtype=np.dtype(tokenizer.dtype).name,
         )
         (folder / MANIFEST).unlink(missing_ok=True)
-        for file, target in zip(beside, (TRAIN, VAL), strict=True):
+        for file, target in zip(staged, (TRAIN, VAL), strict=True):
             os.replace(file.name, folder / target)
         write_atomically(folder / tok.FILE, text.encode())
         write_atomically(folder / MANIFEST, json.dumps(asdict(manifest), indent=2, ensure_ascii=False).encode())
 
 
-def _beside(file: Path, stack: ExitStack) -> BinaryIO:
-    """A file for what will be renamed to `file`; whatever happens, it does not stay."""
+def _staged(file: Path, stack: ExitStack) -> BinaryIO:
+    """Open a temporary file that will be renamed to `file`; it is removed if that does not happen."""
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     stack.callback(Path(name).unlink, missing_ok=True)
     os.chmod(name, 0o644)  # mkstemp makes it private
@@ -301,7 +301,7 @@ def _scan(documents: list[Document], kind: str) -> Iterator[str]:
 
 
 def _encode(documents: list[Document], tokenizer: Tokenizer, cut: int, train: BinaryIO, val: BinaryIO) -> list[int]:
-    """Writes the first `cut` characters to `train`, the rest to `val`; how many tokens each got."""
+    """Write the first `cut` characters to `train` and the rest to `val`; return the number of tokens of each."""
     counts, before = [0, 0], 0
 
     def write(ids: np.ndarray, in_val: bool) -> None:
@@ -310,7 +310,7 @@ def _encode(documents: list[Document], tokenizer: Tokenizer, cut: int, train: Bi
 
     for i, document in enumerate(documents):
         if i:
-            write(_separator(tokenizer), in_val=before > cut)  # belongs to what it ends
+            write(_separator(tokenizer), in_val=before > cut)  # belongs to the document that it ends
         n, hashed = document.n_characters, document.sha256
         at = lines = 0
         for text, in_val in _pieces(document, tokenizer, cut - before):

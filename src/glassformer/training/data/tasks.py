@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from glassformer.training.run import RunConfig
 
 PREFIX = "task:"
-_DRAWN, _JUDGED, _SPLIT = range(16, 19)  # streams of random numbers, apart from those of `batches`
+_DRAWN, _VALIDATION, _SPLIT = range(16, 19)  # streams of random numbers, apart from those of `batches`
 _SIGNS = string.digits + string.ascii_uppercase + string.ascii_lowercase + "".join(map(chr, range(0xC0, 0x2000)))
 Rows = tuple[np.ndarray, np.ndarray]
 """Tokens (B,T+1), and which of the next tokens (B,T) can be known."""
@@ -83,9 +83,9 @@ class Repeat:
     def draw(self, words: np.ndarray, context: int) -> Rows:
         length = self.shortest + _below(words[:, :1], self.longest - self.shortest + 1)  # (B, 1)
         tokens = _below(words[:, 1 : context + 2], self.vocab)
-        place = np.arange(context + 1)[None]
-        second = place >= context + 1 - length  # begins at the second copy
-        tokens = np.take_along_axis(tokens, np.where(second, place - length, place), 1)
+        position = np.arange(context + 1)[None]
+        second = position >= context + 1 - length  # begins at the second copy
+        tokens = np.take_along_axis(tokens, np.where(second, position - length, position), 1)
         return tokens, (second[:, 1:] & second[:, :-1])
 
 
@@ -93,7 +93,7 @@ class Repeat:
 class Copy:
     """A random block, a separator (the last id), the block again, and separators to the end of the row.
 
-    Blocks have T // 2 tokens, or a uniform number between `shortest` and that. The tokens of the copy are asked for.
+    Blocks have T // 2 tokens, or a uniform number between `shortest` and that. The tokens of the copy are the targets.
     """
 
     kind: ClassVar[str] = "copy"
@@ -131,10 +131,10 @@ class Copy:
         shortest = longest if self.shortest is None else self.shortest
         length = shortest + _below(words[:, :1], longest - shortest + 1)  # (B, 1)
         block = _below(words[:, 1:], self.vocab)
-        place = np.arange(context + 1)[None]
-        copied = (place > length) & (place <= 2 * length)
-        source = np.where(place < length, place, np.where(copied, place - length - 1, 0))
-        tokens = np.where((place < length) | copied, np.take_along_axis(block, source, 1), self.vocab)
+        position = np.arange(context + 1)[None]
+        copied = (position > length) & (position <= 2 * length)
+        source = np.where(position < length, position, np.where(copied, position - length - 1, 0))
+        tokens = np.where((position < length) | copied, np.take_along_axis(block, source, 1), self.vocab)
         return tokens, copied[:, 1:]
 
 
@@ -142,8 +142,8 @@ class Copy:
 class Markov:
     """A chain of order 2: p(z | x y) are rows of a table drawn from Dirichlet(concentration), fixed by `seed`.
 
-    Rows begin in the stationary distribution of pairs, and the second token, which follows one alone, is not asked for:
-    so the entropy rate is exactly the lowest loss there is, and the best bigram and unigram are lines above it.
+    Rows begin in the stationary distribution of pairs, and the second token, which follows one token only, is no
+    target: so the entropy rate is exactly the lowest possible loss, and the best bigram and unigram lie above it.
     """
 
     kind: ClassVar[str] = "markov"
@@ -198,7 +198,7 @@ class Markov:
 
 @dataclass(frozen=True)
 class ModularAddition:
-    """`a b =` and the answer (a + b) mod p, over all p^2 pairs; a share of them is trained on, the others are judged.
+    """`a b =` and the answer (a + b) mod p, over all p^2 pairs; a fraction is for training, the others for validation.
 
     The only task with an end: a step takes the next `loop.batch` pairs of a shuffled round, and all of them when
     `loop.batch` is their number, int(fraction p^2). Power et al. 2022; Nanda et al. 2023.
@@ -235,7 +235,7 @@ class ModularAddition:
         return {}
 
     def split(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows a, b, =, answer (N,4) to train on and to be judged by: every pair once, in one of them."""
+        """Return the sequences a, b, =, answer (N,4) for training and for validation: every pair is in one of them."""
         p = self.p
         words = random_words(_SPLIT, seed, 0, in_fours(p * p))[: p * p]
         a, b = np.divmod(np.argsort(words, kind="stable"), p)
@@ -284,24 +284,24 @@ class TaskData:
             for first in range(0, min(len(left), n * run.loop.eval_batches), n):
                 yield _answers(left[first : first + n])
             return
-        unseen = Stream(self.task, run.context, n, seed, stream=_JUDGED)
+        unseen = Stream(self.task, run.context, n, seed, stream=_VALIDATION)
         for number in range(run.loop.eval_batches):
             yield unseen.batch(number)
 
     def facts(self, run: "RunConfig") -> dict[str, Any]:
         """For the log: what is trained on, and how many tokens of it are read in this run."""
-        judged = sum(inputs.numel() for inputs, _ in self.validation(run))
-        whole = {"train_tokens": run.loop.steps * run.loop.batch * run.context, "validation_tokens": judged}
+        validation = sum(inputs.numel() for inputs, _ in self.validation(run))
+        whole = {"train_tokens": run.loop.steps * run.loop.batch * run.context, "validation_tokens": validation}
         return {"task": self.task.kind, **whole}
 
     def baselines(self, vocab_size: int) -> dict[str, float]:
-        """Lines that are known without measuring: nats per token."""
+        """Return the known losses of reference models, in nats per token."""
         return self.task.baselines()
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows drawn afresh for every step; row r of a step is the same whichever rank asks for it."""
+    """New random sequences for every step; sequence r of a step is the same on every rank."""
 
     task: Drawn
     context: int
@@ -320,7 +320,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Listed:
-    """Rows of a finite list (N,T+1), the last token asked for: all of them once in a random order, then in another."""
+    """Sequences of a finite list (N,T+1) with the last token as target: all once in random order, then in another."""
 
     rows: np.ndarray
     batch_size: int
@@ -331,10 +331,10 @@ class Listed:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         share = self.batch_size // self.world
         at = step * self.batch_size + self.rank * share + np.arange(share)
-        rounds, places = np.divmod(at, len(self.rows))
+        rounds, indices = np.divmod(at, len(self.rows))
         chosen = np.empty(share, np.int64)
         for number in np.unique(rounds).tolist():
-            chosen[rounds == number] = shuffled(self.seed, number, len(self.rows))[places[rounds == number]]
+            chosen[rounds == number] = shuffled(self.seed, number, len(self.rows))[indices[rounds == number]]
         return _answers(self.rows[chosen])
 
 

@@ -34,16 +34,16 @@ Ids = Sequence[int] | np.ndarray
 class UnknownCharacter(DataError):  # noqa: N818
     """A character that the vocabulary does not have: which, and where in the text."""
 
-    def __init__(self, character: str, offset: int, line: int, n_known: int, place: str = "the text") -> None:
+    def __init__(self, character: str, offset: int, line: int, n_known: int, source: str = "the text") -> None:
         self.character, self.offset, self.line, self.n_known = character, offset, line, n_known
         super().__init__(
-            f"{character!r} (U+{ord(character):04X}) at offset {offset}, line {line} of {place}, is none of the "
+            f"{character!r} (U+{ord(character):04X}) at offset {offset}, line {line} of {source}, is none of the "
             f"{n_known} characters of the vocabulary. Remove it, or train with a tokenizer that knows it, such as byte."
         )
 
-    def at(self, place: str, offset: int, line: int) -> "UnknownCharacter":
+    def at(self, source: str, offset: int, line: int) -> "UnknownCharacter":
         """The same in a larger text, of which `offset` characters and `line` line ends came before."""
-        return UnknownCharacter(self.character, self.offset + offset, self.line + line, self.n_known, place)
+        return UnknownCharacter(self.character, self.offset + offset, self.line + line, self.n_known, source)
 
 
 class Tokenizer(ABC):
@@ -158,21 +158,21 @@ class JsonTokenizer(Tokenizer):
     (SentencePiece), can differ at their edges from what it makes of the whole, by a token in about 20,000.
     """
 
-    def __init__(self, text: str, kind: str = "json", place: str = "the tokenizer") -> None:
+    def __init__(self, text: str, kind: str = "json", source: str = "the tokenizer") -> None:
         from tokenizers import Tokenizer as Engine  # characters and bytes do without it
 
         try:
             self.engine = Engine.from_str(text)
         except Exception as error:  # the library raises plain Exception
             raise DataError(
-                f"{place} is not a tokenizer that `tokenizers` can read ({error}): give a {FILE}."
+                f"{source} is not a tokenizer that `tokenizers` can read ({error}): give a {FILE}."
             ) from None
         self.kind, self._text = kind, text
         self.engine.no_truncation()
         self.engine.no_padding()
         vocabulary = self.engine.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise DataError(f"{place} has an empty vocabulary: give a {FILE} that was trained.")
+            raise DataError(f"{source} has an empty vocabulary: give a {FILE} that was trained.")
         self._size = max(vocabulary.values()) + 1
         if (end := next((name for name in ENDS if name in vocabulary), None)) is not None:
             self.end_of_text, self.separator = vocabulary[end], end
@@ -206,7 +206,7 @@ def _last_cut(text: str, within: int = PIECE) -> int:
     """Where a text may be cut so that its parts encode as the whole does; 0 when that is not known yet.
 
     Between two lines, neither of them blank: there the splitting rules of GPT-2 and its successors always split. In a
-    text without such a place, before a single space between words; in one without spaces, anywhere.
+    text without such a position, before a single space between words; in one without spaces, anywhere.
     """
     for rule in (_EDGE, _SPACE):
         if found := [match.start() for match in rule.finditer(text, max(0, len(text) - within)) if match.start()]:
@@ -286,7 +286,7 @@ def load(path: str | Path) -> Tokenizer:
     return from_json(text, str(file))
 
 
-def from_json(text: str, place: str = "the tokenizer") -> Tokenizer:
+def from_json(text: str, source: str = "the tokenizer") -> Tokenizer:
     """The tokenizer that a `tokenizer.json` describes; one that this module wrote is recognised by its content."""
     try:
         content = json.loads(text)
@@ -294,7 +294,7 @@ def from_json(text: str, place: str = "the tokenizer") -> Tokenizer:
         vocabulary = model["vocab"]
         names = set(vocabulary) if isinstance(vocabulary, dict) else set()
     except (ValueError, KeyError, TypeError):
-        return JsonTokenizer(text, place=place)  # says what is wrong
+        return JsonTokenizer(text, source=source)  # raises the error
     if model.get("type") == "WordLevel" and names and all(len(name) == 1 for name in names):
         own: Tokenizer = CharTokenizer("".join(sorted(vocabulary, key=vocabulary.__getitem__)))
         if json.loads(own.to_json()) == content:
@@ -302,7 +302,7 @@ def from_json(text: str, place: str = "the tokenizer") -> Tokenizer:
     own = ByteTokenizer()
     if model.get("type") == "BPE" and vocabulary == _byte_signs() and json.loads(own.to_json()) == content:
         return own
-    return JsonTokenizer(text, _bpe_or_json(content), place)
+    return JsonTokenizer(text, _bpe_or_json(content), source)
 
 
 def _bpe_or_json(content: dict[str, Any]) -> str:

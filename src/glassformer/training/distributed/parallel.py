@@ -1,26 +1,27 @@
-"""Many processes, one run: DDP or FSDP2 under torchrun. The only file that knows of `torch.distributed`.
+"""Training by several processes: DDP or FSDP2 under torchrun. The only file that uses `torch.distributed`.
 
     torchrun --nproc-per-node 8 -m glassformer train RUN.toml --set machine.parallel=fsdp
 
-`start` gives the `Group` a process belongs to, and the loop is written against it. A process alone gets `ALONE`, whose
-methods do nothing. The model knows of none of this: it is wrapped from outside.
+`start` returns the `Group` of a process, and the loop calls its methods. A single process gets `ALONE`, whose methods
+do nothing. The model knows nothing of this: it is wrapped from outside.
 
     Replicated (ddp)   every rank holds the model; gradients are averaged while the backward pass runs
-    Sharded (fsdp)     every rank holds 1/N of each tensor of weights, gradient and optimiser; blocks are gathered when
+    Sharded (fsdp)     every rank holds 1/N of each tensor of weights, gradient and optimizer; blocks are gathered when
                        they are needed, one at a time
 
-Every rank takes 1/N of the rows of a step. A loss is a sum over targets divided by the targets of all ranks, so N ranks
-compute what one does, up to the order of sums. Dropout is seeded by (seed, step, rank): nothing per rank needs storing.
+Every rank computes 1/N of the sequences of a step. A loss is a sum over targets divided by the targets of all ranks, so
+N ranks compute what one does, up to the order of sums. Dropout is seeded by (seed, step, rank): nothing per rank needs
+storing.
 
-Checkpoints are those of a single process: whole tensors, gathered one by one and written by rank 0. So any number of
-ranks resumes what any number wrote, and `gf.load` reads it. The price: the memory of rank 0's host holds weights and
-optimiser once when writing, and that of each rank when building and resuming.
+Checkpoints are those of a single process: complete tensors, gathered one by one and written by rank 0. So any number of
+ranks can resume them, and `gf.load` reads them. The cost: the host memory of rank 0 holds weights and optimizer state
+once when writing, and that of every rank when building and resuming.
 
 Limits. FSDP gathers in float32 and computes under autocast, as one process does: bf16 does not halve the traffic.
-Muon gathers its matrices, whole, for its step; every rank then orthogonalises all of them. Sampling under FSDP gathers
+Muon gathers its complete matrices for its step; every rank then orthogonalizes all of them. Sampling under FSDP gathers
 a copy of the model on rank 0: `loop.sample_every = 0` where that does not fit. Under FSDP an expert that no token of
 any rank chose has a gradient of zero, not none, so its weights still decay. The balance loss of a mixture of experts is
-that of each rank's rows. A process that dies is noticed by torchrun at once; one that hangs, after `TIMEOUT`.
+that of each rank's sequences. torchrun notices a dead process at once, and a process that hangs after `TIMEOUT`.
 """
 
 import contextlib
@@ -49,74 +50,74 @@ T = TypeVar("T")
 
 
 class Group:
-    """The processes that train together; this one: a process alone, for which nothing is to be done."""
+    """The processes that train together. This base class is a single process, whose methods do nothing."""
 
     rank = 0
     world = 1
     sharded = False
-    """Whether tensors are split over ranks, so that every rank must take part in every forward pass."""
+    """True if tensors are sharded over ranks, so that every rank must take part in every forward pass."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints, logs, samples and writes."""
+        """True for the process that prints, logs, samples and writes."""
         return self.rank == 0
 
     def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
-        """Distribute the model, in place; returns what computes `function(model, ...)` for a backward pass."""
+        """Distribute the model in place; return a function that computes `function(model, ...)` with gradients."""
         return torch.compile(function) if compiled else function
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Make an optimiser of a wrapped model work."""
+        """Adapt the optimizer of a wrapped model."""
 
     def run(self, function: Function, model: Model, *given: Any) -> Any:
-        """`function(model, *given)` without gradients."""
+        """Return `function(model, *given)` without gradients."""
         return function(model, *given)
 
     def accumulating(self, more: bool) -> contextlib.AbstractContextManager[Any]:
-        """Around forward and backward of a part of a batch: with `more` to come, gradients stay where they are."""
+        """Return the context of one accumulated part: while `more` follow, gradients are not reduced over ranks."""
         return contextlib.nullcontext()
 
     def totals(self, *numbers: float) -> tuple[float, ...]:
-        """Each number summed over the ranks."""
+        """Return each number summed over the ranks."""
         return numbers
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in order."""
+        """Return the values of all ranks, in order."""
         return [value]
 
     def agree(self, value: T) -> T:
-        """Rank 0's value."""
+        """Return the value of rank 0."""
         return value
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0 alone. All ranks wait for it and get its result, or its error."""
+        """Call `work` on rank 0 only. All ranks wait and get its result, or its error."""
         return work()
 
     def reseed(self, seed: int, step: int) -> None:
-        """Let dropout draw other numbers on each rank, the same when the step is done again."""
+        """Seed dropout by rank and step, so that a repeated step draws the same numbers."""
 
     def local(self, tensor: Tensor) -> Tensor:
-        """What this rank holds of it."""
+        """Return this rank's shard of a tensor."""
         return tensor
 
     def full(self, tensor: Tensor) -> Tensor:
-        """The whole of it. All ranks must ask."""
+        """Return the complete tensor. All ranks must call it."""
         return tensor
 
     def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors, on rank 0; other ranks must ask and may get none."""
+        """Return complete tensors on rank 0. Other ranks must call it as well and may get none."""
         return tensors
 
     def spread(self, tensors: dict[str, Tensor], model: Model) -> dict[str, Tensor]:
-        """The inverse of `whole`, on all ranks: tensors named `parameter` or `parameter/key` become like it."""
+        """Shard complete tensors, on all ranks: those named `parameter` or `parameter/key` get its placement."""
         return tensors
 
     def whole_model(self, model: Model) -> Model | None:
-        """A model that rank 0 can use by itself; other ranks must ask and may get none."""
+        """Return an unsharded model on rank 0. Other ranks must call it as well and may get none."""
         return model
 
     def close(self) -> None:
-        """Part, once all is done."""
+        """Shut down the process group."""
 
 
 ALONE = Group()
@@ -136,7 +137,7 @@ def check(run: RunConfig) -> None:
 
 
 def start(run: RunConfig) -> Group:
-    """The group of this process: what torchrun put in the environment, or ALONE. Asking again gives an equal one."""
+    """Return the group of this process: from the environment of torchrun, or ALONE. It can be called again."""
     if world_size() == 1:
         return ALONE
     check(run)
@@ -158,7 +159,7 @@ def start(run: RunConfig) -> Group:
 
 
 class Root(nn.Module):
-    """Any function of the model as a module, since a module's forward is what DDP and FSDP hold on to."""
+    """A module whose forward calls any function of the model, because DDP and FSDP wrap the forward of a module."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -181,7 +182,7 @@ class Replicated(Group):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
-        # a pooler is not trained by guessing tokens, and the rows of a rank may leave an expert out
+        # the loss does not use a pooler, and the tokens of a rank may leave an expert out
         idle = getattr(model.config, "pooler", False) or any(isinstance(m, MoE) for m in model.modules())
         ddp = nn.parallel.DistributedDataParallel(
             Root(model), gradient_as_bucket_view=True, find_unused_parameters=idle
@@ -218,7 +219,7 @@ class Replicated(Group):
                 error = raised
         done, failed = self.agree((result, error))
         if failed is not None:
-            raise error or failed  # rank 0's own one has its traceback
+            raise error or failed  # the error of rank 0 itself has its traceback
         return cast(T, done)
 
     def reseed(self, seed: int, step: int) -> None:
@@ -226,15 +227,15 @@ class Replicated(Group):
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
 
     def close(self) -> None:
-        self.totals(0)  # nobody leaves while another still listens
+        self.totals(0)  # no rank leaves while another still communicates
         for name in ("ddp", "root"):
             self.__dict__.pop(name, None)
-        gc.collect()  # what still holds the group keeps its threads alive, and those may outlive Python
+        gc.collect()  # references to the group keep its threads alive, and those may outlive Python
         self.dist.destroy_process_group()
 
 
 class Sharded(Replicated):
-    """FSDP2: each tensor is cut along its first dimension, and rank r holds piece r."""
+    """FSDP2: each tensor is sharded along its first dimension, and rank r holds shard r."""
 
     sharded = True
     root: Any
@@ -249,20 +250,20 @@ class Sharded(Replicated):
         for module in model.modules():
             if isinstance(module, MoE):
                 module.register_forward_hook(_reach_all_experts)
-        if compiled:  # a block is compiled anew for each layer, whose number is a constant to the compiler
+        if compiled:  # a block is compiled once per layer, because the layer number is a constant
             dynamo: Any = torch._dynamo.config
             dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(blocks))
         for block in blocks:
             if compiled:
                 block.compile()
             fully_shard(block, mesh=mesh, reshard_after_forward=True)
-        # the rest too is given back after a forward pass: outside of one, parameters are always the sharded ones
+        # the rest is resharded after a forward pass as well: outside of one, parameters are always sharded
         self.root = fully_shard(Root(model), mesh=mesh, reshard_after_forward=True)
         return lambda model, *given: self.root(function, *given)
 
     def adopt(self, optimizer: Optimizer) -> None:
         for member, _ in optimizer.members:
-            if not isinstance(member, torch.optim.AdamW):  # which works element by element
+            if not isinstance(member, torch.optim.AdamW):  # AdamW works element by element
                 _Whole(self, member)
 
     def run(self, function: Function, model: Model, *given: Any) -> Any:
@@ -297,7 +298,7 @@ class Sharded(Replicated):
         return out
 
     def cut(self, tensor: Tensor, like: Any) -> Tensor:
-        """This rank's piece of a tensor that every rank has whole."""
+        """Return this rank's shard of a tensor that every rank has completely."""
         from torch.distributed.tensor import distribute_tensor
 
         return distribute_tensor(tensor.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
@@ -312,7 +313,7 @@ class Sharded(Replicated):
 
 
 class _Whole:
-    """Around the step of an optimiser that needs whole matrices: gathered before it, cut again after it."""
+    """Hooks of an optimizer that needs complete matrices: gathered before its step, sharded again after it."""
 
     def __init__(self, group: Sharded, optimizer: torch.optim.Optimizer):
         self.group = group

@@ -17,7 +17,7 @@ def is_main() -> bool:
 
 @contextlib.contextmanager
 def said_once() -> Iterator[None]:
-    """What is wrong for all processes of a machine is said by the first; all leave with exit code 2.
+    """An error that all processes of a machine have is printed by the first; all exit with code 2.
 
     The others leave a little later: torchrun ends all processes as soon as one fails. With or without an error they
     leave at once: threads of a group may outlive Python, whose end then aborts. A process alone just gets the error.

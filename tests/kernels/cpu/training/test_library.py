@@ -19,7 +19,7 @@ def test_it_loads_and_the_structures_agree():
     made = library.load()
     assert made is library.load()
     assert made.glass_sizes(0) == ctypes.sizeof(library.Task)
-    assert made.glass_sizes(1) == ctypes.sizeof(library.Feed)
+    assert made.glass_sizes(1) == ctypes.sizeof(library.FeedForward)
 
 
 def test_a_library_that_cannot_be_loaded_is_told_in_a_sentence(tmp_path, monkeypatch):

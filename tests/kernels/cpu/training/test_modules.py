@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.kernels.cpu import training as native
+from glassformer.kernels import training as kernels
 from glassformer.kernels.cpu.training import modules
 from glassformer.kernels.cpu.training.functions import linear
 from glassformer.kernels.toolchain import cxx
+from glassformer.kernels.training import TrainingRequest, install_training_kernels
 from glassformer.model import build
 from glassformer.training.loop import prepare_state, train_step
 from glassformer.training.objective import Batch, summed_loss
@@ -31,6 +32,16 @@ CONFIGS = {
 }
 
 
+CPU = TrainingRequest(torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _processor(monkeypatch):
+    """A processor on which all kernels are used."""
+    monkeypatch.setattr(cxx, "register_bits", lambda: 512)
+    monkeypatch.setattr(cxx, "is_intel", lambda: False)
+
+
 def batch(config, rows=3, length=20):
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 65, (rows, length + 1), generator=draw)
@@ -46,12 +57,15 @@ def gradients(model, config):
 
 @needs_compiler
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("products", [True, False])
-def test_loss_and_gradients_are_the_engines(name, products):
+@pytest.mark.parametrize("intel", [False, True])
+def test_loss_and_gradients_are_the_engines(name, intel, monkeypatch):
+    monkeypatch.setattr(cxx, "is_intel", lambda: intel)  # there, attention alone
     config = CONFIGS[name]
     plain = lively(config, seed=3)[0].float().train()
     quick = copy.deepcopy(plain)
-    assert native.enable(quick, products)
+    names = install_training_kernels(quick, CPU)
+    assert names[:1] == ["native attention"]
+    assert ("native linear" in names) is not intel
     assert any(isinstance(m, modules.NativeAttention) for m in quick.modules())
     (loss, expected), (found_loss, found) = gradients(plain, config), gradients(quick, config)
     assert found_loss == pytest.approx(loss, rel=1e-5)
@@ -64,7 +78,7 @@ def test_loss_and_gradients_are_the_engines(name, products):
 @needs_compiler
 def test_bfloat16_attends_in_the_kernel_and_multiplies_in_torch(monkeypatch):
     model = build(NANO).train()
-    native.enable(model)
+    install_training_kernels(model, CPU)
     seen = []
     monkeypatch.setattr(modules, "attention", lambda q, *rest: seen.append(q.dtype) or q)
     for name in ("feed_forward", "linear"):
@@ -79,7 +93,7 @@ def test_evaluation_masks_dropout_taps_and_other_types_stay_with_the_engine(monk
     for name in ("attention", "feed_forward", "linear"):
         monkeypatch.setattr(modules, name, lambda *given: pytest.fail("the kernel was called"))
     model = build(NANO)
-    native.enable(model)
+    install_training_kernels(model, CPU)
     inputs = batch(NANO).inputs
     model.eval()(inputs)
     model.double().train()(inputs)
@@ -106,7 +120,7 @@ def test_projections_are_one_call_and_the_output_another(monkeypatch):
     monkeypatch.setattr(modules, "linear", spy)
     config = CONFIGS["grouped"]
     model = build(config).train()
-    native.enable(model)
+    install_training_kernels(model, CPU)
     model(batch(config).inputs)
     sizes = [config.n_heads * config.d_head, *[config.n_kv_heads * config.d_head] * 2]
     assert seen == [sizes, [config.d_model]] * config.n_layers
@@ -115,7 +129,7 @@ def test_projections_are_one_call_and_the_output_another(monkeypatch):
 @needs_compiler
 def test_a_tap_still_sees_what_lies_inside():
     model = lively(NANO)[0].float().train()
-    native.enable(model)
+    install_training_kernels(model, CPU)
     trace = gf.trace(model, batch(NANO).inputs)
     assert "blocks.0.feedforward.post" in trace
     assert "blocks.1.attention.pattern" in trace
@@ -128,7 +142,7 @@ def test_a_tap_still_sees_what_lies_inside():
 )
 def test_shapes_and_functions_without_a_kernel_are_left_alone(changes):
     model = build(gf.config.replace(NANO, **changes)).train()
-    native.enable(model)
+    install_training_kernels(model, CPU)
     kinds = {type(m) for m in model.modules()}
     assert not kinds >= {modules.NativeAttention, modules.NativeDense}
     gradients(model, NANO)
@@ -138,9 +152,9 @@ def test_without_a_compiler_the_engine_trains(monkeypatch):
     def refuse():
         raise cxx.CompileError("no C++ compiler was found.")
 
-    monkeypatch.setattr(modules, "load", refuse)
+    monkeypatch.setattr(kernels.library, "load", refuse)
     model = build(NANO)
-    assert not native.enable(model)
+    assert not install_training_kernels(model, CPU)
     assert not any(isinstance(m, modules.NativeAttention | modules.NativeDense) for m in model.modules())
 
 
@@ -157,28 +171,28 @@ def test_without_a_compiler_the_engine_trains(monkeypatch):
     ],
 )
 def test_a_run_takes_the_kernels_that_were_measured_to_be_faster(bits, intel, width, attends, multiplies, monkeypatch):
-    monkeypatch.setattr(modules, "register_bits", lambda: bits)
-    monkeypatch.setattr(modules, "is_intel", lambda: intel)
+    monkeypatch.setattr(cxx, "register_bits", lambda: bits)
+    monkeypatch.setattr(cxx, "is_intel", lambda: intel)
     machine = Machine(device="cpu", precision="float32", compile="auto")
     run = RunConfig(gf.config.replace(NANO, d_model=width), schedule=Schedule("constant", warmup=0), machine=machine)
     state = prepare_state(run)
     kinds = {type(module) for module in state.model.modules()}
-    assert state.kernels is attends
+    assert bool(state.kernels) is attends
     assert (modules.NativeAttention in kinds) is attends
     assert (modules.NativeDense in kinds) is (modules.NativeLinear in kinds) is multiplies
-    assert all(m.multiplies is multiplies for m in state.model.modules() if isinstance(m, modules.NativeAttention))
+    assert all(m.projects is multiplies for m in state.model.modules() if isinstance(m, modules.NativeAttention))
 
 
 @needs_compiler
 def test_steps_of_a_run_are_those_of_the_engine(monkeypatch):
     """`auto` takes the kernels, `no` the engine; the losses of ten steps agree."""
-    monkeypatch.setattr(modules, "register_bits", lambda: 512)
-    monkeypatch.setattr(modules, "is_intel", lambda: False)
+    monkeypatch.setattr(cxx, "register_bits", lambda: 512)
+    monkeypatch.setattr(cxx, "is_intel", lambda: False)
     losses = {}
     for wanted in ("auto", "no"):
         machine = Machine(device="cpu", precision="float32", compile=wanted)
         state = prepare_state(RunConfig(NANO, schedule=Schedule("constant", warmup=0), machine=machine))
-        assert state.kernels == (wanted == "auto")
+        assert bool(state.kernels) == (wanted == "auto")
         losses[wanted] = [float(train_step(state, batch(NANO))["loss"]) for _ in range(10)]
     assert losses["auto"] == pytest.approx(losses["no"], rel=1e-4)
     assert losses["auto"] != losses["no"]  # or nothing was compared

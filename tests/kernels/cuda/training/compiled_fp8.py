@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from glassformer import config as c
-from glassformer.kernels.cuda.training import fp8_layers
 from glassformer.training import objective
 from glassformer.training.objective import Batch, summed_loss
 from glassformer.training.run import Loss
+from tests.kernels.cuda.training.installing import install
 from tests.variants import decoder, lively
 
 
@@ -18,7 +18,7 @@ def compare() -> tuple[float, float]:
     attention = c.Attention(n_heads=6, n_kv_heads=2, d_head=16, d_value=16)
     config = decoder(d_model=48, vocab_size=61, feedforward=c.Dense(96), head=c.Head(), attention=attention)
     model = lively(config)[0].float().train()
-    fp8_layers.enable(model)
+    install(model)
     ids = torch.randint(0, 61, (8, 14), generator=torch.Generator().manual_seed(0))
     batch = Batch(ids[:, :-1], ids[:, 1:])
     found = []

@@ -1,7 +1,7 @@
-// What hopper.cuh asks of the machine, on a CPU (tests/emulated_cuda/cuda.h).
+// The primitives of hopper.cuh on a CPU (tests/emulated_cuda/cuda.h).
 //
-// What runs beside the threads there happens here at the worst moment that is allowed: copies into shared memory at
-// once, products and copies out of it only when they are waited for. So what is not waited for is seen.
+// Asynchronous operations run at the worst moment that is allowed: copies into shared memory immediately, matmuls and
+// copies out of it only when they are waited for. So a missing wait changes the result.
 #include <cstdio>
 #include <functional>
 #include <mutex>
@@ -10,9 +10,6 @@
 #define MEMORY(bytes) static thread_local __align__(1024) unsigned char memory[bytes]
 #define FEWER_REGISTERS(n)
 #define MORE_REGISTERS(n)
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
 
 struct __align__(16) uint4 { u32 x, y, z, w; };
 struct float2 { float x, y; };
@@ -22,15 +19,12 @@ template <typename T> static inline T __ldcg(const T* at) { return *at; }
 static inline void add_to(float4* at, float4 v) { at->x += v.x, at->y += v.y, at->z += v.z, at->w += v.w; }
 static inline void __stcg(float4* at, float4 value) { *at = value; }
 
-// Addresses count from a place that each block has; the same one means the same variable in another block.
+// Addresses are offsets from an anchor of each block.
 static thread_local char anchor[16];
-static char* anchors[64];
 static inline u32 address(const void* p) {
-    anchors[blockIdx.x] = anchor;
     return (u32)((const char*)p - anchor);
 }
 static inline char* here(u32 at) { return anchor + (int)at; }
-static inline char* there(u32 at, u32 member) { return anchors[blockIdx.x / CLUSTER * CLUSTER + member] + (int)at; }
 
 // Bits 4 to 6 of an address are added, without carry, to bits 7 to 9; memory is aligned to 1024 bytes.
 static inline char* swapped(char* at) { return (char*)((uintptr_t)at ^ (((uintptr_t)at >> 7) & 7) << 4); }
@@ -51,7 +45,6 @@ static inline void begin_barrier(u32 at, u32 arrivals) {
 static inline void barriers_begun() {}
 static inline void expect(u32 at, u32 bytes) { count(here(at), 1, (int)bytes); }
 static inline void arrive(u32 at) { count(here(at), 1, 0); }
-static inline void arrive_in(u32 at, u32 member) { count(there(at, member), 1, 0); }
 static inline void await(u32 at, u32 round) {
     for (long tries = 0;; tries++) {
         {
@@ -79,9 +72,6 @@ static inline void fetch(u32 to, const Map* from, int column, int row, u32 fille
 static inline void fetch_bytes(u32 to, const void* from, u32 bytes, u32 filled) {
     memcpy(here(to), from, bytes);
     count(here(filled), 0, -(int)bytes);
-}
-template <int BLOCKS> static inline void fetch_for_all(u32 to, const Map* from, int column, int row, u32 filled) {
-    for (int b = 0; b < BLOCKS; b++) copy(there(to, b), from, column, row, there(filled, b));
 }
 
 // What is done later, in groups: of each thread.
@@ -132,19 +122,12 @@ static inline void take_four(u32 at, u32 high, int step, u32* words) {
 static inline void puts_are_seen() {}
 
 static thread_local int meeting[4], meetings[4];
-template <int COUNT> static inline void meet(u32 place) { wait_for(meeting[place], meetings[place], COUNT); }
-static std::atomic<long> met[64];
-static inline void meet_cluster() {
-    const int cluster = blockIdx.x / CLUSTER, all = CLUSTER * blockDim.x;
-    const long until = (met[cluster].fetch_add(1) / all + 1) * all;
-    while (met[cluster].load() < until) give_way();
-}
-static inline u32 place_in_cluster() { return blockIdx.x % CLUSTER; }
+template <int COUNT> static inline void meet(u32 barrier) { wait_for(meeting[barrier], meetings[barrier], COUNT); }
 static inline bool chosen() { return threadIdx.x % 32 == 0; }
 
-static inline void products_begin() {}
-static inline void products_are_a_group() { products[threadIdx.x].close(); }
-template <int LATER> static inline void products_are_made() {
+static inline void matmuls_begin() {}
+static inline void matmuls_are_a_group() { products[threadIdx.x].close(); }
+template <int LATER> static inline void matmuls_are_done() {
     products[threadIdx.x].run(LATER);
     __syncwarp();  // a warp multiplies as one
 }
@@ -172,7 +155,7 @@ static inline void multiply(float* d, u32 left, u32 right, bool grows = false) {
 }
 // A row of 16 is spread over the four threads that have it; others are asked for theirs.
 static thread_local const u32* kept[384];
-static inline void multiply_kept(float* d, const u32* left, u32 right, bool grows) {
+static inline void multiply_registers(float* d, const u32* left, u32 right, bool grows) {
     char* b = here(right << 4);
     const int first = threadIdx.x & ~3;
     auto all = std::make_shared<std::vector<const u32*>>(4);
@@ -187,7 +170,7 @@ static inline void multiply_kept(float* d, const u32* left, u32 right, bool grow
                    },
                    [=](int c, int k) { return number(b + k * 128 + 2 * c); });
 }
-static inline void multiply_turned(float* d, u32 left, u32 right, bool grows = false) {
+static inline void multiply_transposed(float* d, u32 left, u32 right, bool grows = false) {
     char *a = here(left << 4), *b = here(right << 4);
     multiply_later(d, 64, grows, [=](int r, int k) { return number(a + k * 128 + 2 * r); },
                    [=](int c, int k) { return number(b + k * 128 + 2 * c); });

@@ -11,16 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassformer import config as c
-from glassformer.kernels.cuda.training import causal, hopper, joined
+from glassformer.kernels.cuda.training import attention, causal, hopper
+from glassformer.kernels.toolchain import nvrtc
+from glassformer.kernels.training import _replace
 from glassformer.model.context import AttentionContext
 from glassformer.model.tap import NO_TAP, NoTap
 from glassformer.training.objective import Batch, summed_loss
 from glassformer.training.run import Loss
 from tests.emulated_cuda import built, needs_compiler
-from tests.kernels.cuda.training.test_exponentials import emulated_map
 from tests.variants import decoder, lively
 
 BF = torch.bfloat16
+
+
+class Matrix(ctypes.Structure):
+    """What emulated_hopper.h reads from a Map."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("numbers", "rows", "columns", "step", "box")]
+
+
+def emulated_map(matrix, box):
+    made = nvrtc.Map()
+    held = Matrix(matrix.data_ptr(), *matrix.shape, matrix.stride(0), box)
+    ctypes.memmove(ctypes.byref(made), ctypes.byref(held), ctypes.sizeof(held))
+    return made
 
 
 def numbers(B, T, H, K, as_one, dtype=BF):
@@ -74,7 +88,7 @@ def run(given, d_out, heads, scale, folder, blocks, parts=1):
     split = B * heads - whole
     sums = torch.full((split * parts + (blocks if whole else 0), T, causal.WIDTH), nothing)
     places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
-    argument = causal.Given(
+    argument = causal.Arguments(
         **{name: emulated_map(*of) for name, of in causal.matrices(given, d_out, d).items()},
         **{name: t.data_ptr() for name, t in places.items()},
         scale=scale,
@@ -85,7 +99,7 @@ def run(given, d_out, heads, scale, folder, blocks, parts=1):
         parts=parts,
     )
     made = library(folder)
-    assert made.size() == ctypes.sizeof(causal.Given)
+    assert made.size() == ctypes.sizeof(causal.Arguments)
     made.run_find_means(ctypes.byref(argument), -(-B * heads * T // 32), 256)
     made.run(ctypes.byref(argument), blocks, causal.THREADS)
     if split:
@@ -169,23 +183,28 @@ def test_a_gpu_is_to_be_busy(monkeypatch):
     gpu = torch.device("cuda")
     monkeypatch.setattr(hopper, "available", lambda: True)
     monkeypatch.setattr(hopper, "blocks", lambda: 132)
-    assert causal.suits(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
-    assert causal.suits(12, 1024, 12, 64, gpu)  # 144 heads: a round, and 12 in parts
-    assert not causal.suits(1, 1024, 12, 64, gpu)  # 12 heads
-    assert causal.suits(6, 1024, 12, 64, gpu)  # 58 %, which is too little for longer ones
-    assert not causal.suits(6, 2048, 12, 64, gpu)
-    assert not any(causal.suits(64, T, 12, K, gpu) for T, K in ((1000, 64), (1024, 32), (4096, 64), (0, 64)))
-    assert not causal.suits(64, 1024, 12, 64, torch.device("cpu"))
+    assert causal.supports_call(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
+    assert causal.supports_call(12, 1024, 12, 64, gpu)  # 144 heads: a round, and 12 in parts
+    assert not causal.supports_call(1, 1024, 12, 64, gpu)  # 12 heads
+    assert causal.supports_call(6, 1024, 12, 64, gpu)  # 58 %, which is too little for longer ones
+    assert not causal.supports_call(6, 2048, 12, 64, gpu)
+    assert not any(causal.supports_call(64, T, 12, K, gpu) for T, K in ((1000, 64), (1024, 32), (4096, 64), (0, 64)))
+    assert not causal.supports_call(64, 1024, 12, 64, torch.device("cpu"))
 
 
 def test_a_compiler_asks_without_a_warning(monkeypatch, recwarn):
     monkeypatch.setattr(hopper, "available", lambda: True)
     monkeypatch.setattr(hopper, "blocks", lambda: 132)
     asked = torch.compile(
-        lambda x: x + causal.suits(len(x), 1024, 12, 64, torch.device("cuda")), backend="eager", fullgraph=True
+        lambda x: x + causal.supports_call(len(x), 1024, 12, 64, torch.device("cuda")), backend="eager", fullgraph=True
     )
     assert [float(asked(torch.zeros(batch))[0]) for batch in (1, 12)] == [0.0, 1.0]
     assert not recwarn.list
+
+
+def install(model):
+    for replacements in (attention.replacements, attention.causal_replacements):
+        _replace(list(replacements(model)))
 
 
 def gradients(model):
@@ -200,8 +219,8 @@ def gradients(model):
 def test_a_model_trains_through_it(monkeypatch):
     model = lively(decoder(attention=c.Attention(n_heads=2)))[0]
     wanted, used = gradients(model), []
-    joined.enable(model)
-    monkeypatch.setattr(causal, "suits", lambda *sizes: used.append(sizes) or True)
+    install(model)
+    monkeypatch.setattr(causal, "supports_call", lambda *sizes: used.append(sizes) or True)
     for name, found in gradients(model).items():
         if not name.endswith("attention.k.bias"):  # has no gradient but rounding
             assert (found - wanted[name]).norm() < 0.05 * wanted[name].norm(), name
@@ -223,31 +242,31 @@ OTHERS = {
 
 def joined_attention(**changes):
     model = lively(decoder(**({"attention": c.Attention(n_heads=2), "dropout": 0.0} | changes)))[0].train()
-    joined.enable(model)
-    return next(m for m in model.modules() if isinstance(m, joined.JoinedAttention)), torch.zeros(1, 8, 8)
+    install(model)
+    return next(m for m in model.modules() if isinstance(m, attention.JoinedAttention)), torch.zeros(1, 8, 8)
 
 
 def test_it_is_asked_for_nothing_that_it_does_not_do(monkeypatch):
-    monkeypatch.setattr(causal, "suits", lambda *sizes: True)
+    monkeypatch.setattr(causal, "supports_call", lambda *sizes: True)
     causally, mask = AttentionContext(is_causal=True), torch.ones(1, 1, 8, 8, dtype=torch.bool)
-    attention, x = joined_attention()
+    module, x = joined_attention()
     with torch.autocast("cpu", BF):
-        assert attention.by_kernel(x, causally, NO_TAP)
-        assert not attention.by_kernel(x, AttentionContext(), NO_TAP)
-        assert not attention.by_kernel(x, AttentionContext(mask), NO_TAP)
-        assert not attention.by_kernel(x, causally, Looks())
-        assert not attention.by_kernel(x, AttentionContext(torch.zeros(1, 2, 8, 8)), NO_TAP)
+        assert module.supports_call(x, causally, NO_TAP)
+        assert not module.supports_call(x, AttentionContext(), NO_TAP)
+        assert not module.supports_call(x, AttentionContext(mask), NO_TAP)
+        assert not module.supports_call(x, causally, Looks())
+        assert not module.supports_call(x, AttentionContext(torch.zeros(1, 2, 8, 8)), NO_TAP)
         for name, changes in OTHERS.items():
-            assert not joined_attention(**changes)[0].by_kernel(x, causally, NO_TAP), name
-    assert not attention.by_kernel(x, causally, NO_TAP)  # float32
+            assert not joined_attention(**changes)[0].supports_call(x, causally, NO_TAP), name
+    assert not module.supports_call(x, causally, NO_TAP)  # float32
     with torch.autocast("cpu", torch.float16):
-        assert not attention.by_kernel(x, causally, NO_TAP)
+        assert not module.supports_call(x, causally, NO_TAP)
 
 
 def test_rotated_heads_are_not_what_products_made(monkeypatch):
     model = lively(decoder(attention=c.Attention(n_heads=2, d_head=4), position=c.Rotary(), dropout=0.0))[0]
-    joined.enable(model)
-    monkeypatch.setattr(causal, "suits", lambda *sizes: True)
+    install(model)
+    monkeypatch.setattr(causal, "supports_call", lambda *sizes: True)
     monkeypatch.setattr(causal, "attend", lambda *given: pytest.fail("queries were not rotated"))
     gradients(model)
 

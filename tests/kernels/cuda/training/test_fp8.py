@@ -11,7 +11,6 @@ import math
 import pytest
 import torch
 
-from glassformer.config import ConfigError
 from glassformer.kernels.cuda.training import fp8
 from glassformer.model.feedforward import ACTIVATIONS
 
@@ -72,13 +71,13 @@ def test_large_values_saturate_and_what_is_no_number_stays_visible(dtype):
 
 def test_a_unit_is_the_power_of_two_below_the_root_mean_square():
     for value in (1.0, 0.999, 2.0, 3.7, 1e-9, 1e9):
-        unit = float(fp8.unit_of(torch.tensor(value).square()))
-        assert math.log2(unit) == int(math.log2(unit))
-        assert unit <= value * (1 + 1e-6) < 2 * unit * (1 + 2e-6)
-    assert fp8.unit_of(torch.tensor(0.0)) == 1
-    assert fp8.unit_of(torch.tensor(1e-44)) == fp8.SMALLEST_UNIT
-    assert fp8.unit_of(torch.tensor(math.nan)).isnan()
-    assert fp8.unit_of(torch.tensor(math.inf)).isnan()
+        scale = float(fp8.scale_of(torch.tensor(value).square()))
+        assert math.log2(scale) == int(math.log2(scale))
+        assert scale <= value * (1 + 1e-6) < 2 * scale * (1 + 2e-6)
+    assert fp8.scale_of(torch.tensor(0.0)) == 1
+    assert fp8.scale_of(torch.tensor(1e-44)) == fp8.SMALLEST_SCALE
+    assert fp8.scale_of(torch.tensor(math.nan)).isnan()
+    assert fp8.scale_of(torch.tensor(math.inf)).isnan()
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -93,27 +92,27 @@ def test_activations_and_slopes_are_the_engines(kind):
 
 def test_casts_come_with_their_transposes():
     x, d = random(32, 48), random(32, 48, seed=1).bfloat16()
-    unit = torch.tensor(0.5)
-    x8, turned = fp8.cast(x, unit, fp8.E4M3)
-    assert torch.equal(x8.float().T, turned.float())
-    assert turned.is_contiguous()
-    d8, d_turned, post_turned, sums = fp8.activate_backward(d, x.bfloat16(), unit, unit, "gelu", True)
-    assert torch.equal(d8.float().T, d_turned.float())
-    assert torch.equal(post_turned.float().T, fp8.activate(x.bfloat16(), unit, "gelu").float())
+    scale = torch.tensor(0.5)
+    x8, transposed = fp8.cast(x, scale, fp8.E4M3)
+    assert torch.equal(x8.float().T, transposed.float())
+    assert transposed.is_contiguous()
+    d8, d_transposed, post_transposed, sums = fp8.activate_backward(d, x.bfloat16(), scale, scale, "gelu", True)
+    assert torch.equal(d8.float().T, d_transposed.float())
+    assert torch.equal(post_transposed.float().T, fp8.activate(x.bfloat16(), scale, "gelu").float())
     assert off(d8.float().sum(0) * 0.5, sums) < 0.2
-    assert fp8.activate_backward(d, x.bfloat16(), unit, unit, "gelu", False)[3].numel() == 0
+    assert fp8.activate_backward(d, x.bfloat16(), scale, scale, "gelu", False)[3].numel() == 0
 
 
 def test_matrices_are_cast_into_one():
-    a, b, unit = random(32, 48), random(32, 16, seed=1), torch.tensor(0.5)
-    found, turned = fp8.cast_all([a, b], unit, fp8.E4M3, True, None)
-    assert torch.equal(found.float(), torch.cat([fp8.cast(t, unit, fp8.E4M3)[0].float() for t in (a, b)], 1))
-    assert torch.equal(turned.float(), found.float().T)
-    found, turned = fp8.cast_all([a.T, b.T], unit, fp8.E4M3, False, 80)
+    a, b, scale = random(32, 48), random(32, 16, seed=1), torch.tensor(0.5)
+    found, transposed = fp8.cast_all([a, b], scale, fp8.E4M3, True, None)
+    assert torch.equal(found.float(), torch.cat([fp8.cast(t, scale, fp8.E4M3)[0].float() for t in (a, b)], 1))
+    assert torch.equal(transposed.float(), found.float().T)
+    found, transposed = fp8.cast_all([a.T, b.T], scale, fp8.E4M3, False, 80)
     assert found.shape == (80, 32)
-    assert torch.equal(found[:64].float().T, fp8.cast_all([a, b], unit, fp8.E4M3, True, None)[0].float())
+    assert torch.equal(found[:64].float().T, fp8.cast_all([a, b], scale, fp8.E4M3, True, None)[0].float())
     assert not found[64:].float().any()
-    assert torch.equal(fp8.turn(found).float(), turned.float())
+    assert torch.equal(fp8.transpose(found).float(), transposed.float())
 
 
 def test_a_sample_of_a_large_tensor_misses_no_row_and_no_column(monkeypatch):
@@ -145,44 +144,42 @@ def test_a_sample_meets_what_only_few_positions_have():
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_a_product_is_torchs_own_and_as_far_off_as_its_factors_are_rounded(dtype):
     a, b, bias = random(64, 512, spread=0.01), random(96, 512, seed=1, spread=7.0), random(96, seed=2).bfloat16()
-    units = [fp8.unit_of(fp8.mean_square(t)) for t in (a, b)]
+    units = [fp8.scale_of(fp8.mean_square(t)) for t in (a, b)]
     a8, b8 = fp8.cast(a, units[0], dtype)[0], fp8.cast(b, units[1], fp8.E4M3)[0]
-    found = fp8.product(a8, b8, *units, None, True)
+    found = fp8.matmul(a8, b8, *units, None, True)
     assert found.dtype == torch.bfloat16
     bound = math.hypot(FORMATS[dtype], U4)
     assert 0.5 * bound < off(found, a.double() @ b.double().T) < bound
     theirs = torch._scaled_mm(a8, b8.T, *units, bias, out_dtype=torch.bfloat16)
-    assert off(fp8.product(a8, b8, *units, bias, True), theirs) < 2**-8
+    assert off(fp8.matmul(a8, b8, *units, bias, True), theirs) < 2**-8
 
 
 def test_the_operators_keep_to_their_declared_shapes():
-    x, unit = random(32, 16), torch.tensor(1.0)
+    x, scale = random(32, 16), torch.tensor(1.0)
     targets = torch.arange(32) % 16
     for operator, given in (
-        (fp8.cast_all, ([x], unit, fp8.E5M2, False, None)),
-        (fp8.cast_all, ([x, x.bfloat16()], unit, fp8.E5M2, False, 80)),
-        (fp8.cast_all, ([x, x.bfloat16()], unit, fp8.E4M3, True, None)),
-        (fp8.turn, (fp8.cast(x, unit, fp8.E5M2)[0],)),
-        (fp8.square_parts, ([x, x.bfloat16(), unit], False)),
+        (fp8.cast_all, ([x], scale, fp8.E5M2, False, None)),
+        (fp8.cast_all, ([x, x.bfloat16()], scale, fp8.E5M2, False, 80)),
+        (fp8.cast_all, ([x, x.bfloat16()], scale, fp8.E4M3, True, None)),
+        (fp8.transpose, (fp8.cast(x, scale, fp8.E5M2)[0],)),
+        (fp8.square_parts, ([x, x.bfloat16(), scale], False)),
         (fp8.square_parts, ([x], True)),
-        (fp8.activate, (x.bfloat16(), unit, "silu")),
-        (fp8.activate_backward, (x.bfloat16(), x.bfloat16(), unit, unit, "silu", True)),
-        (fp8.activate_backward, (x.bfloat16(), x.bfloat16(), unit, unit, "silu", False)),
-        (fp8.product, (fp8.cast(x, unit, fp8.E4M3)[0], fp8.cast(x, unit, fp8.E4M3)[0], unit, unit, None, True)),
+        (fp8.activate, (x.bfloat16(), scale, "silu")),
+        (fp8.activate_backward, (x.bfloat16(), x.bfloat16(), scale, scale, "silu", True)),
+        (fp8.activate_backward, (x.bfloat16(), x.bfloat16(), scale, scale, "silu", False)),
+        (fp8.matmul, (fp8.cast(x, scale, fp8.E4M3)[0], fp8.cast(x, scale, fp8.E4M3)[0], scale, scale, None, True)),
         (fp8.loss_gradients, (x.bfloat16(), targets, -100, 0.1, 0.1, 16)),
     ):
         torch.library.opcheck(operator, given, test_utils="test_faketensor")
 
 
 def test_a_cpu_is_refused_in_words():
-    with pytest.raises(ConfigError, match="needs a CUDA GPU, and this run is on the cpu"):
-        fp8.require_device(torch.device("cpu"))
+    assert "needs a CUDA GPU, and this run is on the cpu" in fp8.unsupported_device(torch.device("cpu"))
 
 
 def test_an_old_gpu_is_refused_in_words(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an older one")
-    with pytest.raises(ConfigError, match=r"8\.9 or more, and an older one has 8\.0"):
-        fp8.require_device(torch.device("cuda"))
+    assert "8.9 or more, and an older one has 8.0" in fp8.unsupported_device(torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    fp8.require_device(torch.device("cuda"))
+    assert fp8.unsupported_device(torch.device("cuda")) is None

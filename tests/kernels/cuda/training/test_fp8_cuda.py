@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from glassformer.kernels.cuda.training import fp8, fp8_cuda, fused_loss_cuda
+from glassformer.kernels.cuda.training import fp8, fp8_cuda, loss
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model.feedforward import ACTIVATIONS
 from tests.emulated_cuda import built, needs_compiler
@@ -41,7 +41,7 @@ class Emulated:
 @pytest.fixture
 def emulated(monkeypatch, tmp_path):
     monkeypatch.setattr(nvrtc, "kernel", lambda text, name, device, shared=0: Emulated(text, name, tmp_path))
-    monkeypatch.setattr(fused_loss_cuda, "THREADS", 64)
+    monkeypatch.setattr(loss, "THREADS", 64)
     monkeypatch.setattr(torch, "empty", _poisoned)
 
 
@@ -109,10 +109,10 @@ def test_several_matrices_are_cast_into_one_as_defined(emulated):
 @pytest.mark.parametrize("down", [128, 256])
 def test_tiles_of_twice_the_rows_give_the_same(emulated, monkeypatch, down):
     monkeypatch.setattr(fp8_cuda, "DOWN", down)
-    monkeypatch.setattr(fp8_cuda, "TURNED", down)
+    monkeypatch.setattr(fp8_cuda, "TRANSPOSE_DOWN", down)
     compare("cast_all", [matrix(400, 80)], UNIT, fp8.E4M3, False, None, exactly=True)
     x = torch.randint(0, 256, (272, 144), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(fp8_cuda.turn(x), x.T)
+    assert torch.equal(fp8_cuda.transpose(x), x.T)
 
 
 @needs_compiler
@@ -166,7 +166,7 @@ def test_mean_squares_of_several_equal_their_definition(emulated, monkeypatch):
 @pytest.mark.parametrize("shape", [(144, 272), (16, 16), (128, 128)])
 def test_bytes_are_turned_as_they_are(shape, emulated):
     x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(fp8_cuda.turn(x), x.T)
+    assert torch.equal(fp8_cuda.transpose(x), x.T)
 
 
 def rows_of_logits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,10 +186,10 @@ def test_the_losss_gradient_equals_its_definition(smoothing, z_loss, columns, em
 def test_rows_of_the_loss_that_are_no_numbers_stay_none(emulated):
     logits, targets = rows_of_logits()
     logits[0, 5], logits[1, 5], logits[2, 5] = torch.nan, torch.inf, 80.0
-    _, _, gradient, turned = fp8_cuda.loss_gradients(logits, targets, -100, 0.0, 0.0, 208)
+    _, _, gradient, transposed = fp8_cuda.loss_gradients(logits, targets, -100, 0.0, 0.0, 208)
     assert gradient.float().isnan().any(1).tolist() == [True, True, False] + [False] * 13
     assert gradient.float()[2, 5] == 2**14
-    assert torch.equal(gradient.view(torch.uint8).T, turned.view(torch.uint8))
+    assert torch.equal(gradient.view(torch.uint8).T, transposed.view(torch.uint8))
 
 
 @needs_compiler
@@ -201,7 +201,7 @@ def test_a_gradient_of_the_loss_beyond_all_numbers_does_not_pass_for_a_large_one
 
 
 def test_constants_are_the_definitions():
-    assert 1 / fp8_cuda.GRADIENTS_TIMES == fp8.GRADIENT_UNIT
+    assert 1 / fp8_cuda.GRADIENTS_TIMES == fp8.GRADIENT_SCALE
     assert fp8_cuda.MULTIPLE == fp8.MULTIPLE
     assert set(fp8_cuda.KINDS) == set(ACTIVATIONS)
     text = fp8_cuda.source()

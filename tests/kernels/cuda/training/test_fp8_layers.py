@@ -24,6 +24,7 @@ from glassformer.model.norm import build_norm
 from glassformer.training.loop import prepare_state, train_step
 from glassformer.training.objective import Batch, float8_head, summed_loss
 from glassformer.training.run import Loss
+from tests.kernels.cuda.training.installing import install
 from tests.kernels.cuda.training.test_fp8 import U4, U5, off, random, rms
 from tests.training import tiny
 from tests.training.test_loop import batches
@@ -92,7 +93,7 @@ def layers(bias=True, widths=(48, 16, 32), d=64):
 @pytest.mark.parametrize("expected", [None, 1.0, 0.25])
 @pytest.mark.parametrize("bias", [True, False])
 def test_projections_are_near_the_exact_ones_in_value_and_gradient(bias, expected):
-    """Weights and gradients of unlike size share a unit; a factor of two in what is expected of x changes little."""
+    """Weights and gradients of unlike size share a scale; a factor of two in what is expected of x changes little."""
     given, x = layers(bias), random(3, 37, 64, seed=5).bfloat16().float().requires_grad_()
     parameters = [x, *(p for layer in given for p in layer.parameters())]
     ys = fp8_layers.projections(x, given, None if expected is None else torch.tensor(expected))
@@ -137,7 +138,7 @@ def test_a_norms_output_is_as_large_as_its_parameters_say(norm):
 def test_layers_know_which_norm_made_their_input(placement, kind):
     model = build(decoder(placement=placement, feedforward=c.Dense(32), **WIDE))
     names = set(model.state_dict())
-    fp8_layers.enable(model)
+    install(model)
     block = model.blocks[0]
     assert isinstance(block.attention, fp8_layers.Float8Attention)
     assert isinstance(block.attention.o, fp8_layers.Float8Linear)
@@ -150,7 +151,7 @@ def test_layers_know_which_norm_made_their_input(placement, kind):
 
 def test_attention_of_odd_widths_is_left_as_it_is():
     model = build(decoder(feedforward=c.Dense(32)))
-    fp8_layers.enable(model)
+    install(model)
     assert all(type(block.attention) is Attention for block in model.blocks)
     assert all(type(block.attention.o) is nn.Linear for block in model.blocks)
 
@@ -168,7 +169,7 @@ def test_attention_in_8_bits_is_near_the_exact_one(changes):
     hook.remove()
     rest = seen[0][1:]
     wanted = attention(x, *rest)
-    fp8_layers.enable(model)
+    install(model)
     found = attention(x, *rest)
     assert 0.005 < off(found, wanted) < 0.15
     dy = random(*wanted.shape, seed=6)
@@ -182,7 +183,7 @@ def test_attention_in_8_bits_is_near_the_exact_one(changes):
 
 
 def test_small_and_large_gradients_are_rounded_alike():
-    """A unit per tensor: scaling by a power of two, as a mean over more targets does, changes nothing but the scale."""
+    """One scale per tensor: multiplying by a power of two, as a mean over more targets does, changes only the scale."""
     given = [*parts(), "gelu_tanh"]
     y = fp8_layers.feed_forward(*given)
     dy = random(*y.shape, seed=3).bfloat16()
@@ -256,7 +257,7 @@ def test_only_an_unwatched_training_step_is_in_8_bits():
     plain, ids = lively(config)[0].float(), torch.arange(13)[None]
     model = build(config)
     names = set(model.state_dict())
-    fp8_layers.enable(model)
+    install(model)
     assert set(model.state_dict()) == names
     model.load_state_dict(plain.state_dict())
     for block in model.blocks:
@@ -300,7 +301,7 @@ def test_a_whole_models_gradient_keeps_its_direction(monkeypatch):
     total.backward()
     model = build(config).train()
     model.load_state_dict({k: v.float() for k, v in exact_model.state_dict().items()})
-    fp8_layers.enable(model)
+    install(model)
     assert float8_head(model)
     found, _ = summed_loss(model, batch, Loss(), True, float8=True)
     found.backward()
@@ -326,7 +327,7 @@ def test_it_learns_as_bfloat16_does(tmp_path, monkeypatch):
     for float8 in (False, True):
         state = prepare_state(session.run)
         if float8:
-            fp8_layers.enable(state.model)
+            install(state.model)
             assert all(isinstance(block.feedforward, fp8_layers.Float8Dense) for block in state.model.blocks)
             assert all(isinstance(block.attention, fp8_layers.Float8Attention) for block in state.model.blocks)
             assert float8_head(state.model)

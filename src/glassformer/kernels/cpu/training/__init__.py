@@ -1,9 +1,5 @@
-"""Training on a CPU by compiled kernels: attention, and in float32 projections and feed-forward, forward and backward.
+"""Training on a CPU by compiled C++ kernels: attention, and in float32 projections and feed-forwards.
 
-The engine stays the definition; `enable` puts these in place of what they compute equally, and machines without a C++
-compiler, or for whose processor they are not faster, use the engine.
+`kernels.training` installs them. Machines without a C++ compiler, and processors on which they are not faster, use the
+engine, which defines what the kernels compute.
 """
-
-from glassformer.kernels.cpu.training.modules import enable, multiplies, pays
-
-__all__ = ["enable", "multiplies", "pays"]

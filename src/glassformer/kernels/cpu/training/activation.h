@@ -3,10 +3,10 @@
 #include "vectors.h"
 
 struct Gate {
-    floats value, slope;  // of x -> gelu(x) / x, and of the whole d gelu / dx
+    floats value, slope;  // value = gelu(x) / x, slope = d gelu(x) / dx
 };
 
-// Phi(-|x|) = P(t) e^(-x^2/2) with t = 1 / (1 + 0.28 |x|): P fitted to within 1.3e-8, less than a float's rounding.
+// Phi(-|x|) = P(t) e^(-x^2/2) with t = 1 / (1 + 0.28 |x|): P is fitted to within 1.3e-8, below float rounding.
 static inline Gate exact_gate(floats x) {
     floats size = x < 0.0f ? -x : x;
     floats bell = exponential(-0.5f * x * x);

@@ -1,18 +1,19 @@
-// softmax(scale q k^T) v and its gradients, one (row, head) at a time, in float32 whatever the type of the inputs; for
-// bf16 pairs.h has a faster way.
+// softmax(scale q k^T) v and its gradients, for one (sequence, head) at a time, in float32 for every input dtype. pairs.h
+// is a faster version for bf16.
 //
-// A head's keys and values fit a core's cache, so whole rows of scores are computed, block by block of queries; blocks of
-// a causal pattern read only the keys up to their last query. The backward pass computes the pattern again from the
-// logsumexp of each row: P = exp(scale q k^T - lse), D_i = do_i . o_i, dS = P (do v^T - D) scale.
-// Who computes what does not depend on the number of threads, nor does any sum.
+// The keys and values of a head fit a core's cache, so complete rows of scores are computed for one block of queries after
+// the other. A block of a causal pattern reads only the keys up to its last query. The backward pass computes the pattern
+// again from the logsumexp of each row: P = exp(scale q k^T - lse), dP = do v^T, D_i = sum_k P_ik dP_ik (in pairs.h
+// do_i . o_i, which is equal but for rounding), dS = P (dP - D) scale.
+// The work of a head and the order of its sums do not depend on the number of threads.
 #pragma once
 #include <cmath>
 
-#include "product.h"
+#include "matmul.h"
 
 constexpr int64_t BLOCK = 48;  // queries at a time
 
-struct Heads {  // (batch, head, time, width): steps in elements, the last one 1
+struct Heads {  // (batch, head, time, width): strides in elements, the last one 1
     void* data;
     int64_t batch, head, time;
 };
@@ -30,12 +31,12 @@ static inline T* row_of(const Heads& heads, int64_t b, int64_t h, int64_t t) {
     return (T*)heads.data + b * heads.batch + h * heads.head + t * heads.time;
 }
 
-// Numbers from one row to the next of n: an odd number of cache lines, so that rows do not share their place in the cache.
-static inline int64_t apart(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
+// Stride for rows of n floats: an odd number of cache lines, so that rows do not map to the same cache sets.
+static inline int64_t odd_stride(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
 
 static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// Rows of a head as floats (n,width) at a distance of `pitch`, the rest up to `padded` rows zero.
+// Convert n rows of a head to floats (n,width) at a stride of `pitch`; rows up to `padded` become zero.
 template <typename T>
 static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t n, int64_t padded, int64_t width, int64_t pitch, float scale, float* to) {
     for (int64_t t = 0; t < n; ++t) {
@@ -45,9 +46,9 @@ static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t
     memset(to + n * pitch, 0, (padded - n) * pitch * sizeof(float));
 }
 
-// (n,width) to (width,n), n in whole registers; rows apart(width) and apart(n) from each other.
+// (n,width) to (width,n), n a multiple of WIDE, with strides odd_stride(width) and odd_stride(n).
 static void transpose(const float* from, int64_t n, int64_t width, float* to) {
-    const int64_t from_row = apart(width), to_row = apart(n);
+    const int64_t from_row = odd_stride(width), to_row = odd_stride(n);
     for (int64_t t = 0; t < n; t += WIDE)
         for (int64_t d = 0; d < width; ++d) {
             floats column;
@@ -77,8 +78,8 @@ static inline ints lanes() {
     return at;
 }
 
-// A row of scores to e^(scale s - max), zero from `seen` on; returns the sum and the maximum.
-static inline float soften(float* row, int64_t seen, int64_t padded, float scale, float* highest) {
+// Replace a row of scores s by e^(scale s - max), and by zero from `seen` on. Returns the sum and the maximum.
+static inline float softmax_row(float* row, int64_t seen, int64_t padded, float scale, float* highest) {
     floats top = all(-INFINITY);
     for (int64_t j = 0; j < seen; j += WIDE) {
         floats x = load(row + j) * scale;
@@ -97,7 +98,7 @@ static inline float soften(float* row, int64_t seen, int64_t padded, float scale
     return sum_of(total);
 }
 
-struct Span {  // of keys that a block of queries reads
+struct Span {  // the keys that a block of queries reads
     int64_t rows, keys;
     Span(const Task& t, int64_t first)
         : rows(first + BLOCK < t.n_queries ? BLOCK : t.n_queries - first),
@@ -107,8 +108,8 @@ struct Span {  // of keys that a block of queries reads
 
 template <typename T>
 static void forward_head(const Task& t, int64_t b, int64_t h) {
-    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = apart(S), kv = h / (t.n_heads / t.n_kv_heads);
-    const int64_t W_row = apart(W), U_row = apart(U);
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = odd_stride(S), kv = h / (t.n_heads / t.n_kv_heads);
+    const int64_t W_row = odd_stride(W), U_row = odd_stride(U);
     float* k = scratch(S * (W_row + U_row) + S_row * W + BLOCK * (W + U + S_row));
     float *k_t = k + S * W_row, *v = k_t + S_row * W, *q = v + S * U_row, *out = q + BLOCK * W, *score = out + BLOCK * U;
     pack<T>(t.k, b, kv, 0, t.n_keys, S, W, W_row, 1, k);
@@ -121,7 +122,7 @@ static void forward_head(const Task& t, int64_t b, int64_t h) {
         float sums[BLOCK];
         for (int64_t i = 0; i < span.rows; ++i) {
             float most;
-            sums[i] = soften(score + i * S_row, span.seen(t, first + i), span.keys, 1, &most);
+            sums[i] = softmax_row(score + i * S_row, span.seen(t, first + i), span.keys, 1, &most);
             t.lse[(b * t.n_heads + h) * t.n_queries + first + i] = most + std::log(sums[i]);
         }
         multiply({score, S_row, 1}, {v, U_row}, out, U, span.rows, U, span.keys);
@@ -131,11 +132,11 @@ static void forward_head(const Task& t, int64_t b, int64_t h) {
     }
 }
 
-// All query heads that share a key/value head, since their gradients add up in it.
+// One call per key/value head: the gradients of all query heads that share it are summed here.
 template <typename T>
 static void backward_head(const Task& t, int64_t b, int64_t kv) {
-    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = apart(S), sharing = t.n_heads / t.n_kv_heads;
-    const int64_t W_row = apart(W), U_row = apart(U);
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = odd_stride(S), sharing = t.n_heads / t.n_kv_heads;
+    const int64_t W_row = odd_stride(W), U_row = odd_stride(U);
     float* k = scratch(S * (W_row + U_row + W + U) + S_row * (W + U) + BLOCK * (2 * W + U + 2 * S_row));
     float *k_t = k + S * W_row, *v = k_t + S_row * W, *v_t = v + S * U_row, *d_k = v_t + S_row * U, *d_v = d_k + S * W;
     memset(d_k, 0, S * (W + U) * sizeof(float));
@@ -163,8 +164,8 @@ static void backward_head(const Task& t, int64_t b, int64_t kv) {
                     dot += p * load(d_s + i * S_row + j);
                     sum += p;
                 }
-                // the mean of what is about to be subtracted from, not d_o . o: both are rounded, and of a query that is
-                // sure of its key the difference would be nothing but that
+                // the mean of dP itself, not d_o . o: for a query that attends to one key both are equal but for rounding,
+                // and dP - D would be rounding noise only
                 const float mean = sum_of(dot) / sum_of(sum);
                 for (int64_t j = 0; j < n; j += WIDE)
                     store(d_s + i * S_row + j, load(pattern + i * S_row + j) * (load(d_s + i * S_row + j) - mean));

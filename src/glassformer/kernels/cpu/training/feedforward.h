@@ -1,18 +1,19 @@
-// down(gelu(up(x))) and its gradients in one pass each: what lies between the two products stays in the cache.
+// down(gelu(up(x))) and its gradients in one pass each: the hidden layer stays in the cache between the two matmuls.
 //
-// The hidden width is cut into slices. Forward, a thread takes tokens; only what goes into the activation is kept, (N,F).
-// Backward, a thread takes slices, whose weights' gradients are its own; the parts of dx that threads hold are added up.
+// The hidden width is cut into slices. In the forward pass a thread processes tokens, and only the input of the activation
+// (N,F) is kept for the backward pass. In the backward pass a thread processes slices: it owns their weight gradients. Each
+// thread has its own dx; after a barrier these are added in the order of the threads.
 #pragma once
 #include <omp.h>
 
 #include <vector>
 
 #include "activation.h"
-#include "product.h"
+#include "matmul.h"
 
 constexpr int64_t SLICE = 256, TOKENS = 192;
 
-struct Feed {
+struct FeedForward {
     const float *x, *up, *down, *up_bias, *down_bias;  // (N,D), (F,D), (D,F), (F) and (D) or null
     float *pre, *out;                                  // (N,F), (N,D)
     const float* gradient;                             // (N,D)
@@ -21,8 +22,8 @@ struct Feed {
     int32_t tanh;
 };
 
-// (n,m) to panels of columns of its transpose: (d, j) of the (m,n) at panel j / PANEL, row d, column j % PANEL.
-static void to_panels(const float* from, int64_t n, int64_t m, float* to) {
+// Pack the transpose of (n,m) into panels of columns: (d, j) of the (m,n) at panel j / PANEL, row d, column j % PANEL.
+static void pack_transposed_panels(const float* from, int64_t n, int64_t m, float* to) {
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < (n + PANEL - 1) / PANEL; ++p)
         for (int64_t d = 0; d < m; d += WIDE)
@@ -30,15 +31,15 @@ static void to_panels(const float* from, int64_t n, int64_t m, float* to) {
                 for (int64_t i = 0; i < WIDE; ++i) to[p * PANEL * m + (d + i) * PANEL + j % PANEL] = from[j * m + d + i];
 }
 
-static void feed_forward(const Feed& f) {
+static void feed_forward(const FeedForward& f) {
     const int64_t D = f.width, F = f.hidden, chunks = (f.n + TOKENS / 2 - 1) / (TOKENS / 2);
     float* up = scratch((F + PANEL) * D + (D + PANEL) * F);
     float* down = up + (F + PANEL) * D;
 #pragma omp parallel
     {
-        to_panels(f.up, F, D, up);
-        to_panels(f.down, D, F, down);
-        const int64_t row = SLICE + WIDE;  // not a power of two: rows would share their place in the cache
+        pack_transposed_panels(f.up, F, D, up);
+        pack_transposed_panels(f.down, D, F, down);
+        const int64_t row = SLICE + WIDE;  // not a power of two: rows would map to the same cache sets
         static thread_local std::vector<float> hidden(TOKENS / 2 * row);
 #pragma omp for schedule(static)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -62,7 +63,7 @@ static void feed_forward(const Feed& f) {
     }
 }
 
-static void feed_slice(const Feed& f, int64_t s, int64_t wide, float* d_x, bool add, float* memory) {
+static void feed_slice(const FeedForward& f, int64_t s, int64_t wide, float* d_x, bool add, float* memory) {
     const int64_t D = f.width, F = f.hidden, row = wide + WIDE;
     float *hidden = memory, *d_pre = hidden + TOKENS * row;
     for (int64_t first = 0; first < f.n; first += TOKENS) {
@@ -85,14 +86,14 @@ static void feed_slice(const Feed& f, int64_t s, int64_t wide, float* d_x, bool 
     }
 }
 
-static void feed_backward(const Feed& f) {
+static void feed_backward(const FeedForward& f) {
     const int64_t D = f.width, F = f.hidden;
     std::vector<float*> parts(omp_get_max_threads());
 #pragma omp parallel
     {
         const int64_t us = omp_get_thread_num(), threads = omp_get_num_threads();
         int64_t slices = (F + SLICE - 1) / SLICE;
-        slices = (slices + threads - 1) / threads * threads;  // everyone has as many
+        slices = (slices + threads - 1) / threads * threads;  // the same number for every thread
         const int64_t wide = ((F + slices - 1) / slices + PANEL - 1) / PANEL * PANEL;
         float* memory = scratch(2 * TOKENS * (wide + WIDE) + (us > 0 ? f.n * D : 0));
         float* d_x = us > 0 ? memory + 2 * TOKENS * (wide + WIDE) : f.d_x;

@@ -1,4 +1,4 @@
-"""The kernels as functions that torch can differentiate, once."""
+"""The CPU kernels as autograd functions with first derivatives."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from glassformer.kernels.cpu.training.library import MOST_LAYERS, Feed, Heads, Layers, Task, load
+from glassformer.kernels.cpu.training.library import MOST_LAYERS, FeedForward, Heads, Layers, Task, load
 from glassformer.shapes import Float
 
 WIDE = 16
-"""Widths are multiples of this: the kernels compute with so many numbers at a time."""
+"""Every width must be a multiple of this, the number of floats that the kernels process at a time."""
 
 
 def attention(
     q: Float[Tensor, "B H T K"], k: Float[Tensor, "B G S K"], v: Float[Tensor, "B G S U"], scale: float, causal: bool
 ) -> Float[Tensor, "B H T U"]:
-    """softmax(scale q k^T) v of float32 or bfloat16, summed in float32; `causal` for as many queries as keys."""
+    """Return softmax(scale q k^T) v of float32 or bfloat16, summed in float32; `causal` for as many queries as keys."""
     out: Tensor = _Attention.apply(*(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), scale, causal)
     return out
 
@@ -31,7 +31,7 @@ def feed_forward(
     down_bias: Float[Tensor, "D"] | None,
     tanh: bool,
 ) -> Float[Tensor, "*n D"]:
-    """down(gelu(up(x))) in float32, by the exact GELU or the tanh formula."""
+    """Return down(gelu(up(x))) in float32, with the exact GELU or its tanh form."""
     out: Tensor = _FeedForward.apply(x, up, up_bias, down, down_bias, tanh)
     return out
 
@@ -39,7 +39,7 @@ def feed_forward(
 def linear(
     x: Float[Tensor, "*n D"], weights: Sequence[Float[Tensor, "_ D"]], biases: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """x W^T + b of up to three layers in float32."""
+    """Return x W^T + b of up to three layers in float32."""
     out: tuple[Tensor, ...] = _Linear.apply(x, *weights, *biases)
     return out
 
@@ -60,7 +60,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-        # heads side by side, as the projections read them
+        # memory order (batch, time, head, width), which the projections read
         grads = [x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v)]
         load().glass_attention(_task((q, k, v, out, d_out, *grads), lse, *ctx.settings), 1)
         return (*grads, None, None)
@@ -84,7 +84,7 @@ class _FeedForward(torch.autograd.Function):
         n, out = x.numel() // x.shape[-1], torch.empty_like(x)
         pre = x.new_empty(n, len(up))
         given = (x, up, down, up_bias, down_bias, pre, out)
-        load().glass_feed(Feed(*map(_at, given), None, None, None, None, None, n, *up.shape[::-1], tanh), 0)
+        load().glass_feed(FeedForward(*map(_at, given), None, None, None, None, None, n, *up.shape[::-1], tanh), 0)
         ctx.save_for_backward(x, up, down, pre)
         ctx.biased, ctx.tanh = (up_bias is not None, down_bias is not None), tanh
         return out
@@ -97,7 +97,7 @@ class _FeedForward(torch.autograd.Function):
         d_x, d_up, d_down = torch.empty_like(x), torch.empty_like(up), torch.empty_like(down)
         d_up_bias = up.new_empty(len(up)) if ctx.biased[0] else None
         given = (x, up, down, None, None, pre, None, d_out, d_x, d_up, d_down, d_up_bias)
-        load().glass_feed(Feed(*map(_at, given), len(pre), *up.shape[::-1], ctx.tanh), 1)
+        load().glass_feed(FeedForward(*map(_at, given), len(pre), *up.shape[::-1], ctx.tanh), 1)
         d_down_bias = d_out.flatten(0, -2).sum(0) if ctx.biased[1] else None
         return d_x, d_up, d_up_bias, d_down, d_down_bias, None
 

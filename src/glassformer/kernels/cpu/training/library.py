@@ -7,22 +7,22 @@ from pathlib import Path
 from glassformer.kernels.toolchain import cxx
 
 SOURCES = (
-    "train.cpp", "attention.h", "feedforward.h", "linear.h", "activation.h", "pairs.h", "product.h", "vectors.h"
+    "train.cpp", "attention.h", "feedforward.h", "linear.h", "activation.h", "pairs.h", "matmul.h", "vectors.h"
 )  # fmt: skip
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-trapping-math", "-fno-math-errno"
 )  # fmt: skip
-"""The last two let comparisons become vectors; they change no result. OpenMP's threads are those that torch has."""
+"""The last two let the compiler vectorize comparisons; they change no result. OpenMP shares torch's threads."""
 
 
 class Heads(ctypes.Structure):
-    """Where a (batch, head, time, width) lies: steps in elements, the last one 1."""
+    """Address and strides (in elements, the last one 1) of a tensor (batch, head, time, width)."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "time"))]
 
 
 class Task(ctypes.Structure):
-    """Attention, either way."""
+    """Arguments of attention, forward and backward."""
 
     _fields_ = [
         *((name, Heads) for name in ("q", "k", "v", "o", "d_o", "d_q", "d_k", "d_v")),
@@ -34,8 +34,8 @@ class Task(ctypes.Structure):
     ]
 
 
-class Feed(ctypes.Structure):
-    """A feed-forward, either way."""
+class FeedForward(ctypes.Structure):
+    """Arguments of a feed-forward, forward and backward."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "up", "down", "up_bias", "down_bias", "pre", "out", "gradient")),
@@ -46,11 +46,11 @@ class Feed(ctypes.Structure):
 
 
 MOST_LAYERS = 3
-"""Linear layers that read one input."""
+"""Largest number of linear layers that read one input."""
 
 
 class Layers(ctypes.Structure):
-    """Linear layers of one input, either way."""
+    """Arguments of linear layers of one input, forward and backward."""
 
     _fields_ = [
         ("x", ctypes.c_void_p),
@@ -66,14 +66,14 @@ class Layers(ctypes.Structure):
 
 @cache
 def load() -> ctypes.CDLL:
-    """The library, built first where it is missing; CompileError where that cannot be."""
+    """Return the library, compiled first if it is missing. Raise CompileError if that fails."""
     path = cxx.built(Path(__file__).parent, SOURCES, FLAGS, "train")
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise cxx.CompileError(f"the compiled kernels cannot be loaded ({error}).") from None
-    cxx.check_sizes(library, (Task, Feed, Layers))
-    for name, structure in (("attention", Task), ("feed", Feed), ("linear", Layers)):
+    cxx.check_sizes(library, (Task, FeedForward, Layers))
+    for name, structure in (("attention", Task), ("feed", FeedForward), ("linear", Layers)):
         function = getattr(library, f"glass_{name}")
         function.argtypes = [ctypes.POINTER(structure), ctypes.c_int32]
         function.restype = None

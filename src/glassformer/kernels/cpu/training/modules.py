@@ -1,47 +1,53 @@
-"""Parts of the model whose training steps run in the compiled kernels; everything else about them is the engine's."""
+"""Modules of the model whose training steps run in the compiled CPU kernels. Everything else is the engine's."""
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.kernels.cpu.training.functions import WIDE, attention, feed_forward, linear
-from glassformer.kernels.cpu.training.library import load
-from glassformer.kernels.cuda.training.joined import JoinedAttention
-from glassformer.kernels.toolchain.cxx import CompileError, is_intel, register_bits
+from glassformer.kernels.cuda.training.attention import JoinedAttention
+from glassformer.kernels.replacement import Replacement
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
 from glassformer.model.context import AttentionContext
 from glassformer.model.feedforward import Dense
 
 
-def _plain(x: Tensor, *parameters: Tensor) -> bool:
-    """Whether everything is float32, and nothing is to be cast."""
-    narrow = torch.is_autocast_enabled("cpu")
-    return not narrow and x.numel() > 0 and all(t.dtype is torch.float32 for t in (x, *parameters))
+def supports_call(x: Tensor, *parameters: Tensor) -> bool:
+    """Return whether input and parameters are float32 and autocast is off."""
+    autocast = torch.is_autocast_enabled("cpu")
+    return not autocast and x.numel() > 0 and all(t.dtype is torch.float32 for t in (x, *parameters))
 
 
-def _wide(layer: nn.Linear) -> bool:
+def has_supported_widths(layer: nn.Linear) -> bool:
+    """Return whether both widths of a layer are multiples of the vector width of the kernels."""
     return layer.weight.shape[0] % WIDE == layer.weight.shape[1] % WIDE == 0
 
 
 class NativeLinear(nn.Linear):
-    """While training in float32 its products are our kernel's."""
+    """A linear layer whose training step in float32 is one kernel call."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not _plain(x, self.weight):
+        if not self.training or not supports_call(x, self.weight):
             return super().forward(x)
         return linear(x, [self.weight], [self.bias])[0]
 
 
 class NativeAttention(JoinedAttention):
-    """While training without dropout, and where no mask or bias is given, heads are computed by our kernel; in float32,
-    where our products are to be used, queries, keys and values are, too."""
+    """Attention whose heads are computed by a kernel in training, without dropout and without a mask.
 
-    multiplies: bool
+    Where `projects` is set, and in float32, queries, keys and values are one kernel call, too.
+    """
+
+    projects: bool = False
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         layers = (self.q, self.k, self.v)
-        if not self.multiplies or not all(_wide(layer) and _plain(x, layer.weight) for layer in layers):
+        if not self.projects or not all(
+            has_supported_widths(layer) and supports_call(x, layer.weight) for layer in layers
+        ):
             return tuple(layer(x) for layer in layers)
         return linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
 
@@ -56,48 +62,41 @@ class NativeAttention(JoinedAttention):
 
 
 class NativeDense(Dense):
-    """While training in float32, unwatched, both products and the GELU between them are one kernel.
+    """A feed-forward whose training step in float32 is one kernel: both matmuls and the GELU between them.
 
-    In bfloat16 torch's products are at the speed of the processor, and there is little to be gained.
+    With a tap inside it is a Dense. In bfloat16 torch's matmuls reach the speed of the processor.
     """
 
     tanh: bool
 
     def forward(self, x: Tensor, tap: Tap) -> Tensor:
-        if not self.training or tap is not NO_TAP or not _plain(x, self.up.weight):
+        if not self.training or tap is not NO_TAP or not supports_call(x, self.up.weight):
             return super().forward(x, tap)
         return feed_forward(x, self.up.weight, self.up.bias, self.down.weight, self.down.bias, self.tanh)
 
 
-def pays() -> bool:
-    """Whether attention was measured to be no slower so than torch's: with AVX2 and AVX-512 (docs/benchmarks.md)."""
-    return register_bits() >= 256
+def dense_spec(config: c.ModelConfig) -> c.Dense | c.Gated | c.NoFeedForward:
+    """Return the feed-forward of a model, or of one of its experts."""
+    return config.feedforward.expert if isinstance(config.feedforward, c.MoE) else config.feedforward
 
 
-def multiplies(config: c.ModelConfig) -> bool:
-    """Whether products were, too. On Intel's processors torch's are faster (12 to 16 % of a step); on AMD's ours are
-    with AVX-512, and with AVX2 those of a model 128 wide (10 to 18 %), but not of 256 and more."""
-    return not is_intel() and (register_bits() == 512 or config.d_model <= 128)
+def attention_replacements(model: Model) -> Iterator[Replacement]:
+    """Yield every attention of a model, cross-attention included."""
+    yield from (Replacement(m, NativeAttention) for m in model.modules() if type(m) is Attention)
 
 
-def enable(model: Model, products: bool = True) -> bool:
-    """Let the parts of a model that can, train in compiled kernels: attention, and, where `products`, linear layers and
-    feed-forwards. False where there is no compiler."""
-    config = model.config
-    try:
-        load()
-    except CompileError:
-        return False
-    attends = config.d_head % WIDE == config.d_value % WIDE == 0
-    spec = config.feedforward.expert if isinstance(config.feedforward, c.MoE) else config.feedforward
-    feeds = isinstance(spec, c.Dense) and spec.activation in ("gelu", "gelu_tanh") and spec.d_ff % (2 * WIDE) == 0
+def linear_replacements(model: Model) -> Iterator[Replacement]:
+    """Yield the attention whose heads a kernel computes, to use the kernel for its projections as well."""
     for module in model.modules():
-        if type(module) is Attention and attends:
-            module.__class__ = NativeAttention
-            module.multiplies = products  # type: ignore[assignment]
-            if products and _wide(module.o):
-                module.o.__class__ = NativeLinear
-        elif type(module) is Dense and products and feeds and config.d_model % WIDE == 0:
-            module.__class__ = NativeDense
-            module.tanh = spec.activation == "gelu_tanh"  # type: ignore[assignment, union-attr]
-    return True
+        if isinstance(module, NativeAttention):
+            yield Replacement(module, NativeAttention, {"projects": True})
+            if has_supported_widths(module.o):
+                yield Replacement(module.o, NativeLinear)
+
+
+def dense_replacements(model: Model) -> Iterator[Replacement]:
+    """Yield the dense feed-forwards of a model, experts included."""
+    spec = dense_spec(model.config)
+    assert isinstance(spec, c.Dense)
+    attributes = {"tanh": spec.activation == "gelu_tanh"}
+    yield from (Replacement(m, NativeDense, attributes) for m in model.modules() if type(m) is Dense)

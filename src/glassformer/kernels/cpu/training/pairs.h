@@ -1,14 +1,15 @@
-// Attention of bf16 by products of bf16 summed in float32, where the processor has them: twice the products at a time.
+// Attention of bf16 by AVX512-BF16 instructions, which multiply pairs of bf16 and sum in float32: twice the throughput.
 //
-// The formulas and blocks are attention.h's. What a product reads is bf16, so the pattern and the gradient of the scores
-// are rounded to it once, as torch's kernels do; scores, sums and gradients are added up in float32. A product goes
-// along pairs: of columns for the scores, of keys for the values, of queries for the gradients of keys and values.
+// Formulas and blocks are those of attention.h. The operands of matmuls are bf16, so the pattern and the gradient of the
+// scores are rounded to bf16 once, as in torch's kernels; scores, sums and gradients are summed in float32. Every matmul
+// reads pairs along its summed dimension: pairs of columns for the scores, of keys for the values, of queries for the
+// gradients of keys and values.
 #pragma once
 #include "attention.h"
 
 #if defined(__AVX512BF16__)
 
-struct Room {  // scratch, handed out piece by piece
+struct Arena {  // hands out pieces of the scratch buffer
     float* at;
     template <typename T>
     T* take(int64_t n) {
@@ -18,15 +19,16 @@ struct Room {  // scratch, handed out piece by piece
     }
 };
 
-// Rows of a head, and nothing up to `padded` rows.
+// Copy n rows of a head, followed by rows of zeros up to `padded`.
 static void copy(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t n, int64_t padded, int64_t width,
                  bf16* to) {
     for (int64_t t = 0; t < n; ++t) memcpy(to + t * width, row_of<bf16>(from, b, h, first + t), width * sizeof(bf16));
     memset(to + n * width, 0, (padded - n) * width * sizeof(bf16));
 }
 
-// (n,width) to (width/2,n) pairs of columns, n in sixteens: of 16 x 16, halves, quarters and so on change places.
-static void turn(const bf16* from, int64_t n, int64_t width, pair* to) {
+// (n,width) to (width/2,n) pairs of columns, n a multiple of 16. Transposes 16 x 16 blocks in registers: in each of four
+// rounds, registers i and i + apart exchange the lanes in which bit `apart` differs.
+static void transpose_pairs(const bf16* from, int64_t n, int64_t width, pair* to) {
     const pair* rows = (const pair*)from;
     for (int64_t t = 0; t < n; t += WIDE)
         for (int64_t d = 0; d < width / 2; d += WIDE) {
@@ -53,8 +55,8 @@ static void turn(const bf16* from, int64_t n, int64_t width, pair* to) {
 static inline words rounded(floats x) { return (words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)); }
 static inline words both(floats even, floats odd) { return rounded(even) | rounded(odd) << 16; }
 
-// (n,width) to (n/2,width) pairs of rows, n even.
-static void braid(const bf16* from, int64_t n, int64_t width, pair* to) {
+// (n,width) to (n/2,width): interleave rows 2i and 2i + 1 to pairs; n is even.
+static void pair_rows(const bf16* from, int64_t n, int64_t width, pair* to) {
     for (int64_t t = 0; t < n; t += 2)
         for (int64_t d = 0; d < width; d += WIDE) {
             const bf16* at = from + t * width + d;
@@ -69,14 +71,14 @@ static inline void narrow(bf16* to, floats x) {
 template <>
 void forward_head<bf16>(const Task& t, int64_t b, int64_t h) {
     const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), kv = h / (t.n_heads / t.n_kv_heads);
-    Room room{scratch(BLOCK * (U + S + W) + S * (W + U))};
+    Arena room{scratch(BLOCK * (U + S + W) + S * (W + U))};
     float *out = room.take<float>(BLOCK * U), *score = room.take<float>(BLOCK * S);
     pair *k_t = room.take<pair>(S * W / 2), *v = room.take<pair>(S * U / 2);
     bf16 *q = room.take<bf16>(BLOCK * W), *rows = room.take<bf16>(S * (W + U));
     copy(t.k, b, kv, 0, t.n_keys, S, W, rows);
-    turn(rows, S, W, k_t);
+    transpose_pairs(rows, S, W, k_t);
     copy(t.v, b, kv, 0, t.n_keys, S, U, rows);
-    braid(rows, S, U, v);
+    pair_rows(rows, S, U, v);
     for (int64_t first = 0; first < t.n_queries; first += BLOCK) {
         const Span span(t, first);
         copy(t.q, b, h, first, span.rows, span.rows, W, q);
@@ -84,28 +86,28 @@ void forward_head<bf16>(const Task& t, int64_t b, int64_t h) {
         float sums[BLOCK];
         for (int64_t i = 0; i < span.rows; ++i) {
             float most, *row = score + i * S;
-            sums[i] = soften(row, span.seen(t, first + i), span.keys, t.scale, &most);
+            sums[i] = softmax_row(row, span.seen(t, first + i), span.keys, t.scale, &most);
             t.lse[(b * t.n_heads + h) * t.n_queries + first + i] = most + std::log(sums[i]);
-            for (int64_t j = 0; j < span.keys; j += WIDE) narrow((bf16*)row + j, load(row + j));  // in its own place
+            for (int64_t j = 0; j < span.keys; j += WIDE) narrow((bf16*)row + j, load(row + j));  // in place
         }
         multiply<pair>({(pair*)score, S, 1}, {v, U}, out, U, span.rows, U, span.keys / 2);
         for (int64_t i = 0; i < span.rows; ++i) unpack<bf16>(out + i * U, 1, U, 1 / sums[i], t.o, b, h, first + i);
     }
 }
 
-// What a block of queries needs on its way back.
+// Buffers of a block of queries in the backward pass.
 struct Blocks {
-    bf16 *q, *d_o;                              // as they are
+    bf16 *q, *d_o;                              // row-major copies
     pair *q_pairs, *d_o_pairs, *pattern, *d_s;  // pairs of queries
-    float *scores, *d_scores, *d_q;             // d_scores become bf16, each row in its own place
+    float *scores, *d_scores, *d_q;             // rows of d_scores are narrowed to bf16 in place
 };
 
-// The pattern and the gradient of the scores of queries i and i + 1, if there is one.
-static inline void soften_back(const Task& t, const Span& span, const Blocks& at, int64_t b, int64_t h, int64_t first,
+// Compute the pattern and the gradient of the scores of queries i and i + 1 (if it exists).
+static inline void softmax_backward(const Task& t, const Span& span, const Blocks& at, int64_t b, int64_t h, int64_t first,
                                int64_t i) {
     const int64_t U = t.value_width, S = up_to(t.n_keys, WIDE);
     float D[2] = {}, lse[2] = {};
-    int32_t seen[2] = {};  // nothing of a query that is not there
+    int32_t seen[2] = {};  // 0 keys for a query that does not exist
     for (int64_t k = 0; k < 2 && i + k < span.rows; ++k) {
         const bf16 *d_o = at.d_o + (i + k) * U, *o = row_of<bf16>(t.o, b, h, first + i + k);
         floats dot = {};
@@ -131,7 +133,7 @@ static inline void soften_back(const Task& t, const Span& span, const Blocks& at
 template <>
 void backward_head<bf16>(const Task& t, int64_t b, int64_t kv) {
     const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), sharing = t.n_heads / t.n_kv_heads;
-    Room room{scratch(S * (5 * W + 4 * U) / 2 + BLOCK * (2 * W + U + 3 * S))};
+    Arena room{scratch(S * (5 * W + 4 * U) / 2 + BLOCK * (2 * W + U + 3 * S))};
     float *d_k = room.take<float>(S * (W + U)), *d_v = d_k + S * W;
     pair *k_t = room.take<pair>(S * W / 2), *k_pairs = room.take<pair>(S * W / 2), *v_t = room.take<pair>(S * U / 2);
     bf16* rows = room.take<bf16>(S * (W + U));
@@ -140,21 +142,21 @@ void backward_head<bf16>(const Task& t, int64_t b, int64_t kv) {
                     room.take<float>(BLOCK * S), room.take<float>(BLOCK * S), room.take<float>(BLOCK * W)};
     memset(d_k, 0, S * (W + U) * sizeof(float));
     copy(t.k, b, kv, 0, t.n_keys, S, W, rows);
-    turn(rows, S, W, k_t);
-    braid(rows, S, W, k_pairs);
+    transpose_pairs(rows, S, W, k_t);
+    pair_rows(rows, S, W, k_pairs);
     copy(t.v, b, kv, 0, t.n_keys, S, U, rows);
-    turn(rows, S, U, v_t);
+    transpose_pairs(rows, S, U, v_t);
     for (int64_t h = kv * sharing; h < (kv + 1) * sharing; ++h)
         for (int64_t first = 0; first < t.n_queries; first += BLOCK) {
             const Span span(t, first);
             const int64_t m = span.rows, n = span.keys, even = up_to(m, 2);
             copy(t.q, b, h, first, m, even, W, at.q);
             copy(t.d_o, b, h, first, m, even, U, at.d_o);
-            braid(at.q, even, W, at.q_pairs);
-            braid(at.d_o, even, U, at.d_o_pairs);
+            pair_rows(at.q, even, W, at.q_pairs);
+            pair_rows(at.d_o, even, U, at.d_o_pairs);
             multiply<pair>({(pair*)at.q, W / 2, 1}, {k_t, S}, at.scores, S, m, n, W / 2);
             multiply<pair>({(pair*)at.d_o, U / 2, 1}, {v_t, S}, at.d_scores, S, m, n, U / 2);
-            for (int64_t i = 0; i < m; i += 2) soften_back(t, span, at, b, h, first, i);
+            for (int64_t i = 0; i < m; i += 2) softmax_backward(t, span, at, b, h, first, i);
             multiply<pair>({(pair*)at.d_scores, S, 1}, {k_pairs, W}, at.d_q, W, m, W, n / 2);
             unpack<bf16>(at.d_q, m, W, t.scale, t.d_q, b, h, first);
             multiply<pair>({at.d_s, 1, S}, {at.q_pairs, W}, d_k, W, n, W, even / 2, true);

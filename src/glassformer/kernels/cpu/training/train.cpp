@@ -6,7 +6,7 @@
 
 extern "C" {
 
-void glass_feed(const Feed* feed, int32_t backward) {
+void glass_feed(const FeedForward* feed, int32_t backward) {
     if (backward) feed_backward(*feed);
     else feed_forward(*feed);
 }
@@ -22,7 +22,7 @@ void glass_attention(const Task* task, int32_t backward) {
 }
 
 int64_t glass_sizes(int32_t what) {
-    const int64_t sizes[] = {sizeof(Task), sizeof(Feed), sizeof(Layers)};
+    const int64_t sizes[] = {sizeof(Task), sizeof(FeedForward), sizeof(Layers)};
     return sizes[what];
 }
 }

@@ -1,15 +1,15 @@
-"""Causal attention of heads of 64 numbers, training on a Hopper GPU: cuDNN's, and its gradient here (causal.cu).
+"""Causal attention with heads of width 64, for training on a Hopper GPU: cuDNN's forward pass, our backward pass.
 
-With scores s = scale q k^T, what a query may not see left out, p = softmax(s), o = p v, and do given:
+With scores s = scale q k^T (masked causally), p = softmax(s), o = p v, and do the gradient of o:
 
     dv = p^T do,    dp = do v^T,    ds = p (dp - mean),    mean = sum_k p dp = sum o do
     dq = scale ds k,    dk = scale ds^T q
 
-p is made again from scores and the logarithms of their sums, which are kept. Products are of bfloat16 with sums in
-float32; p and ds are rounded between them.
+p is computed again from the scores and the kept logsumexp of each query. Matmuls are of bfloat16 with sums in float32;
+p and ds are rounded to bfloat16 between them.
 
-Queries, keys and values come as one tensor, as one product makes them, or as three. Their gradients leave likewise, so
-nobody puts them together.
+Queries, keys and values come as one tensor, as one matmul writes them, or as three. Their gradients have the same
+layout, so nothing is concatenated.
 """
 
 import ctypes
@@ -20,28 +20,29 @@ import torch
 from torch import Tensor
 
 from glassformer.kernels.cuda.training import hopper
-from glassformer.kernels.cuda.training.fused_loss_cuda import with_macros
+from glassformer.kernels.cuda.training.loss import with_macros
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.shapes import Float
 
 TILE, WIDTH, THREADS = 128, 64, 384
-BOARD = 4 * WIDTH * 128
-SHARED = 6 * 2 * TILE * 128 + BOARD + 4 * 4 * TILE + 128
-"""Bytes: two tiles each of keys and values, queries and do, ds; results on their way; numbers of queries; barriers."""
+STAGING = 4 * WIDTH * 128
+SHARED = 6 * 2 * TILE * 128 + STAGING + 4 * 4 * TILE + 128
+"""Bytes of shared memory: two stages each of (keys, values), (queries, do) and ds; staging of results; logsumexp and
+mean of each query; barriers."""
 BUSY = {1024: 0.55, 2048: 0.75}
-"""Up to so many places, the share of a GPU that is to have work. Down to there it was measured to be faster than the
-gradient of cuDNN, by 13 % at least; at 4096 places by 4 % with 95 % busy."""
+"""Longest sequence: least share of the GPU's blocks that must have work. From there on it was measured to be at least
+13 % faster than cuDNN's backward pass. At 4096 positions it is 4 % faster with 95 % busy, and is not used."""
 
 
-class Given(ctypes.Structure):
-    """The kernels' argument."""
+class Arguments(ctypes.Structure):
+    """The arguments struct of the kernels of causal.cu."""
 
     _fields_ = [
         *((name, nvrtc.Map) for name in ("query", "key", "value", "d_out", "d_query", "d_key", "d_value")),
         *((name, ctypes.c_void_p) for name in ("results", "d_results", "logs", "bits", "means", "sums")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("heads", "time", "count", "whole", "parts")),
-        ("unused", ctypes.c_uint32 * 14),  # to a multiple of 64 bytes
+        ("unused", ctypes.c_uint32 * 14),  # pads the struct to a multiple of 64 bytes
     ]
 
 
@@ -51,28 +52,28 @@ def source() -> str:
 
 
 class Shares(NamedTuple):
-    """How heads are given to blocks."""
+    """How the heads of a batch are distributed over thread blocks."""
 
     whole: int
-    """So many heads have a block to themselves, one after the other."""
+    """Number of heads that one block computes alone. The heads after these are split."""
     parts: int
-    """Of each of the others, by a block each."""
+    """Parts of each split head; one block computes a part."""
     busy: float
-    """The time that the work would take on all blocks at once, over the time it takes."""
+    """Utilisation: the time of a perfect distribution over the time of this one."""
 
 
 def shares(count: int, time: int, blocks: int) -> Shares:
-    """The fastest, by the number of tiles that a block does one after the other.
+    """Return the fastest distribution, estimated by the largest number of tiles that one block computes.
 
-    A part of a head brings its own sums of the gradients of queries, which are written and read once more than those of
-    a whole head. That is taken to cost as much as half as many tiles as there are queries.
+    Each part of a split head has its own sums of query gradients, which are written and read once more than those of a
+    whole head. That is estimated to cost as much as half a tile for each tile of queries.
     """
     tiles, left = time // TILE, count % blocks
     of_head = tiles * (tiles + 1) // 2
     parts, last = 1, -(-left // blocks) * of_head * 1.0
     for some in range(2, tiles + 1):
         keys = [0] * some
-        for j in range(tiles):  # as the kernel deals them
+        for j in range(tiles):  # in the order of Tile::move in causal.cu
             keys[min(j % (2 * some), 2 * some - 1 - j % (2 * some))] += tiles - j
         took = -(-left * some // blocks) * (max(keys) + tiles / 2)
         if took < last:
@@ -81,8 +82,8 @@ def shares(count: int, time: int, blocks: int) -> Shares:
     return Shares(count - left if parts > 1 else count, parts, count * of_head / (blocks * longest))
 
 
-def suits(batch: int, time: int, heads: int, width: int, device: torch.device) -> bool:
-    """Whether gradients of so many heads are made here."""
+def supports_call(batch: int, time: int, heads: int, width: int, device: torch.device) -> bool:
+    """Return whether this kernel computes the gradients of a batch of these sizes, and faster than cuDNN."""
     if device.type != "cuda" or width != WIDTH or time % TILE or time < TILE or not hopper.available():
         return False
     least = next((share for most, share in BUSY.items() if time <= most), None)
@@ -94,17 +95,17 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _three(given: list[Tensor]) -> list[Tensor]:
-    """(B,T,HK) each, of one tensor (B,T,3HK) or of three."""
+    """Return queries, keys and values (B,T,HK) from one tensor (B,T,3HK) or from three."""
     return list(given[0].chunk(3, -1)) if len(given) == 1 else given
 
 
 def _apart(given: list[Tensor], heads: int) -> list[Tensor]:
-    """Queries, keys and values (B,T,H,K)."""
+    """Return queries, keys and values as (B,T,H,K)."""
     return [t.unflatten(-1, (heads, -1)) for t in _three(given)]
 
 
 def _patterns(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """(p (B,H,T,T), the logarithms of the sums (B,H,T)) in float32 or wider."""
+    """Return p (B,H,T,T) and the logsumexp of the scores (B,H,T), in float32 or wider."""
     s = scale * torch.einsum("bthk,bshk->bhts", _wide(q), _wide(k))
     s = s.masked_fill(torch.ones_like(s[0, 0], dtype=torch.bool).triu(1), float("-inf"))
     return s.softmax(-1), s.logsumexp(-1)
@@ -112,7 +113,7 @@ def _patterns(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("glassformer::causal", mutates_args=())
 def forward(given: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
-    """(o (B,T,HK), logarithms of the sums of exponentials (B,H,T))."""
+    """Return o (B,T,HK) and the logsumexp of the scores (B,H,T)."""
     q, k, v = _apart(given, heads)
     p, logs = _patterns(q, k, scale)
     return torch.einsum("bhts,bshk->bthk", p, _wide(v)).flatten(2).to(q.dtype), logs
@@ -135,7 +136,7 @@ def _(given: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("glassformer::causal_gradient", mutates_args=())
 def backward(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
-    """Gradients of what was given: (B,T,3HK), or three in one, (3,B,T,HK)."""
+    """Return the gradients of the inputs: (B,T,3HK) for one tensor, stacked (3,B,T,HK) for three."""
     q, k, v = map(_wide, _apart(given, heads))
     o, do = (_wide(t).unflatten(-1, (heads, -1)) for t in (out, d_out))
     p = _patterns(q, k, scale)[0]
@@ -157,13 +158,13 @@ def _room(given: list[Tensor]) -> Tensor:
 
 
 def _rows(t: Tensor) -> Tensor:
-    """As the copy engine takes it: rows at one distance, which may be parts of longer ones, in units of 16 bytes."""
-    in_units = t.stride(1) % 8 == 0 and t.data_ptr() % 16 == 0
-    return t if in_units and t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1) else t.contiguous()
+    """Return t as the tensor memory accelerator can read it: rows at a constant stride, a multiple of 16 bytes."""
+    aligned = t.stride(1) % 8 == 0 and t.data_ptr() % 16 == 0
+    return t if aligned and t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1) else t.contiguous()
 
 
 def matrices(given: list[Tensor], d_out: Tensor, d: Tensor) -> dict[str, tuple[Tensor, int]]:
-    """What the copy engine copies: matrices (BT,HK), and the rows it takes at a time."""
+    """Return the matrices (BT,HK) that the tensor memory accelerator copies, and how many rows at a time."""
     inputs = zip(("query", "key", "value", "d_out"), [*_three(given), d_out], strict=True)
     outputs = zip(("d_query", "d_key", "d_value"), _three([d] if len(given) == 1 else list(d)), strict=True)
     copied = {name: (t.flatten(0, 1), TILE) for name, t in inputs}
@@ -179,10 +180,10 @@ def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int,
     at_once, split = min(whole + (count - whole) * parts, hopper.blocks()), count - whole
     bits, means = torch.empty(2, count, T, device=device)
     sums = torch.empty(split * parts + (at_once if whole else 0), T, WIDTH, device=device)
-    places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
-    argument = Given(
+    buffers = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
+    argument = Arguments(
         **{name: nvrtc.tensor_map(*of) for name, of in matrices(given, d_out, d).items()},
-        **{name: t.data_ptr() for name, t in places.items()},
+        **{name: t.data_ptr() for name, t in buffers.items()},
         scale=scale,
         heads=heads,
         time=T,
@@ -194,7 +195,7 @@ def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int,
     nvrtc.kernel(source(), "find_means", index).launch(argument, -(-count * T // 32), 256)
     nvrtc.kernel(source(), "causal_backward", index, SHARED).launch(argument, at_once, THREADS)
     if split:
-        nvrtc.kernel(source(), "finish_queries", index, BOARD).launch(argument, split * (T // TILE), 256)
+        nvrtc.kernel(source(), "finish_queries", index, STAGING).launch(argument, split * (T // TILE), 256)
     return d
 
 
@@ -214,6 +215,6 @@ class _Causal(torch.autograd.Function):
 
 
 def attend(given: list[Tensor], heads: int, scale: float) -> Float[Tensor, "B T N"]:
-    """Results of all heads side by side, from queries, keys and values (B,T,3N) in one tensor or (B,T,N) in three."""
+    """Return o (B,T,N) of all heads, from queries, keys and values in one tensor (B,T,3N) or in three (B,T,N)."""
     out: Tensor = _Causal.apply(heads, scale, *given)
     return out

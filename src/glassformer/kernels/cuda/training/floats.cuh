@@ -1,4 +1,4 @@
-// Exponentials, and pairs of bfloat16 in a word: for kernels before whose text it is put.
+// Exponentials, and pairs of bfloat16 packed in a 32-bit word. Its text precedes that of the kernels.
 
 typedef unsigned int u32;
 
@@ -8,11 +8,6 @@ typedef unsigned int u32;
 __device__ inline float power(float x) {  // 2^x
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ inline float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 __device__ inline u32 narrowed(float low, float high) {

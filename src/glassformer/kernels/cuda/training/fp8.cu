@@ -1,30 +1,32 @@
-// Casts to 8 bits for the products of fp8.py, which defines what each kernel computes: everything is read from memory
-// once, and written once in each layout.
+// Casts to float8 for the matmuls of fp8.py, which defines what each kernel computes. Each input is read from global
+// memory once, and each result is written once in each layout (row-major and transposed).
 //
-// A block takes a tile of DOWN rows and 128 columns, a thread four rows of sixteen columns: it writes what it made of
-// each row, turns squares of four by four bytes in registers, and leaves them in shared memory, where they make up
-// columns. Those are written 16 bytes a thread, DOWN a column. Rows and columns are multiples of 16.
+// A block processes a tile of DOWN rows and 128 columns, a thread four rows of sixteen columns of it. The thread writes
+// its rows to the row-major result, transposes squares of 4 x 4 bytes in registers, and stores them in shared memory,
+// where the squares form columns. After a __syncthreads, the block writes the columns to the transposed result: 16 bytes
+// per thread, DOWN bytes per column. Rows and columns are multiples of 16.
 //
-// Macros: DOWN (128 or 256), WIDE (float32 is read, not bfloat16), SHORT (e5m2, not e4m3), KIND (of the activation, as
-// in fp8_cuda.py) and SUMMED. After eight.cuh; tests/train compiles the same text for a CPU.
+// Macros: DOWN (128 or 256), WIDE (the input is float32, not bfloat16), SHORT (e5m2, not e4m3), KIND (of the activation,
+// as in fp8_cuda.py) and SUMMED (column sums of the gradient are wanted). This text follows float8.cuh.
+// tests/kernels/cuda/training compiles the same text for a CPU.
 
 struct alignas(16) Pack { u32 word[4]; };  // sixteen numbers of 8 bits, eight of bfloat16, or four of float32
 struct alignas(8) Half { u32 word[2]; };   // eight bytes
 
 struct Given {
-    const u8 *x, *pre;  // what is cast, or the gradient of what the activation gave; what the activation was given
-    const float *unit, *post_unit;
-    u8 *out, *turned, *post_turned;
+    const u8 *x, *pre;  // x: the input, or the gradient of the activation's output; pre: the activation's input
+    const float *scale, *post_scale;
+    u8 *out, *transposed, *post_transposed;
     float* sums;  // (tiles down, columns)
     int rows, columns;
-    int real;                   // rows that x has, the others are zeros
-    int stride, turned_stride;  // from row to row of what is written
+    int real;                   // rows of x; the rows below are written as zeros
+    int stride, transposed_stride;  // bytes from row to row of the two results
 };
 
 #define THREADS (2 * DOWN)
 #define EACH 16     // columns of a thread
 #define ACROSS 128  // columns of a tile
-#define RUN 4       // eights that a thread takes where nothing is turned
+#define RUN 4       // groups of eight numbers that a thread of `activate` processes
 #define EVERYONE 0xffffffffu
 
 #ifdef __CUDACC__
@@ -49,7 +51,7 @@ __device__ inline float sigmoid(float x) { return inverse(1 + exponential(-x)); 
 // An activation and its derivative, as fp8.activation.
 __device__ inline void activated(float y, float& value, float& slope) {
     if (KIND == 0) {
-        value = y <= 0 ? 0.f : y;  // NaN stays
+        value = y <= 0 ? 0.f : y;  // not fmaxf: NaN must stay NaN
         slope = y > 0 ? 1.f : 0.f;
     } else if (KIND == 1) {
         float r = y <= 0 ? 0.f : y;
@@ -88,19 +90,20 @@ __device__ inline void unpack(float* x, const Pack& p) {
     }
 }
 
-// Where a thread's four rows of EACH columns begin.
-struct Place {
+// Row and column of the first of a thread's four rows of EACH columns.
+struct Origin {
     int down, row, column;
     bool inside;
 };
-__device__ inline Place place(const Given& a) {
+__device__ inline Origin origin(const Given& a) {
     const int t = threadIdx.x, tiles = (a.columns + ACROSS - 1) / ACROSS, down = blockIdx.x / tiles;
     const int row = down * DOWN + (t >> 3) * 4, column = (blockIdx.x - down * tiles) * ACROSS + (t & 7) * EACH;
     return {down, row, column, row < a.rows && column < a.columns};
 }
 
-// A thread's bytes into the tile, turned: sixteen rows of a column, a warp's, are a Pack of their own. Which of the
-// column's it is differs from lane to lane, so that no two lanes write to the same bank.
+// Store a thread's bytes in the tile, transposed. Layout of the tile: 128 columns of DOWN bytes. The sixteen rows of a
+// column that one warp holds are one Pack of 16 bytes. The index of the Pack within its column is XORed with the column
+// group of the lane, so that the lanes of a warp write to different banks.
 __device__ inline void leave(u32* tile, const Pack (&made)[4]) {
     const int t = threadIdx.x, mine = t & 7;
     u32* at = tile + mine * EACH * (DOWN / 4) + (((t >> 5) ^ mine) << 2 | (t >> 3 & 3));
@@ -116,22 +119,22 @@ __device__ inline void leave(u32* tile, const Pack (&made)[4]) {
     }
 }
 
-// The tile's columns to memory.
-__device__ inline void deliver(u8* turned, const Pack* tile, const Given& a, const Place& p) {
+// Write the columns of the tile to global memory, undoing the XOR of `leave`.
+__device__ inline void deliver(u8* transposed, const Pack* tile, const Given& a, const Origin& p) {
     const int t = threadIdx.x, first = p.column - (t & 7) * EACH, pack = t % (DOWN / 16);
     const int row = p.down * DOWN + pack * 16;
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const int column = t / (DOWN / 16) + 32 * n;
         if (row < a.rows && first + column < a.columns)
-            *(Pack*)(turned + (long long)(first + column) * a.turned_stride + row) =
+            *(Pack*)(transposed + (long long)(first + column) * a.transposed_stride + row) =
                 tile[column * (DOWN / 16) + (pack ^ (column / EACH))];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) cast(const Given a) {
     __shared__ Pack tile[ACROSS * DOWN / 16];
-    const Place p = place(a);
+    const Origin p = origin(a);
     const long long at = (long long)p.row * a.columns + p.column;
     Pack raw[4][4] = {}, made[4];
     if (p.inside) {
@@ -143,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast(const Given a) {
             for (int w = 0; w < (WIDE ? 4 : 2); w++) raw[i][w] = read(from + 16 * w);
         }
     }
-    const float scale = 1 / *a.unit;  // of a power of two: exact; asked for after what takes longer
+    const float inverse_scale = 1 / *a.scale;  // exact, since the scale is a power of two; loaded after the longer loads
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float x[EACH];
@@ -155,14 +158,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast(const Given a) {
             unpack(x + 8, raw[i][1]);
         }
 #pragma unroll
-        for (int n = 0; n < EACH; n++) x[n] *= scale;
+        for (int n = 0; n < EACH; n++) x[n] *= inverse_scale;
 #pragma unroll
         for (int w = 0; w < 4; w++) made[i].word[w] = four(x + 4 * w, SHORT);
         if (p.inside) *(Pack*)(a.out + (long long)(p.row + i) * a.stride + p.column) = made[i];
     }
     leave(&tile[0].word[0], made);
     __syncthreads();
-    deliver(a.turned, tile, a, p);
+    deliver(a.transposed, tile, a, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) activate(const Given a) {
@@ -171,42 +174,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) activate(const Given a) {
 #pragma unroll
     for (int i = 0; i < RUN; i++)
         if (first + i * THREADS < all) raw[i] = read(a.pre + (first + i * THREADS) * 16);
-    const float scale = 1 / *a.unit;
+    const float inverse_scale = 1 / *a.scale;
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
         float y[8], x[8], slope;
         unpack(y, raw[i]);
 #pragma unroll
-        for (int n = 0; n < 8; n++) activated(y[n], x[n], slope), x[n] *= scale;
+        for (int n = 0; n < 8; n++) activated(y[n], x[n], slope), x[n] *= inverse_scale;
         if (first + i * THREADS < all) *(Half*)(a.out + (first + i * THREADS) * 8) = {{four(x, false), four(x + 4, false)}};
     }
 }
 
-// Sums over the tile's rows: of a thread, of a warp, of the block.
-__device__ inline void sum_rows(float* sums, float (&sum)[EACH], float (*board)[ACROSS], const Place& p, int columns) {
+// Sum over the rows of the tile: first of a thread, then of a warp, then of the block. Contains a __syncthreads.
+__device__ inline void sum_rows(float* sums, float (&sum)[EACH], float (*scratch)[ACROSS], const Origin& p, int columns) {
     const int t = threadIdx.x;
 #pragma unroll
     for (int n = 0; n < EACH; n++) {
         sum[n] += __shfl_xor_sync(EVERYONE, sum[n], 8);
         sum[n] += __shfl_xor_sync(EVERYONE, sum[n], 16);
-        if ((t & 31) < 8) board[t >> 5][(t & 7) * EACH + n] = sum[n];
+        if ((t & 31) < 8) scratch[t >> 5][(t & 7) * EACH + n] = sum[n];
     }
     __syncthreads();
     const int column = p.column - (t & 7) * EACH + t;
     if (t < ACROSS && column < columns) {
         float all = 0;
 #pragma unroll
-        for (int warp = 0; warp < THREADS / 32; warp++) all += board[warp][t];
+        for (int warp = 0; warp < THREADS / 32; warp++) all += scratch[warp][t];
         sums[(long long)p.down * columns + column] = all;
     }
 }
 
-#if DOWN == 128  // of more, two tiles do not fit
-// Two blocks a multiprocessor: what a thread has asked for takes its registers.
+#if DOWN == 128  // two larger tiles do not fit into shared memory
+// Two blocks per multiprocessor: the loads in flight need many registers.
 extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) activate_backward(const Given a) {
     __shared__ Pack tile[2][ACROSS * DOWN / 16];
-    __shared__ float board[THREADS / 32][ACROSS];
-    const Place p = place(a);
+    __shared__ float scratch[THREADS / 32][ACROSS];
+    const Origin p = origin(a);
     const long long at = (long long)p.row * a.columns + p.column;
     Pack pre[4][2] = {}, given[4][2] = {}, made[4], post[4];
     float sum[EACH] = {};
@@ -217,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) activate_ba
             pre[i / 2][i % 2] = read(a.pre + from), given[i / 2][i % 2] = read(a.x + from);
         }
     }
-    const float scale = 1 / *a.unit, post_scale = 1 / *a.post_unit;
+    const float inverse_scale = 1 / *a.scale, inverse_post_scale = 1 / *a.post_scale;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #pragma unroll
@@ -231,8 +234,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) activate_ba
                 activated(y[n], value[n], slope);
                 d[n] *= slope;
                 if (SUMMED) sum[8 * half + n] += d[n];
-                d[n] *= scale;
-                value[n] *= post_scale;
+                d[n] *= inverse_scale;
+                value[n] *= inverse_post_scale;
             }
             made[i].word[2 * half] = four(d, true), made[i].word[2 * half + 1] = four(d + 4, true);
             post[i].word[2 * half] = four(value, false), post[i].word[2 * half + 1] = four(value + 4, false);
@@ -241,17 +244,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) activate_ba
     }
     leave(&tile[0][0].word[0], made);
     leave(&tile[1][0].word[0], post);
-    if (SUMMED) sum_rows(a.sums, sum, board, p, a.columns);
+    if (SUMMED) sum_rows(a.sums, sum, scratch, p, a.columns);
     else __syncthreads();
-    deliver(a.turned, tile[0], a, p);
-    deliver(a.post_turned, tile[1], a, p);
+    deliver(a.transposed, tile[0], a, p);
+    deliver(a.post_transposed, tile[1], a, p);
 }
 #endif
 
-// Bytes as they are.
-extern "C" __global__ void __launch_bounds__(THREADS) turn(const Given a) {
+// Transpose bytes without a cast.
+extern "C" __global__ void __launch_bounds__(THREADS) transpose(const Given a) {
     __shared__ Pack tile[ACROSS * DOWN / 16];
-    const Place p = place(a);
+    const Origin p = origin(a);
     Pack made[4] = {};
     if (p.inside) {
 #pragma unroll
@@ -259,5 +262,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) turn(const Given a) {
     }
     leave(&tile[0].word[0], made);
     __syncthreads();
-    deliver(a.turned, tile, a, p);
+    deliver(a.transposed, tile, a, p);
 }

@@ -1,15 +1,15 @@
-"""Whether kernels that are written for Hopper GPUs (hopper.cuh, what they are made of) can run here."""
+"""Whether kernels written for Hopper GPUs (on the primitives of hopper.cuh) can run on this machine."""
 
 from functools import cache
 
 import torch
 
-from glassformer.kernels.cuda.training.fused_loss_cuda import can_compile
+from glassformer.kernels.cuda.training.loss import can_compile
 
 
 @torch.compiler.assume_constant_result
 def available() -> bool:
-    """Whether there is a GPU that they are for, and a compiler."""
+    """Return whether there is a Hopper GPU and NVRTC: the answer is a constant for torch.compile."""
     return _available()
 
 
@@ -21,5 +21,5 @@ def _available() -> bool:
 
 @torch.compiler.assume_constant_result
 def blocks() -> int:
-    """As many as run at once, if each needs most of a multiprocessor."""
+    """Return how many blocks run at once if each needs most of a multiprocessor."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count

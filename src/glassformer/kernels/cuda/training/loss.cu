@@ -1,23 +1,25 @@
-// Cross-entropy of rows of logits and its gradient: each row is read from memory once and written once.
+// Cross-entropy of rows of logits and its gradient: each row is read from global memory once and written once.
 //
-// A block keeps its row, 100 KB at 50,000 columns of bfloat16, in shared memory between the two passes that a softmax
-// needs; two blocks of a multiprocessor take turns at waiting for memory and at computing. A row too long for that (not
-// KEPT) is read twice. The formulas are those of fused_loss.py.
+// One block computes one row. It copies the row (100 KB at 50,000 columns of bfloat16) to shared memory and keeps it
+// between the two passes of a softmax; two blocks share a multiprocessor, so that one computes while the other waits for
+// memory. A thread reads back only what it copied itself, so the copy needs no __syncthreads. A row that is too long
+// (KEPT is 0) is read from global memory twice. The formulas are in loss.py.
 //
-// Macros: THREADS; COLUMNS, and STRIDE from row to row, a multiple of 8: columns from COLUMNS on are no logits, whatever
-// they hold, and their gradient is 0. EIGHT: unless 0, the gradient is written in e5m2, times EIGHT (a power of two),
-// after the text of eight.cuh. That of floats.cuh stands before it. tests/train compiles the same text for a CPU.
+// Macros: THREADS; COLUMNS, the number of logits; STRIDE, the numbers from row to row, a multiple of 8. Columns from
+// COLUMNS on are padding: their values are ignored and their gradient is 0. SMOOTHED: label smoothing is used. EIGHT: if
+// not 0, the gradient is written in e5m2, multiplied by EIGHT (a power of two); float8.cuh then precedes this text.
+// floats.cuh always does. tests/kernels/cuda/training compiles the same text for a CPU.
 
 typedef unsigned short u16;
 
-struct alignas(16) Pack { u32 word[4]; };  // eight numbers
+struct alignas(16) Pack { u32 word[4]; };  // eight numbers of bfloat16
 #if KEPT
 typedef const Pack& Read;
 #else
-typedef const Pack Read;  // 16 bytes at once
+typedef const Pack Read;  // by value: one load of 16 bytes
 #endif
 #if EIGHT
-struct alignas(8) Made { u32 word[2]; };
+struct alignas(8) Made { u32 word[2]; };  // eight numbers of e5m2
 #else
 typedef Pack Made;
 #endif
@@ -33,10 +35,10 @@ struct Given {
 
 #define WARPS (THREADS / 32)
 #define PACKS (STRIDE / 8)
-#define REAL ((COLUMNS + 7) / 8)  // packs that hold logits
-#define PART (COLUMNS % 8)        // logits of the last one, unless it is full
+#define REAL ((COLUMNS + 7) / 8)  // packs that hold logits; the rest of a row is padding
+#define PART (COLUMNS % 8)        // logits in the last of them, 0 if it is full
 #define EVERYONE 0xffffffffu
-#define NOTHING __uint_as_float(0xff800000u)
+#define NOTHING __uint_as_float(0xff800000u)  // minus infinity
 #define TIMES (EIGHT ? (float)EIGHT : 1.f)
 
 #ifdef __CUDACC__
@@ -65,7 +67,7 @@ __device__ inline void put(Made* at, const Made& p) {
 #include "emulated_loss.h"
 #endif
 
-// Two sums of exponentials, each 2^highest times its sum, as one.
+// Merge two sums of exponentials. Each stands for 2^highest * sum.
 __device__ inline void merge(float& highest, float& sum, float other_highest, float other_sum) {
     float higher = fmaxf(highest, other_highest);
     if (higher == NOTHING) return;
@@ -75,7 +77,7 @@ __device__ inline void merge(float& highest, float& sum, float other_highest, fl
 
 extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
     ROW;
-    __shared__ float board[3][32];
+    __shared__ float scratch[3][32];
     const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
     const long long r = blockIdx.x;
     const Pack* logits = a.logits + r * PACKS;
@@ -85,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
     const long long target = a.targets[r];
     const bool counted = target != a.ignored;
 #if KEPT
-    asked();  // a thread reads only what it asked for itself
+    asked();  // wait for this thread's own copies
 #endif
 
-    float highest = NOTHING, sum = 0, plain_sum = 0;  // of z log2 e
+    float highest = NOTHING, sum = 0, plain_sum = 0;  // of z * log2(e), so that exponentials are powers of two
     for (int i = t; i < REAL; i += THREADS) {
         Read p = row[i];
         float z[8], here = NOTHING, added = 0;
@@ -118,17 +120,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
         merge(highest, sum, other, more);
         plain_sum += __shfl_xor_sync(EVERYONE, plain_sum, step);
     }
-    if (lane == 0) board[0][warp] = highest, board[1][warp] = sum, board[2][warp] = plain_sum;
+    if (lane == 0) scratch[0][warp] = highest, scratch[1][warp] = sum, scratch[2][warp] = plain_sum;
     __syncthreads();
-    highest = lane < WARPS ? board[0][lane] : NOTHING;
-    sum = lane < WARPS ? board[1][lane] : 0.f;
-    plain_sum = lane < WARPS ? board[2][lane] : 0.f;
+    highest = lane < WARPS ? scratch[0][lane] : NOTHING;
+    sum = lane < WARPS ? scratch[1][lane] : 0.f;
+    plain_sum = lane < WARPS ? scratch[2][lane] : 0.f;
     for (int step = 16; step > 0; step /= 2) {
         float other = __shfl_xor_sync(EVERYONE, highest, step), more = __shfl_xor_sync(EVERYONE, sum, step);
         merge(highest, sum, other, more);
         plain_sum += __shfl_xor_sync(EVERYONE, plain_sum, step);
     }
-    const float bits = highest + log2f(sum), lse = bits / TO_BITS;  // a row with NaN has a NaN here
+    const float bits = highest + log2f(sum), lse = bits / TO_BITS;  // NaN if the row holds a NaN
     if (t == 0) {
         const u16* numbers = (const u16*)logits;
         float picked = counted ? low(numbers[target]) : 0.f;
@@ -139,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
     const float weight = counted ? (1 + 2 * a.z_loss * lse) * TIMES : 0.f;
     const float even = SMOOTHED && counted ? a.smoothing / COLUMNS * TIMES : 0.f;
     const float own = counted ? (1 - a.smoothing) * TIMES : 0.f;
-    const int its_pack = counted ? (int)(target / 8) : -1, its_place = (int)(target & 7);
+    const int its_pack = counted ? (int)(target / 8) : -1, its_lane = (int)(target & 7);
     Made* gradients = a.gradients + r * PACKS;
     for (int i = t; i < REAL; i += THREADS) {
         Read z = row[i];
@@ -151,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) loss(const Given a) {
         }
         if (i == its_pack) {
 #pragma unroll
-            for (int n = 0; n < 8; n++) g[n] -= n == its_place ? own : 0.f;
+            for (int n = 0; n < 8; n++) g[n] -= n == its_lane ? own : 0.f;
         }
 #if PART
 #pragma unroll

@@ -1,7 +1,9 @@
-// Muon's two passes over matrices of one shape (muon.py): `look_ahead` before they are orthogonalised, `move` after. Each
-// reads and writes everything once. A block takes a piece of a matrix, a thread eight numbers of it.
+// The two elementwise passes of Muon over matrices of one shape (training/muon.py): `look_ahead` before they are
+// orthogonalized, `move` after. Each pass reads and writes every number once. A block processes a piece of one matrix,
+// a thread eight consecutive numbers of it. Blocks are independent: there is no synchronisation.
 //
-// MOST, a macro, is how many matrices a launch takes; tests/train compiles the same text for a CPU.
+// The macro MOST is the largest number of matrices of a launch; their addresses travel in the arguments struct.
+// tests/kernels/cuda/training compiles the same text for a CPU.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -13,10 +15,10 @@ struct Given {
     const float* gradient[MOST];
     float* momentum[MOST];
     float* matrix[MOST];
-    u16* stack;  // (matrices, numbers): what is to be orthogonalised, or was
-    const float *rate, *scale, *failed;  // the last two, if none: 1 and 0
-    float taken, decay, factor;  // of a gradient, by the momentum; of the weights, per rate; of the rate
-    int numbers;  // of a matrix
+    u16* stack;  // (matrices, numbers) in bfloat16: the input of the orthogonalization, or its output
+    const float *rate, *scale, *failed;  // scalars on the device; null scale means 1, null failed means 0
+    float taken, decay, factor;  // 1 - momentum; weight decay; factor on the learning rate
+    int numbers;  // in one matrix
 };
 
 #define THREADS 256
@@ -25,19 +27,19 @@ struct Given {
 #define __grid_constant__
 #endif
 
-__device__ inline u32 bfloat(float x) {
+__device__ inline u32 bfloat(float x) {  // round to nearest even
     const u32 bits = __float_as_uint(x);
-    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;  // ties to even
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
-struct Place { int matrix, first; };
-__device__ inline Place place(const Given& a) {
+struct Position { int matrix, first; };
+__device__ inline Position position(const Given& a) {
     const int pieces = (a.numbers + THREADS * EACH - 1) / (THREADS * EACH), matrix = blockIdx.x / pieces;
     return {matrix, ((int)blockIdx.x - matrix * pieces) * THREADS * EACH + (int)threadIdx.x * EACH};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) look_ahead(const __grid_constant__ Given a) {
-    const Place p = place(a);
+    const Position p = position(a);
     if (p.first >= a.numbers) return;
     const bool failed = a.failed && *a.failed > 0;
     const float scale = a.scale ? 1 / *a.scale : 1.f, taken = failed ? 0.f : a.taken;
@@ -49,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) look_ahead(const __grid_co
         Four m = *at;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            const float x = failed ? 0.f : g.x[n] * scale;  // of what is no number nothing is kept, not even times zero
+            const float x = failed ? 0.f : g.x[n] * scale;  // select, not multiply: NaN times zero is NaN
             m.x[n] += taken * (x - m.x[n]);
             made[4 * half + n] = bfloat(m.x[n] - a.taken * (m.x[n] - x));
         }
@@ -62,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) look_ahead(const __grid_co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Given a) {
-    const Place p = place(a);
+    const Position p = position(a);
     if (p.first >= a.numbers) return;
     const float rate = a.failed && *a.failed > 0 ? 0.f : *a.rate, kept = 1 - rate * a.decay, step = -rate * a.factor;
     const Eight given = *(const Eight*)(a.stack + (long long)p.matrix * a.numbers + p.first);

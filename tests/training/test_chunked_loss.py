@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from glassformer.kernels.cuda.training import fused_loss
-from glassformer.kernels.cuda.training.fused_loss import linear_cross_entropy
+from glassformer.training import chunked_loss
+from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
 
 
 @pytest.fixture(params=[1, 7, 1000])
 def _rows_per_chunk(request, monkeypatch):
-    monkeypatch.setattr(fused_loss, "CHUNK_BYTES", 4 * 31 * request.param)
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * 31 * request.param)
 
 
 @pytest.mark.usefixtures("_rows_per_chunk")
@@ -42,7 +42,7 @@ def test_equals_cross_entropy_of_the_logits(smoothing, z_loss, with_bias):
 
 @pytest.mark.parametrize(("columns", "rows"), [(65, 128), (257, 320), (72, 72)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_vocabulary_of_any_size_is_filled_up_unseen(columns, rows, with_bias):
+def test_a_vocabulary_of_any_size_is_padded_without_effect(columns, rows, with_bias):
     """In bf16, against float64: factors are numbers that bf16 holds, sums are rounded by 2^-9 of logits of about 2, and
     probabilities err by as much of themselves. A column too many would be one more of about `columns`."""
     generator = torch.Generator().manual_seed(0)
@@ -55,12 +55,14 @@ def test_a_vocabulary_of_any_size_is_filled_up_unseen(columns, rows, with_bias):
     narrow = [t.detach().float().requires_grad_() for t in inputs]
     seen = []
 
-    def kernel(logits, *rest):
+    plain = chunked_loss.chunk_gradients
+
+    def spy(logits, *rest):
         seen.append((logits.shape[1], rest[-1]))
-        return fused_loss.chunk_gradients(logits, *rest)
+        return plain(logits, *rest)
 
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
-        patch.setitem(fused_loss.KERNELS, "cpu", kernel)
+        patch.setattr(chunked_loss, "chunk_gradients", spy)
         found = linear_cross_entropy(*narrow[:2], targets, narrow[2] if with_bias else None, -100, 0.1, 0.01)
     assert set(seen) == {(rows, columns)}
     for a, b in zip(found, wanted, strict=True):
@@ -71,13 +73,16 @@ def test_a_vocabulary_of_any_size_is_filled_up_unseen(columns, rows, with_bias):
         assert float((a.double() - b).norm() / b.norm()) < 0.01
 
 
-def test_the_kernel_is_the_fastest_there_is(monkeypatch):
-    assert bool(fused_loss.fastest()) <= torch.cuda.is_available()
-    pytest.importorskip("triton")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for here, module in ((True, "fused_loss_cuda"), (False, "fused_loss_triton")):
-        monkeypatch.setattr(f"{fused_loss.__package__}.fused_loss_cuda.can_compile", lambda here=here: here)
-        assert fused_loss.fastest()["cuda"].__module__ == f"glassformer.kernels.cuda.training.{module}"
+@pytest.mark.usefixtures("_rows_per_chunk")
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_without_gradients_it_is_the_sum_of_all_chunks(with_bias):
+    generator = torch.Generator().manual_seed(0)
+    h, w, b = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((23, 5), (31, 5), (31,)))
+    targets = torch.randint(0, 31, (23,), generator=generator)
+    targets[[3, 11]] = -100
+    bias = b if with_bias else None
+    wanted = F.cross_entropy(F.linear(h, w, bias), targets, reduction="sum")
+    assert torch.isclose(cross_entropy_sum(h, w, targets, bias).double(), wanted, rtol=1e-6)
 
 
 def test_autocast_computes_in_bf16_and_gives_gradients_in_float32():

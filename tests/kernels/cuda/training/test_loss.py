@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.kernels.cuda.training import fused_loss_cuda as cuda
-from glassformer.kernels.cuda.training.fused_loss import chunk_gradients
+from glassformer.kernels.cuda.training import loss as cuda
 from glassformer.kernels.toolchain import nvrtc
+from glassformer.training.chunked_loss import chunk_gradients, head_gradients
 from tests.emulated_cuda import built, needs_compiler
 
 
 def emulated(logits, targets, folder, *settings, columns=None):
     text = cuda.source(columns or logits.shape[1], logits.shape[1], settings[1] != 0)
     library = built(text, "loss", folder, Path(__file__).parent)
-    assert library.size() == ctypes.sizeof(cuda.Given)
+    assert library.size() == ctypes.sizeof(cuda.Arguments)
     gradients, rows = torch.full_like(logits, float("nan")), torch.full((2, len(logits)), float("nan"))
     library.run(ctypes.byref(cuda.arguments(logits, gradients, targets, rows, *settings)), len(logits), cuda.THREADS)
     return *rows.sum(1), gradients
@@ -68,7 +68,7 @@ def test_rows_too_long_to_keep_are_read_twice_and_are_the_same(tmp_path, monkeyp
     torch.manual_seed(0)
     logits, targets = (4 * torch.randn(3, 1000)).bfloat16(), torch.tensor([7, -100, 996])
     kept = emulated(logits, targets, tmp_path, -100, 0.1, 1e-3, columns=997)
-    monkeypatch.setattr(cuda, "MOST_BYTES", 1999)
+    monkeypatch.setattr(cuda, "MAX_ROW_BYTES", 1999)
     again = tmp_path / "again"
     again.mkdir()
     for a, b in zip(kept, emulated(logits, targets, again, -100, 0.1, 1e-3, columns=997), strict=True):
@@ -76,7 +76,7 @@ def test_rows_too_long_to_keep_are_read_twice_and_are_the_same(tmp_path, monkeyp
 
 
 @needs_compiler
-def test_what_is_no_number_stays_none(tmp_path, monkeypatch):
+def test_nan_and_infinity_stay_visible(tmp_path, monkeypatch):
     monkeypatch.setattr(cuda, "THREADS", 32)
     logits = torch.zeros(2, 64).bfloat16()
     logits[0, 5] = float("nan")
@@ -100,12 +100,12 @@ def test_logits_of_minus_infinity_have_no_share(tmp_path, monkeypatch):
     assert torch.allclose(gradients.float(), wanted[2].float(), rtol=2**-7, atol=1e-6)
 
 
-def test_only_rows_that_fit_are_taken():
-    assert cuda.fits(torch.empty(1, 50304, dtype=torch.bfloat16))
-    assert not cuda.fits(torch.empty(1, 50257, dtype=torch.bfloat16))
-    assert not cuda.fits(torch.empty(1, 50304))
-    assert cuda.kept(50304)
-    assert not cuda.kept(128256)
+def test_only_supported_rows_are_accepted():
+    assert cuda.supports_call(torch.empty(1, 50304, dtype=torch.bfloat16))
+    assert not cuda.supports_call(torch.empty(1, 50257, dtype=torch.bfloat16))
+    assert not cuda.supports_call(torch.empty(1, 50304))
+    assert cuda.stays_in_shared_memory(50304)
+    assert not cuda.stays_in_shared_memory(128256)
 
 
 def test_without_a_compiler_it_cannot_be_used(monkeypatch):
@@ -122,3 +122,39 @@ def test_on_a_gpu_it_is_the_plain_chunk():
     from glassformer.bench.gpu.cuda_kernels import cuda_loss_equals_plain
 
     assert all(finding.passed for finding in cuda_loss_equals_plain())
+
+
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 1e-3)])
+def test_the_definition_is_the_plain_chunk(smoothing, z_loss):
+    torch.manual_seed(0)
+    logits, targets = 4 * torch.randn(4, 96), torch.tensor([7, -100, 80, 3])
+    (totals, plains), gradient = cuda.definition(logits, targets, -100, smoothing, z_loss, 81)
+    wanted = chunk_gradients(logits, targets, -100, smoothing, z_loss, 81)
+    for a, b in zip((totals.sum(), plains.sum(), gradient), wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    narrow = logits.bfloat16()
+    torch.library.opcheck(cuda.loss_rows, (narrow, targets, -100, smoothing, z_loss, 81), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gradients_of_a_head_are_those_of_plain_torch(with_bias):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(16, 32).bfloat16(), torch.randn(64, 32).bfloat16()
+    bias = torch.randn(64).bfloat16() if with_bias else None
+    given = (hidden, weight, bias, torch.randint(0, 60, (16,)), (-100, 0.1, 1e-3), 60)
+    for a, b in zip(cuda.head_gradients(*given), head_gradients(*given), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert torch.allclose(a.float(), b.float(), rtol=2**-6, atol=2**-6 * float(b.float().abs().max()))
+
+
+def test_it_is_looked_up_on_a_gpu_in_bfloat16_only(monkeypatch):
+    from glassformer.kernels.training import head_kernel
+
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for there in (True, False):
+        monkeypatch.setattr(cuda, "available", lambda there=there: there)
+        found = head_kernel(gpu, torch.bfloat16, False)
+        assert found == ((None, cuda.head_gradients) if there else None)
+        assert head_kernel(gpu, torch.float32, False) is None
+        assert head_kernel(cpu, torch.bfloat16, False) is None

@@ -1,10 +1,11 @@
-"""Queries, keys and values by one product are those by three, and so are their gradients."""
+"""Queries, keys and values by one matmul are those by three, and so are their gradients."""
 
 import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.kernels.cuda.training import joined
+from glassformer.kernels.cuda.training import attention
+from glassformer.kernels.training import _replace
 from glassformer.model.attention import Attention
 from glassformer.training.objective import Batch, summed_loss
 from glassformer.training.run import Loss
@@ -34,7 +35,7 @@ def gradients(model):
 
 def test_a_step_is_the_same(model, monkeypatch):
     wanted, names = gradients(model), list(model.state_dict())
-    joined.enable(model)
+    _replace(list(attention.replacements(model)))
     if not isinstance(model.config.position, c.Infused):  # there values read something else, and nothing is joined
         monkeypatch.delattr(Attention, "project_kv")
     for a, b in zip(wanted, gradients(model), strict=True):
@@ -45,5 +46,5 @@ def test_a_step_is_the_same(model, monkeypatch):
 def test_evaluated_it_is_an_attention(model):
     ids = torch.randint(0, model.config.vocab_size, (2, 9), generator=torch.Generator().manual_seed(1))
     wanted = model.eval()(ids)
-    joined.enable(model)
+    _replace(list(attention.replacements(model)))
     assert torch.equal(model.eval()(ids), wanted)

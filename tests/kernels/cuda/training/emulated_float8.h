@@ -1,4 +1,4 @@
-// What eight.cuh asks of the machine, on a CPU (tests/emulated_cuda/cuda.h): by arithmetic, not by a table of torch's.
+// What float8.cuh asks of the machine, on a CPU (tests/emulated_cuda/cuda.h): by arithmetic, not by a table of torch's.
 static inline u32 eighth(float x, int mantissa, int bias, float largest) {
     if (x != x) return 0x7f;
     float size = std::fmin(std::fabs(x), largest);

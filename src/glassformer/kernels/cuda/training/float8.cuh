@@ -1,4 +1,4 @@
-// Numbers in 8 bits, shared by fp8.cu and loss.cu (before whose text it is put): to the nearest, ties to even, saturating.
+// Conversions to float8, for fp8.cu and loss.cu, whose text follows this one: round to nearest even, saturating.
 
 typedef unsigned char u8;
 
@@ -18,8 +18,8 @@ __device__ inline u32 four_e5m2(float a, float b, float c, float d) {
     return all;
 }
 #else
-#include "emulated_eight.h"
+#include "emulated_float8.h"
 #endif
 
-// The conversions saturate infinity too; what is not finite is to be seen: it becomes NaN, all else stays.
+// The conversions would saturate infinity as well. This makes it NaN, so that it stays visible, and changes no other value.
 __device__ inline float visible(float x) { return fmaf(x, 0.f, x); }

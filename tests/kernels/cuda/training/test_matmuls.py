@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from glassformer import config as c
-from glassformer.kernels.cuda.training import fused_loss, products
-from glassformer.kernels.cuda.training.fused_loss import linear_cross_entropy
+from glassformer.kernels.cuda.training import loss, matmuls
+from glassformer.kernels.training import _replace
 from glassformer.model.feedforward import Dense, build_dense
 from glassformer.model.tap import NO_TAP
 from tests.variants import decoder, lively
@@ -18,18 +18,18 @@ def numbers(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("left_turned", [False, True])
-@pytest.mark.parametrize("right_turned", [False, True])
+@pytest.mark.parametrize("left_transposed", [False, True])
+@pytest.mark.parametrize("right_transposed", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_product_is_what_it_says(left_turned, right_turned, biased):
+def test_a_product_is_what_it_says(left_transposed, right_transposed, biased):
     left, right, bias = numbers(8, 16), numbers(16, 24, seed=1), numbers(24, seed=2) if biased else None
     wanted = left @ right + (0 if bias is None else bias)
-    given = (left.T.contiguous() if left_turned else left, right.T.contiguous() if right_turned else right)
-    turned = (left_turned, right_turned)
-    assert torch.allclose(products.product(*given, *turned, bias), wanted, atol=1e-5)
-    assert torch.allclose(products.multiply(*given, *turned, bias), wanted, atol=1e-5)
+    given = (left.T.contiguous() if left_transposed else left, right.T.contiguous() if right_transposed else right)
+    transposed = (left_transposed, right_transposed)
+    assert torch.allclose(matmuls.matmul(*given, *transposed, bias), wanted, atol=1e-5)
+    assert torch.allclose(matmuls.multiply(*given, *transposed, bias), wanted, atol=1e-5)
     narrow = [t.to(BF) for t in given]
-    torch.library.opcheck(products.product, (*narrow, *turned, None if bias is None else bias.to(BF)))
+    torch.library.opcheck(matmuls.matmul, (*narrow, *transposed, None if bias is None else bias.to(BF)))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -40,7 +40,7 @@ def test_a_layer_and_its_gradients_are_those_of_autocast(biased):
     for how in ("tuned", "plain"):
         given = [t.clone().requires_grad_() for t in (x, weight, bias) if t is not None]
         if how == "tuned":
-            y = products._Linear.apply(
+            y = matmuls._Linear.apply(
                 given[0].flatten(0, 1).to(BF), given[1].to(BF), given[2].to(BF) if biased else None
             ).view(4, 6, 24)
         else:
@@ -56,27 +56,27 @@ def test_a_layer_and_its_gradients_are_those_of_autocast(biased):
 @pytest.mark.parametrize("biased", [False, True])
 def test_gelu_products_are_what_they_say(biased):
     x, weight, bias = numbers(8, 16), numbers(24, 16, seed=1), numbers(24, seed=2) if biased else None
-    post, pre = products.gelu_product(x, weight, bias)
+    post, pre = matmuls.gelu_matmul(x, weight, bias)
     assert torch.allclose(pre, F.linear(x, weight, bias), atol=1e-5)
     assert torch.allclose(post, F.gelu(pre, approximate="tanh"), atol=1e-6)
     pre.requires_grad_()
     down, dy = numbers(16, 24, seed=3), numbers(8, 16, seed=4)
     (wanted,) = torch.autograd.grad(F.linear(F.gelu(pre, approximate="tanh"), down), pre, dy)
-    assert torch.allclose(products.gelu_slope_product(dy, down, pre.detach()), wanted, atol=1e-5)
+    assert torch.allclose(matmuls.gelu_backward_matmul(dy, down, pre.detach()), wanted, atol=1e-5)
     narrow = [None if t is None else t.to(BF) for t in (x, weight, bias, dy, down, pre.detach())]
-    torch.library.opcheck(products.gelu_product, tuple(narrow[:3]))
-    torch.library.opcheck(products.gelu_slope_product, tuple(narrow[3:]))
+    torch.library.opcheck(matmuls.gelu_matmul, tuple(narrow[:3]))
+    torch.library.opcheck(matmuls.gelu_backward_matmul, tuple(narrow[3:]))
 
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_feed_forward_and_its_gradients_are_those_of_autocast(biased, monkeypatch):
     spec = c.Dense(32, activation="gelu_tanh", bias=biased)
     x, found = numbers(4, 6, 16), []
-    for kind in (products.TunedDense, Dense):
+    for kind in (matmuls.TunedDense, Dense):
         torch.manual_seed(0)
         layer, given = build_dense(16, spec).train(), x.clone().requires_grad_()
         layer.__class__ = kind
-        monkeypatch.setattr(products, "_suited", lambda *given: True)
+        monkeypatch.setattr(matmuls, "supports_call", lambda *given: True)
         with torch.autocast("cpu", BF):
             y = layer(given, NO_TAP)
         (y.float() * numbers(4, 6, 16, seed=3)).sum().backward()
@@ -90,9 +90,9 @@ def test_a_feed_forward_and_its_gradients_are_those_of_autocast(biased, monkeypa
 def test_a_tuned_feed_forward_that_is_looked_at_evaluated_or_elsewhere_is_dense(monkeypatch):
     layer, x = build_dense(16, c.Dense(32, activation="gelu_tanh")).train(), numbers(3, 16)
     wanted = layer(x, NO_TAP)
-    layer.__class__ = products.TunedDense
+    layer.__class__ = matmuls.TunedDense
     assert torch.equal(layer(x, NO_TAP), wanted)  # no GPU, no autocast
-    monkeypatch.setattr(products, "_suited", lambda *given: True)
+    monkeypatch.setattr(matmuls, "supports_call", lambda *given: True)
     seen = {}
 
     class Looking:
@@ -113,40 +113,37 @@ def test_elsewhere_a_tuned_layer_is_torchs():
     layer = torch.nn.Linear(16, 24)
     x = numbers(3, 16)
     wanted = layer(x)
-    layer.__class__ = products.TunedLinear
+    layer.__class__ = matmuls.TunedLinear
     assert torch.equal(layer(x), wanted)
     assert torch.equal(layer.eval()(x), wanted)
 
 
-def test_all_layers_of_the_blocks_are_tuned_but_experts(monkeypatch):
-    monkeypatch.setattr(products, "READY", True)
+def install(model):
+    for replacements in (matmuls.dense_replacements, matmuls.linear_replacements):
+        _replace(list(replacements(model)))
+
+
+def test_all_layers_of_the_blocks_are_tuned_but_experts():
     model = lively(decoder())[0]
-    products.enable(model)
+    install(model)
     linear = [m for block in model.blocks for m in block.modules() if isinstance(m, torch.nn.Linear)]
     assert linear
-    assert {type(m) for m in linear} == {products.TunedLinear}
-    assert {type(block.feedforward) for block in model.blocks} == {products.TunedDense}
-    exact = lively(decoder(feedforward=c.Dense(16, activation="gelu")))[0]
-    products.enable(exact)
-    assert {type(block.feedforward) for block in exact.blocks} == {Dense}  # another GELU than the library's
+    assert {type(m) for m in linear} == {matmuls.TunedLinear}
+    assert {type(block.feedforward) for block in model.blocks} == {matmuls.TunedDense}
     experts = lively(decoder(feedforward=c.MoE(n_experts=4, n_active=2, expert=c.Dense(16))))[0]
-    products.enable(experts)
-    assert not any(isinstance(m, products.TunedLinear) for m in experts.modules())
+    install(experts)
+    assert not any(isinstance(m, matmuls.TunedLinear) for m in experts.modules())
 
 
-def test_the_heads_products_go_the_same_way(monkeypatch):
+def test_the_matmuls_of_the_head_use_cublas_too(monkeypatch):
     """On a GPU the loss in chunks takes them from cuBLASLt; here from the operator's definition."""
     seen = []
 
-    def spy(left, right, left_turned=False, right_turned=False, bias=None):
-        seen.append((left_turned, right_turned))
-        return products.product(left, right, left_turned, right_turned, bias)
+    def spy(left, right, left_transposed=False, right_transposed=False, bias=None):
+        seen.append((left_transposed, right_transposed))
+        return matmuls.matmul(left, right, left_transposed, right_transposed, bias)
 
-    hidden, weight = numbers(16, 32).to(BF).requires_grad_(), numbers(64, 32, seed=1).to(BF).requires_grad_()
-    targets = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(0))
-    wanted = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets)[0], (hidden, weight))
-    monkeypatch.setattr(fused_loss, "multiply", spy)
-    found = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets)[0], (hidden, weight))
+    monkeypatch.setattr(loss, "multiply", spy)
+    hidden, weight = numbers(16, 32).to(BF), numbers(64, 32, seed=1).to(BF)
+    loss.head_gradients(hidden, weight, None, torch.arange(16), (-100, 0.0, 0.0), 64)
     assert seen == [(False, True), (False, False), (True, False)]
-    for a, b in zip(found, wanted, strict=True):
-        assert (a.float() - b.float()).norm() <= 2**-6 * b.float().norm()
