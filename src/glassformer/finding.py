@@ -10,6 +10,8 @@ from typing import Any
 
 
 class Verdict(enum.StrEnum):
+    """The result of a check: pass, fail, or skip."""
+
     PASS = "pass"
     FAIL = "fail"
     SKIP = "skip"

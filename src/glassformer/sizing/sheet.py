@@ -103,7 +103,7 @@ def size(
     a value outside its range, with the rule and the remedy.
     """
     if not isinstance(config, ModelConfig):
-        raise TypeError(f"size.size takes a ModelConfig, not {type(config).__name__}: gf.size takes other types too.")
+        raise TypeError(f"sizing.size takes a ModelConfig, not {type(config).__name__}: gf.size takes other types too.")
     for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name}={value!r} must be a whole number of at least 1.")

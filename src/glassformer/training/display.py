@@ -68,7 +68,7 @@ class Display:
                 folder = f"run folder: {event['out']}\n" if "out" in event else ""
                 return (
                     f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens{source}, "
-                    f"{event['device']}, {event['precision']}\n{folder}to beat (nats per token):  {lines}"
+                    f"{event['device']}, {event['precision']}\n{folder}baselines (nats per token):  {lines}"
                 )
             case "step":
                 if event["step"] % 100 and event["step"] != 1:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from glassformer.config import presets
 from glassformer.config.model import MODEL_KINDS, ModelConfig
 from glassformer.training.data import tasks
-from glassformer.training.run import SECTIONS, RunConfig
+from glassformer.training.run import SECTIONS, Run
 
 INTRODUCTION = """
 A run file is TOML. Every field has a default, so a run file holds only what differs from it:
@@ -77,8 +77,8 @@ class Section:
 
 def sections() -> list[Section]:
     """Every section of a run file, those of the model last."""
-    plain = [field for field in dataclasses.fields(RunConfig) if field.name in ("seed", "out")]
-    top = _fields(RunConfig, "", [field.name for field in plain])
+    plain = [field for field in dataclasses.fields(Run) if field.name in ("seed", "out")]
+    top = _fields(Run, "", [field.name for field in plain])
     found = [Section("Top level", "These two fields stand before the first section.", top)]
     found += [Section(f"[{name}]", _doc(kind), _fields(kind, name)) for name, kind in SECTIONS.items()]
     for name, task in tasks.TASKS.items():

@@ -29,7 +29,7 @@ from glassformer.training.memory import keep_freed
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
 from glassformer.training.probes import Probe, chosen_probes
-from glassformer.training.run import RunConfig
+from glassformer.training.run import Run
 from glassformer.training.sample import can_sample, sample_text
 from glassformer.training.schedule import factor
 
@@ -38,7 +38,7 @@ from glassformer.training.schedule import factor
 class TrainState:
     """All that changes while training, and what is needed to change it."""
 
-    run: RunConfig
+    run: Run
     model: Model
     optimizer: Optimizer
     device: torch.device
@@ -66,7 +66,7 @@ class TrainState:
         return torch.autocast(self.device.type, self.dtype)
 
 
-def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
+def prepare_state(run: Run, group: Group | None = None) -> TrainState:
     """A fresh state on the chosen device, the model distributed over the group (that of torchrun, or none)."""
     group = start(run) if group is None else group
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on unlike machines must not differ
@@ -98,7 +98,7 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
     )
 
 
-def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
+def choose_machine(run: Run) -> tuple[torch.device, torch.dtype, bool]:
     """Return the device, the dtype of the matmuls, and whether to compile with torch.compile."""
     wanted = run.machine
     choice = choose_for_training(wanted.device, wanted.precision, run.model.d_model)
@@ -108,7 +108,7 @@ def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
     return torch.device(choice.device), choice.dtype, compiled
 
 
-def wants_kernels(run: RunConfig, device: torch.device) -> bool:
+def wants_kernels(run: Run, device: torch.device) -> bool:
     """Return whether training uses our compiled CPU kernels, where there is a compiler for them."""
     return device.type == "cpu" and run.machine.compile == "auto" and native.pays()
 
@@ -222,7 +222,7 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
 
 
 def train(
-    run: RunConfig,
+    run: Run,
     data: Source,
     listen: Report | None = None,
     resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,

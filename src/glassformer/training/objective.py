@@ -14,7 +14,7 @@ from glassformer.kernels.cuda.training.fused_loss import linear_cross_entropy
 from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
 from glassformer.model.moe import balance_loss
 from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
-from glassformer.training.run import Loss, RunConfig
+from glassformer.training.run import Loss, Run
 
 CHUNKED_FROM = 4096
 """Vocabulary from which on the head and loss are computed in chunks."""
@@ -55,7 +55,7 @@ class Batch:
         return self.inputs.numel() + (0 if self.source is None else self.source.numel())
 
 
-def make_batch(run: RunConfig, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
+def make_batch(run: Run, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
     """The objective's view of plain (inputs, next tokens) windows. Masks depend on (seed, step, row) alone."""
     inputs, following = window
     special = run.model.special

@@ -1,4 +1,4 @@
-"""From a run to a run that can start: corpus prepared, model fitted to the tokenizer, checkpoint read to go on from."""
+"""Prepare a run to start: tokenize the corpus, fit the model to the tokenizer, read the checkpoint to resume from."""
 
 import contextlib
 import dataclasses
@@ -16,22 +16,22 @@ from glassformer.training.data import corpus
 from glassformer.training.data.source import Source, prepare
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.distributed import parallel
-from glassformer.training.run import Note, RunConfig, read_run, run_to_dict, with_model
+from glassformer.training.run import Note, Run, read_run, run_to_dict, with_model
 
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A run whose model has the tokenizer's vocabulary, its data, and where it goes on from, if anywhere."""
+    """A run whose model has the tokenizer's vocabulary, its data, and the checkpoint from which it resumes, if any."""
 
-    run: RunConfig
+    run: Run
     data: Any
-    """`Prepared`, of a text, or `TaskData`: a `Source` either way."""
+    """A `Source`: `Prepared` for a text, `TaskData` for a synthetic task."""
     resume: Resume | None = None
 
 
-def open_session(run: RunConfig) -> Session:
+def open_session(run: Run) -> Session:
     """Prepare the data and fit the model's vocabulary to the tokenizer."""
     parallel.check(run)
     data = _prepare(run)
@@ -71,15 +71,15 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
     return Session(run, data, (meta, model, extra))
 
 
-def _in_its_folder(run: RunConfig, found: Path) -> RunConfig:
-    """The run with `out` where its checkpoint `found` lies; a checkpoint outside of a run keeps the stored `out`."""
+def _in_its_folder(run: Run, found: Path) -> Run:
+    """Return the run with `out` set to the folder of its checkpoint `found`, unless that is not in a run's folder."""
     root = found.parent.parent
     if found.parent.name != "checkpoints" or Path(run.out).resolve() == root:
         return run
     return dataclasses.replace(run, out=str(root))
 
 
-def _prepare(run: RunConfig) -> Source:
+def _prepare(run: Run) -> Source:
     if run.task is not None:
         return TaskData(run.task)
     given = run.data
@@ -105,9 +105,9 @@ def _prepare(run: RunConfig) -> Source:
 
 @contextlib.contextmanager
 def _in_turn(folder: Path) -> Iterator[None]:
-    """Processes that want the same token files wait for each other: the first makes them, the others find them made.
+    """Hold a file lock, so that one of several processes writes the token files and the others then find them.
 
-    A lock of the system's, which ends with its process. Where there is none to be had, nobody waits.
+    The operating system releases the lock when the process ends. Without file locks, no process waits.
     """
     try:
         import fcntl
@@ -125,12 +125,12 @@ def _in_turn(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def fit_model(run: RunConfig, data: Source) -> RunConfig:
+def fit_model(run: Run, data: Source) -> Run:
     """Return the run with the vocabulary of its data's tokenizer."""
     return fit_vocabulary(run, data.tokenizer.vocab_size)
 
 
-def fit_vocabulary(run: RunConfig, size: int) -> RunConfig:
+def fit_vocabulary(run: Run, size: int) -> Run:
     """Return the run with `size` token ids, plus one where the objective needs a mask or a start token."""
     match run.objective:
         case "masked":

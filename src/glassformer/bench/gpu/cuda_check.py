@@ -86,11 +86,11 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
     from glassformer.training.graph import CapturedStep
     from glassformer.training.loop import prepare_state
     from glassformer.training.objective import Batch
-    from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
+    from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
     curves = []
     for products in ("precision", "float8"):
-        run = RunConfig(
+        run = Run(
             model=presets.nano(vocab_size=5003),
             optim=Optim(lr=3e-3),
             schedule=Schedule(warmup=2),
@@ -134,7 +134,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
     from glassformer.training.health import NonFinite
     from glassformer.training.loop import prepare_state, train_step
     from glassformer.training.objective import Batch
-    from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
+    from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
     wide = presets.nano(vocab_size=5000)  # enough for the loss in chunks
     cases = {
@@ -145,7 +145,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         "targets that do not count": ("adamw", presets.nano(), "no", 0.6),
     }
     for name, (kind, model, compiled, ignored) in cases.items():
-        run = RunConfig(
+        run = Run(
             model=model,
             optim=Optim(kind=kind),
             schedule=Schedule(warmup=2),

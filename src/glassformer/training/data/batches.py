@@ -151,27 +151,28 @@ def _split(windows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def eval_batches(
-    tokens: np.ndarray, context: int, batch_size: int, limit: int | None = None
+    tokens: np.ndarray, context: int, batch_size: int, limit: int | None = None, stride: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets in a fixed order: every token but the first is a target exactly once.
 
-    The last window is moved back so that it has full length too; its targets that had their turn are `IGNORED`, so
-    losses are to be weighted by the number of the others. The last batch may have fewer rows. With `limit`, at most
-    that many batches, of full windows spread evenly over the text.
+    Windows start every `stride` tokens (default: `context`). Targets that an earlier window had are `IGNORED`, so
+    losses are to be weighted by the number of the others. The last window is moved back so that it has full length too.
+    The last batch may have fewer rows. With `limit`, at most that many batches, of full windows spread evenly over the
+    text.
     """
     _check_length(tokens, context)
-    n_full, left = divmod(len(tokens) - 1, context)
-    offsets = np.arange(n_full) * context
-    if limit is not None and limit * batch_size <= n_full:
-        chosen = np.arange(limit * batch_size) * n_full // (limit * batch_size)
-        offsets, left = offsets[chosen], 0
-    elif left:
-        offsets = np.append(offsets, len(tokens) - 1 - context)
+    stride = context if stride is None else stride
+    last = len(tokens) - 1 - context
+    offsets = np.arange(0, last + 1, stride)
+    if limit is not None and limit * batch_size <= len(offsets):
+        offsets = offsets[np.arange(limit * batch_size) * len(offsets) // (limit * batch_size)]
+    elif offsets[-1] < last:
+        offsets = np.append(offsets, last)
+    seen = np.append(0, np.maximum(offsets[:-1] + context - offsets[1:], 0))
     for first in range(0, len(offsets), batch_size):
         inputs, targets = _split(_gather(tokens, offsets[first : first + batch_size], context))
-        if left and first + batch_size >= len(offsets):
-            targets[-1, : context - left] = IGNORED
-        yield inputs, targets
+        earlier = torch.from_numpy(seen[first : first + batch_size, None])
+        yield inputs, targets.masked_fill_(torch.arange(context) < earlier, IGNORED)
 
 
 def mask_tokens(
