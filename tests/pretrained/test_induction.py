@@ -65,7 +65,7 @@ def test_it_is_under_a_megabyte_and_knows_its_recipe():
     config = gf.load("induction").config
     assert (config.n_layers, config.d_model, config.n_heads, config.vocab_size) == (2, 64, 2, 40)
     assert config.feedforward == gf.config.NoFeedForward()
-    assert isinstance(config.position, gf.config.Infused)
+    assert isinstance(config.position, gf.config.QueryKeyPosition)
     assert gf.load_tokenizer("induction").decode([0, 10, 39]) == "0Ad"
 
 

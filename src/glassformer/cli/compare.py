@@ -1,40 +1,37 @@
-"""`glass compare`: two implementations of one model to the first operation where they part."""
+"""`glass compare`: find the first operation at which two implementations of one model differ."""
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable, token_ids
+from glassformer.cli.common import Force, InputError, Json, check_writable, option, token_ids
+from glassformer.config.choices import FloatDtype, ModelKind
+
+HELP = {
+    "a": "A model folder, file.py:name or package.module:name (a model, or a function that builds one).",
+    "b": "The second model, given like A.",
+    "tokens": "Token ids to compare on, such as '5 17 3'. Default: random cases.",
+    "vocab_size": "Compare only this many first token ids, if one vocabulary is padded. Default: all ids.",
+    "kind": "Kind of both models. Default: inferred from the models.",
+    "dtype": "Dtype in which both models are compared, next to float64. Default: each model's own dtype.",
+    "html": "Also write the result as one self-contained HTML page to this file. Default: do not.",
+}
 
 
 def compare(
-    a: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="A", help="A folder, file.py:name or package.module:name.")
-    ],
-    b: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="B", help="The same; a name is a model or builds one.")
-    ],
-    tokens: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(help="Token ids to compare on, such as '5 17 3'. Default: random cases.", metavar="IDS"),
-    ] = (),
-    vocab_size: Annotated[
-        int | None, tyro.conf.arg(help="Only these first ids, where one vocabulary is padded.")
-    ] = None,
-    kind: Annotated[
-        Literal["decoder", "encoder", "seq2seq"] | None, tyro.conf.arg(help="Where a model is taken for another kind.")
-    ] = None,
-    dtype: Annotated[
-        Literal["float64", "float32", "bfloat16", "float16"] | None,
-        tyro.conf.arg(help="The precision called own; each model's by default."),
-    ] = None,
-    html: Annotated[Path | None, tyro.conf.arg(help="Also write one self-contained HTML page.")] = None,
+    a: Annotated[tyro.conf.Positional[str], option(HELP["a"], "A")],
+    b: Annotated[tyro.conf.Positional[str], option(HELP["b"], "B")],
+    tokens: Annotated[tuple[str, ...], option(HELP["tokens"], "IDS")] = (),
+    vocab_size: Annotated[int | None, option(HELP["vocab_size"])] = None,
+    kind: Annotated[ModelKind | None, option(HELP["kind"])] = None,
+    dtype: Annotated[FloatDtype | None, option(HELP["dtype"])] = None,
+    html: Annotated[Path | None, option(HELP["html"])] = None,
     force: Force = False,
     json: Json = False,
 ) -> int:
-    """Compare two implementations of one model. Exit 0 same (within rounding), 1 they differ, 2 could not compare."""
+    """Compare two implementations of one model. Exit code 0: equal within rounding, 1: different, 2: not comparable."""
     if vocab_size is not None and vocab_size < 2:
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
     if html is not None:
@@ -53,5 +50,5 @@ def compare(
     else:
         print(result.text())
         if html is not None:
-            print(f"{html}: the same as a page")
+            print(f"wrote {html}")
     return 0 if result.same else 1

@@ -12,14 +12,12 @@ import torch
 from torch import nn
 
 from glassformer.config import ModelConfig
+from glassformer.config.choices import CacheKind, Engine, Precision
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.decoder import unsupported
 from glassformer.kernels.cpu.decode.pack import KINDS
 from glassformer.model import Model
-from glassformer.model.cache import CacheKind
 
-Engine = Literal["auto", "torch", "native"]
-Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 WORTH_COMPILING = 32
 """New tokens from which `auto` uses the kernels. Compiling takes about 5 s, once for each machine and version."""
 CUDA_PRECISIONS = ("float32", "bfloat16")

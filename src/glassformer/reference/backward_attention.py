@@ -32,8 +32,8 @@ def attention_backward(
     P = softmax(scores)            d_scores = P (d_P - sum_j P d_P)   (0 where the mask put P = 0)
     scores_ij = c q_i . k_j        d_q_i = c sum_j d_scores_ij k_j    d_k_j = c sum_i d_scores_ij q_i
     A key/value head that H/G query heads read gets the sum of their gradients. The additive bias gets d_scores itself.
-    Infused positions p make q read x + p and k read memory + p: a sum passes its gradient on to both, so p gets what q
-    and k send back together, and v sends it nothing.
+    Query/key positions p make q read x + p and k read memory + p: a sum passes its gradient on to both, so p gets what
+    q and k send back together, and v sends it nothing.
     """
     q, k, v, pattern, heads = (saved[name] for name in ("q", "k", "v", "pattern", "heads"))
     H, G = config.n_heads, config.n_kv_heads

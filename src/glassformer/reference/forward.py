@@ -16,10 +16,10 @@ import numpy.typing as npt
 from glassformer.config import (
     Alibi,
     EncoderConfig,
-    Infused,
     Learned,
     ModelConfig,
     NoFeedForward,
+    QueryKeyPosition,
     Rotary,
     Seq2SeqConfig,
     Sinusoidal,
@@ -204,7 +204,7 @@ def position_vectors(
 
 def infusion(config: ModelConfig, weights: Params, stack: str, places: Tokens) -> Array | None:
     """(B,T,D) that queries and keys of every block read beside their input; None unless positions are infused."""
-    if isinstance(config.position, Infused):
+    if isinstance(config.position, QueryKeyPosition):
         return position_vectors(config, config.position.vectors, weights, stack, places)
     return None
 

@@ -18,7 +18,6 @@ from glassformer.config import (
     NoFeedForward,
     Norm,
     Seq2SeqConfig,
-    T5Bias,
 )
 from glassformer.reference.arrays import Params
 
@@ -57,11 +56,8 @@ def stack_name(config: ModelConfig) -> str:
 def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shapes:
     D = config.d_model
     table: Shapes = {}
-    if (learned := config.learned_positions) is not None:
-        assert config.max_len is not None  # the config refuses learned positions without it
-        table[f"{stack}.position.weight"] = (config.max_len + learned.offset, D)
-    if isinstance(config.position, T5Bias):
-        table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)
+    if shape := config.position.table(config):
+        table[f"{stack}.position.weight"] = tuple(shape.values())
     if config.embedding.norm:
         table |= _norm(config.norm, f"{stack}.embed_norm", D)
     for layer in range(n_layers):

@@ -17,11 +17,11 @@ from glassformer.config import (
     Alibi,
     Dense,
     Gated,
-    Infused,
     LayerNorm,
     ModelConfig,
     MoE,
     NoFeedForward,
+    QueryKeyPosition,
     RMSNorm,
     Rotary,
     T5Bias,
@@ -79,14 +79,15 @@ class Pass:
 
     def written_out(self, cross: bool) -> bool:
         """Whether torch computes the pattern as a tensor; see the module."""
-        trains_bias = self.training and isinstance(self.config.position, T5Bias) and not cross
+        scheme = self.config.position
+        trains_bias = self.training and scheme.biases_scores and bool(scheme.table(self.config)) and not cross
         return self.drops or trains_bias or self.config.d_head != self.config.d_value
 
     def rotates(self, cross: bool) -> bool:
         return isinstance(self.config.position, Rotary) and not cross
 
     def infuses(self, cross: bool) -> bool:
-        return isinstance(self.config.position, Infused) and not cross
+        return isinstance(self.config.position, QueryKeyPosition) and not cross
 
     @property
     def feeds(self) -> bool:

@@ -17,7 +17,6 @@ from glassformer.config import (
     NoFeedForward,
     RMSNorm,
     Seq2SeqConfig,
-    T5Bias,
 )
 from glassformer.sizing.parameters import stacks
 
@@ -147,12 +146,8 @@ def _embedding(config: ModelConfig) -> list[Term]:
 
 
 def _positions(config: ModelConfig, values: dict[str, int]) -> Formula:
-    n_stacks = len(stacks(config))
-    if (learned := config.learned_positions) is not None:
-        return formula(values | {"rows": (config.max_len or 0) + learned.offset}, [(n_stacks, "rows D")])
-    if isinstance(config.position, T5Bias):
-        return formula(values | {"buckets": config.position.buckets}, [(n_stacks, "buckets H")])
-    return formula(values, [])
+    table = config.position.table(config)
+    return formula(values | table, [(len(stacks(config)), " ".join(table))] if table else [])
 
 
 def _head(config: ModelConfig) -> list[Term]:

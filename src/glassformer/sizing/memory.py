@@ -11,7 +11,7 @@ allocator (the interpreter, code, oneDNN's scratch) is not included.
 import math
 from dataclasses import dataclass
 
-from glassformer.config import Alibi, Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm, T5Bias
+from glassformer.config import Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm
 from glassformer.sizing.activations import (
     Pass,
     saved_by_attention,
@@ -326,7 +326,7 @@ def _block_forward(run: Pass, layer: int) -> int:
     if cfg.placement != "post":
         entry += run.stream  # its norm
     square = run.length**2
-    if isinstance(cfg.position, Alibi | T5Bias):
+    if cfg.position.biases_scores:
         entry += cfg.n_heads * square * run.width  # the bias, held by the stack
     if run.infuses(cross=False):
         entry += run.length * cfg.d_model * run.width  # the position vectors, likewise
@@ -347,8 +347,8 @@ def _attention_forward(run: Pass, layer: int) -> int:
     copy = heads if run.rotates(cross=False) or cfg.attention.qk_norm is not None else 0
     turning = 3 * q if run.rotates(cross=False) else 0  # before, both halves turned, after
     mask = 0  # the additive mask the kernel reads
-    if run.masked(layer) or (run.causal and isinstance(cfg.position, Alibi | T5Bias)):
-        mask = (cfg.n_heads if isinstance(cfg.position, Alibi | T5Bias) else 1) * T * T * w
+    if run.masked(layer) or (run.causal and cfg.position.biases_scores):
+        mask = (cfg.n_heads if cfg.position.biases_scores else 1) * T * T * w
     return kv + max(turning, q + heads + max(mask, copy + run.stream))
 
 

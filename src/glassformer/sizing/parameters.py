@@ -13,7 +13,6 @@ from glassformer.config import (
     NoFeedForward,
     RMSNorm,
     Seq2SeqConfig,
-    T5Bias,
 )
 
 Shape = tuple[int, ...]
@@ -104,10 +103,8 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
 
 def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[str, Shape]]:
     D = config.d_model
-    if (learned := config.learned_positions) is not None:
-        yield "position.weight", ((config.max_len or 0) + learned.offset, D)
-    if isinstance(config.position, T5Bias):
-        yield "position.weight", (config.position.buckets, config.n_heads)
+    if table := config.position.table(config):
+        yield "position.weight", tuple(table.values())
     if config.embedding.norm:
         yield from _prefixed("embed_norm", _norm(config.norm, D))
     for index in range(n_blocks):

@@ -8,14 +8,12 @@ computed in chunks, evaluation between steps.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, assert_never, get_args
+from typing import Literal, get_args
 
-from glassformer.config.optimizer import OptimizerKind, rule_for
+from glassformer.config.optimizer import OPTIMIZERS, OptimizerKind, rule_for
 
 Optimizer = Literal[OptimizerKind, "sgd", "none"]
 """The optimizers of a run file, and two for comparison: plain SGD, and no optimizer step at all."""
-
-Dtype = Literal["float64", "float32", "bfloat16", "float16", "int8", "int4"]
 
 BYTES: dict[str, float] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
 """Bytes of one number. int8 and int4 are formats of weights only: activations and cache are then taken as bfloat16."""
@@ -56,15 +54,10 @@ def check_optimizer(optimizer: str) -> Optimizer:
 
 def states(name: str, optimizer: Optimizer) -> int:
     """Numbers that an optimizer keeps for each number of a parameter; step counters are not counted."""
-    match optimizer:
-        case "adamw":
-            return 2  # the two moments
-        case "muon":
-            return 1 if rule_for(name).matrix else 2  # momentum; AdamW for everything else
-        case "sgd" | "none":
-            return 0
-        case _:
-            assert_never(optimizer)
+    if optimizer in ("sgd", "none"):
+        return 0
+    facts = OPTIMIZERS[optimizer]
+    return facts.matrix_states if rule_for(name).matrix else facts.states
 
 
 def state_bytes(sizes: Mapping[str, int], optimizer: Optimizer) -> int:
@@ -74,16 +67,12 @@ def state_bytes(sizes: Mapping[str, int], optimizer: Optimizer) -> int:
 
 def temporaries(shapes: Mapping[str, tuple[int, ...]], width: int, optimizer: Optimizer, fused: bool) -> int:
     """Bytes that the optimizer's step allocates for a moment; `width` is the size of a weight."""
-    match optimizer:
-        case "adamw":
-            # sqrt of the second moment, and the quotient, for one parameter at a time
-            return 0 if fused else 2 * width * max(map(math.prod, shapes.values()))
-        case "muon":
-            return _muon_temporaries(shapes, width)
-        case "sgd" | "none":
-            return 0
-        case _:
-            assert_never(optimizer)
+    if optimizer in ("sgd", "none"):
+        return 0
+    if optimizer == "muon":
+        return _muon_temporaries(shapes, width)
+    # one parameter at a time; of AdamW, sqrt of the second moment and the quotient
+    return 0 if fused else OPTIMIZERS[optimizer].temporaries * width * max(map(math.prod, shapes.values()))
 
 
 def _muon_temporaries(shapes: Mapping[str, tuple[int, ...]], width: int) -> int:

@@ -1,6 +1,7 @@
 """The sheet as text: aligned columns, every formula with its numbers put in, shares, and units a person reads."""
 
 from glassformer.config import EncoderConfig, ModelConfig, MoE, Seq2SeqConfig
+from glassformer.config.optimizer import OPTIMIZERS
 from glassformer.sizing.formulas import flop_formulas, parameter_formulas
 from glassformer.sizing.layout import beside, fit
 from glassformer.sizing.sheet import Sheet
@@ -13,11 +14,6 @@ NAMES = {
     "mix": "pattern·v",
     "cross_projections": "cross q, k, v, o",
     "cross_scores": "cross scores, pattern·v",
-}
-
-STATES = {
-    "adamw": "two moments",
-    "muon": "momentum for the matrices of the blocks, two moments for the rest",
 }
 
 Row = tuple[str, str, str, str]
@@ -140,7 +136,8 @@ def _training(sheet: Sheet) -> tuple[str, list[Row]]:
         "evaluation": f"in evaluation: logits of {sheet.options.evaluation or 0:,} sequences at once",
     }
     per = memory.optimizer / memory.weights
-    states = f"{per:.3g} × weights ({STATES[sheet.optimizer]})" if per else "no state"
+    kept = {name: facts.state for name, facts in OPTIMIZERS.items()}.get(sheet.optimizer)
+    states = f"{per:.3g} × weights ({kept})" if per else "no state"
     rows = [
         _bytes("weights", memory.weights, ""),
         _bytes("optimizer", memory.optimizer, states),

@@ -46,9 +46,9 @@ class Field:
     """With its section, as `--set` takes it: optim.lr."""
     type: str
     choices: tuple[str, ...]
-    """The values allowed, where these are names; empty where they are not."""
+    """The allowed values, if these are names; empty otherwise."""
     default: str | None
-    """As TOML; None where a value is required."""
+    """As TOML; None if a value is required."""
     doc: str
 
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Section:
-    """The fields that stand under one heading, such as [optim]."""
+    """The fields under one heading, such as [optim]."""
 
     heading: str
     doc: str
@@ -76,10 +76,10 @@ class Section:
 
 
 def sections() -> list[Section]:
-    """Every section of a run file, those of the model last."""
+    """Return every section of a run file, those of the model last."""
     plain = [field for field in dataclasses.fields(Run) if field.name in ("seed", "out")]
     top = _fields(Run, "", [field.name for field in plain])
-    found = [Section("Top level", "These two fields stand before the first section.", top)]
+    found = [Section("Top level", "These two fields come before the first section.", top)]
     found += [Section(f"[{name}]", _doc(kind), _fields(kind, name)) for name, kind in SECTIONS.items()]
     for name, task in tasks.TASKS.items():
         found.append(Section(f'[task] with data.corpus = "task:{name}"', _doc(task), _fields(task, "task")))
@@ -105,7 +105,7 @@ def _model_sections() -> Iterator[Section]:
 
 
 def _parts(owner: type, where: str, seen: set[type]) -> Iterator[Section]:
-    """The tables below a table, each variant of a part once: at the highest table that has it."""
+    """Yield the tables below a table, each variant of a part once: under the first table that has it."""
     hints = typing.get_type_hints(owner)
     parts = [
         (f"{where}.{field.name}", option)
@@ -127,15 +127,22 @@ def _fields(owner: Any, where: str, names: list[str] | None = None) -> tuple[Fie
             f"{where}.{field.name}".strip("."),
             *_type(hints[field.name]),
             _default(field),
-            docs.get(field.name, ""),
+            " ".join([docs.get(field.name, ""), *_choices(field)]).strip(),
         )
         for field in dataclasses.fields(owner)
         if names is None or field.name in names
     )
 
 
+def _choices(field: "dataclasses.Field[Any]") -> Iterator[str]:
+    """Descriptions of the values of a field, which its type's own table gives (see `sections.Optim.kind`)."""
+    described = [f"`{name}`: {text}" for name, text in field.metadata.get("choices", {}).items()]
+    if described:
+        yield "; ".join(described) + "."
+
+
 def _field_docs(owner: type) -> dict[str, str]:
-    """The strings under the fields of a dataclass, which Python itself does not keep."""
+    """Return the strings under the fields of a dataclass, read from its source because Python does not keep them."""
     docs: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -160,7 +167,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _type(hint: Any) -> tuple[str, tuple[str, ...]]:
-    """The type of a field in words, and its choices where it has a fixed set of them."""
+    """Return the type of a field in words, and its choices if it has a fixed set of them."""
     words: list[str] = []
     choices: list[str] = []
     for option in _options(hint):
@@ -205,10 +212,10 @@ def _default(field: "dataclasses.Field[Any]") -> str | None:
 
 
 def run_file_page() -> str:
-    """The list as one Markdown text."""
+    """Return the list as Markdown."""
     return "\n\n".join(["# Run files", INTRODUCTION.strip(), *(section.text() for section in sections())]) + "\n"
 
 
 def fields_to_dict() -> dict[str, Any]:
-    """The list for `--json`."""
+    """Return the list for `--json`."""
     return {"sections": [dataclasses.asdict(section) for section in sections()]}

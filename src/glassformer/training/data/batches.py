@@ -7,15 +7,15 @@ the rows of all ranks together are those of a single process.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from glassformer.config.choices import WindowOrder
 from glassformer.training.data.corpus import DataError
 
-Mode = Literal["random", "epoch"]
 IGNORED = -100
 """A target that no loss counts."""
 _OFFSETS, _SHUFFLE, _MASK = range(3)  # what the numbers are for: streams that never meet
@@ -68,15 +68,15 @@ class Batches:
     world: int = 1
     start: int = 0
     """The step at which an iteration begins."""
-    mode: Mode = "random"
+    mode: WindowOrder = "random"
     _shuffled: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("context", "batch_size", "world"):
             if (value := getattr(self, name)) < 1:
                 raise DataError(f"{name}={value} must be at least 1.")
-        if self.mode not in get_args(Mode):
-            raise DataError(f"mode={self.mode!r} is not known. Use one of {', '.join(get_args(Mode))}.")
+        if self.mode not in get_args(WindowOrder):
+            raise DataError(f"mode={self.mode!r} is not known. Use one of {', '.join(get_args(WindowOrder))}.")
         if not 0 <= self.rank < self.world:
             raise DataError(f"rank={self.rank} must be one of 0 to world - 1 = {self.world - 1}.")
         if self.batch_size % self.world:
