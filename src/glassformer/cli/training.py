@@ -1,4 +1,4 @@
-"""`glass train` and `glass tour`: models as they learn."""
+"""`glass train` and `glass tour`: train models."""
 
 import json as json_module
 import shlex
@@ -43,9 +43,9 @@ def train(
     if fields:
         _print_fields(json)
         return 0
-    from glassformer.training.distributed.ranks import said_once
+    from glassformer.training.distributed.ranks import report_error_once
 
-    with said_once():  # under torchrun, by one process
+    with report_error_once():  # under torchrun, one process prints it
         changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
         if out is not None and any(change.partition("=")[0].strip() == "out" for change in set):
             raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
@@ -63,7 +63,7 @@ def _print_fields(json: bool) -> None:
 
 
 def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tuple["Session", str]:
-    """The session of a new or a resumed run, and a line about the defaults where a text is given instead of a run."""
+    """Return the session of a new or a resumed run, and a line about the defaults for a text without a run file."""
     from glassformer.training import open_session, read_run, resume_session
     from glassformer.training.run import read_run_file
 
@@ -83,7 +83,7 @@ def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tup
 
 
 def _defaults(text: Path, run: "Run") -> str:
-    """One line: what a text without a run file is trained with."""
+    """Return one line: the settings with which a text without a run file is trained."""
     from glassformer.errors import plural
 
     return (
@@ -94,7 +94,7 @@ def _defaults(text: Path, run: "Run") -> str:
 
 
 def _note(sentence: str) -> None:
-    """One sentence on standard error, by one process."""
+    """Print one sentence on standard error, from one process only."""
     from glassformer.training.distributed.ranks import is_main
 
     if is_main():
@@ -151,16 +151,16 @@ def _train(session: "Session", about: str, force: bool, latest: bool, json: bool
 
 
 def _next_steps(session: "Session", out: str) -> str:
-    """Where the best model is, and a command that runs as it stands."""
+    """Return where the best model is, and a command that samples from it."""
     from glassformer.config import EncoderConfig
     from glassformer.training.data.source import Prepared
 
     folder = shlex.quote(f"{out}/best")
-    told = f"the best model is in {folder}"
+    text = f"the best model is in {folder}"
     if not isinstance(session.data, Prepared) or isinstance(session.run.model, EncoderConfig):
-        return told  # a task has no text, and an encoder does not continue one
+        return text  # a task has no text, and an encoder does not continue one
     word = session.data.first_word()
-    return f"{told}: glass sample --model {folder} {shlex.quote(word)}" if word else told
+    return f"{text}: glass sample --model {folder} {shlex.quote(word)}" if word else text
 
 
 def tour(

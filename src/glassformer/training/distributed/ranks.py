@@ -16,7 +16,7 @@ def is_main() -> bool:
 
 
 @contextlib.contextmanager
-def said_once() -> Iterator[None]:
+def report_error_once() -> Iterator[None]:
     """What is wrong for all processes of a machine is said by the first; all leave with exit code 2.
 
     The others leave a little later: torchrun ends all processes as soon as one fails. With or without an error they
