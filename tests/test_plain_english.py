@@ -26,8 +26,6 @@ REMAINING = {
     "anatomy": 3,
     "bench": 68,
     "doctor": 138,
-    "files": 4,
-    "finding": 1,
     "generation": 9,
     "kernels": 75,
     "lens": 22,

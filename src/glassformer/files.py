@@ -15,16 +15,16 @@ def write_atomically(file: Path, data: bytes) -> None:
     A symbolic link is followed, as `open` does: what it points to is replaced, not the link.
     """
     file = Path(os.path.realpath(file))
-    handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(beside, 0o644)  # mkstemp makes it private
-        os.replace(beside, file)
+        os.chmod(temporary, 0o644)  # mkstemp makes it private
+        os.replace(temporary, file)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 

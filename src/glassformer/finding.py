@@ -71,7 +71,7 @@ class Finding:
         return line + (f"\n      remedy: {self.remedy}" if self.remedy and not self.passed else "")
 
     def numbers(self) -> str:
-        """`3.1e-15 <= 1e-10`, `0.03 <= 0.11`, `0.5 > 0.3`: the measurement beside its bound, as it came out."""
+        """`3.1e-15 <= 1e-10`, `0.03 <= 0.11`, `0.5 > 0.3`: the measurement and its bound."""
         if self.measured is None:
             return ""
         text = f"{self.measured:.3g}"

@@ -3,6 +3,8 @@
 Dense and gated are one small network for all tokens; a mixture of experts keeps E of them and sends each token to A.
 """
 
+from typing import assert_never
+
 import numpy as np
 
 from glassformer.config import Dense, Gated, MoE
@@ -12,9 +14,13 @@ from glassformer.reference.ops import activate, linear, softmax
 
 def feedforward(part: Dense | Gated | MoE, weights: Params, x: Array) -> tuple[Array, Saved]:
     """x (B,T,D) -> (B,T,D) by the kind that the config names."""
-    if isinstance(part, MoE):
-        return mixture(part, weights, x)
-    return expert(part, weights, x)
+    match part:
+        case MoE():
+            return mixture(part, weights, x)
+        case Dense() | Gated():
+            return expert(part, weights, x)
+        case _:
+            assert_never(part)
 
 
 def expert(part: Dense | Gated, weights: Params, x: Array) -> tuple[Array, Saved]:
@@ -24,11 +30,14 @@ def expert(part: Dense | Gated, weights: Params, x: Array) -> tuple[Array, Saved
     """
     up = linear(weights, "up", x)
     saved = {"x": x, "up": up}
-    if isinstance(part, Gated):
-        saved["gate"] = linear(weights, "gate", x)
-        hidden = activate(part.activation, saved["gate"]) * up
-    else:
-        hidden = activate(part.activation, up)
+    match part:
+        case Gated():
+            saved["gate"] = linear(weights, "gate", x)
+            hidden = activate(part.activation, saved["gate"]) * up
+        case Dense():
+            hidden = activate(part.activation, up)
+        case _:
+            assert_never(part)
     out = linear(weights, "down", hidden)
     return out, saved | {"hidden": hidden, "out": out}
 

@@ -8,7 +8,7 @@ encoder-decoder).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from glassformer.config import (
     Learned,
     ModelConfig,
     NoFeedForward,
+    NoPosition,
     QueryKeyPosition,
     Rotary,
     Seq2SeqConfig,
@@ -211,12 +212,16 @@ def infusion(config: ModelConfig, weights: Params, stack: str, places: Tokens) -
 
 def score_bias(config: ModelConfig, weights: Params, stack: str, places: Tokens) -> Array | None:
     """(B,H,T,T) that ALiBi or T5 adds to the scores of every layer's self-attention; None with other schemes."""
-    if isinstance(config.position, Alibi):
-        return alibi_bias(places, config.n_heads)
-    if isinstance(config.position, T5Bias):
-        buckets = t5_buckets(config.position, places, bidirectional=stack == "encoder")
-        return t5_bias(weights[f"{stack}.position.weight"], buckets)
-    return None
+    match config.position:
+        case Alibi():
+            return alibi_bias(places, config.n_heads)
+        case T5Bias():
+            buckets = t5_buckets(config.position, places, bidirectional=stack == "encoder")
+            return t5_bias(weights[f"{stack}.position.weight"], buckets)
+        case NoPosition() | Learned() | Sinusoidal() | Rotary() | QueryKeyPosition():
+            return None
+        case _:
+            assert_never(config.position)
 
 
 def attention_waves(config: ModelConfig, places: Tokens) -> Waves | None:

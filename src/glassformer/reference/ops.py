@@ -5,10 +5,11 @@ operations are in `backward_ops`.
 """
 
 import math
+from typing import assert_never
 
 import numpy as np
 
-from glassformer.config import Activation, LayerNorm, Norm
+from glassformer.config import Activation, LayerNorm, Norm, RMSNorm
 from glassformer.reference.arrays import Array, Params
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -59,9 +60,13 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 def normalize(norm: Norm, weights: Params, name: str, x: Array) -> Array:
     """The norm that the config names, with the parameters `name.weight` and, where it has one, `name.bias`."""
-    if isinstance(norm, LayerNorm):
-        return layer_norm(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), norm.eps)
-    return rms_norm(x, weights[f"{name}.weight"], norm.eps)
+    match norm:
+        case LayerNorm():
+            return layer_norm(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), norm.eps)
+        case RMSNorm():
+            return rms_norm(x, weights[f"{name}.weight"], norm.eps)
+        case _:
+            assert_never(norm)
 
 
 def sigmoid(x: Array) -> Array:

@@ -12,6 +12,7 @@ On a GPU the fused kernels keep the same tensors; dropout keeps a byte per entry
 """
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from glassformer.config import (
     Alibi,
@@ -102,10 +103,14 @@ class Pass:
 
 def saved_by_norm(norm: LayerNorm | RMSNorm, rows: int, n: int, width: int) -> int:
     """Input and statistics of a norm over `rows` rows of `n` numbers; the output is counted by whoever reads it."""
-    if isinstance(norm, LayerNorm):
-        return rows * n * width + 2 * rows * width  # native_layer_norm: its input; mean and 1/deviation per row
-    exact = max(width, 4)
-    return 2 * rows * n * exact + rows * exact  # rms_norm: its input (widened), x/rms before the weight; 1/rms per row
+    match norm:
+        case LayerNorm():
+            return rows * n * width + 2 * rows * width  # native_layer_norm: its input; mean and 1/deviation per row
+        case RMSNorm():
+            exact = max(width, 4)
+            return 2 * rows * n * exact + rows * exact  # its input (widened), x/rms before the weight; 1/rms per row
+        case _:
+            assert_never(norm)
 
 
 def saved_by_activation(activation: str, n: int) -> int:
@@ -117,10 +122,14 @@ def saved_by_activation(activation: str, n: int) -> int:
 
 def saved_by_expert(expert: Dense | Gated, n: int) -> int:
     """Numbers saved by a feed-forward over n hidden numbers (rows times F), its input excluded."""
-    if isinstance(expert, Gated):
-        # the activation; its output and up's, the two factors; the product, read by down
-        return saved_by_activation(expert.activation, n) + 3 * n
-    return saved_by_activation(expert.activation, n) + n  # the activation; its output, read by down
+    match expert:
+        case Gated():
+            # the activation; its output and up's, the two factors; the product, read by down
+            return saved_by_activation(expert.activation, n) + 3 * n
+        case Dense():
+            return saved_by_activation(expert.activation, n) + n  # the activation; its output, read by down
+        case _:
+            assert_never(expert)
 
 
 def saved_by_feedforward(run: Pass) -> int:

@@ -12,8 +12,9 @@ Fused kernels that recompute the scores in the backward pass add one more produc
 
 import math
 from dataclasses import dataclass
+from typing import assert_never
 
-from glassformer.config import EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, Seq2SeqConfig
+from glassformer.config import Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, Seq2SeqConfig
 from glassformer.sizing.parameters import active, expert_count, parameters, stacks
 
 DEFAULT_CONTEXT = 512
@@ -150,12 +151,18 @@ def _projection_weights(config: ModelConfig) -> int:
 
 def _feedforward_weights(config: ModelConfig) -> int:
     """2·D·F, 3·D·F gated; times A plus the router's D·E with experts; 0 without a feed-forward."""
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
-        return 0
-    expert = ff.expert if isinstance(ff, MoE) else ff
-    weights = (3 if isinstance(expert, Gated) else 2) * config.d_model * expert.d_ff
-    return ff.n_active * weights + config.d_model * ff.n_experts if isinstance(ff, MoE) else weights
+    match config.feedforward:
+        case NoFeedForward():
+            return 0
+        case Dense(d_ff=width):
+            return 2 * config.d_model * width
+        case Gated(d_ff=width):
+            return 3 * config.d_model * width
+        case MoE(n_experts=E, n_active=A, expert=expert):
+            weights = (3 if isinstance(expert, Gated) else 2) * config.d_model * expert.d_ff
+            return A * weights + config.d_model * E
+        case _:
+            assert_never(config.feedforward)
 
 
 def _head_weights(config: ModelConfig) -> int:

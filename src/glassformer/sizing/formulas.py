@@ -6,6 +6,7 @@ model allows: H·K is D when it equals it, G is H without grouped heads, U is K 
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import assert_never
 
 from glassformer.config import (
     Dense,
@@ -132,13 +133,20 @@ def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
 
 def feedforward_terms(config: ModelConfig) -> list[Term]:
     """Parameters of one block's feed-forward, all experts included."""
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
-        return []
-    expert: Dense | Gated = ff.expert if isinstance(ff, MoE) else ff
+    match config.feedforward:
+        case NoFeedForward():
+            return []
+        case MoE(expert=expert):
+            return [(1, "E D"), *((n, f"E {names}") for n, names in _expert_terms(expert))]
+        case Dense() | Gated() as expert:
+            return _expert_terms(expert)
+        case _:
+            assert_never(config.feedforward)
+
+
+def _expert_terms(expert: Dense | Gated) -> list[Term]:
     n_in = 2 if isinstance(expert, Gated) else 1
-    each = [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
-    return [(1, "E D")] + [(n, f"E {names}") for n, names in each] if isinstance(ff, MoE) else each
+    return [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
 
 
 def _embedding(config: ModelConfig) -> list[Term]:
@@ -196,12 +204,17 @@ def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) ->
 
 
 def _feedforward_products(config: ModelConfig) -> list[Term]:
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
-        return []
-    expert = ff.expert if isinstance(ff, MoE) else ff
-    weights = 3 if isinstance(expert, Gated) else 2
-    return [(weights, "A D F"), (1, "E D")] if isinstance(ff, MoE) else [(weights, "D F")]
+    match config.feedforward:
+        case NoFeedForward():
+            return []
+        case Dense():
+            return [(2, "D F")]
+        case Gated():
+            return [(3, "D F")]
+        case MoE(expert=expert):
+            return [(3 if isinstance(expert, Gated) else 2, "A D F"), (1, "E D")]
+        case _:
+            assert_never(config.feedforward)
 
 
 def _head_products(config: ModelConfig) -> list[Term]:

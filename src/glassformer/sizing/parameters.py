@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import assert_never
 
 from glassformer.config import (
     Dense,
@@ -62,10 +63,15 @@ def active(config: ModelConfig) -> int:
 
 def expert_count(config: ModelConfig) -> int:
     """Scalars of one feed-forward, or of one expert: 2·D·F (+ F + D), or 3·D·F (+ 2·F + D) when gated; 0 of none."""
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
-        return 0
-    return sum(math.prod(s) for _, s in _expert(ff.expert if isinstance(ff, MoE) else ff, config.d_model))
+    match config.feedforward:
+        case NoFeedForward():
+            return 0
+        case MoE(expert=expert):
+            return sum(math.prod(s) for _, s in _expert(expert, config.d_model))
+        case Dense() | Gated() as expert:
+            return sum(math.prod(s) for _, s in _expert(expert, config.d_model))
+        case _:
+            assert_never(config.feedforward)
 
 
 def part_of(name: str) -> str:
@@ -147,10 +153,21 @@ def _feedforward(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
                 yield from _prefixed(f"experts.{index}", _expert(expert, config.d_model))
         case Dense() | Gated() as expert:
             yield from _expert(expert, config.d_model)
+        case NoFeedForward():
+            pass
+        case _:
+            assert_never(config.feedforward)
 
 
 def _expert(expert: Dense | Gated, D: int) -> Iterator[tuple[str, Shape]]:
-    for name in ("up", "gate") if isinstance(expert, Gated) else ("up",):
+    match expert:
+        case Dense():
+            names: tuple[str, ...] = ("up",)
+        case Gated():
+            names = ("up", "gate")
+        case _:
+            assert_never(expert)
+    for name in names:
         yield from _prefixed(name, _linear(expert.d_ff, D, expert.bias))
     yield from _prefixed("down", _linear(D, expert.d_ff, expert.bias))
 
@@ -163,8 +180,13 @@ def _linear(n_out: int, n_in: int, bias: bool) -> Iterator[tuple[str, Shape]]:
 
 def _norm(norm: LayerNorm | RMSNorm, width: int) -> Iterator[tuple[str, Shape]]:
     yield "weight", (width,)
-    if isinstance(norm, LayerNorm) and norm.bias:
-        yield "bias", (width,)
+    match norm:
+        case LayerNorm(bias=True):
+            yield "bias", (width,)
+        case LayerNorm() | RMSNorm():
+            pass
+        case _:
+            assert_never(norm)
 
 
 def _prefixed(prefix: str, items: Iterator[tuple[str, Shape]]) -> Iterator[tuple[str, Shape]]:

@@ -54,7 +54,7 @@ def check_optimizer(optimizer: str) -> Optimizer:
 
 def states(name: str, optimizer: Optimizer) -> int:
     """Numbers that an optimizer keeps for each number of a parameter; step counters are not counted."""
-    if optimizer in ("sgd", "none"):
+    if optimizer == "sgd" or optimizer == "none":
         return 0
     facts = OPTIMIZERS[optimizer]
     return facts.matrix_states if rule_for(name).matrix else facts.states
@@ -67,7 +67,7 @@ def state_bytes(sizes: Mapping[str, int], optimizer: Optimizer) -> int:
 
 def temporaries(shapes: Mapping[str, tuple[int, ...]], width: int, optimizer: Optimizer, fused: bool) -> int:
     """Bytes that the optimizer's step allocates for a moment; `width` is the size of a weight."""
-    if optimizer in ("sgd", "none"):
+    if optimizer == "sgd" or optimizer == "none":
         return 0
     if optimizer == "muon":
         return _muon_temporaries(shapes, width)

@@ -136,7 +136,7 @@ def _training(sheet: Sheet) -> tuple[str, list[Row]]:
         "evaluation": f"in evaluation: logits of {sheet.options.evaluation or 0:,} sequences at once",
     }
     per = memory.optimizer / memory.weights
-    kept = {name: facts.state for name, facts in OPTIMIZERS.items()}.get(sheet.optimizer)
+    kept = next((facts.state for name, facts in OPTIMIZERS.items() if name == sheet.optimizer), "")
     states = f"{per:.3g} × weights ({kept})" if per else "no state"
     rows = [
         _bytes("weights", memory.weights, ""),

@@ -276,12 +276,12 @@ def _with_changes(data: dict[str, Any], changed: Mapping[str, Any], source: str)
     """Return the tables of a run with other values for some fields. Another preset replaces a model without one."""
     out = dict(data)
     for name, value in changed.items():
-        held = out.get(name)
-        if not isinstance(value, Mapping) or name not in data:
+        held = out.get(name, {})
+        if not isinstance(value, Mapping):
             out[name] = value
-            continue
-        require(isinstance(held, dict), f"{source}: {name} is not a table.")
-        if name == "model" and "preset" in value and "preset" not in held:
+        elif not isinstance(held, dict):
+            raise ConfigError(f"{source}: {name} is not a table.")
+        elif name == "model" and "preset" in value and "preset" not in held:
             out[name] = dict(value)
         else:
             out[name] = _merge(held, value)

@@ -1,7 +1,7 @@
 """Anatomy view: the parts of a model with formulas, parameters and FLOPs, and the tensor at one site."""
 
 import math
-from typing import Any
+from typing import Any, assert_never
 
 from glassformer.config import (
     Dense,
@@ -149,8 +149,10 @@ def feed_formula(config: ModelConfig) -> str:
         case MoE():
             router = r"p = \operatorname{softmax}(x W_r^\top)"
             return r"\sum_{e \in \operatorname{top}_A} p_e \operatorname{expert}_e(x), \quad " + router
-        case _:
+        case NoFeedForward():
             return ""
+        case _:
+            assert_never(config.feedforward)
 
 
 def tensor(models: ModelStore, request: schema.TensorRequest, limit: int = LIMITS.tensor_bytes) -> TensorResponse:
