@@ -40,7 +40,7 @@ def unsupported(config: c.ModelConfig) -> str | None:
         return "only decoder-only models have compiled kernels"
     if isinstance(config.feedforward, c.MoE):
         return "a mixture of experts has no compiled kernel"
-    if isinstance(config.position, c.T5Bias | c.QueryKeyPosition):
+    if not isinstance(config.position, c.NoPosition | c.Learned | c.Sinusoidal | c.Rotary | c.Alibi):
         return f"positions of kind {config.position.kind!r} have no compiled kernel"
     if config.head is None or config.head.transform is not None:
         return "a head with a transform, or none, has no compiled kernel"

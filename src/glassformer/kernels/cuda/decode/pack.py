@@ -26,7 +26,7 @@ def obstacle(config: c.ModelConfig) -> str | None:
         return "the persistent kernel knows pre-norm blocks with one feed-forward"
     if config.attention.qk_norm is not None or config.embedding.norm or config.embedding.n_segments:
         return "norms of queries, keys or embeddings and segments are not in the persistent kernel"
-    if isinstance(config.position, c.T5Bias | c.QueryKeyPosition | c.Alibi):
+    if not isinstance(config.position, c.NoPosition | c.Learned | c.Sinusoidal | c.Rotary):
         return f"positions of kind {config.position.kind!r} are not in the persistent kernel"
     if config.head is None or config.head.transform is not None:
         return "a head with a transform, or none, is not in the persistent kernel"
