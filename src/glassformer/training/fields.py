@@ -121,13 +121,13 @@ def _parts(owner: type, where: str, seen: set[type]) -> Iterator[Section]:
 
 
 def _fields(owner: Any, where: str, names: list[str] | None = None) -> tuple[Field, ...]:
-    hints, docs = typing.get_type_hints(owner), _field_docs(owner)
+    hints, docs = typing.get_type_hints(owner), field_docs(owner)
     return tuple(
         Field(
             f"{where}.{field.name}".strip("."),
             *_type(hints[field.name]),
             _default(field),
-            " ".join([docs.get(field.name, ""), *_choices(field)]).strip(),
+            docs.get(field.name, ""),
         )
         for field in dataclasses.fields(owner)
         if names is None or field.name in names
@@ -141,7 +141,7 @@ def _choices(field: "dataclasses.Field[Any]") -> Iterator[str]:
         yield "; ".join(described) + "."
 
 
-def _field_docs(owner: type) -> dict[str, str]:
+def field_docs(owner: Any) -> dict[str, str]:
     """Return the strings under the fields of a dataclass, read from its source because Python does not keep them."""
     docs: dict[str, str] = {}
     for base in reversed(owner.__mro__):
@@ -153,6 +153,8 @@ def _field_docs(owner: type) -> dict[str, str]:
             match field, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     docs[name] = " ".join(text.split())
+    for field in dataclasses.fields(owner):
+        docs[field.name] = " ".join([docs.get(field.name, ""), *_choices(field)]).strip()
     return docs
 
 

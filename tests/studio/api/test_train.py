@@ -32,7 +32,7 @@ def started(training_runs, **body):
 
 def test_fields_are_those_of_the_run_with_their_docs():
     fields = view.fields()
-    assert fields["optim.lr"].help == "AdamW's peak learning rate."
+    assert fields["optim.lr"].help == "Peak learning rate of AdamW."
     assert fields["optim.kind"].choices == ("adamw", "muon")
     assert fields["optim.clip"].optional
     assert fields["loop.steps"].default == 500
