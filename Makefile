@@ -19,8 +19,10 @@ lint: .venv/installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
+# the package, and then a user's file with the strict settings of a user
 types: .venv/installed
 	$(PY) -m mypy
+	MYPYPATH=src $(PY) -m mypy --strict --follow-imports=silent --config-file= tests/api_usage.py
 
 # docs/claims.md and docs/errata.md from the claims, docs/presets.md from
 # the presets and devices, docs/run_file.md from the fields of a run

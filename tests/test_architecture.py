@@ -179,6 +179,37 @@ def test_public_names_all_resolve():
         gf.nonsense  # noqa: B018
 
 
+def entries(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name not in ("__pycache__", "__init__.py")]
+
+
+LISTS = ("theory/claims/", "studio/static")
+"""Folders that are lists of one kind of file: the claims of a chapter, the assets of the page."""
+
+
+def test_the_root_and_the_folders_stay_small():
+    """At most 8 files in the root of the package, and at most 25 entries in a folder."""
+    files = [path.name for path in SOURCE.iterdir() if path.is_file()]
+    assert len(files) <= 8, files
+    for folder in [SOURCE, *(path for path in SOURCE.rglob("*") if path.is_dir() and path.name != "__pycache__")]:
+        name, held = folder.relative_to(SOURCE).as_posix(), entries(folder)
+        assert len(held) <= 25 or name.startswith(LISTS), f"{name} has {len(held)} entries: {sorted(held)}"
+
+
+CLASS_ASSIGNMENTS = ("kernels", "theory")
+"""Rooms that may assign `__class__`: kernels install themselves into a model, and claims break one on purpose."""
+
+
+def test_classes_are_reassigned_in_kernels_and_theory_only():
+    for path in FILES:
+        if room_of(path) in CLASS_ASSIGNMENTS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            found = any(isinstance(target, ast.Attribute) and target.attr == "__class__" for target in targets)
+            assert not found, f"{path.relative_to(ROOT)}:{node.lineno} assigns __class__"
+
+
 def test_no_absolute_paths_or_hosts_in_what_is_committed():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     for name in listed or [str(p.relative_to(ROOT)) for p in FILES]:

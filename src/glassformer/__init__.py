@@ -24,11 +24,14 @@ _HOMES = {
     "glassformer.model": ("build", "Cache", "DecoderLM", "EncoderLM", "Seq2Seq"),
     "glassformer.generation": ("generate", "stream", "Sampling"),
     "glassformer.weights": ("load", "save", "load_tokenizer"),
+    "glassformer.training.api": ("train", "TrainResult", "evaluate", "Evaluation"),
+    "glassformer.training.run": ("Run",),
     "glassformer.training.size": ("size",),
-    "glassformer.doctor": ("diagnose",),
+    "glassformer.doctor.diagnose": ("diagnose",),
     "glassformer.doctor.compare": ("compare", "Comparison"),
     "glassformer.theory.claims": ("check",),
-    "glassformer.lens": ("trace", "patch"),
+    "glassformer.lens.trace": ("trace",),
+    "glassformer.lens.patch": ("patch",),
 }
 """Module -> the public functions and classes that it defines."""
 
@@ -41,12 +44,15 @@ __all__ = [
     "DecoderLM",
     "EncoderConfig",
     "EncoderLM",
+    "Evaluation",
     "Finding",
     "GlassformerError",
     "ModelConfig",
+    "Run",
     "Sampling",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "TrainResult",
     "Verdict",
     "__version__",
     "build",
@@ -55,6 +61,7 @@ __all__ = [
     "compare",
     "config",
     "diagnose",
+    "evaluate",
     "generate",
     "lens",
     "load",
@@ -66,6 +73,7 @@ __all__ = [
     "size",
     "stream",
     "trace",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -81,6 +89,8 @@ if TYPE_CHECKING:
     from glassformer.model import Cache, DecoderLM, EncoderLM, Seq2Seq, build, masks
     from glassformer.theory import claims
     from glassformer.theory.claims import check
+    from glassformer.training.api import Evaluation, TrainResult, evaluate, train
+    from glassformer.training.run import Run
     from glassformer.training.size import size
     from glassformer.weights import load, load_tokenizer, save
 

@@ -199,8 +199,8 @@ def test_what_is_no_place_for_a_file_is_refused(tmp_path):
     for path, options, words in (
         (tmp_path, {}, "is a folder"),
         (tmp_path / "a.txt", {"suffixes": (".html", ".htm")}, "must be an .html file"),
-        (tmp_path / "file" / "a.html", {}, "file is no folder"),
-        (tmp_path / "file" / "b" / "a.html", {"makes_folders": True}, "file is no folder"),
+        (tmp_path / "file" / "a.html", {}, "file is not a folder"),
+        (tmp_path / "file" / "b" / "a.html", {"makes_folders": True}, "file is not a folder"),
         (tmp_path / ("a" * 250 + ".html"), {}, "File name too long"),
     ):
         with pytest.raises(InputError, match=words):

@@ -291,7 +291,7 @@ def test_the_training_picture_of_the_gallery_is_made_by_its_two_commands(capsys,
     assert run(capsys, *shlex.split(train), *settings(*short))[0] == 0
     code, said, _ = run(capsys, *shlex.split(look))
     assert code == 0
-    assert "and what the probes saw" in said
+    assert ", and the probes" in said
     assert Path(look.split("--out ")[1]).exists()
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from glassformer.cli import main
-from glassformer.cli.training import _read_run_file
 from glassformer.tour.training import Plan
+from glassformer.training.run import read_run_file
 from tests.cli.asking import run, run_json, settings
 from tests.training import tiny
 
@@ -150,7 +150,7 @@ def test_fields_are_printed_as_the_page_of_the_docs(capsys):
     ],
 )
 def test_a_run_file_is_told_from_a_text_by_suffix_and_content(tmp_path, name, data, is_run):
-    assert (_read_run_file(written(tmp_path, name, data)) is not None) == is_run
+    assert (read_run_file(written(tmp_path, name, data)) is not None) == is_run
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):

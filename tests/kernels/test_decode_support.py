@@ -84,7 +84,7 @@ CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
     **variant("norm", c.LayerNorm(), eps=[0.5], bias=[False]),
     **variant("norm", c.RMSNorm(), eps=[0.5]),
     "position": change(
-        position=[c.NoPosition(), c.Sinusoidal(), c.Rotary(), c.Alibi(), c.T5Bias(buckets=8), c.Infused()]
+        position=[c.NoPosition(), c.Sinusoidal(), c.Rotary(), c.Alibi(), c.T5Bias(buckets=8), c.QueryKeyPosition()]
     ),
     **variant("position", c.Learned(), offset=[2]),
     **variant("position", c.Sinusoidal(), base=[50.0], layout=["halves"]),
@@ -97,7 +97,7 @@ CHANGES: dict[str, tuple[c.ModelConfig, list[c.ModelConfig]]] = {
         scaling=[c.LinearScaling(3.0), c.NTKScaling(2.5), YARN, LLAMA3],
     ),
     **variant("position", c.T5Bias(buckets=8), buckets=[12], max_distance=[20]),
-    **variant("position", c.Infused(), vectors=[c.Learned()]),
+    **variant("position", c.QueryKeyPosition(), vectors=[c.Learned()]),
     "embedding": change(embedding=[c.Embedding(scale=3.0)]),
     "embedding.scale": change(embedding__scale=[3.0]),
     "embedding.n_segments": change(embedding__n_segments=[3]),

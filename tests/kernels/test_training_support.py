@@ -94,10 +94,10 @@ CHANGES = {
     "position.scaling.high_freq_factor": position(c.Rotary(scaling=dataclasses.replace(LLAMA, high_freq_factor=3.0))),
     "position.buckets": position(c.T5Bias(buckets=8)),
     "position.max_distance": position(c.T5Bias(max_distance=40)),
-    "position.vectors": position(c.Infused()),
-    "position.vectors.base": position(c.Infused(c.Sinusoidal(base=50.0))),
-    "position.vectors.layout": position(c.Infused(c.Sinusoidal(layout="halves"))),
-    "position.vectors.offset": position(c.Infused(c.Learned(offset=2))),
+    "position.vectors": position(c.QueryKeyPosition()),
+    "position.vectors.base": position(c.QueryKeyPosition(c.Sinusoidal(base=50.0))),
+    "position.vectors.layout": position(c.QueryKeyPosition(c.Sinusoidal(layout="halves"))),
+    "position.vectors.offset": position(c.QueryKeyPosition(c.Learned(offset=2))),
     "placement": {"placement": "parallel"},
     "max_len": {"max_len": 30},
     "embedding": {"embedding": c.Embedding(scale=2.0)},  # a part: its kind has one value
@@ -176,7 +176,7 @@ def declared_fields():
         "attention": [c.Attention], "feedforward": [c.Dense, c.Gated, c.MoE, c.NoFeedForward],
         "feedforward.expert": [c.Dense, c.Gated], "attention.qk_norm": [c.LayerNorm, c.RMSNorm],
         "norm": [c.LayerNorm, c.RMSNorm], "embedding": [c.Embedding], "head": [c.Head], "special": [c.Special],
-        "position": [c.NoPosition, c.Learned, c.Sinusoidal, c.Rotary, c.Alibi, c.T5Bias, c.Infused],
+        "position": [c.NoPosition, c.Learned, c.Sinusoidal, c.Rotary, c.Alibi, c.T5Bias, c.QueryKeyPosition],
         "position.scaling": [c.LinearScaling, c.NTKScaling, c.YarnScaling, c.Llama3Scaling],
         "position.vectors": [c.Sinusoidal, c.Learned],
     }  # fmt: skip

@@ -13,7 +13,7 @@ from glassformer.lens.heads import head_table, induction_score
 from glassformer.lens.patch import patch, zero
 from glassformer.lens.trace import trace
 from glassformer.model import Model
-from glassformer.training import RunConfig, open_session, read_run, train
+from glassformer.training import Run, open_session, read_run, train
 from glassformer.training.data.tasks import TaskData
 
 FOLDER = pretrained.folder("induction")
@@ -21,13 +21,13 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "induction.toml"
 RUN = read_run(RECIPE.read_text())
 
 
-def judged(run: RunConfig) -> tuple[Tensor, Tensor]:
+def judged(run: Run) -> tuple[Tensor, Tensor]:
     """512 rows that training never sees, and what is asked of them."""
     inputs, targets = zip(*TaskData(run.task).validation(run), strict=True)
     return torch.cat(inputs), torch.cat(targets)
 
 
-def accuracy(model: Model, run: RunConfig, ablated: dict[int, list[int]] | None = None) -> float:
+def accuracy(model: Model, run: Run, ablated: dict[int, list[int]] | None = None) -> float:
     """Share of the second copy that is predicted, the values of some heads of some layers (from 0) set to zero."""
     inputs, targets = judged(run)
     edits = {f"blocks.{layer}.attention.v": zero(heads=heads) for layer, heads in (ablated or {}).items()}
@@ -35,7 +35,7 @@ def accuracy(model: Model, run: RunConfig, ablated: dict[int, list[int]] | None 
     return float((patch(model, inputs, edits).argmax(-1) == targets)[asked].double().mean())
 
 
-def scores(model: Model, run: RunConfig) -> Tensor:
+def scores(model: Model, run: Run) -> Tensor:
     """(L,H): mean attention from the second copy to the place after the first occurrence, on the task's own rows.
 
     Exactly the definition of the claim: rows where a token stands three times by chance count by the copy alone.
@@ -50,7 +50,7 @@ def scores(model: Model, run: RunConfig) -> Tensor:
     )
 
 
-def check_two_layers(model: Model, run: RunConfig) -> None:
+def check_two_layers(model: Model, run: Run) -> None:
     found = scores(model, run)
     assert accuracy(model, run) >= 0.95
     assert float(found[1].max()) >= 0.8
@@ -65,7 +65,7 @@ def test_it_is_under_a_megabyte_and_knows_its_recipe():
     config = gf.load("induction").config
     assert (config.n_layers, config.d_model, config.n_heads, config.vocab_size) == (2, 64, 2, 40)
     assert config.feedforward == gf.config.NoFeedForward()
-    assert isinstance(config.position, gf.config.Infused)
+    assert isinstance(config.position, gf.config.QueryKeyPosition)
     assert gf.load_tokenizer("induction").decode([0, 10, 39]) == "0Ad"
 
 

@@ -59,7 +59,7 @@ def test_gradients_of_x_memory_bias_and_weights(qk_norm: gf.Norm | None, positio
 
 
 def test_query_key_position_embedding_gets_the_gradients_of_queries_and_keys() -> None:
-    config = decoder(gf.Attention(6, n_kv_heads=2, d_head=4), gf.Infused())
+    config = decoder(gf.Attention(6, n_kv_heads=2, d_head=4), gf.QueryKeyPosition())
     weights = select_prefix(random_params(config), "decoder.blocks.0.attention")
     generator = np.random.default_rng(0)
     x, qk_position, d_out, direction = generator.standard_normal((4, 2, 5, 10))

@@ -57,10 +57,10 @@ BARE = c.DecoderConfig(
     n_layers=4,
     attention=c.Attention(4),
     feedforward=c.NoFeedForward(),
-    position=c.Infused(),
+    position=c.QueryKeyPosition(),
     max_len=512,
 )
-TRAINED = c.replace(BARE, feedforward=c.Dense(512), position=c.Infused(c.Learned()), vocab_size=2003)
+TRAINED = c.replace(BARE, feedforward=c.Dense(512), position=c.QueryKeyPosition(c.Learned()), vocab_size=2003)
 WIDE = presets.gpt2(n_layers=2, d_model=256, n_heads=4, d_ff=1024, vocab_size=30011, dropout=0.0)
 
 TRAINING = {

@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from glassformer.config import ConfigError, to_dict
+from glassformer.config.optimizer import OPTIMIZERS
 from glassformer.training.data.tasks import TASKS
 from glassformer.training.fields import INTRODUCTION, fields_to_dict, run_file_page, sections
 from glassformer.training.run import SECTIONS, read_run, run_to_dict
@@ -32,9 +33,9 @@ def test_every_field_of_a_resolved_run_is_listed(preset):
         assert name in known or (name.count(".") >= 2 and name.rpartition(".")[2] in leaves | {"kind"}), name
 
 
-def test_every_field_of_the_sections_and_tasks_is_documented():
-    undocumented = [f.name for f in listed() if not f.doc and not f.name.startswith("model.")]
-    assert undocumented == []
+def test_every_field_and_every_section_is_documented():
+    assert [field.name for field in listed() if not field.doc] == []
+    assert [section.heading for section in sections() if not section.doc] == []
     assert {f"task.{field.name}" for task in TASKS.values() for field in dataclasses.fields(task)} <= {
         f.name for f in listed()
     }
@@ -57,6 +58,13 @@ def test_choices_are_those_that_are_accepted():
     with pytest.raises(ConfigError):
         read_run("", ("schedule.kind=linear",))
     assert "rotary" in found["model.position"].choices
+
+
+def test_the_optimizers_are_described_where_they_are_declared():
+    (kind,) = (field for field in listed() if field.name == "optim.kind")
+    assert set(kind.choices) == set(OPTIMIZERS)
+    for name, facts in OPTIMIZERS.items():
+        assert f"`{name}`: {facts.description}" in kind.doc
 
 
 def test_the_page_has_every_field_and_its_example_is_a_run():

@@ -8,7 +8,7 @@ from glassformer.training.data.corpus import DataError
 from glassformer.training.forecast import count_vocabulary, forecast, sheet
 from glassformer.training.loop import evaluate, prepare_state, train_step
 from glassformer.training.objective import make_batch
-from glassformer.training.run import RunConfig, read_run
+from glassformer.training.run import Run, read_run
 from glassformer.training.session import open_session
 from tests.sizing.test_memory import live_peak, weigh
 
@@ -36,7 +36,7 @@ batch = 4
 """
 
 
-def measured(run: RunConfig) -> int:
+def measured(run: Run) -> int:
     """Highest number of bytes alive in a step and in an evaluation of one batch."""
     state = prepare_state(run)
     ids = torch.randint(0, run.model.vocab_size - 1, (run.loop.batch, run.context + 1))

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from glassformer.config import ConfigError, presets, to_toml
-from glassformer.training.run import read_run, run_to_dict, with_model
+from glassformer.config import ConfigError, Rotary, presets, to_toml
+from glassformer.training.run import Loop, override, read_run, run_to_dict, with_model
 
 FLOAT8 = ("machine.products=float8", "machine.precision=bfloat16")
 
@@ -147,3 +147,33 @@ def test_a_preset_of_another_width_keeps_the_ratio_of_its_feed_forward(table):
     assert run.model.feedforward.d_ff == 4 * width
     own = read_run(f'out = "x"\n[model]\npreset = "gpt2"\nd_model = {width}\n{table}[model.feedforward]\nd_ff = 40\n')
     assert own.model.feedforward.d_ff == 40
+
+
+def test_overrides_change_parts_of_a_run_and_keep_the_rest():
+    run = read_run("", ("optim.lr=3e-4", "optim.beta2=0.9", "loop.steps=50", "loop.context=8"))
+    changed = override(run, {"optim": {"kind": "muon"}, "seed": 3})
+    assert (changed.optim.kind, changed.optim.lr, changed.optim.beta2, changed.seed) == ("muon", 3e-4, 0.9, 3)
+    assert override(run, {"model": {"position": {"kind": "rotary"}}}).model.position == Rotary()
+    assert override(run, {"model": {"preset": "llama_tiny"}}).model == presets.llama_tiny()
+    assert override(run, {"loop": Loop(steps=500)}).loop == Loop(steps=500)  # a whole section keeps no old field
+    assert override(run, {}) == run
+
+
+def test_a_change_of_the_corpus_drops_the_parameters_of_a_task():
+    run = read_run("", ("data.corpus=task:repeat", "loop.context=40"))
+    assert override(run, {"data": {"corpus": "embedded"}}).task is None
+    assert override(run, {"data": {"validation": 0.2}}).task == run.task
+
+
+def test_overrides_shorten_the_warm_up_of_a_shorter_run_and_say_so():
+    notes = []
+    assert override(read_run(), {"loop": {"steps": 50}}, note=notes.append).schedule.warmup == 5
+    assert notes == [
+        "schedule.warmup is shortened from 100 to 5, a tenth of loop.steps=50; set schedule.warmup to choose another "
+        "length."
+    ]
+
+
+def test_a_section_that_is_not_a_table_is_refused_with_changes_too():
+    with pytest.raises(ConfigError, match="optim is not a table"):
+        read_run("optim = 3", ("optim.lr=1.0",))

@@ -9,7 +9,7 @@ import pytest
 import glassformer as gf
 from glassformer import sizing
 from glassformer.config import ConfigError, to_dict, to_toml
-from glassformer.training.run import SECTIONS, RunConfig, read_run
+from glassformer.training.run import SECTIONS, Run, read_run
 from glassformer.training.size import RUN_KEYS, config_of, resolve
 from tests import folders
 
@@ -140,7 +140,7 @@ def test_mistakes_in_a_run_file_are_those_that_training_reports(tmp_path):
 def test_the_keys_of_a_run_are_known():
     assert {*SECTIONS, "model", "task", "seed", "out"} == RUN_KEYS
     assert not RUN_KEYS & set(to_dict(gf.presets.gpt2()))
-    assert isinstance(resolve(read_run("")), RunConfig)
+    assert isinstance(resolve(read_run("")), Run)
 
 
 def test_sizing_a_preset_does_not_import_torch():

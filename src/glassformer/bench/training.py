@@ -55,12 +55,12 @@ class Ours:
 
         from glassformer import __version__
         from glassformer.training.loop import prepare_state, stepper
-        from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
+        from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
         torch.set_num_threads(order.threads)
         self.version = __version__
         self.state = prepare_state(
-            RunConfig(
+            Run(
                 model=c.from_dict(order.setting["model"]),
                 seed=SEED,
                 optim=Optim(lr=LR, beta2=0.99),

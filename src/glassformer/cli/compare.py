@@ -1,4 +1,4 @@
-"""`glass compare`: two implementations of one model to the first operation where they part."""
+"""`glass compare`: find the first operation at which two implementations of one model differ."""
 
 import json as json_module
 from pathlib import Path

@@ -4,11 +4,12 @@ import json as json_module
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from glassformer.cli.common import InputError, Json, check_seed, refuse_nan, refuse_unused
+from glassformer.config import choices
 
 if TYPE_CHECKING:
     from glassformer.generation import Sampling
@@ -97,22 +98,20 @@ DraftSource = Annotated[
 ]
 DraftTokens = Annotated[int, tyro.conf.arg(help="Number of tokens that the draft proposes at a time.")]
 Engine = Annotated[
-    Literal["auto", "torch", "native"],
+    choices.Engine,
     tyro.conf.arg(
         help="Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
         "support the model and there is a compiler, and torch otherwise."
     ),
 ]
 Precision = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"],
+    choices.Precision,
     tyro.conf.arg(
         help="Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
         "GPU. int8 and int4 need the compiled kernels."
     ),
 ]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda"], tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")
-]
+Device = Annotated[choices.Device, tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")]
 Threads = Annotated[
     int | None,
     tyro.conf.arg(help="Number of CPU threads.", help_behavior_hint="(default: one for each core that torch finds)"),

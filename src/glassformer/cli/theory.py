@@ -1,4 +1,4 @@
-"""`glass check` and `glass exercise`: the theory, run; and the theory as exercises that are graded."""
+"""`glass check` runs the claims of the theory; `glass exercise` shows and grades exercises."""
 
 import json as json_module
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from glassformer.theory.exercises import Exercise
 
 WORKERS = 2
-"""Processes for several claims."""
+"""Default number of processes for several claims."""
 
 
 def check(
@@ -61,7 +61,7 @@ def check(
         from glassformer.theory.claims.page import write
 
         write(outcomes, plan, report)
-    _tell(outcomes, plan, rows, report, json, explain)
+    _report(outcomes, plan, rows, report, json, explain)
     return 0 if all(outcome.held for outcome in outcomes) else 1
 
 
@@ -128,7 +128,7 @@ def _run(ids: "list[str]", plan: "Plan", workers: int, rows: Any, json: bool, ex
     return outcomes
 
 
-def _tell(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | None, json: bool, explain: bool) -> None:
+def _report(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | None, json: bool, explain: bool) -> None:
     from glassformer.theory.claims import run, show
     from glassformer.theory.claims.explain import WIDTH
     from glassformer.theory.claims.explain import explain as in_full

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from glassformer.config.choices import Engine, Precision
 from glassformer.generation.sampling import GREEDY, Sampling
 from glassformer.generation.tokenizer import encode_text, tokenizer_of
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
@@ -14,8 +15,6 @@ from glassformer.model.cache import CacheKind
 
 Prompts = Sequence[Sequence[int]] | Tensor | str | Sequence[str]
 Stop = int | Sequence[int | Sequence[int]] | None
-Engine = Literal["auto", "torch", "native"]
-Precision = Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"]
 Draft = DecoderLM | Literal["lookup"]
 
 

@@ -7,14 +7,14 @@ Kinds of layer cache: `Growing` (concatenates; gradients flow), `Static` (writes
 gradients), `Windowed` (keeps what a sliding window can still attend to).
 """
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from glassformer.config.choices import CacheKind
 from glassformer.shapes import Bool, Float, Int
 
-CacheKind = Literal["growing", "static", "windowed"]
 KV = tuple[Tensor, Tensor]
 
 

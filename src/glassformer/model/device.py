@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
-DEVICES = ("auto", "cpu", "cuda")
+from glassformer.config.choices import Device
+
+DEVICES = get_args(Device)
 WIDE = 256
 """Model width from which training on a CPU gains from bfloat16: below it, the casts cost more than the matmuls save."""
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")

@@ -177,7 +177,7 @@ def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
             return Alibi(cfg.n_heads)
         case c.T5Bias():
             return T5Bias(cfg.position, cfg.n_heads, causal)
-        case c.Infused(vectors=vectors):
+        case c.QueryKeyPosition(vectors=vectors):
             if isinstance(vectors, c.Sinusoidal):
                 return SinusoidalQueryKey(vectors, cfg.d_model)
             assert cfg.max_len is not None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from glassformer.config import Infused, Learned, ModelConfig, NoFeedForward, Seq2SeqConfig, T5Bias
+from glassformer.config import Learned, ModelConfig, NoFeedForward, QueryKeyPosition, Seq2SeqConfig, T5Bias
 from glassformer.reference.arrays import Array, Params, Saved, Tokens, add_prefix, select_prefix
 from glassformer.reference.attention import CosSin
 from glassformer.reference.backward_attention import attention_backward, t5_bias_backward
@@ -166,7 +166,7 @@ def stack_backward(
         table = f"{stack}.position.weight"
         buckets = t5_buckets(config.position, position_ids, bidirectional=stack == "encoder")
         gradients[table] = t5_bias_backward(weights[table].shape, buckets, d_scores)
-    if isinstance(config.position, Infused) and isinstance(config.position.vectors, Learned):
+    if isinstance(config.position, QueryKeyPosition) and isinstance(config.position.vectors, Learned):
         table, rows = f"{stack}.position.weight", position_ids + config.position.vectors.offset
         gradients[table] = lookup_backward(weights[table].shape, rows, d_qk_position)
     return d_memory, gradients | embed_backward(config, weights, stack, saved, d_x, ids, position_ids)

@@ -4,6 +4,8 @@ A dense or gated layer applies one small network to all tokens. A mixture of exp
 to A of them.
 """
 
+from typing import assert_never
+
 import numpy as np
 
 from glassformer.config import Dense, Gated, MoE
@@ -26,11 +28,14 @@ def expert(part: Dense | Gated, weights: Params, x: Array) -> tuple[Array, Saved
     """
     up = linear(weights, "up", x)
     saved = {"x": x, "up": up}
-    if isinstance(part, Gated):
-        saved["gate"] = linear(weights, "gate", x)
-        hidden = activate(part.activation, saved["gate"]) * up
-    else:
-        hidden = activate(part.activation, up)
+    match part:
+        case Gated():
+            saved["gate"] = linear(weights, "gate", x)
+            hidden = activate(part.activation, saved["gate"]) * up
+        case Dense():
+            hidden = activate(part.activation, up)
+        case _:
+            assert_never(part)
     out = linear(weights, "down", hidden)
     return out, saved | {"hidden": hidden, "out": out}
 

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from glassformer.config import (
     Alibi,
     EncoderConfig,
-    Infused,
     Learned,
     ModelConfig,
     NoFeedForward,
+    QueryKeyPosition,
     Rotary,
     Seq2SeqConfig,
     Sinusoidal,
@@ -228,9 +228,9 @@ def position_vectors(
 def qk_position_embedding(config: ModelConfig, weights: Params, stack: str, position_ids: Tokens) -> Array | None:
     """Return the query/key position embedding (B,T,D), which every block adds to the input of q and k.
 
-    None unless the config uses such an embedding (`position.kind = "infused"`).
+    None unless the config uses such an embedding (`position.kind = "query_key"`).
     """
-    if isinstance(config.position, Infused):
+    if isinstance(config.position, QueryKeyPosition):
         return position_vectors(config, config.position.vectors, weights, stack, position_ids)
     return None
 

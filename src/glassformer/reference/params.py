@@ -18,7 +18,6 @@ from glassformer.config import (
     NoFeedForward,
     Norm,
     Seq2SeqConfig,
-    T5Bias,
 )
 from glassformer.reference.arrays import Params
 

@@ -4,6 +4,7 @@
 folders, run files and models (`glassformer.training.size`).
 """
 
+from glassformer.config.choices import Dtype
 from glassformer.sizing.catalogue import Catalogue
 from glassformer.sizing.chinchilla import CORRECTED, PUBLISHED, Allocation, Chinchilla, LossFit, chinchilla
 from glassformer.sizing.devices import DEVICES, Device, device
@@ -14,7 +15,7 @@ from glassformer.sizing.parameters import PARTS, active, count, count_by_part, p
 from glassformer.sizing.plan import Plan, plan
 from glassformer.sizing.plan_text import LADDER, Plans, plan_ladder, plan_model
 from glassformer.sizing.sheet import Sheet, size
-from glassformer.sizing.step import BYTES, Dtype, Optimizer, StepOptions
+from glassformer.sizing.step import BYTES, Optimizer, StepOptions
 
 __all__ = [
     "BYTES",

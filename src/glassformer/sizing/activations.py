@@ -17,11 +17,11 @@ from glassformer.config import (
     Alibi,
     Dense,
     Gated,
-    Infused,
     LayerNorm,
     ModelConfig,
     MoE,
     NoFeedForward,
+    QueryKeyPosition,
     RMSNorm,
     Rotary,
     T5Bias,
@@ -87,7 +87,7 @@ class Pass:
         return isinstance(self.config.position, Rotary) and not cross
 
     def uses_qk_position(self, cross: bool) -> bool:
-        return isinstance(self.config.position, Infused) and not cross
+        return isinstance(self.config.position, QueryKeyPosition) and not cross
 
     @property
     def has_feedforward(self) -> bool:

@@ -18,7 +18,6 @@ from glassformer.config import (
     NoFeedForward,
     RMSNorm,
     Seq2SeqConfig,
-    T5Bias,
 )
 from glassformer.sizing.parameters import stacks
 
@@ -142,8 +141,7 @@ def feedforward_terms(config: ModelConfig) -> list[Term]:
         return []
     expert: Dense | Gated = ff.expert if isinstance(ff, MoE) else ff
     n_in = 2 if isinstance(expert, Gated) else 1
-    each = [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
-    return [(1, "E D")] + [(n, f"E {names}") for n, names in each] if isinstance(ff, MoE) else each
+    return [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
 
 
 def _embedding(config: ModelConfig) -> list[Term]:
@@ -151,12 +149,8 @@ def _embedding(config: ModelConfig) -> list[Term]:
 
 
 def _positions(config: ModelConfig, values: dict[str, int]) -> Formula:
-    n_stacks = len(stacks(config))
-    if (learned := config.learned_positions) is not None:
-        return formula(values | {"rows": (config.max_len or 0) + learned.offset}, [(n_stacks, "rows D")])
-    if isinstance(config.position, T5Bias):
-        return formula(values | {"buckets": config.position.buckets}, [(n_stacks, "buckets H")])
-    return formula(values, [])
+    table = config.position.table(config)
+    return formula(values | table, [(len(stacks(config)), " ".join(table))] if table else [])
 
 
 def _head(config: ModelConfig) -> list[Term]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import assert_never
 
 from glassformer.config import (
     Dense,
@@ -13,7 +14,6 @@ from glassformer.config import (
     NoFeedForward,
     RMSNorm,
     Seq2SeqConfig,
-    T5Bias,
 )
 
 Shape = tuple[int, ...]
@@ -107,10 +107,8 @@ def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
 
 def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[str, Shape]]:
     D = config.d_model
-    if (learned := config.learned_positions) is not None:
-        yield "position.weight", ((config.max_len or 0) + learned.offset, D)
-    if isinstance(config.position, T5Bias):
-        yield "position.weight", (config.position.buckets, config.n_heads)
+    if table := config.position.table(config):
+        yield "position.weight", tuple(table.values())
     if config.embedding.norm:
         yield from _prefixed("embed_norm", _norm(config.norm, D))
     for index in range(n_blocks):
@@ -153,10 +151,21 @@ def _feedforward(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
                 yield from _prefixed(f"experts.{index}", _expert(expert, config.d_model))
         case Dense() | Gated() as expert:
             yield from _expert(expert, config.d_model)
+        case NoFeedForward():
+            pass
+        case _:
+            assert_never(config.feedforward)
 
 
 def _expert(expert: Dense | Gated, D: int) -> Iterator[tuple[str, Shape]]:
-    for name in ("up", "gate") if isinstance(expert, Gated) else ("up",):
+    match expert:
+        case Dense():
+            names: tuple[str, ...] = ("up",)
+        case Gated():
+            names = ("up", "gate")
+        case _:
+            assert_never(expert)
+    for name in names:
         yield from _prefixed(name, _linear(expert.d_ff, D, expert.bias))
     yield from _prefixed("down", _linear(D, expert.d_ff, expert.bias))
 
@@ -169,8 +178,13 @@ def _linear(n_out: int, n_in: int, bias: bool) -> Iterator[tuple[str, Shape]]:
 
 def _norm(norm: LayerNorm | RMSNorm, width: int) -> Iterator[tuple[str, Shape]]:
     yield "weight", (width,)
-    if isinstance(norm, LayerNorm) and norm.bias:
-        yield "bias", (width,)
+    match norm:
+        case LayerNorm(bias=True):
+            yield "bias", (width,)
+        case LayerNorm() | RMSNorm():
+            pass
+        case _:
+            assert_never(norm)
 
 
 def _prefixed(prefix: str, items: Iterator[tuple[str, Shape]]) -> Iterator[tuple[str, Shape]]:

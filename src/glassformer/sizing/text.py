@@ -15,11 +15,6 @@ NAMES = {
     "cross_scores": "cross scores, pattern·v",
 }
 
-STATES = {
-    "adamw": "two moments",
-    "muon": "momentum for the matrices of the blocks, two moments for the rest",
-}
-
 Row = tuple[str, str, str, str]
 """Name, exact number, rounded number or share, formula or note."""
 

@@ -73,6 +73,10 @@ class SamplingRequest(ApiRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
 
+    def sampling(self) -> dict[str, Any]:
+        """Return the arguments of `Sampling`: the fields above."""
+        return {name: getattr(self, name) for name in SamplingRequest.__annotations__}
+
 
 class Next(TextRequest, SamplingRequest):
     count: Annotated[int, Field(ge=1, le=1000)] = 50

@@ -46,7 +46,7 @@ from glassformer.tour.training import (
     overfit_one_batch,
     train_model,
 )
-from glassformer.training.run import RunConfig
+from glassformer.training.run import Run
 
 REPORT = "report.html"
 BOUND = 1e-10
@@ -106,7 +106,7 @@ class Tour:
     model_sheet: Sheet
     """The size of the model that was trained."""
     corpus: Corpus
-    run: RunConfig
+    run: Run
     training: TrainingRecord
     samples: list[Sample]
     distributions: list[SamplerDistribution]

@@ -18,7 +18,7 @@ from glassformer.training.data.batches import Batches
 from glassformer.training.data.corpus import DataError
 from glassformer.training.loop import evaluate, prepare_state
 from glassformer.training.objective import make_batch
-from glassformer.training.run import RunConfig, Schedule
+from glassformer.training.run import Run, Schedule
 
 # Measured: 1.66 nats on Shakespeare after 500 steps. nanoGPT's CPU setting reaches 2.27 then, and 1.91 after 2,000.
 RUN = """
@@ -133,7 +133,7 @@ def open_corpus(plan: Plan) -> tuple[Session, Corpus]:
     return session, Corpus(data.manifest.corpus, note, len(data.train), len(data.val), V, excerpt, losses)
 
 
-def fit_steps(session: Session, minutes: float) -> RunConfig:
+def fit_steps(session: Session, minutes: float) -> Run:
     """Return the run with as many steps as fit into the minutes on this machine, estimated by timing a few steps."""
     run, seconds = session.run, 60 * minutes
     state = prepare_state(run)
@@ -160,9 +160,7 @@ def fit_steps(session: Session, minutes: float) -> RunConfig:
     return dataclasses.replace(run, loop=loop)
 
 
-def train_model(
-    plan: Plan, session: Session, corpus: Corpus, listen: Listener
-) -> tuple[RunConfig, Model, TrainingRecord]:
+def train_model(plan: Plan, session: Session, corpus: Corpus, listen: Listener) -> tuple[Run, Model, TrainingRecord]:
     """Train for about the minutes of the plan. With `plan.force`, the model of an earlier tour is replaced."""
     folder = plan.out / TRAINED
     if plan.force and (folder / "log.jsonl").exists() and (folder / "run.toml").exists():

@@ -7,10 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "RunConfig": "run",
+    "Evaluation": "api",
+    "Run": "run",
     "Session": "session",
+    "TrainResult": "api",
     "TrainState": "loop",
     "baselines": "data.ngram",
+    "evaluate": "api",
     "open_session": "session",
     "read_run": "run",
     "resume_session": "session",
@@ -19,10 +22,13 @@ _HOMES = {
 }
 
 __all__ = [
-    "RunConfig",
+    "Evaluation",
+    "Run",
     "Session",
+    "TrainResult",
     "TrainState",
     "baselines",
+    "evaluate",
     "open_session",
     "read_run",
     "resume_session",
@@ -31,9 +37,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from glassformer.training.api import Evaluation, TrainResult, evaluate
     from glassformer.training.data.ngram import baselines
     from glassformer.training.loop import TrainState, train, train_step
-    from glassformer.training.run import RunConfig, read_run
+    from glassformer.training.run import Run, read_run
     from glassformer.training.session import Session, open_session, resume_session
 
 

@@ -28,7 +28,7 @@ from glassformer.config import ConfigError, to_dict, to_toml
 from glassformer.errors import GlassformerError
 from glassformer.files import flush, flush_folder, write_atomically
 from glassformer.training import folder as run_folder
-from glassformer.training.run import RunConfig, read_run, run_to_dict
+from glassformer.training.run import Run, read_run, run_to_dict
 
 FORMAT = 1
 FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
@@ -41,7 +41,7 @@ class CheckpointError(GlassformerError):
 
 
 def write(
-    run: RunConfig,
+    run: Run,
     step: int,
     model: dict[str, Tensor],
     extra: dict[str, Tensor],
@@ -80,7 +80,7 @@ def write(
     return target
 
 
-def publish(run: RunConfig, checkpoint: Path, is_best: bool) -> None:
+def publish(run: Run, checkpoint: Path, is_best: bool) -> None:
     """Point `last` (and `best`) at a checkpoint, then drop what is neither best nor among the newest `keep`."""
     root = Path(run.out)
     for name in ("last", *(["best"] if is_best else [])):
@@ -114,7 +114,7 @@ def find(path: str | Path) -> Path:
     return found[-1]
 
 
-def read(path: str | Path) -> tuple[RunConfig, dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+def read(path: str | Path) -> tuple[Run, dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """(run, meta, model tensors, extra tensors) of a checkpoint, every file checked against its hash."""
     folder = find(path)
     try:
@@ -140,7 +140,7 @@ def read(path: str | Path) -> tuple[RunConfig, dict[str, Any], dict[str, Tensor]
         raise CheckpointError(f"{folder} cannot be read: {error}") from None
 
 
-def start_run(run: RunConfig, resumed: bool, force: bool = False) -> RunConfig:
+def start_run(run: Run, resumed: bool, force: bool = False) -> Run:
     """Create the folder of a run, write the resolved run.toml into it, and return the run with that folder as `out`.
 
     A new run replaces another one only with `force`, which removes what a run writes and no other file. A folder with

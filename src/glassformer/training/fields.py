@@ -17,7 +17,7 @@ from typing import Any, Literal
 from glassformer.config import presets
 from glassformer.config.model import MODEL_KINDS, ModelConfig
 from glassformer.training.data import tasks
-from glassformer.training.run import SECTIONS, RunConfig
+from glassformer.training.run import SECTIONS, Run
 
 INTRODUCTION = """
 A run file is TOML. Every field has a default, so a run file holds only what differs from it:
@@ -46,9 +46,9 @@ class Field:
     """With its section, as `--set` takes it: optim.lr."""
     type: str
     choices: tuple[str, ...]
-    """The values allowed, where these are names; empty where they are not."""
+    """The allowed values, if these are names; empty otherwise."""
     default: str | None
-    """As TOML; None where a value is required."""
+    """As TOML; None if a value is required."""
     doc: str
 
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Section:
-    """The fields that stand under one heading, such as [optim]."""
+    """The fields under one heading, such as [optim]."""
 
     heading: str
     doc: str
@@ -76,10 +76,10 @@ class Section:
 
 
 def sections() -> list[Section]:
-    """Every section of a run file, those of the model last."""
-    plain = [field for field in dataclasses.fields(RunConfig) if field.name in ("seed", "out")]
-    top = _fields(RunConfig, "", [field.name for field in plain])
-    found = [Section("Top level", "These two fields stand before the first section.", top)]
+    """Return every section of a run file, those of the model last."""
+    plain = [field for field in dataclasses.fields(Run) if field.name in ("seed", "out")]
+    top = _fields(Run, "", [field.name for field in plain])
+    found = [Section("Top level", "These two fields come before the first section.", top)]
     found += [Section(f"[{name}]", _doc(kind), _fields(kind, name)) for name, kind in SECTIONS.items()]
     for name, task in tasks.TASKS.items():
         found.append(Section(f'[task] with data.corpus = "task:{name}"', _doc(task), _fields(task, "task")))
@@ -105,7 +105,7 @@ def _model_sections() -> Iterator[Section]:
 
 
 def _parts(owner: type, where: str, seen: set[type]) -> Iterator[Section]:
-    """The tables below a table, each variant of a part once: at the highest table that has it."""
+    """Yield the tables below a table, each variant of a part once: under the first table that has it."""
     hints = typing.get_type_hints(owner)
     parts = [
         (f"{where}.{field.name}", option)
@@ -121,7 +121,7 @@ def _parts(owner: type, where: str, seen: set[type]) -> Iterator[Section]:
 
 
 def _fields(owner: Any, where: str, names: list[str] | None = None) -> tuple[Field, ...]:
-    hints, docs = typing.get_type_hints(owner), _field_docs(owner)
+    hints, docs = typing.get_type_hints(owner), field_docs(owner)
     return tuple(
         Field(
             f"{where}.{field.name}".strip("."),
@@ -134,8 +134,15 @@ def _fields(owner: Any, where: str, names: list[str] | None = None) -> tuple[Fie
     )
 
 
-def _field_docs(owner: type) -> dict[str, str]:
-    """The strings under the fields of a dataclass, which Python itself does not keep."""
+def _choices(field: "dataclasses.Field[Any]") -> Iterator[str]:
+    """Descriptions of the values of a field, which its type's own table gives (see `sections.Optim.kind`)."""
+    described = [f"`{name}`: {text}" for name, text in field.metadata.get("choices", {}).items()]
+    if described:
+        yield "; ".join(described) + "."
+
+
+def field_docs(owner: Any) -> dict[str, str]:
+    """Return the strings under the fields of a dataclass, read from its source because Python does not keep them."""
     docs: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -146,6 +153,8 @@ def _field_docs(owner: type) -> dict[str, str]:
             match field, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     docs[name] = " ".join(text.split())
+    for field in dataclasses.fields(owner):
+        docs[field.name] = " ".join([docs.get(field.name, ""), *_choices(field)]).strip()
     return docs
 
 
@@ -160,7 +169,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _type(hint: Any) -> tuple[str, tuple[str, ...]]:
-    """The type of a field in words, and its choices where it has a fixed set of them."""
+    """Return the type of a field in words, and its choices if it has a fixed set of them."""
     words: list[str] = []
     choices: list[str] = []
     for option in _options(hint):
@@ -205,10 +214,10 @@ def _default(field: "dataclasses.Field[Any]") -> str | None:
 
 
 def run_file_page() -> str:
-    """The list as one Markdown text."""
+    """Return the list as Markdown."""
     return "\n\n".join(["# Run files", INTRODUCTION.strip(), *(section.text() for section in sections())]) + "\n"
 
 
 def fields_to_dict() -> dict[str, Any]:
-    """The list for `--json`."""
+    """Return the list for `--json`."""
     return {"sections": [dataclasses.asdict(section) for section in sections()]}

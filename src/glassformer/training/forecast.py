@@ -18,7 +18,7 @@ from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import ByteTokenizer, train_tokenizer
 from glassformer.training.data.tokenizer import load as load_tokenizer
 from glassformer.training.objective import CHUNKED_FROM
-from glassformer.training.run import RunConfig
+from glassformer.training.run import Run
 from glassformer.training.session import fit_vocabulary
 
 SHAKESPEARE_CHARACTERS = 65
@@ -32,12 +32,12 @@ gradient; on a CPU float32 logits, probabilities, a mask, one-hot targets and th
 class Forecast:
     """A run with the vocabulary it will train with, how its steps use memory, and what had to be assumed."""
 
-    run: RunConfig
+    run: Run
     options: StepOptions
     notes: tuple[str, ...]
 
 
-def forecast(run: RunConfig) -> Forecast:
+def forecast(run: Run) -> Forecast:
     """Return what can be known of a run without training. Nothing is downloaded."""
     vocabulary, why = count_vocabulary(run)
     notes = [why] if why else []
@@ -72,7 +72,7 @@ def forecast(run: RunConfig) -> Forecast:
     return Forecast(run, options, tuple(notes))
 
 
-def count_vocabulary(run: RunConfig) -> tuple[int | None, str]:
+def count_vocabulary(run: Run) -> tuple[int | None, str]:
     """Return the number of token ids of the run's tokenizer, and a sentence where it is not certain.
 
     None: it cannot be known here, and the model keeps the vocabulary that the run file gives it.
@@ -109,12 +109,12 @@ def _texts(name: str) -> Iterator[str]:
         yield "\n"  # joins them
 
 
-def _kept(run: RunConfig, reason: str) -> str:
+def _kept(run: Run, reason: str) -> str:
     return f"Vocabulary: {run.model.vocab_size:,} is assumed, as the model is configured: {reason}."
 
 
 def sheet(
-    run: RunConfig,
+    run: Run,
     batch: int | None = None,
     context: int | None = None,
     dtype: Dtype | None = None,

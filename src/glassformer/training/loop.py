@@ -27,7 +27,7 @@ from glassformer.training.memory import keep_freed
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
 from glassformer.training.probes import Probe, chosen_probes
-from glassformer.training.run import RunConfig
+from glassformer.training.run import Run
 from glassformer.training.sample import can_sample, sample_text
 from glassformer.training.schedule import factor
 
@@ -36,7 +36,7 @@ from glassformer.training.schedule import factor
 class TrainState:
     """Everything that changes in training, and everything that a step needs."""
 
-    run: RunConfig
+    run: Run
     model: Model
     optimizer: Optimizer
     device: torch.device
@@ -64,7 +64,7 @@ class TrainState:
         return torch.autocast(self.device.type, self.dtype)
 
 
-def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
+def prepare_state(run: Run, group: Group | None = None) -> TrainState:
     """Return a fresh state on the chosen device, with the model distributed over the group (default: torchrun's)."""
     group = start(run) if group is None else group
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
@@ -90,7 +90,7 @@ def prepare_state(run: RunConfig, group: Group | None = None) -> TrainState:
 
 
 def kernel_request(
-    run: RunConfig, device: torch.device, dtype: torch.dtype, compiled: bool, sharded: bool = False
+    run: Run, device: torch.device, dtype: torch.dtype, compiled: bool, sharded: bool = False
 ) -> dict[str, Any]:
     """Return what the choice of kernels depends on: the fields of `kernels.training.TrainingRequest`."""
     return {
@@ -104,7 +104,7 @@ def kernel_request(
     }
 
 
-def choose_machine(run: RunConfig) -> tuple[torch.device, torch.dtype, bool]:
+def choose_machine(run: Run) -> tuple[torch.device, torch.dtype, bool]:
     """Return the device, the dtype of the matmuls, and whether to compile with torch.compile."""
     wanted = run.machine
     choice = choose_for_training(wanted.device, wanted.precision, run.model.d_model)
@@ -237,7 +237,7 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
 
 
 def train(
-    run: RunConfig,
+    run: Run,
     data: Source,
     listen: Report | None = None,
     resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,

@@ -14,7 +14,7 @@ from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
 from glassformer.model.moe import balance_loss
 from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
-from glassformer.training.run import Loss, RunConfig
+from glassformer.training.run import Loss, Run
 
 CHUNKED_FROM = 4096
 """Vocabulary from which on the head and loss are computed in chunks."""
@@ -55,7 +55,7 @@ class Batch:
         return self.inputs.numel() + (0 if self.source is None else self.source.numel())
 
 
-def make_batch(run: RunConfig, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
+def make_batch(run: Run, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
     """Return the batch of the objective for (inputs, next tokens) windows. Masks depend on (seed, step, row) alone."""
     inputs, following = window
     special = run.model.special

@@ -1,6 +1,6 @@
 """The optimizers of a run. `config.optimizer` says which parameters each of them updates."""
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,13 @@ class Optimizer:
     def __init__(self, model: nn.Module, optim: Optim):
         rules = {name: rule_for(name) for name, _ in model.named_parameters()}
         named = dict(model.named_parameters())
-        muon = {n: p for n, p in named.items() if optim.kind == "muon" and rules[n].matrix}
+        match optim.kind:
+            case "adamw":
+                muon = {}
+            case "muon":
+                muon = {n: p for n, p in named.items() if rules[n].matrix}
+            case _:
+                assert_never(optim.kind)
         adam = {n: p for n, p in named.items() if n not in muon}
         self.members: list[tuple[torch.optim.Optimizer, float]] = []
         groups = [

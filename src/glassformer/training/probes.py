@@ -23,12 +23,12 @@ from glassformer.training.data.corpus import DataError
 from glassformer.training.data.source import Source
 from glassformer.training.objective import make_batch
 from glassformer.training.run import Probe as ProbeSection
-from glassformer.training.run import RunConfig
+from glassformer.training.run import Run
 
-Probe = Callable[[Model, Source, RunConfig], dict[str, Any]]
+Probe = Callable[[Model, Source, Run], dict[str, Any]]
 
 
-def weight_norms(model: Model, data: Source, run: RunConfig) -> dict[str, float]:
+def weight_norms(model: Model, data: Source, run: Run) -> dict[str, float]:
     """Return the Euclidean norm of all parameters (`total`), and of each part (`embedding`, `attention`, ...).
 
     The squares of the parts add up to the square of the total.
@@ -39,7 +39,7 @@ def weight_norms(model: Model, data: Source, run: RunConfig) -> dict[str, float]
     return {"total": sum(squares.values()) ** 0.5, **{part: s**0.5 for part, s in squares.items() if s > 0}}
 
 
-def accuracy(model: Model, data: Source, run: RunConfig) -> dict[str, float]:
+def accuracy(model: Model, data: Source, run: Run) -> dict[str, float]:
     """Return the accuracy of the most likely token: on the first training batch, and on the validation batches."""
     return {
         "train": _hits(model, [data.order(run).batch(0)], run),
@@ -48,7 +48,7 @@ def accuracy(model: Model, data: Source, run: RunConfig) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _hits(model: Model, windows: list[tuple[Tensor, Tensor]], run: RunConfig) -> float:
+def _hits(model: Model, windows: list[tuple[Tensor, Tensor]], run: Run) -> float:
     hit = count = 0
     for number, window in enumerate(windows):
         batch = make_batch(run, window, step=number).to(model.device)
@@ -67,7 +67,7 @@ SCORES = {"induction": "induction", "previous": "previous_token"}
 """Name of a score in the log, and its name in the table of heads."""
 
 
-def head_scores(model: Model, data: Source, run: RunConfig) -> dict[str, Any]:
+def head_scores(model: Model, data: Source, run: Run) -> dict[str, Any]:
     """Return the induction and previous-token score of every head, as (L,H) grids.
 
     They are measured on the same random repeated sequences each time.

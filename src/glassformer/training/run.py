@@ -1,14 +1,16 @@
 """A run: everything that decides what training does, in frozen dataclasses that are one TOML file.
 
-`read_run` resolves a TOML text (or nothing) plus `--set optim.lr=3e-4` changes into a RunConfig. The resolved run is
-written into every checkpoint, so that a checkpoint records how it was made. The sections are in `sections`.
+`read_run` resolves a TOML text (or nothing) plus `--set optim.lr=3e-4` changes into a Run; `override` changes a run by
+its sections. The resolved run is written into every checkpoint, so that a checkpoint records how it was made. The
+sections are defined in `sections`.
 """
 
 import dataclasses
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
 from glassformer.config import replace as replace_model
@@ -24,31 +26,42 @@ __all__ = [
     "Machine",
     "Optim",
     "Probe",
-    "RunConfig",
+    "Run",
     "Schedule",
+    "override",
     "read_run",
+    "read_run_file",
     "run_to_dict",
     "with_model",
 ]
 
 FORMAT = 1
+Objective = Literal["next", "masked", "seq2seq"]
+"""Next-token prediction, masked language modelling, or sequence to sequence."""
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """One training run."""
+class Run:
+    """One training run: a model, its data, and how to train it. `gf.train(gf.Run(model))` trains it."""
 
     model: ModelConfig
     """The architecture: a preset with changes, or all fields of a config (see [model])."""
     data: Data = Data()
+    """The text to train on and how it becomes tokens."""
     task: tasks.Repeat | tasks.Copy | tasks.Markov | tasks.ModularAddition | None = None
     """Parameters of the synthetic task that data.corpus names; none for a text."""
     optim: Optim = Optim()
+    """The optimizer."""
     schedule: Schedule = Schedule()
+    """The learning rate over the run."""
     loss: Loss = Loss()
+    """Terms that are added to the cross-entropy."""
     loop: Loop = Loop()
+    """The number of steps, the batch, and the intervals of validation, samples and checkpoints."""
     machine: Machine = Machine()
+    """The device, the dtypes, compilation and parallelism."""
     probe: Probe = Probe()
+    """Measurements during training."""
     seed: int = 0
     """Seed of the initial weights, of the order of the data and of dropout."""
     out: str = ""
@@ -88,7 +101,7 @@ class RunConfig:
         self.task.check(self.context)
 
     def _check_products(self) -> None:
-        """Products in 8 bits are written for one shape of feed-forward, and for dimensions that a GPU can take."""
+        """Refuse float8 matmuls for feed-forwards and widths that the kernels do not support."""
         feedforward = self.model.feedforward
         if self.machine.products != "float8":
             return
@@ -106,15 +119,21 @@ class RunConfig:
 
     @property
     def context(self) -> int:
-        """Tokens per sequence: given, fixed by the task, or the model's max_len."""
+        """Tokens per sequence: loop.context, or the length that the task fixes, or the model's max_len."""
         fixed = self.task.context if isinstance(self.task, tasks.ModularAddition) else None
         return self.loop.context or fixed or self.model.max_len or 0
 
     @property
-    def objective(self) -> str:
-        """Decided by the architecture: next token, masked language model, or sequence to sequence."""
-        kinds = {DecoderConfig: "next", EncoderConfig: "masked", Seq2SeqConfig: "seq2seq"}
-        return kinds[type(self.model)]
+    def objective(self) -> Objective:
+        """The training objective, which the architecture determines."""
+        match self.model:
+            case DecoderConfig():
+                return "next"
+            case EncoderConfig():
+                return "masked"
+            case Seq2SeqConfig():
+                return "seq2seq"
+        raise TypeError(f"{type(self.model).__name__} is not one of the three kinds of models.")
 
 
 SECTIONS: dict[str, type] = {
@@ -129,30 +148,49 @@ SECTIONS: dict[str, type] = {
 
 
 PARTS = {*SECTIONS, "model", "task", "seed", "out", "format"}
-"""What may stand at the top level of a run file."""
+"""Keys of the top level of a run file."""
 
 Note = Callable[[str], None]
 
 
-def read_run(
-    text: str = "", changes: tuple[str, ...] = (), source: str = "the run", note: Note | None = None
-) -> RunConfig:
-    """A run from TOML text and `section.field=value` changes.
+def read_run(text: str = "", changes: tuple[str, ...] = (), source: str = "the run", note: Note | None = None) -> Run:
+    """Return the run of a TOML text with `section.field=value` changes.
 
     [model] is a whole config, or `preset = "nano"` with fields to change (`n_layers = 2`, `attention__bias = false`).
     `note` receives one sentence for each value that was adjusted to the others.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not readable TOML: {error}.") from None
-    data.setdefault("model", {"preset": "nano"})
-    precedence = {field: int(_holds(data, field)) for field in (WARMUP, STEPS)}
     changed: dict[str, Any] = {}
     for change in changes:
-        _apply_change(data, change)
         _apply_change(changed, change)
-    precedence |= {field: 2 for field in precedence if _holds(changed, field)}
+    return _resolve(read_toml(text, source), changed, source, note)
+
+
+def override(run: Run | str, changes: Mapping[str, Any], source: str = "the run", note: Note | None = None) -> Run:
+    """Return a run, given as such or as TOML text, with some of its parts changed.
+
+    `changes` holds parts by name: `{"loop": {"steps": 5}, "seed": 1}`. Fields of a section that are not named keep
+    their values. A section may also be given whole, as a dataclass: `{"loop": Loop(steps=5)}`.
+    """
+    data = read_toml(run, source) if isinstance(run, str) else run_to_dict(run)
+    plain = {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in changes.items()}
+    whole = {name: plain[name] for name, value in changes.items() if dataclasses.is_dataclass(value)}
+    if "corpus" in (plain.get("data") or {}) and "task" not in plain:
+        data.pop("task", None)  # the parameters of the former corpus
+    return _resolve(data | whole, plain, source, note)
+
+
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """Return the tables of a run file. Raise ConfigError if it is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not readable TOML: {error}.") from None
+
+
+def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note: Note | None) -> Run:
+    """Return the run of the tables `data`, over which the tables `changed` take precedence."""
+    precedence = {field: 2 * _holds(changed, field) or int(_holds(data, field)) for field in (WARMUP, STEPS)}
+    data = _with_changes({"model": {"preset": "nano"}} | data, changed, source)
     for key in data:
         if key not in PARTS:
             raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, PARTS)}")
@@ -171,22 +209,22 @@ def read_run(
             parts[name] = data[name]
     if precedence[STEPS] > precedence[WARMUP]:
         parts["schedule"] = _shortened(parts["schedule"], parts["loop"].steps, note)
-    return RunConfig(model=_read_model(data["model"]), **parts)
+    return Run(model=_read_model(data["model"]), **parts)
 
 
 STEPS, WARMUP = ("loop", "steps"), ("schedule", "warmup")
 
 
-def _holds(data: dict[str, Any], field: tuple[str, str]) -> bool:
+def _holds(data: Mapping[str, Any], field: tuple[str, str]) -> bool:
     section = data.get(field[0])
     return isinstance(section, dict) and field[1] in section
 
 
 def _shortened(schedule: Schedule, steps: int, note: Note | None) -> Schedule:
-    """A schedule whose warm-up fits a number of steps that was set with more authority than the warm-up was.
+    """Return a schedule whose warm-up fits a number of steps that takes precedence over the warm-up.
 
-    A value on the command line outranks the run file, which outranks the default. Two values of one rank that
-    contradict each other are refused by RunConfig.
+    A value on the command line takes precedence over the run file, which takes precedence over the default. Run refuses
+    two values of equal precedence that contradict each other.
     """
     if schedule.warmup < steps:
         return schedule
@@ -234,12 +272,28 @@ def _read_model(data: Any) -> ModelConfig:
     return from_dict(_merge(to_dict(made), tables)) if tables else made
 
 
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Tables are merged, unless their kind changes: then the new one stands alone."""
+def _with_changes(data: dict[str, Any], changed: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the tables of a run with other values for some fields. Another preset replaces a model without one."""
+    out = dict(data)
+    for name, value in changed.items():
+        held = out.get(name, {})
+        if not isinstance(value, Mapping):
+            out[name] = value
+        elif not isinstance(held, dict):
+            raise ConfigError(f"{source}: {name} is not a table.")
+        elif name == "model" and "preset" in value and "preset" not in held:
+            out[name] = dict(value)
+        else:
+            out[name] = _merge(held, value)
+    return out
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes`. Tables are merged; a table with another `kind` replaces the old one."""
     out = dict(base)
     for key, value in changes.items():
         held = out.get(key)
-        if isinstance(held, dict) and isinstance(value, dict) and value.get("kind") in (None, held.get("kind")):
+        if isinstance(held, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, held.get("kind")):
             out[key] = _merge(held, value)
         else:
             out[key] = value
@@ -247,7 +301,7 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _apply_change(data: dict[str, Any], change: str) -> None:
-    """`optim.lr=3e-4`: the value is read as TOML, and as plain text when it is none."""
+    """Apply `optim.lr=3e-4`. The value is read as TOML, and as plain text if it is not TOML."""
     key, equals, text = change.partition("=")
     require(bool(equals) and bool(key.strip()), f"--set {change!r} must read section.field=value.")
     try:
@@ -262,8 +316,47 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
     table[last] = value
 
 
-def run_to_dict(run: RunConfig) -> dict[str, Any]:
-    """The whole run as a nested dict, for TOML and JSON."""
+def read_run_file(path: Path) -> str | None:
+    """Return the TOML text of a run file; None for a text file or a folder of texts, which is a corpus to train on.
+
+    A file with the suffix .toml is a run file. A file with another suffix is one if it is TOML whose top level holds
+    parts of a run and nothing else.
+    """
+    is_toml = path.suffix.lower() == ".toml"
+    if path.is_dir():
+        if (path / "run.toml").exists() and ((path / "checkpoints").is_dir() or (path / "meta.json").exists()):
+            raise ConfigError(
+                f"{path} is the folder of a run: continue it with --resume {path}, or train the same run anew with "
+                f"{path / 'run.toml'} --out FOLDER."
+            )
+        return None
+    try:
+        if not is_toml and path.is_file() and path.stat().st_size > LARGEST_RUN_FILE:
+            return None
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: give a run file, a text file or a folder of text files.") from None
+    except UnicodeDecodeError as error:
+        if not is_toml:
+            return None  # the corpus reader reports what is wrong with it
+        raise ConfigError(f"{path} is not TOML: byte {error.start} is not UTF-8. Give a run file.") from None
+    return text if is_toml or _is_run(text) else None
+
+
+LARGEST_RUN_FILE = 1 << 20
+"""Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
+
+
+def _is_run(text: str) -> bool:
+    try:
+        keys = tomllib.loads(text).keys()
+    except tomllib.TOMLDecodeError:
+        return False
+    return bool(keys) and keys <= PARTS
+
+
+def run_to_dict(run: Run) -> dict[str, Any]:
+    """Return the whole run as a nested dict, for TOML and JSON."""
     out: dict[str, Any] = {"format": FORMAT, "seed": run.seed, "out": run.out}
     for name in SECTIONS:
         out[name] = to_dict(getattr(run, name))
@@ -273,6 +366,6 @@ def run_to_dict(run: RunConfig) -> dict[str, Any]:
     return out
 
 
-def with_model(run: RunConfig, **changes: Any) -> RunConfig:
-    """The run with some model fields changed: the vocabulary is known only once the tokenizer is."""
+def with_model(run: Run, **changes: Any) -> Run:
+    """Return the run with some model fields changed, such as the vocabulary, which only the tokenizer determines."""
     return dataclasses.replace(run, model=replace_model(run.model, **changes))

@@ -3,11 +3,17 @@
 `glass train --fields` and docs/run_file.md are generated from these strings (see `fields`), so every field has one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from glassformer.config.choices import Device, ScheduleKind, TrainingPrecision, WindowOrder
 from glassformer.config.errors import require, require_choice, require_positive
-from glassformer.config.optimizer import OptimizerKind
+from glassformer.config.optimizer import OPTIMIZERS, OptimizerKind
+
+StreamDtype = Literal["float32", "bfloat16"]
+Products = Literal["precision", "float8"]
+Compile = Literal["auto", "yes", "no"]
+Parallel = Literal["auto", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,14 @@ class Data:
     """Number of tokens of a `bpe` tokenizer that is trained on the corpus."""
     validation: float = 0.1
     """Fraction of the text, at its end, that is kept for validation."""
-    order: Literal["random", "epoch"] = "random"
+    order: WindowOrder = "random"
     """`random` draws windows anywhere in the text at each step; `epoch` reads every window once, then reshuffles."""
     cache: str | None = None
     """Folder for the token files. Default: the user's cache folder."""
 
     def __post_init__(self) -> None:
         require(0 < self.validation < 1, f"data.validation={self.validation} must be between 0 and 1.")
-        require_choice(self, "order", Literal["random", "epoch"])
+        require_choice(self, "order", WindowOrder)
         if self.vocab_size is not None:
             require_positive(self, "vocab_size")
 
@@ -40,8 +46,10 @@ class Data:
 class Optim:
     """The optimizer."""
 
-    kind: OptimizerKind = "adamw"
-    """`adamw` for all parameters, or `muon` for the matrices of the blocks and AdamW for the other parameters."""
+    kind: OptimizerKind = field(
+        default="adamw", metadata={"choices": {name: facts.description for name, facts in OPTIMIZERS.items()}}
+    )
+    """Which optimizer updates the parameters."""
     lr: float = 1e-3
     """Peak learning rate of AdamW."""
     muon_lr: float = 0.02
@@ -74,7 +82,7 @@ class Optim:
 class Schedule:
     """The learning rate over the run, as a factor on its peak."""
 
-    kind: Literal["constant", "cosine", "wsd"] = "cosine"
+    kind: ScheduleKind = "cosine"
     """What follows the warm-up: `constant`, `cosine` decay to the floor, or `wsd` (warm-up, stable, then linear decay
     over the last `decay` fraction of the run)."""
     warmup: int = 100
@@ -86,7 +94,7 @@ class Schedule:
     """`wsd` only: fraction of the steps that the decay takes."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "kind", Literal["constant", "cosine", "wsd"])
+        require_choice(self, "kind", ScheduleKind)
         require(self.warmup >= 0, f"schedule.warmup={self.warmup} must be 0 or more.")
         require(0 <= self.floor <= 1, f"schedule.floor={self.floor} must be in [0, 1].")
         require(0 < self.decay <= 1, f"schedule.decay={self.decay} must be in (0, 1].")
@@ -155,27 +163,27 @@ class Loop:
 class Machine:
     """Where and how the run computes. Nothing here changes the result beyond rounding."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     """`auto` takes a CUDA GPU if there is one."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: TrainingPrecision = "auto"
     """dtype of the matmuls. `bfloat16` keeps weights and optimizer state in float32; `auto` takes bfloat16 where it
     is faster."""
-    stream: Literal["float32", "bfloat16"] = "float32"
+    stream: StreamDtype = "float32"
     """dtype of the residual stream when matmuls are in bfloat16. `bfloat16` moves half the bytes between matmuls."""
-    products: Literal["precision", "float8"] = "precision"
+    products: Products = "precision"
     """`float8`: the matmuls of dense feed-forwards, of the projections of self-attention and of a large head run in
     8 bits during training steps, on a GPU that supports it. `precision`: in the dtype above."""
-    compile: Literal["auto", "yes", "no"] = "auto"
+    compile: Compile = "auto"
     """`yes` uses torch.compile. `auto` uses it on a GPU, and on a CPU this package's own kernels if there is a C++
     compiler."""
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    parallel: Parallel = "auto"
     """How several processes under torchrun share the work; `auto` is `ddp`."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "device", Literal["auto", "cpu", "cuda"])
-        require_choice(self, "precision", Literal["auto", "float32", "bfloat16"])
-        require_choice(self, "stream", Literal["float32", "bfloat16"])
-        require_choice(self, "products", Literal["precision", "float8"])
+        require_choice(self, "device", Device)
+        require_choice(self, "precision", TrainingPrecision)
+        require_choice(self, "stream", StreamDtype)
+        require_choice(self, "products", Products)
         require(
             self.products != "float8" or self.precision == "bfloat16",
             f"machine.products='float8' needs machine.precision='bfloat16', not {self.precision!r}: all other matmuls "
@@ -185,8 +193,8 @@ class Machine:
             self.products != "float8" or self.device != "cpu",
             "machine.products='float8' needs a CUDA GPU, not machine.device='cpu': use machine.products='precision'.",
         )
-        require_choice(self, "compile", Literal["auto", "yes", "no"])
-        require_choice(self, "parallel", Literal["auto", "ddp", "fsdp"])
+        require_choice(self, "compile", Compile)
+        require_choice(self, "parallel", Parallel)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from glassformer.training.data import corpus
 from glassformer.training.data.source import Source, prepare
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.distributed import parallel
-from glassformer.training.run import Note, RunConfig, read_run, run_to_dict, with_model
+from glassformer.training.run import Note, Run, read_run, run_to_dict, with_model
 
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 
@@ -25,13 +25,13 @@ Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 class Session:
     """A run whose model has the vocabulary of the tokenizer, its data, and the checkpoint that it resumes from."""
 
-    run: RunConfig
+    run: Run
     data: Any
     """`Prepared` for a text, or `TaskData`; both are a `Source`."""
     resume: Resume | None = None
 
 
-def open_session(run: RunConfig) -> Session:
+def open_session(run: Run) -> Session:
     """Prepare the data and fit the model's vocabulary to the tokenizer."""
     parallel.check(run)
     data = _prepare(run)
@@ -71,7 +71,7 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
     return Session(run, data, (meta, model, extra))
 
 
-def _in_its_folder(run: RunConfig, found: Path) -> RunConfig:
+def _in_its_folder(run: Run, found: Path) -> Run:
     """Return the run with `out` as the folder of its checkpoint `found`; outside a run folder, `out` stays."""
     root = found.parent.parent
     if found.parent.name != "checkpoints" or Path(run.out).resolve() == root:
@@ -79,7 +79,7 @@ def _in_its_folder(run: RunConfig, found: Path) -> RunConfig:
     return dataclasses.replace(run, out=str(root))
 
 
-def _prepare(run: RunConfig) -> Source:
+def _prepare(run: Run) -> Source:
     if run.task is not None:
         return TaskData(run.task)
     given = run.data
@@ -125,12 +125,12 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def fit_model(run: RunConfig, data: Source) -> RunConfig:
+def fit_model(run: Run, data: Source) -> Run:
     """Return the run with the vocabulary of its data's tokenizer."""
     return fit_vocabulary(run, data.tokenizer.vocab_size)
 
 
-def fit_vocabulary(run: RunConfig, size: int) -> RunConfig:
+def fit_vocabulary(run: Run, size: int) -> Run:
     """Return the run with `size` token ids, plus one where the objective needs a mask or a start token."""
     match run.objective:
         case "masked":

@@ -11,7 +11,7 @@ from glassformer.config import ConfigError, ModelConfig, from_dict, presets
 from glassformer.sizing import Dtype, Optimizer, Sheet
 
 if TYPE_CHECKING:
-    from glassformer.training import RunConfig
+    from glassformer.training import Run
 
 ACCEPTED = "a ModelConfig, a run, a model built or loaded here, or the name of a preset, a model folder or a TOML file"
 RUN_KEYS = {"model", "data", "task", "optim", "schedule", "loss", "loop", "machine", "probe", "seed", "out"}
@@ -51,7 +51,7 @@ def size(
     )
 
 
-def resolve(subject: object, changes: tuple[str, ...] = ()) -> "ModelConfig | RunConfig":
+def resolve(subject: object, changes: tuple[str, ...] = ()) -> "ModelConfig | Run":
     """Return the config or the run that `subject` means, without building a model. Raise TypeError for other types."""
     found = _resolve(subject, changes)
     if changes and (isinstance(found, ModelConfig) or found is subject):
@@ -59,7 +59,7 @@ def resolve(subject: object, changes: tuple[str, ...] = ()) -> "ModelConfig | Ru
     return found
 
 
-def _resolve(subject: object, changes: tuple[str, ...]) -> "ModelConfig | RunConfig":
+def _resolve(subject: object, changes: tuple[str, ...]) -> "ModelConfig | Run":
     if isinstance(subject, ModelConfig) or _is_run(subject):
         return subject  # type: ignore[return-value]
     if isinstance(subject, str | os.PathLike):
@@ -82,10 +82,10 @@ def config_of(subject: object) -> ModelConfig:
 
 def _is_run(subject: object) -> bool:
     module = sys.modules.get("glassformer.training.run")  # a run exists only if this was imported
-    return module is not None and isinstance(subject, module.RunConfig)
+    return module is not None and isinstance(subject, module.Run)
 
 
-def _named(subject: "str | os.PathLike[str]", changes: tuple[str, ...]) -> "ModelConfig | RunConfig":
+def _named(subject: "str | os.PathLike[str]", changes: tuple[str, ...]) -> "ModelConfig | Run":
     if isinstance(subject, str) and subject in presets.ALL:
         return presets.get(subject)
     path = Path(subject).expanduser()
@@ -100,7 +100,7 @@ def _named(subject: "str | os.PathLike[str]", changes: tuple[str, ...]) -> "Mode
     return presets.get(subject)  # refuses it, and names presets that are spelled like it
 
 
-def _read(path: Path, name: str, changes: tuple[str, ...]) -> "ModelConfig | RunConfig":
+def _read(path: Path, name: str, changes: tuple[str, ...]) -> "ModelConfig | Run":
     """A TOML file: a run file, read exactly as `glass train` reads it, or a model config."""
     try:
         text = path.read_text(encoding="utf-8")

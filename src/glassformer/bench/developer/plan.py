@@ -149,12 +149,12 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     from glassformer.training.distributed.parallel import ALONE
     from glassformer.training.loop import prepare_state, train_step
     from glassformer.training.objective import Batch
-    from glassformer.training.run import Loop, Machine, RunConfig
+    from glassformer.training.run import Loop, Machine, Run
 
-    def run(kind: Any, batch: int) -> RunConfig:
+    def run(kind: Any, batch: int) -> Run:
         # the plain model everywhere, because sharded ranks cannot use the compiled kernels
         machine = Machine(device="cpu", precision="float32", compile="no", parallel=kind)
-        return RunConfig(model=case.config, loop=Loop(steps=10_000, batch=batch), machine=machine)
+        return Run(model=case.config, loop=Loop(steps=10_000, batch=batch), machine=machine)
 
     states = {"alone": prepare_state(run("ddp", case.each), ALONE)}
     ranked = {"silent": "fsdp", **{kind: kind for kind in WAYS}}

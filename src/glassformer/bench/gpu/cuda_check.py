@@ -96,12 +96,12 @@ def float8_learns_as_bfloat16(steps: int = 60) -> Iterator[Finding]:
     from glassformer.training.graph import CapturedStep
     from glassformer.training.loop import prepare_state
     from glassformer.training.objective import Batch
-    from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
+    from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
     curves = []
     choices: tuple[Literal["precision", "float8"], ...] = ("precision", "float8")
     for products in choices:
-        run = RunConfig(
+        run = Run(
             model=presets.nano(vocab_size=5003),
             optim=Optim(lr=3e-3),
             schedule=Schedule(warmup=2),
@@ -144,7 +144,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
     from glassformer.training.graph import CapturedStep
     from glassformer.training.loop import prepare_state, train_step
     from glassformer.training.objective import Batch
-    from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
+    from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
     wide = presets.nano(vocab_size=5000)  # large enough for the loss in chunks
     cases: dict[str, tuple[Literal["adamw", "muon"], ModelConfig, Literal["yes", "no"], float]] = {
@@ -155,7 +155,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
         "ignored targets": ("adamw", presets.nano(), "no", 0.6),
     }
     for name, (kind, model, compiled, ignored) in cases.items():
-        run = RunConfig(
+        run = Run(
             model=model,
             optim=Optim(kind=kind),
             schedule=Schedule(warmup=2),

@@ -21,7 +21,7 @@ from glassformer.config import LayerNorm, presets, replace
 from glassformer.training.graph import CapturedStep
 from glassformer.training.loop import prepare_state
 from glassformer.training.objective import Batch
-from glassformer.training.run import Loop, Machine, Optim, RunConfig, Schedule
+from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
 CONTEXT, VOCAB, USED = 1024, 50304, 512
 AGREE = 0.1
@@ -36,7 +36,7 @@ def ours(
 ) -> tuple[Callable[[Batch], float], int]:
     """Return our training step, a function from a batch to its loss, and the number of parameters."""
     model = presets.gpt2(vocab_size=VOCAB, dropout=0.0, attention__bias=False, feedforward__bias=False)
-    run = RunConfig(
+    run = Run(
         model=replace(model, norm=LayerNorm(bias=False)),
         optim=Optim(lr=6e-4),
         schedule=Schedule("constant", warmup=0),

@@ -116,7 +116,7 @@ class Declared:
 
     @property
     def position_kind(self) -> str | None:
-        """`learned`, `sinusoidal`, `rotary`, `alibi`, `t5`, `infused` or `none`; None when the config does not say."""
+        """`learned`, `sinusoidal`, `rotary`, `alibi`, `t5`, `query_key` or `none`; None if not declared."""
         return position_kind(self)
 
     def window_of(self, layer: int) -> int | None:
@@ -193,7 +193,7 @@ POSITION_WORDS = {
     "rotary": ("rotary", "rope", "roformer"),
     "alibi": ("alibi",),
     "t5": ("t5", "bucket", "relative_bias", "relative_key"),
-    "infused": ("infused",),
+    "query_key": ("query_key", "infused"),
     "sinusoidal": ("sinus", "sincos", "fixed", "fourier"),
     "learned": ("learn", "absolute", "table", "embedding"),
     "none": ("none", "nope", "no_position", "noposition"),

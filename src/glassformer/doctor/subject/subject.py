@@ -12,11 +12,12 @@ docs/doctor.md has an example of ten lines.
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from glassformer.config.choices import ModelKind
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.declared import Declared
 from glassformer.doctor.subject.errors import Unsupported
@@ -24,7 +25,7 @@ from glassformer.doctor.subject.interface import Interface
 from glassformer.doctor.subject.isolate import NoDropout, borrowed
 from glassformer.shapes import Float, Int, Shaped
 
-Kind = Literal["decoder", "encoder", "seq2seq"]
+Kind = ModelKind
 LENGTHS = (5, 24, 65, 129)
 """Short, usual, and one past two powers of two: "only after position n" bugs like powers of two."""
 LARGE = 30_000_000

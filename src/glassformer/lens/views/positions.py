@@ -31,13 +31,13 @@ def positions(subject: Subject, choice: Choice) -> View:
             raise LensError(
                 f"{subject.name} has no position scheme: a decoder without one knows the order only through its mask."
             )
-        case c.Learned(offset=first) | c.Infused(vectors=c.Learned(offset=first)):
+        case c.Learned(offset=first) | c.QueryKeyPosition(vectors=c.Learned(offset=first)):
             return _vectors(f"{subject.name}: learned positions", stack.position.weight[first:].detach())  # type: ignore[index]
         case c.Sinusoidal() as waves:
             return _vectors(
                 f"{subject.name}: sinusoidal positions", sinusoids(torch.arange(last + 1), config.d_model, waves)
             )
-        case c.Infused(vectors=c.Sinusoidal() as waves):
+        case c.QueryKeyPosition(vectors=c.Sinusoidal() as waves):
             title = f"{subject.name}: sinusoidal positions, read by queries and keys only"
             return _vectors(title, sinusoids(torch.arange(last + 1), config.d_model, waves))
         case c.Rotary() as spec:
@@ -49,11 +49,9 @@ def positions(subject: Subject, choice: Choice) -> View:
         case _:
             query = torch.tensor([[last]])
             bias = stack.position.bias(query, query + offsets[None], torch.float64)
-            assert bias is not None  # ALiBi and T5
-            name = "ALiBi" if isinstance(config.position, c.Alibi) else "T5 bias"
-            return _offsets(
-                subject.name, offsets, {f"{name}: added to the score, one line per head": bias[0, :, 0].detach()}
-            )
+            assert bias is not None  # the schemes that add to the scores
+            lines = {f"{config.position.title}: added to the score, one line per head": bias[0, :, 0].detach()}
+            return _offsets(subject.name, offsets, lines)
 
 
 def _vectors(title: str, vectors: Tensor) -> View:

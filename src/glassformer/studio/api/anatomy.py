@@ -1,23 +1,18 @@
 """Anatomy view: the parts of a model with formulas, parameters and FLOPs, and the tensor at one site."""
 
 import math
-from typing import Any
+from typing import Any, assert_never
 
 from glassformer.config import (
-    Alibi,
     Dense,
     EncoderConfig,
     Gated,
-    Infused,
     LayerNorm,
-    Learned,
     ModelConfig,
     MoE,
     NoFeedForward,
     NoPosition,
-    Rotary,
     Seq2SeqConfig,
-    Sinusoidal,
 )
 from glassformer.sizing import flops, parameters
 from glassformer.studio import schema
@@ -109,8 +104,9 @@ def _stack_parts(
     norm = NORMS["layer_norm" if isinstance(config.norm, LayerNorm) else "rms_norm"]
     scores = 2 * config.n_heads * (config.d_head + config.d_value) * context
     if not isinstance(config.position, NoPosition):
-        title = {"t5_bias": "T5 bias"}.get(config.position.kind, config.position.kind.capitalize()) + " positions"
-        add(f"{prefix}position", title, f"{prefix}embed", "B,T,D", position_formula(config), (f"{stack}.position.",),
+        scheme = config.position
+        title = scheme.title[0].upper() + scheme.title[1:]
+        add(f"{prefix}position", title, f"{prefix}embed", "B,T,D", scheme.formula, (f"{stack}.position.",),
             is_matmul=False)  # fmt: skip
     if config.embedding.norm:
         add(f"{prefix}embed_norm", "Embedding norm", f"{prefix}embed", "B,T,D", norm, (f"{stack}.embed_norm.",))
@@ -153,25 +149,10 @@ def feed_formula(config: ModelConfig) -> str:
         case MoE():
             router = r"p = \operatorname{softmax}(x W_r^\top)"
             return r"\sum_{e \in \operatorname{top}_A} p_e \operatorname{expert}_e(x), \quad " + router
-        case _:
+        case NoFeedForward():
             return ""
-
-
-def position_formula(config: ModelConfig) -> str:
-    """Return the formula of the position scheme."""
-    match config.position:
-        case Learned():
-            return r"x_t \leftarrow x_t + P_t"
-        case Sinusoidal():
-            return r"x_t \leftarrow x_t + p_t, \quad p_{t,2i} = \sin(t\,\omega_i), \; p_{t,2i+1} = \cos(t\,\omega_i)"
-        case Rotary():
-            return r"q_t \leftarrow R_t q_t, \; k_s \leftarrow R_s k_s, \quad R_t = \text{rotation by } t\,\omega_i"
-        case Alibi():
-            return r"s_{h,t,s} \leftarrow s_{h,t,s} - m_h |t - s|"
-        case Infused():
-            return r"q, k \text{ read } x_t + p_t"
         case _:
-            return r"s_{h,t,s} \leftarrow s_{h,t,s} + b_{h, \operatorname{bucket}(s - t)}"
+            assert_never(config.feedforward)
 
 
 def tensor(models: ModelStore, request: schema.TensorRequest, limit: int = LIMITS.tensor_bytes) -> TensorResponse:

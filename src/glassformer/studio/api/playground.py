@@ -100,7 +100,7 @@ def _next_logits(models: ModelStore, request: schema.Next) -> "tuple[LoadedModel
 def sampling_of(request: schema.SamplingRequest) -> "Sampling":
     from glassformer.generation import Sampling
 
-    return Sampling(request.temperature, request.top_k, request.top_p, request.min_p)
+    return Sampling(**request.sampling())
 
 
 def start_feed(

@@ -97,8 +97,8 @@ def _join(models: ModelStore, request: Any, *more: str) -> str:
 
 
 def _sampling(request: schema.SamplingRequest) -> str:
-    options = f"top_k={request.top_k!r}, top_p={request.top_p!r}, min_p={request.min_p!r}"
-    return f"gf.Sampling({request.temperature!r}, {options})"
+    temperature, *options = request.sampling().items()
+    return f"gf.Sampling({temperature[1]!r}, {', '.join(f'{name}={value!r}' for name, value in options)})"
 
 
 def _next(models: ModelStore, request: schema.Next) -> str:

@@ -1,9 +1,6 @@
 """Train view: the fields of a run file, starting a run, and its events."""
 
-import ast
 import dataclasses
-import inspect
-import textwrap
 import time
 import types
 import typing
@@ -144,6 +141,7 @@ def parse_fields(given: dict[str, Any], preset: str) -> dict[str, Any]:
 
 def fields(preset: str = "nano") -> dict[str, RunField]:
     """Return every field that may be set, from the dataclasses of the run, with their docstrings as help."""
+    from glassformer.training.fields import field_docs
     from glassformer.training.run import SECTIONS
 
     base = presets.get(preset)
@@ -155,7 +153,7 @@ def fields(preset: str = "nano") -> dict[str, RunField]:
     }
     for section, editable in EDITABLE.items():
         cls: Any = SECTIONS[section]
-        hints, docs = typing.get_type_hints(cls), _docs(cls)
+        hints, docs = typing.get_type_hints(cls), field_docs(cls)
         for field in dataclasses.fields(cls):
             if editable is not None and field.name not in editable:
                 continue
@@ -181,18 +179,6 @@ def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...], bool]:
     if typing.get_origin(plain[0]) is Literal:
         return (str,), typing.get_args(plain[0]), len(plain) < len(options)
     return tuple(plain), (), len(plain) < len(options)
-
-
-def _docs(cls: type) -> dict[str, str]:
-    """Return the docstring under each field of a dataclass."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(body, ast.ClassDef)
-    out: dict[str, str] = {}
-    for before, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            assert isinstance(before.target, ast.Name)
-            out[before.target.id] = " ".join(str(after.value.value).split())
-    return out
 
 
 def form(training_runs: TrainingRuns, preset: str = "nano") -> dict[str, Any]:

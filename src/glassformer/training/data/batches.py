@@ -7,15 +7,15 @@ the rows of all ranks together are those of a single process.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from glassformer.config.choices import WindowOrder
 from glassformer.training.data.corpus import DataError
 
-Mode = Literal["random", "epoch"]
 IGNORED = -100
 """A target that no loss counts."""
 _OFFSETS, _SHUFFLE, _MASK = range(3)  # what the numbers are for: streams that never meet
@@ -68,15 +68,15 @@ class Batches:
     world: int = 1
     start: int = 0
     """The step at which an iteration begins."""
-    mode: Mode = "random"
+    mode: WindowOrder = "random"
     _shuffled: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("context", "batch_size", "world"):
             if (value := getattr(self, name)) < 1:
                 raise DataError(f"{name}={value} must be at least 1.")
-        if self.mode not in get_args(Mode):
-            raise DataError(f"mode={self.mode!r} is not known. Use one of {', '.join(get_args(Mode))}.")
+        if self.mode not in get_args(WindowOrder):
+            raise DataError(f"mode={self.mode!r} is not known. Use one of {', '.join(get_args(WindowOrder))}.")
         if not 0 <= self.rank < self.world:
             raise DataError(f"rank={self.rank} must be one of 0 to world - 1 = {self.world - 1}.")
         if self.batch_size % self.world:
@@ -151,7 +151,7 @@ def _split(windows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def eval_batches(
-    tokens: np.ndarray, context: int, batch_size: int, limit: int | None = None
+    tokens: np.ndarray, context: int, batch_size: int, limit: int | None = None, stride: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets in a fixed order: every token but the first is a target exactly once.
 
@@ -160,18 +160,18 @@ def eval_batches(
     `limit`, at most that many batches of full windows are spread evenly over the text.
     """
     _check_length(tokens, context)
-    n_full, left = divmod(len(tokens) - 1, context)
-    offsets = np.arange(n_full) * context
-    if limit is not None and limit * batch_size <= n_full:
-        chosen = np.arange(limit * batch_size) * n_full // (limit * batch_size)
-        offsets, left = offsets[chosen], 0
-    elif left:
-        offsets = np.append(offsets, len(tokens) - 1 - context)
+    stride = context if stride is None else stride
+    last = len(tokens) - 1 - context
+    offsets = np.arange(0, last + 1, stride)
+    if limit is not None and limit * batch_size <= len(offsets):
+        offsets = offsets[np.arange(limit * batch_size) * len(offsets) // (limit * batch_size)]
+    elif offsets[-1] < last:
+        offsets = np.append(offsets, last)
+    seen = np.append(0, np.maximum(offsets[:-1] + context - offsets[1:], 0))
     for first in range(0, len(offsets), batch_size):
         inputs, targets = _split(_gather(tokens, offsets[first : first + batch_size], context))
-        if left and first + batch_size >= len(offsets):
-            targets[-1, : context - left] = IGNORED
-        yield inputs, targets
+        earlier = torch.from_numpy(seen[first : first + batch_size, None])
+        yield inputs, targets.masked_fill_(torch.arange(context) < earlier, IGNORED)
 
 
 def mask_tokens(

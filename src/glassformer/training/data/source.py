@@ -27,7 +27,7 @@ from glassformer.training.data import tokenizer as tok
 from glassformer.training.data.batches import Batches, Order, eval_batches, mask_tokens, prefix_pairs
 from glassformer.training.data.corpus import Corpus, DataError, Document, find
 from glassformer.training.data.tokenizer import Tokenizer, UnknownCharacter
-from glassformer.training.run import RunConfig
+from glassformer.training.run import Run
 
 __all__ = [
     "Batches",
@@ -75,13 +75,13 @@ class Source(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def order(self, run: RunConfig, rank: int = 0, world: int = 1) -> Order:
+    def order(self, run: Run, rank: int = 0, world: int = 1) -> Order:
         """Batches of this rank, by step."""
 
-    def validation(self, run: RunConfig) -> Iterator[tuple[Tensor, Tensor]]:
+    def validation(self, run: Run) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets, the same ones each time."""
 
-    def facts(self, run: RunConfig) -> dict[str, Any]:
+    def facts(self, run: Run) -> dict[str, Any]:
         """train_tokens and validation_tokens, for the log."""
 
     def baselines(self, vocab_size: int) -> dict[str, float]:
@@ -98,13 +98,13 @@ class Prepared:
     train: np.ndarray
     val: np.ndarray
 
-    def order(self, run: RunConfig, rank: int = 0, world: int = 1) -> Order:
+    def order(self, run: Run, rank: int = 0, world: int = 1) -> Order:
         return Batches(self.train, run.context, run.loop.batch, run.seed, rank, world, mode=run.data.order)
 
-    def validation(self, run: RunConfig) -> Iterator[tuple[Tensor, Tensor]]:
+    def validation(self, run: Run) -> Iterator[tuple[Tensor, Tensor]]:
         return eval_batches(self.val, run.context, run.loop.batch, run.loop.eval_batches)
 
-    def facts(self, run: RunConfig) -> dict[str, Any]:
+    def facts(self, run: Run) -> dict[str, Any]:
         return {"train_tokens": len(self.train), "validation_tokens": len(self.val)}
 
     def baselines(self, vocab_size: int) -> dict[str, float]:

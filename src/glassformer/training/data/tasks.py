@@ -21,7 +21,7 @@ from glassformer.training.data.batches import IGNORED, Order, in_fours, random_w
 from glassformer.training.data.tokenizer import CharTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from glassformer.training.run import RunConfig
+    from glassformer.training.run import Run
 
 PREFIX = "task:"
 _DRAWN, _VALIDATION, _SPLIT = range(16, 19)  # streams of random numbers, apart from those of `batches`
@@ -269,14 +269,14 @@ class TaskData:
     def tokenizer(self) -> Tokenizer:
         return CharTokenizer(self.task.characters)
 
-    def order(self, run: "RunConfig", rank: int = 0, world: int = 1) -> Order:
+    def order(self, run: "Run", rank: int = 0, world: int = 1) -> Order:
         """Batches of training rows by step, this rank's share of them."""
         shape = (run.loop.batch, run.seed, rank, world)
         if isinstance(self.task, ModularAddition):
             return Listed(self.task.split(run.seed)[0], *shape)
         return Stream(self.task, run.context, *shape)
 
-    def validation(self, run: "RunConfig") -> Iterator[tuple[Tensor, Tensor]]:
+    def validation(self, run: "Run") -> Iterator[tuple[Tensor, Tensor]]:
         """`loop.eval_batches` batches that training never sees; of modular addition all pairs left, or the first."""
         n, seed = run.loop.batch, run.seed
         if isinstance(self.task, ModularAddition):
@@ -288,7 +288,7 @@ class TaskData:
         for number in range(run.loop.eval_batches):
             yield unseen.batch(number)
 
-    def facts(self, run: "RunConfig") -> dict[str, Any]:
+    def facts(self, run: "Run") -> dict[str, Any]:
         """For the log: what is trained on, and how many tokens of it are read in this run."""
         validation = sum(inputs.numel() for inputs, _ in self.validation(run))
         whole = {"train_tokens": run.loop.steps * run.loop.batch * run.context, "validation_tokens": validation}

@@ -39,7 +39,7 @@ from glassformer.model import Model, build
 from glassformer.model.moe import MoE
 from glassformer.training.distributed.ranks import local_rank, world_size
 from glassformer.training.optimizers import Optimizer
-from glassformer.training.run import RunConfig
+from glassformer.training.run import Run
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a rank waits for the others: rank 0 may be counting n-grams or writing a large checkpoint meanwhile."""
@@ -123,7 +123,7 @@ class Group:
 ALONE = Group()
 
 
-def check(run: RunConfig) -> None:
+def check(run: Run) -> None:
     """Refuse a run that the processes of torchrun cannot share; there may be one only."""
     world, parts = world_size(), run.loop.accumulate
     share = world * parts
@@ -136,7 +136,7 @@ def check(run: RunConfig) -> None:
         )
 
 
-def start(run: RunConfig) -> Group:
+def start(run: Run) -> Group:
     """Return the group of this process: from the environment of torchrun, or ALONE. It can be called again."""
     if world_size() == 1:
         return ALONE

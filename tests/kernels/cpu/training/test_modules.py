@@ -14,7 +14,7 @@ from glassformer.kernels.training import TrainingRequest, install_training_kerne
 from glassformer.model import build
 from glassformer.training.loop import prepare_state, train_step
 from glassformer.training.objective import Batch, summed_loss
-from glassformer.training.run import Loss, Machine, RunConfig, Schedule
+from glassformer.training.run import Loss, Machine, Run, Schedule
 from tests.variants import lively
 
 needs_compiler = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
@@ -174,7 +174,7 @@ def test_a_run_takes_the_kernels_that_were_measured_to_be_faster(bits, intel, wi
     monkeypatch.setattr(cxx, "register_bits", lambda: bits)
     monkeypatch.setattr(cxx, "is_intel", lambda: intel)
     machine = Machine(device="cpu", precision="float32", compile="auto")
-    run = RunConfig(gf.config.replace(NANO, d_model=width), schedule=Schedule("constant", warmup=0), machine=machine)
+    run = Run(gf.config.replace(NANO, d_model=width), schedule=Schedule("constant", warmup=0), machine=machine)
     state = prepare_state(run)
     kinds = {type(module) for module in state.model.modules()}
     assert bool(state.kernels) is attends
@@ -191,7 +191,7 @@ def test_steps_of_a_run_are_those_of_the_engine(monkeypatch):
     losses = {}
     for wanted in ("auto", "no"):
         machine = Machine(device="cpu", precision="float32", compile=wanted)
-        state = prepare_state(RunConfig(NANO, schedule=Schedule("constant", warmup=0), machine=machine))
+        state = prepare_state(Run(NANO, schedule=Schedule("constant", warmup=0), machine=machine))
         assert bool(state.kernels) == (wanted == "auto")
         losses[wanted] = [float(train_step(state, batch(NANO))["loss"]) for _ in range(10)]
     assert losses["auto"] == pytest.approx(losses["no"], rel=1e-4)

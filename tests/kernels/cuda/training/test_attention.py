@@ -16,7 +16,7 @@ CASES = {
     "biases": {"attention": c.Attention(n_heads=2)},
     "shared heads of other widths": {"attention": SHARED},
     "rotary, normed": {"attention": c.Attention(n_heads=2, d_head=4, qk_norm=c.RMSNorm()), "position": c.Rotary()},
-    "infused": {"attention": c.Attention(n_heads=2), "position": c.Infused()},
+    "infused": {"attention": c.Attention(n_heads=2), "position": c.QueryKeyPosition()},
 }
 
 
@@ -36,7 +36,7 @@ def gradients(model):
 def test_a_step_is_the_same(model, monkeypatch):
     wanted, names = gradients(model), list(model.state_dict())
     _replace(list(attention.replacements(model)))
-    if not isinstance(model.config.position, c.Infused):  # there values read something else, and nothing is joined
+    if not isinstance(model.config.position, c.QueryKeyPosition):  # values read something else there
         monkeypatch.delattr(Attention, "project_kv")
     for a, b in zip(wanted, gradients(model), strict=True):
         assert (a - b).abs().max() <= 1e-10 * (1 + a.abs().max())  # a bias of keys has no gradient

@@ -17,7 +17,7 @@ from glassformer.model import DecoderLM, Tap
 from glassformer.model.tap import NO_TAP
 from glassformer.theory.claims.architecture.lively import decoder, random_tokens
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
-from glassformer.training import RunConfig, train_step
+from glassformer.training import Run, train_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.data.corpus import embedded
 from glassformer.training.data.tasks import Markov, TaskData
@@ -95,8 +95,8 @@ def train_nano_gpt(lab: Lab) -> Iterator[Finding]:
         yield from _english(lab)
 
 
-def _run(model: c.DecoderConfig, context: int, seed: int, task: Markov | None = None) -> RunConfig:
-    return RunConfig(
+def _run(model: c.DecoderConfig, context: int, seed: int, task: Markov | None = None) -> Run:
+    return Run(
         model=model,
         data=Data(corpus="task:markov" if task else "embedded"),
         task=task,

@@ -12,7 +12,7 @@ from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.model import Model, build
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.training import RunConfig, train_step
+from glassformer.training import Run, train_step
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.tasks import Copy, Markov, Stream, TaskData
 from glassformer.training.distributed.parallel import ALONE
@@ -78,10 +78,10 @@ def model_config(scheme: str, vocab_size: int, max_len: int = LONG) -> c.Decoder
     )
 
 
-def training_run(task: str, scheme: str, seed: int, context: int) -> RunConfig:
+def training_run(task: str, scheme: str, seed: int, context: int) -> Run:
     """The run: the same for every scheme of a task."""
     source = Markov() if task == "markov" else Copy(vocab=23, shortest=4)
-    return RunConfig(
+    return Run(
         model=model_config(scheme, 24),
         data=Data(corpus=f"task:{task}"),
         task=source,

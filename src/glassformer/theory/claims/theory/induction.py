@@ -23,7 +23,7 @@ from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.loop import prepare_state, train_step
 from glassformer.training.objective import make_batch
-from glassformer.training.run import RunConfig, read_run, with_model
+from glassformer.training.run import Run, read_run, with_model
 from glassformer.training.session import open_session
 from glassformer.weights import load
 
@@ -231,7 +231,7 @@ def _circuit_scores(lab: Lab) -> float:
     return float(table.score("induction")[0 if lab.broken else 1].max())
 
 
-def accuracy(model: Model, run: RunConfig, edits: Mapping[str, Any] | None = None) -> float:
+def accuracy(model: Model, run: Run, edits: Mapping[str, Any] | None = None) -> float:
     """Return the share of tokens in second copies that the most likely token predicts, on sequences not in training."""
     assert run.task is not None
     hit = count = 0
@@ -242,7 +242,7 @@ def accuracy(model: Model, run: RunConfig, edits: Mapping[str, Any] | None = Non
     return hit / count
 
 
-def copy_scores(model: Model, run: RunConfig) -> Float[Tensor, "L H"]:
+def copy_scores(model: Model, run: Run) -> Float[Tensor, "L H"]:
     """Return the mean attention of the second copy to the position after the first occurrence, on unseen data."""
     assert run.task is not None
     inputs, targets = (torch.cat(parts) for parts in zip(*TaskData(run.task).validation(run), strict=True))
@@ -254,7 +254,7 @@ def copy_scores(model: Model, run: RunConfig) -> Float[Tensor, "L H"]:
     return torch.stack([pattern[rows, :, places, after].mean(0) for pattern in patterns])
 
 
-def _skill_parts(lab: Lab, name: str, model: Model, run: RunConfig) -> Iterator[Finding]:
+def _skill_parts(lab: Lab, name: str, model: Model, run: Run) -> Iterator[Finding]:
     induction = copy_scores(model, run)
     second = min(1, model.config.n_layers - 1)
     yield lab.empirical(
@@ -306,7 +306,7 @@ def _other_algorithm(lab: Lab, text: str) -> Iterator[Finding]:
 
 
 @cache
-def trained(text: str, layers: int, seed: int, position: c.T5Bias | None = None) -> tuple[Model, RunConfig]:
+def trained(text: str, layers: int, seed: int, position: c.T5Bias | None = None) -> tuple[Model, Run]:
     """The recipe of the shipped model with so many layers and this seed, trained in memory: nothing is written."""
     run = read_run(text, (f"model.n_layers={layers}", f"seed={seed}"))
     session = open_session(run if position is None else with_model(run, position=position))
