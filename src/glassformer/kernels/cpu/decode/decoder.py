@@ -24,7 +24,6 @@ from glassformer.kernels.cpu.decode.pack import (
 )
 from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
 from glassformer.model import DecoderLM
-from glassformer.model.block import Block
 from glassformer.model.positions import Learned, Rotary, Sinusoidal, alibi_slopes, sinusoids
 from glassformer.shapes import Float, Int
 
@@ -92,7 +91,6 @@ class Weights:
         self.model.head = matrix(self.store, table, model.head.bias, precision)
 
     def _layer(self, block: Any, window: int | None) -> s.Layer:
-        assert isinstance(block, Block)
         store, attention, precision = self.store, block.attention, self.precision
         made = s.Layer(
             window=window or 0,
