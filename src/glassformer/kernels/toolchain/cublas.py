@@ -134,8 +134,8 @@ def multiply(
 ) -> Tensor:
     """Return left (M,K) times right (K,N) plus bias (N), in bfloat16. A factor that is `turned` is passed transposed.
 
-    Factors of 8 bits have `units`, their scales; `fast` accumulates with fewer bits. The library needs the left
-    one as it is and the right one transposed.
+    Factors of 8 bits have scales, `units`; `fast` accumulates their products with fewer bits. The library needs the
+    left one as it is and the right one transposed.
 
     `finish` is an epilogue on x = left right + bias: "gelu" returns gelu(x), the tanh approximation, and writes x to
     `kept`; "gelu_slope" returns x gelu'(kept) and takes no bias.

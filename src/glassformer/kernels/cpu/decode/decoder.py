@@ -92,7 +92,6 @@ class Weights:
         self.model.head = matrix(self.store, table, model.head.bias, precision)
 
     def _layer(self, block: Any, window: int | None) -> s.Layer:
-        assert isinstance(block, ParallelBlock | SequentialBlock)
         store, attention, precision = self.store, block.attention, self.precision
         made = s.Layer(
             window=window or 0,
