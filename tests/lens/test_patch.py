@@ -269,10 +269,10 @@ def test_refusals_say_what_to_do():
         (lambda: patch_effects(model, clean, corrupt[:1], 4, 9), "2 clean and 1 corrupt texts"),
         (lambda: patch_effects(model, clean, corrupt, 4, 31), "token id 31 is outside the vocabulary of 31"),
         (lambda: patch_effects(model, clean, corrupt, 4, torch.tensor([1, 2, 3])), "3 answers were given for 2 rows"),
-        (lambda: patch_effects(model, clean, corrupt, 4, 9, layers=[2]), "layers are 0 to 1"),
+        (lambda: patch_effects(model, clean, corrupt, 4, 9, layers=[2]), "give one or more of 0 to 1"),
         (lambda: patch_effects(model, clean, corrupt, 4, 9, position=7), "position 7 is outside a text of 7"),
         (lambda: patch_effects(model, clean, corrupt, 4, 9, cache=model.new_cache()), "leave it out"),
-        (lambda: path_effect(model, clean, corrupt, 4, 9, ("embed", None)), "embed does not write to the stream"),
+        (lambda: path_effect(model, clean, corrupt, 4, 9, ("embed", None)), "does not write to the residual stream"),
         (
             lambda: path_effect(model, clean, corrupt, 4, 9, ("blocks.0.attention.heads", 0), {"logits": None},
                                 freeze_norm=True),

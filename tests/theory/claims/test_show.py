@@ -91,7 +91,7 @@ def test_a_control_names_what_it_turned():
     assert closing(found, plan).startswith("1 of 1 controls made")
     stubborn = Outcome(found[0].claim, Finding.judge("rope-relative", 0.0, 0.0, ""), 0.1, plan)
     assert "its negative control did not make it fail" in show([stubborn], plan)
-    assert closing([stubborn], plan).startswith("0 of 1 controls turned")
+    assert closing([stubborn], plan).startswith("0 of 1 controls made")
 
 
 def test_what_was_skipped_is_counted_and_is_no_pass():

@@ -106,7 +106,7 @@ def test_endless_loops_are_stopped_and_nothing_is_left_running(tmp_path):
     assert not running(mark)
     assert "while the file was loading, it did not finish" in told(tmp_path, "while True: pass", UNGRADED, seconds=1)
     sleeping = GOOD.replace("BEFORE", "import time; time.sleep(600)")
-    assert "was not done" in told(tmp_path, sleeping, WRONG, seconds=1)
+    assert "did not finish" in told(tmp_path, sleeping, WRONG, seconds=1)
     assert graded(tmp_path, GOOD.replace("BEFORE", child)).result == RIGHT
     assert not running(mark)
     assert time.monotonic() - start < 60
