@@ -153,7 +153,7 @@ def field_docs(owner: type) -> dict[str, str]:
             match field, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     docs[name] = " ".join(text.split())
-    for described in dataclasses.fields(owner):  # type: ignore[arg-type]
+    for described in dataclasses.fields(owner):
         docs[described.name] = " ".join([docs.get(described.name, ""), *_choices(described)]).strip()
     return docs
 
