@@ -141,7 +141,7 @@ def _choices(field: "dataclasses.Field[Any]") -> Iterator[str]:
         yield "; ".join(described) + "."
 
 
-def field_docs(owner: Any) -> dict[str, str]:
+def field_docs(owner: type) -> dict[str, str]:
     """Return the strings under the fields of a dataclass, read from its source because Python does not keep them."""
     docs: dict[str, str] = {}
     for base in reversed(owner.__mro__):
@@ -153,8 +153,8 @@ def field_docs(owner: Any) -> dict[str, str]:
             match field, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     docs[name] = " ".join(text.split())
-    for field in dataclasses.fields(owner):
-        docs[field.name] = " ".join([docs.get(field.name, ""), *_choices(field)]).strip()
+    for described in dataclasses.fields(owner):
+        docs[described.name] = " ".join([docs.get(described.name, ""), *_choices(described)]).strip()
     return docs
 
 
