@@ -152,9 +152,11 @@ class Reader:
 
     def projection(self, node: Node) -> Projection:
         live, still = node.factors if node.factors[0].live else node.factors[::-1]
-        weight = still.value if node.factors[1] is still else still.value.transpose(-1, -2)
+        # `linear`, which inference mode does not decompose, multiplies by the transposed weight
+        as_stored = (node.factors[1] is still) != (node.op == "linear")
+        weight = still.value if as_stored else still.value.transpose(-1, -2)
         weight = weight[0] if weight.dim() == 3 else weight
-        out, bias = node, node.inputs[0].value if node.op in ("addmm", "baddbmm") else None
+        out, bias = node, node.bias
         if bias is None:
             after = self.graph.after(node, _adds_a_constant, lambda n: n.op not in LAYOUT)
             if after is not None:
@@ -221,7 +223,7 @@ class Reader:
         v = self.heads(operands["v"], transposed=side == 1)
         scores = self.heads(softmax.inputs[0])
         flat = {n: self.flat(linears[n], o, v.shape[-1] if n == "v" else q.shape[-1]) for n, o in operands.items()}
-        axis = int(next((a for a in softmax.arguments if isinstance(a, int) and not isinstance(a, bool)), -1))
+        axis = int(next((a for a in softmax.args if isinstance(a, int) and not isinstance(a, bool)), -1))
         made = Attention(
             softmax,
             axis - softmax.value.dim() if axis >= 0 else axis,

@@ -43,5 +43,5 @@ def test_other_weights_are_named_with_the_same_names():
     other.decoder.blocks[1].attention.v.weight.data[3, 4] += 1
     result = compare(ours("gpt2"), other)
     assert (result.first, result.convention) == ("block.1.attention.projected_v", "weights")
-    expected = "first weight that differs: decoder.blocks.1.attention.v.weight, other numbers at 1 of 576 places"
+    expected = "first weight that differs: decoder.blocks.1.attention.v.weight, other numbers at 1 of 576 entries"
     assert expected in result.text()
