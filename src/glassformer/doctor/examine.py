@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from glassformer.anatomy.scores import as_heads, hidden_keys
 from glassformer.doctor.probes import (
     activation,
     attention,
@@ -30,7 +31,6 @@ from glassformer.doctor.probes import (
     weighting,
     weights,
 )
-from glassformer.doctor.probes.trace import as_heads, hidden_keys
 from glassformer.doctor.reference import against_reference
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.isolate import WARM, quiet

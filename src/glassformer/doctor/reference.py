@@ -6,13 +6,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from glassformer.anatomy.scores import hidden_keys
+from glassformer.anatomy.trace import TracedAttention
 from glassformer.doctor.probes.activation import found_activations
 from glassformer.doctor.probes.rotation import rotation_of
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.probes.trace import Attention, hidden_keys, trace_call
 from glassformer.doctor.subject.measure import CROSS_WHY, cross_shape_bound, gap, rms
 from glassformer.doctor.subject.rounding import prefix_noise
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 
@@ -71,7 +73,7 @@ def _first_part(mine: Subject, theirs: Subject, tokens: Tensor) -> tuple[str, st
     )
 
 
-def _part(a: Attention, b: Attention, rows: int) -> tuple[str, str] | None:
+def _part(a: TracedAttention, b: TracedAttention, rows: int) -> tuple[str, str] | None:
     mine, theirs = vectors(a, rows), vectors(b, rows)
     if mine is None or theirs is None or mine[0].shape != theirs[0].shape:
         return None

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from glassformer.anatomy.trace import Linear
 from glassformer.doctor.probes import activation
-from glassformer.doctor.probes.trace import Linear
 from glassformer.finding import Verdict
 from tests.doctor.probes.patients import BUGS, bert, gpt2, rotary, sick
 

@@ -3,8 +3,8 @@
 import pytest
 
 from glassformer.doctor.probes import scores
-from glassformer.doctor.probes.trace import trace_call
 from glassformer.doctor.subject.adapt import subject_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Verdict
 from tests.doctor.probes.patients import Copycat, gpt2, rotary, sick, t5
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from glassformer.anatomy.fits import ACTIVATION_FUNCTIONS
-from glassformer.doctor.probes.trace import Linear, trace_call
+from glassformer.anatomy.trace import Linear
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 SPELLINGS: dict[str, tuple[str, ...]] = {

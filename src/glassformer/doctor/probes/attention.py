@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from glassformer.doctor.probes.trace import FORBIDDEN, Attention, Trace, hidden_keys, trace_call
+from glassformer.anatomy.scores import FORBIDDEN, hidden_keys
+from glassformer.anatomy.trace import Trace, TracedAttention
 from glassformer.doctor.subject.declared import known_scales
 from glassformer.doctor.subject.measure import visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 MASK_CONSTANT = -1e6
@@ -23,7 +25,7 @@ ROUGH = 1e-3
 class Seen:
     """One attention with its place: layer of which stack, and which keys its queries may see."""
 
-    attention: Attention
+    attention: TracedAttention
     scores: Tensor
     stack: str
     layer: int | None

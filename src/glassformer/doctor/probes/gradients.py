@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from glassformer.doctor.probes.attention import traced
 from glassformer.doctor.probes.norms import is_norm
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.probes.trace import trace_call
 from glassformer.doctor.subject.measure import gap, many, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 DEAD = 1e-9

@@ -9,11 +9,13 @@ rows all move, so there the numbers of each row are looked up among its token's 
 import torch
 from torch import Tensor, nn
 
+from glassformer.anatomy.scores import as_heads
+from glassformer.anatomy.trace import Trace
 from glassformer.doctor.probes.attention import Seen, look
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.probes.trace import Trace, as_heads, trace_call
 from glassformer.doctor.subject.measure import gap, same_shape_bound
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 ID = "head_layout/tokens"

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import MASK_CONSTANT, look
 from glassformer.doctor.probes.padding import Padded, conventions, feed_padded, pad_fill, padded
-from glassformer.doctor.probes.trace import hidden_keys, trace_call
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.measure import CROSS_WHY, SAME_WHY, cross_shape_bound, gap
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise, untouched, worst
 from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 AMOUNTS = [0, 3, 8]

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import Seen, look
-from glassformer.doctor.probes.trace import hidden_keys, trace_call
 from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 FLAT = 1e-5
@@ -151,7 +152,7 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
 def _turned_but_flat(flat: list[tuple[Seen, Tensor]]) -> Finding | None:
     """q or k is multiplied by component, yet scores do not vary: turned on one side, or along another axis."""
     for one, spreads in flat:
-        q, k = one.attention.turned
+        q, k = one.attention.rotated
         if float(spreads.max()) <= 0 and (q or k):
             how = "by something that is not the place" if q and k else f"{'q' if q else 'k'} alone is rotated"
             why = f"in {one.place} {how}: a repeated token scores the same everywhere"

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import Seen
 from glassformer.doctor.probes.positions import Constant, scheme
 from glassformer.doctor.probes.rotation import Rotation, rotation_of
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.probes.trace import hidden_keys
 from glassformer.doctor.subject.measure import cross_shape_bound, gap, rms, ulp
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise
 from glassformer.doctor.subject.subject import Subject

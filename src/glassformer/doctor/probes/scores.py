@@ -8,13 +8,14 @@ scores reach what a mask has to stand.
 import torch
 from torch import Tensor
 
+from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import MASK_CONSTANT, NOTHING
 from glassformer.doctor.probes.causality import block_outputs, declared_prefix, layer_number, moved_by_future
-from glassformer.doctor.probes.trace import hidden_keys, trace_call
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.measure import gap, same_shape_bound
 from glassformer.doctor.subject.rounding import Measured, first_over, judge
 from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding
 
 REACH = 0.5 * abs(MASK_CONSTANT)

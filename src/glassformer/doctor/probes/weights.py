@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.doctor.probes.blocks import is_fresh
-from glassformer.doctor.probes.trace import trace_call
 from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 NOTE, ALARM = 0.3, 1.5
