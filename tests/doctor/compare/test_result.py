@@ -5,7 +5,8 @@ import math
 
 from glassformer import config as c
 from glassformer.doctor.compare import compare
-from glassformer.doctor.compare.result import WORDS, Measured
+from glassformer.doctor.compare.conventions import CONVENTIONS
+from glassformer.doctor.compare.result import Measured
 from glassformer.finding import Verdict
 from tests.doctor.compare.pairs import ours, theirs
 
@@ -19,7 +20,7 @@ def test_the_text_names_place_convention_and_numbers():
     assert "<- first" in text
     made = json.loads(json.dumps(result.to_dict()))
     assert (made["verdict"], made["first"]) == ("differ", "block.0.attention.normed")
-    assert made["explanation"]["convention"] in WORDS
+    assert made["explanation"]["convention"] in CONVENTIONS
     assert {f["verdict"] for f in made["findings"]} == {"fail"}
     assert made["parameters"] is None
 

@@ -10,47 +10,6 @@ from glassformer.doctor.compare.scene import Explanation
 from glassformer.finding import Finding
 
 Verdict = Literal["same", "rounding", "differ"]
-WORDS = {
-    "embedding_scale": "embedding scale",
-    "embedding_norm": "embedding norm",
-    "position_offset": "position offset",
-    "position_missing": "missing positions",
-    "position_layout": "layout of the position vectors",
-    "norm_eps": "eps of the norm",
-    "norm_variance": "variance divided by D or D - 1",
-    "norm_kind": "kind of norm",
-    "norm_placement": "placement of the norm",
-    "final_norm": "final norm missing",
-    "qkv_order": "order of q, k and v",
-    "head_order": "order of heads or of their components",
-    "gqa_order": "which key/value head a query head reads",
-    "transposed_weight": "transposed weight",
-    "bias": "missing bias",
-    "factor": "a constant factor",
-    "column_order": "order of columns",
-    "weights": "different weights",
-    "rope_missing": "rotation missing",
-    "rope_pairing": "RoPE pairing",
-    "rope_fraction": "rotated part of a head",
-    "rope_direction": "direction of rotation",
-    "rope_base": "RoPE frequencies",
-    "qk_norm": "norm of queries and keys",
-    "mask": "mask",
-    "attention_scale": "attention scale",
-    "softcap": "soft cap",
-    "position_bias": "position bias on the scores",
-    "softmax_axis": "axis of the softmax",
-    "attention_weights": "operation on the attention weights after softmax",
-    "head_layout": "layout of the heads",
-    "gelu_variant": "GELU variant",
-    "activation": "activation",
-    "gate_order": "gate and up exchanged",
-    "residual": "residual connection",
-    "residual_factor": "factor on the branch",
-    "tied_head": "tied head",
-    "shape": "different shapes",
-    "unknown": "unexplained",
-}
 
 
 @dataclass
@@ -133,7 +92,7 @@ class Comparison:
         """The verdict first, then what it rests on."""
         lines = [f"A  {self.names[0]}", f"B  {self.names[1]}", "", self.sentence()]
         if self.explanation is not None:
-            lines += [f"likely convention: {WORDS.get(self.explanation.convention, self.explanation.convention)}"]
+            lines += [f"likely convention: {self.explanation.words}"]
             lines += [f"  {self.explanation.text}"]
             if math.isfinite(self.explanation.residual):
                 lines += [f"  what that leaves unexplained: {self.explanation.residual:.1e}"]

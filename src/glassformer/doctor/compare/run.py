@@ -54,10 +54,21 @@ def compare(
     precision called "own", each model's by default.
     """
     one, two = _subjects((a, b), kind, vocab_size, names or (None, None))
-    size = _agree_on_sizes(one, two, vocab_size)
-    given = None if tokens is None else _tokens(tokens, size)
     if dtype is not None:
         _cast(one, two, dtype)
+    return compare_subjects(one, two, tokens, vocab_size, names)
+
+
+def compare_subjects(
+    one: Subject,
+    two: Subject,
+    tokens: Any = None,
+    vocab_size: int | None = None,
+    names: tuple[str, str] | None = None,
+) -> Comparison:
+    """Compare two subjects; see `compare`."""
+    size = _agree_on_sizes(one, two, vocab_size)
+    given = None if tokens is None else _tokens(tokens, size)
     run = _Run(one, two, cases_for(one, two, given, size), size)
     result = run.judge(names or (one.name, two.name))
     result.notes += [f"{n}: {note}" for n, s in (("A", one), ("B", two)) for note in s.notes]
