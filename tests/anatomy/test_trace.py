@@ -10,7 +10,7 @@ from torch import nn
 from glassformer.anatomy.record import record
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.anatomy.trace import read_trace
-from tests.doctor.probes.patients import gpt2, t5
+from tests.doctor.probes.subjects import gpt2, t5
 
 H, K = 3, 8
 

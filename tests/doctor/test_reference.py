@@ -5,7 +5,7 @@ import torch
 
 from glassformer.doctor.reference import against_reference
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, sick, sound, warmed
+from tests.doctor.probes.subjects import BUGS, buggy, sound, warmed
 
 COMPARED = [bug.id for bug in BUGS.values() if bug.reference is not None]
 
@@ -13,7 +13,7 @@ COMPARED = [bug.id for bug in BUGS.values() if bug.reference is not None]
 @pytest.mark.parametrize("id", COMPARED)
 def test_differences_in_convention_are_named(id):
     bug = BUGS[id]
-    (finding,) = against_reference(sick(id), warmed(bug.reference(), kind=bug.kind))
+    (finding,) = against_reference(buggy(id), warmed(bug.reference(), kind=bug.kind))
     assert finding.verdict is Verdict.FAIL
     assert finding.id.split("/")[0] in (bug.diagnosis, *bug.also)
 
@@ -30,7 +30,7 @@ def test_differences_in_convention_are_named(id):
 )
 def test_a_healthy_model_as_reference_names_the_bug_and_its_layer(id, layer):
     bug = BUGS[id]
-    (finding,) = against_reference(sick(id), warmed(bug.healthy(), kind=bug.kind))
+    (finding,) = against_reference(buggy(id), warmed(bug.healthy(), kind=bug.kind))
     assert (finding.id, finding.evidence["layer"]) == (f"{bug.diagnosis}/reference", layer)
     assert "the reference" in finding.why
 

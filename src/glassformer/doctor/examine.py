@@ -146,8 +146,8 @@ def warmth(subject: Subject) -> float:
             return 1.0
         if not sharp and not blocks.is_fresh(subject.module):
             return 1.0
-        with subject.patient(WARM) as patient:
-            if bool(torch.isfinite(patient.logits(patient.tokens(2, patient.length(24)))).all()):
+        with subject.isolated(WARM) as isolated:
+            if bool(torch.isfinite(isolated.logits(isolated.tokens(2, isolated.length(24)))).all()):
                 return WARM
     return 1.0
 

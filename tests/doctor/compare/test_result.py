@@ -14,7 +14,7 @@ from tests.doctor.compare.pairs import ours, theirs
 def test_the_text_names_place_convention_and_numbers():
     result = compare(theirs("gpt2"), ours("gpt2", norm=c.LayerNorm(eps=1e-3)), names=("theirs", "ours"))
     text = result.text()
-    assert text.startswith("A  theirs\nB  ours\n\nthey part at block.0.attention.normed: ")
+    assert text.startswith("A  theirs\nB  ours\n\nthey differ at block.0.attention.normed: ")
     assert "likely convention: eps of the norm\n  A is LayerNorm(eps=1e-05), B is LayerNorm(eps=0.001)" in text
     assert "block.0.attention.normed " in text
     assert "<- first" in text

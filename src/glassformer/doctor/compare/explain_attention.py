@@ -116,7 +116,7 @@ def _head_order(mine: Tensor, theirs: Tensor) -> tuple[list[int], float] | None:
     order, worst = [], 0.0
     for h in range(theirs.shape[1]):
         near = [distance(mine[:, g], theirs[:, h]) for g in range(mine.shape[1])]
-        # heads that share keys are equal: its own place comes first
+        # heads that share keys are equal: its own index comes first
         best = h if near[h] < EXACT else min(range(len(near)), key=near.__getitem__)
         if near[best] > EXACT:
             return None
@@ -273,6 +273,6 @@ def explain_merged(s: Scene) -> Explanation | None:
         return Explanation("head_layout", "B has A's columns in another order", left)
     one, two = s.a.value.flatten().sort().values, s.b.value.flatten().sort().values
     if s.explains(distance(one, two)):
-        text = "the same numbers in other places: heads and time are merged without the transposition in one of them"
+        text = "the same numbers at other indices: heads and time are merged without the transposition in one of them"
         return Explanation("head_layout", text, distance(one, two))
     return None

@@ -39,14 +39,14 @@ class Measured:
 
 @dataclass
 class Comparison:
-    """Two models beside each other. `first` is the first place where they part, `explanation` the likeliest reason."""
+    """Two models compared. `first` is the first activation where they differ, `explanation` the most likely reason."""
 
     names: tuple[str, str]
     verdict: Verdict
     measured: list[Measured]
     steps: list[Step] = field(default_factory=list)
     case: str | None = None
-    """The case in which the places were compared."""
+    """The case in which the activations were compared."""
     first: str | None = None
     difference: float | None = None
     explanation: Explanation | None = None
@@ -78,7 +78,7 @@ class Comparison:
             else {**self.explanation.to_dict(), "residual": _number(self.explanation.residual)},
             "case": self.case,
             "findings": [f.to_dict() for f in self.findings],
-            "places": [
+            "steps": [
                 {"name": s.name, "difference": _number(s.difference), "differs": s.differs, "absolved": s.absolved}
                 for s in self.steps
             ],
@@ -98,7 +98,7 @@ class Comparison:
                 lines += [f"  what that leaves unexplained: {self.explanation.residual:.1e}"]
         lines += ["", *self._table()]
         if self.first is not None:
-            lines += ["", f"places in order ({self.case}):", *self._around()]
+            lines += ["", f"activations in order ({self.case}):", *self._around()]
         if self.parameters:
             more = f" (and {len(self.parameters) - 1} more)" if len(self.parameters) > 1 else ""
             effect = ", without effect on the logits" if self.same else ""
@@ -124,7 +124,7 @@ class Comparison:
             )
         before = next((p.name for p in reversed(self._before()) if not p.differs), None)
         agreed = f"; everything before it agrees (last: {before})" if before else ""
-        return f"they part at {self.first}: {self.difference:.1e} apart, relative to its size{agreed}"
+        return f"they differ at {self.first}: {self.difference:.1e} apart, relative to its size{agreed}"
 
     def _before(self) -> list[Step]:
         names = [s.name for s in self.steps]

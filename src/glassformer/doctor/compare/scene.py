@@ -1,4 +1,4 @@
-"""Both models at the place where they part, and what an explanation is."""
+"""Both models at the activation where they differ, and what an explanation is."""
 
 import re
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Explanation:
 
 @dataclass
 class Scene:
-    """Both models at the place where they part."""
+    """Both models at the activation where they differ."""
 
     a: Role
     b: Role

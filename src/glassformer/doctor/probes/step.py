@@ -30,16 +30,16 @@ def explain_step(
         source = 13 if end == 11 else 11
         if subject.kind == "seq2seq" and "source" not in given:
             given["source"] = subject.source(rows, source)
-        with subject.patient(warm) as patient:
-            tokens = patient.tokens(rows, min(sum(sizes), patient.limit), seed=sum(sizes) + rows)
-            cache = patient.new_cache()
+        with subject.isolated(warm) as isolated:
+            tokens = isolated.tokens(rows, min(sum(sizes), isolated.limit), seed=sum(sizes) + rows)
+            cache = isolated.new_cache()
             done = 0
             for size in sizes[:piece]:
-                _, cache = patient.call(tokens[:, done : done + size], cache=cache, with_cache=True, **given)
+                _, cache = isolated.call(tokens[:, done : done + size], cache=cache, with_cache=True, **given)
                 done += size
-            cached = trace_call(patient, tokens[:, start:end], cache=cache, with_cache=True, **given)
-        with subject.patient(warm) as patient:
-            full = trace_call(patient, tokens[:, :end], **given)
+            cached = trace_call(isolated, tokens[:, start:end], cache=cache, with_cache=True, **given)
+        with subject.isolated(warm) as isolated:
+            full = trace_call(isolated, tokens[:, :end], **given)
     except Exception:
         return None, "", None
     blocks = subject.blocks()
@@ -135,12 +135,12 @@ def _part(
         return "cache_mismatch", f"the attention reads {many(k.shape[2], 'key')} and should read {k2.shape[2]}"
     # the query is right, so the new token is: what is wrong with its key or value happened on the way into the cache
     if _differs(v[:, :, -news:], v2[:, :, -news:]):
-        return "cache_mismatch", "the new token's value is not stored at its place"
+        return "cache_mismatch", "the new token's value is not stored at its position"
     if _differs(k[:, :, -news:], k2[:, :, -news:]):
         turned = not _differs(k[:, :, -news:].norm(dim=-1), k2[:, :, -news:].norm(dim=-1))
         if turned and one.rotated[1]:
             return "decode_position", "the new token's key is rotated to another position"
-        return "cache_mismatch", "the new token's key is not stored at its place"
+        return "cache_mismatch", "the new token's key is not stored at its position"
     if _differs(v[:, :, :-news], v2[:, :, :-news]) or _differs(k[:, :, :-news], k2[:, :, :-news]):
         return "cache_mismatch", "keys or values of earlier tokens are not what they were"
     if not torch.equal(hidden, hidden2):
@@ -148,7 +148,7 @@ def _part(
             return "window", f"{visible_keys(visible)}, {visible2} without a cache"
         return "cache_mask", f"{visible_keys(visible)} of {k.shape[2]}, {visible2} without a cache"
     if _differs(torch.where(hidden, 0.0, scores), torch.where(hidden2, 0.0, scores2)):
-        return "decode_position", "the scores' position bias (ALiBi, relative) is that of other places"
+        return "decode_position", "the scores' position bias (ALiBi, relative) is that of other positions"
     return None
 
 
