@@ -72,7 +72,7 @@ def in_place(x, idx):
     ("act", "words"),
     [
         (lambda x, idx: None, "it returned None"),
-        (lambda x, idx: x[:, -1], "last place only"),
+        (lambda x, idx: x[:, -1], "last position only"),
         (broken, "give a CPU copy"),
         (in_place, "changes its input"),
         (lambda x, idx: 1 / 0, "failed on tokens"),
