@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from glassformer.anatomy.record import Widened, elementary, record, tensors_in
+from glassformer.anatomy.record import OVERWRITTEN, Widened, ancestors, elementary, record, tensors_in
 
 
 class Careless(nn.Module):
@@ -77,3 +77,58 @@ def test_operations_between_two_nodes_and_how_often_each_is_computed():
     assert graph.operations() == {"softmax": 2, "pow": 1, "sum": 1}
     again = [n for n in graph.nodes if n.op == "_softmax"][-1]
     assert first.index in graph.since_landmark(again)
+
+
+def test_a_write_to_a_view_changes_the_tensor_it_is_a_view_of():
+    """Heads written one by one into a buffer: what reads the buffer depends on the tokens and on each write."""
+    x = torch.rand(2, 3)
+
+    def call():
+        buffer = torch.empty(2, 3)
+        buffer[0] = x[0] * 2
+        buffer[1] = x[1] * 3
+        return buffer @ torch.ones(3, 4)
+
+    graph, result = record(call, [x], exact=False)
+    (matmul,) = (n for n in graph.nodes if n.op == "mm")
+    read = matmul.factors[0]
+    assert (read.op, read.live, matmul.is_linear) == (OVERWRITTEN, True, True)
+    torch.testing.assert_close(read.value, torch.stack([x[0] * 2, x[1] * 3]))
+    assert {n.index for n in graph.nodes if n.op == "mul"} <= ancestors(matmul)
+    torch.testing.assert_close(result, read.value @ torch.ones(3, 4))
+
+
+def test_a_write_beside_a_view_leaves_it_alone():
+    x = torch.rand(2, 3)
+
+    def call():
+        left, right = (x * 2).chunk(2, 0)
+        left.mul_(5)
+        return right + 1
+
+    graph, _ = record(call, [x], exact=False)
+    assert not any(n.op == OVERWRITTEN for n in graph.nodes)
+
+
+def test_operations_carry_the_path_of_their_module_and_parameters_are_known_by_storage():
+    model, tokens = Careless(), torch.tensor([[1, 2, 3]])
+    graph, _ = record(lambda: model(tokens), [tokens], model, exact=False)
+    (linear,) = (n for n in graph.nodes if n.is_linear)
+    assert linear.path == "out"
+    assert next(n.path for n in graph.nodes if n.op == "embedding") == "table"
+    assert {n.path for n in graph.nodes if n.op == "bmm"} == {""}
+    assert [graph.is_parameter(f) for f in linear.factors] == [False, True]
+    assert not model.out._forward_hooks
+
+
+def test_inference_mode_is_recorded_too():
+    model, x = nn.Linear(3, 4), torch.rand(2, 5, 3)
+
+    @torch.inference_mode()
+    def call():
+        return model(x)
+
+    graph, result = record(call, [x], model, exact=False)
+    (linear,) = (n for n in graph.nodes if n.is_linear)
+    assert linear.bias is not None
+    torch.testing.assert_close(linear.value, result.clone())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from glassformer.anatomy.record import LAYOUT, SOFTMAXES, Graph, Node, ancestors, walk
+from glassformer.anatomy.scores import as_heads, hidden_keys
 from glassformer.shapes import Float
 
 
@@ -152,9 +153,11 @@ class Reader:
 
     def projection(self, node: Node) -> Projection:
         live, still = node.factors if node.factors[0].live else node.factors[::-1]
-        weight = still.value if node.factors[1] is still else still.value.transpose(-1, -2)
+        # `linear`, which inference mode does not decompose, multiplies by the transposed weight
+        as_stored = (node.factors[1] is still) != (node.op == "linear")
+        weight = still.value if as_stored else still.value.transpose(-1, -2)
         weight = weight[0] if weight.dim() == 3 else weight
-        out, bias = node, node.inputs[0].value if node.op in ("addmm", "baddbmm") else None
+        out, bias = node, node.bias
         if bias is None:
             after = self.graph.after(node, _adds_a_constant, lambda n: n.op not in LAYOUT)
             if after is not None:
@@ -164,11 +167,10 @@ class Reader:
         return Projection(node, self.stream(live, out), self.stream(out, live), weight.double().cpu(), exact, names)
 
     def heads(self, node: Node, transposed: bool = False) -> Tensor:
-        """A product's operand as (B,H,T,K)."""
+        """Return an operand of a matmul as (B,H,T,K), in its own layout where that is unknown."""
         value = node.value.transpose(-1, -2) if transposed else node.value
-        B = self.lengths.B
-        value = value.unflatten(0, (B, -1)) if value.dim() == 3 and value.shape[0] % B == 0 else value
-        return value.double().cpu()
+        by_head = as_heads(value, self.lengths.B)
+        return (value if by_head is None else by_head).double().cpu()
 
     def flat(self, linear: Node | None, operand: Node, width: int) -> Tensor | None:
         """The part of a projection that an operand is made of, split into heads and not yet touched: (B,N,T,K)."""
@@ -221,7 +223,7 @@ class Reader:
         v = self.heads(operands["v"], transposed=side == 1)
         scores = self.heads(softmax.inputs[0])
         flat = {n: self.flat(linears[n], o, v.shape[-1] if n == "v" else q.shape[-1]) for n, o in operands.items()}
-        axis = int(next((a for a in softmax.arguments if isinstance(a, int) and not isinstance(a, bool)), -1))
+        axis = int(next((a for a in softmax.args if isinstance(a, int) and not isinstance(a, bool)), -1))
         made = Attention(
             softmax,
             axis - softmax.value.dim() if axis >= 0 else axis,
@@ -390,5 +392,5 @@ def _value(reader: Reader, node: Node | None) -> Tensor | None:
 
 
 def visible(attention: Attention) -> Float[Tensor, "B H T S"]:
-    """1.0 where a key has weight: a masked score is minus infinity or so low that its weight is exactly 0."""
-    return (attention.pattern > 0).to(torch.float64)
+    """Return 1.0 where a key is visible to a query, 0.0 where it is masked."""
+    return (~hidden_keys(attention.scores)).to(torch.float64)

@@ -1,9 +1,9 @@
-"""The same places in two models: named, in the order of computation, each with the places it is computed from.
+"""Name the activations of a model in the order of computation, each with those it is computed from.
 
-Names are those of `glassformer.model.tap` where the place is one of them. The others are `tokens` (the table looked
-up), `attention.projected_q` and so on (a projection split into heads, before rotation), `attention.mask` (1 where a key
-has weight), `attention.weights` (what multiplies the values), `attention.merged` (the heads concatenated),
-`attention.sum` and `feedforward.sum` (a branch added to the residual stream).
+Names are those of `glassformer.model.tap` where it has one. The others are `tokens` (the rows of the embedding table),
+`attention.projected_q` and so on (a projection split into heads, before rotation), `attention.mask` (1 where a key is
+visible), `attention.weights` (what multiplies the values), `attention.merged` (the heads concatenated), `attention.sum`
+and `feedforward.sum` (a branch added to the residual stream).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from glassformer.shapes import Float
 
 @dataclass
 class Role:
-    """One place of one model. `kind` is its name without the layer; `block` the block it lies in, if any."""
+    """One activation of one model. `kind` is its name without the layer; `block` the block it lies in, if any."""
 
     name: str
     kind: str
@@ -27,14 +27,14 @@ class Role:
     after: tuple[str, ...]
     block: Block | None = None
     source: Float[Tensor, "B T D"] | None = None
-    """The stream that a norm reads, where the place is what a norm gives."""
+    """The stream that a norm reads, where the activation is what a norm gives."""
     projection: Projection | None = None
     pieces: list[Tensor] = field(default_factory=list)
 
 
 def roles_of(anatomy: Anatomy) -> dict[str, Role]:
-    """Every place that was recognised, in order."""
-    found = _Places()
+    """Every activation that was recognised, in order."""
+    found = _Roles()
     if anatomy.embedded is not None:
         found.put("tokens", "tokens", anatomy.embedded)
     layers: dict[str, int] = {}
@@ -66,7 +66,7 @@ def roles_of(anatomy: Anatomy) -> dict[str, Role]:
     return found.roles
 
 
-class _Places:
+class _Roles:
     def __init__(self) -> None:
         self.roles: dict[str, Role] = {}
 
@@ -86,7 +86,7 @@ class _Places:
             self.roles[name] = Role(name, kind, value, known, block, source, projection, pieces or [])
 
 
-def _attention(found: _Places, layer: str, block: Block, source: Tensor | None, stream: str) -> None:
+def _attention(found: _Roles, layer: str, block: Block, source: Tensor | None, stream: str) -> None:
     a = block.attention
     at = layer + ("cross." if a.cross else "attention.")
     q = a.projections.get("q")
@@ -107,7 +107,7 @@ def _attention(found: _Places, layer: str, block: Block, source: Tensor | None, 
     found.put(at + "sum", "sum", block.joined, at + "out", stream, block=block, source=block.entering)
 
 
-def _feed(found: _Places, layer: str, block: Block, stream: str) -> None:
+def _feed(found: _Roles, layer: str, block: Block, stream: str) -> None:
     feed, at = block.feed, layer + "feedforward."
     assert feed is not None
     out = []
@@ -131,7 +131,7 @@ def _pieces(out: Tensor, width: int) -> list[Tensor]:
 
 
 def differences(a: Role, b: Role, real: Tensor | None = None) -> float:
-    """How far two places differ, relative to their size, in what the rest of the model can notice.
+    """How far two activations differ, relative to their size, in what the rest of the model can notice.
 
     Queries and keys up to a factor (a scale may be folded into either), scores where both see, up to a constant per
     row (softmax does not notice it), projections of a gated feed-forward in either order. `real` (B,T) marks what is no
@@ -148,7 +148,7 @@ def differences(a: Role, b: Role, real: Tensor | None = None) -> float:
         both = visible(a.block.attention).bool() & visible(b.block.attention).bool()
         x, y = (_centred(t, both) for t in (x, y))
     if real is not None:
-        x, y = (_real_places(t, real) for t in (x, y))
+        x, y = (_real_positions(t, real) for t in (x, y))
     return distance(x, y)
 
 
@@ -168,7 +168,7 @@ def _centred(scores: Tensor, seen: Tensor) -> Tensor:
     return torch.where(seen, scores - mean, torch.zeros_like(scores))
 
 
-def _real_places(t: Tensor, real: Tensor) -> Tensor:
+def _real_positions(t: Tensor, real: Tensor) -> Tensor:
     """Padding zeroed: what stands there means nothing. That a real token reads it does, so key columns stay."""
     T = real.shape[1]
     if t.dim() == 3 and t.shape[1] == T:
@@ -178,7 +178,7 @@ def _real_places(t: Tensor, real: Tensor) -> Tensor:
 
 @dataclass
 class Step:
-    """One place in both models and how far they are apart there."""
+    """One activation in both models and how far they are apart there."""
 
     name: str
     difference: float
@@ -190,7 +190,7 @@ class Step:
 def walk_roles(
     a: dict[str, Role], b: dict[str, Role], bound: Callable[[str], float], real: Tensor | None
 ) -> list[Step]:
-    """Every shared place in order, compared; differences without consequence are marked."""
+    """Every shared activation in order, compared; differences without consequence are marked."""
     shared = [name for name in a if name in b]
     steps = {n: Step(n, d := differences(a[n], b[n], real), d > bound(n)) for n in shared}
     users: dict[str, list[str]] = {name: [] for name in shared}

@@ -55,7 +55,7 @@ def test_a_bias_on_the_scores_is_told_from_a_scale():
     assert explain_scores(made).convention == "position_bias"
     alibi = [ours("gpt2", position=c.Alibi(), attention=c.Attention(n_heads=3, scale=s)) for s in (None, 0.1)]
     found = explain_scores(scene(*alibi, "blocks.0.attention.scores"))
-    assert found.convention == "attention_scale"
+    assert found.convention == "attn_scale"
     assert "0.353553 = 1/√K, B by 0.1, and both add a bias" in found.text
     assert found.residual < 1e-9
 
@@ -71,6 +71,6 @@ def test_a_bias_on_the_scores_is_told_from_a_scale():
 def test_an_operation_after_softmax_is_named(id, words):
     bug = by_id(id)
     found = compare(bug.healthy(), bug.build())
-    assert (found.first, found.convention) == ("block.0.attention.weights", "attention_weights")
+    assert (found.first, found.convention) == ("blocks.0.attention.weights", "attention_weights")
     assert words in found.explanation.text
     assert "A uses the attention weights unchanged" in found.explanation.text

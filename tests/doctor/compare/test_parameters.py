@@ -24,8 +24,8 @@ def how(change):
 def test_what_happened_to_a_weight_is_said():
     assert how(lambda m: m.weight.copy_(m.weight.T.clone())) == "transposed"
     assert how(lambda m: m.weight.copy_(m.weight.flip(0).clone())) == "the same rows in another order"
-    assert how(lambda m: m.weight.copy_(m.weight.flip(1).clone())) == "the same numbers in other places"
-    assert how(lambda m: m.weight[0, 0].add_(1)) == "other numbers at 1 of 25 places"
+    assert how(lambda m: m.weight.copy_(m.weight.flip(1).clone())) == "the same numbers at other indices"
+    assert how(lambda m: m.weight[0, 0].add_(1)) == "other numbers at 1 of 25 entries"
 
 
 def test_equal_weights_other_names_and_rounding():

@@ -104,7 +104,7 @@ PLANTS = {
     "scale": (
         lambda: ours("gpt2", attention=attention(GPT2, scale=D**-0.5)),
         "blocks.0.attention.scores",
-        "attention_scale",
+        "attn_scale",
     ),
     "transposed output": (lambda: planted("gpt2", transpose_o), "blocks.1.attention.out", "transposed_weight"),
     "transposed query": (
@@ -114,7 +114,7 @@ PLANTS = {
     ),
     "position offset": (lambda: planted("gpt2", shift_positions), "embed", "position_offset"),
     "no positions": (lambda: ours("gpt2", position=c.NoPosition()), "embed", "position_missing"),
-    "untied head": (lambda: ours("gpt2", head=c.Head(tied=False)), "logits", "tied_head"),
+    "untied head": (lambda: ours("gpt2", head=c.Head(tied=False)), "logits", "weight_tying"),
     "no causal mask": (lambda: planted("gpt2", see_all), "blocks.0.attention.mask", "mask"),
     "window": (lambda: ours("gpt2", attention=attention(GPT2, window=4)), "blocks.0.attention.mask", "mask"),
     "no final norm": (lambda: planted("gpt2", drop_the_final_norm), "final", "final_norm"),
@@ -139,7 +139,7 @@ PLANTS = {
     "Llama scale": (
         lambda: ours("llama", attention=attention(LLAMA, scale=1.0)),
         "blocks.0.attention.scores",
-        "attention_scale",
+        "attn_scale",
     ),
     "GELU gate": (
         lambda: ours("llama", feedforward=c.Gated(d_ff=40, activation="gelu")),

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from glassformer.anatomy.trace import Linear
 from glassformer.doctor.probes import activation
-from glassformer.doctor.probes.trace import Linear
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, bert, gpt2, rotary, sick
+from tests.doctor.probes.subjects import BUGS, bert, buggy, gpt2, rotary
 
 
 def test_each_model_shows_its_own():
@@ -17,7 +17,7 @@ def test_each_model_shows_its_own():
 
 @pytest.mark.parametrize("id", ["exact_gelu_one_layer", "relu_gate", "activation_missing"])
 def test_another_one_is_found_with_its_layer(id):
-    finding = activation.as_declared(sick(id))
+    finding = activation.as_declared(buggy(id))
     assert finding.verdict is Verdict.FAIL
     assert BUGS[id].layer in (None, finding.evidence["layer"])
 

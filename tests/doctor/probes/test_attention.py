@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.probes import attention
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, bert, gpt2, names, rotary, sick, t5
+from tests.doctor.probes.subjects import BUGS, bert, buggy, gpt2, names, rotary, t5
 
 
 def everything(subject):
@@ -30,7 +30,7 @@ def test_correct_models_pass_all_of_it(make):
 )  # fmt: skip
 def test_each_planted_fault_is_named_with_its_layer(id):
     bug = BUGS[id]
-    failed = [f for f in everything(sick(id)) if f.verdict is Verdict.FAIL]
+    failed = [f for f in everything(buggy(id)) if f.verdict is Verdict.FAIL]
     mine = [f for f in failed if f.id.split("/")[0] == bug.diagnosis]
     assert mine, [f.text() for f in failed]
     if bug.layer is not None:
@@ -38,14 +38,14 @@ def test_each_planted_fault_is_named_with_its_layer(id):
 
 
 def test_the_scale_found_is_called_by_its_name():
-    subject = sick("scale_d_model")
+    subject = buggy("scale_d_model")
     assert "1/√d_model" in attention.scale(subject, attention.traced(subject)).why
 
 
 def test_open_layers_are_those_without_a_mask():
-    assert attention.open_layers(attention.traced(sick("leak_one_layer"))) == [1]
+    assert attention.open_layers(attention.traced(buggy("leak_one_layer"))) == [1]
     assert attention.open_layers(attention.traced(gpt2())) == []
-    assert attention.open_layers(attention.traced(sick("mask_minus_1e4"))) == []
+    assert attention.open_layers(attention.traced(buggy("mask_minus_1e4"))) == []
 
 
 def test_without_attention_nothing_is_asserted():

@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.probes import batching, subject_of
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import bert, failures, gpt2, listed, sick, t5
+from tests.doctor.probes.subjects import bert, buggy, failures, gpt2, listed, t5
 
 
 @pytest.mark.parametrize("make", [gpt2, bert, t5])
@@ -14,7 +14,7 @@ def test_correct_models_keep_rows_apart(make):
 
 @pytest.mark.parametrize("id", ["centred_over_batch", "norm_over_batch"])
 def test_shared_statistics_are_found(id):
-    assert "batch_variance/neighbour" in failures(batching.batch_invariance(sick(id)))
+    assert "batch_variance/neighbour" in failures(batching.batch_invariance(buggy(id)))
 
 
 def test_experts_with_a_capacity_are_not_judged():

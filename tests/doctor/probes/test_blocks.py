@@ -7,7 +7,7 @@ from torch import nn
 from glassformer.doctor.probes import blocks
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, Copycat, bert, failures, gpt2, names, rotary, sick
+from tests.doctor.probes.subjects import BUGS, Copycat, bert, buggy, failures, gpt2, names, rotary
 
 
 @pytest.mark.parametrize("make", [gpt2, rotary, bert])
@@ -19,7 +19,7 @@ def test_correct_wiring_passes(make):
 
 @pytest.mark.parametrize("id", ["residual_from_norm", "post_for_pre"])
 def test_other_wiring_is_found(id):
-    (finding,) = blocks.wiring(sick(id))
+    (finding,) = blocks.wiring(buggy(id))
     assert finding.id == "norm_placement/sum"
     assert finding.verdict is Verdict.FAIL
     assert BUGS[id].layer in (None, finding.evidence["layer"])
@@ -65,13 +65,13 @@ def test_biases_and_inner_norms_explain_growth():
 
 
 def test_a_loud_layer_grows_the_stream():
-    assert names(blocks.residual_growth(sick("loud_layer"))) == {"residual_growth"}
+    assert names(blocks.residual_growth(buggy("loud_layer"))) == {"residual_growth"}
 
 
 def test_a_stream_added_twice_is_growth_with_its_factor():
     subject = gpt2()
-    with subject.patient() as patient:
-        (block, *_) = blocks.watch_blocks(patient)
+    with subject.isolated() as isolated:
+        (block, *_) = blocks.watch_blocks(isolated)
     twice = blocks.Block(block.name, block.before, block.after + block.before, block.parts, block.norms)
     found, left = blocks.fit(twice.after, [twice.before, *(o for _, o in twice.parts.values())])
     assert left < 1e-4
@@ -81,8 +81,8 @@ def test_a_stream_added_twice_is_growth_with_its_factor():
 
 
 def test_freshness_is_read_from_the_gains():
-    with gpt2().patient() as patient:
-        assert blocks.is_fresh(patient.model)
+    with gpt2().isolated() as isolated:
+        assert blocks.is_fresh(isolated.model)
         with torch.no_grad():
-            patient.model.decoder.norm.weight[0] = 2.0
-        assert not blocks.is_fresh(patient.model)
+            isolated.model.decoder.norm.weight[0] = 2.0
+        assert not blocks.is_fresh(isolated.model)

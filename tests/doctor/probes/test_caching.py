@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.probes import caching
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, failures, listed, rotary, sick, t5
+from tests.doctor.probes.subjects import BUGS, buggy, failures, listed, rotary, t5
 
 
 def everything(subject):
@@ -29,28 +29,28 @@ MORE = ("cache_keeps_64", "cache_first_row", "cache_half_precision", "rope_off_b
 @pytest.mark.parametrize("id", [*FAULTS, *(pytest.param(id, marks=pytest.mark.slow) for id in MORE)])
 def test_each_fault_of_a_cache_has_its_own_name(id):
     bug = BUGS[id]
-    found = failures(caching.cache_equals_recomputation(sick(id)))
+    found = failures(caching.cache_equals_recomputation(buggy(id)))
     assert found[0].split("/")[0] in (bug.diagnosis, *bug.also)
 
 
 @pytest.mark.parametrize("id", ["crop_keeps_position", "crop_resets", "crop_one_too_few"])
 def test_a_crop_that_remembers_is_found(id):
-    assert failures(caching.rollback(sick(id))) == ["cache_rollback/crop"]
+    assert failures(caching.rollback(buggy(id))) == ["cache_rollback/crop"]
 
 
 def test_a_cache_that_only_crops_wrongly_is_right_until_then():
-    assert failures(caching.cache_equals_recomputation(sick("crop_resets"))) == []
+    assert failures(caching.cache_equals_recomputation(buggy("crop_resets"))) == []
 
 
 @pytest.mark.parametrize("id", ["reorder_does_nothing", "reorder_skips_a_layer", "reorder_leaves_padding"])
 def test_a_reorder_that_leaves_something_behind_is_found(id):
-    assert set(failures(caching.reorder(sick(id)))) <= {"cache_reorder/rows", "cache_reorder/padded"}
-    assert failures(caching.reorder(sick(id)))
+    assert set(failures(caching.reorder(buggy(id)))) <= {"cache_reorder/rows", "cache_reorder/padded"}
+    assert failures(caching.reorder(buggy(id)))
 
 
 def test_without_a_cache_nothing_is_asserted():
     from glassformer.doctor.probes import subject_of
-    from tests.doctor.probes.patients import Copycat
+    from tests.doctor.probes.subjects import Copycat
 
     findings = listed(everything(subject_of(Copycat())))
     assert {f.verdict for f in findings} == {Verdict.SKIP}

@@ -6,7 +6,7 @@ import torch
 from glassformer.doctor.probes import causality
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, failures, gpt2, listed, rotary, sick, t5
+from tests.doctor.probes.subjects import BUGS, buggy, failures, gpt2, listed, rotary, t5
 
 
 @pytest.mark.parametrize("make", [gpt2, rotary, t5])
@@ -18,27 +18,27 @@ def test_correct_models_do_not_leak_in_any_mode(make):
 
 @pytest.mark.parametrize("id", ["no_causal_mask", "leak_one_head", "leak_beyond_64", "leak_block_means", "leak_target"])
 def test_leaks_of_every_reach_are_found(id):
-    assert "causal_leak/future-token" in failures(causality.future_token(sick(id)))
+    assert "causal_leak/future-token" in failures(causality.future_token(buggy(id)))
 
 
 def test_a_leak_in_training_alone_is_found_there_alone():
-    assert failures(causality.future_token(sick("leak_in_training"))) == ["causal_leak/train-mode"]
+    assert failures(causality.future_token(buggy("leak_in_training"))) == ["causal_leak/train-mode"]
 
 
 @pytest.mark.parametrize("id", ["leak_one_layer", "leak_one_head", "leak_fused_layer"])
 def test_bisection_names_the_first_layer_that_leaks(id):
-    subject = sick(id)
+    subject = buggy(id)
     block = causality.first_leaking_block(subject, warm=6.0)
     assert causality.layer_number(block, subject) == BUGS[id].layer
     assert causality.first_leaking_block(gpt2()) is None
 
 
 def test_the_leak_matrix_is_zero_above_the_diagonal_of_a_causal_model():
-    with gpt2().patient(6.0) as patient:
-        matrix = causality.leak_matrix(patient, 8)
+    with gpt2().isolated(6.0) as isolated:
+        matrix = causality.leak_matrix(isolated, 8)
     assert torch.equal(matrix > 0, torch.ones(8, 8, dtype=torch.bool).tril())
-    with sick("no_causal_mask").patient(6.0) as patient:
-        assert bool((causality.leak_matrix(patient, 8) > 0).all())
+    with buggy("no_causal_mask").isolated(6.0) as isolated:
+        assert bool((causality.leak_matrix(isolated, 8) > 0).all())
 
 
 def test_a_declared_prefix_may_see_itself():

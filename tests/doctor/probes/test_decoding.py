@@ -6,7 +6,7 @@ import torch
 from glassformer.doctor.probes import decoding, subject_of
 from glassformer.finding import Verdict
 from tests.bugs.healthy_traps import nano_style
-from tests.doctor.probes.patients import Copycat, failures, listed, sick, sound
+from tests.doctor.probes.subjects import Copycat, buggy, failures, listed, sound
 
 
 def test_a_correct_generate_passes_with_cache_padding_and_draft():
@@ -25,7 +25,7 @@ def test_a_correct_generate_passes_with_cache_padding_and_draft():
     ],
 )
 def test_each_wrong_choice_is_found_where_it_is_made(id, name):
-    assert name in failures(decoding.greedy_is_greedy(sick(id)))
+    assert name in failures(decoding.greedy_is_greedy(buggy(id)))
 
 
 def test_models_without_generate_and_those_that_sample_are_not_judged():
@@ -35,12 +35,12 @@ def test_models_without_generate_and_those_that_sample_are_not_judged():
 
 def test_shortfall_is_zero_for_the_likeliest_token_and_blames_one_place_alone():
     subject = subject_of(Copycat())
-    with subject.patient() as patient:
-        tokens = patient.tokens(1, 2)
+    with subject.isolated() as isolated:
+        tokens = isolated.tokens(1, 2)
         for _ in range(4):
-            tokens = torch.cat([tokens, patient.logits(tokens)[:, -1:].argmax(-1)], dim=1)
-        assert decoding.shortfall(patient, tokens, 2) == (0.0, None)
+            tokens = torch.cat([tokens, isolated.logits(tokens)[:, -1:].argmax(-1)], dim=1)
+        assert decoding.shortfall(isolated, tokens, 2) == (0.0, None)
         tokens[0, 4] = (tokens[0, 4] + 1) % subject.vocab_size
-        short, first = decoding.shortfall(patient, tokens, 2)
+        short, first = decoding.shortfall(isolated, tokens, 2)
     assert short > 0
     assert first == 2

@@ -8,7 +8,7 @@ from torch import nn
 from glassformer.doctor.probes import gradients
 from glassformer.finding import Verdict
 from tests.bugs import healthy_traps as traps
-from tests.doctor.probes.patients import BUGS, bert, failures, gpt2, rotary, sick, t5, warmed
+from tests.doctor.probes.subjects import BUGS, bert, buggy, failures, gpt2, rotary, t5, warmed
 
 
 @pytest.mark.parametrize("make", [gpt2, rotary, bert, t5])
@@ -21,7 +21,7 @@ def test_correct_models_are_reached_everywhere(make):
     "id", ["attention_detached", "mlp_times_zero", "scores_detached", "position_never_added", "final_norm_skipped"]
 )
 def test_what_gets_none_is_named_by_its_cause(id):
-    (finding,) = gradients.reach_every_parameter(sick(id))
+    (finding,) = gradients.reach_every_parameter(buggy(id))
     assert finding.verdict is Verdict.FAIL
     assert finding.id.split("/")[0] == BUGS[id].diagnosis
     assert BUGS[id].layer in (None, finding.evidence["layer"])
@@ -36,7 +36,7 @@ def test_key_biases_are_excused_and_query_biases_are_not():
 
 
 def test_values_read_from_keys_leave_a_projection_unused():
-    (finding,) = gradients.reach_every_parameter(sick("values_are_keys"))
+    (finding,) = gradients.reach_every_parameter(buggy("values_are_keys"))
     assert (finding.verdict, finding.id) == (Verdict.FAIL, "dead_gradient/flow")
     assert "in layer 1 the values are the keys" in finding.why
     assert "own projection" in finding.remedy

@@ -7,7 +7,7 @@ from torch import nn
 from glassformer.doctor.probes import attention, layout
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, bert, gpt2, rotary, sick, t5
+from tests.doctor.probes.subjects import BUGS, bert, buggy, gpt2, rotary, t5
 
 
 def told(subject):
@@ -21,7 +21,7 @@ def test_correct_models_keep_tokens_together(make):
 
 @pytest.mark.parametrize("id", ["merge_without_transpose", "split_without_transpose"])
 def test_missing_transposes_are_named_with_their_layer(id):
-    finding = told(sick(id))
+    finding = told(buggy(id))
     assert finding.verdict is Verdict.FAIL
     assert finding.evidence["where"] == ("merged" if "merge" in id else "split")
     if BUGS[id].layer is not None:
@@ -29,7 +29,7 @@ def test_missing_transposes_are_named_with_their_layer(id):
 
 
 def test_a_leak_through_the_mask_is_no_matter_of_layout():
-    assert told(sick("no_causal_mask")).verdict is not Verdict.FAIL
+    assert told(buggy("no_causal_mask")).verdict is not Verdict.FAIL
 
 
 class Grouped(nn.Module):

@@ -4,14 +4,14 @@ import pytest
 
 from glassformer.doctor.probes import learning
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import bert, gpt2, sick
+from tests.doctor.probes.subjects import bert, buggy, gpt2
 
 
 @pytest.mark.slow
 def test_a_batch_is_learned_by_heart_and_noise_is_not():
     assert learning.overfits_one_batch(gpt2()).passed
     assert learning.below_entropy(gpt2()).passed
-    assert learning.below_entropy(sick("no_causal_mask")).verdict is Verdict.FAIL
+    assert learning.below_entropy(buggy("no_causal_mask")).verdict is Verdict.FAIL
 
 
 def test_a_few_steps_are_not_enough_and_an_encoder_is_not_asked():

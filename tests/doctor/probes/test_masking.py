@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.probes import masking
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, bert, failures, gpt2, names, rotary, sick, t5
+from tests.doctor.probes.subjects import BUGS, bert, buggy, failures, gpt2, names, rotary, t5
 
 
 @pytest.mark.parametrize("make", [gpt2, rotary, bert, t5])
@@ -21,16 +21,16 @@ def test_correct_models_do_not_see_padding(make):
      "padding_forgotten", "counts_padding", "counts_padding_when_cached", "mask_of_first_row"],
 )  # fmt: skip
 def test_each_fault_of_padding_has_its_own_name(id):
-    assert names(masking.padding_is_invisible(sick(id))) == {BUGS[id].diagnosis}
+    assert names(masking.padding_is_invisible(buggy(id))) == {BUGS[id].diagnosis}
 
 
 @pytest.mark.parametrize(("id", "where"), [("empty_rows", "float32-padded"), ("float32_constant", "bfloat16-padded")])
 def test_nan_is_found_where_it_arises(id, where):
-    assert f"mask_nan/{where}" in failures(masking.nothing_is_nan(sick(id)))
+    assert f"mask_nan/{where}" in failures(masking.nothing_is_nan(buggy(id)))
 
 
 def test_a_padding_constant_is_read_from_the_scores():
-    assert failures(masking.padding_constant(sick("mask_minus_1e4"))) == ["mask_value/padding"]
+    assert failures(masking.padding_constant(buggy("mask_minus_1e4"))) == ["mask_value/padding"]
 
 
 def test_absolute_positions_of_a_library_are_a_note_and_no_disease():

@@ -6,7 +6,7 @@ from torch import nn
 
 from glassformer.doctor.probes import norms
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import bert, failures, gpt2, listed, rotary, sick
+from tests.doctor.probes.subjects import bert, buggy, failures, gpt2, listed, rotary
 
 
 @pytest.mark.parametrize("make", [gpt2, rotary, bert])
@@ -17,14 +17,14 @@ def test_correct_norms_pass(make):
 
 @pytest.mark.parametrize(("id", "over"), [("norm_over_time", "time"), ("norm_over_batch", "batch")])
 def test_statistics_over_other_tokens_are_found(id, over):
-    finding = norms.each_token_by_itself(sick(id))
+    finding = norms.each_token_by_itself(buggy(id))
     assert finding.verdict is Verdict.FAIL
     assert finding.evidence["over"] == over
 
 
 @pytest.mark.parametrize("id", ["eps_1e_12", "eps_1e_3", "unbiased_variance", "eps_outside"])
 def test_other_formulas_are_found(id):
-    assert failures(norms.eps_as_declared(sick(id))) == ["norm_eps/formula"]
+    assert failures(norms.eps_as_declared(buggy(id))) == ["norm_eps/formula"]
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-5, 1e-3])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glassformer.doctor.probes.padding import conventions, feed_padded, pad_fill, padded
-from tests.doctor.probes.patients import gpt2
+from tests.doctor.probes.subjects import gpt2
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -20,10 +20,10 @@ def test_rows_keep_their_words_on_either_side(side):
 
 def test_a_padded_prompt_continues_as_the_row_alone():
     subject = gpt2()
-    with subject.patient(6.0) as patient:
-        batch = padded(patient, 9, [0, 4], "left", pad_fill(patient))
-        more = patient.tokens(2, 3, seed=7)
-        steps, _ = feed_padded(patient, batch, more, "none", explicit=False)
-        alone = patient.logits(torch.cat([batch.rows[1], more[1:]], dim=1))[:, -3:]
+    with subject.isolated(6.0) as isolated:
+        batch = padded(isolated, 9, [0, 4], "left", pad_fill(isolated))
+        more = isolated.tokens(2, 3, seed=7)
+        steps, _ = feed_padded(isolated, batch, more, "none", explicit=False)
+        alone = isolated.logits(torch.cat([batch.rows[1], more[1:]], dim=1))[:, -3:]
     assert torch.allclose(steps[1:], alone, atol=1e-3)
     assert conventions(subject)[0] == "none"

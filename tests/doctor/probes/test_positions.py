@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.probes import positions
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import bert, gpt2, names, rotary, sick, sound, t5, warmed
+from tests.doctor.probes.subjects import bert, buggy, gpt2, names, rotary, sound, t5, warmed
 
 
 @pytest.mark.parametrize(("make", "kind"), [(gpt2, "learned"), (rotary, "rotary"), (bert, "learned"), (t5, "t5")])
@@ -21,7 +21,7 @@ def test_correct_models_use_their_positions(make, kind):
      "alibi_never_added"],
 )  # fmt: skip
 def test_positions_that_do_not_arrive_are_found(id):
-    subject = sick(id)
+    subject = buggy(id)
     assert names(positions.positions_are_used(subject, positions.repeated_token(subject))) == {"position_missing"}
 
 

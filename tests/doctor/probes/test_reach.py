@@ -9,7 +9,7 @@ from glassformer.doctor.probes import causality, reach
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import Copycat, bert, failures, gpt2, listed, rotary, sick, t5
+from tests.doctor.probes.subjects import Copycat, bert, buggy, failures, gpt2, listed, rotary, t5
 
 
 @pytest.mark.parametrize("make", [gpt2, rotary, t5])
@@ -22,17 +22,17 @@ def test_nothing_of_the_future_and_all_of_the_past_is_read(make):
 
 @pytest.mark.parametrize("id", ["no_causal_mask", "leak_one_head", "leak_beyond_64", "leak_block_means", "leak_target"])
 def test_what_perturbation_sees_the_gradient_sees(id):
-    assert failures([reach.future_by_gradient(sick(id))]) == ["causal_leak/gradient"]
+    assert failures([reach.future_by_gradient(buggy(id))]) == ["causal_leak/gradient"]
 
 
 def test_the_token_that_is_read_is_named():
-    evidence = reach.future_by_gradient(sick("leak_next_token")).evidence
+    evidence = reach.future_by_gradient(buggy("leak_next_token")).evidence
     assert evidence["reads"] == evidence["cut"] + 1
 
 
 @pytest.mark.parametrize("id", ["over_mask_far_keys", "over_mask_causal_encoder"])
 def test_a_token_that_cannot_be_read_is_found(id):
-    (failed,) = [f for f in reach.past_by_gradient(sick(id)) if f.verdict is Verdict.FAIL]
+    (failed,) = [f for f in reach.past_by_gradient(buggy(id)) if f.verdict is Verdict.FAIL]
     assert failed.id == "over_mask/gradient"
     assert "does not read token" in failed.evidence["cause"]
 
@@ -55,8 +55,8 @@ def test_the_rows_of_the_tokens_are_found_however_they_are_looked_up(how):
             rows += 1.0  # in place, as positions are often added
             return self.head(rows)
 
-    with subject_of(Net()).patient() as patient:
-        sizes = reach.read(patient, patient.tokens(2, 6)).sizes(3)
+    with subject_of(Net()).isolated() as isolated:
+        sizes = reach.read(isolated, isolated.tokens(2, 6)).sizes(3)
     assert torch.equal(sizes > 0, torch.arange(6).expand(2, 6) == 3)
 
 
@@ -70,13 +70,13 @@ def test_what_cannot_be_differentiated_is_not_examined():
             return super().forward(idx).detach()
 
     for model, words in ((Counts(), "no table was looked up"), (Cut(7), "carry no gradient")):
-        with subject_of(model, vocab_size=7).patient() as patient, pytest.raises(Unsupported, match=words):
-            reach.read(patient, patient.tokens(1, 4))
+        with subject_of(model, vocab_size=7).isolated() as isolated, pytest.raises(Unsupported, match=words):
+            reach.read(isolated, isolated.tokens(1, 4))
 
 
 def test_underflow_is_not_a_mask():
     class Steep(Copycat):
-        """Averages over the past with weights that fall by e^-30 a place: 0 in float32 after four, not in float64."""
+        """Averages over the past with weights that fall by e^-30 per position: 0 in float32 after four, not in float64."""
 
         def forward(self, idx):
             x, t = self.table(idx), torch.arange(idx.shape[1], dtype=self.table.weight.dtype)
@@ -91,7 +91,7 @@ def test_underflow_is_not_a_mask():
 
 
 def test_a_model_that_mixes_no_places_masks_none():
-    with pytest.raises(Unsupported, match="no place reads another"):
+    with pytest.raises(Unsupported, match="no position reads another"):
         listed(reach.past_by_gradient(subject_of(Copycat())))
 
 

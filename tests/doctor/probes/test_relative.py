@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.doctor.probes import positions, relative
 from glassformer.finding import Verdict
-from tests.doctor.probes.patients import BUGS, failures, gpt2, names, rotary, sick, t5
+from tests.doctor.probes.subjects import BUGS, buggy, failures, gpt2, names, rotary, t5
 
 
 def findings(subject):
@@ -32,7 +32,7 @@ def test_absolute_schemes_are_not_judged():
      "other_pairing", "values_turned", "values_turned_one_layer"],
 )  # fmt: skip
 def test_each_fault_of_a_rotation_has_its_own_name(id):
-    assert BUGS[id].diagnosis in names(findings(sick(id)))
+    assert BUGS[id].diagnosis in names(findings(buggy(id)))
 
 
 def test_the_declared_base_is_not_judged_under_a_scaling():

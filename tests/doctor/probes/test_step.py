@@ -3,7 +3,7 @@
 import pytest
 
 from glassformer.doctor.probes.step import explain_step
-from tests.doctor.probes.patients import gpt2, sick, t5
+from tests.doctor.probes.subjects import buggy, gpt2, t5
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tests.doctor.probes.patients import gpt2, sick, t5
     ],
 )
 def test_causes_are_told_apart(id, cause):
-    found, words, layer = explain_step(sick(id), rows=2, sizes=[4, 1, 1, 1], piece=2, warm=6.0, first=5)
+    found, words, layer = explain_step(buggy(id), rows=2, sizes=[4, 1, 1, 1], piece=2, warm=6.0, first=5)
     assert found == cause
     assert words
     assert layer == 0
@@ -27,8 +27,8 @@ def test_causes_are_told_apart(id, cause):
 
 @pytest.mark.parametrize("sizes", [[4, 1, 1, 1], [9, 1, 1, 1]])
 def test_the_layer_of_an_encoder_decoder_is_told(sizes):
-    """Also where the target has as many places as the source: then the two attentions must not be taken for another."""
-    found, _, layer = explain_step(sick("target_other_layers_values"), rows=2, sizes=sizes, piece=1, warm=6.0, first=4)
+    """Also where the target has as many positions as the source: then the two attentions must not be taken for another."""
+    found, _, layer = explain_step(buggy("target_other_layers_values"), rows=2, sizes=sizes, piece=1, warm=6.0, first=4)
     assert (found, layer) == ("cache_mismatch", 2)
     assert explain_step(t5(), rows=2, sizes=sizes, piece=2, warm=6.0, first=5) == (None, "", None)
 

@@ -8,7 +8,7 @@ from glassformer.doctor.probes import training
 from glassformer.finding import Verdict
 from tests.bugs import healthy_transformers
 from tests.bugs.healthy_traps import nano_style
-from tests.doctor.probes.patients import BUGS, Copycat, failures, gpt2, listed, names, sick, sound, warmed
+from tests.doctor.probes.subjects import BUGS, Copycat, buggy, failures, gpt2, listed, names, sound, warmed
 
 
 def test_a_model_without_a_loss_is_not_judged():
@@ -24,17 +24,17 @@ def test_correct_losses_pass(id):
     "id", ["labels_not_shifted", "labels_shifted_twice", "labels_shifted_flat", "target_shifted_twice"]
 )
 def test_other_shifts_are_named(id):
-    assert failures(training.label_shift(sick(id))) == ["label_shift/gradient"]
+    assert failures(training.label_shift(buggy(id))) == ["label_shift/gradient"]
 
 
 @pytest.mark.parametrize("id", ["padding_counted", "mean_of_means", "zero_ignored", "divided_by_all"])
 def test_other_targets_are_found(id):
-    assert names(training.label_shift(sick(id))) == {BUGS[id].diagnosis}
+    assert names(training.label_shift(buggy(id))) == {BUGS[id].diagnosis}
 
 
 def test_micro_batches_weighted_by_their_targets_give_the_large_batch():
     """The mean of means is found by accumulation itself, and told from the shift, which is right."""
-    findings = {f.id: f for f in listed(training.label_shift(sick("mean_of_means")))}
+    findings = {f.id: f for f in listed(training.label_shift(buggy("mean_of_means")))}
     assert findings["label_shift/gradient"].passed
     assert findings["loss_padding/accumulation"].verdict is Verdict.FAIL
     for id in ("mean_of_means", "target_shifted_twice"):

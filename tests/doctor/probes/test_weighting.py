@@ -6,7 +6,7 @@ from glassformer.doctor.probes.weighting import used_as_they_are
 from glassformer.finding import Verdict
 from tests.bugs import healthy_traps as traps
 from tests.bugs.base import Config
-from tests.doctor.probes.patients import bert, gpt2, rotary, sick, sound, t5, warmed
+from tests.doctor.probes.subjects import bert, buggy, gpt2, rotary, sound, t5, warmed
 
 SICK = {
     "softmax_twice": "softmax is applied a second time",
@@ -20,7 +20,7 @@ SICK = {
 
 @pytest.mark.parametrize("id", SICK)
 def test_a_change_after_softmax_is_named_with_its_layer(id):
-    finding = used_as_they_are(sick(id))
+    finding = used_as_they_are(buggy(id))
     assert finding.verdict is Verdict.FAIL
     assert SICK[id] in finding.why
     assert finding.evidence["layer"] == {"softmax_twice_rotary": 1, "weights_squared": 2}.get(id, 0)

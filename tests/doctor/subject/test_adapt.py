@@ -8,7 +8,7 @@ from torch import nn
 
 from glassformer.doctor.probes import CannotExamineError, subject_of
 from tests.bugs.healthy_traps import closure_blocks, nano_style
-from tests.doctor.probes.patients import Copycat, bert, gpt2, sound, t5
+from tests.doctor.probes.subjects import Copycat, bert, gpt2, sound, t5
 
 
 def test_our_models_are_recognised_with_their_kinds():
@@ -72,7 +72,7 @@ def in_place(x, idx):
     ("act", "words"),
     [
         (lambda x, idx: None, "it returned None"),
-        (lambda x, idx: x[:, -1], "last place only"),
+        (lambda x, idx: x[:, -1], "last position only"),
         (broken, "give a CPU copy"),
         (in_place, "changes its input"),
         (lambda x, idx: 1 / 0, "failed on tokens"),
@@ -107,12 +107,12 @@ def test_a_model_whose_copy_calls_the_original_is_examined_in_place():
     subject = subject_of(closure_blocks())
     assert subject.in_place
     assert any("examined in place" in note for note in subject.notes)
-    with subject.patient() as patient:
-        assert patient.model is subject.model
+    with subject.isolated() as isolated:
+        assert isolated.model is subject.model
     plain = subject_of(Copycat())
     assert not plain.in_place
-    with plain.patient() as patient:
-        assert patient.model is not plain.model
+    with plain.isolated() as isolated:
+        assert isolated.model is not plain.model
 
 
 def test_an_optional_target_of_a_model_that_answers_alone_holds_labels():

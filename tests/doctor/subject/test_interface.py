@@ -85,7 +85,7 @@ def test_other_outputs_are_described_not_guessed(output):
 
 
 def test_logits_of_the_last_place_alone_are_a_missing_capability():
-    with pytest.raises(Unsupported, match="last place only"):
+    with pytest.raises(Unsupported, match="last position only"):
         find_logits((torch.zeros(2, 1, 7), None), (2, 5))
 
 

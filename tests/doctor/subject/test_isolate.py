@@ -1,4 +1,4 @@
-"""Nothing that happens to a patient stays, and nothing it prints is heard."""
+"""Nothing that happens to an isolated subject stays, and nothing it prints is heard."""
 
 import threading
 import time
@@ -10,17 +10,17 @@ from torch import nn
 
 from glassformer.doctor.subject import isolate
 from glassformer.doctor.subject.errors import CannotExamineError
-from tests.doctor.probes.patients import Copycat
+from tests.doctor.probes.subjects import Copycat
 
 
 def test_a_patient_is_a_copy_in_eval_mode():
     model = Copycat().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    with isolate.borrowed(model, warm=6.0, dtype=torch.float64) as patient:
-        assert patient is not model
-        assert not patient.training
-        assert torch.equal(patient.table.weight, 6 * before["table.weight"].double())
-        patient.table.weight.data.zero_()
+    with isolate.borrowed(model, warm=6.0, dtype=torch.float64) as isolated:
+        assert isolated is not model
+        assert not isolated.training
+        assert torch.equal(isolated.table.weight, 6 * before["table.weight"].double())
+        isolated.table.weight.data.zero_()
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
@@ -29,9 +29,9 @@ def test_a_model_too_large_to_copy_is_put_back(monkeypatch):
     monkeypatch.setattr(isolate, "LARGE_BYTES", 0)
     model = Copycat().train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    with isolate.borrowed(model, warm=6.0, dtype=torch.float64) as patient:
-        assert patient is model
-        patient.head.weight.data.zero_()
+    with isolate.borrowed(model, warm=6.0, dtype=torch.float64) as isolated:
+        assert isolated is model
+        isolated.head.weight.data.zero_()
     assert model.training
     assert model.head.weight.dtype == torch.float32
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

@@ -7,7 +7,7 @@ from torch import nn
 
 from glassformer.doctor.subject.measure import gap
 from glassformer.doctor.subject.rounding import Measured, first_over, judge, prefix_noise, worst
-from tests.doctor.probes.patients import gpt2, warmed
+from tests.doctor.probes.subjects import gpt2, warmed
 
 
 class Noisy(nn.Module):
@@ -25,9 +25,9 @@ class Noisy(nn.Module):
         return x
 
 
-def measured(patient):
-    tokens = patient.tokens(1, 4)
-    alone, both = patient.logits(tokens), patient.logits(tokens.expand(2, -1))
+def measured(isolated):
+    tokens = isolated.tokens(1, 4)
+    alone, both = isolated.logits(tokens), isolated.logits(tokens.expand(2, -1))
     return Measured(gap(alone, both[:1]), 1e-9, "the same row")
 
 
@@ -47,8 +47,8 @@ def test_a_difference_that_stays_is_a_bug_and_says_so_in_float64():
 def test_the_second_look_is_with_warm_weights():
     seen = []
 
-    def look(patient):
-        seen.append(float(patient.model.table.weight.std()))
+    def look(isolated):
+        seen.append(float(isolated.model.table.weight.std()))
         return Measured(0.0, 1.0, "")
 
     judge(warmed(Noisy()), "x/y", look, "")
@@ -56,9 +56,9 @@ def test_the_second_look_is_with_warm_weights():
 
 
 def test_prefix_noise_of_a_correct_model_is_rounding():
-    with gpt2().patient(6.0) as patient:
-        tokens = patient.tokens(2, 20)
-        assert prefix_noise(patient, tokens) < 1e-4 * float(patient.logits(tokens).std())
+    with gpt2().isolated(6.0) as isolated:
+        tokens = isolated.tokens(2, 20)
+        assert prefix_noise(isolated, tokens) < 1e-4 * float(isolated.logits(tokens).std())
 
 
 def test_the_first_over_its_bound_goes_before_the_worst():

@@ -9,7 +9,7 @@ from torch import nn
 import glassformer as gf
 from glassformer.doctor.subject.snapshot import Snapshot, copies_faithfully, referenced
 from tests.bugs.healthy_traps import closure_blocks
-from tests.doctor.probes.patients import Copycat
+from tests.doctor.probes.subjects import Copycat
 
 TOKENS = torch.arange(10).view(2, 5)
 

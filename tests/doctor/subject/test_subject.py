@@ -5,7 +5,7 @@ import torch
 
 from glassformer.doctor.probes import Unsupported, subject_of
 from glassformer.doctor.subject.subject import layer_of
-from tests.doctor.probes.patients import Copycat, gpt2
+from tests.doctor.probes.subjects import Copycat, gpt2
 
 
 def test_a_missing_argument_is_unsupported_not_guessed():

@@ -1,4 +1,4 @@
-"""Two implementations of one model, to the first operation where they part.
+"""Two implementations of one model, to the first operation where they differ.
 
 `compare(a, b)` returns the comparison; `gf.compare` is this function.
 """

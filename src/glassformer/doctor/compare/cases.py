@@ -39,7 +39,7 @@ class Case:
     """With a cache: this many tokens at once, then the others one by one."""
 
     def ask(self, subject: Subject) -> Float[Tensor, "B T V"]:
-        """Logits at every place; padding holds whatever the model gives there."""
+        """Logits at every position; padding holds whatever the model gives there."""
         here = subject.device
         given: dict[str, Any] = {}
         if self.source is not None:
@@ -56,8 +56,8 @@ class Case:
             return subject.logits(tokens, **given)
         logits, cache = subject.call(tokens[:, : self.prompt], cache=subject.new_cache(), with_cache=True, **given)
         pieces = [logits]
-        for place in range(self.prompt, tokens.shape[1]):
-            logits, cache = subject.call(tokens[:, place : place + 1], cache=cache, with_cache=True, **given)
+        for position in range(self.prompt, tokens.shape[1]):
+            logits, cache = subject.call(tokens[:, position : position + 1], cache=cache, with_cache=True, **given)
             pieces.append(logits)
         return torch.cat(pieces, 1)
 
@@ -119,13 +119,13 @@ def is_compiled(model: Any) -> bool:
 def prepared(subject: Subject, coarse: torch.dtype, exact: bool) -> Iterator[Subject]:
     """A copy in eval mode; with `exact` rounded to `coarse` and then in float64."""
     if not exact:
-        with quiet(), subject.patient() as patient:
-            yield patient
+        with quiet(), subject.isolated() as isolated:
+            yield isolated
         return
-    with quiet(), subject.patient(dtype=coarse if subject.dtype != coarse else None) as patient:
-        if patient.module is not None:
-            patient.module.to(torch.float64)
-        yield replace(patient, model=patient.model)
+    with quiet(), subject.isolated(dtype=coarse if subject.dtype != coarse else None) as isolated:
+        if isolated.module is not None:
+            isolated.module.to(torch.float64)
+        yield replace(isolated, model=isolated.model)
 
 
 def answers(
@@ -133,16 +133,16 @@ def answers(
 ) -> dict[str, Float[Tensor, "B T V"] | str]:
     """Logits of every case, or why there are none."""
     found: dict[str, Tensor | str] = {}
-    with prepared(subject, coarse, exact) as patient:
+    with prepared(subject, coarse, exact) as isolated:
         for case in cases:
             try:
                 # a compiled model must be asked as it is: under a dispatch mode it would not run compiled
                 if exact and not is_compiled(subject.model):
                     with elementary(exact), Widened():
-                        logits = case.ask(patient)
+                        logits = case.ask(isolated)
                 else:
                     with torch.no_grad():
-                        logits = case.ask(patient)
+                        logits = case.ask(isolated)
                 found[case.name] = logits.detach().double().cpu()
             except Exception as error:
                 found[case.name] = " ".join(str(error).split())[:160] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Why two models part at a place where what they read still agrees: the convention that turns one into the other.
+"""Why two models first differ at an activation: the convention that turns one into the other.
 
 Each explanation recomputes the operation from the first model's recorded inputs with another convention and reports
 what is left of the difference to the second model's output. One that leaves as much as it found is not given.
@@ -51,7 +51,7 @@ BY_KIND: dict[str, Callable[[Scene], Explanation | None]] = {
 
 
 def explain(scene: Scene) -> Explanation:
-    """The likeliest convention, or an explanation that says none of the known ones fits."""
+    """The most likely convention, or an explanation that says none of the known ones fits."""
     if scene.a.value.shape != scene.b.value.shape:
         shapes = f"{tuple(scene.a.value.shape)} in A and {tuple(scene.b.value.shape)} in B"
         return Explanation("shape", f"the shapes differ: {shapes} (B, then heads or time, then width)", math.inf)

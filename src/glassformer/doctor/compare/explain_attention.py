@@ -86,7 +86,7 @@ def _turning(role: Role) -> Attention:
 
 
 def _rotation(attention: Attention, name: str) -> fits.RotationFit | None:
-    flat, turned = attention.flat.get(name), attention.q if name == "q" else attention.k
+    flat, turned = attention.flat.get(name), {"q": attention.q, "k": attention.k, "v": attention.v}[name]
     if flat is None:
         return None
     if flat.shape[1] != turned.shape[1]:
@@ -116,7 +116,7 @@ def _head_order(mine: Tensor, theirs: Tensor) -> tuple[list[int], float] | None:
     order, worst = [], 0.0
     for h in range(theirs.shape[1]):
         near = [distance(mine[:, g], theirs[:, h]) for g in range(mine.shape[1])]
-        # heads that share keys are equal: its own place comes first
+        # heads that share keys are equal: its own index comes first
         best = h if near[h] < EXACT else min(range(len(near)), key=near.__getitem__)
         if near[best] > EXACT:
             return None
@@ -129,21 +129,34 @@ def explain_values(s: Scene) -> Explanation | None:
     """Heads in another order; with shared keys and values, another one is read."""
     found = _head_order(s.a.value, s.b.value)
     if found is None:
-        return None
+        return _rotated_values(s) if s.a.kind == "v" else None
     order, left = found
+    heads = ", ".join(map(str, order))
     shared = _attention(s.a).flat.get(s.a.kind, s.a.value).shape[1] < s.a.value.shape[1]
     if shared:
-        return Explanation("gqa_order", f"{s.a.kind} of B's head h is that of A's head {order}[h]", left)
-    return Explanation("head_order", f"B's heads are A's {order}", left)
+        text = f"in B, query heads 0 to {len(order) - 1} use the {s.a.kind} of A's heads {heads}"
+        return Explanation("gqa_order", text, left)
+    return Explanation("head_order", f"B's heads are A's heads {heads}", left)
+
+
+def _rotated_values(s: Scene) -> Explanation | None:
+    """One of them rotates v by position."""
+    one, two = (_rotation(_attention(role), "v") for role in (s.a, s.b))
+    if one is None or two is None or one.still == two.still:
+        return None
+    text = f"{'B' if one.still else 'A'} rotates v by position, the other does not. A: {one}; B: {two}"
+    return Explanation("rope_values", text, max(one.residual, two.residual))
 
 
 def explain_mask(s: Scene) -> Explanation | None:
-    """Nothing is fitted here: which keys have weight is read off, so there is no residual."""
+    """Describe both masks. The visible keys are read, not fitted, so there is no residual."""
     a, b = fits.describe_mask(s.a.value), fits.describe_mask(s.b.value)
-    apart = int((s.a.value != s.b.value).sum())
-    return Explanation(
-        "mask", f"a query of A sees: {a}; of B: {b} (only one does at {many(apart, 'position')})", math.inf
-    )
+    more = (s.b.value > s.a.value).flatten(0, 1).any(0)
+    T, S = more.shape
+    later = torch.arange(S)[None] > torch.arange(T)[:, None] + S - T
+    text = f"a query of A sees: {a}; of B: {b} (they differ at {many(int((s.a.value != s.b.value).sum()), 'position')})"
+    fault = "causal_leak" if bool((more & later).any()) else "window" if "window" in a + b else "over_mask"
+    return Explanation("mask", text, math.inf, fault)
 
 
 def explain_scores(s: Scene) -> Explanation | None:
@@ -154,12 +167,12 @@ def explain_scores(s: Scene) -> Explanation | None:
     if s.explains(left) and abs(factor - 1) > EXACT:
         a, b = _scale(one, s), _scale(two, s)
         said = f": A multiplies q·k by {a}, B by {b}" if a and b else ""
-        return Explanation("attention_scale", f"B's scores are A's times {factor:.6g}{said}", left)
+        return Explanation("attn_scale", f"B's scores are A's times {factor:.6g}{said}", left)
     scales = [_scale_of(one), _scale_of(two)]
     if scales[0] and scales[1] and abs(scales[0] / scales[1] - 1) > 1e-6:
         text = f"A multiplies q·k by {named(scales[0], s, one)}, B by {named(scales[1], s, two)}, and both add a bias"
         made = one.scores + (scales[1] / scales[0] - 1) * _dots_in_scores(one)
-        return Explanation("attention_scale", text, distance(made[seen], y))
+        return Explanation("attn_scale", text, distance(made[seen], y))
     for who, plain, capped in (("B", x, y), ("A", y, x)):
         cap, left = fits.fit_softcap(plain, capped)
         if s.explains(left):
@@ -260,6 +273,6 @@ def explain_merged(s: Scene) -> Explanation | None:
         return Explanation("head_layout", "B has A's columns in another order", left)
     one, two = s.a.value.flatten().sort().values, s.b.value.flatten().sort().values
     if s.explains(distance(one, two)):
-        text = "the same numbers in other places: heads and time are merged without the transposition in one of them"
+        text = "the same numbers at other indices: heads and time are merged without the transposition in one of them"
         return Explanation("head_layout", text, distance(one, two))
     return None

@@ -78,7 +78,7 @@ def explain_logits(s: Scene) -> Explanation | None:
         free = distance(there.read @ table.T, there.out)
         if tied < EXACT < free and table.shape == s.parts[1 - parts].table.shape:  # type: ignore[union-attr]
             text = f"{who}'s head is its token table (tied), {other}'s is a matrix of its own"
-            return Explanation("tied_head", text, tied)
+            return Explanation("weight_tying", text, tied)
     for who, plain, capped in (("B", s.a.value, s.b.value), ("A", s.b.value, s.a.value)):
         cap, left = fits.fit_softcap(plain, capped)
         if s.explains(left):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.anatomy.roles import Step
-from glassformer.doctor.compare.result import WORDS, Comparison, Measured
+from glassformer.doctor.compare.result import Comparison, Measured
 from glassformer.files import write_atomically
 from glassformer.pages.page import render
 
@@ -16,11 +16,10 @@ MOST_PARAMETERS = 200
 
 def page(result: Comparison) -> str:
     """Return the comparison as a self-contained page."""
-    convention = "" if result.explanation is None else result.explanation.convention
     return render(
         "compare.html",
         result=result,
-        convention=WORDS.get(convention, convention),
+        convention="" if result.explanation is None else result.explanation.words,
         cases=[_case(measured) for measured in result.measured],
         steps=[_step(step, step.name == result.first) for step in result.steps],
         parameters=(result.parameters or [])[:MOST_PARAMETERS],

@@ -1,4 +1,4 @@
-"""The weights of two models beside each other, where they go by the same names."""
+"""The weights of two models compared, where they go by the same names."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ def _how(x: Tensor, y: Tensor) -> str:
     if x.dim() >= 1 and torch.equal(_sorted_rows(x), _sorted_rows(y)):
         return "the same rows in another order"
     if torch.equal(x.flatten().sort().values, y.flatten().sort().values):
-        return "the same numbers in other places"
+        return "the same numbers at other indices"
     apart = (x != y).sum()
     return f"other numbers at {int(apart)} of {x.numel()} entries"
 

@@ -8,15 +8,15 @@ from glassformer.shapes import Bool, Float
 
 
 def describe(a: Float[Tensor, "B T V"], b: Float[Tensor, "B T V"], real: Bool[Tensor, "B T"] | None = None) -> str:
-    """One sentence on the first place that differs, the pattern over positions and rows, and a constant factor."""
+    """One sentence on the first position that differs, the pattern over positions and rows, and a constant factor."""
     size = max(float(b.square().mean().sqrt()), 1e-300)
     apart = torch.nan_to_num((a - b).abs(), nan=float("inf")).amax(-1) / size  # (B, T)
     bad = apart > max(1e-9, float(apart.max()) * 1e-6)
     bad = bad if real is None else bad & real
     if not bool(bad.any()):
-        return "the logits agree at every place"
-    place = int(bad.any(0).nonzero()[0])
-    said = [f"first at position {place} (row {int(bad[:, place].nonzero()[0])})"]
+        return "the logits agree at every position"
+    position = int(bad.any(0).nonzero()[0])
+    said = [f"first at position {position} (row {int(bad[:, position].nonzero()[0])})"]
     T = bad.shape[1]
     ever = bad.any(0)
     if bool(ever.all()):
@@ -39,7 +39,7 @@ def describe(a: Float[Tensor, "B T V"], b: Float[Tensor, "B T V"], real: Bool[Te
     if left < 1e-6 and abs(factor - 1) > 1e-4:
         said.append(f"B's logits are A's times {factor:.6g}")
     elif distance(a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)) < 1e-6:
-        said.append("by a constant per place, which no probability notices")
+        said.append("by a constant per position, which no probability notices")
     elif distance(a.flip(1), b) < 1e-6:
         said.append("B's logits are A's in reverse order of positions")
     elif distance(a[:, :-1], b[:, 1:]) < 1e-6:

@@ -10,47 +10,6 @@ from glassformer.doctor.compare.scene import Explanation
 from glassformer.finding import Finding
 
 Verdict = Literal["same", "rounding", "differ"]
-WORDS = {
-    "embedding_scale": "embedding scale",
-    "embedding_norm": "embedding norm",
-    "position_offset": "position offset",
-    "position_missing": "missing positions",
-    "position_layout": "layout of the position vectors",
-    "norm_eps": "eps of the norm",
-    "norm_variance": "variance divided by D or D - 1",
-    "norm_kind": "kind of norm",
-    "norm_placement": "placement of the norm",
-    "final_norm": "final norm missing",
-    "qkv_order": "order of q, k and v",
-    "head_order": "order of heads or of their components",
-    "gqa_order": "which key/value head a query head reads",
-    "transposed_weight": "transposed weight",
-    "bias": "missing bias",
-    "factor": "a constant factor",
-    "column_order": "order of columns",
-    "weights": "different weights",
-    "rope_missing": "rotation missing",
-    "rope_pairing": "RoPE pairing",
-    "rope_fraction": "rotated part of a head",
-    "rope_direction": "direction of rotation",
-    "rope_base": "RoPE frequencies",
-    "qk_norm": "norm of queries and keys",
-    "mask": "mask",
-    "attention_scale": "attention scale",
-    "softcap": "soft cap",
-    "position_bias": "position bias on the scores",
-    "softmax_axis": "axis of the softmax",
-    "attention_weights": "operation on the attention weights after softmax",
-    "head_layout": "layout of the heads",
-    "gelu_variant": "GELU variant",
-    "activation": "activation",
-    "gate_order": "gate and up exchanged",
-    "residual": "residual connection",
-    "residual_factor": "factor on the branch",
-    "tied_head": "tied head",
-    "shape": "different shapes",
-    "unknown": "unexplained",
-}
 
 
 @dataclass
@@ -80,14 +39,14 @@ class Measured:
 
 @dataclass
 class Comparison:
-    """Two models beside each other. `first` is the first place where they part, `explanation` the likeliest reason."""
+    """Two models compared. `first` is the first activation where they differ, `explanation` the most likely reason."""
 
     names: tuple[str, str]
     verdict: Verdict
     measured: list[Measured]
     steps: list[Step] = field(default_factory=list)
     case: str | None = None
-    """The case in which the places were compared."""
+    """The case in which the activations were compared."""
     first: str | None = None
     difference: float | None = None
     explanation: Explanation | None = None
@@ -119,7 +78,7 @@ class Comparison:
             else {**self.explanation.to_dict(), "residual": _number(self.explanation.residual)},
             "case": self.case,
             "findings": [f.to_dict() for f in self.findings],
-            "places": [
+            "steps": [
                 {"name": s.name, "difference": _number(s.difference), "differs": s.differs, "absolved": s.absolved}
                 for s in self.steps
             ],
@@ -133,13 +92,13 @@ class Comparison:
         """The verdict first, then what it rests on."""
         lines = [f"A  {self.names[0]}", f"B  {self.names[1]}", "", self.sentence()]
         if self.explanation is not None:
-            lines += [f"likely convention: {WORDS.get(self.explanation.convention, self.explanation.convention)}"]
+            lines += [f"likely convention: {self.explanation.words}"]
             lines += [f"  {self.explanation.text}"]
             if math.isfinite(self.explanation.residual):
                 lines += [f"  what that leaves unexplained: {self.explanation.residual:.1e}"]
         lines += ["", *self._table()]
         if self.first is not None:
-            lines += ["", f"places in order ({self.case}):", *self._around()]
+            lines += ["", f"activations in order ({self.case}):", *self._around()]
         if self.parameters:
             more = f" (and {len(self.parameters) - 1} more)" if len(self.parameters) > 1 else ""
             effect = ", without effect on the logits" if self.same else ""
@@ -165,7 +124,7 @@ class Comparison:
             )
         before = next((p.name for p in reversed(self._before()) if not p.differs), None)
         agreed = f"; everything before it agrees (last: {before})" if before else ""
-        return f"they part at {self.first}: {self.difference:.1e} apart, relative to its size{agreed}"
+        return f"they differ at {self.first}: {self.difference:.1e} apart, relative to its size{agreed}"
 
     def _before(self) -> list[Step]:
         names = [s.name for s in self.steps]

@@ -1,8 +1,8 @@
-"""Two implementations of one model, run side by side to the first operation where they part.
+"""Two implementations of one model, run side by side to the first operation where they differ.
 
 `compare(a, b)` asks both the same questions (`cases`), in their own precision and in float64. Where the answers differ,
 both are run once more with every elementary operation recorded (`record`), the parts are recognised in either
-(`anatomy`), the same places are walked in order (`roles`), and the first that differs although what it reads agrees is
+(`anatomy`), their activations are compared in order (`roles`), and the first that differs although its inputs agree is
 explained (`explain`).
 """
 
@@ -34,7 +34,7 @@ from glassformer.doctor.subject.subject import Kind, Subject
 STRICT = 1e-9
 """In float64, relative: some hundred roundings of 2e-16, amplified by depth, stay below 1e-13 in the families tried."""
 LOOSE = 1e-4
-"""After a place that differs by float32 rounding (a rotary table kept in it), and where float64 is not possible."""
+"""The bound after a difference of float32 rounding (a rotary table kept in it), and where float64 is not possible."""
 HALF = 5e-2
 """The same for 16-bit precisions."""
 
@@ -54,10 +54,21 @@ def compare(
     precision called "own", each model's by default.
     """
     one, two = _subjects((a, b), kind, vocab_size, names or (None, None))
-    size = _agree_on_sizes(one, two, vocab_size)
-    given = None if tokens is None else _tokens(tokens, size)
     if dtype is not None:
         _cast(one, two, dtype)
+    return compare_subjects(one, two, tokens, vocab_size, names)
+
+
+def compare_subjects(
+    one: Subject,
+    two: Subject,
+    tokens: Any = None,
+    vocab_size: int | None = None,
+    names: tuple[str, str] | None = None,
+) -> Comparison:
+    """Compare two subjects; see `compare`."""
+    size = _agree_on_sizes(one, two, vocab_size)
+    given = None if tokens is None else _tokens(tokens, size)
     run = _Run(one, two, cases_for(one, two, given, size), size)
     result = run.judge(names or (one.name, two.name))
     result.notes += [f"{n}: {note}" for n, s in (("A", one), ("B", two)) for note in s.notes]
@@ -228,7 +239,7 @@ class _Run:
                 return
 
     def _follow(self, result: Comparison, case: Case) -> None:
-        """Find the place and the reason."""
+        """Find the activation and the reason."""
         exact = result.measured[self.cases.index(case)].exact is not None
         traced = [self._trace(s, case, exact) for s in (self.a, self.b)]
         missing = [n for n, t in zip("AB", traced, strict=True) if isinstance(t, str) or not t.blocks]
@@ -253,7 +264,9 @@ class _Run:
             if is_compiled(self.a.model) or is_compiled(self.b.model):
                 self._judge_compiler(result)
             else:
-                result.notes.append("every place that was recognised agrees: they part in something that was not.")
+                result.notes.append(
+                    "every activation that was recognised agrees: they differ in something that was not."
+                )
             self._say_pattern(result, case)
 
     def _judge_compiler(self, result: Comparison) -> None:
@@ -262,10 +275,10 @@ class _Run:
         if worst <= LOOSE:
             result.verdict = "rounding"
             result.notes.append(
-                f"as written they agree at every place; what compiling changes is {worst:.1e}: rounding."
+                f"as written they agree at every activation; what compiling changes is {worst:.1e}: rounding."
             )
         else:
-            result.notes.append("as written they agree at every place: they part in what compiling made of one.")
+            result.notes.append("as written they agree at every activation: they differ in what compiling made of one.")
 
     def _walk(self, result: Comparison, one: Anatomy, two: Anatomy, case: Case, bound: float) -> None:
         a, b = roles_of(one), roles_of(two)
@@ -295,15 +308,15 @@ class _Run:
         model = getattr(subject.model, "_orig_mod", subject.model)
         subject = replace(subject, model=model) if is_compiled(subject.model) else subject
         try:
-            with prepared(subject, self.coarse, exact) as patient:
-                here = patient.device
+            with prepared(subject, self.coarse, exact) as isolated:
+                here = isolated.device
                 moved = replace(
                     case,
                     tokens=case.tokens.to(here),
                     source=None if case.source is None else case.source.to(here),
                 )
                 sources = [t for t in (moved.tokens, moved.source) if t is not None]
-                graph, logits = record(lambda: moved.ask(patient), sources, patient.model, exact)
+                graph, logits = record(lambda: moved.ask(isolated), sources, isolated.model, exact)
                 N = None if case.source is None else case.source.shape[1]
                 return read_anatomy(graph, Lengths(len(case.tokens), case.tokens.shape[1], N), logits.detach())
         except Exception as error:

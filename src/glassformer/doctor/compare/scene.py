@@ -1,5 +1,6 @@
-"""Both models at the place where they part, and what an explanation is."""
+"""Both models at the activation where they differ, and what an explanation is."""
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from glassformer.anatomy.fits import distance
 from glassformer.anatomy.parts import Anatomy, Attention
 from glassformer.anatomy.roles import Role
+from glassformer.doctor.compare.conventions import CONVENTIONS
 
 EXACT = 1e-6
 """An explanation must leave less than this (relative), or a thousandth of the difference it explains."""
@@ -15,11 +17,28 @@ EXACT = 1e-6
 
 @dataclass(frozen=True)
 class Explanation:
-    """`convention` is a short name, `text` says what A and B do, `residual` is what that leaves unexplained."""
+    """Why A and B differ: an identifier of `CONVENTIONS`, what A and B do, and the part left unexplained."""
 
     convention: str
     text: str
     residual: float
+    fault: str | None = None
+    """The doctor's diagnosis for B if A is right, where the convention alone does not determine it."""
+
+    @property
+    def words(self) -> str:
+        """Return the usual name of the convention."""
+        known = CONVENTIONS.get(self.convention)
+        return self.convention if known is None else known.words
+
+    @property
+    def diagnosis(self) -> str | None:
+        """Return the doctor's diagnosis for B if A is right; None where nothing follows."""
+        return self.fault or CONVENTIONS[self.convention].diagnosis
+
+    def with_names(self, a: str, b: str) -> str:
+        """Return the text with other names for A and B."""
+        return re.sub(r"\b([AB])\b", lambda m: a if m.group(1) == "A" else b, self.text)
 
     def to_dict(self) -> dict[str, object]:
         return {"convention": self.convention, "text": self.text, "residual": self.residual}
@@ -27,7 +46,7 @@ class Explanation:
 
 @dataclass
 class Scene:
-    """Both models at the place where they part."""
+    """Both models at the activation where they differ."""
 
     a: Role
     b: Role

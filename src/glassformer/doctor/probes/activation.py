@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from glassformer.anatomy.fits import ACTIVATION_FUNCTIONS
-from glassformer.doctor.probes.trace import Linear, trace_call
+from glassformer.anatomy.trace import Linear
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -87,9 +88,9 @@ def between(before: list[Linear], after: Linear) -> str | None:
 
 def found_activations(subject: Subject) -> dict[str, str]:
     """Activation by layer ("stack.number"), read from warm weights so that the functions differ."""
-    with subject.patient(max(subject.warmth, 1.0)) as patient:
-        trace = trace_call(patient, patient.tokens(2, patient.length(13), seed=19))
-        blocks = patient.blocks()
+    with subject.isolated(max(subject.warmth, 1.0)) as isolated:
+        trace = trace_call(isolated, isolated.tokens(2, isolated.length(13), seed=19))
+        blocks = isolated.blocks()
     merged = {id(a.merged) for a in trace.attentions if a.merged is not None}
     by_layer: dict[str, list[Linear]] = {}
     for linear in trace.linears:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from glassformer.doctor.probes.trace import FORBIDDEN, Attention, Trace, hidden_keys, trace_call
+from glassformer.anatomy.scores import FORBIDDEN, hidden_keys
+from glassformer.anatomy.trace import Trace, TracedAttention
 from glassformer.doctor.subject.declared import known_scales
 from glassformer.doctor.subject.measure import visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 MASK_CONSTANT = -1e6
@@ -21,9 +23,9 @@ ROUGH = 1e-3
 
 @dataclass
 class Seen:
-    """One attention with its place: layer of which stack, and which keys its queries may see."""
+    """One attention with its location: layer of which stack, and which keys its queries may see."""
 
-    attention: Attention
+    attention: TracedAttention
     scores: Tensor
     stack: str
     layer: int | None
@@ -32,13 +34,13 @@ class Seen:
     allowed: Tensor
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"layer {self.layer}" + (f" of {self.stack}" if self.stack and self.role != "self" else "")
 
 
-def look(patient: Subject, trace: Trace, rows: int, length: int, source: int = 11) -> list[Seen]:
+def look(isolated: Subject, trace: Trace, rows: int, length: int, source: int = 11) -> list[Seen]:
     """The attentions of a trace whose layout is understood."""
-    blocks, found, counts = patient.blocks(), [], dict[str, int]()
+    blocks, found, counts = isolated.blocks(), [], dict[str, int]()
     for attention in trace.attentions:
         scores = attention.pattern(rows)
         if scores is None:
@@ -46,20 +48,20 @@ def look(patient: Subject, trace: Trace, rows: int, length: int, source: int = 1
         t, s = scores.shape[-2:]
         at = layer_of(attention.path, blocks)
         stack, layer = at if at else ("", None)
-        if patient.kind == "seq2seq":
+        if isolated.kind == "seq2seq":
             role = "encoder" if (t, s) == (source, source) else "cross" if s == source else "self"
         else:
-            role = "encoder" if patient.kind == "encoder" else "self"
+            role = "encoder" if isolated.kind == "encoder" else "self"
         if layer is None and not blocks:
             layer = counts.get(role, 0)
         counts[role] = counts.get(role, 0) + 1
         expected = {
-            "encoder": (source, source) if patient.kind == "seq2seq" else (length, length),
+            "encoder": (source, source) if isolated.kind == "seq2seq" else (length, length),
             "cross": (length, source),
         }
         if (t, s) != expected.get(role, (length, length)):
             continue
-        found.append(Seen(attention, scores, stack, layer, role, allowed_keys(patient, role, t, s, layer)))
+        found.append(Seen(attention, scores, stack, layer, role, allowed_keys(isolated, role, t, s, layer)))
     return found
 
 
@@ -88,9 +90,9 @@ def _two_sided(one: Seen, window: int) -> Seen:
 def traced(subject: Subject, warm: float = 1.0, length: int | None = None, rows: int = 2) -> list[Seen]:
     """Trace a plain forward. The length differs from the source's 11, from heads and from rows."""
     length = subject.length(length or 23)
-    with subject.patient(warm) as patient:
-        trace = trace_call(patient, patient.tokens(rows, length, seed=5))
-        return look(patient, trace, rows, length)
+    with subject.isolated(warm) as isolated:
+        trace = trace_call(isolated, isolated.tokens(rows, length, seed=5))
+        return look(isolated, trace, rows, length)
 
 
 NOTHING = "no softmax over products q·k was seen (linear attention, another layout, or no attention at all)"
@@ -172,7 +174,7 @@ def masks(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
 
 
 def mask_constant(seen: list[Seen]) -> Finding:
-    """The softmax input at forbidden places: -inf and the least number are fine, a number near real scores is not."""
+    """Check the softmax input at masked positions: -inf and finfo.min are fine, a number near real scores is not."""
     least, notes = -math.inf, []
     for one in seen:
         near = constant_of(one)
@@ -191,7 +193,7 @@ def mask_constant(seen: list[Seen]) -> Finding:
                 {"layer": one.layer, "value": near, "open": open_layers(seen)},
             )
         if near > FORBIDDEN:
-            notes.append(f"{one.place}: {near:.3g}")
+            notes.append(f"{one.location}: {near:.3g}")
     why = "masked scores lie far below any real score" + (f" (finite: {notes[0]})" if notes else "")
     return Finding("mask_value/constant", Verdict.PASS, least, MASK_CONSTANT, why)
 
@@ -257,14 +259,14 @@ def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
                 Verdict.FAIL,
                 float(count),
                 float(window),
-                f"{visible_keys(count)} in {one.place}; the declared window is {window}",
+                f"{visible_keys(count)} in {one.location}; the declared window is {window}",
                 "Let query i see key j when 0 <= i - j < window.",
                 {"layer": one.layer, "visible": count, "declared": window},
             )
             return
         if bool(wrong.any()):
             if sparse:
-                why = f"keys are hidden in {one.place}; the config declares {', '.join(sparse)}, not understood here"
+                why = f"keys are hidden in {one.location}; the config declares {', '.join(sparse)}, not understood here"
                 yield Finding.skip("over_mask/pattern", why)
                 return
             yield _over_mask(one, wrong)
@@ -294,7 +296,7 @@ def _over_mask(one: Seen, wrong: Tensor) -> Finding:
         Verdict.FAIL,
         share,
         0.0,
-        f"in {one.place}, {who}, query {query} cannot see {'source ' if one.role == 'cross' else ''}token {key}: "
+        f"in {one.location}, {who}, query {query} cannot see {'source ' if one.role == 'cross' else ''}token {key}: "
         f"{share:.0%} of what should be visible is masked, and no window is declared",
         "Mask only the future and padding (decoder: key <= query, itself included; encoder and source: nothing).",
         {"layer": one.layer, "heads": heads, "query": query, "key": key},

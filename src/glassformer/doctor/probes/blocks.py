@@ -52,11 +52,11 @@ def _streams(values: list[Any], shape: torch.Size) -> int:
     )
 
 
-def watch_blocks(patient: Subject, length: int = 9) -> list[Block]:
+def watch_blocks(isolated: Subject, length: int = 9) -> list[Block]:
     """Run once with hooks on each block, its norms, and its parts (children that keep the stream's shape)."""
     calls: dict[str, Block] = {}
     handles = []
-    for name, block in patient.blocks().items():
+    for name, block in isolated.blocks().items():
 
         def enter(m: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             stream = _tensor([*args, *kwargs.values()])
@@ -83,7 +83,7 @@ def watch_blocks(patient: Subject, length: int = 9) -> list[Block]:
 
             handles.append(part.register_forward_hook(kept, with_kwargs=True))
     try:
-        patient.logits(patient.tokens(2, patient.length(length), seed=15))
+        isolated.logits(isolated.tokens(2, isolated.length(length), seed=15))
     finally:
         for handle in handles:
             handle.remove()
@@ -127,9 +127,9 @@ def wiring(subject: Subject) -> Iterator[Finding]:
     if not subject.blocks():
         yield Finding.skip(id, "the model shows no list of blocks")
         return
-    with subject.patient(dtype=_double(subject)) as patient:
-        blocks = watch_blocks(patient)
-        findings = [_judge(patient, b) for b in blocks]
+    with subject.isolated(dtype=_double(subject)) as isolated:
+        blocks = watch_blocks(isolated)
+        findings = [_judge(isolated, b) for b in blocks]
     failed = next((f for f in findings if f is not None and f.verdict is Verdict.FAIL), None)
     if failed is not None:
         yield failed
@@ -144,27 +144,27 @@ def wiring(subject: Subject) -> Iterator[Finding]:
 def _double(subject: Subject) -> torch.dtype | None:
     """float64 where the model runs there."""
     try:
-        with subject.patient(dtype=torch.float64) as patient:
-            patient.logits(patient.tokens(1, 3))
+        with subject.isolated(dtype=torch.float64) as isolated:
+            isolated.logits(isolated.tokens(1, 3))
     except Exception:
         return None
     return torch.float64
 
 
-def _judge(patient: Subject, block: Block) -> Finding | None:
+def _judge(isolated: Subject, block: Block) -> Finding | None:
     parts = [out for _, out in block.parts.values()]
     if not parts or len(parts) > 4 or block.entangled:
         return None
-    at = layer_of(block.name, patient.blocks())
+    at = layer_of(block.name, isolated.blocks())
     where = {"layer": at[1] if at else None, "block": block.name}
     id = "norm_placement/sum"
-    placement = _declared_placement(patient)
+    placement = _declared_placement(isolated)
     coefficients, left = fit(block.after, [block.before, *parts])
     if left < FIT:
         if placement == "post":
             why = f"{block.name} adds to an un-normed stream (pre-norm); post-norm is declared"
             return Finding(id, Verdict.FAIL, left, None, why, "Norm the sums: x = norm(x + f(x)).", where)
-        return _coefficients(patient, block, coefficients, where) or Finding(
+        return _coefficients(isolated, block, coefficients, where) or Finding(
             id, Verdict.PASS, left, FIT, "output = stream + parts"
         )
     if _is_post(block):
@@ -224,9 +224,9 @@ def _declared_placement(subject: Subject) -> str | None:
     return next((p for p in ("pre", "post", "parallel", "sandwich") if p in text), None)
 
 
-def _coefficients(patient: Subject, block: Block, found: list[float], where: dict[str, Any]) -> Finding | None:
+def _coefficients(isolated: Subject, block: Block, found: list[float], where: dict[str, Any]) -> Finding | None:
     """The stream and each part must enter once, unless a multiplier is declared."""
-    raw = patient.facts.raw
+    raw = isolated.facts.raw
     declared = [
         v
         for k, v in raw.items()
@@ -269,8 +269,8 @@ def residual_growth(subject: Subject) -> Finding:
     id = "residual_growth/rms"
     if subject.module is None or not is_fresh(subject.module):
         return Finding.skip(id, "judged on fresh weights only: trained blocks may grow the stream fifteenfold")
-    with subject.patient() as patient:
-        blocks = watch_blocks(patient, 24)
+    with subject.isolated() as isolated:
+        blocks = watch_blocks(isolated, 24)
     # where parts or sums are normed, the norm sets the size, whatever happened inside
     plain = [b for b in blocks if 1 <= len(b.parts) <= 4 and not b.entangled and _adds_its_parts(b)]
     ratios = [(b, rms(b.after) / max(rms(b.before), 1e-30), _expected_growth(subject, b)) for b in plain]

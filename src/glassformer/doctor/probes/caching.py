@@ -23,11 +23,11 @@ NO_CACHE = "the model takes no cache"
 
 
 def run_chunks(
-    patient: Subject, tokens: Tensor, sizes: list[int], explicit: bool = False, cache: Any = None, **given: Any
+    isolated: Subject, tokens: Tensor, sizes: list[int], explicit: bool = False, cache: Any = None, **given: Any
 ) -> tuple[Tensor, Any]:
     """Feed tokens through a cache in pieces; `explicit` gives the positions too."""
     start = 0 if cache is None else given.pop("start", 0)
-    cache = patient.new_cache() if cache is None else cache
+    cache = isolated.new_cache() if cache is None else cache
     pieces = []
     for size in sizes:
         piece = tokens[:, start : start + size]
@@ -35,9 +35,9 @@ def run_chunks(
             break
         extra = dict(given)
         if explicit:
-            places = torch.arange(start, start + piece.shape[1], device=tokens.device)
-            extra["positions"] = places.expand(len(tokens), -1)
-        logits, cache = patient.call(piece, cache=cache, with_cache=True, **extra)
+            positions = torch.arange(start, start + piece.shape[1], device=tokens.device)
+            extra["positions"] = positions.expand(len(tokens), -1)
+        logits, cache = isolated.call(piece, cache=cache, with_cache=True, **extra)
         if cache is None:
             raise Unsupported("a call with a cache gives no cache back")
         pieces.append(logits)
@@ -68,12 +68,12 @@ def plans(subject: Subject) -> list[tuple[str, int, list[int]]]:
     return found
 
 
-def against_full(patient: Subject, rows: int, sizes: list[int], explicit: bool = False) -> Measured:
-    """Logits through a cache against one plain pass; the evidence names the first place that is off."""
-    tokens = patient.tokens(rows, min(sum(sizes), patient.limit), seed=sum(sizes) + rows)
-    full = patient.logits(tokens)
-    cached, _ = run_chunks(patient, tokens, sizes, explicit)
-    bound = cross_shape_bound(full, prefix_noise(patient, tokens, full))
+def against_full(isolated: Subject, rows: int, sizes: list[int], explicit: bool = False) -> Measured:
+    """Logits through a cache against one plain pass; the evidence names the first position that is off."""
+    tokens = isolated.tokens(rows, min(sum(sizes), isolated.limit), seed=sum(sizes) + rows)
+    full = isolated.logits(tokens)
+    cached, _ = run_chunks(isolated, tokens, sizes, explicit)
+    bound = cross_shape_bound(full, prefix_noise(isolated, tokens, full))
     off = (cached.double() - full.double()).abs().nan_to_num(nan=torch.inf).amax(dim=2)
     bad = (off > bound).nonzero()
     first = int(bad[:, 1].min()) if len(bad) else None
@@ -138,9 +138,9 @@ CHUNK_REMEDY = (
 POSITION_REMEDY = "Positions of cached tokens continue at the cache's length: arange(len(cache), len(cache) + T)."
 
 
-def _prompt(patient: Subject) -> Measured:
-    length = patient.length(24)
-    return first_over([against_full(patient, rows, [length]) for rows in (1, patient.rows(3, 2))])
+def _prompt(isolated: Subject) -> Measured:
+    length = isolated.length(24)
+    return first_over([against_full(isolated, rows, [length]) for rows in (1, isolated.rows(3, 2))])
 
 
 def _prompt_cause(subject: Subject, finding: Finding) -> Finding:
@@ -153,8 +153,8 @@ def _prompt_cause(subject: Subject, finding: Finding) -> Finding:
 
 
 def _several(cases: list[tuple[int, list[int]]]) -> Callable[[Subject], Measured]:
-    def measure(patient: Subject) -> Measured:
-        return first_over([against_full(patient, rows, sizes) for rows, sizes in cases])
+    def measure(isolated: Subject) -> Measured:
+        return first_over([against_full(isolated, rows, sizes) for rows, sizes in cases])
 
     return measure
 
@@ -170,8 +170,8 @@ def _vanishes(subject: Subject, finding: Finding) -> bool:
         return False
     rows, sizes = finding.evidence["rows"], finding.evidence["pieces"]
     try:
-        with subject.patient(_factor(finding)) as patient:
-            return against_full(patient, rows, sizes, explicit=True).ratio <= 1
+        with subject.isolated(_factor(finding)) as isolated:
+            return against_full(isolated, rows, sizes, explicit=True).ratio <= 1
     except Exception:
         return False
 
@@ -198,7 +198,7 @@ def explained(subject: Subject, finding: Finding, otherwise: str = "cache_mismat
     if cause is None:
         cause = otherwise
         if window is not None and abs(first - window) <= 1:
-            cause, words = "window", f"the first bad place, {first}, is the window"
+            cause, words = "window", f"the first bad position, {first}, is the window"
     if otherwise == "cache_mask" and cause not in ("decode_position", "cache_mismatch"):
         cause = otherwise  # single steps agree: what several tokens need beyond that is the mask among them
     remedy = {"decode_position": POSITION_REMEDY, "cache_mask": CHUNK_REMEDY, "window": WINDOW_REMEDY}.get(
@@ -233,21 +233,21 @@ def rollback(subject: Subject) -> Finding:
     if not subject.has_cache:
         return Finding.skip(id, NO_CACHE)
 
-    def once(patient: Subject, rows: int, kept: list[int], junk: list[int]) -> Measured:
+    def once(isolated: Subject, rows: int, kept: list[int], junk: list[int]) -> Measured:
         n, k = sum(kept), sum(junk)
-        tokens = patient.tokens(rows, n + 5, seed=n)
-        full = patient.logits(tokens)
-        _, cache = run_chunks(patient, tokens, kept)
-        wrong = patient.other(tokens.repeat(1, 3))[:, : n + k]
-        _, cache = run_chunks(patient, wrong, junk, cache=cache, start=n)
+        tokens = isolated.tokens(rows, n + 5, seed=n)
+        full = isolated.logits(tokens)
+        _, cache = run_chunks(isolated, tokens, kept)
+        wrong = isolated.other(tokens.repeat(1, 3))[:, : n + k]
+        _, cache = run_chunks(isolated, wrong, junk, cache=cache, start=n)
         cache = roll_back(cache, n, k)
-        cached, _ = run_chunks(patient, tokens, [1, 1, 3], cache=cache, start=n)
-        bound = cross_shape_bound(full, prefix_noise(patient, tokens, full))
+        cached, _ = run_chunks(isolated, tokens, [1, 1, 3], cache=cache, start=n)
+        bound = cross_shape_bound(full, prefix_noise(isolated, tokens, full))
         return Measured(gap(cached, full[:, n:]), bound, CROSS_WHY, {"kept": n, "dropped": k, "rows": rows})
 
-    def measure(patient: Subject) -> Measured:
-        cases = [(2, [9], [5]), (3, [4, 1, 1, 1], [1, 1]), (1, [7], [1])][: 1 if patient.large else 3]
-        return first_over([once(patient, *case) for case in cases if sum(case[1]) + 8 < patient.limit])
+    def measure(isolated: Subject) -> Measured:
+        cases = [(2, [9], [5]), (3, [4, 1, 1, 1], [1, 1]), (1, [7], [1])][: 1 if isolated.large else 3]
+        return first_over([once(isolated, *case) for case in cases if sum(case[1]) + 8 < isolated.limit])
 
     remedy = (
         "After crop(n) something still remembers the dropped tokens: keys, values, padding, or the position counter."
@@ -271,19 +271,19 @@ def reorder(subject: Subject) -> Iterator[Finding]:
         return
     remedy = "Not every part of the state was permuted: keys, values, padding mask, positions, encoder output."
 
-    def measure(patient: Subject) -> Measured:
-        rows = torch.tensor([2, 0, 1], device=patient.device)
+    def measure(isolated: Subject) -> Measured:
+        rows = torch.tensor([2, 0, 1], device=isolated.device)
         n, found = 6, []
-        for order in (rows,) if patient.large else (rows, torch.tensor([1, 1, 0], device=patient.device)):
-            tokens = patient.tokens(3, n + 5, seed=8)
-            tokens[:, n:] = patient.tokens(3, 5, seed=9)
+        for order in (rows,) if isolated.large else (rows, torch.tensor([1, 1, 0], device=isolated.device)):
+            tokens = isolated.tokens(3, n + 5, seed=8)
+            tokens[:, n:] = isolated.tokens(3, 5, seed=9)
             sequence = torch.cat([tokens[order][:, :n], tokens[:, n:]], dim=1)
-            source: dict[str, Any] = {"source": patient.source(3)} if patient.kind == "seq2seq" else {}
+            source: dict[str, Any] = {"source": isolated.source(3)} if isolated.kind == "seq2seq" else {}
             after = {name: value[order] for name, value in source.items()}
-            full = patient.logits(sequence, **after)
-            _, cache = run_chunks(patient, tokens, [n], **source)
-            cached, _ = run_chunks(patient, sequence, [1, 1, 3], cache=permute_rows(cache, order), start=n, **after)
-            bound = cross_shape_bound(full, prefix_noise(patient, sequence, full, **after))
+            full = isolated.logits(sequence, **after)
+            _, cache = run_chunks(isolated, tokens, [n], **source)
+            cached, _ = run_chunks(isolated, sequence, [1, 1, 3], cache=permute_rows(cache, order), start=n, **after)
+            bound = cross_shape_bound(full, prefix_noise(isolated, sequence, full, **after))
             found.append(Measured(gap(cached, full[:, n:]), bound, CROSS_WHY, {"order": order.tolist()}))
         return first_over(found)
 
@@ -300,21 +300,21 @@ def _reorder_padded(subject: Subject, remedy: str) -> Finding | None:
     """The same with different left padding per row, where padded prompts and cached steps work at all."""
     order = torch.tensor([2, 0, 1], device=subject.device)
 
-    def measure(patient: Subject, way: str, permute: bool) -> Measured:
-        batch = padded(patient, patient.length(12), [0, 3, 6], "left", pad_fill(patient))
-        more = patient.tokens(3, 3, seed=56)
+    def measure(isolated: Subject, way: str, permute: bool) -> Measured:
+        batch = padded(isolated, isolated.length(12), [0, 3, 6], "left", pad_fill(isolated))
+        more = isolated.tokens(3, 3, seed=56)
         where = order if permute else torch.arange(3, device=order.device)
-        sources = patient.source(3) if patient.kind == "seq2seq" else None
+        sources = isolated.source(3) if isolated.kind == "seq2seq" else None
         given = {} if sources is None else {"source": sources}
-        _, cache = patient.call(batch.tokens, mask=batch.mask, cache=patient.new_cache(), with_cache=True, **given)
+        _, cache = isolated.call(batch.tokens, mask=batch.mask, cache=isolated.new_cache(), with_cache=True, **given)
         cache = permute_rows(cache, order) if permute else cache
-        steps, _ = step_padded(patient, cache, batch.mask[where], more, way, False)
+        steps, _ = step_padded(isolated, cache, batch.mask[where], more, way, False)
         worst = Measured(0.0, 1.0, CROSS_WHY)
         for b, row in enumerate(int(r) for r in where):
             whole = torch.cat([batch.rows[row], more[b : b + 1]], dim=1)
             alone = {} if sources is None else {"source": sources[row : row + 1]}
-            full = patient.logits(whole, **alone)
-            bound = cross_shape_bound(full, prefix_noise(patient, whole, full, **alone))
+            full = isolated.logits(whole, **alone)
+            bound = cross_shape_bound(full, prefix_noise(isolated, whole, full, **alone))
             found = Measured(gap(steps[b : b + 1], full[:, -3:]), bound, CROSS_WHY, {"row": row, "padded": True})
             worst = max(worst, found, key=lambda m: m.ratio)
         return worst

@@ -17,8 +17,8 @@ from glassformer.shapes import Float
 CUTS = (0, 3, 10, 22, 37, 70, 101)
 """Not multiples of a power of two: a leak inside blocks of 16 or 64 does not cross their borders."""
 REMEDY = (
-    "A place sees tokens after it. Apply the mask before softmax in every path (train, eval, fused, windowed, with a "
-    "padding mask), and keep everything else token-wise."
+    "A position attends to later tokens. Apply the mask before softmax in every path (train, eval, fused, windowed, "
+    "with a padding mask), and keep everything else token-wise."
 )
 
 
@@ -32,39 +32,39 @@ def future_token(subject: Subject) -> Iterator[Finding]:
     """Replace the tokens after t: the logits up to t must not move."""
     prefix = declared_prefix(subject)
 
-    def measure(patient: Subject) -> Measured:
+    def measure(isolated: Subject) -> Measured:
         found = []
-        for length in patient.lengths():
-            rows = 3 if length == 24 and not patient.large else 1
-            found += list(moved_by_future(patient, rows, length, prefix))
+        for length in isolated.lengths():
+            rows = 3 if length == 24 and not isolated.large else 1
+            found += list(moved_by_future(isolated, rows, length, prefix))
         return first_over(found)
 
     yield judge(subject, "causal_leak/future-token", measure, REMEDY)
 
-    def in_training(patient: Subject) -> Measured:
+    def in_training(isolated: Subject) -> Measured:
         with NoDropout():
-            lengths = [t for t in patient.lengths() if t >= 24] or patient.lengths()
-            lengths = lengths[:1] if patient.large else lengths[:2]
+            lengths = [t for t in isolated.lengths() if t >= 24] or isolated.lengths()
+            lengths = lengths[:1] if isolated.large else lengths[:2]
             return first_over(
-                [m for t in lengths for m in moved_by_future(patient, patient.rows(3 if t == 24 else 2), t, prefix)]
+                [m for t in lengths for m in moved_by_future(isolated, isolated.rows(3 if t == 24 else 2), t, prefix)]
             )
 
     yield judge(subject, "causal_leak/train-mode", in_training, REMEDY, train=True)
     if subject.interface.mask is not None:
 
-        def masked(patient: Subject) -> Measured:
-            length = patient.length(24)
-            rows = patient.rows(3)
-            ones = torch.ones(rows, length, dtype=torch.bool, device=patient.device)
-            return first_over(list(moved_by_future(patient, rows, length, prefix, mask=ones)))
+        def masked(isolated: Subject) -> Measured:
+            length = isolated.length(24)
+            rows = isolated.rows(3)
+            ones = torch.ones(rows, length, dtype=torch.bool, device=isolated.device)
+            return first_over(list(moved_by_future(isolated, rows, length, prefix, mask=ones)))
 
         yield judge(subject, "causal_leak/with-mask", masked, REMEDY)
     if subject.interface.attentions is not None:
         name = subject.interface.attentions
 
-        def watched(patient: Subject) -> Measured:
+        def watched(isolated: Subject) -> Measured:
             given: dict[str, Any] = {name: True}
-            return first_over(list(moved_by_future(patient, 1, patient.length(24), prefix, **given)))
+            return first_over(list(moved_by_future(isolated, 1, isolated.length(24), prefix, **given)))
 
         finding = judge(subject, "causal_leak/attentions-returned", watched, REMEDY)
         if finding.verdict is Verdict.FAIL and subject.interface.library:
@@ -81,45 +81,45 @@ def declared_prefix(subject: Subject) -> int:
 
 
 def moved_by_future(
-    patient: Subject, rows: int, length: int, prefix: int, cuts: tuple[int, ...] = (), **given: Any
+    isolated: Subject, rows: int, length: int, prefix: int, cuts: tuple[int, ...] = (), **given: Any
 ) -> Iterator[Measured]:
     """Tokens after each cut replaced, all of them and the next alone: how far the logits up to the cut move."""
-    tokens = patient.tokens(rows, length, seed=length)
-    other = patient.other(tokens)
-    base = _seeded(patient, tokens, **given)
-    few = bool(cuts) or patient.large
-    cuts = cuts or ((3, 37, length - 2) if patient.large else (*CUTS, length - 2))
+    tokens = isolated.tokens(rows, length, seed=length)
+    other = isolated.other(tokens)
+    base = _seeded(isolated, tokens, **given)
+    few = bool(cuts) or isolated.large
+    cuts = cuts or ((3, 37, length - 2) if isolated.large else (*CUTS, length - 2))
     for cut in [c for c in cuts if prefix <= c < length - 1]:
         if length > 24 and cut < 10:
             continue
         changed = tokens.clone()
         changed[:, cut + 1 :] = other[:, cut + 1 :]
-        moved = _seeded(patient, changed, **given)
+        moved = _seeded(isolated, changed, **given)
         where = {"cut": cut, "length": length, "rows": rows}
         yield untouched(base[:, : cut + 1], moved[:, : cut + 1], SAME_WHY, **where)
         if length == 24 and cut + 2 < length and not few:
             changed = tokens.clone()
             changed[:, cut + 1] = other[:, cut + 1]
-            moved = _seeded(patient, changed, **given)
+            moved = _seeded(isolated, changed, **given)
             yield untouched(base[:, : cut + 1], moved[:, : cut + 1], SAME_WHY, only=cut + 1, **where)
 
 
-def _seeded(patient: Subject, tokens: Tensor, **given: Any) -> Tensor:
+def _seeded(isolated: Subject, tokens: Tensor, **given: Any) -> Tensor:
     """The same random numbers in every call: training draws some beyond dropout (layers left out, noise of routers)."""
     torch.manual_seed(0)
-    return patient.logits(tokens, **given)
+    return isolated.logits(tokens, **given)
 
 
-def leak_matrix(patient: Subject, length: int = 12) -> Float[Tensor, "T T"]:
+def leak_matrix(isolated: Subject, length: int = 12) -> Float[Tensor, "T T"]:
     """How far output i moves when input j alone is replaced; above the diagonal lies the future."""
-    tokens = patient.tokens(1, length, seed=3)
-    other = patient.other(tokens)
-    base = patient.logits(tokens)
+    tokens = isolated.tokens(1, length, seed=3)
+    other = isolated.other(tokens)
+    base = isolated.logits(tokens)
     columns = []
     for j in range(length):
         changed = tokens.clone()
         changed[:, j] = other[:, j]
-        columns.append((patient.logits(changed) - base).abs().amax(dim=(0, 2)))
+        columns.append((isolated.logits(changed) - base).abs().amax(dim=(0, 2)))
     return torch.stack(columns, dim=1)
 
 
@@ -130,13 +130,13 @@ def first_leaking_block(
     blocks = subject.blocks()
     if not blocks or subject.kind == "encoder":
         return None
-    with subject.patient(warm, train=train) as patient, NoDropout():
-        length = patient.length(length)
+    with subject.isolated(warm, train=train) as isolated, NoDropout():
+        length = isolated.length(length)
         cut = min(cut, length - 2)
-        tokens = patient.tokens(2, length, seed=length)
+        tokens = isolated.tokens(2, length, seed=length)
         changed = tokens.clone()
-        changed[:, cut + 1 :] = patient.other(tokens)[:, cut + 1 :]
-        one, two = block_outputs(patient, tokens), block_outputs(patient, changed)
+        changed[:, cut + 1 :] = isolated.other(tokens)[:, cut + 1 :]
+        one, two = block_outputs(isolated, tokens), block_outputs(isolated, changed)
     for name in blocks:
         a, b = one.get(name), two.get(name)
         if a is None or b is None or a.dim() != 3 or a.shape[1] != length:
@@ -146,11 +146,11 @@ def first_leaking_block(
     return None
 
 
-def block_outputs(patient: Subject, tokens: Tensor, **given: Any) -> dict[str, Tensor]:
+def block_outputs(isolated: Subject, tokens: Tensor, **given: Any) -> dict[str, Tensor]:
     """The output of each layer in one call; the last one where a layer is used several times."""
     found: dict[str, Tensor] = {}
     handles = []
-    for name, block in patient.blocks().items():
+    for name, block in isolated.blocks().items():
 
         def keep(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
             first = output[0] if isinstance(output, tuple | list) else output
@@ -159,7 +159,7 @@ def block_outputs(patient: Subject, tokens: Tensor, **given: Any) -> dict[str, T
 
         handles.append(block.register_forward_hook(keep))
     try:
-        patient.call(tokens, **given)
+        isolated.call(tokens, **given)
     finally:
         for handle in handles:
             handle.remove()

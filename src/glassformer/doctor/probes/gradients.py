@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from glassformer.doctor.probes.attention import traced
 from glassformer.doctor.probes.norms import is_norm
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.probes.trace import trace_call
 from glassformer.doctor.subject.measure import gap, many, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 DEAD = 1e-9
@@ -36,8 +36,8 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
     if subject.module is None:
         yield Finding.skip(id, "not a module")
         return
-    with subject.patient() as patient, torch.enable_grad():
-        module = patient.module
+    with subject.isolated() as isolated, torch.enable_grad():
+        module = isolated.module
         assert module is not None
         stir = torch.Generator().manual_seed(11)
         with torch.no_grad():
@@ -45,7 +45,7 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
                 if parameter.is_floating_point():
                     parameter.add_(0.02 * torch.randn(parameter.shape, generator=stir).to(parameter))
         with _called(module) as called:
-            logits = patient.logits(patient.tokens(patient.rows(3), patient.length(24), seed=29))
+            logits = isolated.logits(isolated.tokens(isolated.rows(3), isolated.length(24), seed=29))
         if not logits.requires_grad:
             yield Finding(
                 id,
@@ -64,7 +64,7 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
             if p.requires_grad
         }
         tables = dict(module.named_parameters())
-        blocks = _dead_blocks(patient, module)
+        blocks = _dead_blocks(isolated, module)
         owners = {
             f"{m}.{n}" if m else n: (m, mod)
             for m, mod in module.named_modules()
@@ -86,19 +86,19 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
     yield _name(subject, dead, owners)
 
 
-def _dead_blocks(patient: Subject, module: nn.Module) -> list[tuple[str, int, int, int]]:
+def _dead_blocks(isolated: Subject, module: nn.Module) -> list[tuple[str, int, int, int]]:
     """(name, first, last, of) of rows of a projection that get exactly no gradient: parts of a fused matrix.
 
     A projection's rows are its outputs. A block at least as wide as a head is unused; fewer rows may be units that a
     ReLU switches off. The head is left out: a padded vocabulary may be cut off.
     """
-    width = patient.facts.head_width or 8
-    trace = trace_call(patient, patient.tokens(1, patient.length(8), seed=29))
+    width = isolated.facts.head_width or 8
+    trace = trace_call(isolated, isolated.tokens(1, isolated.length(8), seed=29))
     wide = {linear.weight: linear.output.shape[-1] for linear in trace.linears}
     found = []
     for name, weight in module.named_parameters():
         outputs = wide.get(weight.untyped_storage().data_ptr())
-        if weight.dim() != 2 or weight.grad is None or outputs not in weight.shape or outputs == patient.vocab_size:
+        if weight.dim() != 2 or weight.grad is None or outputs not in weight.shape or outputs == isolated.vocab_size:
             continue
         if weight.shape[0] == weight.shape[1] or _excused(name, weight):
             continue  # a square matrix is no fusion of several
@@ -148,10 +148,10 @@ def _values_from_keys(subject: Subject) -> str | None:
         for one in traced(subject):
             found = vectors(one.attention, 2)
             if found is not None and _proportional(found[1], found[2]):
-                return f"in {one.place} the values are the keys"
+                return f"in {one.location} the values are the keys"
             maps = one.attention.v_maps
             if maps and found is not None and len(one.attention.maps) > 1 and maps <= one.attention.maps:
-                return f"in {one.place} the values come from the projection of the queries or keys"
+                return f"in {one.location} the values come from the projection of the queries or keys"
     return None
 
 
@@ -183,7 +183,7 @@ def _by_argument(subject: Subject, unused: list[str]) -> str | None:
 
 
 def _is_position_table(subject: Subject, name: str) -> bool:
-    """One row per place: as many as the declared length, or a few more."""
+    """One row per position: as many as the declared length, or a few more."""
     assert subject.module is not None
     shape, length = subject.module.get_parameter(name).shape, subject.facts.whole("max_len")
     return length is not None and len(shape) == 2 and 0 <= shape[0] - length <= 4 and shape[0] != subject.vocab_size

@@ -9,11 +9,13 @@ rows all move, so there the numbers of each row are looked up among its token's 
 import torch
 from torch import Tensor, nn
 
+from glassformer.anatomy.scores import as_heads
+from glassformer.anatomy.trace import Trace
 from glassformer.doctor.probes.attention import Seen, look
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.probes.trace import Trace, as_heads, trace_call
 from glassformer.doctor.subject.measure import gap, same_shape_bound
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 ID = "head_layout/tokens"
@@ -33,7 +35,7 @@ def head_layout(subject: Subject, seen: list[Seen], rows: int = 2, length: int =
                 Verdict.FAIL,
                 1.0,
                 0.0,
-                f"in {one.place} the heads are {mixed} without a transpose: a row holds other tokens' numbers",
+                f"in {one.location} the heads are {mixed} without a transpose: a row holds other tokens' numbers",
                 "transpose(1, 2) between (B,H,T,K) and (B,T,H·K), on the way in and on the way out.",
                 {"layer": one.layer, "where": mixed, "path": one.attention.path},
             )
@@ -45,13 +47,13 @@ def head_layout(subject: Subject, seen: list[Seen], rows: int = 2, length: int =
 def _by_numbers(subject: Subject, rows: int, length: int) -> list[tuple[Seen, str | None]]:
     """Each self-attention with `split` or `merged` where it mixes, "" where it does not, None where nothing is told."""
     cut = length // 3
-    with subject.patient(subject.warmth) as patient:
-        tokens = patient.tokens(rows, length, seed=5)
+    with subject.isolated(subject.warmth) as isolated:
+        tokens = isolated.tokens(rows, length, seed=5)
         changed = tokens.clone()
-        changed[:, cut + 1 :] = patient.other(tokens)[:, cut + 1 :]
-        one, two = trace_call(patient, tokens), trace_call(patient, changed)
-        blocks = patient.blocks()
-        pairs = zip(look(patient, one, rows, length), look(patient, two, rows, length), strict=False)
+        changed[:, cut + 1 :] = isolated.other(tokens)[:, cut + 1 :]
+        one, two = trace_call(isolated, tokens), trace_call(isolated, changed)
+        blocks = isolated.blocks()
+        pairs = zip(look(isolated, one, rows, length), look(isolated, two, rows, length), strict=False)
         found: list[tuple[Seen, str | None]] = []
         for a, b in pairs:
             if a.role != "self" or a.attention.path != b.attention.path:

@@ -14,13 +14,13 @@ def overfits_one_batch(subject: Subject, steps: int = 200) -> Finding:
     id = "dead_gradient/overfit"
     if subject.module is None or not subject.vocabulary_logits or subject.kind == "encoder":
         return Finding.skip(id, "needs a module that predicts tokens")
-    with subject.patient(train=True) as patient, torch.enable_grad():
-        assert patient.module is not None
-        optimiser = torch.optim.Adam([p for p in patient.module.parameters() if p.requires_grad], lr=3e-3)
-        tokens = patient.tokens(4, patient.length(16), seed=35)
+    with subject.isolated(train=True) as isolated, torch.enable_grad():
+        assert isolated.module is not None
+        optimiser = torch.optim.Adam([p for p in isolated.module.parameters() if p.requires_grad], lr=3e-3)
+        tokens = isolated.tokens(4, isolated.length(16), seed=35)
         first = last = 0.0
         for step in range(steps):
-            loss = own_loss(patient.logits(tokens), tokens, 1)
+            loss = own_loss(isolated.logits(tokens), tokens, 1)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -35,15 +35,15 @@ def below_entropy(subject: Subject, steps: int = 150) -> Finding:
     id = "causal_leak/below-entropy"
     if subject.module is None or not subject.vocabulary_logits or subject.kind != "decoder":
         return Finding.skip(id, "needs a module that predicts the next token")
-    with subject.patient(train=True) as patient, torch.enable_grad():
-        assert patient.module is not None
-        optimiser = torch.optim.Adam([p for p in patient.module.parameters() if p.requires_grad], lr=3e-3)
+    with subject.isolated(train=True) as isolated, torch.enable_grad():
+        assert isolated.module is not None
+        optimiser = torch.optim.Adam([p for p in isolated.module.parameters() if p.requires_grad], lr=3e-3)
         losses = []
         for step in range(steps):
             tokens = torch.randint(
-                0, subject.vocab_size, (8, patient.length(24)), generator=torch.Generator().manual_seed(step)
+                0, subject.vocab_size, (8, isolated.length(24)), generator=torch.Generator().manual_seed(step)
             )
-            loss = own_loss(patient.logits(tokens), tokens, 1)
+            loss = own_loss(isolated.logits(tokens), tokens, 1)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import MASK_CONSTANT, look
 from glassformer.doctor.probes.padding import Padded, conventions, feed_padded, pad_fill, padded
-from glassformer.doctor.probes.trace import hidden_keys, trace_call
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.measure import CROSS_WHY, SAME_WHY, cross_shape_bound, gap
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise, untouched, worst
 from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 AMOUNTS = [0, 3, 8]
 
 
 def amounts_for(subject: Subject) -> list[int]:
-    """Padding places per row; a large model gets two rows."""
+    """Padding positions per row; a large model gets two rows."""
     return AMOUNTS[: subject.rows(3, 2)]
 
 
@@ -41,14 +42,14 @@ FOREIGN = "left padding shifts this model's positions unless the caller passes p
 def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
     """No NaN or infinity at real tokens: plain and left-padded, in the model's own precision, bfloat16 and float16."""
 
-    def count(patient: Subject, with_padding: bool) -> int:
-        length, amounts = patient.length(16, if_large=8), amounts_for(patient)
+    def count(isolated: Subject, with_padding: bool) -> int:
+        length, amounts = isolated.length(16, if_large=8), amounts_for(isolated)
         if not with_padding:
-            return int((~torch.isfinite(patient.logits(patient.tokens(patient.rows(2), length)))).sum())
+            return int((~torch.isfinite(isolated.logits(isolated.tokens(isolated.rows(2), length)))).sum())
         bad = 0
         for side in ("left", "right"):
-            batch = padded(patient, length, amounts, side, pad_fill(patient))
-            logits = patient.logits(batch.tokens, mask=batch.mask, **_places(patient, batch))
+            batch = padded(isolated, length, amounts, side, pad_fill(isolated))
+            logits = isolated.logits(batch.tokens, mask=batch.mask, **_places(isolated, batch))
             bad += sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(amounts)))
         return bad
 
@@ -62,8 +63,8 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
                 yield Finding.skip(name, "not a module, so it cannot be cast")
                 continue
             try:
-                with subject.patient(dtype=dtype) as patient:
-                    bad = count(patient, with_padding)
+                with subject.isolated(dtype=dtype) as isolated:
+                    bad = count(isolated, with_padding)
             except Exception as error:
                 yield Finding.skip(name, f"it does not run so: {' '.join(str(error).split())[:100]}")
                 continue
@@ -72,9 +73,9 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def _places(patient: Subject, batch: Padded) -> dict[str, Any]:
+def _places(isolated: Subject, batch: Padded) -> dict[str, Any]:
     """Positions, where the library's convention is that the caller gives them."""
-    wanted = patient.interface.positions_from_caller and patient.kind != "encoder"
+    wanted = isolated.interface.positions_from_caller and isolated.kind != "encoder"
     return {"positions": batch.positions} if wanted and batch.side == "left" else {}
 
 
@@ -82,10 +83,10 @@ def padding_constant(subject: Subject) -> Iterator[Finding]:
     """The score that hides a padding key: -inf or the least number, as for the future."""
     if subject.interface.mask is None:
         return
-    with subject.patient() as patient:
-        batch = padded(patient, patient.length(19), [3, 6], "left", pad_fill(patient))
-        trace = trace_call(patient, batch.tokens, mask=batch.mask, **_places(patient, batch))
-        seen = look(patient, trace, 2, batch.tokens.shape[1])
+    with subject.isolated() as isolated:
+        batch = padded(isolated, isolated.length(19), [3, 6], "left", pad_fill(isolated))
+        trace = trace_call(isolated, batch.tokens, mask=batch.mask, **_places(isolated, batch))
+        seen = look(isolated, trace, 2, batch.tokens.shape[1])
     for one in seen:
         if one.scores.shape[-1] != batch.mask.shape[1] or one.role == "cross":
             continue  # the source has its own mask
@@ -136,7 +137,7 @@ def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
         amount = _left_amount(subject, amount)
     yield amount
     if amount.verdict is Verdict.PASS and side == "left" and _places_wanted(subject):
-        plain = judge(subject, "left_pad_position/without-positions", _amount(side, places=False), POSITION)
+        plain = judge(subject, "left_pad_position/without-positions", _amount(side, positions=False), POSITION)
         if plain.verdict is Verdict.FAIL:
             evidence = {**plain.evidence, "explained": True}
             yield change(plain, verdict=Verdict.SKIP, why=FOREIGN, remedy="", evidence=evidence)
@@ -156,47 +157,47 @@ def _places_wanted(subject: Subject) -> bool:
 
 
 def _content(side: str, together: bool = True) -> Callable[[Subject], Measured]:
-    def measure(patient: Subject) -> Measured:
-        amounts = amounts_for(patient)
+    def measure(isolated: Subject) -> Measured:
+        amounts = amounts_for(isolated)
         batches = [amounts] if together else [[amount] for amount in amounts[1:]]
-        return worst([_content_of(patient, amounts, side) for amounts in batches])
+        return worst([_content_of(isolated, amounts, side) for amounts in batches])
 
     return measure
 
 
-def _content_of(patient: Subject, amounts: list[int], side: str) -> Measured:
-    one = padded(patient, patient.length(19, if_large=12), amounts, side, pad_fill(patient))
-    base, found = patient.logits(one.tokens, mask=one.mask, **_places(patient, one)), []
+def _content_of(isolated: Subject, amounts: list[int], side: str) -> Measured:
+    one = padded(isolated, isolated.length(19, if_large=12), amounts, side, pad_fill(isolated))
+    base, found = isolated.logits(one.tokens, mask=one.mask, **_places(isolated, one)), []
     for seed in (0, 1):
         two = one.tokens.clone()
-        two[~one.mask] = patient.other(one.tokens, seed=40 + seed)[~one.mask]
-        moved = patient.logits(two, mask=one.mask, **_places(patient, one))
+        two[~one.mask] = isolated.other(one.tokens, seed=40 + seed)[~one.mask]
+        moved = isolated.logits(two, mask=one.mask, **_places(isolated, one))
         rows = [b for b, amount in enumerate(amounts) if amount]
         found += [untouched(one.real(base, b), one.real(moved, b), SAME_WHY, row=b, side=side) for b in rows]
     return worst(found)
 
 
 def _amount(
-    side: str, places: bool = True, explicit: bool = False, together: bool = True
+    side: str, positions: bool = True, explicit: bool = False, together: bool = True
 ) -> Callable[[Subject], Measured]:
-    def measure(patient: Subject) -> Measured:
-        amounts = amounts_for(patient)
+    def measure(isolated: Subject) -> Measured:
+        amounts = amounts_for(isolated)
         batches = [amounts] if together else [[amount] for amount in amounts]
-        return worst([_amount_of(patient, several, side, places, explicit) for several in batches])
+        return worst([_amount_of(isolated, several, side, positions, explicit) for several in batches])
 
     return measure
 
 
-def _amount_of(patient: Subject, amounts: list[int], side: str, places: bool, explicit: bool) -> Measured:
+def _amount_of(isolated: Subject, amounts: list[int], side: str, positions: bool, explicit: bool) -> Measured:
     """Each row of a padded batch against the row alone, without padding."""
-    batch = padded(patient, patient.length(19, if_large=12), amounts, side, pad_fill(patient))
-    given = {"positions": batch.positions} if explicit else _places(patient, batch) if places else {}
-    logits = patient.logits(batch.tokens, mask=batch.mask, **given)
+    batch = padded(isolated, isolated.length(19, if_large=12), amounts, side, pad_fill(isolated))
+    given = {"positions": batch.positions} if explicit else _places(isolated, batch) if positions else {}
+    logits = isolated.logits(batch.tokens, mask=batch.mask, **given)
     found = []
     for b, row in enumerate(batch.rows):
-        source = _row_source(patient, b, len(batch.rows))
-        alone = patient.logits(row, **source, **_counted(row, bool(given)))
-        noise = prefix_noise(patient, row, None if given else alone, **source)  # prefixes are placed by the model
+        source = _row_source(isolated, b, len(batch.rows))
+        alone = isolated.logits(row, **source, **_counted(row, bool(given)))
+        noise = prefix_noise(isolated, row, None if given else alone, **source)  # prefixes are placed by the model
         bound = cross_shape_bound(alone, noise)
         evidence = {"row": b, "padding": amounts[b], "side": side}
         found.append(Measured(gap(batch.real(logits, b), alone), bound, CROSS_WHY, evidence))
@@ -208,9 +209,9 @@ def _counted(row: Tensor, explicit: bool) -> dict[str, Any]:
     return {"positions": torch.arange(row.shape[1], device=row.device)[None]} if explicit else {}
 
 
-def _row_source(patient: Subject, row: int, rows: int) -> dict[str, Any]:
+def _row_source(isolated: Subject, row: int, rows: int) -> dict[str, Any]:
     """An encoder-decoder's row keeps its own source when it is looked at alone."""
-    return {"source": patient.source(rows)[row : row + 1]} if patient.kind == "seq2seq" else {}
+    return {"source": isolated.source(rows)[row : row + 1]} if isolated.kind == "seq2seq" else {}
 
 
 def _left_amount(subject: Subject, finding: Finding) -> Finding:
@@ -232,23 +233,23 @@ def _left_amount(subject: Subject, finding: Finding) -> Finding:
     return finding
 
 
-FOLLOW = "its positions are derived from the padding id, so other ids in padding places are other positions"
+FOLLOW = "its positions are derived from the padding id, so other ids in padding positions are other positions"
 
 
 def _positions_follow_ids(subject: Subject, side: str, source: bool = False) -> bool:
-    """Whether other ids in padding places look up other rows of a table that is not the vocabulary's."""
+    """Whether other ids in padding positions look up other rows of a table that is not the vocabulary's."""
     try:
-        with subject.patient() as patient:
-            batch = padded(patient, 11 if source else patient.length(19), AMOUNTS, side, pad_fill(patient))
+        with subject.isolated() as isolated:
+            batch = padded(isolated, 11 if source else isolated.length(19), AMOUNTS, side, pad_fill(isolated))
             junk = batch.tokens.clone()
-            junk[~batch.mask] = patient.other(batch.tokens)[~batch.mask]
-            target = patient.tokens(len(AMOUNTS), patient.length(9), seed=31)
+            junk[~batch.mask] = isolated.other(batch.tokens)[~batch.mask]
+            target = isolated.tokens(len(AMOUNTS), isolated.length(9), seed=31)
 
             def looked_up(tokens: Tensor) -> list[tuple[int, int, Tensor, str]]:
-                given: dict[str, Any] = {"mask": batch.mask, **_places(patient, batch)}
+                given: dict[str, Any] = {"mask": batch.mask, **_places(isolated, batch)}
                 if source:
                     given = {"source": tokens, "source_mask": batch.mask}
-                return trace_call(patient, target if source else tokens, **given).lookups
+                return trace_call(isolated, target if source else tokens, **given).lookups
 
             one, two = looked_up(batch.tokens), looked_up(junk)
     except Exception:
@@ -262,26 +263,28 @@ def _positions_follow_ids(subject: Subject, side: str, source: bool = False) -> 
 
 
 def _source_padding(subject: Subject) -> Iterator[Finding]:
-    def batches(patient: Subject, side: str) -> tuple[Padded, Tensor]:
-        return padded(patient, 11, [0, 2, 5], side, pad_fill(patient)), patient.tokens(3, patient.length(9), seed=31)
+    def batches(isolated: Subject, side: str) -> tuple[Padded, Tensor]:
+        return padded(isolated, 11, [0, 2, 5], side, pad_fill(isolated)), isolated.tokens(
+            3, isolated.length(9), seed=31
+        )
 
     for side in ("right", "left"):
 
-        def content(patient: Subject, side: str = side) -> Measured:
-            source, target = batches(patient, side)
+        def content(isolated: Subject, side: str = side) -> Measured:
+            source, target = batches(isolated, side)
             junk = source.tokens.clone()
-            junk[~source.mask] = patient.other(source.tokens)[~source.mask]
-            a = patient.logits(target, source=source.tokens, source_mask=source.mask)
-            b = patient.logits(target, source=junk, source_mask=source.mask)
+            junk[~source.mask] = isolated.other(source.tokens)[~source.mask]
+            a = isolated.logits(target, source=source.tokens, source_mask=source.mask)
+            b = isolated.logits(target, source=junk, source_mask=source.mask)
             return untouched(a, b, SAME_WHY, side=side, where="source")
 
-        def amount(patient: Subject, side: str = side) -> Measured:
-            source, target = batches(patient, side)
-            together = patient.logits(target, source=source.tokens, source_mask=source.mask)
+        def amount(isolated: Subject, side: str = side) -> Measured:
+            source, target = batches(isolated, side)
+            together = isolated.logits(target, source=source.tokens, source_mask=source.mask)
             found = []
             for b, row in enumerate(source.rows):
-                alone = patient.logits(target[b : b + 1], source=row)
-                noise = prefix_noise(patient, target[b : b + 1], alone, source=row)
+                alone = isolated.logits(target[b : b + 1], source=row)
+                noise = prefix_noise(isolated, target[b : b + 1], alone, source=row)
                 bound = cross_shape_bound(alone, noise)
                 found.append(Measured(gap(together[b : b + 1], alone), bound, CROSS_WHY, {"row": b, "where": "source"}))
             return worst(found)
@@ -305,17 +308,17 @@ def _with_cache(subject: Subject) -> Iterator[Finding]:
     explicit = _places_wanted(subject)
     ways = conventions(subject)
 
-    def measure(patient: Subject, way: str, fill: int | None = 0) -> Measured:
-        amounts = amounts_for(patient)
-        batch = padded(patient, patient.length(13), amounts, "left", pad_fill(patient) if fill == 0 else fill)
-        more = patient.tokens(len(amounts), 4, seed=55)
-        steps, _ = feed_padded(patient, batch, more, way, explicit)
+    def measure(isolated: Subject, way: str, fill: int | None = 0) -> Measured:
+        amounts = amounts_for(isolated)
+        batch = padded(isolated, isolated.length(13), amounts, "left", pad_fill(isolated) if fill == 0 else fill)
+        more = isolated.tokens(len(amounts), 4, seed=55)
+        steps, _ = feed_padded(isolated, batch, more, way, explicit)
         found = []
         for b, row in enumerate(batch.rows):
             whole = torch.cat([row, more[b : b + 1]], dim=1)
-            source = _row_source(patient, b, len(amounts))
-            alone = patient.logits(whole, **source, **_counted(whole, explicit))
-            noise = prefix_noise(patient, whole, None if explicit else alone, **source)
+            source = _row_source(isolated, b, len(amounts))
+            alone = isolated.logits(whole, **source, **_counted(whole, explicit))
+            noise = prefix_noise(isolated, whole, None if explicit else alone, **source)
             evidence = {"row": b, "padding": amounts[b], "cache": way}
             found.append(
                 Measured(gap(steps[b : b + 1], alone[:, -4:]), cross_shape_bound(alone, noise), CROSS_WHY, evidence)
@@ -346,12 +349,12 @@ def _cached_cause(subject: Subject, finding: Finding, measure: Callable[..., Mea
     kind = subject.facts.position_kind
     if kind == "none" or (subject.kind != "seq2seq" and finding.evidence.get("padding") == 0):
         return finding
-    with subject.patient() as patient:
-        more = patient.tokens(len(amounts_for(patient)), 4, seed=55)
+    with subject.isolated() as isolated:
+        more = isolated.tokens(len(amounts_for(isolated)), 4, seed=55)
         ends = []
-        for fill in (pad_fill(patient), None):
-            batch = padded(patient, patient.length(13), amounts_for(patient), "left", fill)
-            ends.append(feed_padded(patient, batch, more, way, _places_wanted(subject))[0])
+        for fill in (pad_fill(isolated), None):
+            batch = padded(isolated, isolated.length(13), amounts_for(isolated), "left", fill)
+            ends.append(feed_padded(isolated, batch, more, way, _places_wanted(subject))[0])
     if gap(ends[0], ends[1]) <= untouched(ends[0], ends[0], "").bound:
         words = "after a left-padded prompt the content of the padding is silent, its amount is not"
         return change(

@@ -37,13 +37,13 @@ def is_norm(module: nn.Module) -> bool:
     return 1 <= len(shapes) <= 2 and len(set(shapes)) == 1 and len(shapes[0]) == 1 and shapes[0][0] > 1
 
 
-def norms_of(patient: Subject, rows: int = 2, length: int = 9) -> list[Norm]:
+def norms_of(isolated: Subject, rows: int = 2, length: int = 9) -> list[Norm]:
     """Every norm module that a forward calls with a stream, with what it read there."""
     found: dict[str, Norm] = {}
     handles = []
-    if patient.module is None:
+    if isolated.module is None:
         return []
-    for name, module in patient.module.named_modules():
+    for name, module in isolated.module.named_modules():
         if is_norm(module):
 
             def keep(m: nn.Module, args: Any, output: Any, name: str = name) -> None:
@@ -53,7 +53,7 @@ def norms_of(patient: Subject, rows: int = 2, length: int = 9) -> list[Norm]:
 
             handles.append(module.register_forward_hook(keep))
     try:
-        patient.logits(patient.tokens(rows, patient.length(length), seed=14))
+        isolated.logits(isolated.tokens(rows, isolated.length(length), seed=14))
     finally:
         for handle in handles:
             handle.remove()
@@ -68,14 +68,14 @@ def each_token_by_itself(subject: Subject) -> Finding:
     )
     looked = False
     for train in (False, True):
-        with subject.patient(train=train) as patient:
-            blocks = patient.blocks()
-            for norm in norms_of(patient):
+        with subject.isolated(train=train) as isolated:
+            blocks = isolated.blocks()
+            for norm in norms_of(isolated):
                 looked = True
                 base = norm.module(norm.input.clone())
-                for what, place in (("time", (0, -1)), ("batch", (-1, 0))):
+                for what, position in (("time", (0, -1)), ("batch", (-1, 0))):
                     changed = norm.input.clone()
-                    changed[place] = changed[place].flip(-1) * 1.7 + 0.3
+                    changed[position] = changed[position].flip(-1) * 1.7 + 0.3
                     moved = norm.module(changed)
                     keep = (0, slice(0, -1)) if what == "time" else (0, slice(None))
                     off = gap(base[keep], moved[keep])
@@ -155,12 +155,12 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
     id = "norm_eps/formula"
     said = subject.facts.number("eps")
     count, notes = 0, []
-    with subject.patient(dtype=torch.float64) as patient:
+    with subject.isolated(dtype=torch.float64) as isolated:
         try:
-            norms = norms_of(patient)
+            norms = norms_of(isolated)
         except Exception:
             norms = []
-        blocks = patient.blocks()
+        blocks = isolated.blocks()
         for norm in norms:
             if norm.width != norms[0].width or (found := formula_of(norm)) is None:
                 continue

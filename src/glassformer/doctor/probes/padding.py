@@ -13,7 +13,7 @@ from glassformer.shapes import Bool, Int
 
 @dataclass
 class Padded:
-    """A batch in which row b has `amounts[b]` padding places on one side."""
+    """A batch in which row b has `amounts[b]` padding positions on one side."""
 
     tokens: Int[Tensor, "B T"]
     mask: Bool[Tensor, "B T"]
@@ -24,18 +24,18 @@ class Padded:
 
     @property
     def positions(self) -> Int[Tensor, "B T"]:
-        """Real tokens counted from 0; padding places get 0."""
+        """Real tokens counted from 0; padding positions get 0."""
         return (self.mask.long().cumsum(1) - 1).clamp(min=0)
 
     def real(self, values: Tensor, row: int) -> Tensor:
-        """What a (B,T,...) tensor holds at the real places of a row: (1,n,...)."""
+        """What a (B,T,...) tensor holds at the real positions of a row: (1,n,...)."""
         return values[row][self.mask[row]][None]
 
 
 def padded(
     subject: Subject, length: int, amounts: list[int], side: str, fill: int | None = None, seed: int = 21
 ) -> Padded:
-    """Rows of random tokens, padded with `fill` (None: other random tokens, different at each place)."""
+    """Rows of random tokens, padded with `fill` (None: other random tokens, different at each position)."""
     tokens = subject.tokens(len(amounts), length, seed)
     junk = subject.other(tokens, seed + 5) if fill is None else torch.full_like(tokens, fill)
     column = torch.arange(length, device=tokens.device)[None]
@@ -56,7 +56,7 @@ def pad_fill(subject: Subject) -> int:
 
 
 def feed_padded(
-    patient: Subject, batch: Padded, more: Int[Tensor, "B n"], convention: str, explicit: bool
+    isolated: Subject, batch: Padded, more: Int[Tensor, "B n"], convention: str, explicit: bool
 ) -> tuple[Tensor, Any]:
     """A padded prompt, then single steps through a cache: logits (B,n,V) of the steps.
 
@@ -64,12 +64,12 @@ def feed_padded(
     mask of everything so far, Hugging Face's way).
     """
     given: dict[str, Any] = {"positions": batch.positions} if explicit else {}
-    _, cache = patient.call(batch.tokens, mask=batch.mask, cache=patient.new_cache(), with_cache=True, **given)
-    return step_padded(patient, cache, batch.mask, more, convention, explicit)
+    _, cache = isolated.call(batch.tokens, mask=batch.mask, cache=isolated.new_cache(), with_cache=True, **given)
+    return step_padded(isolated, cache, batch.mask, more, convention, explicit)
 
 
 def step_padded(
-    patient: Subject, cache: Any, mask: Bool[Tensor, "B T"], more: Int[Tensor, "B n"], convention: str, explicit: bool
+    isolated: Subject, cache: Any, mask: Bool[Tensor, "B T"], more: Int[Tensor, "B n"], convention: str, explicit: bool
 ) -> tuple[Tensor, Any]:
     if cache is None:
         raise Unsupported("a call with a cache gives no cache back")
@@ -80,11 +80,11 @@ def step_padded(
         given: dict[str, Any] = {"positions": counts + i} if explicit else {}
         if convention != "none":
             given["mask"] = mask if convention == "whole" else mask[:, -1:]
-        logits, cache = patient.call(one, cache=cache, with_cache=True, **given)
+        logits, cache = isolated.call(one, cache=cache, with_cache=True, **given)
         out.append(logits)
     return torch.cat(out, dim=1), cache
 
 
 def conventions(subject: Subject) -> tuple[str, ...]:
-    """How a step may be told of the padding, likeliest first."""
+    """How a step may be told of the padding, most likely first."""
     return ("whole",) if subject.interface.library else ("none", "new", "whole")

@@ -1,7 +1,7 @@
 """Where a token stands: used at all, in every layer and head, near and far. relative.py has what only distances may do.
 
 A row of one repeated token takes everything but position away. In a relative scheme (rotary, ALiBi, T5) the stream is
-then the same at every place and in every layer: scores may depend on the distance alone, values on nothing.
+then the same at every position and in every layer: scores may depend on the distance alone, values on nothing.
 """
 
 import contextlib
@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import Seen, look
-from glassformer.doctor.probes.trace import hidden_keys, trace_call
 from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 FLAT = 1e-5
@@ -38,7 +39,7 @@ class Constant:
 
     @property
     def absolute(self) -> bool | None:
-        """Whether the stream itself tells places apart; None when it was not seen."""
+        """Whether the stream itself tells positions apart; None when it was not seen."""
         return (
             None
             if self.stream is None
@@ -50,16 +51,16 @@ def repeated_token(subject: Subject, warm: float = 1.0) -> Constant:
     """Trace a constant row as long as the model takes."""
     length = subject.length(65 if subject.large else 129)
     found = Constant()
-    with subject.patient(warm) as patient:
-        token = patient.tokens(1, 1, seed=17)
+    with subject.isolated(warm) as isolated:
+        token = isolated.tokens(1, 1, seed=17)
         tokens = token.expand(2, length).contiguous()
-        given = {"source": token.expand(2, 11).contiguous()} if patient.kind == "seq2seq" else {}
-        with _first_input(patient, found):
-            trace = trace_call(patient, tokens, **given)
-        found.seen = look(patient, trace, 2, length)
+        given = {"source": token.expand(2, 11).contiguous()} if isolated.kind == "seq2seq" else {}
+        with _first_input(isolated, found):
+            trace = trace_call(isolated, tokens, **given)
+        found.seen = look(isolated, trace, 2, length)
         found.logits = trace.logits
-        if patient.module is not None:
-            tables = {p.untyped_storage().data_ptr(): p for p in patient.module.parameters() if p.dim() == 2}
+        if isolated.module is not None:
+            tables = {p.untyped_storage().data_ptr(): p for p in isolated.module.parameters() if p.dim() == 2}
             for storage, rows, indices, path in trace.lookups:
                 if storage in tables and rows != subject.vocab_size and indices.shape[-1:] == (length,):
                     found.tables.append((tables[storage], indices.reshape(-1, length)[0], path))
@@ -67,8 +68,8 @@ def repeated_token(subject: Subject, warm: float = 1.0) -> Constant:
 
 
 @contextlib.contextmanager
-def _first_input(patient: Subject, found: Constant) -> Iterator[None]:
-    blocks = list(patient.blocks().items())
+def _first_input(isolated: Subject, found: Constant) -> Iterator[None]:
+    blocks = list(isolated.blocks().items())
     stack = [b for n, b in blocks if "enc" not in n.split(".")[0]] or [b for _, b in blocks]
     if not stack:
         yield
@@ -108,7 +109,7 @@ def scheme(subject: Subject, constant: Constant) -> str | None:
 
 
 def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding]:
-    """The same token at two places is told apart, near and far, in every head of a relative scheme."""
+    """The same token at two positions is told apart, near and far, in every head of a relative scheme."""
     id, kind = "position_missing/repeated-token", scheme(subject, constant)
     if kind in (None, "none"):
         yield Finding.skip(id, "no positions are declared, which is a legitimate design")
@@ -118,7 +119,7 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
         yield _rows_differ(constant)
         return
     if any(not bool(table.any()) for table, _, _ in constant.tables):
-        yield Finding.skip(id, "the position table is all zero: at the start of training places cannot differ")
+        yield Finding.skip(id, "the position table is all zero: at the start of training positions cannot differ")
         return
     if not own:
         yield Finding.skip(id, "attention was not seen, and a relative scheme shows nowhere else")
@@ -128,13 +129,13 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
     # layers without positions are a design, where it is declared
     free = any(v and any(w in k.lower() for w in FREE) for k, v in subject.facts.raw.items() if k != "position")
     foreign = subject.interface.library or free
-    if kind == "rotary" and (turned := _turned_but_flat(flat)) is not None:
-        yield turned
+    if kind == "rotary" and (rotated := _rotated_but_flat(flat)) is not None:
+        yield rotated
         return
     for one, spreads in flat:
         dead = (spreads <= 0).all(-1).nonzero().flatten().tolist()
         if everywhere or (dead and not foreign and kind in ("rotary", "alibi")):
-            where = "in no layer" if everywhere else f"not in {one.place}, heads {dead}"
+            where = "in no layer" if everywhere else f"not in {one.location}, heads {dead}"
             yield Finding(
                 id,
                 Verdict.FAIL,
@@ -148,15 +149,15 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
     yield _far_positions(flat, kind)
 
 
-def _turned_but_flat(flat: list[tuple[Seen, Tensor]]) -> Finding | None:
+def _rotated_but_flat(flat: list[tuple[Seen, Tensor]]) -> Finding | None:
     """q or k is multiplied by component, yet scores do not vary: turned on one side, or along another axis."""
     for one, spreads in flat:
-        q, k = one.attention.turned
+        q, k = one.attention.rotated
         if float(spreads.max()) <= 0 and (q or k):
-            how = "by something that is not the place" if q and k else f"{'q' if q else 'k'} alone is rotated"
-            why = f"in {one.place} {how}: a repeated token scores the same everywhere"
+            how = "by something that is not the position" if q and k else f"{'q' if q else 'k'} alone is rotated"
+            why = f"in {one.location} {how}: a repeated token scores the same everywhere"
             remedy = "Rotate q and k both, by their own position along the time axis."
-            return Finding("rope_relative/turned", Verdict.FAIL, 0.0, None, why, remedy, {"layer": one.layer})
+            return Finding("rope_relative/rotated", Verdict.FAIL, 0.0, None, why, remedy, {"layer": one.layer})
     return None
 
 
@@ -189,34 +190,34 @@ def _far_positions(flat: list[tuple[Seen, Tensor]], kind: str) -> Finding:
                 Verdict.FAIL,
                 float(first),
                 None,
-                f"from place {first} on, {one.place} scores neighbouring places alike: positions stop there",
+                f"from position {first} on, {one.location} scores neighbouring positions alike: positions stop there",
                 "Let positions go on to the model's full length: no clamp, no shorter table.",
                 {"layer": one.layer, "first": first, "scheme": kind},
             )
     return Finding(
-        "position_missing/repeated-token", Verdict.PASS, why="scores of a repeated token vary with the place"
+        "position_missing/repeated-token", Verdict.PASS, why="scores of a repeated token vary with the position"
     )
 
 
 def _rows_differ(constant: Constant) -> Finding:
-    """Absolute positions: no two places enter with the same vector, and no place without one."""
+    """Absolute positions: no two positions enter with the same vector, and no position without one."""
     assert constant.stream is not None
     stream, remedy = (
         constant.stream.double(),
-        "Give every place its own row: no padding_idx in the table, no clamp, the right axis.",
+        "Give every position its own row: no padding_idx in the table, no clamp, the right axis.",
     )
     apart = torch.cdist(stream, stream) + torch.eye(len(stream), dtype=stream.dtype) * 1e9
     close = (apart <= FLAT * rms(stream) * stream.shape[-1] ** 0.5).nonzero()
     id = "position_missing/rows"
     if len(close):
         a, b = (int(v) for v in close[0])
-        why = f"places {a} and {b} enter with the same vector ({len(close) // 2} such pairs)"
+        why = f"positions {a} and {b} enter with the same vector ({len(close) // 2} such pairs)"
         return Finding(id, Verdict.FAIL, float(len(close) // 2), 0.0, why, remedy, {"first": a, "second": b})
     for table, rows, path in constant.tables:
         if len(rows.unique()) < len(rows) // 2 or not bool(table.any()):
             continue  # segments, or a table that has not been trained yet
         empty = [int(i) for i in (table[rows].abs().amax(-1) == 0).nonzero().flatten()]
         if empty:
-            why = f"place {empty[0]} has a position row of zeros in {path or 'the table'}"
+            why = f"position {empty[0]} has a position row of zeros in {path or 'the table'}"
             return Finding(id, Verdict.FAIL, float(len(empty)), 0.0, why, remedy, {"first": empty[0]})
-    return Finding(id, Verdict.PASS, 0.0, 0.0, "every place enters with its own vector")
+    return Finding(id, Verdict.PASS, 0.0, 0.0, "every position enters with its own vector")

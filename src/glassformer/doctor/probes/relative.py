@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import Seen
 from glassformer.doctor.probes.positions import Constant, scheme
 from glassformer.doctor.probes.rotation import Rotation, rotation_of
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.probes.trace import hidden_keys
 from glassformer.doctor.subject.measure import cross_shape_bound, gap, rms, ulp
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise
 from glassformer.doctor.subject.subject import Subject
@@ -62,7 +62,7 @@ def _values_move(constant: Constant) -> Finding | None:
                 Verdict.FAIL,
                 moved,
                 1e-3 * rms(v),
-                "values of a repeated token differ from place to place although the stream does not",
+                "values of a repeated token differ from position to position although the stream does not",
                 "Rotate q and k, not v.",
                 {"layer": one.layer},
             )
@@ -90,7 +90,7 @@ def _toeplitz(constant: Constant, kind: str) -> Finding | None:
     # in half precision an ulp of a score is more than that
     bound = (
         max(2e-3, 40 * ulp(where.scores.dtype)) if where is not None else 2e-3
-    )  # float32 angles at 129 places: 129 times 6e-8, over scores that vary by a thousandth of their size
+    )  # float32 angles at 129 positions: 129 times 6e-8, over scores that vary by a thousandth of their size
     if where is None:
         return None
     remedy = "q and k must be rotated alike, by their own positions, with the same angles."
@@ -105,14 +105,14 @@ def _shifts(subject: Subject) -> list[Finding]:
     remedy = "Logits move when all positions shift: q and k are not rotated alike, or angles lose precision far out."
 
     def by(offset: int, length: int) -> Any:
-        def measure(patient: Subject) -> Measured:
-            tokens = patient.tokens(2, length, seed=12)
-            places = torch.arange(length, device=tokens.device).expand(2, -1)
-            given = {"source": patient.source(2)} if patient.kind == "seq2seq" else {}
-            base = patient.logits(tokens, positions=places, **given)
-            moved = patient.logits(tokens, positions=places + offset, **given)
+        def measure(isolated: Subject) -> Measured:
+            tokens = isolated.tokens(2, length, seed=12)
+            positions = torch.arange(length, device=tokens.device).expand(2, -1)
+            given = {"source": isolated.source(2)} if isolated.kind == "seq2seq" else {}
+            base = isolated.logits(tokens, positions=positions, **given)
+            moved = isolated.logits(tokens, positions=positions + offset, **given)
             floor = max(SHIFT_BOUND, 40 * offset * 6e-8) * rms(base)
-            bound = max(floor, cross_shape_bound(base, prefix_noise(patient, tokens, **given)))
+            bound = max(floor, cross_shape_bound(base, prefix_noise(isolated, tokens, **given)))
             why = "distances stay the same; angles in float32 move logits by 1e-6 times the sharpness of attention"
             return Measured(gap(base, moved), bound, why, {"offset": offset})
 
@@ -187,7 +187,7 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
         large = expected > max(1e-3, 10 * coarse)
         off = float((q.angles[large] / expected[large] - 1).abs().max())
         measured = float(q.angles[1]) ** (-q.width / 2)
-        why = f"angles per place are those of base {measured:.4g}; declared {base:.4g}"
+        why = f"angles per position are those of base {measured:.4g}; declared {base:.4g}"
         remedy = "Make the frequencies from the declared base: θ_i = base^(-2i/d)."
         finding = Finding.judge(
             "rope_relative/base", off, max(1e-2, 30 * coarse), why, remedy, layer=one.layer, measured_base=measured

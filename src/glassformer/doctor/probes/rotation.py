@@ -1,4 +1,4 @@
-"""Which rotation a sequence of vectors went through: which components pair up, and by which angle per place."""
+"""Which rotation a sequence of vectors went through: which components pair up, and by which angle per position."""
 
 from dataclasses import dataclass, field
 
@@ -16,13 +16,13 @@ class Rotation:
     width: int
     """Rotated components R."""
     moves: bool
-    """Whether the vectors differ from place to place at all."""
+    """Whether the vectors differ from position to position at all."""
     angles: Float[Tensor, "R/2"] = field(default_factory=lambda: torch.empty(0))
-    """|angle| of each pair between places 0 and 1, in radians."""
+    """|angle| of each pair between positions 0 and 1, in radians."""
 
 
 def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) -> Rotation:
-    """Read the rotation off one repeated vector at places 0, 1, 2, ...: pairs keep length, angles grow by place."""
+    """Measure the rotation of one repeated vector at positions 0, 1, 2, ...: pairs keep their length, angles grow."""
     x = vectors.double()
     size = float(x.abs().max().clamp(min=1e-30))
     moving = ((x - x[:1]).abs().amax(0) > 1e-6 * size).nonzero().flatten()
@@ -42,7 +42,7 @@ def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) ->
         lengths = (a**2 + b**2).sqrt()
         scale = float(lengths.amax().clamp(min=1e-30))
         if float((lengths - lengths[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(vectors.dtype).eps) * scale:
-            # cross and dot product of places 0 and 1: exact for small angles too
+            # cross and dot product of positions 0 and 1: exact for small angles too
             angle = torch.atan2(a[0] * b[1] - b[0] * a[1], a[0] * a[1] + b[0] * b[1]).abs()
             return Rotation(pairing, width, True, angle)
     return Rotation(None, width, True)

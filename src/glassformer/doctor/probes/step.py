@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.doctor.probes.trace import Attention, as_heads, hidden_keys, trace_call
+from glassformer.anatomy.scores import as_heads, hidden_keys
+from glassformer.anatomy.trace import TracedAttention
 from glassformer.doctor.subject.measure import gap, many, rms, visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 
 Cause = tuple[str | None, str, int | None]
 
@@ -28,16 +30,16 @@ def explain_step(
         source = 13 if end == 11 else 11
         if subject.kind == "seq2seq" and "source" not in given:
             given["source"] = subject.source(rows, source)
-        with subject.patient(warm) as patient:
-            tokens = patient.tokens(rows, min(sum(sizes), patient.limit), seed=sum(sizes) + rows)
-            cache = patient.new_cache()
+        with subject.isolated(warm) as isolated:
+            tokens = isolated.tokens(rows, min(sum(sizes), isolated.limit), seed=sum(sizes) + rows)
+            cache = isolated.new_cache()
             done = 0
             for size in sizes[:piece]:
-                _, cache = patient.call(tokens[:, done : done + size], cache=cache, with_cache=True, **given)
+                _, cache = isolated.call(tokens[:, done : done + size], cache=cache, with_cache=True, **given)
                 done += size
-            cached = trace_call(patient, tokens[:, start:end], cache=cache, with_cache=True, **given)
-        with subject.patient(warm) as patient:
-            full = trace_call(patient, tokens[:, :end], **given)
+            cached = trace_call(isolated, tokens[:, start:end], cache=cache, with_cache=True, **given)
+        with subject.isolated(warm) as isolated:
+            full = trace_call(isolated, tokens[:, :end], **given)
     except Exception:
         return None, "", None
     blocks = subject.blocks()
@@ -50,7 +52,7 @@ def explain_step(
     return None, "", None
 
 
-def _pairs(cached: list[Attention], full: list[Attention]) -> list[tuple[Attention, Attention]]:
+def _pairs(cached: list[TracedAttention], full: list[TracedAttention]) -> list[tuple[TracedAttention, TracedAttention]]:
     """The same attention in both calls: by its path and how often it was met there. An encoder runs in one of them."""
     left, found = list(full), []
     for one in cached:
@@ -61,7 +63,7 @@ def _pairs(cached: list[Attention], full: list[Attention]) -> list[tuple[Attenti
     return found
 
 
-def _own(attentions: list[Attention], rows: int, queries: int) -> list[Attention]:
+def _own(attentions: list[TracedAttention], rows: int, queries: int) -> list[TracedAttention]:
     """Attentions with as many queries as tokens were given."""
     found = []
     for one in attentions:
@@ -71,7 +73,7 @@ def _own(attentions: list[Attention], rows: int, queries: int) -> list[Attention
     return found
 
 
-def vectors(one: Attention, rows: int) -> tuple[Tensor, Tensor, Tensor] | None:
+def vectors(one: TracedAttention, rows: int) -> tuple[Tensor, Tensor, Tensor] | None:
     """q (B,H,T,K), k (B,G,S,K), v (B,G,S,U); G is H where keys are repeated for the heads that share them."""
     if one.v is None:
         return None
@@ -85,7 +87,7 @@ def vectors(one: Attention, rows: int) -> tuple[Tensor, Tensor, Tensor] | None:
     return None if q is None else (q, k, v)
 
 
-def _grouped(one: Attention, q: Tensor, k: Tensor, scores: Tensor) -> Tensor | None:
+def _grouped(one: TracedAttention, q: Tensor, k: Tensor, scores: Tensor) -> Tensor | None:
     """Queries of a group's heads lie in one matrix, (B,G,R·T,K): rows (r,t) or (t,r), whichever gives the scores."""
     (b, heads, t, _), groups = scores.shape, q.shape[1]
     if groups != k.shape[1] or heads % groups or q.shape[2] != heads // groups * t:
@@ -105,7 +107,7 @@ def _differs(a: Tensor, b: Tensor) -> bool:
 
 
 def _part(
-    one: Attention, other: Attention, rows: int, news: int, subject: Subject, source: int
+    one: TracedAttention, other: TracedAttention, rows: int, news: int, subject: Subject, source: int
 ) -> tuple[str, str] | None:
     """What differs between a cached attention and the same one of the full pass; None when nothing does."""
     mine, theirs = vectors(one, rows), vectors(other, rows)
@@ -133,12 +135,12 @@ def _part(
         return "cache_mismatch", f"the attention reads {many(k.shape[2], 'key')} and should read {k2.shape[2]}"
     # the query is right, so the new token is: what is wrong with its key or value happened on the way into the cache
     if _differs(v[:, :, -news:], v2[:, :, -news:]):
-        return "cache_mismatch", "the new token's value is not stored at its place"
+        return "cache_mismatch", "the new token's value is not stored at its position"
     if _differs(k[:, :, -news:], k2[:, :, -news:]):
         turned = not _differs(k[:, :, -news:].norm(dim=-1), k2[:, :, -news:].norm(dim=-1))
-        if turned and one.turned[1]:
+        if turned and one.rotated[1]:
             return "decode_position", "the new token's key is rotated to another position"
-        return "cache_mismatch", "the new token's key is not stored at its place"
+        return "cache_mismatch", "the new token's key is not stored at its position"
     if _differs(v[:, :, :-news], v2[:, :, :-news]) or _differs(k[:, :, :-news], k2[:, :, :-news]):
         return "cache_mismatch", "keys or values of earlier tokens are not what they were"
     if not torch.equal(hidden, hidden2):
@@ -146,7 +148,7 @@ def _part(
             return "window", f"{visible_keys(visible)}, {visible2} without a cache"
         return "cache_mask", f"{visible_keys(visible)} of {k.shape[2]}, {visible2} without a cache"
     if _differs(torch.where(hidden, 0.0, scores), torch.where(hidden2, 0.0, scores2)):
-        return "decode_position", "the scores' position bias (ALiBi, relative) is that of other places"
+        return "decode_position", "the scores' position bias (ALiBi, relative) is that of other positions"
     return None
 
 

@@ -44,7 +44,7 @@ class LossCall:
 
     def __call__(
         self,
-        patient: Subject,
+        isolated: Subject,
         tokens: Tensor,
         labels: Tensor | None = None,
         mask: Tensor | None = None,
@@ -60,17 +60,17 @@ class LossCall:
         if mask is not None:
             if self.mask is None:
                 raise Unsupported("its loss takes no mask")
-            given[self.mask] = patient._mask(mask)
-        source = patient.source(len(tokens)) if source is None else source
-        seq2seq = patient.kind == "seq2seq"
+            given[self.mask] = isolated._mask(mask)
+        source = isolated.source(len(tokens)) if source is None else source
+        seq2seq = isolated.kind == "seq2seq"
         if self.method:
-            places = [source, tokens] if seq2seq else [tokens]
-            output = patient.model.loss(*places, **given)
+            positional = [source, tokens] if seq2seq else [tokens]
+            output = isolated.model.loss(*positional, **given)
             return _scalar(output), None
         if labels is None and self.labels:
             given[self.labels] = tokens
         first = source if seq2seq else tokens
-        output = patient.model(first, **patient.interface.flags, **given)
+        output = isolated.model(first, **isolated.interface.flags, **given)
         return _scalar(output), calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
 
 
@@ -144,16 +144,16 @@ def matches(loss: Tensor, logits: Tensor, labels: Tensor, wrt: list[Tensor]) -> 
 
 
 @contextlib.contextmanager
-def _overheard(patient: Subject, shape: tuple[int, int]) -> Iterator[list[Tensor]]:
+def _overheard(isolated: Subject, shape: tuple[int, int]) -> Iterator[list[Tensor]]:
     """The logits that the model computes meanwhile, also where a loss keeps them to itself."""
-    assert patient.module is not None
+    assert isolated.module is not None
     heard: list[Tensor] = []
 
     def keep(module: nn.Module, given: Any, output: Any) -> None:
         with contextlib.suppress(Unsupported, CannotExamineError):
             heard.append(calls.find_logits(output, shape))
 
-    handle = patient.module.register_forward_hook(keep)
+    handle = isolated.module.register_forward_hook(keep)
     try:
         yield heard
     finally:
@@ -161,27 +161,27 @@ def _overheard(patient: Subject, shape: tuple[int, int]) -> Iterator[list[Tensor
 
 
 def _compare(
-    patient: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
+    isolated: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
 ) -> tuple[dict[str, tuple[float, float]], Tensor | None]:
     """How each way to shift matches; and the gradient with respect to the logits, where they are seen."""
-    with _overheard(patient, (tokens.shape[0], tokens.shape[1])) as heard:
-        loss, logits = call(patient, tokens, labels)
-    assert patient.module is not None
+    with _overheard(isolated, (tokens.shape[0], tokens.shape[1])) as heard:
+        loss, logits = call(isolated, tokens, labels)
+    assert isolated.module is not None
     logits = heard[0] if logits is None and len(heard) == 1 else logits
     labels = tokens if labels is None else labels
     if logits is not None and logits.requires_grad:
         (rows,) = torch.autograd.grad(loss, [logits], retain_graph=True, allow_unused=True)
         if rows is not None:
             return matches(loss, logits, labels, [logits]), rows
-    wrt: list[Tensor] = [p for p in patient.module.parameters() if p.requires_grad]
-    return matches(loss, patient.logits(tokens), labels, wrt), None
+    wrt: list[Tensor] = [p for p in isolated.module.parameters() if p.requires_grad]
+    return matches(loss, isolated.logits(tokens), labels, wrt), None
 
 
 def _uncounted(rows: Tensor, labels: Tensor, shift: int) -> Tensor | None:
     """Targets that do not count though every one that does is at this shift; None where the shift is another.
 
-    The gradient of cross-entropy at a place is softmax less the target: its only negative entry is the target, and it
-    is 0 where the place does not count.
+    The gradient of cross-entropy at a position is softmax minus the one-hot target: its only negative entry is the
+    target, and it is 0 where the position is not counted.
     """
     size = labels.shape[1]
     rows = rows[:, max(0, -shift) : size - max(0, shift)]
@@ -199,12 +199,12 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
     if call is None or subject.module is None or not subject.vocabulary_logits:
         yield Finding.skip(id, "the model reports no loss")
         return
-    with subject.patient(max(subject.warmth / 2, 1.0)) as patient, torch.enable_grad():
-        tokens = _ordinary(patient, patient.tokens(3, patient.length(17), seed=33))
-        labels = _ordinary(patient, patient.other(tokens)) if subject.kind == "encoder" else None
+    with subject.isolated(max(subject.warmth / 2, 1.0)) as isolated, torch.enable_grad():
+        tokens = _ordinary(isolated, isolated.tokens(3, isolated.length(17), seed=33))
+        labels = _ordinary(isolated, isolated.other(tokens)) if subject.kind == "encoder" else None
         if not call.method and subject.kind != "encoder":
             labels = tokens.clone()
-        found, rows = _compare(patient, call, tokens, labels)
+        found, rows = _compare(isolated, call, tokens, labels)
     best = min(found, key=lambda n: found[n][0])
     left, factor = found[best]
     wanted = [f"shift {s}" for s in call.accepted]
@@ -234,17 +234,17 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
 
 
 def _which_targets_count(subject: Subject, call: LossCall, shift: int) -> Iterator[Finding]:
-    with subject.patient(max(subject.warmth / 2, 1.0)) as patient:
+    with subject.isolated(max(subject.warmth / 2, 1.0)) as isolated:
         for name, probe in PROBES:
             id = f"loss_padding/{name}"
             try:
-                reported, expected, why = probe(patient, call, shift)
+                reported, expected, why = probe(isolated, call, shift)
             except Unsupported as error:
                 yield Finding.skip(id, str(error))
                 continue
             except (IndexError, RuntimeError) as error:
                 if name == "ignored" and "out of bounds" in str(error):
-                    if not call.method and _minus_one_is_ignored(patient, call, shift):
+                    if not call.method and _minus_one_is_ignored(isolated, call, shift):
                         yield Finding(
                             id, Verdict.PASS, 0.0, 0.0, "targets of -1 do not count here, those of -100 are refused"
                         )
@@ -260,100 +260,100 @@ def _which_targets_count(subject: Subject, call: LossCall, shift: int) -> Iterat
             )
 
 
-def _ordinary(patient: Subject, tokens: Tensor) -> Tensor:
+def _ordinary(isolated: Subject, tokens: Tensor) -> Tensor:
     """Without the first and the last id: whether those count as targets is another question."""
-    return tokens.clamp(1, patient.vocab_size - 2) if patient.vocab_size > 4 else tokens
+    return tokens.clamp(1, isolated.vocab_size - 2) if isolated.vocab_size > 4 else tokens
 
 
-def _every_id(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+def _every_id(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
     """The first and the last id are targets as good as any, unless one is the declared padding."""
-    tokens = _ordinary(patient, patient.tokens(3, patient.length(17), seed=36))
-    ends = [i for i in (0, patient.vocab_size - 1) if i != patient.pad]
-    for place, id in enumerate(ends):
-        tokens[:, 3 + 4 * place : 6 + 4 * place] = id
-    labels = None if call.method and patient.kind != "encoder" else tokens.clone()
-    loss, logits = call(patient, tokens, labels)
-    logits = patient.logits(tokens) if logits is None else logits
+    tokens = _ordinary(isolated, isolated.tokens(3, isolated.length(17), seed=36))
+    ends = [i for i in (0, isolated.vocab_size - 1) if i != isolated.pad]
+    for position, id in enumerate(ends):
+        tokens[:, 3 + 4 * position : 6 + 4 * position] = id
+    labels = None if call.method and isolated.kind != "encoder" else tokens.clone()
+    loss, logits = call(isolated, tokens, labels)
+    logits = isolated.logits(tokens) if logits is None else logits
     return float(loss), float(own_loss(logits, tokens, shift)), f"targets of id {' and '.join(map(str, ends))} count"
 
 
-def _ignored(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+def _ignored(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
     """Targets of -100 do not count, neither above nor below the line."""
-    tokens = patient.tokens(3, patient.length(17), seed=34)
-    labels = patient.other(tokens) if patient.kind == "encoder" else tokens.clone()
+    tokens = isolated.tokens(3, isolated.length(17), seed=34)
+    labels = isolated.other(tokens) if isolated.kind == "encoder" else tokens.clone()
     labels[0, 5:] = IGNORE
     labels[1, 3:7] = IGNORE
-    loss, logits = call(patient, tokens, labels)
-    logits = patient.logits(tokens) if logits is None else logits
+    loss, logits = call(isolated, tokens, labels)
+    logits = isolated.logits(tokens) if logits is None else logits
     return float(loss), float(own_loss(logits, labels, shift)), "mean over the targets that are not -100"
 
 
-def _minus_one_is_ignored(patient: Subject, call: LossCall, shift: int) -> bool:
+def _minus_one_is_ignored(isolated: Subject, call: LossCall, shift: int) -> bool:
     """nanoGPT's convention: the caller marks with -1."""
-    tokens = patient.tokens(3, patient.length(17), seed=34)
+    tokens = isolated.tokens(3, isolated.length(17), seed=34)
     labels = tokens.clone()
     labels[0, 5:] = -1
     try:
-        loss, logits = call(patient, tokens, labels)
+        loss, logits = call(isolated, tokens, labels)
     except (IndexError, RuntimeError):
         return False
     expected = own_loss(
-        patient.logits(tokens) if logits is None else logits, labels.masked_fill(labels == -1, IGNORE), shift
+        isolated.logits(tokens) if logits is None else logits, labels.masked_fill(labels == -1, IGNORE), shift
     )
     return abs(float(loss) - float(expected)) < 1e-4
 
 
-def _padded(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+def _padded(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
     """A right-padded batch: the mean over all real targets, not the mean of the rows' means."""
-    batch = padded(patient, patient.length(17), [0, 4, 11], "right", pad_fill(patient))
+    batch = padded(isolated, isolated.length(17), [0, 4, 11], "right", pad_fill(isolated))
     labels = None
-    if patient.kind == "encoder" or not call.method:
+    if isolated.kind == "encoder" or not call.method:
         labels = torch.where(batch.mask, batch.tokens, IGNORE)
-    loss, _ = call(patient, batch.tokens, labels, batch.mask)
+    loss, _ = call(isolated, batch.tokens, labels, batch.mask)
     total, count = 0.0, 0
     for b, row in enumerate(batch.rows):
-        given = {"source": patient.source(3)[b : b + 1]} if patient.kind == "seq2seq" else {}
+        given = {"source": isolated.source(3)[b : b + 1]} if isolated.kind == "seq2seq" else {}
         n = row.shape[1] - abs(shift)
-        logits = _seq2seq_logits(patient, call, row, given) if patient.kind == "seq2seq" else patient.logits(row)
+        logits = _seq2seq_logits(isolated, call, row, given) if isolated.kind == "seq2seq" else isolated.logits(row)
         total += float(own_loss(logits, row, shift)) * n
         count += n
     return float(loss), total / count, "token-weighted mean of the rows' own losses"
 
 
-def _seq2seq_logits(patient: Subject, call: LossCall, row: Tensor, given: dict[str, Tensor]) -> Tensor:
+def _seq2seq_logits(isolated: Subject, call: LossCall, row: Tensor, given: dict[str, Tensor]) -> Tensor:
     if call.method:
-        return patient.logits(row, **given)
-    output = patient.model(given["source"], **patient.interface.flags, **{str(call.labels): row})
+        return isolated.logits(row, **given)
+    output = isolated.model(given["source"], **isolated.interface.flags, **{str(call.labels): row})
     return calls.find_logits(output, (row.shape[0], row.shape[1]))
 
 
-def _pad_content(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
-    """Other tokens in padding places leave the loss as it is."""
+def _pad_content(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+    """Other tokens in padding positions leave the loss as it is."""
     if call.mask is None or not call.method:
         raise Unsupported("labels of padding are the caller's here")
-    batch = padded(patient, patient.length(17), [0, 4, 11], "right", pad_fill(patient))
-    labels = torch.where(batch.mask, batch.tokens, IGNORE) if patient.kind == "encoder" else None
-    first, _ = call(patient, batch.tokens, labels, batch.mask)
+    batch = padded(isolated, isolated.length(17), [0, 4, 11], "right", pad_fill(isolated))
+    labels = torch.where(batch.mask, batch.tokens, IGNORE) if isolated.kind == "encoder" else None
+    first, _ = call(isolated, batch.tokens, labels, batch.mask)
     junk = batch.tokens.clone()
-    junk[~batch.mask] = patient.other(batch.tokens)[~batch.mask]
-    second, _ = call(patient, junk, labels, batch.mask)
+    junk[~batch.mask] = isolated.other(batch.tokens)[~batch.mask]
+    second, _ = call(isolated, junk, labels, batch.mask)
     return float(second), float(first), "the loss does not depend on what stands in padding"
 
 
-def _accumulated(patient: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
+def _accumulated(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
     """Uneven rows in one batch, and in two micro-batches weighted by their counted targets: the same loss.
 
     Rows keep their padded length, so that what padding does to logits is the same on both sides.
     """
-    batch = padded(patient, patient.length(17), [0, 12, 9, 3], "right", pad_fill(patient))
+    batch = padded(isolated, isolated.length(17), [0, 12, 9, 3], "right", pad_fill(isolated))
     parts = (slice(0, 1), slice(1, 4))
-    marked = call.labels is not None and (call.mask is None or not call.method or patient.kind == "encoder")
+    marked = call.labels is not None and (call.mask is None or not call.method or isolated.kind == "encoder")
 
     def loss(rows: slice) -> float:
         tokens, mask = batch.tokens[rows], batch.mask[rows]
         labels = torch.where(mask, tokens, IGNORE) if marked else None
-        source = patient.source(4)[rows]  # a source belongs to its row
-        return float(call(patient, tokens, labels, None if call.mask is None else mask, source)[0])
+        source = isolated.source(4)[rows]  # a source belongs to its row
+        return float(call(isolated, tokens, labels, None if call.mask is None else mask, source)[0])
 
     if not marked and call.mask is None:
         raise Unsupported("its loss takes neither labels nor a mask, so every target counts")

@@ -28,19 +28,21 @@ def used_as_they_are(subject: Subject) -> Finding:
         if not found.changes:
             continue
         if "softmax" in found.changes:
-            why = f"in {one.place} softmax is applied a second time, to the attention weights"
+            why = f"in {one.location} softmax is applied a second time, to the attention weights"
             return _failed(one, why, "Apply softmax once, to the masked scores, and multiply its output with v.")
         pair = _aligned(one)
         if pair is None or _proportional(*pair):
             continue
         if found.mixed:
-            unclear = f"in {one.place} other tensors change the attention weights after softmax ({_ops(found.changes)})"
+            unclear = (
+                f"in {one.location} other tensors change the attention weights after softmax ({_ops(found.changes)})"
+            )
             continue
         power = _exponent(*pair)
         how = f"raised to the power {power:.3g}" if power is not None else f"changed by {_ops(found.changes)}"
         low, high = (float(x) for x in pair[1].sum(-1).aminmax())
         sums = "" if max(abs(low - 1), abs(high - 1)) < SAME else f"; those of a query sum to {low:.3g} … {high:.3g}"
-        why = f"in {one.place} the attention weights are {how} after softmax{sums}"
+        why = f"in {one.location} the attention weights are {how} after softmax{sums}"
         return _failed(
             one, why, "Multiply v with the output of softmax itself; to sharpen attention, scale the scores."
         )

@@ -9,18 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.doctor.probes.blocks import is_fresh
-from glassformer.doctor.probes.trace import trace_call
 from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 NOTE, ALARM = 0.3, 1.5
 """Nats above or below ln V at the start: T5 starts 0.74 above by design."""
 
 
-def _tied(patient: Subject) -> bool | None:
+def _tied(isolated: Subject) -> bool | None:
     """Whether the head's matrix is a token table, as a forward uses them; None when one of them is not seen."""
-    trace = trace_call(patient, patient.tokens(1, 4))
+    trace = trace_call(isolated, isolated.tokens(1, 4))
     assert trace.logits is not None
     size = trace.logits.shape[-1]
     tables = {storage for storage, rows, _, _ in trace.lookups if rows == size}
@@ -56,23 +56,23 @@ def tying(subject: Subject) -> Finding:
 
 
 def _after_changes(subject: Subject) -> Iterator[tuple[str, bool | None]]:
-    with subject.patient() as patient:
-        assert patient.module is not None
-        yield "a deep copy", _tied(patient)
-        state = {k: v.clone() for k, v in patient.module.state_dict().items()}
+    with subject.isolated() as isolated:
+        assert isolated.module is not None
+        yield "a deep copy", _tied(isolated)
+        state = {k: v.clone() for k, v in isolated.module.state_dict().items()}
         try:
-            patient.module.load_state_dict(state)
-            yield "load_state_dict", _tied(patient)
+            isolated.module.load_state_dict(state)
+            yield "load_state_dict", _tied(isolated)
         except Exception:
             yield "load_state_dict", None
         with torch.enable_grad():
-            optimiser = torch.optim.SGD([p for p in patient.module.parameters() if p.requires_grad], lr=1e-3)
-            patient.logits(patient.tokens(1, 4)).square().mean().backward()
+            optimiser = torch.optim.SGD([p for p in isolated.module.parameters() if p.requires_grad], lr=1e-3)
+            isolated.logits(isolated.tokens(1, 4)).square().mean().backward()
             optimiser.step()
-        yield "an optimiser step", _tied(patient)
-        patient.module.to(torch.bfloat16)
-        patient.module.to(subject.dtype)
-        yield "a cast", _tied(patient)
+        yield "an optimiser step", _tied(isolated)
+        isolated.module.to(torch.bfloat16)
+        isolated.module.to(subject.dtype)
+        yield "a cast", _tied(isolated)
 
 
 def round_trip(subject: Subject) -> Finding:
@@ -80,16 +80,16 @@ def round_trip(subject: Subject) -> Finding:
     id = "dead_gradient/state-dict"
     if subject.module is None:
         return Finding.skip(id, "not a module")
-    with subject.patient() as patient:
-        assert patient.module is not None
-        tokens = patient.tokens(2, patient.length(9))
-        base = patient.logits(tokens)
-        state = {k: v.clone() for k, v in patient.module.state_dict().items()}
+    with subject.isolated() as isolated:
+        assert isolated.module is not None
+        tokens = isolated.tokens(2, isolated.length(9))
+        base = isolated.logits(tokens)
+        state = {k: v.clone() for k, v in isolated.module.state_dict().items()}
         with torch.no_grad():
-            for parameter in patient.module.parameters():
+            for parameter in isolated.module.parameters():
                 parameter.add_(0.1)
-        patient.module.load_state_dict(state)
-        off = gap(base, patient.logits(tokens))
+        isolated.module.load_state_dict(state)
+        off = gap(base, isolated.logits(tokens))
     remedy = "Register what is learned: self.x = nn.Parameter(...), nn.ModuleList for lists; check state_dict's keys."
     return Finding.judge(id, off, 1e-6 * rms(base), "a state dict loaded back gives the same logits", remedy)
 
@@ -130,9 +130,9 @@ def initial_loss(subject: Subject) -> Finding:
     id = "init_loss/ln-V"
     if subject.module is None or not subject.vocabulary_logits or not is_fresh(subject.module):
         return Finding.skip(id, "judged on fresh weights of a model with a vocabulary head")
-    with subject.patient() as patient:
-        tokens = patient.tokens(patient.rows(4, 2), patient.length(24), seed=23)
-        logits = patient.logits(tokens).double()
+    with subject.isolated() as isolated:
+        tokens = isolated.tokens(isolated.rows(4, 2), isolated.length(24), seed=23)
+        logits = isolated.logits(tokens).double()
     size = logits.shape[-1]
     targets = subject.tokens(len(tokens), tokens.shape[1], 24)
     loss = float(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
@@ -191,11 +191,11 @@ def residual_init(subject: Subject) -> Finding:
 
 def _output_projections(subject: Subject) -> dict[str, str]:
     """Parameter name -> whose output it is: the map after the merged heads, and the last map of each layer."""
-    with subject.patient() as patient:
-        assert patient.module is not None
-        trace = trace_call(patient, patient.tokens(2, patient.length(13)))
-        blocks = patient.blocks()
-        names = {p.untyped_storage().data_ptr(): n for n, p in patient.module.named_parameters()}
+    with subject.isolated() as isolated:
+        assert isolated.module is not None
+        trace = trace_call(isolated, isolated.tokens(2, isolated.length(13)))
+        blocks = isolated.blocks()
+        names = {p.untyped_storage().data_ptr(): n for n, p in isolated.module.named_parameters()}
     merged = {id(a.merged) for a in trace.attentions if a.merged is not None}
     found, last = dict[str, str](), dict[str, int]()
     for linear in trace.linears:

@@ -89,10 +89,10 @@ def _settle_copies(subject: Subject) -> None:
 
 def _answers_alone(subject: Subject) -> bool:
     """Whether one sequence gives logits: then an optional argument such as `target` holds labels."""
-    with contextlib.suppress(Exception, SystemExit), quiet(), subject.patient() as patient:
-        tokens = patient.tokens(2, 5)
+    with contextlib.suppress(Exception, SystemExit), quiet(), subject.isolated() as isolated:
+        tokens = isolated.tokens(2, 5)
         with contextlib.suppress(Unsupported):  # logits of the last position only
-            calls.find_logits(patient.model(tokens, **patient.interface.flags), (2, 5))
+            calls.find_logits(isolated.model(tokens, **isolated.interface.flags), (2, 5))
         return True
     return False
 
@@ -101,18 +101,18 @@ def _settle(subject: Subject) -> None:
     """First calls: does it run, what does it return, how long may inputs be, how does it want its mask."""
     said: list[str] = []
     limit = subject.facts.whole("max_len") or LENGTHS[-1]
-    with quiet(said), subject.patient() as patient:
-        _first_call(patient, subject)
+    with quiet(said), subject.isolated() as isolated:
+        _first_call(isolated, subject)
         for length in sorted({*LENGTHS, limit}, reverse=True):
             if length > min(limit, LENGTHS[-1]):
                 continue
             with contextlib.suppress(Exception):
-                patient.logits(patient.tokens(1, length))
+                isolated.logits(isolated.tokens(1, length))
                 subject.limit = length
                 break
         else:
             subject.limit = 5
-    subject.interface.needs_labels = patient.interface.needs_labels
+    subject.interface.needs_labels = isolated.interface.needs_labels
     if said:
         subject.notes.append(
             f"it prints while computing (kept off this report): {said[0].strip().splitlines()[0][:80]!r}"
@@ -122,24 +122,26 @@ def _settle(subject: Subject) -> None:
             _settle_mask(subject, name)
 
 
-def _first_call(patient: Subject, subject: Subject) -> None:
-    tokens = patient.tokens(2, 5)
+def _first_call(isolated: Subject, subject: Subject) -> None:
+    tokens = isolated.tokens(2, 5)
     try:
         try:
-            logits = patient.logits(tokens)
+            logits = isolated.logits(tokens)
         except Unsupported as error:
-            if patient.interface.labels is None:
-                raise CannotExamineError(f"{subject.name}: {error}, and takes no targets: return all places.") from None
-            patient.interface.needs_labels = True
-            logits = patient.logits(tokens)
+            if isolated.interface.labels is None:
+                raise CannotExamineError(
+                    f"{subject.name}: {error}, and takes no targets: return all positions."
+                ) from None
+            isolated.interface.needs_labels = True
+            logits = isolated.logits(tokens)
         given = tokens.clone()
-        places = [patient.source(2)] if patient.interface.is_seq2seq else []
-        arguments = dict(patient.interface.flags)
-        if patient.interface.is_seq2seq:
-            arguments[cast(str, patient.interface.target)] = given
+        positional = [isolated.source(2)] if isolated.interface.is_seq2seq else []
+        arguments = dict(isolated.interface.flags)
+        if isolated.interface.is_seq2seq:
+            arguments[cast(str, isolated.interface.target)] = given
         else:
-            places = [given]
-        patient.model(*places, **arguments)
+            positional = [given]
+        isolated.model(*positional, **arguments)
     except CannotExamineError:
         raise
     except (Exception, SystemExit) as error:
@@ -166,14 +168,14 @@ def _settle_mask(subject: Subject, name: str) -> None:
         (d, i) for i in (inverted, not inverted) for d in (torch.long, torch.bool)
     ]
     fallback: tuple[torch.dtype, bool] | None = None
-    with quiet(), subject.patient() as patient:
-        tokens = patient.tokens(rows, length)
-        plain = patient.logits(tokens)
+    with quiet(), subject.isolated() as isolated:
+        tokens = isolated.tokens(rows, length)
+        plain = isolated.logits(tokens)
         for dtype, flip in trials:
             face.mask_dtype, face.mask_inverted = dtype, flip
-            real = torch.ones_like(tokens if name == "mask" else patient.source(rows))
+            real = torch.ones_like(tokens if name == "mask" else isolated.source(rows))
             try:
-                masked = patient.logits(tokens, **{name: real})
+                masked = isolated.logits(tokens, **{name: real})
             except Exception:
                 continue
             if gap(masked, plain) <= 1e-3 * rms(plain):

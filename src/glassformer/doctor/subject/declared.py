@@ -61,7 +61,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "kind": ("kind", "architecture", "arch", "model_kind"),
     "softcap": ("softcap", "attn_logit_softcapping", "logit_softcap", "attn_softcap"),
 }  # fmt: skip
-"""fact -> spellings, the likeliest first."""
+"""fact -> spellings, the most likely first."""
 
 _MISSING = object()
 

@@ -57,7 +57,7 @@ class Interface:
     target_is_optional: bool = False
     """The argument taken for a target sequence has a default and a name that labels go by too."""
     needs_labels: bool = False
-    """Logits of all places only come with targets (nanoGPT's way)."""
+    """Logits of all positions only come with targets (nanoGPT's way)."""
 
     @property
     def is_seq2seq(self) -> bool:
@@ -146,7 +146,7 @@ def find_logits(output: Any, shape: tuple[int, int]) -> Tensor:
     for candidate in _candidates(output):
         if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() in (2, 3):
             if candidate.shape[0] == shape[0] and (candidate.dim() == 2 or candidate.shape[1] == 1):
-                raise Unsupported(f"it returns logits of the last place only, shape {tuple(candidate.shape)}")
+                raise Unsupported(f"it returns logits of the last position only, shape {tuple(candidate.shape)}")
             if candidate.dim() == 2 and shape[0] * shape[1] == candidate.shape[0]:
                 return candidate.view(*shape, -1)
     raise CannotExamineError(

@@ -188,22 +188,22 @@ def preserved(model: Any) -> Iterator[None]:
 def borrowed(
     model: Any, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False, in_place: bool = False
 ) -> Iterator[Any]:
-    """A patient: a deep copy of the model in eval mode, its matrices times `warm`, in `dtype`.
+    """A isolated: a deep copy of the model in eval mode, its matrices times `warm`, in `dtype`.
 
-    With `in_place` (see `snapshot.copies_faithfully`), over 1 GB, or where a copy cannot be made, the patient is the
+    With `in_place` (see `snapshot.copies_faithfully`), over 1 GB, or where a copy cannot be made, the isolated is the
     model itself, and all of it is restored afterwards.
     """
     if not isinstance(model, nn.Module):
         yield model
         return
-    patient = model
+    isolated = model
     if not in_place and n_bytes(model) <= LARGE_BYTES:
         with contextlib.suppress(Exception), quiet():
-            patient = copy.deepcopy(model)
-    if patient is not model:
+            isolated = copy.deepcopy(model)
+    if isolated is not model:
         with preserved(model):
-            prepare(patient, warm, dtype, train)
-            yield patient
+            prepare(isolated, warm, dtype, train)
+            yield isolated
         return
     snapshot = Snapshot(model)
     try:

@@ -58,8 +58,8 @@ def judge(subject: Subject, id: str, measure: Measure, remedy: str, warm: bool =
     seen: list[Measured] = []
     looks = (subject.warmth,) if warm and subject.large else (1.0, subject.warmth if warm else 1.0)
     for factor in dict.fromkeys(looks):
-        with subject.patient(factor, train=train) as patient:
-            found = measure(patient)
+        with subject.isolated(factor, train=train) as isolated:
+            found = measure(isolated)
         if found.ratio > 1:
             precise = _in_double(subject, measure, factor, train)
             faint = precise is None and found.why == SAME_WHY and found.gap <= FAINT * found.bound
@@ -81,39 +81,39 @@ def _in_double(subject: Subject, measure: Measure, factor: float, train: bool) -
         return None
     with contextlib.suppress(Exception):
         tokens = subject.tokens(2, subject.length(9))
-        with subject.patient() as patient:
-            single = patient.logits(tokens)
-        with subject.patient(dtype=torch.float64) as patient:
-            double = patient.logits(tokens)
+        with subject.isolated() as isolated:
+            single = isolated.logits(tokens)
+        with subject.isolated(dtype=torch.float64) as isolated:
+            double = isolated.logits(tokens)
         if gap(single, double.to(single.dtype)) > 1e-2 * rms(single):
             return None
-        with subject.patient(factor, dtype=torch.float64, train=train) as patient:
-            return measure(patient)
+        with subject.isolated(factor, dtype=torch.float64, train=train) as isolated:
+            return measure(isolated)
     return None
 
 
-def prefix_noise(patient: Subject, tokens: Tensor, whole: Tensor | None = None, **given: Any) -> float:
+def prefix_noise(isolated: Subject, tokens: Tensor, whole: Tensor | None = None, **given: Any) -> float:
     """N = max over t of |f(x[:t]) - f(x)[:t]|: the model's own rounding between shapes. No cache, no mask.
 
     An encoder's prefixes differ for a reason, so there a row alone is compared with itself in a batch. `whole` is f(x)
     where it is known. N over the logits' size belongs to the weights: of a large model it is measured once per look.
     """
-    whole = patient.logits(tokens, **given) if whole is None else whole
-    if patient.large and patient.look:
-        if patient.look not in patient.noise:
-            patient.noise[patient.look] = _noise(patient, tokens, whole, **given) / max(rms(whole), 1e-30)
-        return patient.noise[patient.look] * rms(whole)
-    return _noise(patient, tokens, whole, **given)
+    whole = isolated.logits(tokens, **given) if whole is None else whole
+    if isolated.large and isolated.look:
+        if isolated.look not in isolated.noise:
+            isolated.noise[isolated.look] = _noise(isolated, tokens, whole, **given) / max(rms(whole), 1e-30)
+        return isolated.noise[isolated.look] * rms(whole)
+    return _noise(isolated, tokens, whole, **given)
 
 
-def _noise(patient: Subject, tokens: Tensor, whole: Tensor, **given: Any) -> float:
-    if patient.kind == "encoder":
-        return gap(patient.logits(tokens[:1], **given), patient.logits(tokens[:1].expand(3, -1), **given)[:1])
+def _noise(isolated: Subject, tokens: Tensor, whole: Tensor, **given: Any) -> float:
+    if isolated.kind == "encoder":
+        return gap(isolated.logits(tokens[:1], **given), isolated.logits(tokens[:1].expand(3, -1), **given)[:1])
     length = tokens.shape[1]
     found = 0.0
-    lengths = {length // 2, length - 1} if patient.large else {1, 2, length // 2, length - 1}
+    lengths = {length // 2, length - 1} if isolated.large else {1, 2, length // 2, length - 1}
     for t in sorted(max(1, t) for t in lengths):
-        found = max(found, gap(patient.logits(tokens[:, :t], **given), whole[:, :t]))
+        found = max(found, gap(isolated.logits(tokens[:, :t], **given), whole[:, :t]))
     # a leak would enter here as a difference; N is rounding, so it is capped at what rounding can be
     return min(found, 1e-4 * rms(whole))
 

@@ -1,8 +1,8 @@
 """Any model seen through one window: tokens in, logits out, and what else it can do.
 
     subject = subject_of(model)                    # ours, Hugging Face's, nanoGPT-like, plain modules, callables
-    with subject.patient(warm=6.0) as patient:     # a copy, so that nothing a probe does stays
-        logits = patient.logits(tokens, mask=mask)
+    with subject.isolated(warm=6.0) as isolated:     # a copy, so that nothing a probe does stays
+        logits = isolated.logits(tokens, mask=mask)
 
 `subject_of` is in adapt.py. An unusual model gets an adapter: any object with a call like
 `(tokens, mask=None, positions=None, cache=None)`, spelled with the names of `interface.py`, and `config.vocab_size`.
@@ -55,7 +55,7 @@ class Subject:
     in_place: bool = False
     """A deep copy would not compute with its own weights: the model itself is examined, then restored."""
     look: tuple[Any, ...] = ()
-    """Of a patient: warmth, precision, mode."""
+    """Of an isolated subject: warmth, precision, mode."""
     noise: dict[Any, float] = field(default_factory=dict)
     """Prefix noise over the logits' size by look, kept for a large model: see `compare.prefix_noise`."""
 
@@ -100,7 +100,7 @@ class Subject:
         return if_large if self.large else usual
 
     @contextlib.contextmanager
-    def patient(self, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator["Subject"]:
+    def isolated(self, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False) -> Iterator["Subject"]:
         """This subject with a copy of its model, in eval mode; see `isolate.borrowed`."""
         dropping: Any = NoDropout() if self.mute else contextlib.nullcontext()
         with borrowed(self.model, warm, dtype, train, self.in_place) as model, torch.no_grad(), dropping:
@@ -118,7 +118,7 @@ class Subject:
         return ids[picked].to(self.device)
 
     def other(self, tokens: Int[Tensor, "B T"], seed: int = 1) -> Int[Tensor, "B T"]:
-        """Ids of the same shape, different at every place."""
+        """Ids of the same shape, different at every position."""
         fresh = self.tokens(len(tokens), tokens.shape[1], seed + 1000)
         clash = fresh == tokens
         third = self.tokens(len(tokens), tokens.shape[1], seed + 2000)
@@ -134,7 +134,7 @@ class Subject:
         return self.tokens(rows, length, seed)
 
     def logits(self, tokens: Int[Tensor, "B T"], **given: Any) -> Float[Tensor, "B T V"]:
-        """Logits at every place. `mask` and `source_mask`: True = real. `source` belongs to an encoder-decoder."""
+        """Logits at every position. `mask` and `source_mask`: True = real. `source` belongs to an encoder-decoder."""
         return self.call(tokens, **given)[0]
 
     def call(
@@ -163,12 +163,12 @@ class Subject:
             arguments[face.use_cache] = with_cache or cache is not None
         if face.needs_labels and face.labels and face.labels not in arguments:
             arguments[face.labels] = tokens.clone()
-        places: list[Tensor] = [tokens.clone()]
+        positional: list[Tensor] = [tokens.clone()]
         if face.is_seq2seq:
             source = self.source(len(tokens)) if source is None else source
-            places = [source.clone()]
+            positional = [source.clone()]
             arguments[cast(str, face.target)] = tokens.clone()
-        output = self.model(*places, **arguments)
+        output = self.model(*positional, **arguments)
         logits = calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
         returned = calls.find_cache(output) if with_cache or cache is not None else None
         return logits, cache if returned is None else returned

@@ -45,6 +45,6 @@ def leak_matrix(model: Any) -> list[list[float]] | None:
     subject = subject_of(model)
     if subject.kind == "encoder":
         return None
-    with subject.patient(subject.warmth) as patient:
-        matrix: list[list[float]] = measure(patient, patient.length(LEAK_LENGTH)).tolist()
+    with subject.isolated(subject.warmth) as isolated:
+        matrix: list[list[float]] = measure(isolated, isolated.length(LEAK_LENGTH)).tolist()
     return matrix

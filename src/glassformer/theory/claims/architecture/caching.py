@@ -70,7 +70,7 @@ def both_ways(case: str, dtype: torch.dtype, seed: int, steps: int = STEPS, stuc
     """Run step by step with a cache, as the doctor does, and in one full pass."""
     model = _model(case, dtype, seed, stuck)
     tokens = random_tokens(np.random.default_rng(seed), 1, steps, 31)
-    with subject_of(model, kind="decoder").patient() as patient, torch.no_grad():
+    with subject_of(model, kind="decoder").isolated() as patient, torch.no_grad():
         cached, _ = run_chunks(patient, tokens, [1] * steps)
         full = patient.logits(tokens)[0]
         prefixes = [patient.logits(tokens[:, :n])[0, -1] - full[n - 1] for n in PREFIXES if n <= steps]

@@ -91,7 +91,7 @@ def _replaced_tokens(lab: Lab) -> Finding:
     model: Model = decoder(seed=lab.seed)
     if lab.broken:
         model = unmasked(decoder(seed=lab.seed))
-    with subject_of(model, kind="decoder").patient() as patient:
+    with subject_of(model, kind="decoder").isolated() as patient:
         moved = leak_matrix(patient, SOURCE)
     future = torch.ones(SOURCE, SOURCE, dtype=torch.bool).triu(1)
     wrong = int((moved[future] != 0).sum() + (moved[~future] <= SEEN).sum())
@@ -184,7 +184,7 @@ def _perturbation_turns(lab: Lab) -> Iterator[Finding]:
     pair: tuple[Model, Model] = (unmasked(one), one) if lab.broken else (one, unmasked(one))
     largest = []
     for model in pair:
-        with subject_of(model, kind="decoder").patient() as patient:
+        with subject_of(model, kind="decoder").isolated() as patient:
             largest.append(float(leak_matrix(patient, 7).triu(1).max()))
     yield lab.exact("a later token replaced, with mask", largest[0] == 0.0, "no earlier output moves by a bit")
     yield lab.numerical("a later token replaced, without", largest[1], None, "earlier outputs move", low=1e-6)

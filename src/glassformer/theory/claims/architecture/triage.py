@@ -72,7 +72,7 @@ def faulty(faults: frozenset[str], seed: int, position: c.Learned | c.Rotary = c
 def signature(faults: frozenset[str], seed: int, rotary: bool = False) -> str:
     """Which of the three tests fail on an engine with these faults, in the order M, P, C."""
     model = faulty(faults, seed, c.Rotary() if rotary else c.Learned())
-    with subject_of(model, kind="decoder").patient() as patient:
+    with subject_of(model, kind="decoder").isolated() as patient:
         leaks = float(leak_matrix(patient, 8).triu(1).max()) > 0
         stale = against_full(patient, 1, [1] * 8).ratio > 1
     return "".join(name for name, fails in (("M", leaks), ("P", mismatch(model) > 1e-9), ("C", stale)) if fails)

@@ -1,4 +1,4 @@
-"""Subjects for these tests: small healthy models, and the zoo's sick ones by their id."""
+"""Subjects for these tests: small healthy models, and the zoo's buggy ones by their id."""
 
 import functools
 
@@ -44,7 +44,7 @@ def t5() -> Subject:
     return warmed(gf.build(config, seed=0))
 
 
-def sick(id: str) -> Subject:
+def buggy(id: str) -> Subject:
     bug = BUGS[id]
     return warmed(bug.build(), kind=bug.kind, expect=dict(bug.expect))
 

@@ -49,51 +49,53 @@ def _leak(subject: Subject, finding: Finding) -> str | None:
 def _padding(subject: Subject, finding: Finding) -> str | None:
     if "source" in finding.id:
         return None
-    with subject.patient(subject.warmth) as patient:
-        batch = padded(patient, patient.length(19), [0, 3, 8], finding.evidence.get("side", "left"), pad_fill(patient))
+    with subject.isolated(subject.warmth) as isolated:
+        batch = padded(
+            isolated, isolated.length(19), [0, 3, 8], finding.evidence.get("side", "left"), pad_fill(isolated)
+        )
         junk = batch.tokens.clone()
-        junk[~batch.mask] = patient.other(batch.tokens, 40)[~batch.mask]
-        one, two = (block_outputs(patient, t, mask=batch.mask) for t in (batch.tokens, junk))
+        junk[~batch.mask] = isolated.other(batch.tokens, 40)[~batch.mask]
+        one, two = (block_outputs(isolated, t, mask=batch.mask) for t in (batch.tokens, junk))
     return first_apart(one, two, lambda t: t[batch.mask] if t.shape[:2] == batch.mask.shape else t[:0], EXACT)
 
 
 def _nan(subject: Subject, finding: Finding) -> str | None:
     dtype = next((d for d in (torch.bfloat16, torch.float16) if str(d) == finding.evidence.get("dtype")), None)
-    with subject.patient(dtype=dtype) as patient:
-        batch = padded(patient, patient.length(16), [0, 3, 8], "left", pad_fill(patient))
-        outputs = block_outputs(patient, batch.tokens, mask=batch.mask)
+    with subject.isolated(dtype=dtype) as isolated:
+        batch = padded(isolated, isolated.length(16), [0, 3, 8], "left", pad_fill(isolated))
+        outputs = block_outputs(isolated, batch.tokens, mask=batch.mask)
     return next((n for n, out in outputs.items() if not bool(torch.isfinite(out).all())), None)
 
 
 def _neighbour(subject: Subject, finding: Finding) -> str | None:
-    with subject.patient(subject.warmth) as patient:
-        tokens = patient.tokens(3, patient.length(24), seed=2)
+    with subject.isolated(subject.warmth) as isolated:
+        tokens = isolated.tokens(3, isolated.length(24), seed=2)
         changed = tokens.clone()
-        changed[1:] = patient.other(tokens)[1:]
-        one, two = block_outputs(patient, tokens), block_outputs(patient, changed)
+        changed[1:] = isolated.other(tokens)[1:]
+        one, two = block_outputs(isolated, tokens), block_outputs(isolated, changed)
     return first_apart(one, two, lambda t: t[0], EXACT)
 
 
 def _repeat(subject: Subject, finding: Finding) -> str | None:
     """Two calls on the same tokens, others between: random numbers, or something kept."""
     subject = Subject(**{**vars(subject), "mute": False})
-    with subject.patient() as patient:
-        tokens = patient.tokens(2, patient.lengths()[-1], seed=1)
-        one = block_outputs(patient, tokens)
-        patient.logits(patient.tokens(3, patient.lengths()[-1], seed=5))
-        two = block_outputs(patient, tokens)
+    with subject.isolated() as isolated:
+        tokens = isolated.tokens(2, isolated.lengths()[-1], seed=1)
+        one = block_outputs(isolated, tokens)
+        isolated.logits(isolated.tokens(3, isolated.lengths()[-1], seed=5))
+        two = block_outputs(isolated, tokens)
     return first_apart(one, two, lambda t: t, EXACT)
 
 
 def _modes(subject: Subject, finding: Finding) -> str | None:
     if finding.id != "position_train_infer/modes":
         return None
-    with subject.patient(subject.warmth) as patient, NoDropout():
-        assert patient.module is not None
-        tokens = patient.tokens(2, finding.evidence.get("length", 24), seed=6)
-        one = block_outputs(patient, tokens)
-        patient.module.train()
-        two = block_outputs(patient, tokens)
+    with subject.isolated(subject.warmth) as isolated, NoDropout():
+        assert isolated.module is not None
+        tokens = isolated.tokens(2, finding.evidence.get("length", 24), seed=6)
+        one = block_outputs(isolated, tokens)
+        isolated.module.train()
+        two = block_outputs(isolated, tokens)
     return first_apart(one, two, lambda t: t, ROUNDED)
 
 
@@ -102,19 +104,19 @@ Given = dict[str, Any]
 
 def _after(subject: Subject, change: Callable[[Subject, Any, Tensor, Given], tuple[Any, Tensor, Given]]) -> str | None:
     """A cached step after something was done to the cache, against the full pass."""
-    with subject.patient(subject.warmth) as patient:
-        tokens = patient.tokens(3, 8, seed=8)
-        given: Given = {"source": patient.source(3)} if patient.kind == "seq2seq" else {}
-        _, cache = run_chunks(patient, tokens, [6], **given)
-        cache, sequence, given = change(patient, cache, tokens, given)
-        step = block_outputs(patient, sequence[:, 6:7], cache=cache, with_cache=True, **given)
-        full = block_outputs(patient, sequence[:, :7], **given)
+    with subject.isolated(subject.warmth) as isolated:
+        tokens = isolated.tokens(3, 8, seed=8)
+        given: Given = {"source": isolated.source(3)} if isolated.kind == "seq2seq" else {}
+        _, cache = run_chunks(isolated, tokens, [6], **given)
+        cache, sequence, given = change(isolated, cache, tokens, given)
+        step = block_outputs(isolated, sequence[:, 6:7], cache=cache, with_cache=True, **given)
+        full = block_outputs(isolated, sequence[:, :7], **given)
     # an encoder's blocks run in both calls on the same source, or in one of them
     return first_apart({n: t[:, -1:] for n, t in full.items()}, step, lambda t: t[:, -1:], ROUNDED)
 
 
 def _reordered(subject: Subject, finding: Finding) -> str | None:
-    def change(patient: Subject, cache: Any, tokens: Tensor, given: Given) -> tuple[Any, Tensor, Given]:
+    def change(isolated: Subject, cache: Any, tokens: Tensor, given: Given) -> tuple[Any, Tensor, Given]:
         order = torch.tensor([2, 0, 1], device=tokens.device)
         moved = {name: value[order] for name, value in given.items()}
         return permute_rows(cache, order), torch.cat([tokens[order][:, :6], tokens[:, 6:]], dim=1), moved
@@ -123,8 +125,8 @@ def _reordered(subject: Subject, finding: Finding) -> str | None:
 
 
 def _cropped(subject: Subject, finding: Finding) -> str | None:
-    def change(patient: Subject, cache: Any, tokens: Tensor, given: Given) -> tuple[Any, Tensor, Given]:
-        _, cache = run_chunks(patient, patient.other(tokens), [2], cache=cache, start=6, **given)
+    def change(isolated: Subject, cache: Any, tokens: Tensor, given: Given) -> tuple[Any, Tensor, Given]:
+        _, cache = run_chunks(isolated, isolated.other(tokens), [2], cache=cache, start=6, **given)
         return roll_back(cache, 6, 2), tokens, given
 
     return _after(subject, change)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from glassformer.doctor.place import FINDERS, first_apart, layer_of_fault
+from glassformer.doctor.locate import FINDERS, first_apart, layer_of_fault
 from glassformer.finding import Finding, Verdict
-from tests.doctor.probes.patients import BUGS, gpt2, sick
+from tests.doctor.probes.subjects import BUGS, buggy, gpt2
 
 PLACED = ["leak_one_layer", "mask_ignored_one_layer", "reorder_skips_a_layer", "crop_keeps_the_tail", "running_mean"]
 
@@ -13,7 +13,7 @@ PLACED = ["leak_one_layer", "mask_ignored_one_layer", "reorder_skips_a_layer", "
 def test_faults_of_one_layer_are_placed_there(id):
     bug = BUGS[id]
     finding = Finding(f"{bug.diagnosis}/probe", Verdict.FAIL)
-    assert layer_of_fault(sick(id), [finding]) == bug.layer
+    assert layer_of_fault(buggy(id), [finding]) == bug.layer
 
 
 def test_nothing_is_placed_where_runs_agree_or_nobody_looks():
