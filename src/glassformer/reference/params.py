@@ -18,6 +18,7 @@ from glassformer.config import (
     NoFeedForward,
     Norm,
     Seq2SeqConfig,
+    T5Bias,
 )
 from glassformer.reference.arrays import Params
 

@@ -11,7 +11,7 @@ allocator (the interpreter, code, oneDNN scratch buffers) is not included.
 import math
 from dataclasses import dataclass
 
-from glassformer.config import Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm
+from glassformer.config import Alibi, Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm, T5Bias
 from glassformer.sizing.activations import (
     Pass,
     saved_after_blocks,

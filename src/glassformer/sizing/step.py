@@ -8,7 +8,7 @@ autocast, averaged weights, accumulated gradients, head and loss in chunks, eval
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 
 from glassformer.config.optimizer import OptimizerKind, rule_for
 

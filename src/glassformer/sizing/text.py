@@ -1,6 +1,7 @@
 """The size sheet as text: aligned columns, formulas with their numbers substituted, shares, and readable units."""
 
 from glassformer.config import EncoderConfig, ModelConfig, MoE, Seq2SeqConfig
+from glassformer.config.optimizer import OPTIMIZERS
 from glassformer.sizing.formulas import flop_formulas, parameter_formulas
 from glassformer.sizing.layout import with_note, wrap
 from glassformer.sizing.sheet import Sheet
@@ -135,7 +136,8 @@ def _training(sheet: Sheet) -> tuple[str, list[Row]]:
         "evaluation": f"in evaluation: logits of {sheet.options.evaluation or 0:,} sequences at once",
     }
     factor = memory.optimizer / memory.weights
-    states = f"{factor:.3g} × weights ({STATES[sheet.optimizer]})" if factor else "no state"
+    kept = next((facts.state for name, facts in OPTIMIZERS.items() if name == sheet.optimizer), "")
+    states = f"{factor:.3g} × weights ({kept})" if factor else "no state"
     rows = [
         _bytes("weights", memory.weights, ""),
         _bytes("optimizer", memory.optimizer, states),

@@ -76,7 +76,7 @@ def test_what_cannot_be_differentiated_is_not_examined():
 
 def test_underflow_is_not_a_mask():
     class Steep(Copycat):
-        """Averages over the past with weights that fall by e^-30 per position: 0 in float32 after four, not in float64."""
+        """Averages over the past with weights that fall by e^-30 per position: 0 in float32 after four only."""
 
         def forward(self, idx):
             x, t = self.table(idx), torch.arange(idx.shape[1], dtype=self.table.weight.dtype)

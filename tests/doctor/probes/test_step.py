@@ -27,7 +27,7 @@ def test_causes_are_told_apart(id, cause):
 
 @pytest.mark.parametrize("sizes", [[4, 1, 1, 1], [9, 1, 1, 1]])
 def test_the_layer_of_an_encoder_decoder_is_told(sizes):
-    """Also where the target has as many positions as the source: then the two attentions must not be taken for another."""
+    """Also if target and source have equally many positions: the two attentions must not be confused."""
     found, _, layer = explain_step(buggy("target_other_layers_values"), rows=2, sizes=sizes, piece=1, warm=6.0, first=4)
     assert (found, layer) == ("cache_mismatch", 2)
     assert explain_step(t5(), rows=2, sizes=sizes, piece=2, warm=6.0, first=5) == (None, "", None)

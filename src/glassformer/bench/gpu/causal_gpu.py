@@ -81,7 +81,7 @@ def main() -> None:
         parts = contenders(batch, time, heads)
         ms = in_turns(parts)
         _, split, busy = causal.shares(batch * heads, time, hopper.blocks())
-        used = "yes" if causal.suits(batch, time, heads, causal.WIDTH, torch.device("cuda")) else "no"
+        used = "yes" if causal.supports_call(batch, time, heads, causal.WIDTH, torch.device("cuda")) else "no"
         print(
             f"{batch:>6}{time:>7}{heads:>6}{split:>6}{busy:>6.0%}{used:>6}{ms['cuDNN']:>10.3f}{ms['ours']:>10.3f}"
             f"{ms['cuDNN'] / ms['ours']:>8.2f}",

@@ -16,7 +16,7 @@ def is_main() -> bool:
 
 
 @contextlib.contextmanager
-def said_once() -> Iterator[None]:
+def report_error_once() -> Iterator[None]:
     """An error that all processes of a machine have is printed by the first; all exit with code 2.
 
     The others leave a little later: torchrun ends all processes as soon as one fails. With or without an error they
