@@ -1,7 +1,7 @@
-# Two commands are all a newcomer needs: `make tour` and `make test`. Each makes .venv first if it is missing or stale.
+# A newcomer needs two commands: `make tour` and `make test`. Each creates .venv first if it is missing or out of date.
 PYTHON ?= python3
 PY := .venv/bin/python
-# developers keep the corpus beside the checkout; others name their own folder or let it be downloaded
+# Developers keep the corpus in ../shared/data. Others set GLASSFORMER_DATA, or the text is downloaded.
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 
 .PHONY: tour test test-all lint types docs clean
@@ -19,15 +19,17 @@ lint: .venv/installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
+# the package, and then a user's file with the strict settings of a user
 types: .venv/installed
 	$(PY) -m mypy
+	MYPYPATH=src $(PY) -m mypy --strict --follow-imports=silent --config-file= tests/api_usage.py
 
 # docs/claims.md and docs/errata.md from the claims, docs/presets.md from
 # the presets and devices, docs/run_file.md from the fields of a run
 docs: .venv/installed
-	$(PY) -m glassformer.claims.documents
+	$(PY) -m glassformer.theory.claims.documents
 
-# torch first and pinned: an unpinned one brings gigabytes that a CPU machine has no use for
+# torch comes first and is pinned: an unpinned torch downloads gigabytes of CUDA libraries that a CPU machine cannot use
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy setuptools wheel

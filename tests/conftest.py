@@ -5,21 +5,21 @@ import gc
 import os
 import signal
 
-# a suite that a shell started in the background has Ctrl-C ignored, and so would the programs that tests interrupt
+# If a shell starts the suite in the background, Ctrl-C is ignored, also in the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ["GLASSFORMER_NATIVE"] = "0"  # what is tested is the engine, unless a test asks for the kernels
+os.environ["GLASSFORMER_NATIVE"] = "0"  # the tests run the plain model, unless a test requests the kernels
 
 from tests import annotations
 
 # Before anything imports them: every annotated shape and dtype in the engine is checked at each call. The modules that
-# take a user's input (generate.loop, generate.feed) are left out: their own refusals are what is tested there.
+# take a user's input (generation.loop, generation.feed) are left out: their own error messages are tested there.
 _CHECKED = [
     "glassformer.model",
-    "glassformer.generate.sampling",
-    "glassformer.generate.beam",
+    "glassformer.generation.sampling",
+    "glassformer.generation.beam",
     *(f"glassformer.lens.{module}" for module in ("heads", "copying", "residual", "patch", "logit_lens", "figures")),
 ]
 annotations.check_calls_of(_CHECKED)
@@ -39,7 +39,7 @@ hypothesis.settings.load_profile("suite")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What collecting makes stays: to look for garbage meanwhile took a fifth of its time."""
+    """Disable garbage collection while tests are collected: it took a fifth of that time and found nothing."""
     gc.disable()
     try:
         return (yield)
@@ -48,13 +48,13 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """What was imported stays until the end: the garbage collector need not look through it again and again."""
+    """Exclude everything that is imported from garbage collection: it stays until the end."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
-    """One line for each reason to skip that names a command with which the tests would run."""
+    """Print one line for each skip reason that names a command with which the tests would run."""
     skipped = collections.Counter(
         report.longrepr[2].removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", ())

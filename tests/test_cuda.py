@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import cuda_check
+from glassformer.bench.gpu import cuda_check
 
 
 @pytest.mark.gpu

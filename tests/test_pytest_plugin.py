@@ -7,7 +7,7 @@ import pytest
 
 
 def test_a_healthy_model_gives_its_report(glass_doctor):
-    from tests.checks.patients import Copycat
+    from tests.doctor.probes.subjects import Copycat
 
     assert glass_doctor(Copycat(), quick=True).healthy
 

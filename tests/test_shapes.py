@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.model import build
 from glassformer.model.positions import sinusoids
 from glassformer.shapes import Float

@@ -47,9 +47,9 @@ positions = (
             c.Sinusoidal(base=50.0, layout="halves"),
             c.Alibi(),
             c.T5Bias(buckets=8, max_distance=20),
-            c.Infused(),
-            c.Infused(c.Sinusoidal(base=50.0, layout="halves")),
-            c.Infused(c.Learned(offset=2)),
+            c.QueryKeyPosition(),
+            c.QueryKeyPosition(c.Sinusoidal(base=50.0, layout="halves")),
+            c.QueryKeyPosition(c.Learned(offset=2)),
         ]
     )
     | rotary
@@ -120,8 +120,8 @@ POSITIONS: dict[str, c.Position] = {
     "rotary-llama3": c.Rotary(scaling=c.Llama3Scaling(factor=8.0, original_max_len=32)),
     "alibi": c.Alibi(),
     "t5": c.T5Bias(buckets=8, max_distance=20),
-    "infused-sinusoidal": c.Infused(),
-    "infused-learned": c.Infused(c.Learned(offset=1)),
+    "infused-sinusoidal": c.QueryKeyPosition(),
+    "infused-learned": c.QueryKeyPosition(c.Learned(offset=1)),
 }
 
 

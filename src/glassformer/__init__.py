@@ -8,42 +8,51 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# name -> module it lives in; None: the name is the module itself
-_PUBLIC: dict[str, str | None] = {
-    "config": None,
-    "presets": None,
-    "size": None,
-    "ModelConfig": "config",
-    "DecoderConfig": "config",
-    "EncoderConfig": "config",
-    "Seq2SeqConfig": "config",
-    "Finding": "finding",
-    "Verdict": "finding",
-    "build": "model",
-    "masks": "model",
-    "generate": None,
-    "stream": "generate",
-    "Sampling": "generate",
-    "load": "weights",
-    "save": "weights",
-    "load_tokenizer": "weights",
-    "claims": None,
-    "compare": None,
-    "Comparison": "compare",
-    "check": "claims",
-    "diagnose": "doctor",
-    "trace": "lens",
-    "patch": "lens",
+_MODULES = {
+    "claims": "glassformer.theory.claims",
+    "config": "glassformer.config",
+    "lens": "glassformer.lens",
+    "masks": "glassformer.model.masks",
+    "presets": "glassformer.config.presets",
 }
+"""Public names that are modules."""
+
+_HOMES = {
+    "glassformer.config": ("ModelConfig", "DecoderConfig", "EncoderConfig", "Seq2SeqConfig"),
+    "glassformer.finding": ("Finding", "Verdict"),
+    "glassformer.errors": ("GlassformerError",),
+    "glassformer.model": ("build", "Cache", "DecoderLM", "EncoderLM", "Seq2Seq"),
+    "glassformer.generation": ("generate", "stream", "Sampling"),
+    "glassformer.weights": ("load", "save", "load_tokenizer"),
+    "glassformer.training.api": ("train", "TrainResult", "evaluate", "Evaluation"),
+    "glassformer.training.run": ("Run",),
+    "glassformer.training.size": ("size",),
+    "glassformer.doctor.diagnose": ("diagnose",),
+    "glassformer.doctor.compare": ("compare", "Comparison"),
+    "glassformer.theory.claims": ("check",),
+    "glassformer.lens.trace": ("trace",),
+    "glassformer.lens.patch": ("patch",),
+}
+"""Module -> the public functions and classes that it defines."""
+
+_PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Cache",
     "Comparison",
     "DecoderConfig",
+    "DecoderLM",
     "EncoderConfig",
+    "EncoderLM",
+    "Evaluation",
     "Finding",
+    "GlassformerError",
     "ModelConfig",
+    "Run",
     "Sampling",
+    "Seq2Seq",
     "Seq2SeqConfig",
+    "TrainResult",
     "Verdict",
     "__version__",
     "build",
@@ -52,7 +61,9 @@ __all__ = [
     "compare",
     "config",
     "diagnose",
+    "evaluate",
     "generate",
+    "lens",
     "load",
     "load_tokenizer",
     "masks",
@@ -62,28 +73,35 @@ __all__ = [
     "size",
     "stream",
     "trace",
+    "train",
 ]
 
 if TYPE_CHECKING:
-    from glassformer import claims, compare, config, generate, presets, size
-    from glassformer.claims import check
-    from glassformer.compare import Comparison
-    from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig
+    from glassformer import config, lens
+    from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
+    from glassformer.doctor.compare import Comparison, compare
     from glassformer.doctor.diagnose import diagnose
+    from glassformer.errors import GlassformerError
     from glassformer.finding import Finding, Verdict
-    from glassformer.generate import Sampling, stream
+    from glassformer.generation import Sampling, generate, stream
     from glassformer.lens.patch import patch
     from glassformer.lens.trace import trace
-    from glassformer.model import build, masks
+    from glassformer.model import Cache, DecoderLM, EncoderLM, Seq2Seq, build, masks
+    from glassformer.theory import claims
+    from glassformer.theory.claims import check
+    from glassformer.training.api import Evaluation, TrainResult, evaluate, train
+    from glassformer.training.run import Run
+    from glassformer.training.size import size
     from glassformer.weights import load, load_tokenizer, save
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name in _MODULES:
+        value: Any = importlib.import_module(_MODULES[name])
+    elif name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    else:
         raise AttributeError(f"module 'glassformer' has no attribute {name!r}")
-    home = _PUBLIC[name]
-    module = importlib.import_module(f"glassformer.{home or name}")
-    value = module if home is None else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,6 +1,6 @@
-"""Files and folders: atomic writing, the cache folder, and the names of model folders.
+"""Files and folders: atomic writes, the cache folder, and display names of model folders.
 
-A file is written next to its target, flushed to the disk, and renamed over the old one.
+A file is written next to its target, flushed to disk, and renamed over the old one.
 """
 
 import json
@@ -12,24 +12,24 @@ from pathlib import Path
 def write_atomically(file: Path, data: bytes) -> None:
     """Write or replace a file in one step: a crash at any moment leaves the old file or the complete new one.
 
-    A symbolic link is followed, as `open` does: what it points to is replaced, not the link.
+    A symbolic link is followed, as `open` does: the file it points to is replaced, not the link.
     """
     file = Path(os.path.realpath(file))
-    handle, beside = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(beside, 0o644)  # mkstemp makes it private
-        os.replace(beside, file)
+        os.chmod(temporary, 0o644)  # mkstemp creates it readable by its owner only
+        os.replace(temporary, file)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 
 def flush(path: Path) -> None:
-    """A file's bytes, or a folder's names, to the disk."""
+    """Flush the contents of a file, or the entries of a folder, to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -38,7 +38,7 @@ def flush(path: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Each file of a folder, then its names: after this a power cut cannot leave a folder of empty files."""
+    """Flush each file of a folder, then its entries, so that a power failure cannot leave a folder of empty files."""
     for item in folder.iterdir():
         if item.is_file():
             flush(item)
@@ -46,22 +46,22 @@ def flush_folder(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """For downloads, token files and compiled kernels: $GLASSFORMER_CACHE, or the user's cache."""
-    named = os.environ.get("GLASSFORMER_CACHE")
-    if named:
-        return Path(named)
+    """Return the folder for downloads, token files and compiled kernels: $GLASSFORMER_CACHE, or the user's cache."""
+    configured = os.environ.get("GLASSFORMER_CACHE")
+    if configured:
+        return Path(configured)
     try:
-        import platformdirs  # not on the machines that only compute
+        import platformdirs  # not installed on bare GPU images
     except ImportError:
         return Path.home() / ".cache" / "glassformer"
     return Path(platformdirs.user_cache_dir("glassformer", appauthor=False))
 
 
 def model_name(folder: str | Path) -> str:
-    """The name of a model folder for people: RUN/CHECKPOINT for a checkpoint of a run, else the folder's own name.
+    """Return the display name of a model folder: RUN/CHECKPOINT for a checkpoint of a run, otherwise the folder name.
 
-    runs/code/best is `code/best`, although it is a link to a folder called step-00000200. A link to a run is followed
-    (runs/latest/best is `code/best` too), and so is a link to a checkpoint.
+    runs/code/best is `code/best`, although it is a link to a folder called step-00000200. Links to a run
+    (runs/latest/best is also `code/best`) and links to a checkpoint are followed.
     """
     path = Path(os.path.abspath(folder))
     root = _run_of(path.resolve())
@@ -73,7 +73,7 @@ def model_name(folder: str | Path) -> str:
 
 
 def _run_of(checkpoint: Path) -> Path | None:
-    """The folder of the run that a checkpoint belongs to: RUN/checkpoints/step-N, or RUN/best where it is a copy."""
+    """Return the folder of the run of a checkpoint, which is RUN/checkpoints/step-N, or RUN/best if that is a copy."""
     if not (checkpoint / "meta.json").exists():
         return None
     if checkpoint.parent.name == "checkpoints":
@@ -82,7 +82,7 @@ def _run_of(checkpoint: Path) -> Path | None:
 
 
 def checkpoint_step(folder: str | Path) -> int | None:
-    """The training step of a checkpoint; None for other model folders."""
+    """Return the training step of a checkpoint; None for other model folders."""
     try:
         step = json.loads((Path(folder) / "meta.json").read_text(encoding="utf-8"))["step"]
     except (OSError, ValueError, KeyError, TypeError):

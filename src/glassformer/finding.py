@@ -1,6 +1,6 @@
-"""The only result type: what was measured, against which bound, why that bound, and what to do about it.
+"""The only result type: what was measured, its bound, the reason for the bound, and the remedy if it fails.
 
-Checks, claims, the doctor, weight verification, the command line and the studio all speak in Findings.
+Claims, the doctor, weight verification, the command line and the studio all report Findings.
 """
 
 import enum
@@ -10,31 +10,33 @@ from typing import Any
 
 
 class Verdict(enum.StrEnum):
+    """The outcome of a check."""
+
     PASS = "pass"
     FAIL = "fail"
     SKIP = "skip"
-    """Could not be examined: nothing is asserted either way. Never counts as a pass."""
+    """It could not be measured. A skip never counts as a pass."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One examined statement. `low <= measured <= bound` is a pass, where either end may be open; a NaN never is."""
+    """The result of one check. It passes if `low <= measured <= bound`; either limit may be None. NaN never passes."""
 
     id: str
     verdict: Verdict
     measured: float | None = None
     bound: float | None = None
     why: str = ""
-    """Why this bound; for a skip, why nothing could be measured."""
+    """The reason for the bound; for a skip, the reason why nothing could be measured."""
     remedy: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
-    """Plain values (numbers, texts, lists) that let a reader repeat the measurement."""
+    """Plain values (numbers, strings, lists) with which a reader can repeat the measurement."""
     low: float | None = None
-    """The least that will do, where there is one."""
+    """The lower bound, if there is one."""
 
     @classmethod
     def judge(cls, id: str, measured: float, bound: float, why: str, remedy: str = "", **evidence: Any) -> "Finding":
-        """Compare a measurement with its bound."""
+        """Return a Finding that passes if measured <= bound."""
         passed = math.isfinite(measured) and measured <= bound
         return cls(id, Verdict.PASS if passed else Verdict.FAIL, float(measured), float(bound), why, remedy, evidence)
 
@@ -49,12 +51,13 @@ class Finding:
         remedy: str = "",
         **evidence: Any,
     ) -> "Finding":
-        """Compare a measurement with a band; None leaves an end open."""
+        """Return a Finding that passes if low <= measured <= high. None means no limit."""
         passed = math.isfinite(measured) and (low is None or low <= measured) and (high is None or measured <= high)
         return cls(id, Verdict.PASS if passed else Verdict.FAIL, float(measured), high, why, remedy, evidence, low)
 
     @classmethod
     def skip(cls, id: str, why: str, remedy: str = "") -> "Finding":
+        """Return a Finding that could not be measured."""
         return cls(id, Verdict.SKIP, why=why, remedy=remedy)
 
     @property
@@ -62,14 +65,14 @@ class Finding:
         return self.verdict is Verdict.PASS
 
     def text(self) -> str:
-        """One line: `pass  engine-equals-oracle  3.1e-15 <= 1e-10  (why)`; a failure adds its remedy."""
+        """Return one line, `pass  engine-equals-oracle  3.1e-15 <= 1e-10  (why)`; a failure adds its remedy."""
         numbers = self.numbers()
         line = f"{self.verdict:<4}  {self.id}" + (f"  {numbers}" if numbers else "")
         line += f"  ({self.why})" if self.why else ""
         return line + (f"\n      remedy: {self.remedy}" if self.remedy and not self.passed else "")
 
     def numbers(self) -> str:
-        """`3.1e-15 <= 1e-10`, `0.03 <= 0.11`, `0.5 > 0.3`: the measurement beside its bound, as it came out."""
+        """Return the measurement compared with its bounds: `3.1e-15 <= 1e-10`, or `0.5 > 0.3` if it fails."""
         if self.measured is None:
             return ""
         text = f"{self.measured:.3g}"
@@ -82,7 +85,7 @@ class Finding:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form. NaN and infinities become text, which JSON can carry."""
+        """Return a dict for JSON. NaN and infinities become strings, because JSON has no such numbers."""
         return {
             "id": self.id,
             "verdict": str(self.verdict),

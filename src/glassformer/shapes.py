@@ -1,7 +1,7 @@
-"""Shape annotations of tensors: jaxtyping where it is installed, plain `Tensor` where it is not.
+"""Shape annotations of tensors: jaxtyping if it is installed, otherwise plain `Tensor`.
 
-Write `Float[Tensor, "B T D"]`. The tests execute these through jaxtyping and beartype; a machine without jaxtyping (a
-bare GPU image) still imports and runs everything.
+Write `Float[Tensor, "B T D"]`. The tests check these annotations with jaxtyping and beartype. Without jaxtyping (on a
+bare GPU image) everything still imports and runs, unchecked.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -35,7 +35,7 @@ def test_named_peers_only_and_ours_always(installed):
 def test_a_task_that_a_peer_has_no_part_in(installed):
     chosen, missing = contenders.choose(Plan("train", against=("transformers",)))
     assert [c.name for c in chosen] == ["glassformer"]
-    assert missing == {"transformers": "has no part in train here"}
+    assert missing == {"transformers": "is not measured in train"}
 
 
 def test_an_unknown_contender_is_refused_with_the_nearest():
@@ -45,7 +45,7 @@ def test_an_unknown_contender_is_refused_with_the_nearest():
 
 def test_a_checkout_is_known_by_its_files(tmp_path):
     plan = Plan("train", checkouts={"nanogpt": tmp_path})
-    with pytest.raises(BenchError, match=r"is no checkout of nanogpt \(it has no model.py and no train.py\)"):
+    with pytest.raises(BenchError, match=r"is not a checkout of nanogpt \(it has no model.py and no train.py\)"):
         contenders.choose(plan)
     for name in ("model.py", "train.py"):
         (tmp_path / name).touch()

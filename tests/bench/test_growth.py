@@ -32,7 +32,7 @@ def test_what_is_counted_grows_as_the_theory_says_and_bytes_are_bytes():
 
 
 def test_at_long_lengths_the_counted_exponent_reaches_its_limit():
-    from glassformer.size import flops
+    from glassformer.sizing import flops
 
     lengths = (2**14, 2**15, 2**16, 2**17)
     counted = [float(sum(flops(growth.config(2**17), 1, n).needed.values())) for n in lengths]

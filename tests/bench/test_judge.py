@@ -14,8 +14,8 @@ def row(name, rate, ours=False, ids=None, precision="float32"):
 
 
 def test_where_ids_part():
-    assert judge.parting([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 5, 6]]) is None
-    assert judge.parting([[1, 2, 3], [4, 9, 6]], [[1, 2, 0], [4, 5, 6]]) == 1
+    assert judge.first_difference([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 5, 6]]) is None
+    assert judge.first_difference([[1, 2, 3], [4, 9, 6]], [[1, 2, 0], [4, 5, 6]]) == 1
 
 
 def test_in_float32_other_ids_are_a_failure_and_elsewhere_a_remark():
@@ -25,10 +25,10 @@ def test_in_float32_other_ids_are_a_failure_and_elsewhere_a_remark():
     assert {f.id: f.verdict for f in findings} == {
         "same-ids:same": Verdict.PASS, "same-ids:other": Verdict.FAIL
     }  # fmt: skip
-    assert [r.agrees for r in rows] == ["the same ids", "parts after 2 of 4", "another architecture"]
+    assert [r.agrees for r in rows] == ["the same ids", "differs after 2 of 4", "another architecture"]
     rows = [row("other", 1.0, ids=[[1, 2, 9, 9]])]
     assert judge.compare_ids(Group("int8", "", rows=rows), reference, {"other"}) == []
-    assert rows[0].agrees == "parts after 2 of 4"
+    assert rows[0].agrees == "differs after 2 of 4"
 
 
 def test_losses_must_be_ours_and_must_fall():
@@ -42,10 +42,10 @@ def test_losses_must_be_ours_and_must_fall():
     assert of([4.0, 3.5], [4.0, 3.505], "bfloat16") == [Verdict.PASS, Verdict.PASS]
 
 
-def group(ours, peer, precision="float32", bandwidth=None, touched=1.0):
+def group(ours, peer, precision="float32", bandwidth=None, weight_bytes=1.0):
     rows = [row("glassformer", ours, ours=True), *([] if peer is None else [row("llama.cpp", peer)])]
     read = None if bandwidth is None else Bandwidth("memory", precision, False, row("", bandwidth).rounds)
-    return Group(precision, "tokens/s", rows=rows, bandwidth=read, touched=touched)
+    return Group(precision, "tokens/s", rows=rows, bandwidth=read, weight_bytes=weight_bytes)
 
 
 PLAN = {"task": "decode", "model": "gpt2", "batch": 1}
@@ -84,7 +84,7 @@ def test_nothing_is_claimed_when_we_or_the_memory_died():
     made = group(5.0, 4.0, bandwidth=9.0)
     made.bandwidth.died = "killed"
     assert [str(f.verdict) for f in judge.targets(PLAN, [made], [])] == ["pass", "skip"]
-    assert [f.id for f in judge.deaths([made])] == ["alive:memory:float32"]
+    assert [f.id for f in judge.failed_contenders([made])] == ["alive:memory:float32"]
     made.rows[0].died = "killed"
     assert [str(f.verdict) for f in judge.targets(PLAN, [made], [])] == ["skip", "skip"]
 
@@ -112,7 +112,7 @@ def test_the_target_of_startup_is_torch_and_the_file():
 def test_the_dead_are_named():
     made = group(1.0, 2.0)
     made.rows[1].died = "Segmentation fault"
-    (finding,) = judge.deaths([made])
+    (finding,) = judge.failed_contenders([made])
     assert (finding.id, finding.why) == ("alive:llama.cpp:float32", "Segmentation fault")
 
 
@@ -164,8 +164,8 @@ def test_rounds_that_were_disturbed_now_and_then_do_no_harm():
 def test_two_bandwidths_in_one_run_must_agree():
     """9.8 and 53.4 GB/s in the same run: the first was disturbed throughout."""
     groups = [
-        group(20.0, 20.0, bandwidth=9.8e9, touched=4.9e8),
-        group(87.0, 80.0, "bfloat16", bandwidth=53.4e9, touched=4.9e8),
+        group(20.0, 20.0, bandwidth=9.8e9, weight_bytes=4.9e8),
+        group(87.0, 80.0, "bfloat16", bandwidth=53.4e9, weight_bytes=4.9e8),
     ]
     compare_bandwidths(groups)
     told = sentences(groups)

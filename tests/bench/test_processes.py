@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.bench.peers.base import Order
-from glassformer.bench.processes import Died, Worker, ask_once, crew, environment
+from glassformer.bench.processes import Died, Worker, ask_once, ending_workers, environment
 
 pytestmark = pytest.mark.usefixtures("fake_processes")
 
@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_it_runs_in_its_turn_only():
-    with crew() as workers:
+    with ending_workers() as workers:
         workers.append(Worker(order()))
         assert workers[0].load()["version"] == "1.0"
         workers[0].signal(signal.SIGSTOP)
@@ -48,7 +48,7 @@ def test_one_that_dies_while_loading_says_why():
 
 
 def test_one_that_dies_in_its_turn_says_why():
-    with crew() as workers:
+    with ending_workers() as workers:
         workers.append(Worker(order(die_at=1)))
         workers[0].load()
         workers[0].turn(0)
@@ -63,7 +63,7 @@ def test_advice_after_the_error_is_not_its_last_word():
 
 
 def test_one_that_is_killed_says_by_what():
-    with crew() as workers:
+    with ending_workers() as workers:
         workers.append(Worker(order()))
         workers[0].load()
         workers[0].signal(signal.SIGKILL)
@@ -73,18 +73,18 @@ def test_one_that_is_killed_says_by_what():
 
 
 def test_one_that_says_nothing_is_given_up():
-    with crew() as workers:
+    with ending_workers() as workers:
         workers.append(Worker(order(silent=True)))
-        workers[0].tell(workers[0].order.to_json())
+        workers[0].send(workers[0].order.to_json())
         with pytest.raises(Died, match="gave no answer in 0 s"):
-            workers[0].hear(0.2)
+            workers[0].receive(0.2)
 
 
 def test_an_interrupt_ends_all_stopped_ones_included():
     held = []
 
     def interrupted():
-        with crew() as workers:
+        with ending_workers() as workers:
             for _ in range(2):
                 workers.append(Worker(order()))
                 workers[-1].load()

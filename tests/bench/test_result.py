@@ -34,7 +34,7 @@ def test_of_seconds_fewer_is_better():
 
 def test_the_share_of_the_bandwidth_counts_steps_not_rows():
     ours = row("ours", 80.0, ours=True)
-    group = Group("float32", "tokens/s", rows=[ours], touched=10.0, batch=1)
+    group = Group("float32", "tokens/s", rows=[ours], weight_bytes=10.0, batch=1)
     group.bandwidth = Bandwidth("memory", "float32", False, [1000.0, 990.0, 400.0, 995.0])
     assert group.of_limit(ours) == 0.8
     group.batch = 8
@@ -57,7 +57,7 @@ def test_json_holds_every_round_and_survives_json():
 
 def test_what_was_disturbed_has_a_reason_instead_of_a_figure():
     ours, wild = row("ours", 10.0, 10.0, 10.0, ours=True), row("wild", 1.0, 10.0, 20.5)
-    group = Group("float32", "tokens/s", rows=[ours, wild], touched=10.0)
+    group = Group("float32", "tokens/s", rows=[ours, wild], weight_bytes=10.0)
     group.bandwidth = Bandwidth("memory", "float32", False, [100.0, 300.0, 800.0])
     told = json.loads(json.dumps(Result({}, {}, {}, [group]).to_dict()))["groups"][0]
     assert told["rows"][0]["disturbed"] is None

@@ -7,7 +7,7 @@ import pytest
 from glassformer.bench import judge, processes, race, training
 from glassformer.bench import run as running
 from glassformer.bench.plan import BenchError, Plan
-from glassformer.generate.native import library
+from glassformer.kernels.cpu.decode import library
 from tests.bench import checkout, tiny
 
 
@@ -100,7 +100,7 @@ def test_a_disturbed_run_judges_no_target(subject, tmp_path, fakes, monkeypatch)
 
 def test_without_the_engine_there_is_nothing_to_compare_with(subject, tmp_path, fakes):
     fakes["glassformer-torch"] = {"die_at": "load"}
-    with pytest.raises(BenchError, match="the plain engine, which the others are compared with, failed: RuntimeError"):
+    with pytest.raises(BenchError, match="the torch engine, which the others are compared with, failed: RuntimeError"):
         running.run(plan(subject, tmp_path))
 
 
@@ -108,7 +108,7 @@ def test_converters_that_write_gpt2_only_are_left_out_of_others(tmp_path, fakes,
     made = tiny.write(tmp_path, attention__bias=True, activation="relu")
     given = plan(made, tmp_path, against=("all",), checkouts={"nanogpt": checkout.nanogpt(tmp_path)})
     result = running.run(given)
-    assert result.missing["nanogpt"] == "its converter here writes GPT-2 and nothing else"
+    assert result.missing["nanogpt"] == "its converter here supports only GPT-2"
 
 
 def test_training_of_fakes_compares_losses(tmp_path, fakes, monkeypatch):
@@ -127,7 +127,7 @@ def test_training_of_fakes_compares_losses(tmp_path, fakes, monkeypatch):
     }  # fmt: skip
     fakes["nanogpt"] = {"ids": [[4.0, 2.0]]}
     assert not running.run(given).sound
-    with pytest.raises(BenchError, match="float32 or bfloat16"):
+    with pytest.raises(BenchError, match="float32 and bfloat16"):
         running.run(Plan("train", precisions=("int8",), keep=tmp_path))
 
 

@@ -21,7 +21,7 @@ def test_the_table_is_plain_in_a_pipe_and_ranked():
         Row("glassformer", "float32", True, [2000.0]),
         Row("dead", "float32", False, died="[Errno 1] gone"),
     ]
-    group = Group("float32", "tokens/s", "", rows, Bandwidth("memory", "", False, [3e10] * 3), touched=1e7)
+    group = Group("float32", "tokens/s", "", rows, Bandwidth("memory", "", False, [3e10] * 3), weight_bytes=1e7)
     text = shown([group])
     lines = text.splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
@@ -31,7 +31,7 @@ def test_the_table_is_plain_in_a_pipe_and_ranked():
     assert "memory bandwidth: 30.0 GB/s in the best round" in text
     slow = next(line for line in lines if line.split()[:1] == ["slow"])
     assert slow.split()[1:8] == ["11", "10", "12", "18%", "0.005", "1.000", "0%"]
-    assert "llama.cpp: not here, llama_cpp not installed" in text
+    assert "llama.cpp: not measured, llama_cpp not installed" in text
     assert "busy" not in text
 
 
@@ -56,7 +56,7 @@ def test_figures_that_mean_nothing_are_not_printed():
         Row("glassformer", "float32", True, [806.0] * 3),
         Row("wild", "float32", False, [1.0, 10.0, 20.5], agrees="the same ids"),
     ]
-    group = Group("float32", "tokens/s", "", rows, Bandwidth("memory", "", False, [1e9] * 3), touched=1e7)
+    group = Group("float32", "tokens/s", "", rows, Bandwidth("memory", "", False, [1e9] * 3), weight_bytes=1e7)
     text = shown([group])
     ours, wild = (next(line for line in text.splitlines() if line.split()[:1] == [row.name]) for row in rows)
     assert ours.split()[1:] == ["806", "806", "806", "0%", "1.000", "-", "-"]

@@ -3,6 +3,7 @@
 import pytest
 
 import glassformer as gf
+from glassformer import sizing
 from glassformer.bench import subject as subjects
 from glassformer.bench.plan import BenchError, Plan
 from tests.bench import tiny
@@ -16,13 +17,13 @@ def test_it_is_written_once_and_depends_on_config_and_seed(tmp_path):
     assert (again.root / "hf" / "model.safetensors").stat().st_mtime_ns == stamp
     assert tiny.write(tmp_path, n_layers=1).root != first.root
     assert subjects.write(tmp_path, tiny.config(), "tiny", seed=1).root != first.root
-    assert subjects.write(tmp_path, tiny.config(), "tiny", seed=0, lively=False).root != first.root
+    assert subjects.write(tmp_path, tiny.config(), "tiny", seed=0, perturbed=False).root != first.root
 
 
 def test_its_words_change_where_a_fresh_model_repeats_itself(subject, tmp_path):
     given = tiny.order(subject, "glassformer-torch", "ours", new=24, rows=1)
     assert len(set(tiny.engine_ids(subject, given)[0])) > 8
-    still = subjects.write(tmp_path, tiny.config(init_std=0.02), "still", 0, lively=False)
+    still = subjects.write(tmp_path, tiny.config(init_std=0.02), "still", 0, perturbed=False)
     assert len(set(tiny.engine_ids(still, given)[0])) <= 2
 
 
@@ -34,11 +35,11 @@ def test_no_bias_is_zero_and_no_norm_is_one(subject):
 
 def test_bytes_per_token_of_gpt2_are_the_published_ones(tmp_path):
     made = subjects.Subject(tmp_path, gf.presets.gpt2(), "gpt2")
-    millions = [round(made.touched(p) / 1e6) for p in ("float32", "bfloat16", "int8", "int4")]
+    millions = [round(made.weight_bytes(p) / 1e6) for p in ("float32", "bfloat16", "int8", "int4")]
     assert millions == [495, 247, 124, 62]
     untied = gf.presets.llama_tiny(head=gf.config.Head(tied=False))
-    inside = gf.size.count(untied) - untied.vocab_size * untied.d_model
-    assert subjects.Subject(tmp_path, untied, "").touched("float32") == 4 * inside
+    inside = sizing.count(untied) - untied.vocab_size * untied.d_model
+    assert subjects.Subject(tmp_path, untied, "").weight_bytes("float32") == 4 * inside
 
 
 def test_prompts_are_seeded_and_inside_the_vocabulary(subject):
@@ -72,4 +73,4 @@ def test_a_model_that_cannot_be_measured_is_one_sentence(changes, sentence, tmp_
 def test_a_file_is_no_shelf(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BenchError, match="is a file"):
-        subjects.shelf(tmp_path / "file")
+        subjects.model_folder(tmp_path / "file")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer import sizing
 from glassformer.bench import subject as subjects
 from glassformer.bench import training
 from glassformer.bench.judge import LOSS
@@ -16,7 +17,7 @@ SETTING = training.Setting("tiny", gf.presets.nano(n_layers=2, d_model=32, d_ff=
 
 
 def order(folder, name, precision="float32", **more):
-    made = subjects.write(folder, SETTING.config, "start", training.SEED, lively=False)
+    made = subjects.write(folder, SETTING.config, "start", training.SEED, perturbed=False)
     return Order(name, name, "train", precision, str(made.root), 1, (), 3, setting=SETTING.facts(), **more)
 
 
@@ -47,5 +48,5 @@ def test_the_losses_of_both_are_the_same(tmp_path, precision):
 
 def test_the_settings_are_nanogpts():
     small, large = training.settings()
-    assert gf.size.count(small.config) == 804_096
+    assert sizing.count(small.config) == 804_096
     assert (large.config.d_model, large.config.max_len, large.batch, large.config.dropout) == (384, 256, 8, 0.0)

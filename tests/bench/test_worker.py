@@ -21,7 +21,7 @@ class Slow:
     def __init__(self, order):
         self.calls = []
 
-    def speak(self, prompts, new, mark):
+    def generate(self, prompts, new, mark):
         self.calls.append(new)
         for step in range(new):
             time.sleep(0.005 if step else 0.02)
@@ -42,7 +42,7 @@ def order(task, new=5):
 
 @pytest.mark.usefixtures("slow")
 def test_decoding_is_timed_from_the_first_token_on():
-    served = worker.Speaking(order("decode"))
+    served = worker.Generating(order("decode"))
     assert served.peer.calls == [5] * worker.WARM_UP
     answer = served.turn(0)
     assert answer["units"] == 4 * 2
@@ -53,14 +53,14 @@ def test_decoding_is_timed_from_the_first_token_on():
 
 @pytest.mark.usefixtures("slow")
 def test_prefill_is_timed_as_a_whole_and_counts_the_prompt():
-    answer = worker.Speaking(order("prefill", new=1)).turn(0)
+    answer = worker.Generating(order("prefill", new=1)).turn(0)
     assert answer["units"] == 6
     assert answer["seconds"] >= 0.02
 
 
 @pytest.mark.usefixtures("slow")
 def test_a_cold_start_warms_nothing():
-    served = worker.Speaking(order("startup", new=1))
+    served = worker.Generating(order("startup", new=1))
     assert served.peer.calls == [1]
     assert served.facts() == {"version": "7", "ids": [[0], [0]]}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.model import build as build_glass
 from tests.bugs import healthy_transformers as hf
 from tests.bugs import healthy_traps as traps
@@ -126,7 +126,7 @@ GLASS = (
     *(_glass(name, lambda preset=preset: tiny(preset)) for name, preset in presets.ALL.items()),
     _glass("t5-bias-decoder", lambda: c.replace(NANO, position=c.T5Bias(buckets=8, max_distance=20))),
     _glass("nope", lambda: c.replace(NANO, position=c.NoPosition()), trap=6),
-    _glass("infused", lambda: c.replace(NANO, position=c.Infused())),
+    _glass("infused", lambda: c.replace(NANO, position=c.QueryKeyPosition())),
     _glass("attention-only", lambda: c.replace(NANO, feedforward=c.NoFeedForward())),
     _glass("qk-norm-post", lambda: c.replace(NANO, qk_norm=c.RMSNorm(), placement="post")),
     _glass("window-in-one-layer", lambda: c.replace(NANO, window=8, window_layers=(1,))),

@@ -7,6 +7,7 @@ Each patches functions of `glassformer.model` and undoes itself, also when an ex
 one scheme (rotary, ALiBi, pre-norm, ...) leaves models of other schemes as they are.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import SimpleNamespace
@@ -17,14 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.model import attention, feedforward, masks, positions
+from glassformer.model import attention, context, feedforward, positions
 from glassformer.model.attention import Attention
-from glassformer.model.block import Block
-from glassformer.model.masks import View
+from glassformer.model.block import PostNormBlock, PreNormBlock
+from glassformer.model.cache import Cache
+from glassformer.model.context import AttentionContext
 from glassformer.model.norm import LayerNorm, RMSNorm
 from glassformer.model.positions import Alibi, Rotation
 from glassformer.model.stack import Stack
-from glassformer.model.tap import Tap
+from glassformer.model.tap import NO_TAP, Tap
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -43,19 +45,21 @@ def _mutant(*targets: tuple[Any, str, Any]) -> Mutant:
 
 # masks
 
-ATTEND, PROJECT_KEYS = Attention.attend, Attention.project_keys
+FORWARD, ATTEND, PROJECT_KV = Attention.forward, Attention.attend, Attention.project_kv
 
 
 def _viewing(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """Attention whose mask (T,S), causal or given, goes through `change`; attention without a mask is left alone."""
 
-    def attend(self, x, k, v, view, tap, rotation=None, bias=None):
-        mask = view.mask
-        if view.is_causal:
+    def attend(self, q, k, v, context, tap):
+        mask = context.mask
+        if context.is_causal:
             mask = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool).tril()[None, None]
-        if mask is not None:
-            view = View(change(mask), False)
-        return ATTEND(self, x, k, v, view, tap, rotation, bias)
+        if mask is not None and mask.dtype is torch.bool:
+            context = AttentionContext(change(mask))
+        elif mask is not None:  # a bias, -inf where it forbids
+            context = AttentionContext(mask.nan_to_num(neginf=0.0).masked_fill(~change(mask > -torch.inf), -torch.inf))
+        return ATTEND(self, q, k, v, context, tap)
 
     return attend
 
@@ -81,25 +85,25 @@ def _nobody_is_padding(real: Tensor) -> Tensor:
 
 
 def _scaled(scale: Callable[[int], float]) -> Callable[..., Tensor]:
-    def attend(self, x, k, *rest, **named):
+    def attend(self, q, k, *rest, **named):
         before, self.scale = self.scale, scale(k.shape[-1])
         try:
-            return ATTEND(self, x, k, *rest, **named)
+            return ATTEND(self, q, k, *rest, **named)
         finally:
             self.scale = before
 
     return attend
 
 
-def _values_transposed(self, x, rotation=None, placed=None):
+def _values_transposed(self, x, placed=None, rotation=None):
     """W_v read the wrong way round, as a checkpoint of another layout would be."""
-    k, _ = PROJECT_KEYS(self, x, rotation, placed)
+    k, _ = PROJECT_KV(self, x, placed, rotation)
     wrong = self.v.weight.T.reshape(self.v.weight.shape)
     return k, F.linear(x, wrong, self.v.bias).unflatten(-1, (self.n_kv_heads, -1)).transpose(1, 2)
 
 
-def _values_rotated(self, x, rotation=None, placed=None):
-    k, v = PROJECT_KEYS(self, x, rotation, placed)
+def _values_rotated(self, x, placed=None, rotation=None):
+    k, v = PROJECT_KV(self, x, placed, rotation)
     return k, v if rotation is None else positions.apply_rotation(v, rotation)
 
 
@@ -117,8 +121,8 @@ class _Edit:
 
 
 def _editing(site: str, edit: Callable[[Tensor], Tensor], explicit: bool = False) -> Callable[..., Tensor]:
-    def attend(self, x, k, v, view, tap, rotation=None, bias=None):
-        return ATTEND(self, x, k, v, view, _Edit(tap, site, edit, explicit), rotation, bias)
+    def attend(self, q, k, v, context, tap):
+        return ATTEND(self, q, k, v, context, _Edit(tap, site, edit, explicit))
 
     return attend
 
@@ -142,35 +146,39 @@ def _swapping(method: Callable[..., Any]) -> Callable[..., Any]:
     return swapped
 
 
-def _over_queries(q, k, v, scale, mask, bias, tap, dropout=0.0):
+def _over_queries(q, k, v, scale, mask=None, is_causal=False, dropout=0.0, tap=None):
     sharing = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(sharing, dim=1), v.repeat_interleave(sharing, dim=1)
     scores = q @ k.transpose(-1, -2) * scale
-    scores = scores if bias is None else scores + bias
-    scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
     return scores.softmax(-2).nan_to_num(0.0) @ v  # a key that nobody sees has an empty column
 
 
 # positions
 
-PLACE, ALIBI_BIAS, BUCKETS, WAVES = Stack._place, Alibi.bias, positions.t5_buckets, positions.sinusoids
+APPEND, ALIBI_BIAS, BUCKETS, WAVES = Cache.append, Alibi.bias, positions.t5_buckets, positions.sinusoids
 
 
-def _one_further(self, cache, new, given, real):
-    return PLACE(self, cache, new, given, real) + 1
+def _one_further(self, new, positions=None, real=None):
+    return APPEND(self, new, positions, real) + 1
 
 
-def _one_further_when_cached(self, cache, new, given, real):
-    ahead = 1 if cache.length else 0
-    return PLACE(self, cache, new, given, real) + ahead
+def _one_further_when_cached(self, new, positions=None, real=None):
+    ahead = 1 if self.length else 0
+    return APPEND(self, new, positions, real) + ahead
 
 
 def _turned_back(x: Tensor, rotation: Rotation) -> Tensor:
     return positions.apply_rotation(x, Rotation(rotation.cos, -rotation.sin, rotation.pairing))
 
 
-def _queries_not_turned(self, x, k, v, view, tap, rotation=None, bias=None):
-    return ATTEND(self, x, k, v, view, tap, None, bias)
+def _queries_not_rotated(self, x, context=AttentionContext(), tap=NO_TAP, kv=None):
+    placed = x if context.qk_embedding is None else x + context.qk_embedding
+    kv = self.project_kv(x, placed, context.rotation) if kv is None else kv
+    return FORWARD(self, x, dataclasses.replace(context, rotation=None), tap, kv)
 
 
 def _distance_rewarded(self, queries, keys, dtype):
@@ -234,16 +242,14 @@ def _without_final_norm(self, *args, **named):
 MUTANTS: dict[str, Mutant] = {
     "mask_flipped": _mutant((Attention, "attend", _viewing(_flipped))),
     "mask_one_too_wide": _mutant((Attention, "attend", _viewing(_one_too_wide))),
-    "padding_seen": _mutant((masks, "padding", _nobody_is_padding)),
+    "padding_seen": _mutant((context, "padding", _nobody_is_padding)),
     "scale_one_over_d": _mutant((Attention, "attend", _scaled(lambda width: 1 / width))),
     "no_scale": _mutant((Attention, "attend", _scaled(lambda width: 1.0))),
-    "positions_shifted": _mutant((Stack, "_place", _one_further)),
-    "positions_shifted_when_cached": _mutant((Stack, "_place", _one_further_when_cached)),
-    "values_transposed": _mutant((Attention, "project_keys", _values_transposed)),
+    "positions_shifted": _mutant((Cache, "append", _one_further)),
+    "positions_shifted_when_cached": _mutant((Cache, "append", _one_further_when_cached)),
+    "values_transposed": _mutant((Attention, "project_kv", _values_transposed)),
     "query_heads_rolled": _mutant((Attention, "attend", _editing("q", _next_head))),
-    "queries_and_keys_swapped": _mutant(
-        (Attention, "attend", _swapping(ATTEND)), (Attention, "project_keys", _swapping(PROJECT_KEYS))
-    ),
+    "queries_and_keys_swapped": _mutant((Attention, "forward", _swapping(FORWARD))),
     "softmax_over_queries": _mutant(
         (attention, "explicit_attention", _over_queries),
         (Attention, "attend", _editing("", lambda value: value, explicit=True)),
@@ -254,10 +260,10 @@ MUTANTS: dict[str, Mutant] = {
         (LayerNorm, "forward", _large_eps(LAYER_NORM)), (RMSNorm, "forward", _large_eps(RMS_NORM))
     ),
     "final_norm_missing": _mutant((Stack, "forward", _without_final_norm)),
-    "post_for_pre_norm": _mutant((Block, "_pre", Block._post)),
+    "post_for_pre_norm": _mutant((PreNormBlock, "forward", PostNormBlock.forward)),
     "rotary_sign": _mutant((attention, "apply_rotation", _turned_back)),
-    "rotary_keys_only": _mutant((Attention, "attend", _queries_not_turned)),
-    "values_rotated": _mutant((Attention, "project_keys", _values_rotated)),
+    "rotary_keys_only": _mutant((Attention, "forward", _queries_not_rotated)),
+    "values_rotated": _mutant((Attention, "project_kv", _values_rotated)),
     "alibi_sign": _mutant((Alibi, "bias", _distance_rewarded)),
     "t5_direction": _mutant((positions, "t5_buckets", _other_direction)),
     "sinusoids_turned": _mutant((positions, "sinusoids", _cosine_first)),

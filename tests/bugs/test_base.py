@@ -1,4 +1,4 @@
-"""The base models are right: they are the healthy patients, and every bug of the zoo is measured against them."""
+"""The base models are right: they are the healthy subjects, and every bug of the zoo is measured against them."""
 
 import copy
 import itertools

@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 
-from glassformer import presets
+from glassformer.config import presets
 from tests.bugs import healthy_transformers as hf
 from tests.bugs import probes
 from tests.bugs.healthy import WARD, tokens_for

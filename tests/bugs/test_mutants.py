@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.model import attention, feedforward, masks, positions
+from glassformer.model import attention, context, feedforward, positions
 from glassformer.model.attention import Attention
-from glassformer.model.block import Block
+from glassformer.model.block import PreNormBlock
+from glassformer.model.cache import Cache
 from glassformer.model.norm import LayerNorm, RMSNorm
 from glassformer.model.positions import Alibi
 from glassformer.model.stack import Stack
@@ -42,7 +43,7 @@ CONCERNS = {
     "t5_direction": {"t5"},
     "sinusoids_turned": {"sinusoidal"},
 }
-TARGETS = (Attention, Block, Stack, LayerNorm, RMSNorm, Alibi, attention, feedforward, masks, positions)
+TARGETS = (Attention, PreNormBlock, Cache, Stack, LayerNorm, RMSNorm, Alibi, attention, context, feedforward, positions)
 each_mutant = pytest.mark.parametrize("name", MUTANTS)
 
 

@@ -31,7 +31,7 @@ def test_a_table_a_json_file_and_progress_beside_them(capsys, folder, tmp_path):
     )  # fmt: skip
     assert code == 0
     assert "glassformer-torch" in out
-    assert "gpt-fast: not here, give its checkout with --gpt-fast PATH" in out
+    assert "gpt-fast: not measured, give its checkout with --gpt-fast PATH" in out
     assert "round 2 of 2" in err
     told = json.loads((tmp_path / "b.json").read_text())
     assert told.keys() == {"command", "format", "plan", "machine", "missing", "groups", "findings"}
@@ -49,8 +49,8 @@ def test_a_table_a_json_file_and_progress_beside_them(capsys, folder, tmp_path):
     [
         (("--against", "lama.cpp"), "'lama.cpp' is not a contender. Did you mean llama.cpp?"),
         (("--precision", "flaot32"), "'flaot32' is not a precision. Did you mean float32"),
-        (("--nanogpt", "nowhere"), "nowhere is no checkout of nanogpt"),
-        (("--gpt-fast", "nowhere"), "nowhere is no checkout of gpt-fast"),
+        (("--nanogpt", "nowhere"), "nowhere is not a checkout of nanogpt"),
+        (("--gpt-fast", "nowhere"), "nowhere is not a checkout of gpt-fast"),
         (("--json", "no/such/b.json"), "there is no folder"),
         (("--rounds", "0"), "--rounds 0 must be"),
         (("--model", "gtp2"), "is not a preset. Did you mean gpt2"),

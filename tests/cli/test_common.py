@@ -32,7 +32,7 @@ def test_an_error_of_the_system_names_its_path_and_a_remedy(capsys, monkeypatch)
     def full(*_, **__):
         raise OSError(28, "No space left on device", "there/x")
 
-    monkeypatch.setattr("glassformer.size.size", full)
+    monkeypatch.setattr("glassformer.sizing.size", full)
     code, out, err = run(capsys, "size", "gpt2")
     assert (code, out) == (2, "")
     assert err == "glass: there/x cannot be used (No space left on device): give another path, or fix this one.\n"
@@ -119,7 +119,7 @@ def test_too_little_memory_is_one_sentence(capsys, monkeypatch, error):
     def huge(*_, **__):
         raise error
 
-    monkeypatch.setattr("glassformer.size.size", huge)
+    monkeypatch.setattr("glassformer.sizing.size", huge)
     code, out, err = run(capsys, "size", "gpt2")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("glass: there is not enough memory")
@@ -130,7 +130,7 @@ def test_another_error_of_the_program_is_not_taken_for_little_memory(monkeypatch
     def wrong(*_, **__):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("glassformer.size.size", wrong)
+    monkeypatch.setattr("glassformer.sizing.size", wrong)
     with pytest.raises(RuntimeError, match="mat1"):
         main(["size", "gpt2"])
 
@@ -199,8 +199,8 @@ def test_what_is_no_place_for_a_file_is_refused(tmp_path):
     for path, options, words in (
         (tmp_path, {}, "is a folder"),
         (tmp_path / "a.txt", {"suffixes": (".html", ".htm")}, "must be an .html file"),
-        (tmp_path / "file" / "a.html", {}, "file is no folder"),
-        (tmp_path / "file" / "b" / "a.html", {"makes_folders": True}, "file is no folder"),
+        (tmp_path / "file" / "a.html", {}, "file is not a folder"),
+        (tmp_path / "file" / "b" / "a.html", {"makes_folders": True}, "file is not a folder"),
         (tmp_path / ("a" * 250 + ".html"), {}, "File name too long"),
     ):
         with pytest.raises(InputError, match=words):
@@ -287,7 +287,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.size", "glassformer.size", "torch._C"])
+@pytest.mark.parametrize("module", ["tyro", "tyro._cli", "glassformer.cli.size", "glassformer.sizing", "torch._C"])
 def test_ctrl_c_in_any_import_is_exit_130_without_a_word(module):
     verb = ["env"] if module.startswith("torch") else ["size", "gpt2"]
     done = subprocess.run(

@@ -212,7 +212,7 @@ def test_a_sick_model_is_exit_1_in_every_form(capsys, tmp_path):
     assert code == 1
     data = json.loads(out)
     assert data["diagnoses"][0]["id"] == "causal_leak"
-    assert data["diagnoses"][0]["place"]["layer"] == 0
+    assert data["diagnoses"][0]["location"]["layer"] == 0
     assert [len(row) for row in data["pictures"]["leak"]] == [12] * 12
     assert int(ET.fromstring(xml.read_bytes()).get("failures")) >= 1
     assert "causal_leak" in page.read_text()

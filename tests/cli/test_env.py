@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from glassformer.cli import env
-from glassformer.generate.native import library
+from glassformer.kernels.cpu.decode import library
 from glassformer.model.device import Throughput
 from tests.cli.asking import run, run_json
-from tests.train import tiny
+from tests.training import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,9 @@ def test_env_gives_an_answer_per_command_and_its_reason(capsys):
 @pytest.mark.parametrize("width", [64, 256])
 def test_train_does_what_env_says(capsys, monkeypatch, tmp_path, flags, width):
     """For any machine and any width: the same function decides."""
-    from glassformer import train as training
+    from glassformer import training
     from glassformer.model import device
-    from glassformer.train.loop import prepare_state
+    from glassformer.training.loop import prepare_state
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(device, "processor_flags", lambda: frozenset(flags))
@@ -47,7 +47,7 @@ def test_train_does_what_env_says(capsys, monkeypatch, tmp_path, flags, width):
     state = prepare_state(default)
     assert facts["train"]["device"] == state.device.type
     assert facts["train"]["precision"] == str(state.dtype).removeprefix("torch.")
-    assert (facts["train"]["implementation"] == "native") == state.kernels
+    assert (facts["train"]["implementation"] == "native") == bool(state.kernels)
 
 
 @pytest.mark.parametrize("compiler", [None, pytest.param("its own", marks=pytest.mark.skipif(

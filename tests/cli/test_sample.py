@@ -6,9 +6,8 @@ from typing import get_type_hints
 import pytest
 
 from glassformer.cli.bench import bench
-from glassformer.cli.env import env
+from glassformer.cli.env import env, has_compiler
 from glassformer.cli.sample import sample
-from glassformer.generate.native import library
 from tests.cli.asking import run, run_json
 
 
@@ -63,7 +62,7 @@ def test_json_and_standard_error_name_the_implementation_that_ran(capsys, folder
     assert err == "engine: torch on cpu in float32 (requested)\n"
 
 
-@pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler here")
 def test_the_bundled_model_says_the_same_in_both_engines(capsys, monkeypatch):
     monkeypatch.delenv("GLASSFORMER_NATIVE")
     asked = ["sample", "ROMEO:", "--max-new-tokens", "80"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import presets
+from glassformer.config import presets
 from tests.cli.asking import run, run_json
 
 

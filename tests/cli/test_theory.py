@@ -14,10 +14,10 @@ import termios
 import pytest
 
 import glassformer as gf
-from glassformer import exercises
-from glassformer.claims.claim import Kind
-from tests.claims.invented import invented
+from glassformer.theory import exercises
+from glassformer.theory.claims.claim import Kind
 from tests.cli.asking import run, run_json
+from tests.theory.claims.invented import invented
 
 ONE = "rope-relative"
 
@@ -28,7 +28,7 @@ def test_a_claim_is_run_and_its_verdict_shown(capsys):
     row = next(line for line in out.splitlines() if ONE in line)
     assert re.search(r"pass +rope-relative +proved +.*<=.* +\d+\.\d", row)
     assert "Positions" in out
-    assert "Every verdict is the recorded one." in out
+    assert "Every verdict is the expected one." in out
 
 
 def test_chapters_and_sources_choose_claims(capsys):
@@ -64,7 +64,7 @@ def test_breaking_a_claim_turns_it_and_that_is_success(capsys):
     code, out, _ = run(capsys, "check", ONE, "--break")
     assert code == 0
     assert "turns" in out
-    assert "1 of 1 controls turned their check" in out
+    assert "1 of 1 controls made their check fail" in out
     code, told = run_json(capsys, "check", ONE, "--break")
     assert (code, told["claims"][0]["verdict"], told["claims"][0]["held"]) == (0, "fail", True)
 
@@ -90,7 +90,7 @@ def test_a_failure_a_crash_and_an_unexamined_claim_are_exit_1(capsys, monkeypatc
             assert (code, err) == (1, "")
             assert words in out
             assert "Traceback" not in out
-            assert "1 not as recorded" in out
+            assert "1 verdict not as expected" in out
             code, told = run_json(capsys, "check", "invented")
             assert (code, told["held"]) == (1, False)
 
@@ -102,7 +102,7 @@ def test_a_control_that_does_not_turn_is_exit_1(capsys, monkeypatch):
     with invented(monkeypatch, stubborn):
         code, out, _ = run(capsys, "check", "invented", "--break")
     assert code == 1
-    assert "its control did not turn it" in out
+    assert "its negative control did not make it fail" in out
 
 
 def test_what_trains_is_skipped_as_recorded(capsys):
@@ -274,18 +274,18 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
     file.write_text(right.replace("/ tau", "* tau"))
     code, out, _ = run(capsys, "exercise", "temperature", "--grade", file)
     assert code == 1
-    assert "you multiply by tau: divide by it" in out
+    assert "you multiply the logits by tau: divide by it" in out
     file.write_text("def temperature(")
     code, told = run_json(capsys, "exercise", "temperature", "--grade", file)
     assert (code, told["result"]) == (2, "ungraded")
-    assert "not Python" in told["wrong"][0]
+    assert "not valid Python" in told["wrong"][0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["rop"], "Did you mean"),
-        (["rope", "--grade", "no.py"], "no.py is no file"),
+        (["rope", "--grade", "no.py"], "no.py is not a file"),
         (["rope", "--grade", "a.py", "--stub", "b.py"], "do not go together"),
         (["--grade", "a.py"], "which exercise?"),
         (["rope", "--stub", "no/folder/a.py"], "there is no folder no/folder; make it first"),

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from glassformer.cli import main
-from glassformer.cli.training import _read_run_file
-from glassformer.tour import Plan
+from glassformer.tour.training import Plan
+from glassformer.training.run import read_run_file
 from tests.cli.asking import run, run_json, settings
-from tests.train import tiny
+from tests.training import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +30,11 @@ def test_tour_as_json(capsys, monkeypatch, tmp_path):
     small = ("model.n_layers=1", "model.d_model=32", "model.attention.n_heads=2", "model.feedforward.d_ff=64")
     small = (*small, "loop.eval_batches=2", "model.max_len=48")
     changes = (*small, f"data.corpus={text}", f"data.cache={tmp_path / 'tokens'}")
-    monkeypatch.setattr("glassformer.tour.Plan", functools.partial(Plan, races=(8,), changes=changes))
+    monkeypatch.setattr("glassformer.tour.run.Plan", functools.partial(Plan, cache_lengths=(8,), changes=changes))
     code, result = run_json(capsys, "tour", "--minutes", "0.01", "--out", tmp_path / "tour")
     assert code == 0
     assert not any(f["verdict"] == "fail" for f in result["findings"])
-    assert all(race["same_tokens"] for race in result["cache"])
+    assert all(timing["same_tokens"] for timing in result["cache"])
     assert Path(result["report"]).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
@@ -59,7 +59,7 @@ def train_arguments(folder: Path, *changes: str) -> list[str]:
 def test_train_then_sample_then_resume(capsys, tmp_path):
     code, out, _ = run(capsys, *train_arguments(tmp_path, "loop.sample_every=10"))
     assert code == 0
-    assert "to beat (nats per token):  uniform" in out
+    assert "baselines (nats per token):  uniform" in out
     assert "done: 20 steps" in out
     told = out.strip().splitlines()[-1]
     _, _, command = told.partition(": glass ")
@@ -150,11 +150,11 @@ def test_fields_are_printed_as_the_page_of_the_docs(capsys):
     ],
 )
 def test_a_run_file_is_told_from_a_text_by_suffix_and_content(tmp_path, name, data, is_run):
-    assert (_read_run_file(written(tmp_path, name, data)) is not None) == is_run
+    assert (read_run_file(written(tmp_path, name, data)) is not None) == is_run
 
 
 def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
-    from glassformer.train import loop
+    from glassformer.training import loop
 
     step, calls = loop.train_step, []
 

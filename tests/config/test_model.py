@@ -20,8 +20,8 @@ from tests import variants
         ({"placement": "middle"}, "placement='middle' is not known"),
         ({"d_head": None}, "d_model=14 is not a multiple of n_heads=6"),
         ({"position": c.Sinusoidal(), "d_model": 15}, "d_model=15 must be even"),
-        ({"position": c.Infused(), "d_model": 15}, "d_model=15 must be even"),
-        ({"position": c.Infused(c.Learned()), "max_len": None}, "learned positions need max_len"),
+        ({"position": c.QueryKeyPosition(), "d_model": 15}, "d_model=15 must be even"),
+        ({"position": c.QueryKeyPosition(c.Learned()), "max_len": None}, "learned positions need max_len"),
         ({"feedforward": c.NoFeedForward(), "placement": "parallel"}, "this model has none: use 'pre'"),
         ({"position": c.Rotary(fraction=0.3)}, "gives 1, which must be even"),
         ({"position": c.Rotary(fraction=0.5, scaling=c.NTKScaling(factor=2.0))}, "NTK scaling"),
@@ -42,9 +42,9 @@ def test_the_common_base_cannot_be_made():
 
 
 def test_parallel_has_no_place_for_cross_attention():
-    with pytest.raises(c.ConfigError, match="no place for cross-attention"):
+    with pytest.raises(c.ConfigError, match="does not support cross-attention"):
         variants.seq2seq(placement="parallel")
-    with pytest.raises(c.ConfigError, match="cannot say whose layers"):
+    with pytest.raises(c.ConfigError, match="window_layers is ambiguous"):
         variants.seq2seq(attention=c.Attention(n_heads=7, window=2, window_layers=(0,)))
 
 
@@ -64,8 +64,8 @@ def test_derived_values():
 def test_a_learned_table_is_found_wherever_it_is_used():
     table = c.Learned(offset=3)
     assert variants.decoder(position=table).learned_positions == table
-    assert variants.decoder(position=c.Infused(table)).learned_positions == table
-    for position in (c.Infused(), c.Sinusoidal(), c.NoPosition(), c.T5Bias()):
+    assert variants.decoder(position=c.QueryKeyPosition(table)).learned_positions == table
+    for position in (c.QueryKeyPosition(), c.Sinusoidal(), c.NoPosition(), c.T5Bias()):
         assert variants.decoder(position=position).learned_positions is None
 
 

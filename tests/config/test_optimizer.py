@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from glassformer.config.optimizer import TABLE, OptimizerKind, rule_for
 from glassformer.model import build
-from glassformer.train.run import Optim
+from glassformer.training.run import Optim
 from tests import variants
 
 

@@ -1,6 +1,10 @@
+import typing
+
 import pytest
 
 from glassformer import config as c
+from glassformer.model import build
+from tests import variants
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,16 @@ def test_impossible_positions_are_refused(make, words):
 def test_rotated_components_of_a_head():
     assert c.Rotary().rotated(64) == 64
     assert c.Rotary(fraction=0.25).rotated(64) == 16
+
+
+@pytest.mark.parametrize("scheme", typing.get_args(c.Position), ids=lambda scheme: scheme.kind)
+def test_what_a_scheme_declares_is_what_the_model_has(scheme):
+    """The table and the bias on the scores that the config declares, against the module of the engine."""
+    config = variants.decoder(position=scheme())
+    position = build(config).decoder.position
+    assert [tuple(p.shape) for p in position.parameters()] == (
+        [tuple(t.values())] if (t := scheme().table(config)) else []
+    )
+    assert position.has_bias is scheme.biases_scores
+    assert scheme.title
+    assert scheme.formula or scheme is c.NoPosition

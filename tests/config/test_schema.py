@@ -100,3 +100,11 @@ def test_replace_reaches_into_parts():
 def test_replace_refuses_what_it_cannot_place(changes, words):
     with pytest.raises(c.ConfigError, match=words):
         c.replace(variants.decoder(), **changes)
+
+
+def test_positions_load_under_the_name_they_had_before():
+    old = c.to_toml(c.to_dict(variants.decoder(position=c.QueryKeyPosition()))).replace('"query_key"', '"infused"')
+    assert 'kind = "infused"' in old
+    assert c.from_toml(old).position == c.QueryKeyPosition()
+    with pytest.raises(c.ConfigError, match=r"Use one of .*'query_key'\."):
+        c.from_toml(old.replace("infused", "fused"))

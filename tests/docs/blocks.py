@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = ("python", "sh", "text", "math")
-"""`text` is for what is not executed: output and listings."""
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LANGUAGES = ("python", "sh", "toml", "text", "math")
+"""`text` is for output and listings, which no test runs."""
 
 
 @dataclass(frozen=True)

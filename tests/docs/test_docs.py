@@ -3,16 +3,20 @@
 import ast
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
+import glassformer as gf
 from glassformer.cli.parse import VERBS, parse
 from tests import folders
 from tests.cli.asking import run, settings
 from tests.docs.blocks import FILES, LANGUAGES, ROOT, blocks, commands
+from tests.straight_path import SOURCE, trace_to_attention
 from tests.studio.serving import serving
-from tests.train import tiny
+from tests.training import tiny
 
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 PYTHON = {name: [b for b in blocks(text) if b.language == "python"] for name, text in TEXTS.items()}
@@ -20,15 +24,6 @@ PYTHON = {name: found for name, found in PYTHON.items() if found}
 COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
 README = COMMANDS["README.md"]
 NEEDS_A_SERVER = "docs/studio.md"
-BEFORE = {
-    # a model with a bug, which the text speaks of; the text shows the calls
-    "docs/doctor.md": """
-from torch import nn
-import glassformer as gf
-model = gf.build(gf.presets.gpt2(n_layers=1, d_model=16, n_heads=2, d_ff=16, max_len=64))
-model.decoder.causal = False
-""",
-}
 QUICK = ("sample", "size", "look", "check", "exercise", "compare", "convert", "env")
 """Verbs whose commands in README.md are executed in the default suite."""
 
@@ -50,6 +45,12 @@ def test_every_block_has_a_language(name):
 def test_every_block_of_python_is_python(name):
     for block in PYTHON[name]:
         ast.parse(block.text, f"{name}:{block.line}")
+
+
+def test_every_block_of_toml_is_toml():
+    found = [block for text in TEXTS.values() for block in blocks(text) if block.language == "toml"]
+    assert found
+    assert all(tomllib.loads(block.text) for block in found)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -78,9 +79,28 @@ def test_every_target_of_make_exists():
 )  # fmt: skip
 def test_the_python_of_a_file_runs_from_top_to_bottom(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    script = BEFORE.get(name, "") + "\n".join(block.text for block in PYTHON[name])
+    script = "\n".join(block.text for block in PYTHON[name])
     exec(compile(script, name, "exec"), {"__name__": "__main__"})
     assert name == "docs/errata.md" or capsys.readouterr().out
+
+
+PATH = re.compile(r"`([\w./*-]+/(?:[\w.*-]+\.(?:py|toml|md|js))?)`")
+PLACEHOLDERS = ("CHAPTER", "NAME", "MODULE")
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_path_that_a_guide_names_exists(name):
+    named = [path for path in PATH.findall(TEXTS[name]) if not any(word in path for word in PLACEHOLDERS)]
+    assert len(named) > 20
+    for path in named:
+        assert any([*ROOT.glob(path), *(ROOT / "src/glassformer").glob(path)]), f"{name}: {path}"
+
+
+def test_the_architecture_shows_the_path_that_is_traced():
+    model = gf.build(gf.presets.gpt2(n_layers=1, d_model=16, n_heads=2, d_ff=16, vocab_size=31, max_len=8), seed=0)
+    stack, _ = trace_to_attention(lambda: model(torch.tensor([[1, 2]])))
+    shown = re.findall(r"^ +\d+ (model/\w+\.py) +(\w+\.\w+) ", TEXTS["docs/architecture.md"], re.MULTILINE)
+    assert shown == [(Path(code.co_filename).relative_to(SOURCE).as_posix(), code.co_qualname) for code in stack]
 
 
 @pytest.mark.slow
@@ -100,10 +120,7 @@ def desk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("desk")
     for name in ("DIR", "SRC", "A", "B"):
         folders.write(folder / name)
-    (folder / "file.py").write_text(
-        "import glassformer as gf\n\n\ndef build():\n"
-        "    return gf.build(gf.presets.gpt2(n_layers=1, d_model=16, n_heads=2, d_ff=16, vocab_size=31, max_len=64))\n"
-    )
+    (folder / "file.py").write_text(PYTHON["README.md"][0].text)
     (folder / "my.py").write_text(
         "import numpy as np\n\n\ndef attention(q, k, v):\n    scores = q @ k.T / np.sqrt(q.shape[-1])\n"
         "    weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
@@ -115,14 +132,25 @@ def desk(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(c, marks=[] if c.words[0] in QUICK else pytest.mark.slow, id=" ".join(c.words)[:50])
-     for c in README if len(c.words) > 1 and c.words[0] in (*QUICK, "doctor")],
+    [pytest.param(c, id=" ".join(c.words)[:50])
+     for c in README if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
 def test_a_command_of_the_readme_succeeds(command, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out
     assert out
+
+
+def test_the_doctor_reports_the_bug_that_the_readme_shows(desk, monkeypatch, capsys):
+    monkeypatch.chdir(desk)
+    (command,) = {c.words for c in README if c.words[0] == "doctor" and len(c.words) > 1}
+    code, out, err = run(capsys, *command)
+    assert code == 1, err + out
+    shown = next(block.text for block in blocks(TEXTS["README.md"]) if block.text.startswith("file.py:build"))
+    facts = re.findall(r"causal_leak|attention unmasked in layers .+\]|seen by [\w-]+", shown)
+    assert len(facts) == 5
+    assert all(fact in out for fact in facts)
 
 
 @pytest.mark.slow

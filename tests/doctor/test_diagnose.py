@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.checks import CannotExamineError
+from glassformer.doctor.probes import CannotExamineError
 from tests.bugs.healthy import WARD
 from tests.bugs.zoo import ZOO
-from tests.checks.test_isolate import in_a_thread
+from tests.doctor.subject.test_isolate import in_a_thread
 
 EXAMPLES = (
     *("no_causal_mask", "cache_never_grows", "position_restarts", "position_never_added", "scale_missing"),

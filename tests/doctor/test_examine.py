@@ -2,11 +2,11 @@
 
 import pytest
 
-from glassformer.checks import CannotExamineError, Unsupported, subject_of
 from glassformer.doctor.examine import FAMILIES, QUICK, Examination, guard, run, steps, warmth
+from glassformer.doctor.probes import CannotExamineError, Unsupported, subject_of
 from glassformer.finding import Finding, Verdict
 from tests.bugs.healthy import WARD
-from tests.checks.patients import Copycat, gpt2, sick, warmed
+from tests.doctor.probes.subjects import Copycat, buggy, gpt2, warmed
 
 
 def test_a_probe_that_breaks_becomes_a_skip_with_its_reason():
@@ -42,7 +42,7 @@ def test_uniform_attention_is_warmed_and_sharp_attention_is_not():
 
 
 def test_a_model_that_drops_in_eval_is_muted_and_examined_further():
-    subject = sick("drops_in_eval")
+    subject = buggy("drops_in_eval")
     exam = Examination(subject, quick=True)
     run(exam)
     assert subject.mute
@@ -75,4 +75,4 @@ def test_what_the_listener_raises_ends_the_examination():
 def test_quick_makes_fewer_probes_and_encoders_need_not_be_causal():
     quick, full = steps(Examination(gpt2(), quick=True)), steps(Examination(gpt2()))
     assert len(quick) < len(full)
-    assert dict(steps(Examination(sick("over_mask_causal_encoder"))))["causality"] == []
+    assert dict(steps(Examination(buggy("over_mask_causal_encoder"))))["causality"] == []

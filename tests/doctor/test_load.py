@@ -3,8 +3,8 @@
 import pytest
 
 import glassformer as gf
-from glassformer.checks import CannotExamineError
 from glassformer.doctor.load import resolve
+from glassformer.doctor.probes import CannotExamineError
 
 CODE = """
 import torch
@@ -74,7 +74,7 @@ def test_missing_and_broken_files_and_modules_are_said(tmp_path):
     for text in ("nowhere", "nowhere:", ":x"):
         with pytest.raises(CannotExamineError, match="is no folder and names nothing"):
             resolve(text)
-    assert resolve("glassformer.presets:gpt2".replace("presets:gpt2", "checks.measure:rms"))[0] is not None
+    assert resolve("glassformer.doctor.subject.measure:rms")[0] is not None
 
 
 def test_a_folder_is_loaded_into_our_engine_and_says_so(tmp_path):

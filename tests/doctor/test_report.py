@@ -1,4 +1,4 @@
-"""A report says verdict, place, evidence, remedy and consequences, for people and for machines."""
+"""A report says verdict, location, evidence, remedy and consequences, for people and for machines."""
 
 import json
 

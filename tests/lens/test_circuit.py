@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from glassformer.lens.circuit import Circuit, as_model, census, continuations, empirical, run, score_terms
 from glassformer.lens.heads import induction_score, previous_token_score
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 
 MODEL = as_model(5, 12)
 sequences = st.lists(st.integers(0, 4), min_size=1, max_size=11)
@@ -92,8 +93,8 @@ def test_the_detectors_name_both_heads():
 @given(sequences, st.booleans())
 def test_as_a_model_it_attends_and_ranks_as_the_exact_circuit(tokens, bos):
     exact = run(Circuit(5, 12), tokens, bos)
-    found = trace(MODEL, [list(exact.tokens)], sites="block.*.attention.*")
-    first, second = (found[f"block.{layer}.attention.pattern"][0, 0] for layer in (0, 1))
+    found = trace(MODEL, [list(exact.tokens)], sites="blocks.*.attention.*")
+    first, second = (found[f"blocks.{layer}.attention.pattern"][0, 0] for layer in (0, 1))
     # head 1 leaks 1e-6 to each of up to 11 keys, worth a factor e^(β · 1e-5) in head 2
     torch.testing.assert_close(first, torch.from_numpy(exact.pattern1).double(), atol=1.2e-5, rtol=0)
     for t, row in enumerate(exact.pattern2):

@@ -32,7 +32,7 @@ def test_the_circuit_is_what_one_head_adds_to_the_logits(norm, placement, tied):
     for token in (0, 7, 30):
         run = trace(model, [[token]])
         outputs = model.blocks[0].attention.o.weight.unflatten(1, (6, 4))
-        written = torch.einsum("hu,dhu->hd", run["block.0.attention.heads"][0, :, 0], outputs)
+        written = torch.einsum("hu,dhu->hd", run["blocks.0.attention.heads"][0, :, 0], outputs)
         if norm == "layer":
             written = written - written.mean(-1, keepdim=True)
         table = model.embed.tokens.weight if tied else model.head.weight

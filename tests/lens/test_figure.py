@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from glassformer.lens.figure import FORMATS, FigureError, drawing
+from tests.pages.hostile import assert_self_contained
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "html": b"<!doctype html>"}
 
@@ -32,6 +33,10 @@ def test_the_svg_is_wellformed_keeps_text_as_text_and_escapes_the_title():
     assert "step" in figure.svg()
     assert "<title>a &lt; b &amp; c</title>" in figure.html()
     assert figure._repr_svg_() == figure.svg()
+
+
+def test_the_page_is_self_contained():
+    assert_self_contained(picture("</title><script>x()</script>").html())
 
 
 @pytest.mark.parametrize("name", ["picture.bmp", "picture", "picture.svgz"])

@@ -19,10 +19,10 @@ from glassformer.lens.grokking import (
     grok,
     quadratic,
 )
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.model import build
-from glassformer.train import open_session, read_run, train
-from glassformer.train.probes import read_curves
+from glassformer.training import open_session, read_run, train
+from glassformer.training.probes import read_curves
 from tests import variants
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from glassformer import config as c
 from glassformer.lens import heads as h
 from glassformer.lens.circuit import as_model
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.model import DecoderLM, build
 from glassformer.weights import save
 from tests.variants import POSITIONS, decoder, lively, ragged_mask, seq2seq, tokens
@@ -186,9 +187,9 @@ def test_table_scores_are_those_of_the_traced_patterns():
     text = tokens(2, 13)
     table = h.head_table(model, text, rows=4, length=20, seed=3)
     run = trace(model, h.repeated_tokens(31, 4, 20, 2, 3))
-    wanted = h.induction_score(run["block.1.attention.pattern"], run.tokens)
+    wanted = h.induction_score(run["blocks.1.attention.pattern"], run.tokens)
     torch.testing.assert_close(table.score("induction")[1], wanted)
-    pattern = trace(model, text)["block.0.attention.pattern"]
+    pattern = trace(model, text)["blocks.0.attention.pattern"]
     torch.testing.assert_close(table.score("text_first_token")[0], pattern[:, :, 1:, 0].mean((0, 2)))
     torch.testing.assert_close(table.score("text_entropy")[0], h.attention_entropy(pattern)[0])
 
@@ -203,7 +204,7 @@ def test_where_a_window_hides_every_target_the_score_is_none():
     assert table.score("previous_token").isfinite().all()
     assert "too short" in table.notes["induction"]
     # a few queries see the first token, and those count: a window of 4 shows it to three of them
-    seen = trace(model, h.repeated_tokens(31, 4, 38))["block.1.attention.pattern"][:, :, 1:4, 0]
+    seen = trace(model, h.repeated_tokens(31, 4, 38))["blocks.1.attention.pattern"][:, :, 1:4, 0]
     torch.testing.assert_close(table.score("first_token")[1], seen.mean((0, 2)))
 
 
@@ -216,7 +217,7 @@ def test_encoders_have_no_induction_and_look_both_ways_for_duplicates():
         assert table.score(name).isnan().all()
         assert table.notes[name]
     ids = h.repeated_tokens(V, 4, 30)
-    pattern = trace(model, ids)["block.0.attention.pattern"]
+    pattern = trace(model, ids)["blocks.0.attention.pattern"]
     same = (ids[:, :, None] == ids[:, None, :]) & ~torch.eye(30, dtype=torch.bool)
     wanted = (pattern * same[:, None]).sum((0, 2, 3)) / same.any(-1).sum()
     torch.testing.assert_close(table.score("duplicate_token")[0], wanted)
@@ -240,7 +241,7 @@ def test_random_rows_start_with_bos_where_there_is_one_and_avoid_special_ids():
     model, _ = lively(decoder(special=c.Special(bos=4, eos=(5,), pad=6), max_len=29))
     table = h.head_table(model, rows=2, seed=1)
     ids = torch.nn.functional.pad(h.repeated_tokens(31, 2, 28, 2, 1, {4, 5, 6}), (1, 0), value=4)
-    pattern = trace(model, ids)["block.0.attention.pattern"]
+    pattern = trace(model, ids)["blocks.0.attention.pattern"]
     torch.testing.assert_close(table.score("first_token")[0], pattern[:, :, 1:, 0].mean((0, 2)))
     assert not set(ids[:, 1:].flatten().tolist()) & {4, 5, 6}
 
@@ -267,17 +268,17 @@ def test_missing_scores_are_dashes_explained_below():
     last = text.splitlines()[3].split()
     assert last[:2] == ["0", "0"]
     assert "–" in last
-    assert "– copying: nothing this attention head writes reaches logits" in text
+    assert "– copying: the path from this attention head to the logits is not linear" in text
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: h.head_table(lively(seq2seq())[0]), "not an encoder-decoder"),
-        (lambda: h.head_table(lively(decoder(vocab_size=7))[0]), "7 ordinary tokens have no room"),
-        (lambda: h.head_table(lively(decoder(max_len=9))[0]), "a context of 9 and 31 ordinary tokens have no room"),
+        (lambda: h.head_table(lively(decoder(vocab_size=7))[0]), "7 ordinary tokens leave no room"),
+        (lambda: h.head_table(lively(decoder(max_len=9))[0]), "a context of 9 and 31 ordinary tokens leave no room"),
         (lambda: h.head_table(lively(decoder())[0], length=30), "more than the context of 29"),
-        (lambda: h.repeated_tokens(20, length=40), "20 ordinary tokens is too small for 40 places .* which need 32"),
+        (lambda: h.repeated_tokens(20, length=40), "20 ordinary tokens is too small for 40 positions .* which need 32"),
         (lambda: h.repeated_tokens(20, length=6, copies=4), "give at least 1 row, 2 copies and 8 tokens"),
         (
             lambda: h.head_table(lively(decoder())[0], rows=1).ranked("inducton"),
@@ -339,7 +340,7 @@ def test_induction_agrees_with_transformer_lens(tmp_path, kind):
         bridge.to_tokens = lambda seq, ids=ids: ids
         theirs = detect_head(bridge, "random tokens", "induction_head")
         run = trace(model, ids)
-        ours = torch.stack([h.induction_score(run[f"block.{i}.attention.pattern"], ids) for i in range(2)])
+        ours = torch.stack([h.induction_score(run[f"blocks.{i}.attention.pattern"], ids) for i in range(2)])
         scored = sum(s is not None for s in earlier(row, 1))
         compared.append((ours, theirs * len(row) / scored))
         assert (ours - compared[-1][1]).abs().max().item() < 1e-4

@@ -11,8 +11,9 @@ import glassformer as gf
 from glassformer import config as c
 from glassformer import pretrained
 from glassformer.lens.logit_lens import TunedLens, logit_lens, read_out, train_tuned_lens
-from glassformer.lens.trace import LensError, trace
-from glassformer.train import tokenizer
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
+from glassformer.training.data import tokenizer
 from tests import variants
 from tests.variants import lively, tokens
 
@@ -36,8 +37,8 @@ def test_the_last_depth_is_the_models_own_output(config):
 def test_every_depth_is_the_head_of_the_normed_stream():
     model, _ = lively(variants.decoder(norm=c.RMSNorm(), head=c.Head(tied=False, bias=True)))
     ids = tokens(2, 7)
-    read, seen = logit_lens(model, ids, logits=True), trace(model, ids, sites=["block.*.resid_pre", "*.resid_post"])
-    assert read.depths == ("block.0.resid_pre", "block.0.resid_post", "block.1.resid_post")
+    read, seen = logit_lens(model, ids, logits=True), trace(model, ids, sites=["blocks.*.resid_pre", "*.resid_post"])
+    assert read.depths == ("blocks.0.resid_pre", "blocks.0.resid_post", "blocks.1.resid_post")
     for depth, site in enumerate(read.depths):
         x = seen[site]
         normed = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * model.decoder.norm.weight
@@ -101,7 +102,7 @@ def test_training_a_lens_repeats_itself_and_leaves_the_model_alone():
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert not first.weight.requires_grad
-    assert read_out(model, trace(model, tokens(2, 7))["block.1.resid_post"]).shape == (2, 7, variants.V)
+    assert read_out(model, trace(model, tokens(2, 7))["blocks.1.resid_post"]).shape == (2, 7, variants.V)
 
 
 def test_refusals_say_what_to_do():
@@ -112,9 +113,9 @@ def test_refusals_say_what_to_do():
     ids = tokens(2, 7)
     cases = [
         (lambda: logit_lens(headless, ids), "no layer can be read as tokens"),
-        (lambda: logit_lens(model, ids, top=32), "top=32 tokens of a vocabulary of 31: use 1 to 31"),
+        (lambda: logit_lens(model, ids, top=32), "top=32 is outside the vocabulary of 31 tokens: use 1 to 31"),
         (lambda: logit_lens(model, ids, tuned=TunedLens.plain(wide)), "for another model"),
-        (lambda: train_tuned_lens(both, [ids]), "use the plain lens"),
+        (lambda: train_tuned_lens(both, [ids]), "use the logit lens"),
         (lambda: train_tuned_lens(model, []), "0 batches"),
         (lambda: train_tuned_lens(model, [ids], steps=0), "steps=0"),
     ]

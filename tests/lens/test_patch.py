@@ -18,7 +18,8 @@ from glassformer.lens.patch import (
     zero,
 )
 from glassformer.lens.residual import FrozenNorm, attribute_logits, head_outputs
-from glassformer.lens.trace import LensError, sites_of, trace
+from glassformer.lens.sites import LensError, sites_of
+from glassformer.lens.trace import trace
 from tests import variants
 from tests.variants import lively, ragged_mask, tokens
 
@@ -55,13 +56,13 @@ def test_every_site_is_live_a_foreign_value_changes_the_logits():
 
 def test_patching_the_stream_of_another_run_gives_that_run():
     model, ids, _ = run(variants.decoder())
-    other = trace(model, tokens(2, 7, seed=9), sites="block.1.resid_pre")
-    assert torch.equal(patch(model, ids, {"block.1.resid_pre": from_run(other)}), other.logits)
+    other = trace(model, tokens(2, 7, seed=9), sites="blocks.1.resid_pre")
+    assert torch.equal(patch(model, ids, {"blocks.1.resid_pre": from_run(other)}), other.logits)
 
 
 def test_zeroing_a_head_equals_zeroing_its_slice_of_the_output_matrix():
     model, ids, _ = run(variants.decoder())
-    silenced = patch(model, ids, {"block.0.attention.heads": zero(heads=[4])})
+    silenced = patch(model, ids, {"blocks.0.attention.heads": zero(heads=[4])})
     assert (silenced - model(ids)).abs().max() > 1e-3
     with torch.no_grad():
         model.blocks[0].attention.o.weight[:, 16:20] = 0
@@ -70,9 +71,9 @@ def test_zeroing_a_head_equals_zeroing_its_slice_of_the_output_matrix():
 
 def test_restrictions_touch_only_what_they_name():
     model, ids, _ = run(variants.decoder())
-    edit = {"block.0.attention.v": value(torch.tensor(3.0), heads=[1], positions=[2, -1], rows=[0])}
-    seen, before = (trace(model, ids, sites="block.0.attention.v", edits=e) for e in (edit, None))
-    after, was = seen["block.0.attention.v"], before["block.0.attention.v"]
+    edit = {"blocks.0.attention.v": value(torch.tensor(3.0), heads=[1], positions=[2, -1], rows=[0])}
+    seen, before = (trace(model, ids, sites="blocks.0.attention.v", edits=e) for e in (edit, None))
+    after, was = seen["blocks.0.attention.v"], before["blocks.0.attention.v"]
     changed = after != was
     assert set(map(tuple, changed.any(-1).nonzero().tolist())) == {(0, 1, 2), (0, 1, 6)}
     assert (after[0, 1, [2, 6]] == 3).all()
@@ -80,15 +81,15 @@ def test_restrictions_touch_only_what_they_name():
 
 def test_a_pattern_of_sites_is_edited_everywhere_and_a_function_is_an_edit():
     model, ids, _ = run(variants.decoder())
-    seen = trace(model, ids, edits={"block.*.attention.out": lambda site, x: 0 * x, "block.1.*.out": zero()})
-    for site in ("block.0.attention.out", "block.1.attention.out", "block.1.feedforward.out"):
+    seen = trace(model, ids, edits={"blocks.*.attention.out": lambda site, x: 0 * x, "blocks.1.*.out": zero()})
+    for site in ("blocks.0.attention.out", "blocks.1.attention.out", "blocks.1.feedforward.out"):
         assert not seen[site].any()
-    assert seen["block.0.feedforward.out"].any()
+    assert seen["blocks.0.feedforward.out"].any()
 
 
 def test_mean_ablation_uses_this_run_or_a_reference():
     model, ids, _ = run(variants.decoder())
-    site, other = "block.0.attention.heads", trace(model, tokens(5, 7, seed=4), sites="block.0.attention.heads")
+    site, other = "blocks.0.attention.heads", trace(model, tokens(5, 7, seed=4), sites="blocks.0.attention.heads")
     own = trace(model, ids, sites=site)[site]
     both = trace(model, ids, sites=site, edits={site: mean()})[site]
     assert torch.allclose(both, own.mean((0, 2), keepdim=True).expand_as(own), atol=1e-15)
@@ -100,7 +101,7 @@ def test_mean_ablation_uses_this_run_or_a_reference():
 
 def test_resampling_takes_whole_rows_of_the_other_run_the_same_at_every_site():
     model, ids, _ = run(variants.decoder())
-    sites = ["block.0.attention.heads", "block.0.feedforward.out"]
+    sites = ["blocks.0.attention.heads", "blocks.0.feedforward.out"]
     other = trace(model, tokens(11, 7, seed=4), sites=sites)
 
     def chosen(seed):
@@ -116,10 +117,10 @@ def test_resampling_takes_whole_rows_of_the_other_run_the_same_at_every_site():
 def test_experts_can_be_chosen_by_hand():
     config = variants.decoder(feedforward=c.MoE(n_experts=5, n_active=2, expert=c.Dense(d_ff=variants.F)))
     model, ids, _ = run(config)
-    logits = patch(model, ids, {"block.0.feedforward.choice": value(torch.tensor([3, 1]))})
+    logits = patch(model, ids, {"blocks.0.feedforward.choice": value(torch.tensor([3, 1]))})
     assert (logits - model(ids)).abs().max() > 1e-3
-    with pytest.raises(LensError, match="whole numbers"):
-        patch(model, ids, {"block.0.feedforward.choice": mean()})
+    with pytest.raises(LensError, match="integers"):
+        patch(model, ids, {"blocks.0.feedforward.choice": mean()})
 
 
 def pair():
@@ -143,7 +144,7 @@ def test_effect_maps_equal_patching_one_place_at_a_time(batch):
     low, high = difference(model(corrupt)), difference(model(clean))
     assert (found.corrupt, found.clean) == pytest.approx((low, high), abs=1e-12)
     for layer, head, position in [(0, 0, 3), (0, 5, 4), (1, 2, 5), (1, 1, 6), (0, 3, 0)]:
-        edit = {f"block.{layer}.attention.heads": from_run(seen, heads=[head], positions=[position])}
+        edit = {f"blocks.{layer}.attention.heads": from_run(seen, heads=[head], positions=[position])}
         expected = (difference(patch(model, corrupt, edit)) - low) / (high - low)
         assert float(found.effects[layer, head, position]) == pytest.approx(expected, abs=1e-9)
     assert found.effects[:, :, 6].abs().max() <= 1e-9  # after the place that is read: nothing can reach it
@@ -159,7 +160,7 @@ def test_restoring_the_place_that_differs_restores_everything():
     assert stream.effects[0].tolist() == pytest.approx([0, 0, 0, 1, 0, 0, 0], abs=1e-9)
     after = patch_effects(model, clean, corrupt, 4, 9, "resid_post", layers=[1])
     assert after.effects[0].tolist() == pytest.approx([0, 0, 0, 0, 0, 0, 1], abs=1e-9)
-    assert after.sites == ("block.1.resid_post",)
+    assert after.sites == ("blocks.1.resid_post",)
 
 
 def test_effects_of_keys_of_whole_heads_and_of_an_encoder_decoder():
@@ -170,7 +171,7 @@ def test_effects_of_keys_of_whole_heads_and_of_an_encoder_decoder():
     heads = patch_effects(model, clean, corrupt, 4, 9, each_position=False)
     assert (heads.letters, tuple(heads.effects.shape)) == ("L,H", (2, 6))
     both, _ = lively(variants.seq2seq())
-    found = patch_effects(both, clean, corrupt, 4, 9, "encoder.block.*.resid_pre", target=tokens(2, 5).tolist(),
+    found = patch_effects(both, clean, corrupt, 4, 9, "encoder.blocks.*.resid_pre", target=tokens(2, 5).tolist(),
                           source_mask=ragged_mask([7, 6], 7, "right"))  # fmt: skip
     assert found.effects[0].tolist() == pytest.approx([0, 0, 0, 1, 0, 0, 0], abs=1e-9)
 
@@ -181,15 +182,15 @@ def test_the_direct_path_with_a_frozen_norm_is_direct_logit_attribution(placemen
     head = c.Head(tied=head.tied, bias=head.bias, scale=head.scale)
     model, _ = lively(variants.decoder(placement=placement, norm=norm, head=head))
     clean, corrupt = pair()
-    site = "block.0.attention.heads"
+    site = "blocks.0.attention.heads"
     found = path_effect(model, clean, corrupt, 4, 9, (site, 2), freeze_norm=True)
-    good, bad = (trace(model, ids, sites=[site, "block.1.resid_post"]) for ids in (clean, corrupt))
-    frozen = FrozenNorm.at(model.decoder.norm, good["block.1.resid_post"])
+    good, bad = (trace(model, ids, sites=[site, "blocks.1.resid_post"]) for ids in (clean, corrupt))
+    frozen = FrozenNorm.at(model.decoder.norm, good["blocks.1.resid_post"])
     table = model.embed.tokens.weight if model.head.weight is None else model.head.weight
     moved = head_outputs(model.blocks[0].attention, bad[site] - good[site])[2]
     expected = (frozen.linear(moved)[:, -1] @ (table[4] - table[9])) * head.scale
     assert (found.change - expected).abs().max() <= 1e-10
-    attributed = attribute_logits(model, clean, 4, 9)["block.0.attention.head.2"]
+    attributed = attribute_logits(model, clean, 4, 9)["blocks.0.attention.head.2"]
     written = frozen.linear(head_outputs(model.blocks[0].attention, bad[site])[2])[:, -1] @ (table[4] - table[9])
     assert (found.change - (written * head.scale - attributed)).abs().max() <= 1e-10
 
@@ -198,7 +199,7 @@ def test_paths_through_a_later_layer_and_around_it():
     """Attention only, two layers: a head of layer 0 reaches the logits directly and through layer 1."""
     model, _ = lively(variants.decoder(feedforward=c.NoFeedForward()))
     clean, corrupt = pair()
-    site, reads = "block.0.attention.heads", [f"block.1.attention.{x}" for x in "qkv"]
+    site, reads = "blocks.0.attention.heads", [f"blocks.1.attention.{x}" for x in "qkv"]
     sent = {site: from_run(trace(model, corrupt, sites=site), heads=[1])}
     arrived = trace(model, clean, sites=reads, edits=sent)
 
@@ -209,15 +210,15 @@ def test_paths_through_a_later_layer_and_around_it():
     through = path_effect(model, clean, corrupt, 4, 9, (site, 1), dict.fromkeys(reads))
     assert (through.change - change({name: from_run(arrived) for name in reads})).abs().max() <= 1e-12
     direct = path_effect(model, clean, corrupt, 4, 9, (site, 1))
-    kept = trace(model, clean, sites="block.1.attention.heads")
-    assert (direct.change - change({**sent, "block.1.attention.heads": from_run(kept)})).abs().max() <= 1e-12
+    kept = trace(model, clean, sites="blocks.1.attention.heads")
+    assert (direct.change - change({**sent, "blocks.1.attention.heads": from_run(kept)})).abs().max() <= 1e-12
     assert min(direct.change.abs().min(), through.change.abs().min()) > 1e-6
 
 
 def test_a_path_cannot_lead_backwards():
     model, _ = lively(variants.decoder())
     clean, corrupt = pair()
-    nothing = path_effect(model, clean, corrupt, 4, 9, ("block.1.attention.heads", 1), {"block.0.attention.q": None})
+    nothing = path_effect(model, clean, corrupt, 4, 9, ("blocks.1.attention.heads", 1), {"blocks.0.attention.q": None})
     assert nothing.change.abs().max() <= 1e-12
     assert nothing.share == pytest.approx(0, abs=1e-10)
 
@@ -225,10 +226,10 @@ def test_a_path_cannot_lead_backwards():
 def test_one_receiving_head_is_part_of_the_whole_site():
     model, _ = lively(variants.decoder())
     clean, corrupt = pair()
-    sender = ("block.0.feedforward.out", None)
-    one = path_effect(model, clean, corrupt, 4, 9, sender, {"block.1.attention.v": [1]})
-    whole = path_effect(model, clean, corrupt, 4, 9, sender, {"block.1.attention.v": [0, 1]})
-    unrestricted = path_effect(model, clean, corrupt, 4, 9, sender, {"block.1.attention.v": None})
+    sender = ("blocks.0.feedforward.out", None)
+    one = path_effect(model, clean, corrupt, 4, 9, sender, {"blocks.1.attention.v": [1]})
+    whole = path_effect(model, clean, corrupt, 4, 9, sender, {"blocks.1.attention.v": [0, 1]})
+    unrestricted = path_effect(model, clean, corrupt, 4, 9, sender, {"blocks.1.attention.v": None})
     assert torch.equal(whole.change, unrestricted.change)
     assert (one.change - whole.change).abs().min() > 1e-9
 
@@ -256,24 +257,24 @@ def test_refusals_say_what_to_do():
     longer = trace(model, tokens(2, 9))
     clean, corrupt = pair()
     cases = [
-        (lambda: patch(model, ids, {"block.0.attention.head": zero()}), "Did you mean block.0.attention.heads"),
+        (lambda: patch(model, ids, {"blocks.0.attention.head": zero()}), "Did you mean blocks.0.attention.heads"),
         (lambda: patch(model, ids, {"embed": from_run(longer)}), "texts of the same length"),
         (lambda: patch(model, ids, {"embed": zero(heads=[0])}), "embed has no heads"),
-        (lambda: patch(model, ids, {"block.0.attention.k": zero(heads=[2])}), "head 2 does not exist at block.0"),
+        (lambda: patch(model, ids, {"blocks.0.attention.k": zero(heads=[2])}), "head 2 does not exist at blocks.0"),
         (lambda: patch(model, ids, {"embed": zero(positions=[7])}), "position 7 does not exist at embed"),
         (lambda: patch(model, ids, {"embed": lambda s, x: x[:1]}), "it must keep the shape"),
         (lambda: mean(over=["heads"]), "average over 'rows', 'positions' or both"),
         (lambda: patch_effects(model, clean, clean, 4, 9), "there is nothing to restore"),
         (lambda: patch_effects(model, clean, corrupt[:, :5], 4, 9), "and the corrupt text has 5 tokens: patching"),
-        (lambda: patch_effects(model, clean, corrupt[:1], 4, 9), "corrupt texts: 1. Give as many"),
+        (lambda: patch_effects(model, clean, corrupt[:1], 4, 9), "2 clean and 1 corrupt texts"),
         (lambda: patch_effects(model, clean, corrupt, 4, 31), "token id 31 is outside the vocabulary of 31"),
-        (lambda: patch_effects(model, clean, corrupt, 4, torch.tensor([1, 2, 3])), "3 answers for 2 rows"),
-        (lambda: patch_effects(model, clean, corrupt, 4, 9, layers=[2]), "layers are 0 to 1"),
+        (lambda: patch_effects(model, clean, corrupt, 4, torch.tensor([1, 2, 3])), "3 answers were given for 2 rows"),
+        (lambda: patch_effects(model, clean, corrupt, 4, 9, layers=[2]), "give one or more of 0 to 1"),
         (lambda: patch_effects(model, clean, corrupt, 4, 9, position=7), "position 7 is outside a text of 7"),
         (lambda: patch_effects(model, clean, corrupt, 4, 9, cache=model.new_cache()), "leave it out"),
-        (lambda: path_effect(model, clean, corrupt, 4, 9, ("embed", None)), "embed does not write to the stream"),
+        (lambda: path_effect(model, clean, corrupt, 4, 9, ("embed", None)), "does not write to the residual stream"),
         (
-            lambda: path_effect(model, clean, corrupt, 4, 9, ("block.0.attention.heads", 0), {"logits": None},
+            lambda: path_effect(model, clean, corrupt, 4, 9, ("blocks.0.attention.heads", 0), {"logits": None},
                                 freeze_norm=True),
             "leave one of them out",
         ),
@@ -284,4 +285,4 @@ def test_refusals_say_what_to_do():
         assert sentence in str(refused.value)
     post, _ = lively(variants.decoder(placement="post"))
     with pytest.raises(LensError, match="no final norm to freeze"):
-        path_effect(post, clean, corrupt, 4, 9, ("block.0.attention.heads", 0), freeze_norm=True)
+        path_effect(post, clean, corrupt, 4, 9, ("blocks.0.attention.heads", 0), freeze_norm=True)

@@ -23,7 +23,8 @@ from glassformer.lens.rank import (
     stable_rank,
     stream_rank,
 )
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from tests.variants import decoder, lively, seq2seq, tokens
 
 SEEDS = range(5)
@@ -86,8 +87,8 @@ def test_stream_ranks_are_those_of_the_traced_stream():
     model, _ = lively(decoder())
     ids = tokens(3, 11)
     found, run = rank_by_depth(model, ids), trace(model, ids)
-    assert found.sites == ("embed", "block.0.resid_post", "block.1.resid_post")
-    expected = torch.linalg.svdvals(run["block.1.resid_post"][2])
+    assert found.sites == ("embed", "blocks.0.resid_post", "blocks.1.resid_post")
+    expected = torch.linalg.svdvals(run["blocks.1.resid_post"][2])
     torch.testing.assert_close(found.singular_values[2, 2], expected, atol=1e-12, rtol=0)
     x = run["embed"][1]
     assert found.deviation[0, 1].item() == pytest.approx(((x - x.mean(0)).norm() / x.norm()).item())
@@ -196,7 +197,7 @@ def test_variants_of_one_seed_share_their_draw_and_seeds_differ():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"variant": "pure"}, "variant='pure' is not known: use attention, identity"),
+        ({"variant": "pure"}, "variant='pure' does not exist: use attention, identity"),
         ({"variant": "skip", "layers": 0}, "layers=0 must be at least 1"),
         ({"variant": "skip", "n": 1}, "n=1 must be at least 2"),
     ],

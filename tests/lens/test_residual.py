@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import glassformer as gf
 from glassformer import config as c
 from glassformer.lens.residual import FrozenNorm, attribute_logits, decompose, head_outputs, stream_norms
-from glassformer.lens.trace import LensError, sites_of, trace
+from glassformer.lens.sites import LensError, sites_of
+from glassformer.lens.trace import trace
 from glassformer.model.norm import build_norm
 from tests import variants
 from tests.variants import lively, ragged_mask, tokens
@@ -53,22 +54,22 @@ def test_each_head_is_its_pattern_times_values_times_its_slice_of_the_output_mat
     seen, result = trace(model, ids), decompose(model, ids)
     attention = model.blocks[1].attention
     for head in range(6):
-        pattern, v = seen["block.1.attention.pattern"][:, head], seen["block.1.attention.v"][:, head // 3]
+        pattern, v = seen["blocks.1.attention.pattern"][:, head], seen["blocks.1.attention.v"][:, head // 3]
         by_hand = pattern @ v @ attention.o.weight[:, head * 5 : (head + 1) * 5].T
-        assert (result[f"block.1.attention.head.{head}"] - by_hand).abs().max() <= 1e-13
+        assert (result[f"blocks.1.attention.head.{head}"] - by_hand).abs().max() <= 1e-13
     assert torch.equal(result["embed"], seen["embed"])
     # the trace of everything takes the explicit path, the decomposition the fused one: equal up to rounding
-    assert (result["block.0.feedforward"] - seen["block.0.feedforward.out"]).abs().max() <= 1e-13
-    assert torch.equal(result["block.1.attention.bias"][1, 3], attention.o.bias)
+    assert (result["blocks.0.feedforward"] - seen["blocks.0.feedforward.out"]).abs().max() <= 1e-13
+    assert torch.equal(result["blocks.1.attention.bias"][1, 3], attention.o.bias)
 
 
 def test_cross_attention_is_decomposed_by_head():
     model, ids, extra = run(variants.seq2seq())
     result = decompose(model, ids, **extra)
-    assert result.site == "decoder.block.1.resid_post"
+    assert result.site == "decoder.blocks.1.resid_post"
     seen = trace(model, ids, **extra)
-    crossed = sum(result[f"decoder.block.0.cross.head.{h}"] for h in range(6)) + result["decoder.block.0.cross.bias"]
-    assert (crossed - seen["decoder.block.0.cross.out"]).abs().max() <= 1e-12
+    crossed = sum(result[f"decoder.blocks.0.cross.head.{h}"] for h in range(6)) + result["decoder.blocks.0.cross.bias"]
+    assert (crossed - seen["decoder.blocks.0.cross.out"]).abs().max() <= 1e-12
 
 
 def test_a_head_silenced_in_the_model_loses_exactly_its_contribution():
@@ -78,8 +79,8 @@ def test_a_head_silenced_in_the_model_loses_exactly_its_contribution():
     with torch.no_grad():
         model.blocks[1].attention.o.weight[:, 8:12] = 0  # head 2
     after = decompose(model, ids)
-    assert (before.total - after.total - before["block.1.attention.head.2"]).abs().max() <= 1e-13
-    assert before["block.1.attention.head.2"].abs().max() > 1e-3
+    assert (before.total - after.total - before["blocks.1.attention.head.2"]).abs().max() <= 1e-13
+    assert before["blocks.1.attention.head.2"].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("spec", [c.LayerNorm(), c.LayerNorm(bias=False), c.RMSNorm(eps=1e-2)], ids=str)
@@ -146,7 +147,7 @@ def test_ranking_and_head_table_hold_the_same_values():
     assert sorted(name for name, _ in ranked) == sorted(result.names)
     assert [abs(v) for _, v in ranked] == sorted((abs(v) for _, v in ranked), reverse=True)
     assert result.heads().shape == (2, 6, 2)
-    assert torch.equal(result.heads()[1, 3], result["block.1.attention.head.3"])
+    assert torch.equal(result.heads()[1, 3], result["blocks.1.attention.head.3"])
     with pytest.raises(LensError, match="no head of 'cross'"):
         result.heads("cross")
 
@@ -156,9 +157,9 @@ def test_norms_by_depth_are_lengths_of_the_recorded_stream():
     seen = trace(model, ids, sites=["*.resid_pre", "*.resid_post", "*.out"], **extra)
     norms = stream_norms(model, ids, **extra)
     assert norms.stream.shape == (3, 2, 5)
-    assert torch.equal(norms.stream[0], seen["decoder.block.0.resid_pre"].norm(dim=-1))
-    assert torch.equal(norms.stream[2], seen["decoder.block.1.resid_post"].norm(dim=-1))
-    assert torch.equal(norms.branches["cross.out"][1], seen["decoder.block.1.cross.out"].norm(dim=-1))
+    assert torch.equal(norms.stream[0], seen["decoder.blocks.0.resid_pre"].norm(dim=-1))
+    assert torch.equal(norms.stream[2], seen["decoder.blocks.1.resid_post"].norm(dim=-1))
+    assert torch.equal(norms.branches["cross.out"][1], seen["decoder.blocks.1.cross.out"].norm(dim=-1))
     assert set(stream_norms(*run(variants.decoder(feedforward=c.NoFeedForward()))[:2]).branches) == {"attention.out"}
 
 
@@ -172,9 +173,9 @@ def test_attribution_holds_in_float32_on_the_bundled_model():
 def test_refusals_say_what_to_do():
     model, ids, _ = run(variants.decoder())
     with pytest.raises(LensError, match=r"attention\.q is not the residual stream: give embed"):
-        decompose(model, ids, "block.0.attention.q")
-    with pytest.raises(LensError, match=r"Did you mean block\.0\.resid_"):
-        decompose(model, ids, "block.0.resid_prae")
+        decompose(model, ids, "blocks.0.attention.q")
+    with pytest.raises(LensError, match=r"Did you mean blocks\.0\.resid_"):
+        decompose(model, ids, "blocks.0.resid_prae")
     with pytest.raises(LensError, match="position 7 is outside a text of 7 tokens: use -7 to 6"):
         attribute_logits(model, ids, 4, position=7)
     with pytest.raises(LensError, match="token id 31 is outside the vocabulary of 31"):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from glassformer import config as c
 from glassformer.model.attention import Attention, explicit_attention
-from glassformer.model.masks import View
-from glassformer.model.tap import NO_TAP
+from glassformer.model.context import AttentionContext
 from tests import variants
 from tests.variants import lively, ragged_mask, tokens
 
@@ -38,7 +37,7 @@ def test_explicit_path_equals_fused_path(config, padding):
     explicit = model(ids, mask=mask, tap=tap)
     assert (fused - explicit).abs().max() <= 1e-12
     for layer in range(config.n_layers):
-        pattern = tap.seen[f"block.{layer}.attention.pattern"]
+        pattern = tap.seen[f"blocks.{layer}.attention.pattern"]
         assert (pattern.sum(-1) - 1).abs().max() <= 1e-14
 
 
@@ -48,7 +47,7 @@ def test_the_explicit_path_runs_only_when_asked(monkeypatch):
     model, _ = lively(variants.decoder(attention=c.Attention(n_heads=7)))
     model(tokens(1, 5), tap=Wanting("resid_post"))
     assert not calls
-    model(tokens(1, 5), tap=Wanting("block.1.attention.scores"))
+    model(tokens(1, 5), tap=Wanting("blocks.1.attention.scores"))
     assert len(calls) == 1
 
 
@@ -59,7 +58,7 @@ def test_query_head_h_reads_group_h_div_sharing(groups):
     q = torch.randn(2, heads, 3, 4, dtype=torch.float64)
     k = torch.randn(2, groups, width, 4, dtype=torch.float64)
     v = torch.arange(groups, dtype=torch.float64).view(1, groups, 1, 1).expand(2, groups, width, 2)
-    out = explicit_attention(q, k, v, 1.0, None, None, NO_TAP)
+    out = explicit_attention(q, k, v, 1.0)
     expected = torch.arange(heads) // (heads // groups)
     assert torch.allclose(out, expected.double().view(1, heads, 1, 1).expand_as(out), atol=1e-14)
 
@@ -76,14 +75,14 @@ def test_hand_computed_attention():
     k = torch.tensor([[[[0.0, 5.0], [1.0, 7.0]]]], dtype=torch.float64)
     v = torch.tensor([[[[8.0], [4.0]]]], dtype=torch.float64)
     scale = float(torch.log(torch.tensor(3.0, dtype=torch.float64)))
-    assert abs(float(explicit_attention(q, k, v, scale, None, None, NO_TAP)) - 5.0) < 1e-15
+    assert abs(float(explicit_attention(q, k, v, scale)) - 5.0) < 1e-15
 
 
 def test_masked_weights_are_exactly_zero():
     q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
     tap = Wanting("pattern")
     mask = torch.ones(3, 3, dtype=torch.bool).tril()
-    explicit_attention(q, k, k, 1.0, mask, None, tap)
+    explicit_attention(q, k, k, 1.0, mask, tap=tap)
     assert (tap.seen["pattern"][..., ~mask] == 0).all()
     assert (tap.seen["pattern"][..., mask] > 0).all()
 
@@ -91,7 +90,7 @@ def test_masked_weights_are_exactly_zero():
 def test_large_scores_stay_finite():
     """Softmax subtracts the row maximum: scores of 1e4, far above exp's limit of 88.7, must not overflow."""
     q = torch.full((1, 1, 2, 1), 100.0)
-    out = explicit_attention(q, q, q, 1.0, None, None, NO_TAP)
+    out = explicit_attention(q, q, q, 1.0)
     assert torch.isfinite(out).all()
 
 
@@ -108,12 +107,12 @@ def test_half_precision_is_finite_with_padding(dtype):
 
 
 def test_a_wide_mask_loses_its_oldest_columns():
-    """A windowed store returns fewer keys than the sequence has had: masks are cut from the left."""
+    """A windowed cache returns fewer keys than the sequence has had: masks are cut from the left."""
     attention = Attention(variants.decoder()).double()
     for p in attention.parameters():
         torch.nn.init.normal_(p)
     x = torch.randn(1, 2, variants.D, dtype=torch.float64)
-    k, v = attention.project_keys(torch.randn(1, 3, variants.D, dtype=torch.float64))
+    kv = attention.project_kv(torch.randn(1, 3, variants.D, dtype=torch.float64))
     wide = torch.tensor([[False, False, True, False, True], [True, False, True, True, True]])[None, None]
-    cut = attention.attend(x, k, v, View(wide[..., 2:], False), NO_TAP)
-    assert torch.equal(attention.attend(x, k, v, View(wide, False), NO_TAP), cut)
+    cut = attention(x, AttentionContext(wide[..., 2:]), kv=kv)
+    assert torch.equal(attention(x, AttentionContext(wide), kv=kv), cut)

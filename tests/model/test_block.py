@@ -14,7 +14,7 @@ def test_pre_norm_stream_is_a_running_sum(cross):
     model, _ = lively(variants.seq2seq() if cross else variants.decoder())
     tap = Wanting()
     model(tokens(2, 5), tokens(2, 5), tap=tap) if cross else model(tokens(2, 5), tap=tap)
-    place = "decoder.block" if cross else "block"
+    place = "decoder.blocks" if cross else "blocks"
     branches = ["attention.out", *(["cross.out"] if cross else []), "feedforward.out"]
     for layer in range(2):
         added = sum(tap.seen[f"{place}.{layer}.{name}"] for name in branches)
@@ -29,7 +29,7 @@ def test_post_norm_output_is_normalised():
         torch.nn.init.zeros_(block.norm_feedforward.bias)
     tap = Wanting()
     model(tokens(2, 5), tap=tap)
-    out = tap.seen["block.1.resid_post"]
+    out = tap.seen["blocks.1.resid_post"]
     assert out.mean(-1).abs().max() < 1e-12
     assert (out.var(-1, unbiased=False) - 1).abs().max() < 1e-9
     assert torch.equal(tap.seen["final"], out)  # no final norm on top
@@ -39,7 +39,7 @@ def test_parallel_branches_read_the_same_norm():
     model, _ = lively(variants.decoder(placement="parallel"))
     tap = Wanting()
     model(tokens(2, 5), tap=tap)
-    seen = {k.removeprefix("block.0."): v for k, v in tap.seen.items()}
+    seen = {k.removeprefix("blocks.0."): v for k, v in tap.seen.items()}
     normed = model.blocks[0].norm(seen["resid_pre"])
     assert torch.equal(seen["attention.normed"], normed)
     assert torch.equal(model.blocks[0].feedforward(normed, Wanting()), seen["feedforward.out"])
@@ -53,9 +53,9 @@ def test_an_attention_only_block_has_one_branch(placement):
     assert not [site for site in tap.seen if "feedforward" in site]
     assert not [name for name, _ in model.named_parameters() if "feedforward" in name]
     for layer in range(2):
-        stream = {name: tap.seen[f"block.{layer}.{name}"] for name in ("resid_pre", "resid_mid", "resid_post")}
+        stream = {name: tap.seen[f"blocks.{layer}.{name}"] for name in ("resid_pre", "resid_mid", "resid_post")}
         assert torch.equal(stream["resid_mid"], stream["resid_post"])
-        total = stream["resid_pre"] + tap.seen[f"block.{layer}.attention.out"]
+        total = stream["resid_pre"] + tap.seen[f"blocks.{layer}.attention.out"]
         expected = total if placement == "pre" else model.blocks[layer].norm_attention(total)
         assert torch.equal(stream["resid_post"], expected)
 
@@ -74,11 +74,10 @@ def test_dropout_acts_in_training_only():
 def test_dropout_keeps_the_mean_of_the_pattern():
     """2,000 draws of a two-token pattern under dropout 0.25 average to the pattern, within 5 standard errors."""
     from glassformer.model.attention import explicit_attention
-    from glassformer.model.tap import NO_TAP
 
     q = torch.zeros(2000, 1, 1, 2)
     v = torch.tensor([[1.0], [3.0]]).expand(2000, 1, 2, 1)
-    out = explicit_attention(q, torch.zeros(2000, 1, 2, 2), v, 1.0, None, None, NO_TAP, dropout=0.25)
+    out = explicit_attention(q, torch.zeros(2000, 1, 2, 2), v, 1.0, dropout=0.25)
     error = float(out.std()) / 2000**0.5
     assert abs(float(out.mean()) - 2.0) < 5 * error
     assert float(out.std()) > 0.1

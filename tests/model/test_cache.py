@@ -150,9 +150,9 @@ def test_growing_cache_carries_gradients():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m: m.new_cache("static"), "give capacity"),
-        (lambda m: m.new_cache("windowed"), "no layer has a window"),
-        (lambda m: build_cache.__wrapped__([None], "ring", torch.device("cpu")), "'ring' is not known"),
+        (lambda m: m.new_cache("static"), "pass capacity"),
+        (lambda m: m.new_cache("windowed"), "no layer of this model has one"),
+        (lambda m: build_cache.__wrapped__([None], "ring", torch.device("cpu")), "'ring' is not supported"),
         (lambda m: m.new_cache().crop(1), "cannot crop to 1 tokens: the cache holds 0"),
         (lambda m: m(tokens(1, 2), cache=m.new_cache("static", capacity=3)), "carries no gradients"),
     ],

@@ -76,22 +76,29 @@ def rounds(monkeypatch, *seconds):
 
 
 def test_rounds_that_agree_end_the_measurement_early(monkeypatch):
-    found = device.measure_throughput("cpu", torch.float32, 128, rounds(monkeypatch, 0.001))
+    found = device.measure_throughput("cpu", torch.float32, 128, *[rounds(monkeypatch, 0.001)] * 2)
     assert (found.rounds, found.disturbed) == (4, False)
     assert found.gflops == pytest.approx(2 * 128**3 / 0.001 / 1e9)
 
 
 def test_some_disturbed_rounds_do_no_harm(monkeypatch):
-    found = device.measure_throughput("cpu", torch.float32, 128, rounds(monkeypatch, 0.3, 0.001, 0.08, 0.00101))
+    found = device.measure_throughput("cpu", torch.float32, 128, *[rounds(monkeypatch, 0.3, 0.001, 0.08, 0.00101)] * 2)
     assert not found.disturbed
     assert found.gflops == pytest.approx(2 * 128**3 / 0.001 / 1e9)
 
 
 def test_rounds_that_never_agree_are_disturbed_and_end_in_time(monkeypatch):
     times = [0.001 * 1.2**n for n in range(60)]
-    found = device.measure_throughput("cpu", torch.float32, 128, clock := rounds(monkeypatch, *times))
+    found = device.measure_throughput("cpu", torch.float32, 128, clock := rounds(monkeypatch, *times), clock)
     assert found.disturbed
     assert clock() < 3 * device.SECONDS
+
+
+def test_rounds_that_wait_for_a_core_are_disturbed_even_if_they_agree(monkeypatch):
+    """On a busy machine each round can last the same time slices of the scheduler."""
+    wall = rounds(monkeypatch, 0.09)
+    found = device.measure_throughput("cpu", torch.float32, 128, wall, lambda: 0.1 * wall())
+    assert found.disturbed
 
 
 def test_what_would_take_many_seconds_is_measured_by_less(monkeypatch):

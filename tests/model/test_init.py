@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from glassformer import config as c
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.model import build
 from glassformer.model.init import distribution
 from glassformer.reference import shapes

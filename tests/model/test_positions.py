@@ -95,31 +95,33 @@ def test_sinusoids_stay_exact_at_large_positions():
     )
 
 
-@pytest.mark.parametrize("position", [c.Infused(), c.Infused(c.Learned(offset=1))], ids=["waves", "table"])
-def test_infused_positions_reach_queries_and_keys_and_nothing_else(position):
+@pytest.mark.parametrize(
+    "position", [c.QueryKeyPosition(), c.QueryKeyPosition(c.Learned(offset=1))], ids=["waves", "table"]
+)
+def test_query_key_positions_reach_queries_and_keys_and_nothing_else(position):
     """Moved positions change q and k of the first block, not its values nor the stream that enters it."""
     model, _ = lively(variants.decoder(position=position))
     ids, here, there = tokens(2, 5), Wanting(), Wanting()
     model(ids, tap=here)
     model(ids, positions=torch.arange(5)[None] + 3, tap=there)
-    for site in ("embed", "block.0.attention.normed", "block.0.attention.v"):
+    for site in ("embed", "blocks.0.attention.normed", "blocks.0.attention.v"):
         assert torch.equal(here.seen[site], there.seen[site]), site
-    for site in ("block.0.attention.q", "block.0.attention.k"):
+    for site in ("blocks.0.attention.q", "blocks.0.attention.k"):
         assert not torch.equal(here.seen[site], there.seen[site]), site
 
 
-def test_infused_positions_are_added_before_the_projections():
-    model, _ = lively(variants.decoder(position=c.Infused(c.Sinusoidal(base=50.0))))
+def test_query_key_positions_are_added_before_the_projections():
+    model, _ = lively(variants.decoder(position=c.QueryKeyPosition(c.Sinusoidal(base=50.0))))
     tap, attention = Wanting(), model.blocks[1].attention
     model(tokens(2, 5), tap=tap)
-    read = tap.seen["block.1.attention.normed"] + sinusoids(torch.arange(5), variants.D, c.Sinusoidal(base=50.0))
+    read = tap.seen["blocks.1.attention.normed"] + sinusoids(torch.arange(5), variants.D, c.Sinusoidal(base=50.0))
     q = attention.q(read).unflatten(-1, (6, variants.K)).transpose(1, 2)
-    assert torch.allclose(q, tap.seen["block.1.attention.q"], rtol=1e-13, atol=1e-13)
+    assert torch.allclose(q, tap.seen["blocks.1.attention.q"], rtol=1e-13, atol=1e-13)
 
 
-def test_an_infused_table_ends_where_a_learned_one_does():
-    model, _ = lively(variants.decoder(position=c.Infused(c.Learned())))
-    with pytest.raises(ValueError, match=f"no row in a learned table of {variants.MAX_LEN}"):
+def test_a_query_key_table_ends_where_a_learned_one_does():
+    model, _ = lively(variants.decoder(position=c.QueryKeyPosition(c.Learned())))
+    with pytest.raises(ValueError, match=f"outside a learned table of {variants.MAX_LEN}"):
         model(tokens(1, variants.MAX_LEN + 1))
 
 

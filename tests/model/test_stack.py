@@ -46,7 +46,7 @@ def test_stack_reaches_layers_times_window_minus_one_tokens_back():
 def test_learned_table_ends_where_the_context_ends():
     model = build(variants.decoder())
     model(tokens(1, variants.MAX_LEN))
-    with pytest.raises(ValueError, match="position 29 has no row in a learned table of 29"):
+    with pytest.raises(ValueError, match="position 29 is outside a learned table of 29"):
         model(tokens(1, variants.MAX_LEN + 1))
     cache = model.new_cache()
     model(tokens(1, variants.MAX_LEN), cache=cache)

@@ -29,7 +29,7 @@ def test_every_documented_site_exists_with_its_shape():
         model, _ = lively(variants.decoder(attention=attention, feedforward=feedforward))
         tap = Wanting("pattern")
         model(tokens(2, 7), tap=tap)
-        found |= {site: tuple(value.shape) for site, value in tap.seen.items() if not site.startswith("block.1")}
+        found |= {site: tuple(value.shape) for site, value in tap.seen.items() if not site.startswith("blocks.1")}
     assert found == expected
 
 
@@ -51,10 +51,10 @@ def test_encoder_decoder_sites_carry_their_stack():
     model, _ = lively(variants.seq2seq())
     tap = Wanting("pattern")
     model(tokens(2, 5), tokens(2, 3), tap=tap)
-    for site in ("encoder.embed", "encoder.block.1.attention.pattern", "decoder.block.0.cross.pattern", "logits"):
+    for site in ("encoder.embed", "encoder.blocks.1.attention.pattern", "decoder.blocks.0.cross.pattern", "logits"):
         assert site in tap.seen
-    assert tap.seen["decoder.block.0.cross.pattern"].shape == (2, 6, 3, 5)
+    assert tap.seen["decoder.blocks.0.cross.pattern"].shape == (2, 6, 3, 5)
 
 
 def test_the_silent_tap_builds_no_strings():
-    assert scoped(NO_TAP, "block.0.") is NO_TAP
+    assert scoped(NO_TAP, "blocks.0.") is NO_TAP

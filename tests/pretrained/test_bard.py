@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 import glassformer as gf
 from glassformer import pretrained
-from glassformer.train import tokenizer
-from glassformer.train.batches import eval_batches
+from glassformer.training.data import tokenizer
+from glassformer.training.data.batches import eval_batches
 
 FOLDER = pretrained.folder("bard")
 TEXT = Path(os.environ.get("GLASSFORMER_DATA") or "nowhere") / "tinyshakespeare.txt"

@@ -13,29 +13,29 @@ from glassformer.lens.heads import head_table, induction_score
 from glassformer.lens.patch import patch, zero
 from glassformer.lens.trace import trace
 from glassformer.model import Model
-from glassformer.train import RunConfig, open_session, read_run, train
-from glassformer.train.tasks import TaskData
+from glassformer.training import Run, open_session, read_run, train
+from glassformer.training.data.tasks import TaskData
 
 FOLDER = pretrained.folder("induction")
 RECIPE = Path(__file__).parents[2] / "recipes" / "induction.toml"
 RUN = read_run(RECIPE.read_text())
 
 
-def judged(run: RunConfig) -> tuple[Tensor, Tensor]:
+def judged(run: Run) -> tuple[Tensor, Tensor]:
     """512 rows that training never sees, and what is asked of them."""
     inputs, targets = zip(*TaskData(run.task).validation(run), strict=True)
     return torch.cat(inputs), torch.cat(targets)
 
 
-def accuracy(model: Model, run: RunConfig, ablated: dict[int, list[int]] | None = None) -> float:
+def accuracy(model: Model, run: Run, ablated: dict[int, list[int]] | None = None) -> float:
     """Share of the second copy that is predicted, the values of some heads of some layers (from 0) set to zero."""
     inputs, targets = judged(run)
-    edits = {f"block.{layer}.attention.v": zero(heads=heads) for layer, heads in (ablated or {}).items()}
+    edits = {f"blocks.{layer}.attention.v": zero(heads=heads) for layer, heads in (ablated or {}).items()}
     asked = targets != -100
     return float((patch(model, inputs, edits).argmax(-1) == targets)[asked].double().mean())
 
 
-def scores(model: Model, run: RunConfig) -> Tensor:
+def scores(model: Model, run: Run) -> Tensor:
     """(L,H): mean attention from the second copy to the place after the first occurrence, on the task's own rows.
 
     Exactly the definition of the claim: rows where a token stands three times by chance count by the copy alone.
@@ -43,14 +43,14 @@ def scores(model: Model, run: RunConfig) -> Tensor:
     inputs, targets = judged(run)
     rows, places = torch.where(targets != -100)
     length = 1 + (targets != -100).sum(1)
-    seen = trace(model, inputs, sites="block.*.attention.pattern")
+    seen = trace(model, inputs, sites="blocks.*.attention.pattern")
     layers = range(model.config.n_layers)
     return torch.stack(
-        [seen[f"block.{i}.attention.pattern"][rows, :, places, places - length[rows] + 1].mean(0) for i in layers]
+        [seen[f"blocks.{i}.attention.pattern"][rows, :, places, places - length[rows] + 1].mean(0) for i in layers]
     )
 
 
-def check_two_layers(model: Model, run: RunConfig) -> None:
+def check_two_layers(model: Model, run: Run) -> None:
     found = scores(model, run)
     assert accuracy(model, run) >= 0.95
     assert float(found[1].max()) >= 0.8
@@ -65,7 +65,7 @@ def test_it_is_under_a_megabyte_and_knows_its_recipe():
     config = gf.load("induction").config
     assert (config.n_layers, config.d_model, config.n_heads, config.vocab_size) == (2, 64, 2, 40)
     assert config.feedforward == gf.config.NoFeedForward()
-    assert isinstance(config.position, gf.config.Infused)
+    assert isinstance(config.position, gf.config.QueryKeyPosition)
     assert gf.load_tokenizer("induction").decode([0, 10, 39]) == "0Ad"
 
 
@@ -86,7 +86,7 @@ def test_the_detector_of_the_lens_finds_the_same_heads():
     assert ((table.score("induction") > 0.5) == (scores(gf.load("induction"), RUN) > 0.5)).all()
     assert float(table.score("previous_token")[0].max()) > 0.35
     inputs, _ = judged(RUN)
-    pattern = trace(gf.load("induction"), inputs, sites="block.1.attention.pattern")["block.1.attention.pattern"]
+    pattern = trace(gf.load("induction"), inputs, sites="blocks.1.attention.pattern")["blocks.1.attention.pattern"]
     assert float(induction_score(pattern, inputs).max()) > 0.5
 
 

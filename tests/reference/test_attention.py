@@ -8,8 +8,8 @@ import torch
 
 from glassformer import config as gf
 from glassformer.reference import random_params
-from glassformer.reference.arrays import under
-from glassformer.reference.attention import attention, join_heads, share_heads, split_heads
+from glassformer.reference.arrays import select_prefix
+from glassformer.reference.attention import attention, join_heads, repeat_kv_heads, split_heads
 
 
 def decoder(attention: gf.Attention, d_model: int = 10) -> gf.DecoderConfig:
@@ -42,14 +42,14 @@ def test_heads_are_laid_out_one_after_another() -> None:
 
 
 def test_query_head_h_reads_key_value_head_h_over_the_group() -> None:
-    shared = share_heads(np.arange(2.0).reshape(1, 2, 1, 1), 6)
+    shared = repeat_kv_heads(np.arange(2.0).reshape(1, 2, 1, 1), 6)
     np.testing.assert_array_equal(shared.ravel(), [0, 0, 0, 1, 1, 1])
 
 
 @pytest.mark.parametrize("G", [1, 2, 6])
 def test_grouped_attention_equals_torch(G: int) -> None:
     config = decoder(gf.Attention(6, n_kv_heads=G, d_head=4, d_value=3, scale=0.7))
-    weights = under(random_params(config), "decoder.blocks.0.attention")
+    weights = select_prefix(random_params(config), "decoder.blocks.0.attention")
     generator = np.random.default_rng(0)
     x, memory = generator.standard_normal((2, 5, 10)), generator.standard_normal((2, 7, 10))
     allowed = generator.random((2, 5, 7)) < 0.6
@@ -68,7 +68,7 @@ def test_grouped_attention_equals_torch(G: int) -> None:
 def test_grouped_equals_multi_head_with_repeated_keys_and_values() -> None:
     grouped = decoder(gf.Attention(6, n_kv_heads=2, d_head=4))
     many = decoder(gf.Attention(6, d_head=4))
-    weights = under(random_params(grouped), "decoder.blocks.0.attention")
+    weights = select_prefix(random_params(grouped), "decoder.blocks.0.attention")
     repeated = dict(weights)
     for name in ("k.weight", "v.weight", "k.bias", "v.bias"):
         heads = weights[name].reshape(2, 4, *weights[name].shape[1:])
@@ -81,7 +81,7 @@ def test_grouped_equals_multi_head_with_repeated_keys_and_values() -> None:
 
 def test_qk_norm_takes_the_size_of_queries_and_keys_away() -> None:
     config = decoder(gf.Attention(2, bias=False, qk_norm=gf.RMSNorm(1e-12)))
-    weights = under(random_params(config), "decoder.blocks.0.attention")
+    weights = select_prefix(random_params(config), "decoder.blocks.0.attention")
     louder = weights | {"q.weight": 100 * weights["q.weight"], "k.weight": 0.01 * weights["k.weight"]}
     x = np.random.default_rng(0).standard_normal((1, 3, 10))
     allowed = np.ones((1, 3, 3), dtype=bool)
@@ -91,7 +91,7 @@ def test_qk_norm_takes_the_size_of_queries_and_keys_away() -> None:
 
 def test_a_query_without_keys_raises() -> None:
     config = decoder(gf.Attention(2))
-    weights = under(random_params(config), "decoder.blocks.0.attention")
+    weights = select_prefix(random_params(config), "decoder.blocks.0.attention")
     x = np.ones((1, 2, 10))
     with pytest.raises(ValueError, match="at least one key"):
         attention(config, weights, x, x, np.zeros((1, 2, 2), dtype=bool))

@@ -5,7 +5,7 @@ import pytest
 
 from glassformer import config as gf
 from glassformer.reference import random_params
-from glassformer.reference.arrays import under
+from glassformer.reference.arrays import select_prefix
 from glassformer.reference.backward_feedforward import feedforward_backward
 from glassformer.reference.feedforward import feedforward
 
@@ -31,7 +31,7 @@ def test_gradients_equal_finite_differences(part: gf.FeedForward) -> None:
         position=gf.NoPosition(),
     )
     generator = np.random.default_rng(0)
-    weights = under(random_params(config), "decoder.blocks.0.feedforward")
+    weights = select_prefix(random_params(config), "decoder.blocks.0.feedforward")
     values = weights | {"x": generator.standard_normal((2, 3, 6))}
     d_out = generator.standard_normal((2, 3, 6))
 
@@ -56,7 +56,7 @@ def test_an_expert_that_nobody_chose_learns_nothing_but_its_router_row_moves() -
     config = gf.DecoderConfig(
         vocab_size=5, d_model=6, n_layers=1, attention=gf.Attention(1), feedforward=part, position=gf.NoPosition()
     )
-    weights = under(random_params(config), "decoder.blocks.0.feedforward")
+    weights = select_prefix(random_params(config), "decoder.blocks.0.feedforward")
     x = np.random.default_rng(0).standard_normal((1, 1, 6))
     saved = feedforward(part, weights, x)[1]
     _, gradients = feedforward_backward(part, weights, saved, np.ones((1, 1, 6)))

@@ -75,10 +75,10 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activation_slopes_equal_autograd(name: gf.Activation) -> None:
+def test_activation_derivatives_equal_autograd(name: gf.Activation) -> None:
     x = np.concatenate([np.linspace(-6, 6, 25), [0.0, 40.0, -40.0]])
     expected = autograd(ACTIVATIONS[name], np.ones_like(x), x)[0]
-    np.testing.assert_allclose(back.activation_slope(name, x), expected, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(back.activation_derivative(name, x), expected, rtol=1e-10, atol=1e-13)
 
 
 def test_a_row_read_twice_gets_both_gradients() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from glassformer import config as gf
 from glassformer.reference import random_params
-from glassformer.reference.arrays import under
+from glassformer.reference.arrays import select_prefix
 from glassformer.reference.feedforward import chosen_experts, expert, feedforward, mixture
 from glassformer.reference.ops import softmax
 
@@ -19,7 +19,7 @@ def weights_of(part: gf.FeedForward) -> dict[str, np.ndarray]:
         feedforward=part,
         position=gf.NoPosition(),
     )
-    return under(random_params(config), "decoder.blocks.0.feedforward")
+    return select_prefix(random_params(config), "decoder.blocks.0.feedforward")
 
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4))
@@ -49,7 +49,7 @@ def test_mixture_with_every_expert_active_is_the_dense_mixture(inner: gf.Dense |
     weights = weights_of(part)
     gates = softmax(X @ weights["router.weight"].T)
     expected = sum(
-        gates[..., e, None] * expert(inner, under(weights, f"experts.{e}"), X)[0] for e in range(part.n_experts)
+        gates[..., e, None] * expert(inner, select_prefix(weights, f"experts.{e}"), X)[0] for e in range(part.n_experts)
     )
     np.testing.assert_allclose(feedforward(part, weights, X)[0], expected, rtol=1e-13)
 
@@ -58,7 +58,7 @@ def test_mixture_of_one_expert_is_that_expert() -> None:
     part = gf.MoE(1, 1, gf.Gated(5))
     weights = weights_of(part)
     np.testing.assert_allclose(
-        mixture(part, weights, X)[0], expert(part.expert, under(weights, "experts.0"), X)[0], rtol=1e-14
+        mixture(part, weights, X)[0], expert(part.expert, select_prefix(weights, "experts.0"), X)[0], rtol=1e-14
     )
 
 
@@ -70,7 +70,8 @@ def test_mixture_token_by_token() -> None:
         p = saved["probabilities"][place]
         best = sorted(range(5), key=lambda e, p=p: -p[e])[:2]
         expected = sum(
-            p[e] / p[best].sum() * expert(part.expert, under(weights, f"experts.{e}"), X[place])[0] for e in best
+            p[e] / p[best].sum() * expert(part.expert, select_prefix(weights, f"experts.{e}"), X[place])[0]
+            for e in best
         )
         np.testing.assert_allclose(out[place], expected, rtol=1e-13)
     assert ((saved["gates"] > 0).sum(axis=-1) == 2).all()

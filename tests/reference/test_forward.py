@@ -94,7 +94,7 @@ def test_bert_equals_transformers_with_segments_and_padding() -> None:
         )
     ours = forward(peer.config, peer.params, ids, mask=mask, segments=segments, record=record)
     np.testing.assert_allclose(ours[mask], theirs.logits.numpy()[mask], **TOLERANCE)
-    pattern = record["block.1.attention.pattern"].transpose(0, 2, 1, 3)[mask]
+    pattern = record["blocks.1.attention.pattern"].transpose(0, 2, 1, 3)[mask]
     np.testing.assert_allclose(pattern, theirs.attentions[1].numpy().transpose(0, 2, 1, 3)[mask], **TOLERANCE)
 
 
@@ -210,8 +210,8 @@ def test_window_reaches_only_on_the_layers_that_have_it() -> None:
     forward(config, random_params(config), tokens(), record=record)
     index = np.arange(7)
     outside = index[None, :] <= index[:, None] - 2
-    assert (record["block.0.attention.pattern"][:, :, outside] > 0).all()
-    assert (record["block.1.attention.pattern"][:, :, outside] == 0).all()
+    assert (record["blocks.0.attention.pattern"][:, :, outside] > 0).all()
+    assert (record["blocks.1.attention.pattern"][:, :, outside] == 0).all()
 
 
 def test_causality_and_window_go_by_index_not_by_position() -> None:
@@ -220,7 +220,7 @@ def test_causality_and_window_go_by_index_not_by_position() -> None:
     forward(config, random_params(config), tokens(), positions=np.full((2, 7), 3), record=record)
     index = np.arange(7)
     gap = index[:, None] - index[None, :]
-    np.testing.assert_array_equal(record["block.0.attention.pattern"][0, 0] > 0, (gap >= 0) & (gap < 3))
+    np.testing.assert_array_equal(record["blocks.0.attention.pattern"][0, 0] > 0, (gap >= 0) & (gap < 3))
 
 
 def test_whole_pattern_replaces_the_causal_one() -> None:
@@ -260,9 +260,9 @@ def test_record_names_both_stacks_of_an_encoder_decoder() -> None:
     record: dict[str, Array] = {}
     peer = peers.t5()
     forward_seq2seq(peer.config, peer.params, tokens(T=5), tokens(T=3), record=record)
-    assert record["encoder.block.1.attention.pattern"].shape == (2, 3, 5, 5)
-    assert record["decoder.block.2.cross.pattern"].shape == (2, 3, 3, 5)
-    assert record["decoder.block.2.attention.pattern"].shape == (2, 3, 3, 3)
+    assert record["encoder.blocks.1.attention.pattern"].shape == (2, 3, 5, 5)
+    assert record["decoder.blocks.2.cross.pattern"].shape == (2, 3, 3, 5)
+    assert record["decoder.blocks.2.attention.pattern"].shape == (2, 3, 3, 3)
     for site, value in record.items():
         if site.endswith("pattern"):
             np.testing.assert_allclose(value.sum(axis=-1), 1, rtol=1e-12)
@@ -299,7 +299,7 @@ def test_refusals_say_what_is_wrong() -> None:
         forward(config, params, tokens(), segments=np.zeros((2, 7), dtype=int))
     with pytest.raises(ValueError, match="count from 0"):
         forward(config, params, tokens(), positions=np.full((2, 7), -1))
-    with pytest.raises(ValueError, match="positions are whole"):
+    with pytest.raises(ValueError, match="positions must be integers"):
         forward(config, params, tokens(), positions=np.zeros(7, dtype=int))
     with pytest.raises(ValueError, match="head=None"):
         forward(decoder(head=None), random_params(decoder(head=None)), tokens())

@@ -126,7 +126,7 @@ def test_params_that_do_not_fit_are_refused_by_name() -> None:
         as_params(small(), {k: v for k, v in params.items() if k != "decoder.norm.bias"})
     with pytest.raises(ValueError, match=r"unknown \['extra'\]"):
         as_params(small(), params | {"extra": np.ones(1)})
-    with pytest.raises(ValueError, match=r"asks for \(4,\)"):
+    with pytest.raises(ValueError, match=r"requires \(4,\)"):
         as_params(small(), params | {"decoder.norm.bias": np.ones(5)})
 
 

@@ -15,8 +15,8 @@ from glassformer import config as gf
 from glassformer.reference.positions import (
     alibi_bias,
     alibi_slopes,
+    rotary_cos_sin,
     rotary_frequencies,
-    rotary_waves,
     rotate,
     sinusoidal,
     t5_bias,
@@ -29,9 +29,9 @@ FLOAT32 = {"rtol": 2e-6, "atol": 2e-6}  # the peer computes in float32
 
 def test_sinusoidal_by_hand() -> None:
     """D = 4, base 100: w = 1 and 1/10."""
-    waves = sinusoidal(gf.Sinusoidal(base=100.0), np.array([[0, 3]]), 4)
+    cos_sin = sinusoidal(gf.Sinusoidal(base=100.0), np.array([[0, 3]]), 4)
     np.testing.assert_allclose(
-        waves[0], [[0, 1, 0, 1], [np.sin(3), np.cos(3), np.sin(0.3), np.cos(0.3)]], rtol=1e-14, atol=0
+        cos_sin[0], [[0, 1, 0, 1], [np.sin(3), np.cos(3), np.sin(0.3), np.cos(0.3)]], rtol=1e-14, atol=0
     )
 
 
@@ -42,9 +42,9 @@ def test_sinusoidal_halves_equal_marian() -> None:
 
 
 def test_sinusoidal_layouts_hold_the_same_numbers() -> None:
-    places = np.array([[0, 7, 3]])
-    interleaved = sinusoidal(gf.Sinusoidal(), places, 10)
-    halves = sinusoidal(gf.Sinusoidal(layout="halves"), places, 10)
+    position_ids = np.array([[0, 7, 3]])
+    interleaved = sinusoidal(gf.Sinusoidal(), position_ids, 10)
+    halves = sinusoidal(gf.Sinusoidal(layout="halves"), position_ids, 10)
     np.testing.assert_array_equal(interleaved[..., 0::2], halves[..., :5])
     np.testing.assert_array_equal(interleaved[..., 1::2], halves[..., 5:])
 
@@ -127,7 +127,7 @@ def test_ntk_keeps_the_first_frequency_and_divides_the_last() -> None:
 def test_rotation_by_hand_turns_its_own_pairs(pairing: str) -> None:
     """K = 6 with 4 rotated, base 100: planes turn by p and p/10; p = 2 here. A unit vector shows where it goes."""
     rotary = gf.Rotary(base=100.0, pairing=pairing, fraction=4 / 6)  # type: ignore[arg-type]
-    cos, sin = rotary_waves(rotary, 6, np.array([[2]]))
+    cos, sin = rotary_cos_sin(rotary, 6, np.array([[2]]))
     pairs = [(0, 2), (1, 3)] if pairing == "halves" else [(0, 1), (2, 3)]
     for (first, second), angle in zip(pairs, (2, 0.2), strict=True):
         expected = np.zeros(6)
@@ -143,7 +143,7 @@ def test_rotation_keeps_lengths_and_makes_products_relative(pairing: str) -> Non
     q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 1, 8))
 
     def turned(x: np.ndarray, place: int) -> np.ndarray:
-        return rotate(rotary, x, *rotary_waves(rotary, 8, np.array([[place]])))
+        return rotate(rotary, x, *rotary_cos_sin(rotary, 8, np.array([[place]])))
 
     assert np.linalg.norm(turned(q, 11)) == pytest.approx(np.linalg.norm(q), rel=1e-14)
     assert (turned(q, 9) * turned(k, 4)).sum() == pytest.approx((turned(q, 105) * turned(k, 100)).sum(), rel=1e-11)

@@ -37,8 +37,8 @@ def studio(app):
 
 
 @pytest.fixture(scope="session")
-def shelf(studio):
-    return studio.shelf
+def models(studio):
+    return studio.models
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -11,7 +12,22 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from glassformer.studio.wire import MEDIA_TYPE, decode
+import numpy as np
+from safetensors.numpy import load
+
+from glassformer.studio.encoding import MEDIA_TYPE
+
+
+def decode(data):
+    """(arrays by name, meta) of a tensor response; uint8 arrays as the values they stand for."""
+    (length,) = struct.unpack("<Q", data[:8])
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    arrays, ranges = load(data), json.loads(metadata["ranges"])
+    for name, array in arrays.items():
+        if array.dtype == np.uint8:
+            low, high = ranges[name]
+            arrays[name] = low + (high - low) * array.astype(np.float64) / 255
+    return arrays, json.loads(metadata["meta"])
 
 
 class Asker:

@@ -30,7 +30,7 @@ async def get(app, path):
 
 async def main():
     app = create_app(Settings(folder=Path(sys.argv[1]), warm=False))
-    paths = ["/", "/api/state", "/static/style.css", "/api/claims", "/api/size/presets", "/static/canned/index.json",
+    paths = ["/", "/api/state", "/static/style.css", "/api/claims", "/api/size/presets", "/static/recorded/index.json",
              "/api/size/chinchilla", "/v1/models", "/api/train", "/static/plotly.js"]
     told = [await get(app, path) for path in paths]
     print(told, [m for m in ("torch", "numpy", "matplotlib", "plotly") if m in sys.modules])
@@ -52,7 +52,7 @@ def test_torch_is_imported_once_the_page_says_it_is_drawn(tmp_path):
             assert b"<html" in page.read().lower()
         told = {"model": "bard", "text": "ROMEO:\nBut soft, what light"}
         status, answer = server.post("/api/tokens", told)
-        assert (status, len(answer["ids"])) == (200, 27)  # from the can
+        assert (status, len(answer["ids"])) == (200, 27)  # recorded
         time.sleep(0.3)
         assert not imports_torch(server)  # the page has not said so yet
         server.wait_for_torch()
@@ -68,7 +68,7 @@ def test_state_tells_version_models_and_limits(client):
     assert told["version"] == glassformer.__version__
     assert [model["name"] for model in told["models"]] == ["bard", "induction", "tiny", "both", "pair", "table"]
     assert told["limits"]["upload_bytes"] == 20_000_000
-    assert told["canned"]["prompts"]["bard"]
+    assert told["recorded"]["prompts"]["bard"]
 
 
 def test_an_address_that_is_not_there_is_one_sentence(client):
@@ -108,7 +108,7 @@ def test_an_upload_is_text_by_type_and_content(client, studio):
     good = send(b"hello there\n" * 100, name="../../<b>x</b>.txt")
     assert good.status_code == 200
     assert good.json()["title"] == "../../<b>x</b>.txt"  # words for people; the file is named by us
-    assert studio.trainings.corpus(good.json()["corpus"]).parent == studio.trainings.folder / "corpora"
+    assert studio.training_runs.corpus(good.json()["corpus"]).parent == studio.training_runs.folder / "corpora"
     for data, kind in ((b"x" * 2000, "text/html"), (b"\xff" * 2000, "text/plain"), (b"", "text/plain")):
         assert send(data, kind).status_code == 400
 

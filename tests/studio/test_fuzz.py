@@ -16,8 +16,8 @@ BODIES = {
     "generate": {**ABOUT, "max_new_tokens": 3, "temperature": 0.8, "seed": 1, "cache": True},
     "beam": {**ABOUT, "beams": 2, "steps": 2},
     "anatomy": {"model": "bard"},
-    "tensor": {**ABOUT, "site": "block.0.attention.q", "head": 1},
-    "cell": {**ABOUT, "site": "block.0.attention.q", "index": [0, 1, 2]},
+    "tensor": {**ABOUT, "site": "blocks.0.attention.q", "head": 1},
+    "cell": {**ABOUT, "site": "blocks.0.attention.q", "index": [0, 1, 2]},
     "patterns": {**ABOUT, "layer": 1, "where": "self"},
     "heads": {"model": "induction", "seed": 0},
     "ablate": {**ABOUT, "heads": [[0, 1]], "mode": "zero"},
@@ -50,7 +50,7 @@ junk = st.recursive(
     | st.text(max_size=20)
     | st.sampled_from(
         ["", "../../etc/passwd", "/etc/passwd", "..\\..\\x", "<script>alert(1)</script>", "\0", "\ud800", "x" * 30_000,
-         "bard", "pair", "both", "table", "block.*", "block.0.cross.q", "logits", "embed", "task:repeat", "{{7*7}}"]
+         "bard", "pair", "both", "table", "blocks.*", "blocks.0.cross.q", "logits", "embed", "task:repeat", "{{7*7}}"]
     ),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
@@ -74,7 +74,7 @@ def mutated(draw, templates):
 @pytest.fixture
 def harmless(studio, monkeypatch):
     """No training is really started."""
-    monkeypatch.setattr(studio.trainings, "_spawn", lambda run: None)
+    monkeypatch.setattr(studio.training_runs, "_spawn", lambda run: None)
 
 
 def words(reply):

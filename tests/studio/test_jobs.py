@@ -1,227 +1,336 @@
-import asyncio
 import threading
 import time
+from functools import partial
 
+import anyio
 import pytest
+import torch
+from torch import nn
 
-from glassformer.studio import jobs as jobs_module
 from glassformer.studio import training
-from glassformer.studio.errors import BusyError, TooLongError
-from glassformer.studio.jobs import Cancelled, Jobs, Ticket
+from glassformer.studio.errors import BusyError, TimeLimitError
+from glassformer.studio.jobs import WorkerPool, check_cancelled, with_torch_checks
 from tests.studio.serving import wait_until
 
 
-@pytest.fixture
-def jobs():
-    made = Jobs("test", workers=2, waiting=3)
-    yield made
-    made.stop()
-    wait_until(lambda: not any(thread.is_alive() for thread in made._threads), 10)
+def run(test):
+    """Run an async test with a pool of two workers and a queue of three; no thread may be left afterwards."""
+    before = set(threading.enumerate())
+
+    async def main():
+        pool = WorkerPool(workers=2, waiting=3)
+        try:
+            await test(pool)
+        finally:
+            pool.close()
+
+    anyio.run(main)
+    wait_until(lambda: set(threading.enumerate()) <= before, 10)
 
 
-def endless(started, ended):
-    """A job that never asks whether it should go on."""
+class Job:
+    """A job that runs until it is cancelled."""
 
-    def work(ticket):
-        started.set()
+    def __init__(self):
+        self.started, self.ended, self.rounds = threading.Event(), threading.Event(), 0
+
+    def step(self):
+        check_cancelled()
+        time.sleep(0.001)
+
+    def __call__(self):
+        self.started.set()
         try:
             while True:
-                time.sleep(0.001)
+                self.step()
+                self.rounds += 1
         finally:
-            ended.set()
+            self.ended.set()
 
-    return work
-
-
-def test_a_job_gives_its_result(jobs):
-    assert asyncio.run(jobs.run(lambda ticket: 41 + 1, 5)) == 42
+    async def wait_for_start(self):
+        while not self.started.is_set():
+            await anyio.sleep(0.005)
 
 
-def test_what_a_job_raises_is_raised_to_who_waits(jobs):
-    def fail(ticket):
+async def cancel_after_start(pool, job, function=None):
+    """Run a job and cancel the task that waits for it, as a disconnecting client does."""
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.run, function or job, 60)
+            await job.wait_for_start()
+            scope.cancel()
+
+
+def test_a_job_returns_its_result():
+    async def test(pool):
+        assert await pool.run(lambda: 41 + 1, 5) == 42
+
+    run(test)
+
+
+def test_the_exception_of_a_job_is_raised_where_its_result_is_awaited():
+    def fail():
         raise KeyError("x")
 
-    with pytest.raises(KeyError):
-        asyncio.run(jobs.run(fail, 5))
-    assert asyncio.run(jobs.run(lambda ticket: 1, 5)) == 1  # and the worker goes on
+    async def test(pool):
+        with pytest.raises(KeyError):
+            await pool.run(fail, 5)
+        assert await pool.run(lambda: 1, 5) == 1
+
+    run(test)
 
 
-def test_a_job_that_passes_its_deadline_is_ended_although_it_never_asks(jobs):
-    started, ended = threading.Event(), threading.Event()
-    with pytest.raises(TooLongError, match=r"0\.2 s"):
-        asyncio.run(jobs.run(endless(started, ended), 0.2))
-    assert ended.wait(5)
-    wait_until(lambda: jobs.load == 0)
-    assert asyncio.run(jobs.run(lambda ticket: 1, 5)) == 1
+def test_a_job_ends_at_its_time_limit():
+    async def test(pool):
+        job = Job()
+        with pytest.raises(TimeLimitError, match=r"0\.2 s"):
+            await pool.run(job, 0.2)
+        assert job.ended.is_set()
+        assert pool.load == 0
+        assert await pool.run(lambda: 1, 5) == 1
+
+    run(test)
 
 
-def test_a_timeout_of_the_jobs_own_is_not_taken_for_the_deadline(jobs):
-    def fail(ticket):
+def test_a_timeout_error_of_the_job_is_not_mistaken_for_the_time_limit():
+    def fail():
         raise TimeoutError("mine")
 
-    with pytest.raises(TimeoutError, match="mine"):
-        asyncio.run(jobs.run(fail, 5))
+    async def test(pool):
+        with pytest.raises(TimeoutError, match="mine"):
+            await pool.run(fail, 5)
+
+    run(test)
 
 
-def test_a_job_dies_with_who_waits_for_it(jobs):
-    started, ended = threading.Event(), threading.Event()
+def test_a_job_that_waits_in_the_queue_ends_at_its_time_limit_without_running():
+    async def test(pool):
+        gate, ran = threading.Event(), []
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(pool.run, partial(gate.wait, 10), 20)
+            await anyio.sleep(0.05)
+            with pytest.raises(TimeLimitError):
+                await pool.run(lambda: ran.append(1), 0.1)
+            gate.set()
+        assert ran == []
 
-    async def leave():
-        task = asyncio.create_task(jobs.run(endless(started, ended), 60))
-        while not started.is_set():
-            await asyncio.sleep(0.01)
+    run(test)
+
+
+def test_a_cancelled_job_stops_at_its_next_check():
+    async def test(pool):
+        job = Job()
+        await cancel_after_start(pool, job)
+        assert job.ended.is_set()  # the waiting task returns only when the thread is free again
+        rounds = job.rounds
+        await anyio.sleep(0.02)
+        assert job.rounds == rounds
+        assert pool.load == 0
+
+    run(test)
+
+
+def test_a_task_cancelled_by_asyncio_itself_cancels_its_job():
+    """uvicorn does so with requests that are still open when the server shuts down."""
+    import asyncio
+
+    async def test(pool):
+        job = Job()
+        task = asyncio.create_task(pool.run(job, 60))
+        await job.wait_for_start()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        await anyio.to_thread.run_sync(partial(job.ended.wait, 5))
+        assert job.ended.is_set()
 
-    asyncio.run(leave())
-    assert ended.wait(5)
-
-
-def test_a_full_queue_refuses_at_once_and_takes_work_again_afterwards(jobs):
-    gate = threading.Event()
-
-    async def fill():
-        waiting = [asyncio.create_task(jobs.run(lambda ticket: gate.wait(10), 20)) for _ in range(5)]
-        await asyncio.sleep(0.05)
-        began = time.monotonic()
-        with pytest.raises(BusyError):
-            await jobs.run(lambda ticket: 1, 5)
-        assert time.monotonic() - began < 0.5
-        gate.set()
-        assert await asyncio.gather(*waiting) == [True] * 5
-        assert await jobs.run(lambda ticket: 7, 5) == 7
-
-    asyncio.run(fill())
+    run(test)
 
 
-def test_a_job_that_still_waits_is_taken_out_of_the_queue(jobs):
-    gate, ran = threading.Event(), []
+def test_each_call_of_a_torch_function_is_a_check():
+    """A model knows nothing of the studio and is stopped between two operations all the same."""
 
-    async def fill():
-        first = [asyncio.create_task(jobs.run(lambda ticket: gate.wait(10), 20)) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        third = asyncio.create_task(jobs.run(lambda ticket: ran.append(1), 20))
-        await asyncio.sleep(0.05)
-        third.cancel()
-        await asyncio.gather(third, return_exceptions=True)
-        gate.set()
-        await asyncio.gather(*first)
+    class Forever(Job, nn.Module):
+        def __init__(self):
+            nn.Module.__init__(self)
+            Job.__init__(self)
+            self.layer = nn.Linear(3, 3)
 
-    asyncio.run(fill())
-    wait_until(lambda: jobs.load == 0)
-    assert ran == []
+        def step(self):
+            with torch.no_grad():
+                self.layer(torch.ones(1, 3))
+
+        forward = __call__ = Job.__call__
+
+    async def test(pool):
+        job = Forever()
+        with anyio.fail_after(20):
+            await cancel_after_start(pool, job, lambda: with_torch_checks(job))
+        assert job.ended.is_set()
+
+    run(test)
+
+
+def test_torch_checks_change_no_result_and_end_with_the_job():
+    x = torch.randn(4, 5)
+    assert torch.equal(with_torch_checks(lambda: torch.softmax(x @ x.T, -1)), torch.softmax(x @ x.T, -1))
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_a_check_outside_a_job_does_nothing():
+    check_cancelled()
+
+
+def test_except_exception_does_not_swallow_the_cancellation():
+    class Stubborn(Job):
+        def step(self):
+            try:
+                super().step()
+            except Exception:
+                pytest.fail("the cancellation was caught")
+
+    async def test(pool):
+        await cancel_after_start(pool, Stubborn())
+
+    run(test)
+
+
+def test_a_full_queue_refuses_at_once_and_accepts_jobs_again_afterwards():
+    async def test(pool):
+        gate, results = threading.Event(), []
+
+        async def one():
+            results.append(await pool.run(partial(gate.wait, 10), 20))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(one)
+            await anyio.sleep(0.05)
+            assert pool.load == 5
+            with anyio.fail_after(0.5), pytest.raises(BusyError):
+                await pool.run(lambda: 1, 5)
+            gate.set()
+        assert results == [True] * 5
+        assert await pool.run(lambda: 7, 5) == 7
+
+    run(test)
+
+
+def test_a_job_cancelled_in_the_queue_never_runs():
+    async def test(pool):
+        gate, ran = threading.Event(), []
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(pool.run, partial(gate.wait, 10), 20)
+            await anyio.sleep(0.05)
+            with anyio.move_on_after(0.05):
+                await pool.run(lambda: ran.append(1), 20)
+            assert pool.load == 2
+            gate.set()
+        assert pool.load == 0
+        assert ran == []
+
+    run(test)
+
+
+def test_no_more_threads_run_than_there_are_workers():
+    """A cancelled job keeps its worker until it has ended: a new job must not start next to it."""
+
+    async def test(pool):
+        gate, before = threading.Event(), threading.active_count()
+        for _ in range(4):
+            with anyio.move_on_after(0.02):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(pool.run, Job(), 20)
+                    group.start_soon(pool.run, Job(), 20)
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(pool.run, partial(gate.wait, 10), 20)
+            await anyio.sleep(0.05)
+            assert threading.active_count() <= before + 2
+            gate.set()
+
+    run(test)
 
 
 def test_a_cancellation_never_reaches_the_next_job_of_the_thread():
-    """Tickets are cancelled at random moments around the end of their job; the jobs after them must all finish."""
-    pool, results = Jobs("race", workers=1, waiting=10_000), []
+    """Jobs are cancelled at various moments around their end; the jobs after them must all finish."""
 
-    def count(ticket):
-        return sum(range(200))
+    async def test(pool):
+        for number in range(200):
+            with anyio.move_on_after(0.00005 * (number % 13)):
+                await pool.run(lambda: [check_cancelled() for _ in range(20)], 5)
+            assert await pool.run(lambda number=number: (check_cancelled(), number)[1], 5) == number
 
-    for number in range(400):
-        hurt, done = Ticket(), threading.Event()
-        pool.submit(hurt, lambda: count(None))
-        pool.submit(Ticket(), lambda done=done, number=number: (results.append(number), done.set()))
-        time.sleep(0.00002 * (number % 13))
-        hurt.cancel()
-        assert done.wait(5), number
-    pool.stop()
-    assert results == list(range(400))
+    run(test)
 
 
-def test_a_cancellation_that_was_lost_is_raised_again(monkeypatch):
-    monkeypatch.setattr(jobs_module, "LOST", 0.05)
-    ticket, begun, lost = Ticket(), threading.Event(), []
+def test_a_closed_pool_cancels_its_jobs_and_refuses_new_ones():
+    async def test(pool):
+        job = Job()
 
-    def swallow_the_first():
-        begun.set()
-        try:
-            while True:
-                time.sleep(0.001)
-        except Cancelled:  # as a callback of the garbage collector would
-            lost.append(True)
-        while True:
-            time.sleep(0.001)
+        async def refused():
+            with pytest.raises(BusyError, match="shutting down"):
+                await pool.run(job, 60)
 
-    def work():
-        with pytest.raises(Cancelled):
-            ticket.run(swallow_the_first)
+        async with anyio.create_task_group() as group:
+            group.start_soon(refused)
+            await job.wait_for_start()
+            pool.close()
+        assert job.ended.is_set()
+        with pytest.raises(BusyError):
+            await pool.run(lambda: 1, 5)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    begun.wait(5)
-    ticket.cancel()
-    thread.join(5)
-    assert lost
-    assert not thread.is_alive()
+    run(test)
 
 
-def test_a_cancelled_ticket_runs_nothing():
-    ticket = Ticket()
-    ticket.cancel()
-    with pytest.raises(Cancelled):
-        ticket.run(lambda: 1)
-    with pytest.raises(Cancelled):
-        ticket.check()
-
-
-def in_a_thread(ticket, work):
-    """Start some work; what is set once it was cancelled."""
-    ended = threading.Event()
-
-    def job():
-        try:
-            ticket.run(work)
-        except Cancelled:
-            ended.set()
-
-    threading.Thread(target=job, daemon=True).start()
-    return ended
-
-
-def test_an_import_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
-    """A module whose import is broken off would stay half-imported for every later request."""
-    (tmp_path / "slow_module.py").write_text("import time\nfor _ in range(150):\n    time.sleep(0.002)\nwhole = True\n")
+def test_an_import_is_finished_before_a_job_ends(tmp_path, monkeypatch):
+    """A module whose import is interrupted would stay half-imported for every later request."""
+    (tmp_path / "slow_module.py").write_text("import time\nfor _ in range(50):\n    time.sleep(0.002)\nwhole = True\n")
     monkeypatch.syspath_prepend(tmp_path)
-    ticket, began = Ticket(), threading.Event()
 
-    def work():
-        began.set()
-        import slow_module  # noqa: F401
+    class Importing(Job):
+        def step(self):
+            import slow_module
 
-        while True:
-            time.sleep(0.001)
+            assert slow_module.whole
+            super().step()
 
-    ended = in_a_thread(ticket, work)
-    began.wait(5)
-    time.sleep(0.05)
-    ticket.cancel()
-    assert ended.wait(5)
+    async def test(pool):
+        await cancel_after_start(pool, Importing())
+
+    run(test)
     import slow_module
 
     assert slow_module.whole
 
 
-def test_what_opens_files_and_processes_is_let_finish_before_a_job_ends(tmp_path, monkeypatch):
-    """A file that was opened and not yet entered would stay open, and a run could be started that nobody knows of."""
+def test_a_cancelled_job_leaves_no_file_open(tmp_path, monkeypatch):
+    """A thread is never interrupted between opening a file and its `with`: what reads a file reads all of it."""
     (tmp_path / "events.jsonl").write_text('{"event": "step"}\n' * 100)
-    ticket, began, parsed = Ticket(), threading.Event(), []
+    job, parsed, opened = Job(), [], []
+    open_file = training.Path.open
+
+    def record_open(*args, **kwargs):
+        opened.append(open_file(*args, **kwargs))
+        return opened[-1]
 
     def slowly(line):
-        began.set()
-        time.sleep(0.002)
+        job.started.set()
+        time.sleep(0.001)
         parsed.append(line)
 
     monkeypatch.setattr(training, "parse", slowly)
+    monkeypatch.setattr(training.Path, "open", record_open)
 
     def work():
         training.Run(tmp_path).last_events()
-        while True:
-            time.sleep(0.001)
+        job()
 
-    ended = in_a_thread(ticket, work)
-    began.wait(5)
-    ticket.cancel()
-    assert ended.wait(5)
+    async def test(pool):
+        await cancel_after_start(pool, job, work)
+
+    run(test)
     assert len(parsed) == 101  # the end of the last line is one more
+    assert [file.closed for file in opened] == [True]

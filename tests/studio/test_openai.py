@@ -33,8 +33,8 @@ def refused(client, status, **body):
 
 
 @pytest.mark.parametrize("model", ["bard", "tiny"])
-def test_greedy_text_is_that_of_generate(client, shelf, model):
-    loaded = shelf.get(model)
+def test_greedy_text_is_that_of_generate(client, models, model):
+    loaded = models.get(model)
     prompt = "the cat" if model == "tiny" else ASK["prompt"]
     ids = loaded.encode(prompt)
     wanted = loaded.decode(gf.generate(loaded.model, [ids], 24).new[0])
@@ -49,16 +49,16 @@ def test_greedy_text_is_that_of_generate(client, shelf, model):
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_sampled_text_is_that_of_generate_with_the_same_seed(client, shelf):
-    loaded = shelf.get("bard")
+def test_sampled_text_is_that_of_generate_with_the_same_seed(client, models):
+    loaded = models.get("bard")
     ids = loaded.encode(ASK["prompt"])
     wanted = gf.generate(loaded.model, [ids], 24, gf.Sampling(0.9, top_p=0.8), seed=11).new[0]
     told = complete(client, temperature=0.9, top_p=0.8, seed=11)
     assert told["choices"][0]["text"] == loaded.decode(wanted)
 
 
-def test_a_prompt_may_be_ids_or_one_text_in_a_list(client, shelf):
-    ids = shelf.get("bard").encode(ASK["prompt"])
+def test_a_prompt_may_be_ids_or_one_text_in_a_list(client, models):
+    ids = models.get("bard").encode(ASK["prompt"])
     texts = {
         complete(client, prompt=p, temperature=0)["choices"][0]["text"] for p in (ASK["prompt"], [ASK["prompt"]], ids)
     }
@@ -76,7 +76,7 @@ def test_a_stop_text_ends_and_is_not_shown_also_in_a_stream(client, stop):
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole[:cut]
 
 
-def test_echo_usage_and_logprobs(client, shelf):
+def test_echo_usage_and_logprobs(client, models):
     told = complete(client, temperature=0, echo=True, logprobs=3)
     assert told["choices"][0]["text"].startswith(ASK["prompt"])
     logprobs = told["choices"][0]["logprobs"]
@@ -114,10 +114,10 @@ def test_errors_have_openais_shape(client):
     assert client.get("/v1/nothing").json()["error"]["message"]
 
 
-def test_the_openai_client_completes_and_streams(server, shelf):
+def test_the_openai_client_completes_and_streams(server, models):
     """The real package against a real server, where it is installed."""
     openai = pytest.importorskip("openai")
-    loaded = shelf.get("bard")
+    loaded = models.get("bard")
     wanted = loaded.decode(gf.generate(loaded.model, [loaded.encode(ASK["prompt"])], 24).new[0])
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as asking:
         assert "bard" in [model.id for model in asking.models.list()]
@@ -126,11 +126,11 @@ def test_the_openai_client_completes_and_streams(server, shelf):
         assert "".join(part.choices[0].text for part in parts) == wanted
 
 
-def test_over_a_socket_the_stream_is_the_one_that_clients_read(server, shelf):
+def test_over_a_socket_the_stream_is_the_one_that_clients_read(server, models):
     """Raw HTTP, as the openai package sends it: chunks of `data: {...}`, then `data: [DONE]`; torch is waited for."""
     import http.client
 
-    loaded = shelf.get("bard")
+    loaded = models.get("bard")
     wanted = loaded.decode(gf.generate(loaded.model, [loaded.encode(ASK["prompt"])], 24).new[0])
     connection = http.client.HTTPConnection(server.address.removeprefix("http://"), timeout=120)
     headers = {"content-type": "application/json", "authorization": "Bearer sk-none", "accept": "application/json"}

@@ -18,34 +18,34 @@ def run_of(name, text, sites):
 
 def test_the_diagram_is_to_scale_and_a_block_unfolds(site):
     page = site.open(view="anatomy")
-    page.wait_for_selector("[data-path='block.0.feedforward']")
+    page.wait_for_selector("[data-path='blocks.0.feedforward']")
     widths = {
         path: float(page.locator(f"[data-path='{path}'] .scale").get_attribute("width"))
-        for path in ("embed", "block.0.attention", "block.0.feedforward", "block.1")
+        for path in ("embed", "blocks.0.attention", "blocks.0.feedforward", "blocks.1")
     }
     cfg = gf.load("bard").config
     counts = {
         "embed": cfg.vocab_size * cfg.d_model,
-        "block.0.attention": 4 * cfg.d_model**2,
-        "block.0.feedforward": 3 * cfg.d_model * cfg.d_ff,
+        "blocks.0.attention": 4 * cfg.d_model**2,
+        "blocks.0.feedforward": 3 * cfg.d_model * cfg.d_ff,
     }
-    counts["block.1"] = counts["block.0.attention"] + counts["block.0.feedforward"] + 2 * cfg.d_model
+    counts["blocks.1"] = counts["blocks.0.attention"] + counts["blocks.0.feedforward"] + 2 * cfg.d_model
     for path, many in counts.items():
-        assert widths[path] / widths["block.1"] == pytest.approx(many / counts["block.1"])
-    page.locator("[data-path='block.3']").click()
-    page.wait_for_selector("[data-path='block.3.attention'][aria-pressed=true]")
-    assert page.locator("[data-path='block.0.attention']").count() == 0
+        assert widths[path] / widths["blocks.1"] == pytest.approx(many / counts["blocks.1"])
+    page.locator("[data-path='blocks.3']").click()
+    page.wait_for_selector("[data-path='blocks.3.attention'][aria-pressed=true]")
+    assert page.locator("[data-path='blocks.0.attention']").count() == 0
     assert selection(page)["layer"] == "3"
-    page.locator("[data-path='block.3.feedforward']").focus()
+    page.locator("[data-path='blocks.3.feedforward']").focus()
     page.keyboard.press("Enter")
-    expect(panel(page, "part").locator("h2")).to_have_text("Feed-forward (block.3.feedforward)")
+    expect(panel(page, "part").locator("h2")).to_have_text("Feed-forward (blocks.3.feedforward)")
     assert panel(page, "part").locator("math").count() == 1
     assert page.locator("#inspector td").first.inner_text() == "decoder.blocks.3.feedforward.up.weight"
 
 
 def test_one_cell_is_the_sum_it_says(site):
-    page = site.open(view="anatomy", part="block.2.attention", layer=2, site="block.2.attention.scores", head=3)
-    page.wait_for_selector("[data-panel=part][data-site='block.2.attention.scores']")
+    page = site.open(view="anatomy", part="blocks.2.attention", layer=2, site="blocks.2.attention.scores", head=3)
+    page.wait_for_selector("[data-panel=part][data-site='blocks.2.attention.scores']")
     canvas = panel(page, "part").locator("canvas[tabindex]")
     canvas.focus()
     for key in ["ArrowDown"] * 4 + ["ArrowRight"]:  # the first one enters the map
@@ -53,11 +53,11 @@ def test_one_cell_is_the_sum_it_says(site):
     page.keyboard.press("Enter")
     cell = panel(page, "cell")
     expect(cell.locator("b.mono")).to_have_text(re.compile(r"scores\[3, 3, 1\] = "))
-    value = float(run_of("bard", ROMEO, "block.2.attention.scores")["block.2.attention.scores"][0, 3, 3, 1])
+    value = float(run_of("bard", ROMEO, "blocks.2.attention.scores")["blocks.2.attention.scores"][0, 3, 3, 1])
     last = [float(t.replace("−", "-")) for t in cell.locator("tbody tr:nth-last-child(-n+2) b").all_inner_texts()]
     assert last == pytest.approx([value, value], rel=1e-5)
     assert float(run_python(page, "cell")) == value
-    tensor = run_of("bard", ROMEO, "block.2.attention.scores")["block.2.attention.scores"][0, 3]
+    tensor = run_of("bard", ROMEO, "blocks.2.attention.scores")["blocks.2.attention.scores"][0, 3]
     torch.testing.assert_close(run_python(page, "part"), tensor)
 
 
@@ -69,6 +69,6 @@ def test_other_kinds_of_models_have_an_anatomy_too(site, name):
     page = site.open(view="anatomy", model=name, prompt=text)
     page.wait_for_selector("[data-panel=part][data-site]")
     names = page.locator(".diagram g[data-path]").evaluate_all("(all) => all.map((one) => one.dataset.path)")
-    inside = {"pair": "decoder.block.0.cross", "both": "block.0.feedforward", "induction": "block.0.attention"}
+    inside = {"pair": "decoder.blocks.0.cross", "both": "blocks.0.feedforward", "induction": "blocks.0.attention"}
     assert inside[name] in names
     assert any("feedforward" in path for path in names) == (name != "induction")

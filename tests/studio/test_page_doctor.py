@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer import size
+from glassformer import sizing as size
 from glassformer.finding import Finding
 from tests.studio.page import fits, needs_browser, panel, run_python
 
@@ -37,7 +37,7 @@ def test_a_healthy_model_is_examined_live(page):
     rows = page.locator("[data-panel=doctor] .findings tbody tr")
     verdicts = rows.evaluate_all("all => all.map((one) => one.dataset.verdict)")
     assert "Healthy" in line
-    assert f"{verdicts.count('pass')} pass, 0 fail" in line
+    assert f"{verdicts.count('pass')} passed, 0 failed" in line
     assert verdicts.count("pass") > 10
     ids = rows.locator(".finding-id").all_inner_texts()
     assert "causality" in rows.locator(".finding-family").all_inner_texts()
@@ -52,7 +52,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     leak = [[1.5, 0.25, 0.0], [0.5, 2.0, 0.125], [0.1, 0.2, 3.0]]
     seen = Finding.judge("causal_leak/future-token", 0.25, 1e-6, "nothing <b>later</b> may count", "mask the scores")
     answer = {
-        "id": "causal_leak", "title": "a place sees tokens after it", "place": "layer 1, heads 0 and 2",
+        "id": "causal_leak", "title": "causal mask leak", "location": "layer 1, heads 0 and 2",
         "remedy": "mask the scores", "evidence": [seen.to_dict()], "consequences": ["cache_mismatch/step"],
     }  # fmt: skip
     done = {"healthy": False, "notes": ["padding (not examined): it takes no mask"], "leak": leak, "text": ""}
@@ -64,7 +64,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     card.wait_for()
     told = card.inner_text()
     for part in (
-        "a place sees tokens after it",
+        "causal mask leak",
         "causal_leak",
         "layer 1, heads 0 and 2",
         "mask the scores",
@@ -72,7 +72,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     ):
         assert part in told
     shown = panel(page, "doctor").inner_text()
-    assert "Sick" in shown
+    assert "Not healthy" in shown
     assert shown.count("mask the scores") == 1
     assert "0.25 ≰" in shown
     assert "nothing <b>later</b> may count" in shown
@@ -81,7 +81,7 @@ def test_a_sick_model_gets_its_diagnosis_and_its_picture(page):
     canvas.focus()
     for key in ("ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
-    assert page.locator("[data-panel=leak] .readout").inner_text() == "answer at 0, token 1 changed: 0.25 (future)"
+    assert page.locator("[data-panel=leak] .readout").inner_text() == "output at 0, token 1 changed: 0.25 (future)"
     page.keyboard.press("ArrowRight")
     assert "exactly 0" in page.locator("[data-panel=leak] .readout").inner_text()
     page.unroute("**/api/doctor")
@@ -98,7 +98,7 @@ def test_each_remedy_is_shown_once(page):
         finding("cache_mismatch/chunk", "keep what was computed"),
         finding("pad_leak/left", "hide the padding"),
     ]
-    answer = {"title": "a", "place": "", "evidence": [], "consequences": []}
+    answer = {"title": "a", "location": "", "evidence": [], "consequences": []}
     diagnoses = [
         {"id": "causal_leak", "remedy": "mask the scores", **answer},
         {"id": "over_mask", "remedy": "mask the scores", **answer},
@@ -111,12 +111,12 @@ def test_each_remedy_is_shown_once(page):
     for _ in range(2):  # an examination anew tells them anew
         page.get_by_role("button", name="Examine").click()
         page.locator(".diagnosis").nth(2).wait_for()
-        page.locator("[data-panel=doctor] .verdict-line", has_text="Sick").wait_for()
+        page.locator("[data-panel=doctor] .verdict-line", has_text="Not healthy").wait_for()
         shown = panel(page, "doctor").inner_text()
         for remedy in ("mask the scores", "keep what was computed", "hide the padding"):
             assert shown.count(remedy) == 1, remedy
-        assert "as for causal_leak" in page.locator(".diagnosis").nth(1).inner_text()
-        assert page.locator(".finding-remedy").all_inner_texts() == ["Remedy: keep what was computed"]
+        assert "same as for causal_leak" in page.locator(".diagnosis").nth(1).inner_text()
+        assert page.locator(".finding-remedy").all_inner_texts() == ["Fix: keep what was computed"]
     page.unroute("**/api/doctor")
 
 
@@ -139,7 +139,7 @@ def test_the_size_sheet_shows_the_librarys_numbers(page):
     assert note.inner_text() == gf.size(gf.presets.gpt2(), context=100_000).note
     page.get_by_label("Batch", exact=True).fill("4")
     page.get_by_label("Context", exact=True).fill("256")
-    page.get_by_label("Number type").select_option("int8")
+    page.get_by_label("Dtype").select_option("int8")
     page.locator("""[data-panel=size][data-ready*='"context":256']""").and_(
         page.locator("""[data-ready*=int8]""")
     ).wait_for()

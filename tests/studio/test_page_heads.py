@@ -25,7 +25,7 @@ def open_heads(site, **more):
 def test_the_large_map_reads_the_traces_attention_and_a_click_locks_the_query(site, induction):
     model, tokens = induction
     page = open_heads(site)
-    pattern = gf.trace(model, tokens, sites="block.1.attention.pattern")["block.1.attention.pattern"][0, 0]
+    pattern = gf.trace(model, tokens, sites="blocks.1.attention.pattern")["blocks.1.attention.pattern"][0, 0]
     canvas = panel(page, "head").locator("canvas[tabindex]")
     canvas.focus()
     for key in ["ArrowDown"] * 13 + ["ArrowRight"] * 5:
@@ -57,14 +57,14 @@ def test_lines_are_drawn_for_short_texts_and_the_grid_takes_the_keyboard(site):
 def test_an_ablated_head_changes_the_prediction_as_in_the_library(site, induction):
     model, tokens = induction
     page = open_heads(site)
-    page.get_by_role("button", name="Take out head 1.0").click()
+    page.get_by_role("button", name="Ablate head 1.0").click()
     page.locator(".grid-wrap canvas").focus()
     page.keyboard.press("ArrowRight")
-    page.get_by_role("button", name="Take out head 1.1").click()
+    page.get_by_role("button", name="Ablate head 1.1").click()
     expect(page.get_by_role("heading", name="Without 1.0, 1.1")).to_be_visible()
     before = model(tokens)[0, -1].detach().double().log_softmax(-1)
     after = (
-        gf.patch(model, tokens, {"block.1.attention.heads": zero(heads=[0, 1])})[0, -1]
+        gf.patch(model, tokens, {"blocks.1.attention.heads": zero(heads=[0, 1])})[0, -1]
         .detach()
         .double()
         .log_softmax(-1)
@@ -72,7 +72,7 @@ def test_an_ablated_head_changes_the_prediction_as_in_the_library(site, inductio
     kl = float((before.exp() * (before - after)).sum())
     assert float(panel(page, "ablate").get_attribute("data-kl")) == pytest.approx(kl, rel=1e-5)
     torch.testing.assert_close(run_python(page, "ablate").double(), after.exp(), rtol=1e-4, atol=1e-6)
-    page.get_by_role("button", name="Put all back").click()
+    page.get_by_role("button", name="Restore all").click()
     expect(page.get_by_role("heading", name="Whole model")).to_have_count(0)
 
 
@@ -110,13 +110,13 @@ def test_144_heads_of_512_tokens_are_drawn_within_a_second(site):
     spent = module(
         page,
         "head-grid",
-        """const { Tensor } = await import('/static/js/wire.js');
+        """const { Tensor } = await import('/static/js/tensors.js');
         const data = new Uint8Array(144 * 512 * 512);
         for (let i = 0; i < data.length; i += 7) data[i] = (i * 31) & 255;
         const grid = new m.HeadGrid({});
         document.querySelector('glass-heads').append(grid.root);
         const begin = performance.now();
-        grid.draw(new Tensor('pattern', 'u8', [12, 12, 512, 512], data));
+        grid.draw(new Tensor('pattern', 'U8', [12, 12, 512, 512], data));
         grid.canvas.getContext('2d').getImageData(0, 0, 1, 1);
         return performance.now() - begin;""",
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.generate import Sampling, distribution
+from glassformer.generation import Sampling, distribution
 from tests.studio.page import ROMEO, expect, module, needs_browser, panel, run_python, selection, slide
 
 pytestmark = needs_browser

@@ -15,7 +15,7 @@ SCHEMES = ("sinusoidal", "rotary", "alibi", "t5", "learned")
 FIRST = {
     "Width D": 64,
     "Length T": 128,
-    "Pair that turns": 4,
+    "Rotated pair": 4,
     "Offset": -8,
     "Base": float(np.log(10000)),
 }
@@ -111,7 +111,7 @@ def test_the_rotation_is_that_of_the_offset_and_the_pair(page):
 
 def test_sliders_ask_again_and_a_narrow_width_keeps_its_pair(page):
     shown(page, "rotary")
-    slide(page, "Pair that turns", 20)
+    slide(page, "Rotated pair", 20)
     slide(page, "Length T", 40)
     slide(page, "Width D", 16)
     changed = page.locator("[data-panel=positions-rotary][data-ready*='\"width\":16']")

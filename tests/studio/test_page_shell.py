@@ -1,4 +1,4 @@
-"""The frame of the page: selection in the address, tokens, themes, saving, tensors on the wire, nothing outside."""
+"""The frame of the page: selection in the address, tokens, themes, saving, tensors, no requests to other hosts."""
 
 import base64
 import contextlib
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import glassformer as gf
-from glassformer.studio.wire import Packet
+from glassformer.studio.encoding import TensorResponse
 from tests.studio.page import CHROMIUM, FLAGS, ROMEO, expect, module, needs_browser, panel, selection
 from tests.studio.serving import serving
 
@@ -109,9 +109,9 @@ def test_while_torch_loads_the_state_is_polled_and_nothing_stands_in_the_console
     page.route("**/api/lens", lens)
     page.route("**/api/state", state)
     page.click("nav a[data-view=stream]")
-    expect(page.locator("#engine")).to_have_text("Loading the engine …")
+    expect(page.locator("#torch-status")).to_have_text("Importing torch …")
     page.wait_for_selector("glass-stream [data-panel=lens][data-ready]")
-    expect(page.locator("#engine")).to_have_text("")
+    expect(page.locator("#torch-status")).to_have_text("")
     assert asked == ["respond-async"] * 2  # once, and again when it was there
     assert next(states, None) is None
 
@@ -135,7 +135,7 @@ def test_an_encoder_decoder_has_a_field_for_its_answer_and_fills_it_itself(site)
     own = list(gf.generate(gf.load(site.folders["pair"]), [[3, 1, 4, 1, 5]], 24, gf.Sampling(0.0))[0])
     expect(page.locator("#target-tokens .chip")).to_have_count(len(own))
     page.wait_for_selector(f"[data-panel=next][data-ready='{len(own)}']")
-    page.get_by_label("What the decoder reads").fill("0 7 9")
+    page.get_by_label("Decoder input").fill("0 7 9")
     page.wait_for_selector("[data-panel=next][data-ready='3']")
     page.locator("#target-tokens .chip").nth(1).click()
     page.wait_for_selector("[data-panel=next][data-ready='2']")
@@ -159,14 +159,14 @@ def test_tensors_arrive_as_they_were_sent(site):
     page = site.open()
     values = np.array([[0.0, -1.5, 65504.0], [6e-8, np.inf, 1 / 3]])
     data = {
-        "half": (values, "f16"),
-        "full": (values[:, :1], "f32"),
-        "whole": (np.array([1, -7, 2**31 - 1]), "i32"),
-        "bytes": (np.array([0.0, 0.25, 1.0]), "u8"),
+        "half": (values, "float16"),
+        "full": (values[:, :1], "float32"),
+        "whole": (np.array([1, -7, 2**31 - 1]), "int32"),
+        "bytes": (np.array([0.0, 0.25, 1.0]), "uint8"),
     }
-    sent = base64.b64encode(Packet(data, {"pieces": ["a", "é"]}, {"bytes": (0.0, 1.0)}).encode()).decode()
+    sent = base64.b64encode(TensorResponse(data, {"pieces": ["a", "é"]}, {"bytes": (0.0, 1.0)}).encode()).decode()
     got = module(
-        page, "wire",
+        page, "tensors",
         "const buffer = Uint8Array.from(atob(v[0]), (c) => c.charCodeAt(0)).buffer;"
         "const { tensors, meta } = m.decode(buffer);"
         "const out = Object.fromEntries(Object.entries(tensors).map(([k, t]) => [k, [...t.floats()].map(String)]));"

@@ -26,7 +26,7 @@ def test_the_lens_grid_is_the_logit_lens_and_a_cell_asks_for_its_contributions(s
     for depth, row in enumerate(reversed(rows)):  # the deepest stands on top
         shown = [t.replace("·", " ").replace("⏎", "\n") for t in row.locator("td").all_inner_texts()]
         assert shown == words[depth]
-    page.locator(".lens-grid td[data-depth='4'][data-place='9']").click()
+    page.locator(".lens-grid td[data-depth='4'][data-position='9']").click()
     assert selection(page)["token"] == "9"
     answer = int(reading.top[4, 0, 9, 0])
     assert selection(page)["answer"] == str(answer)
@@ -41,9 +41,9 @@ def test_norms_by_depth_are_those_of_the_stream(site, bard):
     page.wait_for_selector("[data-panel=norms] .js-plotly-plot .scatterlayer")
     drawn = panel(page, "norms").locator(".js-plotly-plot").evaluate("(one) => one.data.map((t) => [t.name, [...t.y]])")
     norms = stream_norms(*bard)
-    assert drawn[0][0] == "stream"
+    assert drawn[0][0] == "residual stream"
     assert drawn[0][1] == pytest.approx(norms.stream[:, 0, 4].tolist(), rel=1e-5)
-    assert [name for name, _ in drawn[1:]] == ["attention adds", "feed-forward adds"]
+    assert [name for name, _ in drawn[1:]] == ["attention output", "feed-forward output"]
     names = panel(page, "rank").locator(".js-plotly-plot").evaluate("(one) => one.data.map((t) => t.name)")
     assert names[0] == "this model"
     assert any("theory" in name for name in names)
@@ -69,4 +69,4 @@ def test_patching_draws_the_effect_map_and_refuses_unequal_texts_in_words(site):
     assert float(shown.split(": ")[1].replace("−", "-")) == pytest.approx(float(wanted[1, 0]), abs=6e-3)
     page.get_by_label("Second (corrupt) text").fill("7KQ")
     page.get_by_role("button", name="Patch", exact=True).click()
-    expect(panel(page, "patch").locator(".status")).to_contain_text("make them equal")
+    expect(panel(page, "patch").locator(".status")).to_contain_text("equal length")

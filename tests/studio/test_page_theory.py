@@ -3,7 +3,7 @@
 import pytest
 
 import glassformer as gf
-from glassformer.claims import TITLES
+from glassformer.theory.claims import TITLES
 from tests.studio.page import fits, needs_browser, panel, run_python, selection
 
 pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
@@ -88,10 +88,10 @@ def test_a_claim_runs_live_its_control_turns_it_and_its_knob_moves_the_figure(pa
     assert panel(page, "claim").locator(".verdict-line .verdict").get_attribute("data-verdict") == "pass"
     assert "pass" in page.locator(f".claim-list a[data-claim={CLAIM}]").inner_text()
 
-    page.get_by_label("break it: negative control").check()  # runs at once
+    page.get_by_label("negative control").check()  # runs at once
     rows = run(page, CLAIM, "broken")
     assert [row[:2] for row in rows] == expected(gf.check(CLAIM, slow=False, broken=True))
-    assert panel(page, "claim").locator(".verdict-line").inner_text().startswith("✓Turned, as it must")
+    assert panel(page, "claim").locator(".verdict-line").inner_text().startswith("✓The negative control fails")
 
     knob = gf.claims.ALL[CLAIM].knobs[0]
     before = page.locator(".claim-figure svg").inner_html()
@@ -102,7 +102,7 @@ def test_a_claim_runs_live_its_control_turns_it_and_its_knob_moves_the_figure(pa
     page.locator("[data-panel=claim][data-ready]").wait_for()
     result = run_python(page, "claim")
     assert not result.passed  # the lines carry the control and the knob
-    page.get_by_label("break it: negative control").uncheck()
+    page.get_by_label("negative control").uncheck()
     run(page, CLAIM, "whole")
 
 

@@ -15,7 +15,7 @@ pytestmark = [needs_browser, pytest.mark.usefixtures("well_behaved")]
 TEXT = (
     "ROMEO:\nBut soft, what light? the cat sat on the mat and the dog on the log <b>and</b> then they ran away. " * 40
 )
-TINY = {"Layers L": 1, "Width D": 16, "Heads H": 2, "Longest context": 32, "Batch": 2}
+TINY = {"Layers L": 1, "Width D": 16, "Heads H": 2, "Context length": 32, "Batch": 2}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,10 @@ def control(page, label):
 def start(page, steps, **more):
     """Upload the text, set the fields, start; gives the id of the run."""
     page.locator("button:enabled", has_text="Start training").wait_for()
-    page.get_by_label("Or upload one").set_input_files(
+    page.get_by_label("Or upload a text").set_input_files(
         {"name": "<b>cats</b>.txt", "mimeType": "text/plain", "buffer": TEXT.encode()}
     )
-    page.get_by_text("characters, chosen.").wait_for()
+    page.get_by_text("characters, selected.").wait_for()
     for label, value in {**TINY, "Steps": steps, **more}.items():
         control(page, label).fill(str(value))
     before = selection(page).get("run", "none")
@@ -84,7 +84,7 @@ def test_a_run_is_started_followed_to_its_end_and_still_there_after_a_reload(pag
         assert sorted(lines) == sorted(f"{name} {value:.2f}" for name, value in wanted.items())
         page.reload()
     page.locator(f"tr[data-run={run}]", has_text="<b>cats</b>.txt").wait_for()
-    page.locator(f"tr[data-run={run}]").get_by_role("button", name="Play with it").click()
+    page.locator(f"tr[data-run={run}]").get_by_role("button", name="Open in playground").click()
     page.locator("glass-playground:not([hidden])").wait_for()
     assert page.input_value("#model") == run
     assert gf.load(folder / "runs" / run / "out" / "best").config.d_model == 16
@@ -176,7 +176,7 @@ def test_a_run_that_was_interrupted_can_be_resumed_and_its_memory_is_known(page,
     bars = page.locator("[data-panel=memory] .chart").evaluate(
         "node => node.data[0].x.map((v, i) => [node.data[0].y[i], v])"
     )
-    assert dict(bars) == {"predicted": 1, "highest": 300}
+    assert dict(bars) == {"predicted": 1, "peak": 300}
     asked = []
     page.route("**/api/train/run-dead/resume", lambda r: (asked.append(r.request.method), r.fulfill(json={})))
     shown.get_by_role("button", name="Resume").click()

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from glassformer.generate import Sampling
+from glassformer.generation import Sampling
 from glassformer.studio import schema
 
 
@@ -11,9 +11,9 @@ def refusal(kind, text):
     return schema.explain(caught.value)
 
 
-def test_a_refusal_names_the_field_and_the_rule():
+def test_an_error_names_the_field_its_value_and_the_rule():
     sentence, not_json, field = refusal(schema.Next, '{"model": "bard", "ids": [1], "top_p": 2}')
-    assert sentence == "top_p: input should be less than or equal to 1."
+    assert sentence == "top_p=2: input should be less than or equal to 1."
     assert (not_json, field) == (False, "top_p")
 
 
@@ -26,7 +26,7 @@ def test_unknown_fields_wrong_types_and_nan_are_refused():
     assert "ids" in refusal(schema.Next, '{"model": "bard", "ids": [true]}')[0]
 
 
-def test_what_is_no_json_is_said_to_be_none():
+def test_invalid_json_is_reported_as_such():
     assert refusal(schema.Next, "{")[1]
     assert refusal(schema.Next, "[" * 100_000)[1]
 
@@ -42,7 +42,7 @@ def test_sampling_has_the_limits_of_the_library(field, value):
     except ValueError:
         library = False
     try:
-        schema.Sampled(**{field: value})
+        schema.SamplingRequest(**{field: value})
         ours = True
     except ValidationError:
         ours = False
@@ -53,12 +53,28 @@ def test_width_of_positions_is_even():
     assert "even" in refusal(schema.Positions, '{"kind": "rotary", "width": 7}')[0]
 
 
+def test_query_strings_are_converted_and_checked():
+    query = schema.ChinchillaQuery.model_validate({"flops": "1e21"})
+    assert query.flops == 1e21
+    figure = schema.FigureQuery.model_validate({"seed": "3", "broken": "true", "width": "2.5"})
+    assert (figure.seed, figure.broken, figure.knobs) == (3, True, {"width": 2.5})
+    assert schema.RunEventsQuery.model_validate({"after": "120"}).after == 120
+    for kind, given in (
+        (schema.ChinchillaQuery, {"flops": "x"}), (schema.ChinchillaQuery, {"flop": "1"}),
+        (schema.FigureQuery, {"width": "inf"}), (schema.FigureQuery, {"seed": "-1"}),
+        (schema.RunEventsQuery, {"after": "-1"}), (schema.RunEventsQuery, {"after": "1.5"}),
+        (schema.RunAction, {"action": "delete"}),
+    ):  # fmt: skip
+        with pytest.raises(ValidationError):
+            kind.model_validate(given)
+
+
 def test_size_is_of_one_thing():
     assert "exactly one" in refusal(schema.Size, '{"preset": "gpt2", "model": "bard"}')[0]
 
 
 def test_prompts_of_completions_are_text_ids_or_one_text():
     for prompt in ("a", [1, 2], ["a"]):
-        schema.Completion(model="bard", prompt=prompt)
+        schema.CompletionRequest(model="bard", prompt=prompt)
     with pytest.raises(ValidationError):
-        schema.Completion(model="bard", prompt=["a", "b"])
+        schema.CompletionRequest(model="bard", prompt=["a", "b"])

@@ -22,7 +22,7 @@ def test_a_model_must_be_a_folder(tmp_path):
 
 
 def test_a_folder_without_a_model_is_refused_before_anything_is_served(tmp_path):
-    with pytest.raises(StudioError, match=r"has no config\.json nor model\.toml"):
+    with pytest.raises(StudioError, match=r"has none of config\.json, model\.toml"):
         Settings((tmp_path,), folder=tmp_path)
     (tmp_path / "model.toml").touch()
     assert Settings((tmp_path,), folder=tmp_path).models == (tmp_path,)

@@ -7,9 +7,9 @@ import pytest
 
 from glassformer.studio import training as module
 from glassformer.studio.api import train as train_view
-from glassformer.studio.errors import BusyError, ConflictError, StudioError, UnknownError
+from glassformer.studio.errors import BusyError, ConflictError, NotFoundError, StudioError
 from glassformer.studio.settings import Limits
-from glassformer.studio.training import Trainings
+from glassformer.studio.training import TrainingRuns
 from tests.studio.serving import Server, parse_events, serving, wait_until
 
 FIELDS = {
@@ -21,35 +21,35 @@ TEXT = ("the cat sat on a mat and saw that dog ate hat of man red van " * 200).e
 
 
 @pytest.fixture
-def trainings(tmp_path):
-    return Trainings(tmp_path, Limits(corpora=2))
+def training_runs(tmp_path):
+    return TrainingRuns(tmp_path, Limits(corpora=2))
 
 
 @pytest.mark.parametrize("id", ["..", "../x", "/etc", "a/b", "", "RUN", "run\n", "run-" + "x" * 100, "\0"])
-def test_only_names_of_runs_are_known(trainings, id):
-    (trainings.folder / "runs").mkdir()
-    (trainings.folder / "studio.json").write_text("{}")
-    with pytest.raises(UnknownError):
-        trainings.run(id)
-    assert trainings.corpus(id) is None
+def test_only_names_of_runs_are_known(training_runs, id):
+    (training_runs.folder / "runs").mkdir()
+    (training_runs.folder / "studio.json").write_text("{}")
+    with pytest.raises(NotFoundError):
+        training_runs.run(id)
+    assert training_runs.corpus(id) is None
 
 
-def test_uploads_are_texts_of_some_length_and_number(trainings):
+def test_uploads_are_texts_of_some_length_and_number(training_runs):
     for data, words in ((b"\xff\xfe" * 1000, "UTF-8"), (b"a\0" * 1000, "NUL"), (b"short", "too short")):
         with pytest.raises(StudioError, match=words):
-            trainings.keep_corpus(data)
-    kept = trainings.keep_corpus("é".encode() * 1000, "a\nb\x07.txt")
+            training_runs.add_corpus(data)
+    kept = training_runs.add_corpus("é".encode() * 1000, "a\nb\x07.txt")
     assert (kept["characters"], kept["bytes"], kept["title"]) == (1000, 2000, "ab.txt")
-    trainings.keep_corpus(b"b" * 1000)
-    assert [row["name"] for row in trainings.corpora()] == sorted(row["name"] for row in trainings.corpora())
-    with pytest.raises(StudioError, match="2 texts are kept"):
-        trainings.keep_corpus(b"c" * 1000)
+    training_runs.add_corpus(b"b" * 1000)
+    assert [row["name"] for row in training_runs.corpora()] == sorted(row["name"] for row in training_runs.corpora())
+    with pytest.raises(StudioError, match="2 texts are stored"):
+        training_runs.add_corpus(b"c" * 1000)
 
 
-def fake(trainings, monkeypatch):
+def fake(training_runs, monkeypatch):
     """A run whose process is only told to be there: a lock that we hold."""
-    monkeypatch.setattr(trainings, "_spawn", lambda run: None)
-    run = trainings.start("", {"steps": 5})
+    monkeypatch.setattr(training_runs, "_spawn", lambda run: None)
+    run = training_runs.start("", {"steps": 5})
     return run
 
 
@@ -61,66 +61,66 @@ def hold(run):
     return handle
 
 
-def test_states_follow_from_lock_wish_and_events(trainings, monkeypatch):
-    run = fake(trainings, monkeypatch)
-    assert trainings.state(run) == "failed"  # wanted, but nobody there
+def test_states_follow_from_lock_wish_and_events(training_runs, monkeypatch):
+    run = fake(training_runs, monkeypatch)
+    assert training_runs.state(run) == "failed"  # wanted, but nobody there
     handle = hold(run)
     states = []
     for wanted in ("running", "paused", "stopped"):
-        run.note(wanted=wanted)
-        states.append(trainings.state(run))
+        run.update(wanted=wanted)
+        states.append(training_runs.state(run))
     assert states == ["running", "pausing", "stopping"]
     with pytest.raises(BusyError):
-        trainings.start("", {})
+        training_runs.start("", {})
     with pytest.raises(ConflictError, match="only a paused"):
-        trainings.resume(run)
+        training_runs.resume(run)
     os.close(handle)
-    assert trainings.state(run) == "stopped"
+    assert training_runs.state(run) == "stopped"
     run.events.write_text(json.dumps({"event": "end", "step": 5}) + "\n")
-    assert trainings.state(run) == "finished"
+    assert training_runs.state(run) == "finished"
     with pytest.raises(ConflictError):
-        trainings.end(run, "paused")
+        training_runs.end(run, "paused")
     with pytest.raises(ConflictError):
-        trainings.resume(run)
+        training_runs.resume(run)
 
 
-def test_the_most_memory_a_run_held_is_kept_and_survives_a_restart(trainings, monkeypatch):
+def test_the_most_memory_a_run_held_is_kept_and_survives_a_restart(training_runs, monkeypatch):
     """A run that outlived its server: this process plays it, and holds its lock."""
     monkeypatch.setattr(module, "WATCH_SECONDS", 0.01)
-    run = fake(trainings, monkeypatch)
-    run.note(pid=os.getpid(), peak_bytes=1)
+    run = fake(training_runs, monkeypatch)
+    run.update(pid=os.getpid(), peak_bytes=1)
     handle = hold(run)
-    assert trainings.recover() == []  # nothing to begin anew, but it is watched
+    assert training_runs.recover() == []  # nothing to begin anew, but it is watched
     peak = wait_until(lambda: held if (held := run.meta().get("peak_bytes", 0)) > 1 else 0)
     os.close(handle)
     assert peak <= run.memory()["peak"]
     assert peak > 1e7
-    assert Trainings(trainings.folder, Limits()).describe(run)["peak"] >= peak
-    run.note(peak_bytes=10**15)  # a former process held more
+    assert TrainingRuns(training_runs.folder, Limits()).describe(run)["peak"] >= peak
+    run.update(peak_bytes=10**15)  # a former process held more
     assert train_view._memory(run)["peak"] == 10**15
 
 
-def test_only_what_is_wanted_dead_and_blameless_is_recovered(trainings, monkeypatch):
+def test_only_what_is_wanted_dead_and_blameless_is_recovered(training_runs, monkeypatch):
     spawned = []
-    monkeypatch.setattr(trainings, "_spawn", lambda run: spawned.append(run.id))
-    run = trainings.start("", {})
+    monkeypatch.setattr(training_runs, "_spawn", lambda run: spawned.append(run.id))
+    run = training_runs.start("", {})
     spawned.clear()
-    assert trainings.recover() == [run.id] == spawned
+    assert training_runs.recover() == [run.id] == spawned
     (run.folder / "errors.txt").write_text("glass: the loss is nan.\n")
-    assert trainings.recover() == []
-    assert trainings.describe(run)["error"] == "the loss is nan."
+    assert training_runs.recover() == []
+    assert training_runs.describe(run)["error"] == "the loss is nan."
     (run.folder / "errors.txt").unlink()
-    run.note(restarts=module.MOST_RESTARTS)
-    assert trainings.recover() == []
-    run.note(restarts=0, wanted="paused")
-    assert trainings.recover() == []
+    run.update(restarts=module.MAX_RESTARTS)
+    assert training_runs.recover() == []
+    run.update(restarts=0, wanted="paused")
+    assert training_runs.recover() == []
 
 
-def test_a_torn_or_foreign_studio_json_is_no_crash(trainings, monkeypatch):
-    run = fake(trainings, monkeypatch)
+def test_a_torn_or_foreign_studio_json_is_no_crash(training_runs, monkeypatch):
+    run = fake(training_runs, monkeypatch)
     for text in ("", "{", "[1]", "null"):
         (run.folder / "studio.json").write_text(text)
-        assert trainings.describe(run)["run"] == run.id
+        assert training_runs.describe(run)["run"] == run.id
 
 
 def events_of(server, run, last="0", until=lambda name, data: False):

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from glassformer import presets
 from glassformer.cli import main as glass
+from glassformer.config import presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, save, swap
 

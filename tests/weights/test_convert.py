@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from glassformer.weights.convert import CONV1D, SAME, Drop, Row, linear, plan, read, write
+from glassformer.weights.convert import CONV1D, IDENTITY, Drop, Row, linear, plan, read, write
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.tensors import Tensors
 
@@ -49,13 +49,13 @@ def test_one_matrix_is_transposed_and_a_bias_is_not():
     assert torch.equal(CONV1D.ours(matrix, [7])[0], matrix.T)
     assert torch.equal(CONV1D.theirs([matrix.T]), matrix)
     assert torch.equal(CONV1D.ours(bias, [7])[0], bias)
-    assert SAME.theirs(SAME.ours(matrix, [])) is matrix
+    assert IDENTITY.theirs(IDENTITY.ours(matrix, [])) is matrix
 
 
-@pytest.mark.parametrize("transform", [SAME, CONV1D])
+@pytest.mark.parametrize("transform", [IDENTITY, CONV1D])
 @pytest.mark.parametrize("parts", [[(7, 3)], [(7, 3), (2, 3), (2, 3)], [(7,)], [(7,), (2,), (2,)]])
 def test_shapes_are_told_without_tensors(transform, parts):
-    parts = parts[:1] if transform is SAME else parts
+    parts = parts[:1] if transform is IDENTITY else parts
     made = transform.theirs([torch.zeros(shape) for shape in parts])
     assert transform.shape(parts) == tuple(made.shape)
 
@@ -99,7 +99,7 @@ def test_mixed_dtypes_are_widened_without_loss_and_said(convert):
 
 
 def test_a_target_without_a_row_or_with_two_is_an_error_of_the_table():
-    assert "no single row" in refusal(plan, ROWS, TARGETS | {"unheard.of": (1,)}, "")
+    assert "exactly one row" in refusal(plan, ROWS, TARGETS | {"unheard.of": (1,)}, "")
     assert "embed" in refusal(plan, (*ROWS, Row("twice", ("embed",))), TARGETS, "")
 
 

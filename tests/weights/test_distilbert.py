@@ -4,8 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from glassformer import presets
-from glassformer.config import LayerNorm
+from glassformer.config import LayerNorm, presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, save
 from tests.weights.tiny import (

@@ -1,11 +1,11 @@
 """How lists and pickles are named in messages."""
 
-from glassformer.weights.errors import WeightsError, pickled, some
+from glassformer.weights.errors import WeightsError, pickled, summarize
 
 
 def test_a_long_list_is_counted_and_cut():
-    assert some(["a", "b"]) == "2: a, b"
-    assert some("abcdefg") == "7: a, b, c, d, e and 2 more"
+    assert summarize(["a", "b"]) == "2: a, b"
+    assert summarize("abcdefg") == "7: a, b, c, d, e and 2 more"
 
 
 def test_a_pickle_is_refused_with_a_way_that_works():

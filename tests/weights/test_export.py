@@ -14,8 +14,7 @@ import transformers as hf
 from safetensors import safe_open
 from tokenizers import Tokenizer, models
 
-from glassformer import presets
-from glassformer.config import Infused, Learned, NoFeedForward
+from glassformer.config import Learned, NoFeedForward, QueryKeyPosition, presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, export, load, load_tokenizer, save
 from tests.weights.test_gpt2 import config
@@ -34,7 +33,7 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) and a[n].dtype == b[n].dtype for n in a)
 
 
-@pytest.mark.parametrize("position", [Infused(), Infused(Learned())], ids=["waves", "table"])
+@pytest.mark.parametrize("position", [QueryKeyPosition(), QueryKeyPosition(Learned())], ids=["waves", "table"])
 def test_attention_only_with_infused_positions_reads_back_from_our_own_format(tmp_path, position):
     fields = {"d_model": 24, "n_layers": 2, "n_heads": 3, "vocab_size": 31, "max_len": 16}
     ours = build(presets.gpt2(**fields, feedforward=NoFeedForward(), position=position), seed=1).eval()

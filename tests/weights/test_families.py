@@ -3,24 +3,24 @@
 import pytest
 import torch
 
-from glassformer import presets
 from glassformer.config import (
     Alibi,
     Dense,
     Gated,
-    Infused,
     LayerNorm,
     Learned,
     NoFeedForward,
     NoPosition,
+    QueryKeyPosition,
     RMSNorm,
     Rotary,
     Sinusoidal,
+    presets,
     replace,
 )
 from glassformer.model import build
 from glassformer.weights.errors import WeightsError
-from glassformer.weights.families import FAMILIES, arithmetic, choose, difference, read_config, recognise, to_hf
+from glassformer.weights.families import FAMILIES, arithmetic, choose, detect_family, difference, read_config, to_hf
 from glassformer.weights.family import Source
 
 LLAMA_KEYS = {
@@ -30,22 +30,22 @@ LLAMA_KEYS = {
 
 
 def test_keys_decide_and_no_name_is_needed():
-    assert recognise(Source(dict(LLAMA_KEYS), None)).name == "Llama"
+    assert detect_family(Source(dict(LLAMA_KEYS), None)).name == "Llama"
 
 
 @pytest.mark.parametrize("kind", ["gemma", "gemma2", "cohere", "olmo", "phi3", "granite", "bloom", "", 7])
 def test_a_model_type_that_was_never_verified_is_refused_with_the_list_of_those_that_were(kind):
     """Gemma has every key and tensor name of Llama and computes something else."""
     with pytest.raises(WeightsError, match=r"unknown architecture.*gpt2, bert, roberta.*llama, mistral") as refused:
-        recognise(Source({**LLAMA_KEYS, "model_type": kind, "architectures": ["X"]}, None))
+        detect_family(Source({**LLAMA_KEYS, "model_type": kind, "architectures": ["X"]}, None))
     assert "\n" not in str(refused.value)
 
 
 def test_missing_keys_of_a_known_type_are_named():
     with pytest.raises(WeightsError, match="lacks n_layer, n_head"):
-        recognise(Source({"model_type": "gpt2", "n_embd": 3}, None))
+        detect_family(Source({"model_type": "gpt2", "n_embd": 3}, None))
     with pytest.raises(WeightsError, match="unknown architecture"):
-        recognise(Source({}, None))
+        detect_family(Source({}, None))
 
 
 def test_model_types_belong_to_one_family_each():
@@ -82,11 +82,11 @@ def test_each_preset_is_written_as_what_it_is(name):
         ("gpt2", {"position": Alibi()}, "position=Alibi"),
         ("gpt2", {"position": Sinusoidal()}, "position=Sinusoidal"),
         ("gpt2", {"position": NoPosition()}, "position=NoPosition"),
-        ("gpt2", {"position": Infused()}, "position=Infused"),
-        ("gpt2", {"position": Infused(Learned())}, "position=Infused"),
-        ("gpt2", {"feedforward": NoFeedForward()}, "attention only has no Hugging Face family"),
-        ("llama2_7b", {"feedforward": NoFeedForward()}, "attention only has no Hugging Face family"),
-        ("bert_base", {"feedforward": NoFeedForward()}, "attention only has no Hugging Face family"),
+        ("gpt2", {"position": QueryKeyPosition()}, "position=QueryKeyPosition"),
+        ("gpt2", {"position": QueryKeyPosition(Learned())}, "position=QueryKeyPosition"),
+        ("gpt2", {"feedforward": NoFeedForward()}, "attention-only model has no Hugging Face family"),
+        ("llama2_7b", {"feedforward": NoFeedForward()}, "attention-only model has no Hugging Face family"),
+        ("bert_base", {"feedforward": NoFeedForward()}, "attention-only model has no Hugging Face family"),
         ("gpt2", {"position": Learned(offset=2)}, "position"),
         ("gpt2", {"norm": RMSNorm()}, "norm"),
         ("gpt2", {"placement": "parallel"}, "placement"),

@@ -10,8 +10,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
-from glassformer import presets
-from glassformer.config import to_dict, to_toml
+from glassformer.config import presets, to_dict, to_toml
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, load_tokenizer, save
 from tests.weights.test_gpt2 import config
@@ -46,10 +45,10 @@ def test_missing_folder_and_file_in_its_place(tmp_path, gpt2):
 
 def test_no_config(tmp_path, gpt2):
     (gpt2 / "config.json").unlink()
-    assert "no config.json" in refusal(gpt2)
-    assert "no config.json" in refusal(gpt2.rename(tmp_path / "pickles"))
+    assert "neither config.json nor model.toml" in refusal(gpt2)
+    assert "neither config.json nor model.toml" in refusal(gpt2.rename(tmp_path / "pickles"))
     (tmp_path / "pickles").rename(gpt2)
-    assert "no config.json" in refusal(gpt2, load_config)
+    assert "neither config.json nor model.toml" in refusal(gpt2, load_config)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth"])
@@ -188,7 +187,7 @@ def test_our_folder_and_a_run_folder(tmp_path):
 def test_our_folder_is_checked_like_any_other(tmp_path):
     folder = save(build(presets.llama_tiny(n_layers=2)), tmp_path / "ours", format="glass")
     change(folder, lambda t: t.pop("decoder.norm.weight"))
-    assert "lack tensors that model.toml asks for (1: decoder.norm.weight [96])" in refusal(folder)
+    assert "lack tensors that model.toml requires (1: decoder.norm.weight [96])" in refusal(folder)
     (folder / "model.toml").write_text("kind = 3")
     assert "model.toml" in refusal(folder)
     (folder / "model.toml").write_text("kind = [")
@@ -217,7 +216,7 @@ def test_a_loaded_model_does_not_depend_on_its_file(gpt2):
 def test_loading_and_a_first_token_leave_the_compiler_of_torch_alone(gpt2):
     """Importing it takes a second, and torch does so for some operations on the meta device."""
     code = (
-        "import sys; from glassformer.weights import load; from glassformer.generate import generate; "
+        "import sys; from glassformer.weights import load; from glassformer.generation import generate; "
         f"generate(load({str(gpt2)!r}), [[1, 2, 3]], max_new_tokens=1, engine='torch'); "
         "print(*(n for n in ('torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'tyro') if n in sys.modules))"
     )

@@ -5,8 +5,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from glassformer import presets
-from glassformer.config import Head
+from glassformer.config import Head, presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, save
 from tests.weights.tiny import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, hub, load, load_config, resolve, save
 

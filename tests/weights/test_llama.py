@@ -5,8 +5,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from glassformer import presets
-from glassformer.config import Head, NTKScaling, Rotary
+from glassformer.config import Head, NTKScaling, Rotary, presets
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, save
 from tests.weights.tiny import (

@@ -9,7 +9,7 @@ from glassformer import config as c
 from glassformer.finding import Verdict
 from glassformer.model import build
 from glassformer.weights import WeightsError, compare_logits, load, record_reference, verify_folder
-from glassformer.weights.verify import not_numbers, same_logits
+from glassformer.weights.verify import non_finite, same_logits
 from tests.variants import decoder, seq2seq
 from tests.weights.test_gpt2 import config
 from tests.weights.test_t5 import make
@@ -28,7 +28,7 @@ def test_folder_with_a_record_from_transformers(tmp_path):
     finding = verify_folder(folder)
     assert finding.passed
     assert 0 < finding.measured <= 1e-4
-    assert finding.evidence["places"] == 22 * 97
+    assert finding.evidence["logits_compared"] == 22 * 97
     edit(folder, layer_norm_epsilon=0.5)
     assert verify_folder(folder).verdict is Verdict.FAIL
 
@@ -85,14 +85,14 @@ def test_same_logits_is_exact_and_notices_one_changed_weight():
 
 def test_a_parameter_that_is_no_number_is_named():
     model = build(decoder())
-    assert not_numbers(model) is None
+    assert non_finite(model) is None
     table = model.embed.tokens.weight
     for wrong in (float("nan"), float("inf")):
         with torch.no_grad():
             table[1, 2] = wrong
-        assert not_numbers(model) == f"1 of the {table.numel():,} numbers in embed.tokens.weight are NaN or infinite"
+        assert non_finite(model) == f"1 of the {table.numel():,} numbers in embed.tokens.weight are NaN or infinite"
     table.requires_grad_(False)  # what is not trained may be a mask
-    assert not_numbers(model) is None
+    assert non_finite(model) is None
     with torch.no_grad():
         table[0, 0] = float("nan")
-    assert not_numbers(model).startswith("1 of the")
+    assert non_finite(model).startswith("1 of the")

@@ -1,7 +1,8 @@
-"""Speed beside every peer that is installed: one process per contender, taking turns on the same model in one run.
+"""Compare our speed with every installed peer: one process per contender, in turns, on the same model, in one run.
 
-A contender that is not having its turn is stopped (SIGSTOP), so that nobody's threads disturb another; the order
-rotates from round to round, so that a slow phase of the machine meets everyone; greedy ids (losses, in training) are
-compared, so that a fast wrong model is found out. Nothing is imported here: a contender's process starts through this
-package, and its start is one of the things measured. The way in is `glassformer.bench.run.run(Plan(...))`.
+A contender that is waiting is stopped (SIGSTOP), so that its threads do not disturb the others. The order rotates
+from round to round, so that a slow phase of the machine affects all contenders. Greedy ids (in training: losses) are
+compared, so that a fast but wrong model is detected. Nothing is imported here, because the start-up of a contender's
+process, which imports this package, is one of the things measured. The entry point is
+`glassformer.bench.run.run(Plan(...))`.
 """

@@ -1,4 +1,4 @@
-"""Who can take part: a table, and who of it is here."""
+"""The table of contenders, and which of them are installed."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ GENERATING = ("decode", "prefill", "startup")
 
 @dataclass(frozen=True)
 class Contender:
-    """One row: where its code is, what it can do, and what it needs."""
+    """One row of the table: the module, what it supports, and what it needs."""
 
     name: str
     module: str
-    """Of `glassformer.bench.peers`."""
+    """Name of its module in `glassformer.bench.peers`."""
     precisions: tuple[str, ...]
     tasks: tuple[str, ...] = GENERATING
     packages: tuple[str, ...] = ()
     install: str = ""
-    """What would install the packages, or give the checkout."""
+    """How to install the packages, or which option names the checkout."""
     checkout: tuple[str, ...] = ()
-    """Files by which a checkout is known; none: it is a package."""
+    """Files that identify a checkout; empty for a package."""
     ours: bool = False
     only_gpt2: bool = False
-    """Its converter here writes GPT-2 and nothing else."""
+    """True if its converter here supports only GPT-2."""
     converts: bool = False
-    """Its module has `prepare`, which writes a file of its own format."""
+    """True if its module has `prepare`, which writes a file in its own format."""
     same_model: bool = True
-    """False: an architecture of its own with as many parameters, whose tokens mean nothing to others."""
+    """False for another architecture with as many parameters, whose tokens cannot be compared."""
 
 
 # fmt: off
@@ -58,9 +58,9 @@ NAMED = {contender.name: contender for contender in TABLE}
 
 
 def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
-    """Contenders that can run, ours first, and for each of the others that was asked for why it does not.
+    """Return the contenders that can run, ours first, and for each other requested one the reason why it cannot.
 
-    An unknown name, or a path that is no checkout, is refused; a peer that is only missing never is.
+    An unknown name, or a path that is not a checkout, is refused; a peer that is not installed is not an error.
     """
     peers = [contender.name for contender in TABLE if not contender.ours]
     for name in plan.against:
@@ -76,7 +76,7 @@ def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
             continue
         if plan.task not in contender.tasks:
             if contender.name in plan.against:
-                missing[contender.name] = f"has no part in {plan.task} here"
+                missing[contender.name] = f"is not measured in {plan.task}"
             continue
         reason = absence(contender, plan)
         if reason is None:
@@ -87,17 +87,17 @@ def choose(plan: Plan) -> tuple[list[Contender], dict[str, str]]:
 
 
 def require_checkout(contender: Contender, path: Path) -> None:
-    """Refuse a path that is not a checkout of it."""
+    """Raise BenchError if a path is not a checkout of the contender."""
     lacking = [name for name in contender.checkout if not (path / name).is_file()]
     if lacking:
         raise BenchError(
-            f"{path} is no checkout of {contender.name} (it has no {' and no '.join(lacking)}): give the folder that "
-            "git made."
+            f"{path} is not a checkout of {contender.name} (it has no {' and no '.join(lacking)}): give the folder "
+            "that `git clone` created."
         )
 
 
 def absence(contender: Contender, plan: Plan) -> str | None:
-    """Why a contender is not here, with what would bring it; None when it is."""
+    """Return why a contender cannot run and how to install it; None if it can run."""
     if contender.checkout:
         return None if contender.name in plan.checkouts else contender.install
     lacking = [name for name in contender.packages if importlib.util.find_spec(name) is None]
@@ -105,7 +105,7 @@ def absence(contender: Contender, plan: Plan) -> str | None:
 
 
 def is_gpt2(config: c.ModelConfig) -> bool:
-    """Whether the converters that write GPT-2 only can write this model."""
+    """Return True if the converters that support only GPT-2 can write this model."""
     return (
         isinstance(config, c.DecoderConfig)
         and isinstance(config.position, c.Learned)

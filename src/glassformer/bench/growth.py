@@ -1,9 +1,9 @@
-"""How cost grows: time of a token against its context, of a prompt against its length, bytes against the batch.
+"""How cost grows: time of a token by its context, of a prompt by its length, bytes of the cache by the batch.
 
-Each curve is fitted by t = a + b·nᵖ. The exponent p stands beside the one that the same fit finds in the number of
-operations (or bytes) that the theory counts at the same lengths, and beside the limit for long ones: with a cache a
-token costs O(S), without O(S²); reading a prompt O(T²); the cache holds O(B) numbers. The model is one narrow block, so
-that attention and not the matrices are what grows.
+Each curve is fitted by t = a + b·nᵖ. The exponent p is compared with the exponent of the same fit to the number of
+operations (or bytes) that the theory counts at the same lengths, and with the limit for large n: a token costs O(S)
+with a cache and O(S²) without, a prompt O(T²), and the cache holds O(B) numbers. The model is one narrow block, so
+that attention dominates the matrices.
 """
 
 import time
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassformer import config as c
-from glassformer.size import decode_flops, flops, inference_memory
+from glassformer.sizing import decode_flops, flops, inference_memory
 
 WIDTH, HEADS, VOCABULARY = 64, 4, 256
 CONTEXTS = (4096, 8192, 16384, 32768, 65536)
@@ -22,7 +22,7 @@ BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Curve:
-    """One cost against one quantity, measured and counted."""
+    """One cost as a function of one quantity, measured and counted."""
 
     name: str
     quantity: str
@@ -50,14 +50,14 @@ class Curve:
 
 
 def fit(at: Sequence[float], values: Sequence[float]) -> float:
-    """p of the best a + b·nᵖ with a, b >= 0: least squares of relative errors, over p in steps of 0.01."""
+    """Return p of the best fit a + b·nᵖ with a, b >= 0: least squares of relative errors, p in steps of 0.01."""
     import numpy as np
 
     n, t = np.asarray(at, float), np.asarray(values, float)
     best, found = float("inf"), 0.0
     for p in np.arange(0.0, 3.005, 0.01):
         columns = np.stack([np.ones_like(n), (n / n[-1]) ** p], 1) / t[:, None]
-        for used in ([0, 1], [1]):  # with the constant, and without where it would be negative
+        for used in ([0, 1], [1]):  # with the constant, or without it where it would be negative
             solved = np.linalg.lstsq(columns[:, used], np.ones_like(t), rcond=None)[0]
             if (solved < 0).any():
                 continue
@@ -81,7 +81,7 @@ def measure(
     rounds: int = 7,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Curve]:
-    """The three curves. Without a cache a token costs what reading everything before it costs: one curve for both."""
+    """Measure the three curves. Without a cache, a token costs as much as a prompt: one curve serves for both."""
     import torch
 
     from glassformer.model import build
@@ -91,7 +91,7 @@ def measure(
     cfg = model.config
 
     def cached(context: int) -> tuple[float, bool]:
-        """A token after `context` others, whose keys and values are made up: only their number matters here."""
+        """Time a token after `context` others, whose keys and values are random: only their number matters."""
         cache = model.new_cache("static", capacity=context + rounds + 1)
         cache.append(context, None, None)
         for layer in cache.layers:
@@ -131,7 +131,7 @@ AGREE = 0.2
 
 
 def _best(work: Callable[[], Any], rounds: int) -> tuple[float, bool]:
-    """Seconds of the fastest round, and whether the fastest three agree: other work can only slow a round down."""
+    """Return the seconds of the fastest round, and whether the fastest three agree, as quiet rounds do."""
     work()
     times = []
     for _ in range(rounds):
@@ -143,7 +143,7 @@ def _best(work: Callable[[], Any], rounds: int) -> tuple[float, bool]:
 
 
 def text(curves: Sequence[Curve]) -> str:
-    """The table. A curve with a disturbed point has no exponent; too few rounds count as disturbed."""
+    """Return the table. A curve with a disturbed point has no exponent; too few rounds count as disturbed."""
     lines = [f"{'':28}{'exponent':>10}{'counted':>10}{'limit':>8}   measured"]
     for one in curves:
         scale, unit = (1e3, "ms") if one.unit == "s" else (1.0, "bytes")

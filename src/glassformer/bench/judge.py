@@ -1,4 +1,4 @@
-"""Whether all contenders run the same model, and whether targets are reached, missed or not measurable."""
+"""Judge whether all contenders ran the same model, and whether targets were reached, missed or not measured."""
 
 import math
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ RATIO = {
     "prefill": {"float32": 1.0, "bfloat16": 1.0, "int8": 1.0},
     "train": {"float32": 1.15, "bfloat16": 1.3},
 }
-"""Least times the best peer in the same precision."""
+"""Minimum ratio to the best peer in the same precision."""
 OF_BANDWIDTH = {"float32": 0.8, "bfloat16": 0.8, "int8": 0.7}
-"""Least share of the measured bandwidth, decoding one row."""
+"""Minimum share of the measured bandwidth, decoding one sequence."""
 STARTUP = 1.15
-"""Most times `import torch` and reading the file."""
+"""Maximum ratio to the time of `import torch` and reading the file."""
 LOSS = {"float32": 1e-3, "bfloat16": 1e-2}
-"""Nats by which a step's loss may differ from ours: rounding, which grows from step to step (over 60: 5e-7, 2e-3)."""
+"""Nats by which a step's loss may differ from ours. Rounding grows from step to step (after 60: 5e-7 and 2e-3)."""
 
 
-def parting(ids: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> int | None:
-    """How many tokens agree before the first row parts; None when nothing parts."""
+def first_difference(ids: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> int | None:
+    """Return the number of tokens before the first difference in any sequence; None if there is none."""
     ends = []
     for mine, theirs in zip(ids, reference, strict=True):
         ends += [i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b][:1]
@@ -31,25 +31,25 @@ def parting(ids: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) ->
 
 
 def compare_ids(group: Group, reference: list[list[int]], comparable: set[str]) -> list[Finding]:
-    """Greedy ids against the plain engine's in float32; in other precisions only told, since rounding may move them."""
+    """Compare greedy ids with the torch engine's in float32; in other precisions differences are only reported."""
     findings = []
     for row in group.rows:
         if row.died or not row.ids or row.name not in comparable:
             row.agrees = row.agrees or ("" if row.name in comparable else "another architecture")
             continue
-        at = parting(row.ids, reference)
+        at = first_difference(row.ids, reference)
         total = len(reference[0])
-        same = "the same ids" if at is None else f"parts after {at} of {total}"
+        same = "the same ids" if at is None else f"differs after {at} of {total}"
         row.agrees = f"{same}; {row.agrees}" if row.agrees else same
         if group.precision == "float32":
-            why = "in float32 every contender's greedy ids must be the engine's"
-            remedy = "its figure is of another model: look at its conversion before comparing it."
+            why = "in float32 the greedy ids of every contender must equal those of our torch engine"
+            remedy = "it runs another model: check its conversion before comparing it."
             findings.append(Finding.judge(f"same-ids:{row.name}", 0.0 if at is None else total - at, 0, why, remedy))
     return findings
 
 
 def compare_losses(group: Group) -> list[Finding]:
-    """Losses step by step against ours; and ours must fall."""
+    """Compare the losses of each step with ours; and ours must fall."""
     ours = next((row for row in group.rows if row.ours and row.measured), None)
     findings = []
     for row in group.rows:
@@ -60,20 +60,23 @@ def compare_losses(group: Group) -> list[Finding]:
         row.agrees = f"loss {losses[0]:.3f} to {losses[-1]:.3f}" + ("" if row is ours else f", {apart:.1e} from ours")
         bound, name = LOSS[group.precision], f"{row.name} {group.setting}"
         why = f"the same weights and batches in {group.precision} must give the same loss at each step"
-        remedy = "one of the two does not do the work it is timed for: compare their steps."
+        remedy = "one of the two does not compute a full training step: compare their steps."
         if row is ours:
             fell = losses[-1] - losses[0]
-            findings.append(Finding.judge(f"it-learns:{name}", fell, -0.01, "a step that does not learn is no step"))
+            findings.append(Finding.judge(f"it-learns:{name}", fell, -0.01, "the loss of a training step must fall"))
         else:
             findings.append(Finding.judge(f"same-loss:{name}", apart, bound, why, remedy))
     return findings
 
 
-def deaths(groups: Sequence[Group]) -> list[Finding]:
-    """Each contender that was there and did not finish."""
+def failed_contenders(groups: Sequence[Group]) -> list[Finding]:
+    """Return a finding for each contender that started and did not finish."""
     return [
         Finding(
-            f"alive:{row.name}:{row.precision}", Verdict.FAIL, why=row.died, remedy="run it alone to see all it says."
+            f"alive:{row.name}:{row.precision}",
+            Verdict.FAIL,
+            why=row.died,
+            remedy="run it alone to see its output.",
         )
         for group in groups
         for row in [*group.rows, *([] if group.bandwidth is None else [group.bandwidth])]
@@ -82,7 +85,7 @@ def deaths(groups: Sequence[Group]) -> list[Finding]:
 
 
 def targets(plan: dict[str, Any], groups: Sequence[Group], plain: Sequence[Row]) -> list[Finding]:
-    """The targets that this run speaks about; they were set for GPT-2 small and say nothing of other models."""
+    """Judge the targets of this run. They were set for GPT-2 small and do not apply to other models."""
     if plan["task"] != "train" and plan["model"].lower() != "gpt2":
         return []
     if plan["task"] == "startup":
@@ -104,10 +107,10 @@ def _ratio_target(plan: dict[str, Any], group: Group) -> list[Finding]:
     if plan["task"] == "decode" and plan["batch"] > 1:
         what += f":batch {plan['batch']}"
     if ours is None:
-        return [Finding.skip(what, f"we did not run in {group.precision}", "see who died above.")]
+        return [Finding.skip(what, f"we did not run in {group.precision}", "see above which died.")]
     if peer is None:
         return [Finding.skip(what, f"no peer ran in {group.precision}", "install one, see the missing ones above.")]
-    if reason := _doubt(group, ours, peer):
+    if reason := _why_unreliable(group, ours, peer):
         return [Finding.skip(what, reason, QUIET)]
     ratio = group.ratio(ours, peer)
     assert ratio is not None
@@ -118,13 +121,13 @@ def _ratio_target(plan: dict[str, Any], group: Group) -> list[Finding]:
 QUIET = "measure again on a quiet machine, with more --rounds."
 
 
-def _doubt(group: Group, ours: Row, peer: Row) -> str:
-    """Why a comparison with the best peer means nothing; empty where it does."""
+def _why_unreliable(group: Group, ours: Row, peer: Row) -> str:
+    """Return why a comparison with the best peer is not meaningful; empty if it is."""
     if few := _too_few(ours, peer):
         return few
     if ours.disturbed:
         return f"{ours.name} was {ours.disturbed}"
-    for row in group.rows:  # a disturbed peer may in truth be the best one
+    for row in group.rows:  # a disturbed peer may be the best one
         if not row.ours and row.measured and row.disturbed and max(row.rounds) >= peer.median:
             return f"{row.name} was {row.disturbed}"
     return ""
@@ -144,22 +147,22 @@ def _bandwidth_target(group: Group) -> list[Finding]:
     what = f"target:bandwidth:{group.precision}"
     share = None if ours is None else group.share(ours)
     if ours is None or share is None or group.bandwidth is None:
-        return [Finding.skip(what, "either we or the reading of memory did not run", "see who died above.")]
-    if reason := _too_few(ours, group.bandwidth) or group.no_share(ours):
+        return [Finding.skip(what, "our contender or the bandwidth measurement did not run", "see above which died.")]
+    if reason := _too_few(ours, group.bandwidth) or group.why_no_share(ours):
         return [Finding.skip(what, reason, QUIET)]
     read = group.bandwidth.best
     why = (
-        f"{group.touched / 1e6:,.0f} MB of weights per token, memory read at {read / 1e9:.1f} GB/s: "
-        f"at most {read / group.touched:,.0f} tokens/s"
+        f"{group.weight_bytes / 1e6:,.0f} MB of weights per token, memory read at {read / 1e9:.1f} GB/s: "
+        f"at most {read / group.weight_bytes:,.0f} tokens/s"
     )
     return [Finding.within(what, share, least, None, why, _short(share, least))]
 
 
 def startup_targets(groups: Sequence[Group], plain: Sequence[Row]) -> list[Finding]:
-    """Our slowest way to a first token against what cannot be avoided."""
+    """Compare our time to the first token with the time that cannot be avoided."""
     known = {row.name: row for row in plain if row.measured}
     if "import torch" not in known or READING not in known:
-        return [Finding.skip("target:startup", "importing torch or reading the file failed", "see who died above.")]
+        return [Finding.skip("target:startup", "importing torch or reading the file failed", "see above which died.")]
     unavoidable = [known["import torch"], known[READING]]
     floor = sum(row.median for row in unavoidable)
     findings = []
@@ -169,11 +172,11 @@ def startup_targets(groups: Sequence[Group], plain: Sequence[Row]) -> list[Findi
                 why = f"{row.median:.2f} s against {floor:.2f} s for importing torch and reading the file"
                 ratio = row.median / floor
                 what = f"target:startup:{row.name}:{group.precision}"
-                doubt = _too_few(row, *unavoidable) or next(
+                unreliable = _too_few(row, *unavoidable) or next(
                     (f"{one.name} was {one.disturbed}" for one in (row, *unavoidable) if one.disturbed), ""
                 )
                 judged = Finding.judge(what, ratio, STARTUP, why, _over(ratio, STARTUP))
-                findings.append(Finding.skip(what, doubt, QUIET) if doubt else judged)
+                findings.append(Finding.skip(what, unreliable, QUIET) if unreliable else judged)
     return findings
 
 
@@ -186,7 +189,7 @@ def _over(value: float, most: float) -> str:
 
 
 def sentence(finding: Finding) -> str:
-    """A target's verdict as a sentence: reached, missed, or not measured and why."""
+    """Return the verdict on a target as a sentence: reached, missed, or not measured and why."""
     name = finding.id.removeprefix("target:").replace(":", ", ")
     if finding.verdict is Verdict.SKIP:
         return f"{name}: not measured: {finding.why}; {finding.remedy}"

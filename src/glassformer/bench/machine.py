@@ -1,4 +1,4 @@
-"""What a figure belongs to: the processor, its instructions, the system and the versions."""
+"""Describe the machine of a measurement: processor, instructions, system and versions."""
 
 import importlib.metadata
 import os
@@ -26,11 +26,11 @@ FLAGS = (
     "asimd",
     "sve",
 )
-"""Instructions that decide how fast products are; the whole list is hundreds long."""
+"""Instructions that determine the speed of matmuls; the whole list is hundreds long."""
 
 
 def facts() -> dict[str, Any]:
-    """The machine in plain values."""
+    """Return the machine as JSON values."""
     cpu = cpu_info()
     present = set(cpu.get("flags", cpu.get("Features", "")).split())
     return {
@@ -45,7 +45,7 @@ def facts() -> dict[str, Any]:
 
 
 def cpu_info() -> dict[str, str]:
-    """/proc/cpuinfo of the first core; empty where there is none."""
+    """Return /proc/cpuinfo of the first core; empty if it does not exist."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What is to be measured, checked before anything is loaded."""
+"""What to measure, validated before anything is loaded."""
 
 import os
 from collections.abc import Iterable
@@ -7,31 +7,32 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from glassformer.config.errors import nearest
+from glassformer.errors import GlassformerError
 
 Task = Literal["decode", "prefill", "train", "startup"]
 TASKS: tuple[str, ...] = get_args(Task)
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Of one weight, without scales."""
+"""Bytes of one weight, without quantisation scales."""
 PRECISIONS = tuple(BYTES)
 ALL = "all"
 
-# What a task measures unless told otherwise, as in docs/benchmarks.md. In training `new` counts the steps of one turn.
+# Defaults of each task, as in docs/benchmarks.md. In training, `new` is the number of steps per turn.
 _PROMPT = {"decode": 32, "prefill": 512, "startup": 32, "train": 0}
 _NEW = {"decode": 128, "prefill": 1, "startup": 1, "train": 10}
 
 
-class BenchError(ValueError):
+class BenchError(GlassformerError):
     """A benchmark that cannot be run. One sentence."""
 
 
 def unknown(name: str, known: Iterable[str], what: str) -> str:
-    """The sentence that refuses an unknown name."""
+    """Return the error message for an unknown name."""
     return f"{name!r} is not a {what}.{nearest(name.lower(), known, 'Use one of')}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One measurement. 0 for `prompt`, `new` and `threads` means what the task and the machine give."""
+    """One measurement. 0 for `prompt`, `new` and `threads` means the default of the task or the machine."""
 
     task: str
     against: tuple[str, ...] = (ALL,)
@@ -57,13 +58,13 @@ class Plan:
             if getattr(self, name) < least:
                 raise BenchError(f"--{name} {getattr(self, name)} must be a whole number of at least {max(least, 1)}.")
         if self.task == "decode" and self.length_new < 3:
-            raise BenchError(f"--new {self.new} is too few: rates count from the second token on, give 3 or more.")
+            raise BenchError(f"--new {self.new} is too few: throughput counts from the second token on: give 3.")
         if self.task in ("prefill", "startup") and self.length_new != 1:
             raise BenchError(f"{self.task} ends with the first token: leave --new out.")
         if self.task == "startup" and self.batch != 1:
-            raise BenchError("startup is the wait for one token of one prompt: leave --batch out.")
+            raise BenchError("startup measures the time to one token of one prompt: leave --batch out.")
         if self.task == "train" and (self.model != "gpt2" or self.batch != 1 or self.prompt):
-            raise BenchError("train has nanoGPT's two CPU settings: leave --model, --batch and --prompt out.")
+            raise BenchError("train measures nanoGPT's two CPU settings: leave --model, --batch and --prompt out.")
 
     @property
     def length_prompt(self) -> int:
@@ -78,7 +79,7 @@ class Plan:
         return self.threads or available_cores()
 
     def checkout(self, contender: str) -> str:
-        """The folder given for a contender, or nothing."""
+        """Return the folder given for a contender, or an empty string."""
         return str(self.checkouts[contender].resolve()) if contender in self.checkouts else ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Plan:
 
 
 def available_cores() -> int:
-    """Cores this process may use, which in a container are fewer than the machine has."""
+    """Return the number of cores this process may use; in a container it can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

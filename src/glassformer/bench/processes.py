@@ -1,4 +1,4 @@
-"""A contender's process from outside: started, asked, stopped while others have their turn, and always ended."""
+"""Control a contender's process: start it, send it requests, stop it while others run, and always end it."""
 
 import contextlib
 import json
@@ -16,17 +16,17 @@ from typing import Any
 from glassformer.bench.peers.base import Order
 
 SECONDS = 900.0
-"""After which a silent contender is given up; compiling takes minutes, nothing takes this."""
+"""Time limit for an answer. Compiling takes minutes; nothing takes this long."""
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 COMMAND = [sys.executable, "-P", "-m", "glassformer.bench.worker"]
 
 
-class Died(Exception):  # noqa: N818 (it is what happened)
-    """A contender's process that ended, or said nothing for too long; `str` is its last line."""
+class Died(Exception):  # noqa: N818 (the name describes the event)
+    """A contender's process ended, or did not answer in time; `str` is its last line of output."""
 
 
 class Worker:
-    """One process in a session of its own, so that a signal reaches all its threads and children and nobody else."""
+    """One process in its own session, so that a signal reaches its threads and children and no other process."""
 
     def __init__(self, order: Order):
         self.name, self.order = order.name, order
@@ -38,17 +38,17 @@ class Worker:
         )  # fmt: skip
         self.unread = b""
 
-    def tell(self, line: str) -> None:
-        """One line to the process."""
+    def send(self, line: str) -> None:
+        """Send one line to the process."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise Died(self.last_words()) from None
+            raise Died(self.last_error()) from None
 
-    def hear(self, seconds: float = SECONDS) -> dict[str, Any]:
-        """The next answer."""
+    def receive(self, seconds: float = SECONDS) -> dict[str, Any]:
+        """Return the next answer of the process."""
         assert self.process.stdout is not None
         until, pipe = time.monotonic() + seconds, self.process.stdout.fileno()
         while b"\n" not in self.unread:
@@ -57,23 +57,23 @@ class Worker:
                 raise Died(f"it gave no answer in {seconds:.0f} s")
             part = os.read(pipe, 1 << 16)
             if not part:
-                raise Died(self.last_words())
+                raise Died(self.last_error())
             self.unread += part
         line, self.unread = self.unread.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def load(self) -> dict[str, Any]:
-        """Hand over the order; returns what the process says when it is loaded and warm."""
-        self.tell(self.order.to_json())
-        ready: dict[str, Any] = self.hear()["ready"]
+        """Send the order, and return the answer of the process when it is loaded and warm."""
+        self.send(self.order.to_json())
+        ready: dict[str, Any] = self.receive()["ready"]
         return ready
 
     def turn(self, number: int) -> dict[str, Any]:
-        """One turn: woken, measured, stopped."""
+        """Run one turn: resume the process, measure, stop it."""
         self.signal(signal.SIGCONT)
-        self.tell(json.dumps({"turn": number}))
-        answer = self.hear()
+        self.send(json.dumps({"turn": number}))
+        answer = self.receive()
         self.signal(signal.SIGSTOP)
         return answer
 
@@ -82,7 +82,7 @@ class Worker:
             os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """Whatever state it is in: SIGKILL reaches a stopped process too."""
+        """Kill the process, also if it is stopped."""
         self.signal(signal.SIGKILL)
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -91,14 +91,14 @@ class Worker:
                     pipe.close()
         self.errors.close()
 
-    def last_words(self) -> str:
-        """The last error on standard error, or its last line, or how the process ended."""
+    def last_error(self) -> str:
+        """Return the last error on standard error, or the last line, or the exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=5)
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - 8192))
         lines = [line.strip() for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
-        # some libraries put advice after the error: the error itself is what is asked for
+        # some libraries print advice after the error; return the error itself
         lines = [line for line in lines if _ERROR.match(line)] or lines
         code = self.process.returncode
         if code is not None and code < 0:
@@ -107,9 +107,9 @@ class Worker:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The environment of a contender: its threads, no network, no helpers that outlive the loading."""
+    """Return the environment of a contender: its number of threads, no network, no background compilers."""
     count = str(threads)
-    # without bytecode files every start would compile our sources anew, and only ours
+    # without bytecode files every start would compile our sources again, and only ours
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
         **own,
@@ -121,8 +121,8 @@ def environment(threads: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def crew() -> Iterator[list[Worker]]:
-    """A list for workers that are all ended at the end, an interrupt included."""
+def ending_workers() -> Iterator[list[Worker]]:
+    """Yield a list; all workers that are added to it are ended on exit, also after an interrupt."""
     workers: list[Worker] = []
     try:
         yield workers
@@ -132,7 +132,7 @@ def crew() -> Iterator[list[Worker]]:
 
 
 def ask_once(order: Order) -> dict[str, Any]:
-    """Start a process for one order, and return what it says when it is ready."""
-    with crew() as workers:
+    """Start a process for one order, and return its answer when it is ready."""
+    with ending_workers() as workers:
         workers.append(Worker(order))
         return workers[0].load()

@@ -1,24 +1,24 @@
-"""Contenders in turn: all loaded and stopped first, then round after round in an order that rotates."""
+"""Run contenders in turns: all are loaded and stopped first, then measured in rounds, in rotating order."""
 
 import signal
 from collections.abc import Callable, Sequence
 
 from glassformer.bench.peers.base import Order
-from glassformer.bench.processes import Died, Worker, ask_once, crew
+from glassformer.bench.processes import Died, Worker, ask_once, ending_workers
 from glassformer.bench.result import Row
 
 Say = Callable[[str], None]
 
 
 def rotated(names: Sequence[Row], turn: int) -> list[Row]:
-    """The order of a round: each round another one begins, so that everyone stands everywhere."""
+    """Return the order of a round: another contender begins each round, so that no contender is always first."""
     at = turn % len(names) if names else 0
     return [*names[at:], *names[:at]]
 
 
 def race(orders: Sequence[tuple[Order, Row]], rounds: int, say: Say) -> None:
-    """Fill in the rows. A contender that dies is noted with its last line; the others go on."""
-    with crew() as workers:
+    """Measure, and fill in the rows. A contender that dies is recorded with its last line; the others continue."""
+    with ending_workers() as workers:
         running: dict[str, Worker] = {}
         for order, row in orders:
             say(f"loading {row.name} {row.precision}")
@@ -54,12 +54,12 @@ def _turn(worker: Worker, row: Row, number: int, say: Say) -> None:
         row.ids = [row.ids[0] + answer["ids"][0]]  # one long list of losses
     elif "ids" in answer:
         if row.ids and row.ids != answer["ids"]:
-            row.agrees = "its own rounds differ"
+            row.agrees = "its ids differ from round to round"
         row.ids = answer["ids"]
 
 
 def prepare(orders: Sequence[tuple[Order, Row]], say: Say) -> list[tuple[Order, Row]]:
-    """Conversions, each in a process of its own; those that could be made. The others are noted as dead."""
+    """Run the conversions, each in its own process; return those that succeeded, record failures in the rows."""
     made = []
     for order, row in orders:
         say(f"converting for {row.name} {row.precision}")

@@ -1,6 +1,6 @@
-"""What was measured: rounds to medians, spread and ratios, and all of it as JSON.
+"""Results: medians, spreads and ratios of the measured rounds, and all of them as JSON.
 
-A figure that other work on the machine made meaningless is not given: `disturbed` says why instead.
+A figure that other work on the machine made meaningless is not reported; `disturbed` gives the reason.
 """
 
 import statistics
@@ -10,9 +10,9 @@ from typing import Any
 FORMAT = 2
 """2: rows and groups have `disturbed`, and their figures are null where it gives a reason."""
 LARGEST_SPREAD = 0.5
-"""Spread of a contender's rounds above which its median means nothing: other work on the machine disturbed them."""
+"""Spread of a contender's rounds above which its median is not printed: other work disturbed them."""
 ENOUGH_ROUNDS = 3
-"""Rounds below which nothing shows whether a measurement was disturbed: targets are then not judged."""
+"""With fewer rounds, disturbance cannot be detected, and targets are not judged."""
 AGREE = 0.1
 """The fastest three rounds of reading memory must agree within this fraction."""
 SAME_MACHINE = 0.2
@@ -27,18 +27,18 @@ class Row:
     precision: str
     ours: bool
     rounds: list[float] = field(default_factory=list)
-    """Units per second, one per round; of start-up seconds."""
+    """Units per second, one per round; for start-up, seconds."""
     version: str = ""
     load: float | None = None
-    """Seconds to load and warm up, of start-up none."""
+    """Seconds to load and warm up; None for start-up."""
     first: list[float] = field(default_factory=list)
-    """Decoding only: seconds to the first token, the prompt read."""
+    """Decoding only: seconds to the first token, including the prompt."""
     ids: list[list[Any]] = field(default_factory=list)
     """Greedy ids, or losses of training steps."""
     agrees: str = ""
-    """In words: the same ids, or where they part."""
+    """Text: the same ids, or where they differ."""
     died: str = ""
-    """Its last line, when it did."""
+    """Its last line of output, if the process died."""
 
     @property
     def median(self) -> float:
@@ -55,17 +55,17 @@ class Row:
 
     @property
     def disturbed(self) -> str:
-        """Why the median means nothing; empty where it does."""
+        """Why the median is not meaningful; empty if it is."""
         if not self.measured or self.spread <= LARGEST_SPREAD:
             return ""
         return f"disturbed: its rounds spread by {self.spread:.0%}, more than {LARGEST_SPREAD:.0%}"
 
 
 class Bandwidth(Row):
-    """Reading memory, in bytes per second. A limit is what the fastest rounds reach, so these must agree."""
+    """Memory bandwidth, in bytes per second. The fastest rounds define the limit, so these must agree."""
 
     fastest_in_run: float = 0.0
-    """Of all groups of the run: the machine is the same, so no group may lie far below."""
+    """The fastest of all groups of the run. The machine is the same, so no group may be much slower."""
 
     @property
     def best(self) -> float:
@@ -79,8 +79,8 @@ class Bandwidth(Row):
             return f"fewer than {ENOUGH_ROUNDS} rounds cannot show whether they were disturbed"
         fastest = sorted(self.rounds)[-ENOUGH_ROUNDS:]
         if fastest[0] < (1 - AGREE) * fastest[-1]:
-            told = ", ".join(f"{speed / 1e9:.1f}" for speed in fastest)
-            return f"disturbed: the fastest rounds of reading memory differ ({told} GB/s)"
+            speeds = ", ".join(f"{speed / 1e9:.1f}" for speed in fastest)
+            return f"disturbed: the fastest rounds of reading memory differ ({speeds} GB/s)"
         if self.best < (1 - SAME_MACHINE) * self.fastest_in_run:
             here, elsewhere = f"{self.best / 1e9:.1f} GB/s", f"{self.fastest_in_run / 1e9:.1f} GB/s"
             return f"disturbed: memory was read at {here}, and at {elsewhere} in another part of the same run"
@@ -88,7 +88,7 @@ class Bandwidth(Row):
 
 
 def compare_bandwidths(groups: "list[Group]") -> None:
-    """Let each group's reading of memory know the fastest one of the run."""
+    """Store the fastest bandwidth of the run in each group's bandwidth."""
     read = [group.bandwidth for group in groups if group.bandwidth is not None and group.bandwidth.measured]
     for one in read:
         one.fastest_in_run = max(other.best for other in read)
@@ -96,23 +96,23 @@ def compare_bandwidths(groups: "list[Group]") -> None:
 
 @dataclass
 class Group:
-    """Contenders that ran in turn and may be compared: one precision, one setting."""
+    """Contenders that ran in turns and can be compared: one precision, one setting."""
 
     precision: str
     unit: str
     setting: str = ""
     rows: list[Row] = field(default_factory=list)
     bandwidth: Bandwidth | None = None
-    """Bytes per second, in turn with the contenders."""
-    touched: float = 0.0
+    """Bytes per second, measured in turns with the contenders."""
+    weight_bytes: float = 0.0
     """Bytes of weights per step of a batch."""
     batch: int = 1
     fewer_is_better: bool = False
     compared: bool = True
-    """False: rows that are parts of others, with no ratio between them."""
+    """False if rows are parts of others, with no ratio between them."""
 
     def ours(self) -> Row | None:
-        """Our best row."""
+        """Return our best row."""
         return self._best([row for row in self.rows if row.ours])
 
     def best_peer(self) -> Row | None:
@@ -125,27 +125,27 @@ class Group:
         return (min if self.fewer_is_better else max)(known, key=lambda row: row.median)
 
     def ratio(self, row: Row, other: Row | None) -> float | None:
-        """How many times as fast as `other` a row is; None where either was disturbed."""
+        """Return how many times as fast as `other` a row is; None if either was disturbed."""
         if other is None or not row.measured or not self.compared or row.disturbed or other.disturbed:
             return None
         return other.median / row.median if self.fewer_is_better else row.median / other.median
 
     def of_limit(self, row: Row) -> float | None:
-        """Share of the measured bandwidth that reading the weights once per step takes; None where it is not known."""
+        """Return the share of the bandwidth that reading the weights once per step takes; None if it is unknown."""
         share = self.share(row)
-        return None if share is None or self.no_share(row) else share
+        return None if share is None or self.why_no_share(row) else share
 
     def share(self, row: Row) -> float | None:
-        """The share as it comes out of the measurement, meaningful or not."""
-        if self.bandwidth is None or not self.bandwidth.measured or not row.measured or not self.touched:
+        """Return the share as measured, meaningful or not."""
+        if self.bandwidth is None or not self.bandwidth.measured or not row.measured or not self.weight_bytes:
             return None
-        return row.median / self.batch * self.touched / self.bandwidth.best
+        return row.median / self.batch * self.weight_bytes / self.bandwidth.best
 
-    def no_share(self, row: Row) -> str:
-        """Why the share of the bandwidth means nothing; empty where it does."""
+    def why_no_share(self, row: Row) -> str:
+        """Return why the share of the bandwidth is not meaningful; empty if it is."""
         share = self.share(row)
         if share is None or self.bandwidth is None:
-            return "either we or the reading of memory did not run"
+            return "our contender or the bandwidth measurement did not run"
         if reason := row.disturbed or self.bandwidth.disturbed:
             return reason
         if share > 1 + AGREE:
@@ -154,7 +154,7 @@ class Group:
 
 
 def number(value: float) -> str:
-    """Four digits that mean something."""
+    """Return a number with four significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -188,7 +188,7 @@ def group_dict(group: Group) -> dict[str, Any]:
         "setting": group.setting,
         "unit": group.unit,
         "batch": group.batch,
-        "weight_bytes_per_step": group.touched or None,
+        "weight_bytes_per_step": group.weight_bytes or None,
         "bandwidth_bytes_per_second": (
             read.best if read is not None and read.measured and not read.disturbed else None
         ),
@@ -200,7 +200,7 @@ def group_dict(group: Group) -> dict[str, Any]:
 
 @dataclass
 class Result:
-    """All groups of one run, with the machine and who was missing."""
+    """All groups of one run, with the machine and the missing contenders."""
 
     plan: dict[str, Any]
     machine: dict[str, Any]

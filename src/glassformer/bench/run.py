@@ -1,4 +1,4 @@
-"""From a plan to a result: choose, write the model, convert, let them take turns, judge."""
+"""From a plan to a result: choose contenders, write the model, convert it, measure in turns, judge."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -9,19 +9,19 @@ from glassformer.bench.contenders import NAMED, Contender, choose, is_gpt2
 from glassformer.bench.machine import facts
 from glassformer.bench.peers.base import Order
 from glassformer.bench.plan import PRECISIONS, BenchError, Plan
-from glassformer.bench.processes import Died, Worker, crew
+from glassformer.bench.processes import Died, Worker, ending_workers
 from glassformer.bench.result import Bandwidth, Group, Result, Row, compare_bandwidths
 from glassformer.finding import Finding
 
 Say = Callable[[str], None]
 REFERENCE = "glassformer-torch"
-"""Whose float32 ids are the measure for everyone: the plain engine, which the oracle holds."""
+"""The contender whose float32 ids all others must match: our torch engine, which is tested against `reference/`."""
 
 
 def run(plan: Plan, say: Say = lambda line: None) -> Result:
-    """Measure. `say` is told what is going on."""
+    """Measure. `say` is called with progress messages."""
     if not hasattr(signal, "SIGSTOP"):
-        raise BenchError("contenders that wait are stopped by a signal this system does not have: use Linux or macOS.")
+        raise BenchError("this system has no SIGSTOP, which stops the contenders that wait: use Linux or macOS.")
     chosen, missing = choose(plan)
     result = Result(plan.to_dict(), facts(), missing, [])
     plain: list[Row] = []
@@ -33,17 +33,17 @@ def run(plan: Plan, say: Say = lambda line: None) -> Result:
     targets = judge.targets(result.plan, result.groups, plain)
     if plain:
         result.groups.append(Group("", "seconds", "without a model", rows=plain, fewer_is_better=True, compared=False))
-    result.findings = [*judge.deaths(result.groups), *result.findings, *targets]
+    result.findings = [*judge.failed_contenders(result.groups), *result.findings, *targets]
     return result
 
 
 def _generate(
     plan: Plan, chosen: Sequence[Contender], missing: dict[str, str], say: Say
 ) -> tuple[list[Group], list[Finding], list[Row]]:
-    """Decoding, prefill and start-up: one group per precision."""
+    """Measure decoding, prefill or start-up: one group per precision."""
     subject = subjects.subject(plan)
     if not is_gpt2(subject.config):
-        missing |= {c.name: "its converter here writes GPT-2 and nothing else" for c in chosen if c.only_gpt2}
+        missing |= {c.name: "its converter here supports only GPT-2" for c in chosen if c.only_gpt2}
         chosen = [contender for contender in chosen if not contender.only_gpt2]
     prompts = subject.prompts(plan.batch, plan.length_prompt, plan.seed)
 
@@ -53,7 +53,7 @@ def _generate(
             plan.length_new, plan.checkout(contender.name),
         )  # fmt: skip
 
-    say("the plain engine says what everyone should say")
+    say("computing the reference ids with the torch engine")
     reference = _reference(order(NAMED[REFERENCE], "float32", "reference"))
     comparable = {contender.name for contender in chosen if contender.same_model}
     groups: list[Group] = []
@@ -70,7 +70,7 @@ def _generate(
         if plan.task == "startup":
             startup.measure(racing, plain if not groups else [], subject.root / "hf", plan.rounds, say)
         elif plan.task == "decode":
-            group.touched = subject.touched(precision)
+            group.weight_bytes = subject.weight_bytes(precision)
             group.bandwidth = Bandwidth("memory", precision, ours=False)
             reading = Order("memory", "bandwidth", "bandwidth", precision, "", plan.n_threads)
             race.race([*racing, (reading, group.bandwidth)], plan.rounds, say)
@@ -86,27 +86,27 @@ def _unit(plan: Plan) -> str:
 
 
 def _reference(order: Order) -> list[list[int]]:
-    """The engine's own greedy ids, from a process that ends again."""
-    with crew() as workers:
+    """Return the greedy ids of the torch engine, computed in a separate process."""
+    with ending_workers() as workers:
         workers.append(Worker(order))
         try:
             workers[0].load()
             found: list[list[int]] = workers[0].turn(0)["ids"]
         except Died as death:
-            raise BenchError(f"the plain engine, which the others are compared with, failed: {death}.") from None
+            raise BenchError(f"the torch engine, which the others are compared with, failed: {death}.") from None
     return found
 
 
 def _train(plan: Plan, chosen: Sequence[Contender], say: Say) -> tuple[list[Group], list[Finding]]:
-    """One group per setting and precision."""
+    """Measure training: one group per setting and precision."""
     groups, findings = [], []
     wanted = [p for p in ("float32", "bfloat16") if p in (plan.precisions or PRECISIONS)]
     if not wanted:
-        raise BenchError("training is in float32 or bfloat16: give one of them as --precision.")
-    folder = subjects.shelf(plan.keep)
+        raise BenchError("training supports float32 and bfloat16: give one of them as --precision.")
+    folder = subjects.model_folder(plan.keep)
     for setting in training.settings():
         label = f"train-{setting.config.n_layers}x{setting.config.d_model}"
-        start = subjects.write(folder, setting.config, label, training.SEED, lively=False)
+        start = subjects.write(folder, setting.config, label, training.SEED, perturbed=False)
         for precision in wanted:
             say(f"{setting.name}, {precision}")
             group = Group(precision, "steps/s", setting.name)

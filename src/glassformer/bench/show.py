@@ -1,4 +1,4 @@
-"""A result for a terminal: one table per group, and a sentence per target."""
+"""Print a result: one table per group, and a sentence per target."""
 
 from typing import IO, TYPE_CHECKING
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 PLAIN_WIDTH = 160
 SHORT = 80
-"""Of a last line, in the table; below it stands whole."""
+"""Characters of a last line in the table; it is printed in full below."""
 BUSY = 0.3
 """Load average per core above which the machine is reported as busy."""
 UNKNOWN = "-"
-"""In place of a figure that the spread of the rounds, or a disturbed bandwidth, makes meaningless."""
+"""Printed instead of a figure that the spread of the rounds, or a disturbed bandwidth, makes meaningless."""
 
 
 def show(result: Result, file: IO[str] | None = None) -> None:
-    """Print it: with rich's lines on a terminal, plain columns otherwise."""
+    """Print a result: with rich's lines on a terminal, plain columns otherwise."""
     from rich.console import Console
 
     console = Console(file=file, highlight=False, soft_wrap=True)
@@ -32,15 +32,15 @@ def show(result: Result, file: IO[str] | None = None) -> None:
     )
     if machine["load_average"] and machine["load_average"][0] > BUSY * machine["cores"]:
         busy = machine["load_average"][0]
-        console.print(f"the machine was busy when this began (load {busy}): measure again on a quiet machine.")
+        console.print(f"the machine was busy at the start (load {busy}): measure again on a quiet machine.")
     for group in result.groups:
         _table(console, group)
     for name, why in result.missing.items():
-        console.print(f"{name}: not here, {why}", markup=False)
+        console.print(f"{name}: not measured, {why}", markup=False)
     for finding in result.findings:
-        told = sentence(finding) if finding.id.startswith("target") else finding.text()
+        text = sentence(finding) if finding.id.startswith("target") else finding.text()
         if finding.id.startswith("target") or not finding.passed:
-            console.print(told, markup=False)
+            console.print(text, markup=False)
 
 
 def _table(console: "Console", group: Group) -> None:
@@ -62,8 +62,8 @@ def _table(console: "Console", group: Group) -> None:
     console.print(table)
     if has_limit and group.bandwidth is not None:
         read = group.bandwidth
-        told = f"not measured: {read.disturbed}" if read.disturbed else f"{read.best / 1e9:.1f} GB/s in the best round"
-        console.print(f"memory bandwidth: {told}", markup=False)
+        text = f"not measured: {read.disturbed}" if read.disturbed else f"{read.best / 1e9:.1f} GB/s in the best round"
+        console.print(f"memory bandwidth: {text}", markup=False)
 
 
 def _rank(group: Group, row: Row) -> tuple[bool, float]:
@@ -86,5 +86,5 @@ def _cells(group: Group, row: Row, has_limit: bool) -> list[str]:
 
 
 def _blank(group: Group) -> str:
-    """A ratio that is missing: nobody to compare with, or a figure that means nothing."""
+    """Return what is printed for a missing ratio: `-` if a figure is not meaningful, else nothing."""
     return UNKNOWN if group.compared and any(row.disturbed for row in group.rows) else ""

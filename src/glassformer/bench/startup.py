@@ -1,7 +1,7 @@
-"""Cold start: fresh processes from the command to the first token, and beside them what cannot be avoided.
+"""Cold start: time of fresh processes from the command to the first token, and the time that cannot be avoided.
 
-The file is in the system's cache, as it is for everyone who starts a program a second time; its bytes are read here
-once per round to say what reading alone takes.
+The model file is in the system's file cache, as at every start but the first. Its bytes are read once per round, to
+measure what reading alone takes.
 """
 
 import subprocess
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glassformer.bench.peers.base import Order
-from glassformer.bench.processes import Died, Worker, crew, environment
+from glassformer.bench.processes import Died, Worker, ending_workers, environment
 from glassformer.bench.race import Say, rotated
 from glassformer.bench.result import Row
 
-# name -> arguments of the interpreter: no contenders, but what their figures are made of
+# name -> arguments of the interpreter: not contenders, but parts of their start-up time
 PLAIN = {
     "python": ["-c", "pass"],
     "import torch": ["-c", "import torch"],
@@ -30,7 +30,7 @@ def plain_rows() -> list[Row]:
 
 
 def measure(orders: Sequence[tuple[Order, Row]], plain: Sequence[Row], model: Path, rounds: int, say: Say) -> None:
-    """Seconds into the rows, one process at a time; a first round that is not counted fills the system's caches."""
+    """Measure seconds into the rows, one process at a time. A first round, not counted, fills the file cache."""
     by_name = {row.name: order for order, row in orders}
     rows = [*(row for _, row in orders), *plain]
     for number in range(-1, rounds):
@@ -49,7 +49,7 @@ def measure(orders: Sequence[tuple[Order, Row]], plain: Sequence[Row], model: Pa
 
 
 def _contender(order: Order, row: Row) -> float:
-    with crew() as workers:
+    with ending_workers() as workers:
         workers.append(Worker(order))
         ready = workers[0].load()
         seconds = time.perf_counter() - workers[0].began

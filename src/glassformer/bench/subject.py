@@ -1,4 +1,4 @@
-"""The model that everybody runs: seeded random weights in the Hugging Face layout, written once and kept."""
+"""The model that all contenders run: seeded random weights in the Hugging Face layout, written once and cached."""
 
 import hashlib
 import json
@@ -8,30 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from glassformer import config as c
-from glassformer import presets
 from glassformer.bench.plan import BYTES, BenchError, Plan
+from glassformer.config import presets
 from glassformer.files import cache_folder, write_atomically
-from glassformer.size import count
+from glassformer.sizing import count
 from glassformer.weights import load, load_config, save
 
 FORMAT = 1
-"""Changes with the recipe below: models of an older one are not taken from the cache."""
+"""Increase it when the recipe below changes: models of an older format are not used from the cache."""
 GAIN = 3.0
-"""On the matrices of the blocks. At GPT-2's own initial scale a tied model repeats its last token for ever, and any two
-implementations agree on that; at 3 a hundred tokens are almost all different and the best logit leads by 0.1."""
+"""Factor on the matrices of the blocks. At GPT-2's own initial scale a tied model repeats its last token for ever, and
+any two implementations agree on that. At 3, a hundred tokens are almost all different, and the best logit leads by
+0.1."""
 DONE = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model folder: `root/hf`, and room for conversions beside it."""
+    """A model folder: `root/hf`, and conversions next to it."""
 
     root: Path
     config: c.ModelConfig
     label: str
 
-    def touched(self, precision: str) -> float:
-        """Bytes of weights read per token: all but the table of positions and, of an untied head, the embedding."""
+    def weight_bytes(self, precision: str) -> float:
+        """Return the bytes of weights read per token: without learned positions and, if untied, the embedding."""
         numbers = count(self.config)
         if isinstance(self.config.position, c.Learned):
             numbers -= (self.config.max_len or 0) * self.config.d_model
@@ -44,8 +45,8 @@ class Subject:
         return tuple(tuple(draw.randrange(self.config.vocab_size) for _ in range(length)) for _ in range(rows))
 
 
-def shelf(keep: Path | None) -> Path:
-    """Where models and conversions stay."""
+def model_folder(keep: Path | None) -> Path:
+    """Return the folder in which models and conversions are kept."""
     folder = (keep or cache_folder() / "bench").expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise BenchError(f"--keep {folder} is a file: give a folder.")
@@ -53,7 +54,7 @@ def shelf(keep: Path | None) -> Path:
 
 
 def subject(plan: Plan) -> Subject:
-    """The model of a plan: a folder's, or a preset with seeded weights."""
+    """Return the model of a plan: from a folder, or a preset with seeded weights."""
     path = Path(plan.model).expanduser()
     config = load_config(path) if path.is_dir() else c.replace(presets.get(plan.model), dropout=0.0)
     if not isinstance(config, c.DecoderConfig):
@@ -64,23 +65,23 @@ def subject(plan: Plan) -> Subject:
             f"{config.max_len}: give a smaller --prompt or --new."
         )
     if not path.is_dir():
-        return write(shelf(plan.keep), config, plan.model, plan.seed)
+        return write(model_folder(plan.keep), config, plan.model, plan.seed)
     stamps = [[file.name, file.stat().st_mtime_ns, file.stat().st_size] for file in sorted(path.glob("*.safetensors"))]
-    root = shelf(plan.keep) / f"{path.resolve().name}-{digest(str(path.resolve()), stamps)}"
+    root = model_folder(plan.keep) / f"{path.resolve().name}-{digest(str(path.resolve()), stamps)}"
     if not (root / "hf" / DONE).exists():
         _store(load(path, dtype="float32"), root)
     return Subject(root, config, str(path))
 
 
-def write(folder: Path, config: c.ModelConfig, label: str, seed: int, lively: bool = True) -> Subject:
-    """A preset with seeded weights; `lively` ones say something, the others are where training starts."""
+def write(folder: Path, config: c.ModelConfig, label: str, seed: int, perturbed: bool = True) -> Subject:
+    """Write a preset with seeded weights: `perturbed` to generate varied tokens, or as training starts."""
     from glassformer.model import build
 
-    root = folder / f"{label}-{digest(c.to_dict(config), seed, lively)}"
+    root = folder / f"{label}-{digest(c.to_dict(config), seed, perturbed)}"
     if not (root / "hf" / DONE).exists():
         model = build(config, seed=seed)
-        if lively:
-            _enliven(model, seed)
+        if perturbed:
+            _perturb(model, seed)
         _store(model, root)
     return Subject(root, config, label)
 
@@ -89,8 +90,8 @@ def digest(*facts: object) -> str:
     return hashlib.sha256(json.dumps([FORMAT, *facts], sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _enliven(model: Any, seed: int) -> None:
-    """Blocks that outweigh the token they stand on, biases that are not zero, norms that are not one."""
+def _perturb(model: Any, seed: int) -> None:
+    """Scale the blocks up, and make biases nonzero and norms different from one, so that a wrong conversion shows."""
     import torch
 
     draw = torch.Generator().manual_seed(seed + 1)
@@ -104,7 +105,7 @@ def _enliven(model: Any, seed: int) -> None:
 
 
 def _store(model: Any, root: Path) -> None:
-    """The Hugging Face folder with a tokenizer of made-up words: some converters will not do without one."""
+    """Write the Hugging Face folder with an artificial tokenizer, which some converters require."""
     from tokenizers import Tokenizer, models
 
     root.mkdir(parents=True, exist_ok=True)

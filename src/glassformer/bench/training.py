@@ -1,15 +1,15 @@
-"""Training on a CPU: our step and nanoGPT's, from the same weights over the same batches, losses side by side.
+"""Training on a CPU: our step and nanoGPT's, from the same weights on the same batches, losses compared.
 
-Batches are made before the clock starts. Both use AdamW with nanoGPT's numbers at a constant rate. nanoGPT's optimiser
-also decays the table of positions, ours does not: here neither does, so that the losses are the same.
+Batches are made before timing starts. Both use AdamW with nanoGPT's settings and a constant learning rate. nanoGPT's
+optimizer also decays learned positions and ours does not; here neither does, so that the losses are the same.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from glassformer import config as c
-from glassformer import presets
 from glassformer.bench.peers.base import Order
+from glassformer.config import presets
 
 SEED = 0
 LR = 1e-3
@@ -37,7 +37,7 @@ def settings() -> tuple[Setting, ...]:
 
 
 def batch(order: Order, step: int) -> tuple[Any, Any]:
-    """Inputs and targets of a step: a skewed distribution of tokens, which a model that learns finds out."""
+    """Return inputs and targets of a step: tokens from a skewed distribution, which a model can learn."""
     import torch
 
     facts = order.setting
@@ -48,19 +48,19 @@ def batch(order: Order, step: int) -> tuple[Any, Any]:
 
 
 class Ours:
-    """`glassformer.train`'s own step on the model of the folder."""
+    """`glassformer.training`'s own step on the model of the folder."""
 
     def __init__(self, order: Order):
         import torch
 
         from glassformer import __version__
-        from glassformer.train.loop import prepare_state, stepper
-        from glassformer.train.run import Loop, Machine, Optim, RunConfig, Schedule
+        from glassformer.training.loop import prepare_state, stepper
+        from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
         torch.set_num_threads(order.threads)
         self.version = __version__
         self.state = prepare_state(
-            RunConfig(
+            Run(
                 model=c.from_dict(order.setting["model"]),
                 seed=SEED,
                 optim=Optim(lr=LR, beta2=0.99),
@@ -72,13 +72,13 @@ class Ours:
         self._step = stepper(self.state)
 
     def step(self, inputs: Any, targets: Any) -> float:
-        from glassformer.train.objective import Batch
+        from glassformer.training.objective import Batch
 
         return float(self._step(self.state, Batch(inputs, targets))["loss"])
 
 
 def trainer(order: Order) -> Any:
-    """The contender that an order names."""
+    """Return the trainer of the contender that an order names."""
     if order.name == "nanogpt":
         from glassformer.bench.peers.nanogpt import Trainer
 

@@ -1,8 +1,8 @@
-"""One contender's process: `python -m glassformer.bench.worker`, an order on standard input, JSON lines out.
+"""The process of one contender: `python -m glassformer.bench.worker` reads an order and answers in JSON lines.
 
-The first line in is the Order. The process loads, warms up and answers {"ready": ...}; every further line is a turn,
-{"turn": n}, and is answered with what was measured. Whatever libraries print goes to standard error; the process ends
-with its parent.
+The first line of standard input is the Order. The process loads, warms up and answers {"ready": ...}. Every further
+line is a turn, {"turn": n}, and the answer is what was measured. Output of libraries goes to standard error. The
+process ends with its parent.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from glassformer.bench.peers.base import Order
 
 WARM_UP = 2
-"""Calls before anything is timed: the first compiles, the second finds everything in place."""
+"""Calls before anything is timed: the first one compiles."""
 
 
 def main() -> int:
@@ -37,15 +37,15 @@ def main() -> int:
     return 0
 
 
-class Speaking:
+class Generating:
     """Decoding and prefill: one continuation of the prompts per turn."""
 
     def __init__(self, order: Order):
         self.order = order
         self.peer = importlib.import_module(f"glassformer.bench.peers.{order.module}").Peer(order)
         for _ in range(WARM_UP if order.task in ("decode", "prefill") else 0):
-            self.peer.speak(order.prompts, order.new, _nothing)
-        self.first = self.peer.speak(order.prompts, 1, _nothing) if order.task == "startup" else []
+            self.peer.generate(order.prompts, order.new, _nothing)
+        self.first = self.peer.generate(order.prompts, 1, _nothing) if order.task == "startup" else []
 
     def facts(self) -> dict[str, Any]:
         return {"version": self.peer.version, "ids": self.first}
@@ -53,21 +53,21 @@ class Speaking:
     def turn(self, number: int) -> dict[str, Any]:
         marks: list[float] = []
         start = time.perf_counter()
-        ids = self.peer.speak(self.order.prompts, self.order.new, lambda: marks.append(time.perf_counter()))
+        ids = self.peer.generate(self.order.prompts, self.order.new, lambda: marks.append(time.perf_counter()))
         end = time.perf_counter()
         if self.order.task == "prefill":
             return {"ids": ids, "seconds": end - start, "units": sum(map(len, self.order.prompts))}
-        # from the first token that is told of on: reading the prompt is another benchmark
+        # timed from the first token on: reading the prompt is another benchmark
         steps = (len(marks) - 1) * len(ids)
         return {"ids": ids, "seconds": marks[-1] - marks[0], "units": steps, "first": marks[0] - start}
 
 
 READINGS = 5
-"""Readings of memory in one turn, of which the fastest counts: other work can only slow one down."""
+"""Reads of memory in one turn. The fastest counts, because other work only slows reads down."""
 
 
 class Reading:
-    """The speed at which memory is read."""
+    """Memory bandwidth."""
 
     def __init__(self, order: Order):
         self.peer = importlib.import_module("glassformer.bench.peers.bandwidth").Peer(order, **order.setting)
@@ -86,7 +86,7 @@ class Reading:
 
 
 class Training:
-    """Some steps per turn, on the same batches for everyone; the losses are the ids of training."""
+    """Training steps, on the same batches for all contenders; losses take the place of ids."""
 
     def __init__(self, order: Order):
         from glassformer.bench import training
@@ -111,7 +111,7 @@ class Training:
 
 
 _SERVED: dict[str, Any] = {
-    **dict.fromkeys(("decode", "prefill", "startup", "reference"), Speaking), "bandwidth": Reading, "train": Training
+    **dict.fromkeys(("decode", "prefill", "startup", "reference"), Generating), "bandwidth": Reading, "train": Training
 }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _nothing() -> None:
 
 
 def _own_output() -> TextIO:
-    """Standard output for the answers alone: what others print goes to standard error."""
+    """Return standard output for the answers alone; redirect what libraries print to standard error."""
     kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return kept
@@ -132,7 +132,7 @@ def _say(out: TextIO, answer: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Linux kills this process when its parent is gone, however that ended: a stopped one would otherwise stay."""
+    """Have Linux kill this process when its parent ends; a stopped process would otherwise remain."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

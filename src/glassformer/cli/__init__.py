@@ -1,4 +1,4 @@
-"""`glass`: verbs to function calls. Parsing and printing only; torch is imported when a verb needs it.
+"""`glass`: the command line. It only parses and prints; torch is imported when a verb needs it.
 
 Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted, 141 the reader of standard output closed
 it, as in `glass ... | head`. Errors a user can cause are one sentence on standard error; GLASSFORMER_DEBUG=1 shows the
@@ -14,13 +14,13 @@ from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code. Without arguments it is the program: Ctrl-C is quiet from here to exit."""
+    """Run one verb and return the exit code. Without `arguments` it is the whole program, and handles Ctrl-C itself."""
     if sys.stdout is None:
         print("glass: standard output is closed: open it, or send it to /dev/null.", file=sys.stderr)
         return 2
     try:
         return _flushed(_run(arguments))
-    except SystemExit as ended:  # the parser's: --help, or wrong usage
+    except SystemExit as ended:  # raised by the parser for --help or wrong usage
         if (code := _flushed(0)) != 0:
             return code
         raise ended from None
@@ -41,7 +41,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if alone:
         signal.signal(signal.SIGINT, _leave)
     try:
-        # imported here and not above: these imports take a fifth of a second, in which Ctrl-C must be quiet too
+        # imported after the signal handler is set: the imports take 0.2 s, in which Ctrl-C must not print a traceback
         from glassformer.cli.parse import parse
 
         call = parse(words)
@@ -51,7 +51,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _hear_nothing()
+        _discard_output()
         return CLOSED
     except (ValueError, OSError) as error:
         if os.environ.get("GLASSFORMER_DEBUG"):
@@ -59,9 +59,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"glass: {_sentence(error)}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
-        if (told_of := _memory(error)) is None or os.environ.get("GLASSFORMER_DEBUG"):
+        if (sentence := _memory(error)) is None or os.environ.get("GLASSFORMER_DEBUG"):
             raise
-        print(f"glass: {told_of}", file=sys.stderr)
+        print(f"glass: {sentence}", file=sys.stderr)
         return 2
     finally:
         if alone:
@@ -69,12 +69,12 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _leave(*_: Any) -> None:
-    """Ctrl-C where nothing is left to tidy up: while verbs are imported, and after they have ended."""
+    """Handle Ctrl-C when no cleanup is needed: while verbs are imported, and after they have ended."""
     os._exit(130)
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C while a verb runs: as Python does it, but not into the C++ of a torch half imported, which would crash."""
+    """Handle Ctrl-C while a verb runs: raise KeyboardInterrupt, or exit at once if torch is half imported."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     if getattr(spec, "_initializing", False):
         _leave()
@@ -82,42 +82,42 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _end() -> None:
-    """From now on an interrupt, which Python would report wherever it is, only ends the process."""
+    """Let Ctrl-C end the process from now on, without a traceback."""
     signal.signal(signal.SIGINT, _leave)
 
 
 def _flushed(code: int) -> int:
-    """Write out what was printed, and return the exit code; another one if that fails."""
+    """Flush standard output and return the exit code, or another exit code if that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _hear_nothing()
+        _discard_output()
         return CLOSED
     except OSError as error:
-        _hear_nothing()
+        _discard_output()
         print(f"glass: standard output cannot be written ({error.strerror}): send it elsewhere.", file=sys.stderr)
         return 2
     return code
 
 
-def _hear_nothing() -> None:
-    """The reader has gone (`glass ... | head`): say nothing, and keep Python from saying it at exit."""
+def _discard_output() -> None:
+    """Discard standard output, whose reader closed it (`glass ... | head`), so that Python prints no error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _memory(error: MemoryError | RuntimeError) -> str | None:
-    """What a user reads where memory ran out; None for another error. torch has no type for it on a CPU."""
+    """Return the message for an out-of-memory error; None for another error. torch has no type for it on a CPU."""
     text = str(error)
     out = isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text.lower()
     if not (out or "not enough memory" in text):
         return None
     wanted = re.search(r"tried to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
-    asked = f" ({wanted[1]} more were asked for)" if wanted else ""
-    return f"there is not enough memory{asked}: ask for less at once, such as fewer rows, beams or tokens."
+    asked = f" ({wanted[1]} more were requested)" if wanted else ""
+    return f"there is not enough memory{asked}: use a smaller batch, fewer beams or fewer tokens."
 
 
 def _sentence(error: ValueError | OSError) -> str:
-    """What a user reads; the system's own errors, which nobody foresaw, name the path and say what to do."""
+    """Return the message of an error. An error of the operating system gets its path and a remedy."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename} cannot be used ({error.strerror}): give another path, or fix this one."
     return " ".join(str(error).split())

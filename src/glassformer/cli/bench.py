@@ -130,21 +130,21 @@ def bench(
 
     result = run(plan, _say)
     if json is not None:
-        told = {"command": ["glass", *sys.argv[1:]], **result.to_dict()}
-        write_atomically(json.resolve(), (json_module.dumps(told, indent=2) + "\n").encode())
+        data = {"command": ["glass", *sys.argv[1:]], **result.to_dict()}
+        write_atomically(json.resolve(), (json_module.dumps(data, indent=2) + "\n").encode())
     show(result)
     return 0 if result.sound else 1
 
 
 def _growth(rounds: int, json: Path | None) -> int:
-    """Our own engine only: measured exponents compared with those of the theory."""
+    """Measure how the cost of our own engine grows, and compare the exponents with the theory."""
     from glassformer.bench import growth
     from glassformer.files import write_atomically
 
     curves = growth.measure(rounds=rounds, say=_say)
     if json is not None:
-        told = json_module.dumps([curve.to_dict() for curve in curves], indent=2) + "\n"
-        write_atomically(json.resolve(), told.encode())
+        text = json_module.dumps([curve.to_dict() for curve in curves], indent=2) + "\n"
+        write_atomically(json.resolve(), text.encode())
     print(growth.text(curves))
     return 0
 

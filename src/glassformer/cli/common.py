@@ -1,4 +1,4 @@
-"""What the verbs share: the --json flag, refusing, and printing findings."""
+"""What the verbs share: common options, checks of input and output paths, and printing findings."""
 
 import contextlib
 import json
@@ -13,23 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from glassformer.errors import GlassformerError
+
 if TYPE_CHECKING:
     from torch import nn
 
     from glassformer.finding import Finding
 
-Json = Annotated[bool, tyro.conf.arg(help="One JSON object on standard output, nothing else.")]
+Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on standard output and nothing else.")]
 Force = Annotated[bool, tyro.conf.arg(help="Replace an output file that already exists.")]
 
 
 def option(help: str, metavar: str | None = None, aliases: list[str] | None = None) -> Any:
-    """The help of an option. A computed default stands in its own sentence, which replaces the parser's."""
+    """Return the help of an option. A sentence "Default: …" in it replaces the default that the parser would print."""
     hint = "" if "Default:" in help else None
     return tyro.conf.arg(help=help, metavar=metavar, aliases=aliases, help_behavior_hint=hint)
 
 
-class InputError(ValueError):
-    """Input this command line cannot work with."""
+class InputError(GlassformerError):
+    """Invalid input on the command line."""
 
 
 def check_writable(
@@ -62,7 +64,7 @@ def check_parent(named: str, path: Path, *, makes_folders: bool = False) -> None
         folder = folder.parent
     if not folder.is_dir():
         if os.path.lexists(folder):
-            raise InputError(f"{named} cannot be written ({folder} is no folder): give another path.")
+            raise InputError(f"{named} cannot be written ({folder} is not a folder): give another path.")
         raise InputError(f"{named}: there is no folder {folder}; make it first.")
     try:
         with tempfile.TemporaryFile(dir=folder), contextlib.suppress(FileNotFoundError):
@@ -81,12 +83,12 @@ def free_name(path: Path, force: bool) -> Path:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that reads the output; None where none does, and lines may be as long as they are."""
+    """Return the columns of the terminal; None if standard output is not a terminal, and lines may have any length."""
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def fitted(text: str) -> str:
-    """Return a text with lines no longer than the terminal is wide; elsewhere lines stay as they are."""
+    """Return a text wrapped to the width of the terminal; unchanged if standard output is not a terminal."""
     width = terminal_width()
     if width is None:
         return text
@@ -117,13 +119,13 @@ def wrapped(text: str, width: int | None) -> str:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what a generator cannot take: numpy nothing below 0, torch nothing of more than 64 bits."""
+    """Refuse seeds that numpy (negative ones) or torch (more than 63 bits) does not accept."""
     if not 0 <= seed < 2**63:
         raise InputError(f"--seed {seed} must be between 0 and 2^63 - 1.")
 
 
 def token_ids(option: str, texts: Sequence[str]) -> list[int]:
-    """Read token ids that are separated by blanks or commas; a repeated option adds to those before."""
+    """Return token ids that are separated by spaces or commas. A repeated option appends ids."""
     try:
         return [int(part) for text in texts for part in text.replace(",", " ").split()]
     except ValueError:
@@ -133,7 +135,7 @@ def token_ids(option: str, texts: Sequence[str]) -> list[int]:
 def refuse_unused(
     command: str, given: Mapping[str, object], used: Collection[str], defaults: Mapping[str, object]
 ) -> None:
-    """Refuse an option that would silently be ignored; one that has no default here is None when it is not given."""
+    """Refuse an option that would silently be ignored. `defaults` holds the defaults that are not None."""
     for name, value in given.items():
         if name not in used and value != defaults.get(name):
             raise InputError(f"{command} has no use for --{name.replace('_', '-')}: leave it out.")
@@ -141,14 +143,14 @@ def refuse_unused(
 
 def refuse_nan(model: "nn.Module", name: str) -> None:
     """Refuse weights that are no numbers: everything computed with them would be none either."""
-    from glassformer.weights.verify import not_numbers
+    from glassformer.weights.verify import non_finite
 
-    if (told := not_numbers(model)) is not None:
+    if (told := non_finite(model)) is not None:
         raise InputError(f"{name}: {told}: copy the weights again, or take an earlier checkpoint.")
 
 
 def report(findings: Sequence["Finding"], as_json: bool, **facts: Any) -> None:
-    """Findings and facts, for a machine or for a person."""
+    """Print findings and facts, as one JSON object or as text."""
     if as_json:
         print(json.dumps({"findings": [f.to_dict() for f in findings], **facts}))
         return

@@ -1,4 +1,4 @@
-"""`glass compare`: two implementations of one model to the first operation where they part."""
+"""`glass compare`: find the first operation at which two implementations of one model differ."""
 
 import json as json_module
 from pathlib import Path
@@ -44,8 +44,8 @@ def compare(
     if html is not None:
         check_writable("--html", html, suffixes=(".html", ".htm"), force=force)
     ids = token_ids("--tokens", tokens)
-    from glassformer.compare.page import write
-    from glassformer.compare.run import compare as side_by_side
+    from glassformer.doctor.compare.page import write
+    from glassformer.doctor.compare.run import compare as side_by_side
     from glassformer.doctor.load import resolve
 
     one, two = resolve(a)[0], resolve(b)[0]

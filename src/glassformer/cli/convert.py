@@ -5,14 +5,20 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import Json, check_parent, refuse_nan, report
+from glassformer.cli.common import Json, check_parent, option, refuse_nan, report
 
 
 def convert(
-    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC", help="A folder or a hub name.")],
+    source: Annotated[
+        tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC", help="A model folder or a Hugging Face hub name.")
+    ],
     target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST", help="The folder to write.")],
-    to: Annotated[Literal["hf", "glass"], tyro.conf.arg(help="Hugging Face folder, or our own.")] = "hf",
-    dtype: Annotated[str | None, tyro.conf.arg(help="float32, bfloat16 or float16; the file's own by default.")] = None,
+    to: Annotated[
+        Literal["hf", "glass"], tyro.conf.arg(help="Format: a Hugging Face folder, or this package's own.")
+    ] = "hf",
+    dtype: Annotated[
+        str | None, option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.")
+    ] = None,
     force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
     json: Json = False,
 ) -> int:
@@ -50,4 +56,4 @@ def convert(
 
 
 class _DifferentError(Exception):
-    """The written folder computes other logits than its source, so it is not put in place."""
+    """The written folder computes other logits than its source, so it is discarded."""

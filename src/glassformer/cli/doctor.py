@@ -5,7 +5,7 @@ import json as json_module
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,7 +28,22 @@ ALSO = (
     *("use_mup", "scale_attn_by_inverse_layer_idx", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
     *("model_type", "is_encoder_decoder"),
 )
-"""What probes read of a config beside `declared.NAMES`, as far as a command line can say it."""
+"""Names of config values, in addition to `declared.NAMES`, that probes read and that --expect can set."""
+
+
+HELP = {
+    "subject": "A model folder, file.py:name or package.module:name (a model, or a function that builds one).",
+    "kind": "Kind of the model. Default: inferred from the model and stated in the report.",
+    "vocab_size": "Number of token ids. Default: taken from the model's config.",
+    "expect": "A property that the model is meant to have and its config does not declare, such as sliding-window=128, "
+    "prefix=16 or scale=1. Default: only what the config declares.",
+    "reference": "A trusted model with the same weights, given like SUBJECT, to compare with. Default: no comparison.",
+    "quick": "Probe only causality, cache, padding, positions and attention.",
+    "deep": "Also train the model briefly: overfit one batch, and learn a source of known entropy.",
+    "seconds": "Time limit of the whole examination, in seconds.",
+    "junit": "Write the findings as JUnit XML to this file. Default: do not.",
+    "html": "Write the report with figures as HTML to this file. Default: do not.",
+}
 
 
 def doctor(
@@ -65,9 +80,9 @@ def doctor(
         raise InputError(f"--seconds {seconds:g} must be a positive number; the usual limit is {SECONDS:g}.")
     if vocab_size is not None and vocab_size < 2:
         raise InputError(f"--vocab-size {vocab_size} must be at least 2.")
-    for option, file in (("--junit", junit), ("--html", html)):
+    for named, file in (("--junit", junit), ("--html", html)):
         if file is not None:
-            check_writable(option, file, force=force)
+            check_writable(named, file, force=force)
     intent = expected(expect)
     from glassformer.doctor import diagnose
     from glassformer.doctor.load import resolve
@@ -83,8 +98,8 @@ def doctor(
     return 0 if report.healthy else 1
 
 
-def expected(pairs: list[str]) -> dict[str, Any]:
-    """`k=v` texts as a dictionary; whole numbers, numbers and true/false as what they are."""
+def expected(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return `k=v` texts as a dictionary. Numbers and true/false become such values."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -96,9 +111,9 @@ def expected(pairs: list[str]) -> dict[str, Any]:
 
 
 def _known(key: str) -> None:
-    """Refuse what no probe reads: a word misspelt would be an intent that nobody checks."""
-    from glassformer.checks.declared import NAMES
+    """Refuse a name that no probe reads: a misspelled one would not be checked."""
     from glassformer.config.errors import nearest
+    from glassformer.doctor.subject.declared import NAMES
 
     spellings = {name for names in NAMES.values() for name in names}.union(ALSO)
     if key.replace("-", "_") not in spellings:
@@ -117,7 +132,8 @@ def _value(text: str) -> Any:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """What a model writes past Python (a child process, a library in C) goes to standard error, not into the report."""
+    """Redirect file descriptor 1 to standard error, so that output of child processes and C libraries does not mix with
+    the report."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -134,7 +150,7 @@ Found = Callable[["Finding", str], None]
 
 @contextlib.contextmanager
 def live(wanted: bool) -> Iterator[tuple[Tell | None, Found | None]]:
-    """A table on standard error that fills as findings are made, where a person is looking; it goes when it is done."""
+    """Show a table that fills as findings are made, if standard error is a terminal. It disappears at the end."""
     if not wanted or not sys.stderr.isatty():
         yield None, None
         return
@@ -142,7 +158,7 @@ def live(wanted: bool) -> Iterator[tuple[Tell | None, Found | None]]:
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    # the stream of now: while a model computes, sys.stderr is where its prints are kept
+    # the current stream: while the model runs, sys.stderr is replaced to capture what it prints
     console = Console(file=sys.stderr)
     bar = Progress(TextColumn("{task.description:26}"), BarColumn(), TimeElapsedColumn(), console=console)
     task, families = bar.add_task("first calls", total=1), dict[str, list["Finding"]]()
@@ -160,7 +176,7 @@ def live(wanted: bool) -> Iterator[tuple[Tell | None, Found | None]]:
 
 
 def tabulated(groups: "Mapping[str, list[Finding]]", title: str) -> "Table":
-    """A row for each group: how many passed, failed and were not made, and the first failure."""
+    """Return a table with a row for each group: numbers of passes, failures and skips, and the first failure."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -170,13 +186,13 @@ def tabulated(groups: "Mapping[str, list[Finding]]", title: str) -> "Table":
         counts = {v: sum(str(f.verdict) == v for f in findings) for v in ("pass", "fail", "skip")}
         worst = next((f for f in findings if str(f.verdict) == "fail"), None)
         style = "red" if counts["fail"] else "dim" if not counts["pass"] else ""
-        said = "" if worst is None else worst.numbers() if title == "diagnosis" else f"{worst.id} {worst.numbers()}"
-        table.add_row(name, *(str(counts[v] or "") for v in ("pass", "fail", "skip")), said, style=style)
+        text = "" if worst is None else worst.numbers() if title == "diagnosis" else f"{worst.id} {worst.numbers()}"
+        table.add_row(name, *(str(counts[v] or "") for v in ("pass", "fail", "skip")), text, style=style)
     return table
 
 
 def show(report: "Report") -> None:
-    """A table of the diagnoses that were looked for, then the verdict in words."""
+    """Print a table of the diagnoses that were looked for, then the verdict in words."""
     from rich.console import Console
 
     width = terminal_width()
@@ -192,6 +208,7 @@ def show(report: "Report") -> None:
 
 
 def write(report: "Report", junit: Path | None, html: Path | None) -> None:
+    """Write the report to the files that were asked for."""
     from glassformer.files import write_atomically
 
     if junit is not None:

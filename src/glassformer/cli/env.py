@@ -41,14 +41,14 @@ def env(json: Json = False) -> int:
 
 def train_answer() -> dict[str, Any]:
     """What `glass train` uses for the default run."""
-    from glassformer.cxx import compiler
     from glassformer.model.device import choose_for_training
-    from glassformer.train import read_run
-    from glassformer.train.loop import choose_machine, wants_kernels
+    from glassformer.training import read_run
+    from glassformer.training.accelerate import choose
+    from glassformer.training.loop import choose_machine, kernel_request
 
     run = read_run("", (), source="the default run")
     device, dtype, compiled = choose_machine(run)
-    kernels = wants_kernels(run, device) and compiler() is not None
+    kernels = choose(run.model, **kernel_request(run, device, dtype, compiled))
     return {
         "device": device.type,
         "precision": str(dtype).removeprefix("torch."),
@@ -57,14 +57,24 @@ def train_answer() -> dict[str, Any]:
     }
 
 
+def has_compiler() -> bool:
+    """Return whether the CPU kernels can be compiled here; False if the package `kernels` was removed."""
+    try:
+        from glassformer.kernels.toolchain.cxx import compiler
+    except ImportError:
+        return False
+    return compiler() is not None
+
+
 def sample_answer() -> dict[str, Any]:
     """What `glass sample` uses for the bundled model."""
     from glassformer.cli.sample import BUNDLED, load_to_sample
-    from glassformer.generate.engine import Call, choose_engine
-    from glassformer.generate.text import NEW_TOKENS
+    from glassformer.generation.engine import Call, choose_engine
+    from glassformer.generation.request import GenerationRequest
+    from glassformer.generation.text import NEW_TOKENS
 
     model = load_to_sample(BUNDLED, "auto", "auto")
-    chosen = choose_engine(Call.of(model, "static", NEW_TOKENS))
+    chosen = choose_engine(Call.of(model, GenerationRequest(prompts=[[0]], max_new_tokens=NEW_TOKENS)))
     used = {"device": chosen.device, "precision": chosen.precision, "implementation": chosen.engine}
     return {**used, "why": chosen.why}
 

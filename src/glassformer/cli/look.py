@@ -1,4 +1,4 @@
-"""`glass look`: one picture of the inside of a model, or its numbers."""
+"""`glass look`: one figure of the inside of a model, or its numbers."""
 
 import json as json_module
 from collections.abc import Callable
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from glassformer.lens.views import Subject
 
 TEXT = "First Citizen:\nBefore we proceed"
-"""What the bundled bard reads when no text is given."""
+"""Default text for the bundled model."""
 NEEDS_NO_TEXT = ("heads", "induction", "positions")
 BUNDLED = {"induction": "induction"}
-"""Kind -> the bundled model it is shown with when none is named; the bard for the rest."""
+"""Kind -> the bundled model that is its default; `bard` for the other kinds."""
 USES: dict[str, tuple[str, ...]] = {
     "attention": ("layer", "head", "target"),
     "heads": ("seed",),
@@ -29,9 +29,9 @@ USES: dict[str, tuple[str, ...]] = {
     "patch": ("layer", "position", "answer", "wrong", "against", "target"),
     "training": (),
 }
-"""Kind -> the options that mean something to it, beside --model, --text, --ids, --show, --out and --json."""
+"""Kind -> the options that it uses, in addition to --model, --text, --ids, --show, --out and --json."""
 ANSWER_TOKENS = 24
-"""Greedy tokens of an encoder-decoder when no --target is given."""
+"""Number of greedy tokens of an encoder-decoder without --target."""
 
 
 HELP = {
@@ -129,7 +129,7 @@ def _bundled(kind: str) -> str:
 
 
 def _text(kind: str, model: str | None, text: str | None, show: str | None) -> str | None:
-    """The text to read; None where the kind does without one."""
+    """Return the text to read; None if the kind needs no text."""
     if text is not None or kind in NEEDS_NO_TEXT or (kind, show) == ("rank", "variants"):
         return text
     if model is None:
@@ -138,7 +138,7 @@ def _text(kind: str, model: str | None, text: str | None, show: str | None) -> s
 
 
 class _Reader:
-    """A model with what turns texts into its tokens."""
+    """A model and its tokenizer."""
 
     def __init__(self, name: str, ids: bool):
         from glassformer.weights import load, load_tokenizer
@@ -159,14 +159,14 @@ class _Reader:
             written = self._answer(tokens) if target is None else self._started(self.encode(target, "--target"))
         elif target is not None:
             raise InputError(
-                "--target is what a decoder reads beside a source, and this model has one stack: leave it out."
+                "--target is the decoder's input of an encoder-decoder, and this model has one stack: leave it out."
             )
         name = model_name(self.name) if Path(self.name).exists() else self.name
         return Subject(name, self.model, tokens, self.say, written)
 
     def encode(self, text: str, option: str) -> list[int]:
-        """Token ids of a text that a user gave."""
-        from glassformer.generate.text import Continuation
+        """Return the token ids of a text that a user gave."""
+        from glassformer.generation.text import Continuation
 
         if not text.strip() and (self.ids or not text):
             raise InputError(f"{option} is empty: a model reads at least one token.")
@@ -184,10 +184,10 @@ class _Reader:
         return list(read)
 
     def token(self, text: str | None) -> int | None:
-        """The one token that an option names."""
+        """Return the one token that an option names."""
         if text is None:
             return None
-        # as it stands, without what a tokenizer puts around a text
+        # without the special tokens that a tokenizer adds to a text
         known = None if self.tokenizer is None else self.tokenizer.token_to_id(text)
         (token, *more) = self._pieces(text) if known is None else [known]
         if more:
@@ -207,8 +207,8 @@ class _Reader:
         return list(found)
 
     def say(self, token: int) -> str:
-        """A token as text."""
-        from glassformer.generate.text import token_text
+        """Return a token as text."""
+        from glassformer.generation.text import token_text
 
         return token_text(self.tokenizer, token)
 
@@ -217,8 +217,8 @@ class _Reader:
         return tokens if start is None or tokens[:1] == [start] else [start, *tokens]
 
     def _answer(self, source: list[int]) -> list[int]:
-        """What an encoder-decoder says to its source, greedily."""
-        from glassformer.generate import Sampling, generate
+        """Return the greedy output of an encoder-decoder for a source."""
+        from glassformer.generation import Sampling, generate
 
         if not source:
             return self._started([])
@@ -237,6 +237,6 @@ def _training(run: str | None, out: Path | None, json: bool) -> int:
     numbers = {name: {"steps": steps, "values": values} for name, (steps, values) in losses_of(events).items()}
     probes = {name: {"steps": steps, "values": values} for name, (steps, values) in probe_series(events).items()}
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    title = f"{folder.resolve().name}: loss while training" + (", and what the probes saw" if probes else "")
+    title = f"{folder.resolve().name}: loss while training" + (", and the probes" if probes else "")
     _give("training", {**numbers, "probes": probes}, lambda: training_curves(events, title=title), out, json)
     return 0

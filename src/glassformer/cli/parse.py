@@ -1,6 +1,6 @@
-"""From the words of a command line to the call of one verb, or to one sentence that says what is wrong with them.
+"""Parse a command line into the call of one verb, or raise one sentence about what is wrong with it.
 
-Only the module of the verb that was asked for is imported. An option that takes a list takes one value each time and
+Only the module of the requested verb is imported. An option that takes a list takes one value each time and
 may be repeated, so that it never takes the words that belong to a positional argument.
 """
 
@@ -72,7 +72,7 @@ def load(name: str) -> Verb:
 
 
 def options(verb: Verb) -> dict[str, bool]:
-    """Every option of a verb, and whether it takes a list."""
+    """Return every option of a verb, and whether it takes a list."""
     found: dict[str, bool] = {}
     for name, hint in get_type_hints(verb, include_extras=True).items():
         kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -99,6 +99,8 @@ def _overview(code: int) -> Call:
 
 def _all_verbs(words: Sequence[str]) -> Call:
     verbs = {name: _deferred(load(name)) for name in VERBS}
+    for verb in verbs.values():
+        verb.__doc__ = (verb.__doc__ or "").partition("\n\n")[0]  # the overview has one paragraph for each
     call: Call = tyro.extras.subcommand_cli_from_dict(verbs, prog="glass", description=DESCRIPTION, args=list(words))
     return call
 
@@ -113,7 +115,7 @@ def _parse_verb(name: str, words: Sequence[str]) -> Call:
     _refuse_unknown_options(name, words, known)
     lists = [option for option, several in known.items() if several]
     runs = list(_runs(words, lists))
-    if runs:  # the former way to give several values: look for it before tyro reports what it makes of the words
+    if runs:  # several values after one option: suggest the correct spelling before tyro reports an error
         for rewritten in _repeated(words, runs, only_assignments=_reads(name, verb, words)):
             if rewritten != list(words) and _reads(name, verb, rewritten):
                 write = shlex.join(["glass", name, *rewritten])
@@ -132,7 +134,7 @@ def _refuse_unknown_options(name: str, words: Sequence[str], known: dict[str, bo
 
 
 def _runs(words: Sequence[str], lists: Sequence[str]) -> Iterator[tuple[int, str, list[str]]]:
-    """Each option of these that is followed by more words than its value: where it is, its name, and these words."""
+    """Yield each list option that is followed by more than one word: its index, its name, and these words."""
     for at, word in enumerate(itertools.takewhile(lambda word: word != "--", words)):
         option, equals, _ = word.partition("=")
         if option.replace("_", "-") in lists and not equals:
@@ -144,7 +146,7 @@ def _runs(words: Sequence[str], lists: Sequence[str]) -> Iterator[tuple[int, str
 def _repeated(
     words: Sequence[str], runs: Sequence[tuple[int, str, list[str]]], only_assignments: bool
 ) -> Iterator[list[str]]:
-    """The command lines in which an option is repeated for some of the words after it, fewest repetitions first.
+    """Yield the command lines in which an option is repeated for some of the words after it, fewest repetitions first.
 
     A `key=value` that follows another one is a value of the option, unless it is a file.
     """
@@ -162,7 +164,7 @@ def _repeated(
 
 
 def _reads(name: str, verb: Verb, words: Sequence[str]) -> bool:
-    """Whether these words are a complete command."""
+    """Return True if these words are a complete command."""
     try:
         return not _read(name, verb, words, quiet=True)[1]
     except SystemExit as end:
@@ -170,7 +172,7 @@ def _reads(name: str, verb: Verb, words: Sequence[str]) -> bool:
 
 
 def _read(name: str, verb: Verb, words: Sequence[str], quiet: bool = False) -> tuple[Call, list[str]]:
-    """The call, and the words that tyro has no use for."""
+    """Return the call, and the words that tyro does not know."""
     read: tuple[Call, list[str]] = tyro.cli(
         _deferred(verb),
         prog=f"glass {name}",
@@ -183,7 +185,7 @@ def _read(name: str, verb: Verb, words: Sequence[str], quiet: bool = False) -> t
 
 
 def _deferred(verb: Verb) -> Callable[..., Any]:
-    """The verb for tyro, which calls what it parses: here it gets the call back instead of the result."""
+    """Return a function with the signature of the verb that returns the call instead of making it."""
 
     @functools.wraps(verb)
     def deferred(**arguments: Any) -> Call:

@@ -3,18 +3,18 @@
 import json as json_module
 import math
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from glassformer.cli.common import InputError, Json, check_seed, refuse_nan, refuse_unused
+from glassformer.config import choices
 
 if TYPE_CHECKING:
-    from glassformer.generate import Sampling
-    from glassformer.generate.speculate import Draft
-    from glassformer.generate.text import Continuation
+    from glassformer.generation import Sampling
+    from glassformer.generation.request import Draft
+    from glassformer.generation.text import Continuation
     from glassformer.model import Model
 
 BUNDLED = "bard"
@@ -98,22 +98,20 @@ DraftSource = Annotated[
 ]
 DraftTokens = Annotated[int, tyro.conf.arg(help="Number of tokens that the draft proposes at a time.")]
 Engine = Annotated[
-    Literal["auto", "torch", "native"],
+    choices.Engine,
     tyro.conf.arg(
         help="Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
         "support the model and there is a compiler, and torch otherwise."
     ),
 ]
 Precision = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"],
+    choices.Precision,
     tyro.conf.arg(
         help="Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
         "GPU. int8 and int4 need the compiled kernels."
     ),
 ]
-Device = Annotated[
-    Literal["auto", "cpu", "cuda"], tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")
-]
+Device = Annotated[choices.Device, tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")]
 Threads = Annotated[
     int | None,
     tyro.conf.arg(help="Number of CPU threads.", help_behavior_hint="(default: one for each core that torch finds)"),
@@ -147,10 +145,9 @@ def sample(
 ) -> int:
     """Continue a prompt with a model, token by token. Standard error names the implementation that ran."""
     text = _read_prompt(prompt, prompt_file)
-    check_seed(seed)
     _check_search(beams, length_penalty, draft, draft_tokens)
     _check_samples(num_samples, seed, beams, temperature)
-    from glassformer.generate.text import Continuation
+    from glassformer.generation.text import Continuation
     from glassformer.weights import load_tokenizer
 
     sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
@@ -159,35 +156,42 @@ def sample(
     loaded = load_to_sample(source, precision, device)
     tokenizer = None if ids else load_tokenizer(source)
     drafting = None if draft is None else _read_draft(draft, precision, device, source, tokenizer)
-    jobs = [
-        Continuation(
-            model=loaded, tokenizer=tokenizer, prompt=text, ids=ids, stop=stop, max_new_tokens=max_new_tokens,
-            draft=drafting, draft_tokens=draft_tokens, engine=engine, precision=precision,
-        )
-        for _ in range(num_samples)
-    ]  # fmt: skip
+    job = Continuation(
+        model=loaded, tokenizer=tokenizer, prompt=text, ids=ids, stop=stop, max_new_tokens=max_new_tokens,
+        draft=drafting, draft_tokens=draft_tokens, engine=engine, precision=precision,
+    )  # fmt: skip
     if json:
-        results = [job.run(sampling, beams, length_penalty, seed + i, cache) for i, job in enumerate(jobs)]
+        results = [job.run(sampling, beams, length_penalty, seed + i, cache) for i in range(num_samples)]
         print(json_module.dumps({**results[0], "samples": results}))
         return 0
-    for i, job in enumerate(jobs):
+    for i in range(num_samples):
         if num_samples > 1:
             print(f"{'' if i == 0 else chr(10)}--- sample {i + 1} of {num_samples}, seed {seed + i} ---")
-        whole = [job.run(sampling, beams, length_penalty, seed, cache)["text"]] if beams > 1 else None
-        _print(job, whole or job.words(sampling, seed + i, cache))
-    assert jobs[0].implementation is not None
-    print(f"engine: {jobs[0].implementation.text()}", file=sys.stderr)
+        if beams > 1:
+            print(job.run(sampling, beams, length_penalty, seed, cache)["text"])
+            break
+        steps = job.start(sampling, seed + i, cache, whole_words=True)
+        print(job.shown, end="", flush=True)
+        for step in steps:
+            print(job.add(step), end="", flush=True)
+        print(job.rest())
+        _report_draft(job)
+    _report_engine(job)
     return 0
 
 
-def _print(job: "Continuation", pieces: Iterable[str]) -> None:
-    """Print a text as it grows, and how many proposals of a draft were accepted, where there was one."""
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print()
-    if (was := job.acceptance) is not None:
-        accepted = f"{was.accepted} of {was.proposed} proposed tokens accepted ({was.rate:.0%})"
-        print(f"draft: {accepted}; {len(job.new)} tokens in {was.passes} passes of the model", file=sys.stderr)
+def _report_engine(job: "Continuation") -> None:
+    """Print which implementation ran, and why."""
+    assert job.implementation is not None
+    print(f"engine: {job.implementation.text()}", file=sys.stderr)
+
+
+def _report_draft(job: "Continuation") -> None:
+    """Print how many proposals of the draft were accepted, if there was one."""
+    if (acceptance := job.acceptance) is not None:
+        accepted = f"{acceptance.accepted} of {acceptance.proposed} proposed tokens accepted ({acceptance.rate:.0%})"
+        passes = f"{len(job.new)} tokens in {acceptance.passes} passes of the model"
+        print(f"draft: {accepted}; {passes}", file=sys.stderr)
 
 
 def _read_prompt(prompt: str | None, file: str | None) -> str:
@@ -220,6 +224,7 @@ def _check_search(beams: int, length_penalty: float, draft: str | None, draft_to
 def _check_samples(count: int, seed: int, beams: int, temperature: float) -> None:
     if count < 1:
         raise InputError(f"--num-samples {count} must be a whole number of at least 1.")
+    check_seed(seed)
     if count == 1:
         return
     check_seed(seed + count - 1)
@@ -240,7 +245,7 @@ def _set_threads(threads: int | None) -> None:
 
 def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> "Sampling":
     """A beam search leaves the sampling defaults unused; greedy and beams share the penalty."""
-    from glassformer.generate import Sampling
+    from glassformer.generation import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, min_p, penalty)
     return Sampling(0.0, repetition_penalty=penalty) if beams > 1 else sampling

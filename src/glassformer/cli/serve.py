@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from glassformer.cli.common import InputError, check_parent, option
-from glassformer.extras import install, missing
+from glassformer.errors import install, missing
 
 if TYPE_CHECKING:
     from glassformer.studio import Settings
@@ -51,23 +51,23 @@ def serve(
 
 
 def require_extras() -> None:
-    """Refuse, in one sentence, where the studio's packages are not installed."""
+    """Raise InputError if the packages of the studio are not installed."""
     if absent := missing("studio"):
         raise InputError(f"the studio needs {', '.join(absent)}: {install('studio')}.")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a taken port is told before anything is started."""
+    """Return a listening socket, so that a port in use is reported before anything is started."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
-        made.listen(128)  # who connects before the server runs is served when it does
+        made.listen(128)  # connections that arrive before the server runs wait for it
     except (OSError, OverflowError) as error:
         made.close()
-        told = getattr(error, "strerror", None) or error
-        raise InputError(f"--host {host} --port {port} cannot be used ({told}): give another port.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--host {host} --port {port} cannot be used ({reason}): give another port.") from None
     return made
 
 
@@ -89,7 +89,7 @@ def run(settings: "Settings", listening: socket.socket, open_page: bool) -> None
     address = page_address(settings, listening.getsockname()[1])
 
     class Announced(uvicorn.Server):
-        """Says where it is once it answers."""
+        """A server that prints its address once it accepts requests."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -102,7 +102,7 @@ def run(settings: "Settings", listening: socket.socket, open_page: bool) -> None
 
 
 def page_address(settings: "Settings", port: int) -> str:
-    """What to open; a token travels in it once and stays as a cookie."""
+    """Return the address to open. It contains the token, which the browser then keeps as a cookie."""
     shown = "127.0.0.1" if settings.is_local or settings.host in ("0.0.0.0", "::") else settings.host
     shown = f"[{shown}]" if ":" in shown else shown
     return f"http://{shown}:{port}/" + (f"?token={settings.token}" if settings.token else "")

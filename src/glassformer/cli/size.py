@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 import tyro
 
 from glassformer.cli.common import InputError, Json, refuse_unused, terminal_width
-from glassformer.size import Dtype, Optimizer
+from glassformer.sizing import Dtype, Optimizer
 
 SIZES = {
     "a model": ("batch", "context", "source", "dtype", "optimizer", "set"),
@@ -125,8 +125,8 @@ def size(
 
 def _result(subject: str | None, given: dict[str, Any]) -> Any:
     """Return what is printed: it has `text(width)` and `to_dict()`."""
-    from glassformer import size as sizing
-    from glassformer import size_subject
+    from glassformer import sizing
+    from glassformer.training import size as size_subject
 
     match subject:
         case None:
@@ -145,9 +145,9 @@ def _result(subject: str | None, given: dict[str, Any]) -> Any:
 
 
 def _plan(given: dict[str, Any]) -> Any:
-    from glassformer import presets
-    from glassformer import size as sizing
-    from glassformer.size_subject import config_of, resolve
+    from glassformer import sizing
+    from glassformer.config import presets
+    from glassformer.training.size import config_of, resolve
 
     device, price = sizing.device(given["gpu"]), given["price"]
     if price is not None:

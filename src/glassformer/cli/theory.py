@@ -1,4 +1,4 @@
-"""`glass check` and `glass exercise`: the theory, run; and the theory as exercises that are graded."""
+"""`glass check` runs the claims of the theory; `glass exercise` shows and grades exercises."""
 
 import json as json_module
 import os
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable, fitted, terminal_width
-from glassformer.wording import plural
+from glassformer.errors import plural
 
 if TYPE_CHECKING:
-    from glassformer.claims.run import Outcome, Plan
-    from glassformer.exercises import Exercise
+    from glassformer.theory.claims.run import Outcome, Plan
+    from glassformer.theory.exercises import Exercise
 
 WORKERS = 2
-"""Processes for several claims."""
+"""Default number of processes for several claims."""
 
 
 def check(
@@ -39,8 +39,8 @@ def check(
     json: Json = False,
 ) -> int:
     """Check what textbooks claim about Transformers. Exit code 1: a verdict is not the recorded one."""
-    from glassformer.claims import selection
-    from glassformer.claims.run import Plan
+    from glassformer.theory.claims import selection
+    from glassformer.theory.claims.run import Plan
 
     _consistent(control=control, explain=explain, list=list, figure=figure, report=report)
     check_seed(seed)
@@ -58,10 +58,10 @@ def check(
     workers = min(WORKERS, os.cpu_count() or 1) if workers is None else workers
     outcomes = _run(ids, plan, workers, rows, json, explain)
     if report is not None:
-        from glassformer.claims.page import write
+        from glassformer.theory.claims.page import write
 
         write(outcomes, plan, report)
-    _tell(outcomes, plan, rows, report, json, explain)
+    _report(outcomes, plan, rows, report, json, explain)
     return 0 if all(outcome.held for outcome in outcomes) else 1
 
 
@@ -74,7 +74,7 @@ def _consistent(**given: Any) -> None:
 
 
 def _list(ids: "list[str]", json: bool) -> int:
-    from glassformer.claims import registry, show
+    from glassformer.theory.claims import registry, show
 
     if not json:
         show.print_list(ids, show.console())
@@ -100,8 +100,8 @@ def _list(ids: "list[str]", json: bool) -> int:
 def _figure(ids: "list[str]", path: Path, seed: int, json: bool) -> int:
     if len(ids) != 1:
         raise InputError(f"--figure draws one claim and {len(ids)} are named: give one id.")
-    from glassformer.claims.run import draw
     from glassformer.lens.figure import format_of
+    from glassformer.theory.claims.run import draw
 
     format_of(path)
     drawn = draw(ids[0], seed)
@@ -111,11 +111,11 @@ def _figure(ids: "list[str]", path: Path, seed: int, json: bool) -> int:
 
 
 def _run(ids: "list[str]", plan: "Plan", workers: int, rows: Any, json: bool, explain: bool) -> "list[Outcome]":
-    from glassformer.claims.run import run
+    from glassformer.theory.claims.run import run
 
     if json or explain:
         return [*run(ids, plan, workers=workers)]
-    from glassformer.claims import show
+    from glassformer.theory.claims import show
 
     out = show.console()
     for row in rows:
@@ -128,10 +128,10 @@ def _run(ids: "list[str]", plan: "Plan", workers: int, rows: Any, json: bool, ex
     return outcomes
 
 
-def _tell(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | None, json: bool, explain: bool) -> None:
-    from glassformer.claims import run, show
-    from glassformer.claims.explain import WIDTH
-    from glassformer.claims.explain import explain as in_full
+def _report(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | None, json: bool, explain: bool) -> None:
+    from glassformer.theory.claims import run, show
+    from glassformer.theory.claims.explain import WIDTH
+    from glassformer.theory.claims.explain import explain as in_full
 
     if json:
         sources = [{"cite": row.cite, "says": row.says, "verdict": str(row.verdict), "note": row.note} for row in rows]
@@ -160,7 +160,7 @@ def exercise(
     json: Json = False,
 ) -> int:
     """Show, start or grade an exercise. Exit code 0: correct, 1: incorrect, 2: could not be graded."""
-    from glassformer import exercises
+    from glassformer.theory import exercises
 
     if id is None:
         if stub is not None or grade is not None:
@@ -186,7 +186,7 @@ def exercise(
 
 
 def _exercises(json: bool) -> int:
-    from glassformer.exercises import ALL
+    from glassformer.theory.exercises import ALL
 
     if json:
         rows = [{"id": e.id, "title": e.title, "function": e.function, "claims": e.claims} for e in ALL.values()]

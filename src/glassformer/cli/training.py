@@ -1,4 +1,4 @@
-"""`glass train` and `glass tour`: models as they learn."""
+"""`glass train` and `glass tour`: train models."""
 
 import json as json_module
 import shlex
@@ -12,11 +12,7 @@ import tyro
 from glassformer.cli.common import InputError, Json, free_name, option
 
 if TYPE_CHECKING:
-    from glassformer.train import RunConfig, Session
-
-LARGEST_RUN_FILE = 1 << 20
-"""Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
-
+    from glassformer.training import Run, Session
 
 HELP = {
     "run": "A run file (TOML), or a text file or a folder of text files to train on with the default settings. "
@@ -47,9 +43,9 @@ def train(
     if fields:
         _print_fields(json)
         return 0
-    from glassformer.train.ranks import said_once
+    from glassformer.training.distributed.ranks import report_error_once
 
-    with said_once():  # under torchrun, by one process
+    with report_error_once():  # under torchrun, one process prints it
         changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
         if out is not None and any(change.partition("=")[0].strip() == "out" for change in set):
             raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
@@ -61,20 +57,21 @@ def train(
 
 
 def _print_fields(json: bool) -> None:
-    from glassformer.train.fields import fields_to_dict, run_file_page
+    from glassformer.training.fields import fields_to_dict, run_file_page
 
     print(json_module.dumps(fields_to_dict()) if json else run_file_page(), end="\n" if json else "")
 
 
 def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tuple["Session", str]:
-    """The session of a new or a resumed run, and a line about the defaults where a text is given instead of a run."""
-    from glassformer.train import open_session, read_run, resume_session
+    """Return the session of a new or a resumed run, and a line about the defaults for a text without a run file."""
+    from glassformer.training import open_session, read_run, resume_session
+    from glassformer.training.run import read_run_file
 
     if resume is not None:
         if run is not None:
             raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
         return resume_session(resume, changes, _note), ""
-    text = "" if run is None else _read_run_file(run)
+    text = "" if run is None else read_run_file(run)
     if run is None or text is not None:
         return open_session(read_run(text or "", changes, str(run or "the run"), _note)), ""
     for change in changes:
@@ -85,20 +82,20 @@ def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tup
     return session, _defaults(run, session.run)
 
 
-def _defaults(text: Path, run: "RunConfig") -> str:
-    """One line: what a text without a run file is trained with."""
-    from glassformer.config.errors import counted
+def _defaults(text: Path, run: "Run") -> str:
+    """Return one line: the settings with which a text without a run file is trained."""
+    from glassformer.errors import plural
 
     return (
-        f"training on {text} without a run file, with the default settings: {counted(run.model.n_layers, 'layer')} "
-        f"of width {run.model.d_model}, a context of {counted(run.context, 'token')}, the {run.data.tokenizer} "
-        f"tokenizer, {counted(run.loop.steps, 'step')} (--fields lists what can be changed)"
+        f"training on {text} without a run file, with the default settings: {plural(run.model.n_layers, 'layer')} "
+        f"of width {run.model.d_model}, a context of {plural(run.context, 'token')}, the {run.data.tokenizer} "
+        f"tokenizer, {plural(run.loop.steps, 'step')} (--fields lists what can be changed)"
     )
 
 
 def _note(sentence: str) -> None:
-    """One sentence on standard error, by one process."""
-    from glassformer.train.ranks import is_main
+    """Print one sentence on standard error, from one process only."""
+    from glassformer.training.distributed.ranks import is_main
 
     if is_main():
         print(f"note: {sentence}", file=sys.stderr)  # not "glass: ", which begins an error
@@ -114,7 +111,7 @@ class _Listener:
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
-            from glassformer.train.folder import point_latest
+            from glassformer.training.folder import point_latest
 
             self.out = event["out"]
             if self.about:
@@ -125,25 +122,24 @@ class _Listener:
 
 
 def _train(session: "Session", about: str, force: bool, latest: bool, json: bool) -> None:
-    from glassformer.train import train as run_training
-    from glassformer.train.ranks import is_main
-    from glassformer.train_probes import PROBES
-    from glassformer.train_text import Display, sample_text
+    from glassformer.training import train as run_training
+    from glassformer.training.display import Display
+    from glassformer.training.distributed.ranks import is_main
 
     run, data, resume = session.run, session.data, session.resume
     listener: _Listener | None = None
     try:
         if not is_main():
-            run_training(run, data, None, sample_text, resume, None, PROBES, force).group.close()
+            run_training(run, data, None, resume, None, force).group.close()
             return
         lines = data.baselines(run.model.vocab_size)
         if json:
             listener = _Listener(lambda event: print(json_module.dumps(event), flush=True), about, latest)
-            group = run_training(run, data, listener, sample_text, resume, lines, PROBES, force).group
+            group = run_training(run, data, listener, resume, lines, force).group
         else:
             with Display() as display:
                 listener = _Listener(display, about, latest)
-                group = run_training(run, data, listener, sample_text, resume, lines, PROBES, force).group
+                group = run_training(run, data, listener, resume, lines, force).group
             print(_next_steps(session, listener.out))
         group.close()
     except ArithmeticError as error:
@@ -155,55 +151,16 @@ def _train(session: "Session", about: str, force: bool, latest: bool, json: bool
 
 
 def _next_steps(session: "Session", out: str) -> str:
-    """Where the best model is, and a command that runs as it stands."""
+    """Return where the best model is, and a command that samples from it."""
     from glassformer.config import EncoderConfig
-    from glassformer.train.data import Prepared
+    from glassformer.training.data.source import Prepared
 
     folder = shlex.quote(f"{out}/best")
-    told = f"the best model is in {folder}"
+    text = f"the best model is in {folder}"
     if not isinstance(session.data, Prepared) or isinstance(session.run.model, EncoderConfig):
-        return told  # a task has no text, and an encoder does not continue one
+        return text  # a task has no text, and an encoder does not continue one
     word = session.data.first_word()
-    return f"{told}: glass sample --model {folder} {shlex.quote(word)}" if word else told
-
-
-def _read_run_file(path: Path) -> str | None:
-    """The TOML text of a run file; None for a text or a folder of texts, which is a corpus.
-
-    A file with the suffix .toml is a run file. A file with another suffix is one if it is TOML whose top level holds
-    parts of a run and nothing else.
-    """
-    if path.is_dir():
-        if (path / "run.toml").exists() and ((path / "checkpoints").is_dir() or (path / "meta.json").exists()):
-            raise InputError(
-                f"{path} is the folder of a run: continue it with --resume {path}, or train the same run anew with "
-                f"{path / 'run.toml'} --out FOLDER."
-            )
-        return None
-    try:
-        if path.suffix.lower() != ".toml" and path.is_file():
-            is_short = path.stat().st_size <= LARGEST_RUN_FILE
-            text = path.read_text(encoding="utf-8") if is_short else ""
-            return text if _is_run(text) else None
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist: give a run file, a text file or a folder of text files.") from None
-    except UnicodeDecodeError as error:
-        if path.suffix.lower() != ".toml":
-            return None  # the corpus reader says what is wrong with it
-        raise InputError(f"{path} is not TOML: byte {error.start} is not UTF-8. Give a run file.") from None
-
-
-def _is_run(text: str) -> bool:
-    import tomllib
-
-    from glassformer.train.run import PARTS
-
-    try:
-        keys = tomllib.loads(text).keys()
-    except tomllib.TOMLDecodeError:
-        return False
-    return bool(keys) and keys <= PARTS
+    return f"{text}: glass sample --model {folder} {shlex.quote(word)}" if word else text
 
 
 def tour(
@@ -217,20 +174,20 @@ def tour(
     force: Annotated[bool, tyro.conf.arg(help="Replace the earlier tour in --out.")] = False,
     json: Json = False,
 ) -> int:
-    """The whole story in minutes: a model learns, speaks, is checked and explained; ends in one HTML page."""
-    from glassformer import report as page
-    from glassformer import tour as story
+    """Train, sample from, check, prove and diagnose a small model in a few minutes, and write one HTML page."""
+    from glassformer.tour import report
+    from glassformer.tour import run as tour_run
 
     out = free_name(Path("tour"), force) if out is None else out
-    plan = story.Plan(minutes=minutes, out=out, force=force)
+    plan = tour_run.Plan(minutes=minutes, out=out, force=force)
     try:
         if not json:
-            from glassformer.tour_text import print_tour
+            from glassformer.tour.terminal import print_tour
 
             return print_tour(plan)
-        told = story.walk(plan)
+        result = tour_run.run_tour(plan)
     except ArithmeticError as error:
         raise InputError(str(error)) from None
-    path = page.write(told, out / page.NAME)
-    print(json_module.dumps({**told.to_dict(), "report": str(path)}))
-    return 0 if told.held else 1
+    path = report.write(result, out / report.NAME)
+    print(json_module.dumps({**result.to_dict(), "report": str(path)}))
+    return 0 if result.passed else 1

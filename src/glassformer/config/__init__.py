@@ -1,8 +1,7 @@
-"""What a model is: frozen dataclasses, validated when made, with no torch in sight.
+"""Model configs: frozen dataclasses that are validated when they are made. This package does not import torch.
 
-A variant is a type, not a flag: the position scheme is one of `Learned | Sinusoidal | Rotary | Alibi | T5Bias | Infused
-| NoPosition`, the feed-forward one of `Dense | Gated | MoE | NoFeedForward`, the norm `LayerNorm | RMSNorm`. A field
-that means nothing for a variant does not exist on it. Everything is a plain value, so a config goes to a dict
+A variant is a type, not a flag: the position scheme is one of `Position`, the feed-forward one of `FeedForward`, the
+norm one of `Norm`. A variant has no fields that do not apply to it. All values are plain, so a config goes to a dict
 (`to_dict`), to TOML (`to_toml`) and back (`from_dict`, `from_toml`) without loss.
 
 The letters are the alphabet of docs/shapes.md: D width, H query heads, G key/value heads, K query/key width of a head,
@@ -37,13 +36,13 @@ from glassformer.config.parts import (
 )
 from glassformer.config.position import (
     Alibi,
-    Infused,
     Learned,
     LinearScaling,
     Llama3Scaling,
     NoPosition,
     NTKScaling,
     Position,
+    QueryKeyPosition,
     Rotary,
     RotaryScaling,
     Sinusoidal,
@@ -72,7 +71,6 @@ __all__ = [
     "FeedForward",
     "Gated",
     "Head",
-    "Infused",
     "LayerNorm",
     "Learned",
     "LinearScaling",
@@ -85,6 +83,7 @@ __all__ = [
     "Norm",
     "Placement",
     "Position",
+    "QueryKeyPosition",
     "RMSNorm",
     "Rotary",
     "RotaryScaling",

@@ -1,19 +1,23 @@
-"""How a config refuses: one sentence with the value, the rule and the remedy."""
+"""ConfigError and the checks that raise it: one sentence with the value, the rule and the remedy."""
 
 import typing
 from typing import Any
 
+from glassformer.errors import GlassformerError
 
-class ConfigError(ValueError):
+
+class ConfigError(GlassformerError):
     """A config that cannot be built. The message gives the value, the rule and the remedy."""
 
 
 def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with the message unless the condition holds."""
     if not condition:
         raise ConfigError(message)
 
 
 def require_positive(owner: object, *names: str) -> None:
+    """Raise ConfigError unless these fields are integers of at least 1."""
     for name in names:
         value = getattr(owner, name)
         require(
@@ -23,6 +27,7 @@ def require_positive(owner: object, *names: str) -> None:
 
 
 def require_choice(owner: object, name: str, choices: Any) -> None:
+    """Raise ConfigError unless a field has one of the values of a Literal type."""
     value, allowed = getattr(owner, name), typing.get_args(choices)
     require(
         value in allowed,
@@ -31,18 +36,14 @@ def require_choice(owner: object, name: str, choices: Any) -> None:
 
 
 def listing(items: list[Any], word: str = "or") -> str:
+    """Return `a, b or c`."""
     texts = [str(item) for item in items]
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + f" {word} " + texts[-1]
 
 
-def counted(number: int, noun: str) -> str:
-    """1 step, 2,000 steps."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def nearest(name: str, known: Any, others: str = "Fields:", listed: Any = None) -> str:
-    """The end of a refusal: names like this one, or all of them, or those `listed`, after the word for `others`."""
-    import difflib  # only on the way to an error
+    """Return the end of an error message: the known names most like this one, or else all of them (or `listed`)."""
+    import difflib  # not needed unless there is an error
 
     close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
     return f" Did you mean {listing(close)}?" if close else f" {others} {', '.join(sorted(listed or known))}."

@@ -1,6 +1,8 @@
-"""Which optimizers a run can choose, and which parameters each of them updates. No torch: sizing reads this too.
+"""The optimizers of a run, what each keeps in memory, and which parameters each of them updates. No torch.
 
-Every parameter matches exactly one row of TABLE. The row says whether weight decay applies and whether Muon updates it.
+The run file, the command line, the memory estimate and the studio read OptimizerKind and OPTIMIZERS;
+`training.optimizers` builds them. Every parameter matches exactly one row of TABLE, which says whether weight decay
+applies and whether the parameter is a hidden matrix.
 """
 
 import fnmatch
@@ -8,8 +10,37 @@ from dataclasses import dataclass
 from typing import Literal
 
 OptimizerKind = Literal["adamw", "muon"]
-"""The optimizers of `glass train`: AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
-The run file, the command line, the memory estimate and the studio all read this type."""
+"""The optimizers of `glass train`."""
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """What run files and memory estimates state about an optimizer."""
+
+    description: str
+    """Which parameters it updates, for the documentation of the run file."""
+    state: str
+    """What it keeps for each parameter, in words."""
+    states: int
+    """Numbers that it keeps for each number of a parameter."""
+    matrix_states: int
+    """The same for the hidden matrices of the blocks."""
+    temporaries: int
+    """Numbers that an unfused step allocates for each number of the largest parameter. (Muon has its own formula in
+    `sizing.step`.)"""
+
+
+OPTIMIZERS: dict[OptimizerKind, OptimizerFacts] = {
+    "adamw": OptimizerFacts("AdamW for all parameters", "two moments", 2, 2, 2),
+    "muon": OptimizerFacts(
+        "Muon for the matrices of the blocks and AdamW for the other parameters",
+        "momentum for the matrices of the blocks, two moments for the rest",
+        2,
+        1,
+        0,
+    ),
+}
+"""Every optimizer; a test compares the keys with OptimizerKind."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +51,7 @@ class Rule:
     decayed: bool
     """True if weight decay applies."""
     matrix: bool = False
-    """True for a hidden matrix, which Muon updates with an orthogonalized step."""
+    """True for a hidden matrix of a block, such as those that Muon updates with an orthogonalized step."""
 
 
 TABLE: tuple[Rule, ...] = (

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from glassformer.config.errors import ConfigError, listing, require, require_choice, require_positive
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh"]
+"""Every activation: `gelu` is exact, `gelu_tanh` its tanh approximation, `relu2` the square of relu."""
 
 
 @dataclass(frozen=True)
@@ -14,10 +15,12 @@ class LayerNorm:
 
     kind: ClassVar[str] = "layer_norm"
     eps: float = 1e-5
+    """Added to the variance before the square root."""
     bias: bool = True
+    """Train a bias as well as a weight."""
 
     def __post_init__(self) -> None:
-        require(self.eps > 0, f"LayerNorm.eps={self.eps} must be positive, or a constant row divides by zero.")
+        require(self.eps > 0, f"LayerNorm.eps={self.eps} must be positive, or a constant vector divides by zero.")
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,14 @@ class RMSNorm:
 
     kind: ClassVar[str] = "rms_norm"
     eps: float = 1e-6
+    """Added to the mean square before the square root."""
 
     def __post_init__(self) -> None:
-        require(self.eps > 0, f"RMSNorm.eps={self.eps} must be positive, or a zero row divides by zero.")
+        require(self.eps > 0, f"RMSNorm.eps={self.eps} must be positive, or a zero vector divides by zero.")
 
 
 Norm = LayerNorm | RMSNorm
+"""Every norm."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +44,26 @@ class Attention:
     """softmax(q k^T * scale + bias) v over H query heads that share G key/value heads: head h reads h // (H/G)."""
 
     n_heads: int
+    """H, the number of query heads."""
     n_kv_heads: int | None = None
-    """G; None means one key/value head per query head (multi-head). 1 is multi-query."""
+    """G, the number of key/value heads. Default: n_heads (multi-head). 1 is multi-query attention."""
     d_head: int | None = None
-    """K; None means d_model / n_heads."""
+    """K, the width of a query and of a key. Default: d_model / n_heads."""
     d_value: int | None = None
-    """U; None means d_head."""
+    """U, the width of a value. Default: d_head."""
     scale: float | None = None
-    """Factor on q.k; None means 1/sqrt(K)."""
+    """Factor on q.k. Default: 1/sqrt(K)."""
     bias: bool = True
     """Biases on the query, key and value projections."""
     out_bias: bool | None = None
-    """Bias on the output projection; None means the same as `bias`."""
-    qk_norm: LayerNorm | RMSNorm | None = None
-    """Norm of each head's query and key (width K), before rotation."""
+    """Bias on the output projection. Default: as `bias`."""
+    qk_norm: Norm | None = None
+    """Norm of each head's query and key (width K), before rotation. Default: none."""
     window: int | None = None
-    """W: a query sees itself and the W - 1 tokens before it (in an encoder also W - 1 after); None is unlimited."""
+    """W: a query attends to itself and to the W - 1 tokens before it (in an encoder also W - 1 after). Default: no
+    window."""
     window_layers: tuple[int, ...] | None = None
-    """Layers that use the window; None means all of them."""
+    """Indices of the layers that use the window. Default: all layers."""
 
     def __post_init__(self) -> None:
         require_positive(self, "n_heads")
@@ -83,8 +90,11 @@ class Dense:
 
     kind: ClassVar[str] = "dense"
     d_ff: int
+    """F, the width of the hidden layer."""
     activation: Activation = "gelu_tanh"
+    """The activation of the hidden layer."""
     bias: bool = True
+    """Biases on both projections."""
 
     def __post_init__(self) -> None:
         require_positive(self, "d_ff")
@@ -97,8 +107,11 @@ class Gated:
 
     kind: ClassVar[str] = "gated"
     d_ff: int
+    """F, the width of the hidden layer."""
     activation: Activation = "silu"
+    """The activation of the gate."""
     bias: bool = False
+    """Biases on the three projections."""
 
     def __post_init__(self) -> None:
         require_positive(self, "d_ff")
@@ -107,17 +120,21 @@ class Gated:
 
 @dataclass(frozen=True)
 class MoE:
-    """Each token goes to the A experts its router likes best: sum over those of p_e * expert_e(x).
+    """A mixture of experts: the sum of p_e * expert_e(x) over the A experts with the largest p_e.
 
-    p = softmax(router(x)) over all E, then the A largest (ties: lowest index), divided by their sum when `normalize`.
-    No token is dropped. Fedus et al. 2021; Jiang et al. 2024 for the normalised form.
+    p = softmax(router(x)) over all E experts, then the A largest (ties: lowest index), divided by their sum if
+    `normalize`. No token is dropped. Fedus et al. 2021; Jiang et al. 2024 for the normalised form.
     """
 
     kind: ClassVar[str] = "moe"
     n_experts: int
+    """E, the number of experts."""
     n_active: int
+    """A, the number of experts that compute each token."""
     expert: Dense | Gated
+    """The feed-forward of one expert."""
     normalize: bool = True
+    """Divide the A largest probabilities by their sum."""
 
     def __post_init__(self) -> None:
         require_positive(self, "n_experts", "n_active")
@@ -136,6 +153,7 @@ class NoFeedForward:
 
 
 FeedForward = Dense | Gated | MoE | NoFeedForward
+"""Every feed-forward."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +161,11 @@ class Embedding:
     """scale * tokens[id] (+ segments[s]) (+ positions), then the norm if `norm`."""
 
     scale: float = 1.0
+    """Factor on the token embedding."""
     n_segments: int = 0
+    """Number of segment ids (BERT's token types); 0: no segment embedding."""
     norm: bool = False
+    """Apply the norm of the model to the embedding."""
 
     def __post_init__(self) -> None:
         require(self.n_segments >= 0, f"Embedding.n_segments={self.n_segments} must be 0 or more.")
@@ -152,15 +173,16 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Head:
-    """logits = (scale * h) W^T + bias, with h = norm(activation(transform(x))) when `transform` names an activation.
-
-    `tied` uses the token table as W: one Parameter, not two equal ones. `transform` is BERT's masked-LM head.
-    """
+    """logits = (scale * h) W^T + bias, with h = norm(activation(transform(x))) if `transform` names an activation."""
 
     tied: bool = True
+    """Use the token embedding as W: one parameter, not two equal ones."""
     bias: bool = False
+    """Train a bias of the logits."""
     scale: float = 1.0
+    """Factor on the input of the head."""
     transform: Activation | None = None
+    """Activation of a linear layer and norm before the head, as in BERT's masked-LM head. Default: no such layer."""
 
     def __post_init__(self) -> None:
         if self.transform is not None:
@@ -169,10 +191,13 @@ class Head:
 
 @dataclass(frozen=True)
 class Special:
-    """Ids with a meaning: used by generation and by the tokenizer, never by the arithmetic of the model."""
+    """Token ids with a special meaning. Generation and the tokenizer use them; the forward pass does not."""
 
     bos: int | None = None
+    """Beginning of a text."""
     eos: tuple[int, ...] = ()
+    """Ends of a text: generation stops after one of them."""
     pad: int | None = None
+    """Padding."""
     start: int | None = None
     """First decoder token of an encoder-decoder."""

@@ -1,43 +1,99 @@
-"""Position schemes: one small type each, and the four scalings of the rotary one."""
+"""Position schemes: one type each, and the four scalings of rotary positions.
+
+What the rest of the package needs to know about a scheme is declared on its type (see `Scheme`): which table it
+trains, whether it adds to the scores, its formula. The model and the NumPy reference implement it.
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from glassformer.config.errors import require, require_choice, require_positive
 
+if TYPE_CHECKING:
+    from glassformer.config.model import ModelConfig
+
+WaveLayout = Literal["interleaved", "halves"]
+"""Whether the two components of a pair are neighbours, or one half of the vector apart."""
+
+
+class Scheme:
+    """The base of all position schemes: what sizing, the reference, the lens and the studio read about one."""
+
+    kind: ClassVar[str]
+    """The name in run files and model files."""
+    former_kinds: ClassVar[tuple[str, ...]] = ()
+    """Names under which older files have it."""
+    title: ClassVar[str]
+    """The name that views and pages print."""
+    formula: ClassVar[str] = ""
+    """The scheme in LaTeX."""
+    biases_scores: ClassVar[bool] = False
+    """True if it adds a (H,T,S) bias to the scores of every block."""
+
+    def check(self, config: "ModelConfig") -> None:
+        """Raise ConfigError if the scheme does not fit the other fields of a config."""
+
+    def table(self, config: "ModelConfig") -> dict[str, int]:
+        """Return the named dimensions of the table that each stack trains, as in {"rows": 1024, "D": 768}; {} for none.
+
+        The names are letters of the alphabet, or words that the size sheet explains with their value.
+        """
+        return {}
+
 
 @dataclass(frozen=True)
-class NoPosition:
+class NoPosition(Scheme):
     """No position information at all: order is visible only through the causal mask, if there is one."""
 
     kind: ClassVar[str] = "none"
+    title: ClassVar[str] = "no positions"
 
 
 @dataclass(frozen=True)
-class Learned:
+class Learned(Scheme):
     """A trained table with max_len + offset rows; position p reads row p + offset (RoBERTa's offset is 2)."""
 
     kind: ClassVar[str] = "learned"
+    title: ClassVar[str] = "learned positions"
+    formula: ClassVar[str] = r"x_t \leftarrow x_t + P_t"
     offset: int = 0
+    """Number of rows at the start of the table that no position reads."""
 
     def __post_init__(self) -> None:
         require(self.offset >= 0, f"Learned.offset={self.offset} must be 0 or more: it skips rows of the table.")
 
+    def check(self, config: "ModelConfig") -> None:
+        require(config.max_len is not None, "learned positions need max_len: it is the length of their table.")
+
+    def table(self, config: "ModelConfig") -> dict[str, int]:
+        return {"rows": (config.max_len or 0) + self.offset, "D": config.d_model}
+
 
 @dataclass(frozen=True)
-class Sinusoidal:
+class Sinusoidal(Scheme):
     """Fixed waves sin(p w_i), cos(p w_i), w_i = base^(-2i/D), added to the embedding. Vaswani et al. 2017, 3.5.
 
     `interleaved` puts sin at component 2i and cos at 2i+1 (the paper); `halves` puts all sines first (tensor2tensor).
     """
 
     kind: ClassVar[str] = "sinusoidal"
+    title: ClassVar[str] = "sinusoidal positions"
+    formula: ClassVar[str] = (
+        r"x_t \leftarrow x_t + p_t, \quad p_{t,2i} = \sin(t\,\omega_i), \; p_{t,2i+1} = \cos(t\,\omega_i)"
+    )
     base: float = 10000.0
-    layout: Literal["interleaved", "halves"] = "interleaved"
+    """The longest wavelength is 2 pi times nearly this many positions."""
+    layout: WaveLayout = "interleaved"
+    """Order of the components: `interleaved` sines and cosines, or all sines before all cosines (`halves`)."""
 
     def __post_init__(self) -> None:
         require(self.base > 1, f"Sinusoidal.base={self.base} must exceed 1.")
-        require_choice(self, "layout", Literal["interleaved", "halves"])
+        require_choice(self, "layout", WaveLayout)
+
+    def check(self, config: "ModelConfig") -> None:
+        require(
+            config.d_model % 2 == 0, f"sinusoidal positions pair components: d_model={config.d_model} must be even."
+        )
 
 
 @dataclass(frozen=True)
@@ -46,6 +102,7 @@ class LinearScaling:
 
     kind: ClassVar[str] = "linear"
     factor: float
+    """Ratio of the new to the original context."""
 
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"LinearScaling.factor={self.factor} must be at least 1.")
@@ -57,6 +114,7 @@ class NTKScaling:
 
     kind: ClassVar[str] = "ntk"
     factor: float
+    """Ratio of the new to the original context."""
 
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"NTKScaling.factor={self.factor} must be at least 1.")
@@ -66,7 +124,7 @@ class NTKScaling:
 class YarnScaling:
     """Low frequencies interpolated, high ones kept, a linear ramp between. Peng et al. 2023, 3.2 to 3.4.
 
-    With original context M and R rotated components, the pair that turns `t` times over M has index
+    With original context M and R rotated components, the pair that makes `t` rotations over M has index
     d(t) = R ln(M / (2 pi t)) / (2 ln base); the ramp runs from floor(d(beta_fast)) to ceil(d(beta_slow)), clipped to
     [0, R - 1] (not rounded when `truncate` is False; at least 0.001 wide). Sines and cosines are multiplied by
     `attention_factor`, 0.1 ln(factor) + 1 when None.
@@ -74,11 +132,17 @@ class YarnScaling:
 
     kind: ClassVar[str] = "yarn"
     factor: float
+    """Ratio of the new to the original context."""
     original_max_len: int
+    """The context that the model was trained with, in tokens."""
     beta_fast: float = 32.0
+    """Pairs with at least this many rotations over the original context keep their frequency."""
     beta_slow: float = 1.0
+    """Pairs with at most this many rotations over the original context are interpolated."""
     attention_factor: float | None = None
+    """Factor on sines and cosines. Default: 0.1 ln(factor) + 1."""
     truncate: bool = True
+    """Round the ends of the ramp to whole pairs."""
 
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"YarnScaling.factor={self.factor} must be at least 1.")
@@ -95,9 +159,13 @@ class Llama3Scaling:
 
     kind: ClassVar[str] = "llama3"
     factor: float
+    """Ratio of the new to the original context."""
     original_max_len: int
+    """M, the context that the model was trained with, in tokens."""
     low_freq_factor: float = 1.0
+    """Pairs with at most this many rotations over M are interpolated."""
     high_freq_factor: float = 4.0
+    """Pairs with at least this many rotations over M keep their frequency."""
 
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"Llama3Scaling.factor={self.factor} must be at least 1.")
@@ -110,10 +178,11 @@ class Llama3Scaling:
 
 
 RotaryScaling = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
+"""Every scaling of rotary positions."""
 
 
 @dataclass(frozen=True)
-class Rotary:
+class Rotary(Scheme):
     """Queries and keys rotated by angle p * base^(-2i/R) in R/2 planes. Su et al. 2021.
 
     `halves` pairs component i with i + R/2 (NeoX, Llama); `interleaved` pairs 2i with 2i+1 (the paper, GPT-J). The two
@@ -121,23 +190,43 @@ class Rotary:
     """
 
     kind: ClassVar[str] = "rotary"
+    title: ClassVar[str] = "rotary positions"
+    formula: ClassVar[str] = (
+        r"q_t \leftarrow R_t q_t, \; k_s \leftarrow R_s k_s, \quad R_t = \text{rotation by } t\,\omega_i"
+    )
     base: float = 10000.0
-    pairing: Literal["halves", "interleaved"] = "halves"
+    """Base of the frequencies base^(-2i/R)."""
+    pairing: WaveLayout = "halves"
+    """Which components are rotated together: i and i + R/2 (`halves`), or 2i and 2i+1 (`interleaved`)."""
     fraction: float = 1.0
-    scaling: LinearScaling | NTKScaling | YarnScaling | Llama3Scaling | None = None
+    """Fraction of the components of a head that are rotated."""
+    scaling: RotaryScaling | None = None
+    """Change of the frequencies for a longer context than that of the training; none: no change."""
 
     def __post_init__(self) -> None:
         require(self.base > 1, f"Rotary.base={self.base} must exceed 1.")
-        require_choice(self, "pairing", Literal["halves", "interleaved"])
+        require_choice(self, "pairing", WaveLayout)
         require(0 < self.fraction <= 1, f"Rotary.fraction={self.fraction} must be in (0, 1].")
 
+    def check(self, config: "ModelConfig") -> None:
+        rotated = self.rotated(config.d_head)
+        require(
+            rotated >= 2 and rotated % 2 == 0,
+            f"rotary positions rotate pairs: d_head={config.d_head} times fraction={self.fraction} gives "
+            f"{rotated}, which must be even and at least 2.",
+        )
+        require(
+            not isinstance(self.scaling, NTKScaling) or rotated > 2,
+            "NTK scaling raises to R/(R-2) and needs more than 2 rotated components per head.",
+        )
+
     def rotated(self, d_head: int) -> int:
-        """R, the number of rotated components of a head."""
+        """Return R, the number of rotated components of a head."""
         return int(d_head * self.fraction)
 
 
 @dataclass(frozen=True)
-class Alibi:
+class Alibi(Scheme):
     """-slope_h * |query position - key position| added to the scores. Press et al. 2022.
 
     Slopes are 2^(-8h/n) for h = 1..n when n = H is a power of two; otherwise the slopes of the largest power of two
@@ -145,10 +234,13 @@ class Alibi:
     """
 
     kind: ClassVar[str] = "alibi"
+    title: ClassVar[str] = "ALiBi"
+    formula: ClassVar[str] = r"s_{h,t,s} \leftarrow s_{h,t,s} - m_h |t - s|"
+    biases_scores: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class T5Bias:
+class T5Bias(Scheme):
     """A trained scalar per head and bucket of (key position - query position), shared by all layers of a stack.
 
     Raffel et al. 2020, 2.1. An encoder spends half the buckets on each direction; a decoder spends all on the past.
@@ -156,8 +248,13 @@ class T5Bias:
     """
 
     kind: ClassVar[str] = "t5_bias"
+    title: ClassVar[str] = "T5 bias"
+    formula: ClassVar[str] = r"s_{h,t,s} \leftarrow s_{h,t,s} + b_{h, \operatorname{bucket}(s - t)}"
+    biases_scores: ClassVar[bool] = True
     buckets: int = 32
+    """Number of buckets of distances, a multiple of 4."""
     max_distance: int = 128
+    """Distance from which on all keys share the last bucket."""
 
     def __post_init__(self) -> None:
         require(
@@ -171,18 +268,31 @@ class T5Bias:
             "or the logarithmic buckets are empty.",
         )
 
+    def table(self, config: "ModelConfig") -> dict[str, int]:
+        return {"buckets": self.buckets, "H": config.n_heads}
+
 
 @dataclass(frozen=True)
-class Infused:
-    """Position vectors added to what queries and keys read, in every block, never to values nor to the stream.
+class QueryKeyPosition(Scheme):
+    """Position vectors added to the input of queries and keys in every block, not to values or the residual stream.
 
     q = (x + p) W_q, k = (x + p) W_k, v = x W_v, with x the (normed) input of attention and p from one table for all
-    blocks of a stack: `vectors` says which, fixed waves or a trained one. The stream then holds nothing but content.
-    Press, Smith and Lewis 2021 ("Shortformer"), section 5.
+    blocks of a stack. Press, Smith and Lewis 2021 ("Shortformer"), section 5.
     """
 
-    kind: ClassVar[str] = "infused"
+    kind: ClassVar[str] = "query_key"
+    former_kinds: ClassVar[tuple[str, ...]] = ("infused",)
+    title: ClassVar[str] = "query/key positions"
+    formula: ClassVar[str] = r"q, k \text{ read } x_t + p_t"
     vectors: Sinusoidal | Learned = Sinusoidal()
+    """The position vectors p: fixed waves, or a trained table."""
+
+    def check(self, config: "ModelConfig") -> None:
+        self.vectors.check(config)
+
+    def table(self, config: "ModelConfig") -> dict[str, int]:
+        return self.vectors.table(config)
 
 
-Position = NoPosition | Learned | Sinusoidal | Rotary | Alibi | T5Bias | Infused
+Position = NoPosition | Learned | Sinusoidal | Rotary | Alibi | T5Bias | QueryKeyPosition
+"""Every position scheme. Configs, run files, the command line and the studio read this type."""

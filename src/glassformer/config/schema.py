@@ -1,4 +1,4 @@
-"""Configs to plain dicts and TOML and back, and configs with some fields changed."""
+"""Convert configs to plain dicts and TOML and back, and change some fields of a config."""
 
 import dataclasses
 import tomllib
@@ -11,14 +11,14 @@ from glassformer.config.model import MODEL_KINDS, ModelConfig
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict; variants carry their `kind`; None is left out (it is always the default)."""
+    """Return a config as a plain nested dict. Variants carry their `kind`; None is left out where it is the default."""
     out: dict[str, Any] = {"kind": config.kind} if hasattr(config, "kind") else {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if dataclasses.is_dataclass(value):
             out[f.name] = to_dict(value)
         elif value is None:
-            if f.default is not None:  # None that is not the default has to be said
+            if f.default is not None:  # TOML has no null
                 out[f.name] = "none"
         else:
             out[f.name] = list(value) if isinstance(value, tuple) else value
@@ -26,7 +26,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> ModelConfig:
-    """The inverse of `to_dict`. Raises ConfigError naming the key that is wrong."""
+    """Return the config of a dict; the inverse of `to_dict`. Raises ConfigError, which names the invalid key."""
     if not isinstance(data, dict):
         raise ConfigError(f"a model config is a table of fields, got {type(data).__name__}.")
     kind = data.get("kind", "decoder")
@@ -39,9 +39,10 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], data: dict[str, Any], where: str) -> T:
+    """Return a dataclass made of a table. `where` is what error messages call the table."""
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    # the tag that chose this variant is not one of its fields; a field may well be called kind, though
+    # `kind` chose this variant and is usually not a field, but a dataclass may have a field of that name
     data = {key: value for key, value in data.items() if key != "kind" or key in names}
     for key in data:
         if key not in names:
@@ -84,9 +85,10 @@ def _variant(classes: list[Any], value: dict[str, Any], where: str) -> Any:
         return classes[0]
     kinds = {c.kind: c for c in classes}
     kind = value.get("kind", next(iter(kinds)) if len(kinds) == 1 else None)
-    if kind not in kinds:
+    former = {old: c for c in classes for old in getattr(c, "former_kinds", ())}
+    if kind not in kinds and kind not in former:
         raise ConfigError(f"{where}.kind={kind!r} is not known. Use one of {', '.join(map(repr, kinds))}.")
-    return kinds[kind]
+    return kinds[kind] if kind in kinds else former[kind]
 
 
 _NO = object()
@@ -120,7 +122,7 @@ _TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", 
 
 
 def replace(config: ModelConfig, **changes: Any) -> ModelConfig:
-    """`config` with some fields changed; a field of a part is named alone when only one part has it.
+    """Return `config` with some fields changed. A field of a part needs no prefix if only one part has it.
 
     replace(cfg, n_layers=2, n_heads=4, d_ff=64) reaches into attention and feedforward; `attention__bias=False` spells
     out the part when the name alone is ambiguous.
@@ -161,7 +163,7 @@ def _has_field(part: Any, name: str) -> bool:
 
 
 def to_toml(data: dict[str, Any]) -> str:
-    """A TOML document of nested tables of plain values; `tomllib` reads it back to the same dict."""
+    """Return nested tables of plain values as TOML, which `tomllib` reads back to the same dict."""
     return "\n".join(_toml_table(data, ())).strip() + "\n"
 
 
@@ -193,7 +195,7 @@ def _toml_value(value: Any) -> str:
 
 
 def from_toml(text: str, source: str = "the TOML text") -> ModelConfig:
-    """A model config from TOML: the whole document, or its [model] table when it has one."""
+    """Return the model config of a TOML text: the whole document, or its [model] table if it has one."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

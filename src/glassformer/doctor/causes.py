@@ -89,7 +89,7 @@ def _holds(cause: Finding, effect: Finding) -> bool:
 
 
 def sort_out(findings: list[Finding]) -> list[tuple[list[Finding], list[Finding]]]:
-    """(findings of one diagnosis, what they explain), likeliest cause first."""
+    """(findings of one diagnosis, what they explain), most likely cause first."""
     failed = [f for f in findings if f.verdict is Verdict.FAIL]
     causes: dict[str, list[Finding]] = {}
     for finding in failed:

@@ -1,4 +1,4 @@
-"""`diagnose`: examine a subject, sort causes from consequences, find the place, write it up."""
+"""`diagnose`: examine a subject, sort causes from consequences, find the location, write it up."""
 
 import contextlib
 import time
@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from glassformer.checks import causality
-from glassformer.checks.adapt import subject_of
-from glassformer.checks.attention import open_layers, traced
-from glassformer.checks.errors import CannotExamineError
-from glassformer.checks.isolate import preserved, quiet, time_limit
-from glassformer.checks.measure import gap
-from glassformer.checks.subject import Kind, Subject
 from glassformer.doctor.causes import name_of, sort_out
 from glassformer.doctor.examine import Examination, Found, run
-from glassformer.doctor.place import layer_of_fault
+from glassformer.doctor.locate import layer_of_fault
+from glassformer.doctor.probes import causality
+from glassformer.doctor.probes.attention import open_layers, traced
 from glassformer.doctor.report import TITLES, Diagnosis, Report
+from glassformer.doctor.subject.adapt import subject_of
+from glassformer.doctor.subject.errors import CannotExamineError
+from glassformer.doctor.subject.isolate import preserved, quiet, time_limit
+from glassformer.doctor.subject.measure import gap
+from glassformer.doctor.subject.subject import Kind, Subject
 from glassformer.finding import Finding, Verdict
-from glassformer.weights.verify import not_numbers
+from glassformer.weights.verify import non_finite
 
 
 def diagnose(
@@ -58,28 +58,30 @@ def diagnose(
         name = name or str(subject)
         subject = load(subject)
     with preserved(subject), time_limit(seconds, "the examination"):
-        if isinstance(subject, nn.Module) and (told := not_numbers(subject)) is not None:
-            raise CannotExamineError(f"{told}, and so is all that is computed with them: load or train it again.")
-        patient = subject_of(subject, kind, vocab_size, expect, name)
-        refuse_constant(patient)
-        trusted = None if reference is None else subject_of(reference, patient.kind, vocab_size, expect, "reference")
-        exam = run(Examination(patient, trusted, deep, quick, found), tell)
+        if isinstance(subject, nn.Module) and (problem := non_finite(subject)) is not None:
+            raise CannotExamineError(f"{problem}, and so is all that is computed with them: load or train it again.")
+        examined = subject_of(subject, kind, vocab_size, expect, name)
+        refuse_constant(examined)
+        trusted = None if reference is None else subject_of(reference, examined.kind, vocab_size, expect, "reference")
+        exam = run(Examination(examined, trusted, deep, quick, found), tell)
         return _report(exam, time.monotonic() - began)
 
 
 def refuse_constant(subject: Subject) -> None:
     """Refuse logits that are the same for other tokens: every comparison would agree and say nothing."""
-    with quiet(), subject.patient() as patient:
-        tokens = patient.tokens(2, patient.length(24), seed=3)
-        seq2seq = patient.kind == "seq2seq"
-        given = [{"source": patient.source(2, seed=seed)} if seq2seq else {} for seed in (77, 78)]
-        one = patient.logits(tokens, **given[0])
-        two = patient.logits(patient.other(tokens), **given[1])
+    with quiet(), subject.isolated() as isolated:
+        tokens = isolated.tokens(2, isolated.length(24), seed=3)
+        seq2seq = isolated.kind == "seq2seq"
+        given = [{"source": isolated.source(2, seed=seed)} if seq2seq else {} for seed in (77, 78)]
+        one = isolated.logits(tokens, **given[0])
+        two = isolated.logits(isolated.other(tokens), **given[1])
     # a model that draws random numbers moves by itself, and NaN is a finding of its own
     if gap(one, two) > 0 or not bool(torch.isfinite(one).all()):
         return
     values = one.detach().flatten()
-    told = f"every logit is {float(values[0]):.4g}" if bool((values == values[0]).all()) else "only positions move them"
+    found = (
+        f"every logit is {float(values[0]):.4g}" if bool((values == values[0]).all()) else "only positions move them"
+    )
     empty = [n for n, p in subject.module.named_parameters() if not bool(p.any())] if subject.module is not None else []
     matrices = [n for n in empty if subject.module is not None and subject.module.get_parameter(n).dim() > 1]
     remedy = (
@@ -88,7 +90,7 @@ def refuse_constant(subject: Subject) -> None:
         else "give a model that computes its logits from the token ids"
     )
     raise CannotExamineError(
-        f"{subject.name} returns the same logits for different tokens ({told}); they must depend on the input to be "
+        f"{subject.name} returns the same logits for different tokens ({found}); they must depend on the input to be "
         f"examined: {remedy}."
     )
 
@@ -98,22 +100,22 @@ def _report(exam: Examination, seconds: float) -> Report:
     diagnoses = []
     for group, explained in sort_out(exam.findings):
         diagnosis = name_of(group[0])
-        place = _place(subject, group)
-        if "layer" not in place and (layer := layer_of_fault(subject, group)) is not None:
-            place["layer"] = layer
+        location = _location(subject, group)
+        if "layer" not in location and (layer := layer_of_fault(subject, group)) is not None:
+            location["layer"] = layer
         if diagnosis == "causal_leak":
             if any(f.id != "causal_leak/train-mode" for f in group):
-                place |= _attention_maps(subject, group[0].evidence.get("length", 24))
-            with contextlib.suppress(Exception), quiet(), subject.patient(subject.warmth) as patient:
-                pictures["leak"] = causality.leak_matrix(patient, patient.length(12)).tolist()
+                location |= _attention_maps(subject, group[0].evidence.get("length", 24))
+            with contextlib.suppress(Exception), quiet(), subject.isolated(subject.warmth) as isolated:
+                pictures["leak"] = causality.leak_matrix(isolated, isolated.length(12)).tolist()
         evidence = tuple(group)
-        diagnoses.append(Diagnosis(diagnosis, TITLES[diagnosis], place, evidence, group[0].remedy, tuple(explained)))
+        diagnoses.append(Diagnosis(diagnosis, TITLES[diagnosis], location, evidence, group[0].remedy, tuple(explained)))
     return Report(subject.name, subject.kind, tuple(diagnoses), tuple(exam.findings), _notes(exam), seconds, pictures)
 
 
-def _place(subject: Subject, group: list[Finding]) -> dict[str, Any]:
+def _location(subject: Subject, group: list[Finding]) -> dict[str, Any]:
     """Layer, heads, position and row, as the probes met them."""
-    place: dict[str, Any] = {}
+    location: dict[str, Any] = {}
     for finding in group:
         for name, key in (
             ("layer", "layer"),
@@ -122,9 +124,9 @@ def _place(subject: Subject, group: list[Finding]) -> dict[str, Any]:
             ("row", "row"),
             ("module", "module"),
         ):
-            if finding.evidence.get(key) is not None and name not in place:
-                place[name] = finding.evidence[key]
-    return place
+            if finding.evidence.get(key) is not None and name not in location:
+                location[name] = finding.evidence[key]
+    return location
 
 
 def _attention_maps(subject: Subject, length: int) -> dict[str, Any]:

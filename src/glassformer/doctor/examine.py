@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from glassformer.checks import (
+from glassformer.anatomy.scores import as_heads, hidden_keys
+from glassformer.doctor.probes import (
     activation,
     attention,
     batching,
@@ -30,11 +31,10 @@ from glassformer.checks import (
     weighting,
     weights,
 )
-from glassformer.checks.errors import CannotExamineError, Unsupported
-from glassformer.checks.isolate import WARM, quiet
-from glassformer.checks.subject import Subject
-from glassformer.checks.trace import as_heads, hidden_keys
 from glassformer.doctor.reference import against_reference
+from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
+from glassformer.doctor.subject.isolate import WARM, quiet
+from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
 NEAR_UNIFORM = 0.8
@@ -146,8 +146,8 @@ def warmth(subject: Subject) -> float:
             return 1.0
         if not sharp and not blocks.is_fresh(subject.module):
             return 1.0
-        with subject.patient(WARM) as patient:
-            if bool(torch.isfinite(patient.logits(patient.tokens(2, patient.length(24)))).all()):
+        with subject.isolated(WARM) as isolated:
+            if bool(torch.isfinite(isolated.logits(isolated.tokens(2, isolated.length(24)))).all()):
                 return WARM
     return 1.0
 

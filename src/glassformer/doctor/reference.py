@@ -1,46 +1,50 @@
-"""Differences that only a trusted model shows: rotary pairing, grouped heads, norms of q and k, activations."""
+"""Compare a subject with a trusted model: differences that only a reference shows, such as the rotary pairing."""
 
 import copy
+import re
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-
-from glassformer.checks.activation import found_activations
-from glassformer.checks.compare import prefix_noise
-from glassformer.checks.measure import CROSS_WHY, cross_shape_bound, gap, rms
-from glassformer.checks.rotation import rotation_of
-from glassformer.checks.step import vectors
-from glassformer.checks.subject import Subject, layer_of
-from glassformer.checks.trace import Attention, hidden_keys, trace_call
+from glassformer.doctor.compare.errors import CannotCompareError
+from glassformer.doctor.compare.result import Comparison
+from glassformer.doctor.compare.run import compare_subjects
+from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
+
+ID = "reference/logits"
+BY_LOCATION = {
+    "q": "rope_relative", "k": "rope_relative", "v": "rope_values", "mask": "over_mask", "scores": "attn_scale",
+    "pattern": "softmax_axis", "weights": "attention_weights", "heads": "head_layout", "merged": "head_layout",
+    "post": "activation", "embed": "position_missing",
+}  # fmt: skip
+"""The diagnosis for an unexplained difference, by where it begins; elsewhere, norms and residual connections."""
 
 
 def against_reference(subject: Subject, reference: Subject | None) -> Iterator[Finding]:
-    """Logits against the reference's on the same weights; where they differ, the first attention in which they part."""
+    """Compare the logits with those of the reference on the same weights, and explain the first difference."""
     if reference is None:
         return
-    other = _same_weights(subject, reference)
     tokens = subject.tokens(2, min(subject.length(17), reference.length(17)), seed=61)
-    with subject.patient(subject.warmth) as mine, other.patient(subject.warmth) as theirs:
-        a, b = mine.logits(tokens), theirs.logits(tokens)
-        if a.shape != b.shape:
-            yield Finding.skip("reference/logits", f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
-            return
-        bound = cross_shape_bound(b, prefix_noise(theirs, tokens)) + 1e-5 * rms(b)
-        difference = gap(a, b)
-        if difference <= bound:
-            yield Finding("reference/logits", Verdict.PASS, difference, bound, CROSS_WHY)
-            return
-        cause, why, layer = _first_part(mine, theirs, tokens)
-    evidence = {"layer": layer, "difference": difference, "cause": why}
-    yield Finding(
-        f"{cause}/reference", Verdict.FAIL, difference, bound, why, "Do as the reference does there.", evidence
-    )
+    try:
+        result = compare_subjects(_same_weights(subject, reference), subject, tokens)
+    except CannotCompareError as error:
+        yield Finding.skip(ID, str(error))
+        return
+    (measured,) = result.measured
+    difference = measured.exact if measured.exact is not None else measured.own
+    if result.same:
+        yield Finding(ID, Verdict.PASS, difference, measured.bound, measured.why)
+    elif result.convention == "weights":
+        yield Finding.skip(ID, f"the reference has other weights: {_explained(result)}")
+    else:
+        cause = _explained(result)
+        evidence = {"layer": _layer(result), "difference": difference, "cause": cause}
+        remedy = "Follow the reference there, or load weights that were made for this convention."
+        id = f"{_diagnosis(result)}/reference"
+        yield Finding(id, Verdict.FAIL, difference, measured.bound, cause, remedy, evidence)
 
 
 def _same_weights(subject: Subject, reference: Subject) -> Subject:
-    """The reference with the subject's weights, where names and shapes are the same; else as it is."""
+    """Return the reference with the subject's weights if names and shapes are the same, else unchanged."""
     if subject.module is None or reference.module is None or reference.in_place:
         return reference
     mine, theirs = subject.module.state_dict(), reference.module.state_dict()
@@ -51,53 +55,17 @@ def _same_weights(subject: Subject, reference: Subject) -> Subject:
     return Subject(**{**vars(reference), "model": model})
 
 
-def _first_part(mine: Subject, theirs: Subject, tokens: Tensor) -> tuple[str, str, int | None]:
-    one, two = trace_call(mine, tokens), trace_call(theirs, tokens)
-    blocks = mine.blocks()
-    for a, b in zip(one.attentions, two.attentions, strict=False):
-        found = _part(a, b, len(tokens))
-        if found is not None:
-            at = layer_of(a.path, blocks)
-            return found[0], found[1], at[1] if at else None
-    acts, others = found_activations(mine), found_activations(theirs)
-    for (layer, name), (_, other) in zip(acts.items(), others.items(), strict=False):
-        if name != other:
-            number = int(layer.rpartition(".")[2])
-            return "activation", f"layer {number} applies {name}, the reference {other}", number
-    return (
-        "norm_placement",
-        "attention agrees up to where the stream differs: look at norms, feed-forward and head",
-        None,
-    )
+def _diagnosis(result: Comparison) -> str:
+    known = None if result.explanation is None else result.explanation.diagnosis
+    return known or BY_LOCATION.get((result.first or "").rpartition(".")[2], "norm_placement")
 
 
-def _part(a: Attention, b: Attention, rows: int) -> tuple[str, str] | None:
-    mine, theirs = vectors(a, rows), vectors(b, rows)
-    if mine is None or theirs is None or mine[0].shape != theirs[0].shape:
-        return None
-    for name, x, y in zip(("q", "k", "v"), mine, theirs, strict=True):
-        if gap(x, y) <= 1e-4 * rms(y):
-            continue
-        if name != "q" and _same_heads(x, y):
-            return "head_layout", f"{name} holds the same heads in another order (grouped heads repeated or tiled)"
-        if name == "v":
-            return "norm_placement", "v differs: another input or another projection"
-        turn, turn2 = rotation_of(x[0, 0]), rotation_of(y[0, 0])
-        same_length = abs(rms(x) - rms(y)) <= 1e-4 * rms(y)
-        if turn.pairing != turn2.pairing or same_length:
-            return "rope_pairing", f"{name} has the same lengths and another rotation: the other pairing of components"
-        return (
-            "rope_relative",
-            f"{name} differs before the scores: its norm and its rotation in another order, or other angles",
-        )
-    if abs(a.scale / b.scale - 1) > 1e-3:
-        return "attn_scale", f"scores are scaled by {a.scale:.4g}, in the reference by {b.scale:.4g}"
-    if a.scores.shape == b.scores.shape and not torch.equal(hidden_keys(a.scores), hidden_keys(b.scores)):
-        return "over_mask", "other keys are hidden"
-    return None
+def _explained(result: Comparison) -> str:
+    if result.explanation is None:
+        return "; ".join(result.notes) or "the logits differ, and no operation could be compared"
+    return f"at {result.first}: {result.explanation.with_names('the reference', 'the model')}"
 
 
-def _same_heads(x: Tensor, y: Tensor) -> bool:
-    """Whether each head of x is some head of y, not all at their own place."""
-    distances = (x[:, :, None] - y[:, None]).abs().amax(dim=(0, 3, 4))
-    return bool((distances.amin(1) <= 1e-4 * rms(y)).all())
+def _layer(result: Comparison) -> int | None:
+    found = re.search(r"block\.(\d+)\.", result.first or "")
+    return int(found[1]) if found else None

@@ -1,9 +1,9 @@
-"""What the doctor says: diagnoses with place, evidence and remedy, findings behind them, and what was not examined."""
+"""The doctor's report: diagnoses with location, evidence and fix, the findings, and what was not examined."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassformer.checks.measure import many
+from glassformer.doctor.subject.measure import many
 from glassformer.finding import Finding, Verdict
 
 TITLES: dict[str, str] = {
@@ -48,28 +48,28 @@ TITLES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A cause. `id` is its name in the taxonomy, `place` where it sits, as far as that could be told."""
+    """A cause. `id` is its name in the taxonomy, `location` where it sits, as far as it is known."""
 
     id: str
     title: str
-    place: dict[str, Any]
+    location: dict[str, Any]
     evidence: tuple[Finding, ...]
     remedy: str
     consequences: tuple[Finding, ...] = ()
 
     @property
     def layer(self) -> int | None:
-        value = self.place.get("layer")
+        value = self.location.get("layer")
         return value if isinstance(value, int) else None
 
     def where(self) -> str:
         """`layer 1, head 2`, or nothing."""
-        words = [f"{name} {value}" for name, value in self.place.items() if value is not None and value != []]
+        words = [f"{name} {value}" for name, value in self.location.items() if value is not None and value != []]
         return ", ".join(words)
 
     def text(self) -> str:
-        place = self.where()
-        lines = [f"{self.id}: {self.title}" + (f" ({place})" if place else "")]
+        location = self.where()
+        lines = [f"{self.id}: {self.title}" + (f" ({location})" if location else "")]
         for finding in self.evidence[:3]:
             numbers = f" [{finding.numbers()}]" if finding.numbers() else ""
             cause = finding.evidence.get("cause")
@@ -85,7 +85,7 @@ class Diagnosis:
         return {
             "id": self.id,
             "title": self.title,
-            "place": self.place,
+            "location": self.location,
             "remedy": self.remedy,
             "evidence": [f.to_dict() for f in self.evidence],
             "consequences": [f.id for f in self.consequences],
@@ -122,8 +122,8 @@ class Report:
             return f"{self.subject} ({self.kind}): healthy as far as {probes} can see; {skipped} not made."
         first = self.diagnoses[0]
         more = f", and {len(self.diagnoses) - 1} more" if len(self.diagnoses) > 1 else ""
-        place = f" ({first.where()})" if first.where() else ""
-        return f"{self.subject} ({self.kind}): {first.id}, {first.title}{place}{more}."
+        location = f" ({first.where()})" if first.where() else ""
+        return f"{self.subject} ({self.kind}): {first.id}, {first.title}{location}{more}."
 
     def text(self) -> str:
         parts = [self.verdict(), *(d.text() for d in self.diagnoses)]

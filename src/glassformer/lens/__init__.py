@@ -1,7 +1,7 @@
-"""Look inside a model: record it, change it, take its stream apart, read it at every depth.
+"""Look inside a model: record activations, edit them, decompose the residual stream, read it at every depth.
 
-`trace` and `patch` are functions here, as in `gf.trace` and `gf.patch`; the modules of those names are reached by
-`from glassformer.lens.trace import ...`.
+`trace` and `patch` are functions here, as in `gf.trace` and `gf.patch`. To import from the modules of these names,
+write `from glassformer.lens.trace import ...`.
 """
 
 from glassformer.lens.logit_lens import LensReading, TunedLens, logit_lens, train_tuned_lens
@@ -26,7 +26,8 @@ from glassformer.lens.residual import (
     decompose,
     stream_norms,
 )
-from glassformer.lens.trace import LensError, Site, Sites, Trace, sites_of, trace
+from glassformer.lens.sites import LensError, Site, Sites, sites_of
+from glassformer.lens.trace import Trace, trace
 
 __all__ = [
     "Attribution",

@@ -1,20 +1,20 @@
-"""The induction circuit built by hand, in whole numbers, and evaluated without rounding.
+"""The induction circuit, constructed with integer weights and evaluated without rounding.
 
 Two attention layers with one head each (Elhage et al. 2021; Olsson et al. 2022) continue `... A B ... A` with B:
 
-    head 1  previous token: h_t = x_{t-1} W_OV1, written beside x_t: the stream is r_t = x_t + h_t
-    head 2  query q_t = r_t W_Q2, key k_s = r_s W_K2; it attends to the places whose predecessor is the current token
-            and copies the tokens found there
+    head 1  previous token: h_t = x_{t-1} W_OV1, added to the residual stream: r_t = x_t + h_t
+    head 2  query q_t = r_t W_Q2, key k_s = r_s W_K2; it attends to the positions whose predecessor is the current token
+            and copies the tokens at these positions
 
-The score of head 2 is a sum of four terms, and the match is the third of them: it is the *key* that reads head 1.
+The score of head 2 is a sum of four terms. The match is the third: the *key* reads the output of head 1.
 
     x_t W_Q2 (x_s W_K2)^T    direct
     h_t W_Q2 (x_s W_K2)^T    Q-composition
     x_t W_Q2 (h_s W_K2)^T    K-composition
     h_t W_Q2 (h_s W_K2)^T    QK-composition
 
-After a BOS token the output is the empirical distribution of the continuations of the current token. Without one,
-softmax makes head 1 of the first token attend to itself: it counts as its own predecessor, and A B A gives (1/2, 1/2).
+After a BOS token the output is the empirical distribution of the continuations of the current token. Without BOS, the
+first token attends to itself in head 1: it counts as its own predecessor, and A B A gives (1/2, 1/2).
 """
 
 import itertools
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from glassformer import config as c
 from glassformer.config.errors import listing
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.model import DecoderLM, build
 
 Term = Literal["direct", "q", "k", "qk"]
@@ -41,15 +41,16 @@ Exact = list[Fraction]
 
 @dataclass(frozen=True)
 class Circuit:
-    """The weights. The stream has four slots: token (V + 1, the last is BOS), position (P), previous token, next token.
+    """The weights of the circuit.
 
-    Rows are vectors: x_t = tokens[id] + positions[t], a layer reads x W.
+    The residual stream has four slots: token (V + 1, the last is BOS), position (P), previous token, next token.
+    Vectors are rows: x_t = tokens[id] + positions[t], and a layer computes x W.
     """
 
     n_tokens: int
     max_len: int
     e_beta: int = 10**6
-    """e^β of head 2: a match outweighs a mismatch by this factor, a whole number so that its softmax is rational."""
+    """e^β of head 2: the weight of a match relative to a mismatch. It is an integer, so the softmax is rational."""
 
     def __post_init__(self) -> None:
         for name, least in (("n_tokens", 1), ("max_len", 1), ("e_beta", 2)):
@@ -65,7 +66,7 @@ class Circuit:
         return 3 * (self.n_tokens + 1) + self.max_len
 
     def slot(self, name: Literal["token", "position", "previous", "next"]) -> Integers:
-        """(size, width): the rows of the identity that span a slot."""
+        """Return the rows of the identity matrix that span a slot, (size, width)."""
         one_hot = self.n_tokens + 1
         starts = {"token": 0, "position": one_hot, "previous": one_hot + self.max_len}
         start = starts.get(name, 2 * one_hot + self.max_len)
@@ -90,24 +91,24 @@ class Circuit:
 
     @property
     def k2(self) -> Integers:
-        """Reads the previous token: what head 1 wrote."""
+        """Reads the previous token, the output of head 1."""
         return self.slot("previous").T
 
     @property
     def ov2(self) -> Integers:
-        """Copies the token into the slot that is read out."""
+        """Copies the token into the slot that the output reads."""
         return self.slot("token").T @ self.slot("next")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One evaluation on T tokens, BOS included where there is one. All numbers are exact."""
+    """One evaluation on T tokens, including BOS if there is one. All numbers are exact."""
 
     tokens: tuple[int, ...]
     pattern1: Integers
-    """(T,T): head 1, ideal (β → ∞): its weights are 0 and 1."""
+    """(T,T): the pattern of head 1 in the limit β → ∞, where its weights are 0 and 1."""
     terms: dict[Term, Integers]
-    """(T,T) each: the four parts of head 2's score, in units of β; those deleted are gone."""
+    """(T,T) each: the terms of head 2's score in units of β, without the deleted ones."""
     pattern2: list[Exact]
     """Rows t over keys s ≤ t: softmax of β times the sum of the terms."""
     output: list[Exact]
@@ -119,7 +120,7 @@ class Run:
 
 
 def score_terms(x: Integers, h: Integers, w_q: Integers, w_k: Integers) -> dict[Term, Integers]:
-    """The score (x + h) W_Q ((x + h) W_K)^T, part by part."""
+    """Return the terms of the score (x + h) W_Q ((x + h) W_K)^T."""
     return {
         "direct": x @ w_q @ (x @ w_k).T,
         "q": h @ w_q @ (x @ w_k).T,
@@ -129,10 +130,10 @@ def score_terms(x: Integers, h: Integers, w_q: Integers, w_k: Integers) -> dict[
 
 
 def run(circuit: Circuit, tokens: Sequence[int], bos: bool = True, without: Collection[Term] = ()) -> Run:
-    """The circuit on tokens 0 to V - 1, after BOS or not, with some terms of head 2's score deleted.
+    """Run the circuit on tokens 0 to V - 1, with or without BOS, with some terms of head 2's score deleted.
 
-    Head 1 is taken in the limit of an infinite β, so that its output, and with it every score of head 2, is a whole
-    number; a finite β there would put irrational weights e^{β·fraction} into head 2. `as_model` has it finite.
+    Head 1 uses the limit of infinite β, so its output and every score of head 2 are integers. A finite β would put
+    irrational weights e^{β·fraction} into head 2. `as_model` uses a finite β.
     """
     if unknown := set(without) - set(TERMS):
         raise LensError(f"there is no term {sorted(unknown)[0]!r} to delete: use {listing(list(TERMS))}.")
@@ -154,7 +155,7 @@ def run(circuit: Circuit, tokens: Sequence[int], bos: bool = True, without: Coll
 
 
 def _hard_attention(scores: Integers) -> Integers:
-    """Causal softmax of β · scores as β → ∞, where each row has one maximum: all weight on it."""
+    """Return the causal softmax of β · scores for β → ∞: each row has one maximum, which gets all the weight."""
     pattern = np.zeros_like(scores)
     for t, row in enumerate(scores):
         best = np.flatnonzero(row[: t + 1] == row[: t + 1].max())
@@ -172,12 +173,12 @@ def _rational_softmax(scores: Integers, e_beta: int) -> Exact:
 def continuations(
     tokens: Sequence[int], n_tokens: int, bos: bool = True, without: Collection[Term] = (), e_beta: int = 10**6
 ) -> Exact:
-    """The circuit's distribution over the V tokens and BOS after the last token, exactly."""
+    """Return the circuit's exact distribution over the V tokens and BOS after the last token."""
     return run(Circuit(n_tokens, len(tokens) + 1, e_beta), tokens, bos, without).output[-1]
 
 
 def empirical(tokens: Sequence[int], n_tokens: int) -> Exact | None:
-    """How often each of the V tokens and BOS followed the last token before, as fractions; None where it is new."""
+    """Return how often each of the V tokens and BOS followed the last token so far, as fractions; None if it is new."""
     followers = [b for a, b in itertools.pairwise(tokens) if a == tokens[-1]]
     if not followers:
         return None
@@ -191,8 +192,10 @@ def census(
     without: Collection[Term] = (),
     tolerance: Fraction = Fraction(1, 1000),
 ) -> tuple[int, int]:
-    """(matches, sequences): every sequence up to a length whose last token occurred before, and on how many of them the
-    circuit gives the empirical distribution to within `tolerance` in each entry."""
+    """Return (matches, sequences) over all sequences up to a length whose last token occurred before.
+
+    A sequence matches if the circuit gives the empirical distribution to within `tolerance` in each entry.
+    """
     matches = total = 0
     for length in range(1, longest + 1):
         circuit = Circuit(n_tokens, length + 1)
@@ -221,11 +224,11 @@ def _checked(circuit: Circuit, tokens: Sequence[int], bos: bool) -> tuple[int, .
 
 @torch.no_grad()
 def as_model(n_tokens: int, max_len: int, e_beta: int = 10**6, dtype: torch.dtype = torch.float64) -> DecoderLM:
-    """The same circuit as a model of ours: two attention-only blocks, one head each, learned positions, token V is BOS.
+    """Return the circuit as a DecoderLM: two attention-only blocks with one head, learned positions, BOS is token V.
 
-    Both heads use the finite β = ln(e_beta). RMSNorm divides by the length of the stream, which is √2 before head 1 and
-    √3 before head 2 for every token, so the weights make up for it. The logits are a positive multiple of what head 2
-    copied: they rank the continuations as the circuit does.
+    Both heads use the finite β = ln(e_beta). RMSNorm divides by the norm of the residual stream, which is √2 before
+    head 1 and √3 before head 2 for every token; the weights compensate for it. The logits are a positive multiple of
+    the output of head 2, so they rank the continuations as the circuit does.
     """
     circuit = Circuit(n_tokens, max_len, e_beta)
     V, D = n_tokens + 1, circuit.width
@@ -253,7 +256,7 @@ def as_model(n_tokens: int, max_len: int, e_beta: int = 10**6, dtype: torch.dtyp
     model.decoder.get_parameter("position.weight").copy_(position)
     reads = (earlier, position, token, previous), (token, previous, token, following)
     for block, length, (q, k, v, o) in zip(model.blocks, (2, 3), reads, strict=True):
-        unit = math.sqrt(length / D)  # undoes the norm's √(D / length)
+        unit = math.sqrt(length / D)  # cancels the norm's factor √(D / norm)
         for weight, rows in (("q", q), ("k", k), ("v", v)):
             block.get_parameter(f"attention.{weight}.weight")[: len(rows)] = unit * rows
         block.get_parameter("attention.o.weight").copy_(o.T)

@@ -1,17 +1,17 @@
-"""What attending to a token does to the logits, read off a head's weights: the OV circuit and whether it copies.
+"""The OV circuit of a head: how attending to a token changes the logits, computed from the weights.
 
 The OV circuit of head h is the V×V matrix
 
     OV_h = norm(W_E) W_V^T W_O,h^T W_U^T      (rows: the token attended to; columns: the logits)
 
-where norm is the one the head reads through, and the last norm's weight (and LayerNorm's centring) is folded into W_U;
-the positive factor by which the last norm divides changes none of the scores. Biases, of norms too, are left out: they
-add the same whatever is attended to. So are positions and what earlier layers wrote: after layer 0 this is one path
-among others.
+where norm is the norm before the head, and the last norm's weight (and LayerNorm's centring) is folded into W_U. The
+positive factor by which the last norm divides does not change the scores. Biases are left out, since they add the same
+for every attended token. Positions and the outputs of earlier layers are left out too: after layer 0 this is one path
+among several.
 
-    copying_score  Σ λ / Σ |λ| over the eigenvalues of OV_h: 1 where attending to tokens raises those tokens, -1 where
-                   it lowers them (Elhage et al. 2021, "detecting copying behaviour")
-    copying_top    share of tokens whose own logit OV_h raises more than any other: the direct version
+    copying_score  Σ λ / Σ |λ| over the eigenvalues of OV_h: 1 if attending to tokens raises their own logits, -1 if it
+                   lowers them (Elhage et al. 2021, "detecting copying behaviour")
+    copying_top    share of tokens whose own logit OV_h raises more than any other logit
                    (after the copying evaluator of Olsson et al. 2022)
 """
 
@@ -27,19 +27,19 @@ from glassformer.shapes import Float, Int
 
 
 class Ends(NamedTuple):
-    """The two ends of every OV circuit of a model."""
+    """The embedding and unembedding matrices that every OV circuit of a model shares."""
 
     embed: Float[Tensor, "V D"]
-    """What heads read, up to the weight of their norm: standardised where blocks have a norm before them."""
+    """The input of the heads, without the norm's weight: standardised if the blocks have a norm before attention."""
     unembed: Float[Tensor, "V D"]
-    """W_U behind the last norm."""
+    """W_U with the last norm folded in."""
 
 
 def copying_score(model: Model) -> Float[Tensor, "L H"] | None:
-    """Σ λ / Σ |λ|, real, in [-1, 1]; NaN where OV_h is zero, None where no matrix leads to logits.
+    """Return Σ λ / Σ |λ|, real, in [-1, 1]; NaN if OV_h is zero, None if the path to the logits is not linear.
 
-    The V×V matrix is a product (V,U)(U,V), so its non-zero eigenvalues are those of the (U,U) product the other way,
-    W_O,h^T (W_U^T norm(W_E)) W_V^T, whose inner matrix (D,D) is the same for all heads but for the norm's weight.
+    The V×V matrix is a product (V,U)(U,V), so its non-zero eigenvalues are those of the (U,U) product in the other
+    order, W_O,h^T (W_U^T norm(W_E)) W_V^T. The inner (D,D) matrix is the same for all heads, up to the norm's weight.
     """
     ends = _ends(model)
     if ends is None:
@@ -54,7 +54,7 @@ def copying_score(model: Model) -> Float[Tensor, "L H"] | None:
 
 
 def copying_top(model: Model, most: int = 512, seed: int = 0) -> Float[Tensor, "L H"] | None:
-    """Share of tokens whose own logit rises more than every other, among `most` random ones of a larger vocabulary."""
+    """Return the share of tokens whose own logit rises most; a larger vocabulary is sampled to `most` tokens."""
     V = model.config.vocab_size
     sample = torch.randperm(V, generator=torch.Generator().manual_seed(seed))[:most]
     ends = _ends(model)
@@ -70,7 +70,7 @@ def copying_top(model: Model, most: int = 512, seed: int = 0) -> Float[Tensor, "
 
 
 def ov_circuit(model: Model, layer: int, tokens: Int[Tensor, "N"] | None = None) -> Float[Tensor, "H N N"] | None:
-    """OV_h of each head of a layer over some tokens (all of them: V×V numbers a head); None without a way to logits."""
+    """Return OV_h of each head of a layer over `tokens` (default: all), or None if the logits are not linear in it."""
     ends = _ends(model)
     if ends is None:
         return None
@@ -85,7 +85,7 @@ def _circuit(model: Model, layer: int, ends: Ends) -> Tensor:
 
 @torch.no_grad()
 def _value_output(model: Model, layer: int) -> tuple[Float[Tensor, "H D U"], Float[Tensor, "H D U"]]:
-    """diag(norm's weight) W_V^T and W_O of each head, on the CPU."""
+    """Return diag(norm's weight) W_V^T and W_O of each head, on the CPU."""
     cfg, block = model.config, _stack(model).blocks[layer]
     values = block.attention.v.weight.unflatten(0, (cfg.n_kv_heads, cfg.d_value))  # (G, U, D)
     if cfg.placement != "post":
@@ -103,7 +103,7 @@ def _ends(model: Model) -> Ends | None:
     x = model.embed(torch.arange(cfg.vocab_size, device=model.device)[None])[0]
     x = x if stack.embed_norm is None else stack.embed_norm(x)
     last = stack.norm
-    if last is None:  # post-norm: the last block's own
+    if last is None:  # post-norm: the last norm of the last block
         last = stack.blocks[-1].norm_feedforward or stack.blocks[-1].norm_attention
     elif isinstance(last, LayerNorm):
         x = F.layer_norm(x, x.shape[-1:], eps=last.eps)
@@ -112,7 +112,7 @@ def _ends(model: Model) -> Ends | None:
     assert isinstance(last, LayerNorm | RMSNorm)
     table = (model.embed.tokens.weight if head.weight is None else head.weight) * last.weight * head.scale
     if isinstance(last, LayerNorm):
-        table = table - table.mean(-1, keepdim=True)  # its centring, which is linear
+        table = table - table.mean(-1, keepdim=True)  # LayerNorm's centring, which is linear
     return Ends(_held(x), _held(table))
 
 

@@ -1,10 +1,9 @@
-"""A picture: drawn by matplotlib, saved as png, svg, pdf or html, shown as SVG in notebooks. Never opens a window.
+"""Figures: drawn by matplotlib, saved as png, svg, pdf or html, shown as SVG in notebooks. They never open a window.
 
-House style: 6.3 inches wide (a text column), 9-point type, Okabe-Ito colours (told apart by colour-blind readers),
-`viridis` for amounts, `RdBu_r` centred on zero for signed values. Query rows run downwards, key columns to the right.
+Style of all figures: 6.3 inches wide (a text column), 9-point type, Okabe-Ito colours (which colour-blind readers can
+tell apart), `viridis` for amounts, `RdBu_r` centred on zero for signed values. Queries run down, keys to the right.
 """
 
-import html
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +15,14 @@ from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from glassformer.errors import GlassformerError
 from glassformer.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""Okabe and Ito (2008); yellow last, it is faint on white."""
+"""Okabe and Ito (2008). Yellow is last because it is faint on white."""
 AMOUNT, SIGNED = "viridis", "RdBu_r"
 WIDTH = 6.3
 """Inches."""
@@ -54,23 +54,21 @@ STYLE: Any = {
 }
 
 
-class FigureError(ValueError):
-    """A picture that cannot be drawn or written. One sentence."""
+class FigureError(GlassformerError):
+    """A figure cannot be drawn or written. The message is one sentence."""
 
 
 def format_of(path: str | Path) -> str:
-    """The format that a file's suffix names; refuses those that cannot be written."""
+    """Return the format of a file by its suffix. Raises FigureError for a format that cannot be written."""
     format = Path(path).suffix.removeprefix(".").lower()
     if format not in FORMATS:
-        raise FigureError(
-            f"{path} asks for the format {format or 'of no suffix'!r}, which cannot be written: "
-            f"use one of {', '.join('.' + f for f in FORMATS)}."
-        )
+        suffixes = ", ".join("." + name for name in FORMATS)
+        raise FigureError(f"{path} cannot be written as a figure because of its suffix: use one of {suffixes}.")
     return format
 
 
 class Figure:
-    """One drawn picture. `.save(path)` writes it; a notebook shows its SVG."""
+    """A drawn figure. `.save(path)` writes it; a notebook shows its SVG."""
 
     def __init__(self, canvas: Canvas, title: str):
         self.canvas, self.title = canvas, title
@@ -80,7 +78,7 @@ class Figure:
         return self.canvas.axes
 
     def save(self, path: str | Path) -> Path:
-        """Write it in the format its suffix names, beside and renamed."""
+        """Write the figure in the format of the suffix, atomically."""
         path = Path(path)
         format = format_of(path)
         data = self.html().encode() if format == "html" else self._rendered(format)
@@ -92,42 +90,39 @@ class Figure:
         return path
 
     def svg(self) -> str:
-        """An SVG element, without the XML prologue, to be put into a page."""
+        """Return the figure as an SVG element without the XML prologue, to be inserted into a page."""
         text = self._rendered("svg").decode()
         return text[text.index("<svg") :]
 
     def html(self) -> str:
-        """One self-contained page."""
-        return (
-            '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{html.escape(self.title)}</title>"
-            "<style>body{margin:2rem auto;max-width:60rem;font-family:sans-serif;background:#fff}"
-            "svg{width:100%;height:auto}</style>"
-            f"{self.svg()}</html>\n"
-        )
+        """Return the figure as a self-contained page."""
+        from markupsafe import Markup
+
+        from glassformer.pages.page import render
+
+        return render("figure.html", title=self.title, svg=Markup(self.svg()))
 
     def _repr_svg_(self) -> str:
         return self.svg()
 
     def _rendered(self, format: str) -> bytes:
-        # no date and a fixed salt: the same picture is the same bytes
+        # without a date and with a fixed salt, the same figure always gives the same bytes
         metadata = {
             "png": {"Title": self.title},
             "svg": {"Date": None, "Title": self.title},
             "pdf": {"CreationDate": None},
         }
-        held = io.BytesIO()
+        buffer = io.BytesIO()
         with mpl.rc_context(STYLE):
-            self.canvas.savefig(held, format=format, metadata=metadata[format])
-        return held.getvalue()
+            self.canvas.savefig(buffer, format=format, metadata=metadata[format])
+        return buffer.getvalue()
 
 
 @contextmanager
 def drawing(title: str, width: float = WIDTH, height: float = 3.6, *, show_title: bool = True) -> Iterator[Figure]:
-    """A figure in the house style to draw on: `with drawing("Attention of head 3") as fig: ax = fig.canvas.subplots()`.
+    """Give a figure to draw on: `with drawing("Attention of head 3") as fig: ax = fig.canvas.subplots()`.
 
-    It never touches pyplot's state, so it works in threads, notebooks and servers alike.
+    It does not use the state of pyplot, so it works in threads, notebooks and servers.
     """
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(width, height))

@@ -1,14 +1,14 @@
-"""Grokking on modular addition: memorised first, understood later, and what it looks like inside when it is.
+"""Grokking on modular addition: a network that memorises first and generalises later, and its Fourier structure.
 
-`grok` trains the smallest network that shows it: a one-hot pair (a, b), a hidden layer of quadratic units, logits over
+`grok` trains a small network that shows it: a one-hot pair (a, b), a hidden layer of quadratic units, and logits over
 the p answers,
 
     logits = (x W_1)^2 W_2,   x the concatenated one-hots of a and b, W_1 (2p, F), W_2 (F, p), no biases,
 
-all training pairs in every step, cross-entropy, AdamW. Products of two cosines are what squares of sums give, so the
-network can add angles: cos(w a) cos(w b) - sin(w a) sin(w b) = cos(w (a + b)), and `fourier` shows which frequencies
-w = 2 pi k / p an embedding uses. `compact_circuit` is the algorithm itself, written out. Sources: Power et al. 2022;
-Nanda et al. 2023; Gromov 2023 (quadratic units).
+with all training pairs in every step, cross-entropy and AdamW. Squares of sums contain products of two cosines, so the
+network can add angles: cos(w a) cos(w b) - sin(w a) sin(w b) = cos(w (a + b)). `fourier` shows which frequencies
+w = 2 pi k / p an embedding uses. `compact_circuit` is the algorithm, written out. Sources: Power et al. 2022; Nanda et
+al. 2023; Gromov 2023 (quadratic units).
 """
 
 import math
@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.model import Model
 from glassformer.shapes import Float
 
 
 @dataclass(frozen=True)
 class GrokRun:
-    """Curves of one run, one entry per logged step, and the weights at its end."""
+    """Curves of one run, one entry per logged step, and the final weights."""
 
     p: int
     weight_decay: float
@@ -45,7 +45,7 @@ class GrokRun:
     """W_2."""
 
     def first(self, curve: str, at_least: float) -> int | None:
-        """The first logged step at which a curve (`test_accuracy`, say) reaches a value; None if it never does."""
+        """Return the first logged step at which a curve (for example `test_accuracy`) reaches a value, or None."""
         values: list[float] = getattr(self, curve)
         return next((step for step, value in zip(self.steps, values, strict=True) if value >= at_least), None)
 
@@ -54,7 +54,7 @@ class GrokRun:
         return max(self.norm)
 
     def to_dict(self) -> dict[str, Any]:
-        """The curves as plain values; weights are left out."""
+        """Return the curves as plain values, without the weights."""
         curves = ("steps", "train_accuracy", "test_accuracy", "train_loss", "test_loss", "norm")
         return {name: getattr(self, name) for name in ("p", "weight_decay", "seed", *curves)}
 
@@ -71,9 +71,9 @@ def grok(
     scale: float = 3.0,
     log_every: int = 50,
 ) -> GrokRun:
-    """Train on a random half of the p^2 pairs and test on the other; about 4 seconds on one core at the defaults.
+    """Train on a random half of the p^2 pairs and test on the other half; about 4 seconds on one core by default.
 
-    Weights begin as `scale` N(0, 1/fan-in); AdamW with betas (0.9, 0.98) and decoupled decay `wd`.
+    Initial weights are `scale` N(0, 1/fan-in). The optimizer is AdamW with betas (0.9, 0.98) and weight decay `wd`.
     """
     if p < 3 or steps < 1 or width < 1 or log_every < 1 or not 0 < fraction < 1 or wd < 0:
         raise LensError(
@@ -127,49 +127,49 @@ def _measure(first: Tensor, last: Tensor, pairs: Tensor, answer: Tensor, n: int)
 
 @dataclass(frozen=True)
 class Spectrum:
-    """How the energy of p vectors is spread over the frequencies of Z/p."""
+    """The distribution of the energy of p vectors over the frequencies of Z/p."""
 
     power: Float[Tensor, "K"]
-    """Share of frequency k = 0 .. p // 2 (k = 0 is the mean over tokens); they add up to 1."""
+    """Share of frequency k = 0 .. p // 2 (k = 0 is the mean over tokens); the shares sum to 1."""
     columns: Float[Tensor, "D K"]
-    """The same of each column, as shares of all energy: rows add up to a column's part, all together to 1."""
+    """The same for each column, as shares of the total energy; all entries together sum to 1."""
     key: list[int]
-    """The frequencies above `threshold` times the even share, strongest first; never the mean."""
+    """The frequencies above `threshold` times the uniform share, strongest first; the mean is never included."""
 
     @property
     def share(self) -> float:
-        """Of the energy beyond the mean, the part that lies on the key frequencies."""
+        """Return the share of the energy without the mean that lies on the key frequencies."""
         varying = float(self.power[1:].sum())
         return float(self.power[self.key].sum()) / varying if varying > 0 and self.key else 0.0
 
     @property
     def concentration(self) -> float:
-        """Of the energy beyond the mean, the part that lies on each column's own strongest frequency.
+        """Return the share of the energy without the mean that lies on each column's own strongest frequency.
 
-        1 when every unit is a pure wave, whichever; about 0.22 for random columns and p = 31. A network can use every
-        frequency and yet have pure units: then `share` says nothing and this says everything.
+        It is 1 if every unit is a pure wave of any frequency, and about 0.22 for random columns and p = 31. A network
+        can use all frequencies and still have pure units; `share` does not show this, but `concentration` does.
         """
         varying = self.columns[:, 1:]
         return float(varying.amax(1).sum() / varying.sum()) if float(varying.sum()) > 0 else 0.0
 
     @property
     def effective(self) -> float:
-        """How many frequencies the energy beyond the mean is spread over: exp of its entropy, 1 to p // 2."""
+        """Return the effective number of frequencies: exp of the entropy of the energy without the mean."""
         q = self.power[1:] / self.power[1:].sum()
         return float(torch.special.entr(q).sum().exp())
 
 
 def fourier(vectors: Float[Tensor, "P D"], threshold: float = 1.5) -> Spectrum:
-    """Spectrum of a function on Z/p: row c of `vectors` is its value at c; each column is transformed by itself.
+    """Return the spectrum of a function on Z/p: row c of `vectors` is its value at c, each column is one component.
 
-    x_k = sum_c vectors_c e^(-2 pi i k c / p); k and p - k are one frequency (its cosine and its sine) and counted
-    together. By Parseval the powers add up to p times the squared norm of the vectors; they are given as shares.
+    x_k = sum_c vectors_c e^(-2 pi i k c / p). k and p - k are one frequency (its cosine and its sine) and are counted
+    together. By Parseval's theorem the powers sum to p times the squared norm of the vectors; they are given as shares.
     """
     p = vectors.shape[0]
     columns = torch.fft.rfft(vectors.double(), dim=0).abs().square().T  # (D, K)
     columns[:, 1:] *= 2
     if p % 2 == 0:
-        columns[:, -1] /= 2  # p/2 is its own mirror image
+        columns[:, -1] /= 2  # p/2 and p - p/2 are the same frequency
     if float(columns.sum()) == 0:
         raise LensError("vectors that are all zero have no spectrum: give a trained embedding.")
     columns = columns / columns.sum()
@@ -180,7 +180,7 @@ def fourier(vectors: Float[Tensor, "P D"], threshold: float = 1.5) -> Spectrum:
 
 
 def fourier_of_embedding(model: Model, p: int, threshold: float = 1.5) -> Spectrum:
-    """Spectrum of a Transformer's token table over its first p tokens, the numbers 0 to p - 1."""
+    """Return the spectrum of a Transformer's token embedding over its first p tokens, the numbers 0 to p - 1."""
     table = model.embed.tokens.weight.detach()
     if not 3 <= p <= table.shape[0]:
         raise LensError(
@@ -191,10 +191,10 @@ def fourier_of_embedding(model: Model, p: int, threshold: float = 1.5) -> Spectr
 
 
 def compact_circuit(p: int, frequencies: list[int] | None = None) -> np.ndarray:
-    """logits[a, b, c] = sum_k cos(2 pi k (a + b - c) / p), (p,p,p), over k = 1 .. (p - 1)/2 or those given.
+    """Return logits[a, b, c] = sum_k cos(2 pi k (a + b - c) / p), (p,p,p), over `frequencies`, default 1 .. (p - 1)/2.
 
-    Only the residue (a + b - c) mod p matters, so the cosine is looked up by the whole number k (a + b - c) mod p and
-    no angle is ever large.
+    Only the residue (a + b - c) mod p matters, so the cosine is looked up by the integer k (a + b - c) mod p and no
+    angle is large.
     """
     chosen = list(range(1, (p - 1) // 2 + 1)) if frequencies is None else frequencies
     if p < 3 or not chosen or any(k % p == 0 for k in chosen):
@@ -207,22 +207,22 @@ def compact_circuit(p: int, frequencies: list[int] | None = None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CircuitCheck:
-    """What the circuit does with all p^2 inputs."""
+    """The result of the circuit on all p^2 inputs."""
 
     p: int
     right: int
-    """Inputs whose highest logit is a + b mod p, alone."""
+    """Number of inputs whose unique highest logit is a + b mod p."""
     smallest_margin: float
-    """Least distance from the right logit to the next."""
+    """Smallest difference between the correct logit and the next one."""
     largest_margin: float
 
 
 def check_circuit(p: int, frequencies: list[int] | None = None) -> CircuitCheck:
-    """Every pair: is a + b mod p the one highest logit, and by how much?
+    """Check for every pair whether a + b mod p has the unique highest logit, and by which margin.
 
-    With all k = 1 .. (p - 1)/2 the logit of a wrong answer is sum_k cos(2 pi k r / p) = -1/2 for p odd (the p-th roots
-    of unity add up to 0) and of the right one (p - 1)/2: the margin is p/2, for every pair. For p prime any non-empty
-    set of frequencies has its one maximum at r = 0, since k r = 0 mod p only there.
+    With all k = 1 .. (p - 1)/2 and p odd, the logit of a wrong answer is sum_k cos(2 pi k r / p) = -1/2 (the p-th roots
+    of unity sum to 0), and the correct one is (p - 1)/2: the margin is p/2 for every pair. For p prime, any non-empty
+    set of frequencies has its only maximum at r = 0, since k r = 0 mod p only there.
     """
     logits = compact_circuit(p, frequencies)
     n = np.arange(p)

@@ -1,18 +1,21 @@
-"""What each attention head does: scores of its pattern on repeated random tokens, of its weights, and of real text.
+"""Scores of attention heads: of their patterns on repeated random tokens and on text, and of their weights.
 
-Pattern scores are means of attention over queries that have the target in view. A query that sees one key has no choice
-and is not counted; where no query counts, a score is NaN in a tensor and None in a table, never 0.
+A pattern score is the mean attention to a target over the queries that can see the target. A query that can see only
+one key is not counted. If no query counts, the score is NaN in a tensor and None in a table, never 0.
 
     previous_token   A[t, t-1]
     current_token    A[t, t]
     first_token      A[t, 0]
-    duplicate_token  Σ_s A[t, s] over the other places of the same token, x_s = x_t (in a decoder: the earlier ones)
-    induction        Σ_s A[t, s+1] over the earlier places of the same token: what followed it before. On a block of
-                     distinct tokens and its copy, that is the place after the first occurrence (Elhage et al. 2021)
-    prefix_matching  the same on a block repeated four times, where a head may look after any copy (Olsson et al. 2022)
+    duplicate_token  Σ_s A[t, s] over the other positions with the same token, x_s = x_t (in a decoder: earlier ones)
+    induction        Σ_s A[t, s+1] over the earlier positions s with the same token, that is, attention to what followed
+                     it. On a block of distinct tokens and its copy, s+1 is the position after the first occurrence
+                     (Elhage et al. 2021)
+    prefix_matching  the same on a block repeated four times, where a head may attend after any copy (Olsson et al.
+    2022)
 
-Block length and place are random, because on one fixed sequence a head that always looks n places back cannot be told
-from an induction head. A high score is sufficient, not necessary: other algorithms continue a repetition too.
+The length and position of the block are random: on one fixed sequence, a head that always attends n positions back
+could not be distinguished from an induction head. A high score is sufficient for continuing a repetition but not
+necessary: other algorithms do it too.
 
 Scores of the weights (`copying`, `copying_top`) are in `glassformer.lens.copying`.
 """
@@ -28,7 +31,8 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.config.errors import nearest
 from glassformer.lens.copying import copying_score, copying_top
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.model import DecoderLM, EncoderLM, Model, masks
 from glassformer.shapes import Bool, Float, Int
 
@@ -38,18 +42,18 @@ Scores = Float[Tensor, "*r"]
 
 
 def previous_token_score(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
-    """Mean attention to the token before."""
+    """Return the mean attention to the previous token."""
     size = pattern.shape[-1]
     return _mean_on(pattern, torch.ones(size, size).tril(-1).triu(-1).bool(), visible)
 
 
 def current_token_score(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
-    """Mean attention of a token to itself."""
+    """Return the mean attention of a token to itself."""
     return _mean_on(pattern, torch.eye(pattern.shape[-1], dtype=torch.bool), visible)
 
 
 def first_token_score(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
-    """Mean attention to the first token of the sequence (the first that any query sees): the share that rests there."""
+    """Return the mean attention to the first token of the sequence (the first that any query can see)."""
     seen = _shaped(pattern, visible)[1]
     first = torch.nn.functional.one_hot(seen.any(-2).int().argmax(-1), seen.shape[-1]).bool()
     return _mean_on(pattern, first[:, None].expand_as(seen), visible)
@@ -58,7 +62,7 @@ def first_token_score(pattern: Float[Tensor, "*h T T"], visible: Visible | None 
 def duplicate_token_score(
     pattern: Float[Tensor, "*h T T"], tokens: Int[Tensor, "*b T"], visible: Visible | None = None
 ) -> Scores:
-    """Mean attention to the other places where the same token stands."""
+    """Return the mean attention to the other positions with the same token."""
     same = tokens[..., :, None] == tokens[..., None, :]
     return _mean_on(pattern, same & ~torch.eye(pattern.shape[-1], dtype=torch.bool, device=same.device), visible)
 
@@ -66,13 +70,13 @@ def duplicate_token_score(
 def induction_score(
     pattern: Float[Tensor, "*h T T"], tokens: Int[Tensor, "*b T"], visible: Visible | None = None
 ) -> Scores:
-    """Mean attention to the places after earlier occurrences of the same token.
+    """Return the mean attention to the positions after earlier occurrences of the same token.
 
-    The pattern is (T,T), (H,T,T) or (B,H,T,T), the tokens (T,) or (B,T); the result is a number or (H,). `visible` says
-    which keys a query sees, (T,T) or (B,T,T), and is the causal triangle where it is not given.
+    The pattern is (T,T), (H,T,T) or (B,H,T,T), the tokens (T,) or (B,T); the result is a number or (H,). `visible` is
+    True where a query can see a key, (T,T) or (B,T,T); the default is the causal mask.
 
     TransformerLens' `detect_head(..., "induction_head", error_measure="mul")` has the same targets but divides by all T
-    queries; this score counts only those that have a target, and does not fall with the share of tokens not repeated.
+    queries. This score counts only the queries that have a target, so tokens that are not repeated do not lower it.
     """
     earlier = (tokens[..., :, None] == tokens[..., None, :]).tril(-1)
     after = torch.nn.functional.pad(earlier, (1, 0))[..., :-1]
@@ -80,7 +84,7 @@ def induction_score(
 
 
 def attention_entropy(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> tuple[Scores, Scores]:
-    """Mean of -Σ_s A ln A in nats, and of its quotient by ln(keys in view), the entropy of uniform attention."""
+    """Return the mean entropy -Σ_s A ln A in nats, and the mean of its ratio to ln(visible keys), the maximum."""
     heads, seen = _shaped(pattern, visible)
     counted = seen.sum(-1) > 1
     nats = torch.special.entr(heads).sum(-1)  # (B, H, T)
@@ -89,7 +93,7 @@ def attention_entropy(pattern: Float[Tensor, "*h T T"], visible: Visible | None 
 
 
 def attention_distance(pattern: Float[Tensor, "*h T T"], visible: Visible | None = None) -> Scores:
-    """Mean of Σ_s A[t,s] |t - s|, in tokens."""
+    """Return the mean of Σ_s A[t,s] |t - s|, in tokens."""
     heads, seen = _shaped(pattern, visible)
     index = torch.arange(pattern.shape[-1], dtype=heads.dtype, device=heads.device)
     away = (index[:, None] - index[None, :]).abs()
@@ -97,7 +101,7 @@ def attention_distance(pattern: Float[Tensor, "*h T T"], visible: Visible | None
 
 
 def _mean_on(pattern: Tensor, targets: Tensor, visible: Tensor | None) -> Tensor:
-    """Attention that falls on the targets in view, averaged over the queries that have one and a choice."""
+    """Return the attention to the visible targets, averaged over queries with a target and more than one key."""
     heads, seen = _shaped(pattern, visible)
     targets = targets.to(heads.device)
     targets = (targets if targets.dim() == 3 else targets[None]) & seen  # (B, T, T)
@@ -106,7 +110,7 @@ def _mean_on(pattern: Tensor, targets: Tensor, visible: Tensor | None) -> Tensor
 
 
 def _shaped(pattern: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Pattern as (B,H,T,T) in float64 and visibility as (1 or B,T,T)."""
+    """Return the pattern as (B,H,T,T) in float64 and the visibility as (1 or B,T,T)."""
     heads = pattern.detach().to("cpu", torch.float64)
     heads = heads[(None,) * (4 - heads.dim())]
     size = heads.shape[-1]
@@ -115,7 +119,7 @@ def _shaped(pattern: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _average(values: Tensor, counted: Tensor, pattern: Tensor) -> Tensor:
-    """Mean of (B,H,T) over the queries counted (1 or B,T): (H,), or a number for a single pattern. NaN over none."""
+    """Return the mean of (B,H,T) over the counted queries: (H,), or a number for a single pattern; NaN over none."""
     counted = counted.expand(len(values), -1)
     mean = (values * counted[:, None]).sum((0, 2)) / counted.sum()
     return mean[0] if pattern.dim() == 2 else mean
@@ -132,22 +136,23 @@ def repeated_tokens(
     seed: int = 0,
     exclude: Collection[int] = (),
 ) -> Int[Tensor, "B T"]:
-    """Random rows: junk, a block `copies` times in a row, junk. All tokens of a row are distinct but for the copies.
+    """Return random sequences: random tokens, a block repeated `copies` times, random tokens.
 
-    With two copies the block is a fifth to nine twentieths of the row, with more copies as much shorter; its length
-    and place are uniform. `exclude` are ids that never occur (BOS and its like).
+    All tokens of a sequence are distinct except for the copies. With two copies the block takes 20 % to 45 % of the
+    sequence, with more copies proportionally less; its length and position are uniform. `exclude` are ids that never
+    occur, such as BOS.
     """
     low, high = max(2, 2 * length // (5 * copies)), max(2, 9 * length // (10 * copies))
     allowed = torch.tensor([v for v in range(vocab_size) if v not in set(exclude)])
     needed = length - (copies - 1) * low
     if rows < 1 or copies < 2 or high * copies > length:
         raise LensError(
-            f"rows={rows}, copies={copies}, length={length} make no repetition: give at least 1 row, 2 copies and "
-            f"{2 * copies} tokens."
+            f"rows={rows}, copies={copies}, length={length} leave no room for a repetition: give at least 1 row, "
+            f"2 copies and {2 * copies} tokens."
         )
     if len(allowed) < needed:
         raise LensError(
-            f"a vocabulary of {len(allowed)} ordinary tokens is too small for {length} places without chance "
+            f"a vocabulary of {len(allowed)} ordinary tokens is too small for {length} positions without accidental "
             f"repetitions, which need {needed}: give a shorter length."
         )
     generator = torch.Generator().manual_seed(seed)
@@ -160,8 +165,8 @@ def repeated_tokens(
         size = draw(low, high)
         start = draw(0, length - copies * size)
         order = allowed[torch.randperm(len(allowed), generator=generator)]
-        block, junk = order[:size], order[size : size + length - copies * size]
-        made.append(torch.cat([junk[:start], block.repeat(copies), junk[start:]]))
+        block, rest = order[:size], order[size : size + length - copies * size]
+        made.append(torch.cat([rest[:start], block.repeat(copies), rest[start:]]))
     return torch.stack(made)
 
 
@@ -170,12 +175,12 @@ class HeadRow:
     layer: int
     head: int
     scores: dict[str, float | None]
-    """None where the score has no meaning for this head; the table's notes say why."""
+    """Scores by name; None if a score is undefined for this head (the table's notes give the reason)."""
 
 
 @dataclass(frozen=True)
 class HeadTable:
-    """One row per head. Every score of every row is there; `notes` explains the ones that are None."""
+    """One row per head with all scores; `notes` explains the scores that are None."""
 
     rows: tuple[HeadRow, ...]
     notes: dict[str, str] = field(default_factory=dict)
@@ -185,7 +190,7 @@ class HeadTable:
         return tuple(self.rows[0].scores)
 
     def ranked(self, by: str = "induction") -> "HeadTable":
-        """The same rows, highest first; heads without this score last."""
+        """Return the same rows sorted by one score, highest first; heads without this score come last."""
         self._check(by)
 
         def order(row: HeadRow) -> tuple[bool, float]:
@@ -195,7 +200,7 @@ class HeadTable:
         return HeadTable(tuple(sorted(self.rows, key=order)), self.notes)
 
     def score(self, name: str) -> Float[Tensor, "L H"]:
-        """One score of all heads as a matrix; NaN for None."""
+        """Return one score of all heads as a matrix; None becomes NaN."""
         self._check(name)
         layers, heads = (1 + max(getattr(row, axis) for row in self.rows) for axis in ("layer", "head"))
         grid = torch.full((layers, heads), math.nan, dtype=torch.float64)
@@ -206,7 +211,7 @@ class HeadTable:
         return grid
 
     def text(self, by: str = "induction", top: int | None = None) -> str:
-        """Aligned columns, highest `by` first; a dash where a score has no meaning, with the reasons below."""
+        """Return aligned columns, highest `by` first; a dash marks an undefined score, explained below the table."""
         titles = ["layer", "head", *(name.replace("_", " ") for name in self.names)]
         cells = [
             [str(row.layer), str(row.head), *("–" if v is None else f"{v:.3f}" for v in row.scores.values())]
@@ -220,7 +225,7 @@ class HeadTable:
         return "\n".join([*lines, *(f"– {name}: {why}" for name, why in self.notes.items())]) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, in the table's order."""
+        """Return plain values in the table's order."""
         rows = [{"layer": row.layer, "head": row.head, **row.scores} for row in self.rows]
         return {"heads": rows, "notes": dict(self.notes)}
 
@@ -239,14 +244,15 @@ def head_table(
     seed: int = 0,
     weights: bool = True,
 ) -> HeadTable:
-    """Every score of every self-attention head of a decoder or an encoder.
+    """Return every score of every self-attention head of a decoder or an encoder.
 
-    Random rows have `length` tokens (as many as context and vocabulary allow, at most 40) after BOS where the model has
-    one. Token ids given as `text` (with `mask`, which of them are real) add entropy, distance and first-token share on
-    them. `weights=False` leaves out the OV circuit, whose V·D² multiplications outweigh the rest.
+    Random sequences have `length` tokens (default: as many as context and vocabulary allow, at most 40), after BOS if
+    the model has one. Token ids given as `text` (with `mask`, True at real tokens) add entropy, distance and
+    first-token share on them. `weights=False` leaves out the OV circuit, whose V·D² multiplications cost more than the
+    rest.
     """
     if not isinstance(model, DecoderLM | EncoderLM):
-        raise LensError("head scores are of one stack: give a decoder or an encoder, not an encoder-decoder.")
+        raise LensError("head scores are defined for one stack: give a decoder or an encoder, not an encoder-decoder.")
     cfg = model.config
     length = _fitting_length(cfg) if length is None else length
     twice, often = (_with_bos(cfg, _draw(cfg, rows, length, copies, seed)) for copies in (2, 4))
@@ -272,11 +278,13 @@ def _by_layer(scores: Tensor | None) -> Callable[[int], Tensor | None]:
 
 def _pattern_columns(model: Model, twice: Tensor, often: Tensor) -> dict[str, Callable[[int], Tensor | None]]:
     causal = isinstance(model, DecoderLM)
-    first, second = (trace(model, ids, sites="block.*.attention.pattern") for ids in (twice, often))
+    first, second = (trace(model, ids, sites="blocks.*.attention.pattern") for ids in (twice, often))
 
     def of(score: Callable[..., Tensor], run: Any = first, given: tuple[Tensor, ...] = ()) -> Callable[[int], Tensor]:
         def column(layer: int) -> Tensor:
-            return score(run[f"block.{layer}.attention.pattern"], *given, visibility(model, layer, run.tokens.shape[1]))
+            return score(
+                run[f"blocks.{layer}.attention.pattern"], *given, visibility(model, layer, run.tokens.shape[1])
+            )
 
         return column
 
@@ -294,11 +302,11 @@ def _pattern_columns(model: Model, twice: Tensor, often: Tensor) -> dict[str, Ca
 
 
 def _text_columns(model: Model, text: Tensor, mask: Tensor | None) -> dict[str, Callable[[int], Tensor | None]]:
-    run = trace(model, text, sites="block.*.attention.pattern", mask=mask)
+    run = trace(model, text, sites="blocks.*.attention.pattern", mask=mask)
 
     def of(score: Callable[..., Tensor]) -> Callable[[int], Tensor]:
         def column(layer: int) -> Tensor:
-            return score(run[f"block.{layer}.attention.pattern"], visibility(model, layer, run.tokens.shape[1], mask))
+            return score(run[f"blocks.{layer}.attention.pattern"], visibility(model, layer, run.tokens.shape[1], mask))
 
         return column
 
@@ -311,7 +319,7 @@ def _text_columns(model: Model, text: Tensor, mask: Tensor | None) -> dict[str, 
 
 
 def visibility(model: Model, layer: int, size: int, mask: Bool[Tensor, "B T"] | None = None) -> Bool[Tensor, "*v T T"]:
-    """Which keys a query of this layer sees: causality, window, padding. A padding query sees none and never counts."""
+    """Return which keys each query of this layer can see (causality, window, padding). A padding query sees none."""
     index = torch.arange(size)
     seen = masks.causal(index, index) if isinstance(model, DecoderLM) else torch.ones(size, size, dtype=torch.bool)
     width = model.config.window(layer)
@@ -338,15 +346,15 @@ def _with_bos(cfg: c.ModelConfig, tokens: Tensor) -> Tensor:
 
 
 def _fitting_length(cfg: c.ModelConfig) -> int:
-    """The longest row up to LONGEST that context and vocabulary allow."""
+    """Return the longest sequence, at most LONGEST, that context and vocabulary allow."""
     context = LONGEST if cfg.max_len is None else cfg.max_len - (cfg.special.bos is not None)
     ordinary = cfg.vocab_size - len(_special(cfg))
     for length in range(min(LONGEST, context), SHORTEST - 1, -1):
         if length - max(2, length // 5) <= ordinary:
             return length
     raise LensError(
-        f"a context of {context} and {ordinary} ordinary tokens have no room for a repeated block: head scores need a "
-        f"context of {SHORTEST} and {SHORTEST - 2} tokens at least."
+        f"a context of {context} and {ordinary} ordinary tokens leave no room for a repeated block: head scores need a "
+        f"context of at least {SHORTEST} and at least {SHORTEST - 2} tokens."
     )
 
 
@@ -357,9 +365,9 @@ def _number(value: Tensor | None) -> float | None:
 def _why_missing(cfg: c.ModelConfig, name: str) -> str:
     if name.startswith("copying"):
         return (
-            "nothing this attention head writes reaches logits through matrices alone: the model has no head, one with "
-            "an activation inside, or the product is zero."
+            "the path from this attention head to the logits is not linear: the model has no output head, one with "
+            "an activation, or the product of the matrices is zero."
         )
     if name in ("induction", "prefix_matching") and isinstance(cfg, c.EncoderConfig):
-        return "an encoder's token sees what follows it, so there is no continuation to look up."
-    return "no query has the place it asks for in view, or any choice: a window or a text is too short."
+        return "a token of an encoder sees what follows it, so there is no continuation to look up."
+    return "no query can see its target, or more than one key: the window or the text is too short."

@@ -1,12 +1,12 @@
-"""Change what a model computes at a site and see what follows: ablation, activation patching, path patching.
+"""Change what a model computes at a site: ablation, activation patching, path patching.
 
-    patch(model, tokens, {"block.1.attention.heads": zero(heads=[2])})              # logits without head 1.2
+    patch(model, tokens, {"blocks.1.attention.heads": zero(heads=[2])})             # logits without head 1.2
     patch_effects(model, clean, corrupt, answer=5, wrong=7).effects                 # (L,H,T), 0 = corrupt, 1 = clean
 
-An edit is any function of a site's name and value. Those made here replace the whole site, or only some `heads`,
-`positions` (of keys and values: key positions) and `rows` of it. Replacing a site by what was recorded there changes
-nothing, bit for bit, when both runs ask for the same scores and patterns: those make a layer take the explicit path,
-which rounds differently from the fused one.
+An edit is any function of a site's name and value. The edits of this module replace the whole site, or only some
+`heads`, `positions` (for keys and values: key positions) and `rows` (batch elements). Replacing a site by its recorded
+value changes nothing, bit for bit, if both runs request the same scores and patterns: a layer that computes these uses
+explicit attention, which rounds differently from the fused kernel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.lens.residual import FrozenNorm, stack_of
+from glassformer.lens.sites import LensError, select, site_name, sites_of
 from glassformer.lens.trace import (
     Edit,
-    Given,
-    LensError,
+    ForwardArguments,
     Recorder,
     Tokens,
     Trace,
@@ -29,8 +29,6 @@ from glassformer.lens.trace import (
     read_tokens,
     require_equal_length,
     run_hidden,
-    select,
-    sites_of,
     trace,
 )
 from glassformer.model import Model
@@ -41,7 +39,7 @@ Some = Sequence[int] | None
 
 @dataclass(frozen=True)
 class Intervention:
-    """Replaces a site, or the named heads, positions and rows of it, by what `new` gives."""
+    """Replace a site, or the given heads, positions and rows of it, by the value that `new` returns."""
 
     new: Edit
     heads: Some = None
@@ -69,13 +67,13 @@ def _fitted(site: str, new: Tensor, value: Tensor) -> Tensor:
         return new.expand_as(value)
     except RuntimeError:
         raise LensError(
-            f"{site} is {tuple(value.shape)} here but {tuple(new.shape)} in what replaces it: "
+            f"{site} has shape {tuple(value.shape)} and its replacement {tuple(new.shape)}: "
             "patch between texts of the same length and number of rows (or from one row)."
         ) from None
 
 
 def _axis_mask(site: str, what: str, indices: Sequence[int], axis: int | None, value: Tensor) -> Tensor:
-    """True at `indices` of one axis, shaped to broadcast over the others."""
+    """Return a mask that is True at `indices` of one axis and broadcasts over the other axes."""
     if axis is None:
         raise LensError(f"{site} has no heads, its shape is {tuple(value.shape)}: leave heads= out.")
     size = value.shape[axis]
@@ -99,15 +97,15 @@ def mean(
     positions: Some = None,
     rows: Some = None,
 ) -> Intervention:
-    """Mean ablation: the average over `over` (rows, positions or both) of this run, or of a reference run `of`."""
+    """Mean ablation: replace by the mean over `over` (rows, positions or both) of this run or of the run `of`."""
     unknown = set(over) - {"rows", "positions"}
     if unknown or not over:
-        raise LensError(f"over={tuple(over)!r} is not known: average over 'rows', 'positions' or both.")
+        raise LensError(f"over={tuple(over)!r} is not supported: average over 'rows', 'positions' or both.")
 
     def averaged(site: str, value: Tensor) -> Tensor:
         source = value if of is None else of[site]
         if not source.is_floating_point():
-            raise LensError(f"{site} holds whole numbers, which have no mean that the model could use: use value().")
+            raise LensError(f"{site} contains integers, whose mean the model cannot use: use value().")
         axes = [axis for name, axis in (("rows", 0), ("positions", source.dim() - 2)) if name in over]
         return source.mean(axes, keepdim=True).expand(_broadcast(source, value, axes))
 
@@ -115,12 +113,12 @@ def mean(
 
 
 def _broadcast(source: Tensor, value: Tensor, axes: list[int]) -> list[int]:
-    """The shape of an average once its averaged axes are as long as in this run."""
+    """Return the shape of the mean after its averaged axes are expanded to the sizes of this run."""
     return [value.shape[i] if i in axes else source.shape[i] for i in range(source.dim())]
 
 
 def resample(run: Trace, seed: int = 0, heads: Some = None, positions: Some = None, rows: Some = None) -> Intervention:
-    """Resample ablation: each row gets a random row of another run; equal seeds take equal rows at every site."""
+    """Resample ablation: replace each row by a random row of another run, the same rows at every site for one seed."""
 
     def drawn(site: str, value: Tensor) -> Tensor:
         source = run[site]
@@ -132,39 +130,39 @@ def resample(run: Trace, seed: int = 0, heads: Some = None, positions: Some = No
 
 
 def value(tensor: Shaped[Tensor, "..."], heads: Some = None, positions: Some = None, rows: Some = None) -> Intervention:
-    """The given tensor, broadcast to the site."""
+    """Replace by the given tensor, broadcast to the shape of the site."""
     return Intervention(lambda site, value: tensor, heads, positions, rows)
 
 
 def from_run(
     run: Trace, site: str | None = None, heads: Some = None, positions: Some = None, rows: Some = None
 ) -> Intervention:
-    """What another run had at the same site, or at `site` of it."""
+    """Replace by the value of another run at the same site, or at `site`."""
     return Intervention(lambda name, value: run[site or name], heads, positions, rows)
 
 
 def patch(
-    model: Model, tokens: Tokens, edits: Mapping[str, Edit], *, grad: bool = False, **given: Unpack[Given]
+    model: Model, tokens: Tokens, edits: Mapping[str, Edit], *, grad: bool = False, **given: Unpack[ForwardArguments]
 ) -> Float[Tensor, "B T V"]:
-    """Logits of a run in which sites (names or patterns) are edited. `trace(..., edits=...)` records such a run."""
+    """Return the logits of a run with edited sites (names or patterns). `trace(..., edits=...)` records such a run."""
     return trace(model, tokens, sites=(), edits=edits, grad=grad, **given).logits
 
 
 @dataclass(frozen=True)
 class EffectMap:
-    """How much of the logit difference comes back when one place of the corrupt run gets its clean value.
+    """How much of the logit difference is restored when one entry of the corrupt run is set to its clean value.
 
-    0 is the corrupt run's difference, 1 the clean one's; below 0 and above 1 are possible.
+    0 is the corrupt run's difference, 1 the clean run's; values below 0 and above 1 are possible.
     """
 
     effects: Shaped[Tensor, "L ..."]
     letters: str
-    """The axes of `effects`: L,H,T (G where keys and values are patched), L,T or L,H."""
+    """The axes of `effects`: L,H,T (G instead of H for keys and values), L,T or L,H."""
     sites: tuple[str, ...]
     """The patched site of each layer."""
     clean: float
     corrupt: float
-    """Logit differences of the two runs, mean over rows."""
+    """Logit differences of the two runs, averaged over the batch."""
 
 
 @torch.no_grad()
@@ -180,24 +178,25 @@ def patch_effects(
     each_position: bool = True,
     position: int = -1,
     batch: int = 64,
-    **given: Unpack[Given],
+    **given: Unpack[ForwardArguments],
 ) -> EffectMap:
     """Activation patching from a clean into a corrupt text of the same length (Meng et al. 2022; Wang et al. 2022).
 
-    For each layer and place of `site` ("attention.heads", "resid_pre", "feedforward.out", ... or with its stack,
-    "encoder.block.*.resid_pre"), the model runs on `corrupt` with that place alone set to its clean value;
+    `site` is the site of a block ("attention.heads", "resid_pre", "feedforward.out", ...) or a full pattern
+    ("encoder.blocks.*.resid_pre"). For each layer, head and position of it, the model runs on `corrupt` with only that
+    entry set to its clean value:
 
         effect = (difference(patched) - difference(corrupt)) / (difference(clean) - difference(corrupt)),
 
-    with difference = logit[answer] - logit[wrong] at `position`, averaged over the rows. `each_position=False` patches
-    all positions of a head together. `batch` patched rows share a forward.
+    with difference = logit[answer] - logit[wrong] at `position`, averaged over the batch. `each_position=False` patches
+    all positions of a head together. `batch` is the number of patched sequences in one forward pass.
     """
     names = _layer_sites(model, site, layers)
     sources = _pair(model, clean, corrupt, given)
-    question = _Question(model, answer, wrong, position)
+    metric = _LogitDifference(model, answer, wrong, position)
     kept, other = (Recorder(names, {}, False, False) for _ in sources)
     with evaluating(model):
-        high, low = question.ask(sources[0], kept, given), question.ask(sources[1], other, given)
+        high, low = metric.measure(sources[0], kept, given), metric.measure(sources[1], other, given)
         gap = float(high.mean() - low.mean())
         if abs(gap) <= 1e-6 * max(1.0, float(high.abs().max())):
             raise LensError(
@@ -205,23 +204,21 @@ def patch_effects(
                 "choose texts that the model answers differently."
             )
         both = [(name, (kept.values[name], other.values[name])) for name in names]
-        rows = [question.sweep(sources[1], low.mean(), *run, each_position, batch, given) for run in both]
+        rows = [metric.sweep(sources[1], low.mean(), *run, each_position, batch, given) for run in both]
     effects = (torch.stack(rows) - low.mean()) / gap
     has_heads, heads = kept.values[names[0]].dim() == 4, sites_of(model)[names[0]].letters.split(",")[1]
     letters = "L" + (f",{heads}" if has_heads else "") + (",T" if each_position or not has_heads else "")
     return EffectMap(effects, letters, tuple(names), float(high.mean()), float(low.mean()))
 
 
-def _pair(model: Model, clean: Tokens, corrupt: Tokens, given: Given) -> tuple[Tensor, Tensor]:
-    """The two texts as ids of one shape. What else is given is for both; ids in it are read here, once."""
+def _pair(model: Model, clean: Tokens, corrupt: Tokens, given: ForwardArguments) -> tuple[Tensor, Tensor]:
+    """Return the two texts as token ids of one shape. `given` is used for both; its target is encoded here, once."""
     if given.get("cache") is not None:
         raise LensError("patching runs the model several times, and a cache would grow each time: leave it out.")
     first, second = (read_tokens(model, tokens, given.get("tokenizer")) for tokens in (clean, corrupt))
     require_equal_length(first.shape[1], second.shape[1])
     if len(first) != len(second):
-        raise LensError(
-            f"clean texts: {len(first)}, corrupt texts: {len(second)}. Give as many of one as of the other."
-        )
+        raise LensError(f"there are {len(first)} clean and {len(second)} corrupt texts: give the same number of both.")
     if "target" in given:
         given["target"] = read_tokens(model, given["target"], given.get("tokenizer"))
     return first, second
@@ -229,27 +226,27 @@ def _pair(model: Model, clean: Tokens, corrupt: Tokens, given: Given) -> tuple[T
 
 def _layer_sites(model: Model, site: str, layers: Sequence[int] | None) -> list[str]:
     stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
-    names = select(model.config, site if "block." in site else f"{stack}block.*.{site}")
+    names = select(model.config, site if "blocks." in site else f"{stack}blocks.*.{site}")
     if layers is None:
         return names
     if not layers or not all(0 <= layer < len(names) for layer in layers):
-        raise LensError(f"layers={list(layers)}: this model's layers are 0 to {len(names) - 1}, name some of those.")
+        raise LensError(f"layers={list(layers)} is outside the model: give one or more of 0 to {len(names) - 1}.")
     return [names[layer] for layer in layers]
 
 
 @dataclass(frozen=True)
-class _Question:
-    """The logit difference that is asked for after every run; the head is applied to one place only."""
+class _LogitDifference:
+    """The logit difference measured after every run; the output head is applied at one position only."""
 
     model: Model
     answer: int | Tensor
     wrong: int | Tensor
     position: int
 
-    def ask(self, tokens: Tensor, tap: Recorder, given: Given) -> Float[Tensor, "B"]:
+    def measure(self, tokens: Tensor, tap: Recorder, given: ForwardArguments) -> Float[Tensor, "B"]:
         hidden = run_hidden(self.model, tokens, tap, **given)
         if not -hidden.shape[1] <= self.position < hidden.shape[1]:
-            raise LensError(f"position {self.position} is outside a text of {hidden.shape[1]} tokens: name one inside.")
+            raise LensError(f"position {self.position} is outside a text of {hidden.shape[1]} tokens: give one inside.")
         at = self.position % hidden.shape[1]
         logits = self.model.logits(hidden[:, at : at + 1])[:, 0]
         return self.difference(logits)
@@ -262,7 +259,9 @@ class _Question:
             if int(ids.min()) < 0 or int(ids.max()) >= size:
                 raise LensError(f"token id {token} is outside the vocabulary of {size}: use 0 to {size - 1}.")
             if ids.numel() == 0 or len(logits) % ids.numel():
-                raise LensError(f"{ids.numel()} answers for {len(logits)} rows: give one token id, or one per row.")
+                raise LensError(
+                    f"{ids.numel()} answers were given for {len(logits)} rows: give one token id, or one per row."
+                )
             ids = ids.flatten().repeat(len(logits) // ids.numel())
             picked.append(logits.gather(1, ids[:, None])[:, 0])
         return picked[0] - picked[1]
@@ -275,29 +274,29 @@ class _Question:
         runs: tuple[Tensor, Tensor],
         each_position: bool,
         batch: int,
-        given: Given,
+        given: ForwardArguments,
     ) -> Shaped[Tensor, "..."]:
-        """Mean difference after patching each place of one site, (H,T), (H,) or (T,); `low` where nothing differs."""
+        """Return the mean difference after patching each entry, (H,T), (H,) or (T,); `low` where both runs agree."""
         clean, corrupt = runs
         B, axes = len(tokens), clean.dim() - 2 if each_position or clean.dim() == 3 else 1
         differs = (clean != corrupt).flatten(axes + 1).any(-1).any(0)
-        places = differs.flatten().nonzero()[:, 0]  # elsewhere patching would repeat the corrupt run
+        entries = differs.flatten().nonzero()[:, 0]
         results = low.repeat(differs.numel())
-        for some in places.split(max(1, batch // B)):
+        for some in entries.split(max(1, batch // B)):
             chosen = torch.zeros(len(some), differs.numel(), dtype=torch.bool, device=clean.device)
             chosen[torch.arange(len(some)), some] = True
             chosen = chosen.view(len(some), *differs.shape, *[1] * (clean.dim() - 1 - axes))  # (n, H, T, 1)
             edit = _Mix(chosen.repeat_interleave(B, 0), clean.repeat(len(some), *[1] * (clean.dim() - 1)))
             many = {key: _repeated(held, B, len(some)) for key, held in given.items()}
             tap = Recorder((), {site: edit}, False, False)
-            answers = self.ask(tokens.repeat(len(some), 1), tap, many)  # type: ignore[arg-type]
+            answers = self.measure(tokens.repeat(len(some), 1), tap, many)  # type: ignore[arg-type]
             results[some] = answers.view(len(some), B).mean(1)
         return results.view(differs.shape)
 
 
 @dataclass(frozen=True)
 class _Mix:
-    """An edit that differs from row to row: `clean` where chosen."""
+    """An edit that may differ between batch elements: `clean` where `chosen` is True."""
 
     chosen: Tensor
     clean: Tensor
@@ -307,7 +306,7 @@ class _Mix:
 
 
 def _repeated(held: Any, rows: int, times: int) -> Any:
-    """A tensor with one entry per row, as often as the rows are repeated; one that is shared by all rows stays."""
+    """Repeat a tensor that has one entry per row; a tensor shared by all rows is returned unchanged."""
     if isinstance(held, Tensor) and held.shape[0] == rows:
         return held.repeat(times, *[1] * (held.dim() - 1))
     return held
@@ -315,7 +314,7 @@ def _repeated(held: Any, rows: int, times: int) -> Any:
 
 @dataclass(frozen=True)
 class PathEffect:
-    """What one path carries: `change` is the logit difference with the path corrupted less the clean one, per row."""
+    """The effect of one path: `change` is the logit difference with this path corrupted minus the clean one."""
 
     change: Float[Tensor, "B"]
     clean: Float[Tensor, "B"]
@@ -323,7 +322,7 @@ class PathEffect:
 
     @property
     def share(self) -> float:
-        """The part of the way from the clean to the corrupt difference that this path makes; 1 is all of it."""
+        """Return the share of the total change from clean to corrupt that this path causes."""
         return float(self.change.mean() / (self.corrupt - self.clean).mean())
 
 
@@ -339,39 +338,40 @@ def path_effect(
     *,
     position: int = -1,
     freeze_norm: bool = False,
-    **given: Unpack[Given],
+    **given: Unpack[ForwardArguments],
 ) -> PathEffect:
-    """Path patching: from one head (or feed-forward) to the logit difference through `receivers` and nothing else.
+    """Path patching: the effect of one head (or feed-forward) on the logit difference through `receivers` only.
 
-    `sender` is a site that writes to the stream and its head, ("block.0.attention.heads", 3) or
-    ("block.1.feedforward.out", None); `receivers` are sites with the heads meant ({"block.2.attention.q": [1]}; None is
-    the whole site). The clean run is repeated with the sender's corrupt value while every other head and feed-forward
-    keeps its clean value; what the receivers then read is put into a clean run (Wang et al. 2022; Goldowsky-Dill et al.
-    2023). Without receivers the path is the direct one to the logits. With `freeze_norm` the final norm keeps the clean
-    run's statistics, and the direct path's change is the sender's direct logit attribution, corrupt less clean.
+    `sender` is a site that writes to the residual stream and its head, ("blocks.0.attention.heads", 3) or
+    ("blocks.1.feedforward.out", None). `receivers` maps sites to heads ({"blocks.2.attention.q": [1]}); None selects
+    the whole site. First the clean run is repeated with the sender's corrupt value, while every other head and
+    feed-forward keeps its clean value. Then the receivers' values of that run are put into a clean run (Wang et al.
+    2022; Goldowsky-Dill et al. 2023). Without receivers, the path leads directly to the logits. With `freeze_norm` the
+    final norm keeps the clean run's statistics; the change is then the sender's direct logit attribution, corrupt minus
+    clean.
     """
     writers = [name for name in sites_of(model) if name.endswith((".heads", "feedforward.out"))]
-    site, head = sender
+    site, head = site_name(model.config, sender[0]), sender[1]
+    receivers = None if receivers is None else {site_name(model.config, name): h for name, h in receivers.items()}
     if site not in writers:
-        select(model.config, site)  # refuses what does not exist
-        raise LensError(f"{site} does not write to the stream: send from a site .heads or feedforward.out.")
+        raise LensError(f"{site} does not write to the residual stream: send from a site .heads or feedforward.out.")
     if freeze_norm and receivers is not None:
-        raise LensError("freeze_norm is for the direct path, and receivers were given: leave one of them out.")
-    question = _Question(model, answer, wrong, position)
+        raise LensError("freeze_norm applies to the direct path only, and receivers were given: leave one of them out.")
+    metric = _LogitDifference(model, answer, wrong, position)
     texts = _pair(model, clean, corrupt, given)
     with evaluating(model):
         before = Recorder([*writers, _last_stream(model)], {}, False, False)
         other = Recorder([site], {}, False, False)
-        high, low = question.ask(texts[0], before, given), question.ask(texts[1], other, given)
+        high, low = metric.measure(texts[0], before, given), metric.measure(texts[1], other, given)
         edits: dict[str, Edit] = {name: _constant(before.values[name]) for name in writers}
         edits[site] = Intervention(_constant(other.values[site]), heads=None if head is None else [head])
         if freeze_norm:
             edits |= _frozen_final(model, before.values[_last_stream(model)])
         through = Recorder(select(model.config, receivers or ()), edits, False, False)
-        result = question.ask(texts[0], through, given)
+        result = metric.measure(texts[0], through, given)
         if receivers is not None:
             arrived = {name: Intervention(_constant(through.values[name]), heads=h) for name, h in receivers.items()}
-            result = question.ask(texts[0], Recorder((), arrived, False, False), given)
+            result = metric.measure(texts[0], Recorder((), arrived, False, False), given)
     return PathEffect(result - high, high, low)
 
 
@@ -380,21 +380,21 @@ def _constant(tensor: Tensor) -> Edit:
 
 
 def _last_stream(model: Model) -> str:
-    """The site that the final norm reads."""
+    """Return the site that is the input of the final norm."""
     stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
-    return f"{stack}block.{model.config.n_layers - 1}.resid_post"
+    return f"{stack}blocks.{model.config.n_layers - 1}.resid_post"
 
 
 def _frozen_final(model: Model, stream: Float[Tensor, "B T D"]) -> dict[str, Edit]:
-    """Edits under which the final norm uses the statistics of `stream`: what enters it is noted, then normed anew."""
+    """Return edits that make the final norm use the statistics of `stream`."""
     norm = stack_of(model).norm
     if norm is None:
         raise LensError("with placement='post' there is no final norm to freeze: leave freeze_norm out.")
-    frozen, noted = FrozenNorm.at(norm, stream), {}
+    frozen, recorded = FrozenNorm.at(norm, stream), {}
 
-    def note(site: str, value: Tensor) -> Tensor:
-        noted["stream"] = value
+    def record(site: str, value: Tensor) -> Tensor:
+        recorded["stream"] = value
         return value
 
     final = "decoder.final" if isinstance(model.config, c.Seq2SeqConfig) else "final"
-    return {_last_stream(model): note, final: lambda site, value: frozen(noted["stream"])}
+    return {_last_stream(model): record, final: lambda site, value: frozen(recorded["stream"])}

@@ -1,8 +1,8 @@
-"""How many directions a stream of tokens still spans: singular values by depth, and the rank-collapse experiment.
+"""The rank of the residual stream by depth, and the rank-collapse experiment.
 
 Pure attention makes the rows of its input equal at a cubic rate (Dong et al. 2021); skips, norms and feed-forwards slow
-that down. `collapse` runs each variant, `collapse_exact` the pure one with as many digits as it takes, and both put the
-theory's rate beside the measurement. `stream_rank` takes the same numbers from any model.
+this down. `collapse` runs each variant, `collapse_exact` pure attention with many digits; both return the theoretical
+rate with the measurement. `stream_rank` computes the same quantities for any model.
 """
 
 import math
@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.config.errors import listing
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.model import Model
 from glassformer.model.attention import explicit_attention
-from glassformer.model.tap import NO_TAP
 from glassformer.shapes import Float, Int
 
 Variant = Literal["attention", "identity", "attention-mlp", "skip", "pre-norm-skip", "pre-norm-skip-mlp", "scaled-skip"]
 VARIANTS: dict[Variant, str] = {
     "attention": "X ← A X W_V: pure attention, the theorem's case",
-    "identity": "X ← X W_V: the control, attention masked to A = I; no token ever meets another",
+    "identity": "X ← X W_V: the control, attention masked to A = I, so tokens never mix",
     "attention-mlp": "X ← mlp(A X W_V): a feed-forward without a skip",
     "skip": "X ← X + A X W_V: a skip without a norm",
     "pre-norm-skip": "X ← X + attention(norm(X))",
@@ -32,11 +32,11 @@ VARIANTS: dict[Variant, str] = {
     "scaled-skip": "X ← X + A X W_V / √L",
 }
 ROUNDING = 1e-14
-"""Deviations below this are float64's own: 32 rows of 64 numbers come out at 2e-16 to 5e-16."""
+"""Deviations below this are float64 rounding: 32 equal rows of 64 numbers give 2e-16 to 5e-16."""
 
 
 def singular_values(x: Float[Tensor, "*n T D"]) -> Float[Tensor, "*n R"]:
-    """σ_1 ≥ σ_2 ≥ ... of each (T,D) matrix, in float64."""
+    """Return σ_1 ≥ σ_2 ≥ ... of each (T,D) matrix, in float64."""
     return torch.linalg.svdvals(x.detach().to(torch.float64))
 
 
@@ -71,7 +71,7 @@ def deviation(x: Float[Tensor, "*n T D"]) -> Float[Tensor, "*n"]:
 
 @dataclass(frozen=True)
 class StreamRank:
-    """The residual stream of a run, one line per depth: the embedding and what leaves each block."""
+    """Rank measures of the residual stream of a run, one entry per depth: the embedding and each block's output."""
 
     sites: tuple[str, ...]
     singular_values: Float[Tensor, "N B R"]
@@ -81,26 +81,27 @@ class StreamRank:
 
 
 def stream_rank(run: Mapping[str, Tensor], stack: str = "") -> StreamRank:
-    """From a trace that holds `embed` and every `block.I.resid_post`; `stack` is "encoder." or "decoder." of a pair.
+    """Compute the ranks from a trace with `embed` and every `blocks.I.resid_post`.
 
-    Each row of the batch is one matrix (T,D), so rows must not be padded: a padding place would count as a token.
+    `stack` is "encoder." or "decoder." for an encoder-decoder. Each sequence is one matrix (T,D), so sequences must not
+    be padded: a padding position would count as a token.
     """
     sites = [f"{stack}embed"]
-    while f"{stack}block.{len(sites) - 1}.resid_post" in run:
-        sites.append(f"{stack}block.{len(sites) - 1}.resid_post")
+    while f"{stack}blocks.{len(sites) - 1}.resid_post" in run:
+        sites.append(f"{stack}blocks.{len(sites) - 1}.resid_post")
     streams = torch.stack([run[site].detach().to("cpu", torch.float64) for site in sites])
     sigma = singular_values(streams)
     return StreamRank(tuple(sites), sigma, effective_rank(sigma), stable_rank(sigma), deviation(streams))
 
 
 def rank_by_depth(model: Model, tokens: Int[Tensor, "B T"]) -> StreamRank:
-    """`stream_rank` of one run of a decoder or an encoder."""
-    return stream_rank(trace(model, tokens, sites=["embed", "block.*.resid_post"]))
+    """Return `stream_rank` of one run of a decoder or an encoder."""
+    return stream_rank(trace(model, tokens, sites=["embed", "blocks.*.resid_post"]))
 
 
 @dataclass(frozen=True)
 class AttentionSpectra:
-    """Singular values of what one head computes. d_k bounds the rank of the scores, not that of the pattern."""
+    """Singular values of the matrices of one head. K bounds the rank of the scores, not the rank of the pattern."""
 
     scores: Float[Tensor, "R"]
     """scale · Q K^T: rank at most K."""
@@ -115,17 +116,17 @@ class AttentionSpectra:
 def attention_spectra(
     q: Float[Tensor, "T K"], k: Float[Tensor, "S K"], v: Float[Tensor, "S U"], scale: float | None = None
 ) -> AttentionSpectra:
-    """Unmasked attention of one head; scale None means 1/√K."""
+    """Return the spectra of unmasked attention of one head; scale None means 1/√K."""
     seen = _Keep()
     q, k, v = (x.to(torch.float64)[None, None] for x in (q, k, v))
-    out = explicit_attention(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, None, None, seen)
+    out = explicit_attention(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, tap=seen)
     scores, pattern = seen.held["scores"][0, 0], seen.held["pattern"][0, 0]
     log_pattern = scores.log_softmax(-1)
     return AttentionSpectra(*(singular_values(x) for x in (scores, pattern, log_pattern, out[0, 0])))
 
 
 class _Keep:
-    """A tap for one call of the attention function, which is no model and so cannot be traced."""
+    """A tap for one call of the attention function, which is not a model and so cannot be traced."""
 
     def __init__(self) -> None:
         self.held: dict[str, Tensor] = {}
@@ -140,19 +141,19 @@ class _Keep:
 
 @dataclass(frozen=True)
 class Collapse:
-    """One run of the experiment. Index l is the state after l layers; index 0 the input."""
+    """One run of the experiment. Index l is the state after l layers; index 0 is the input."""
 
     variant: Variant
     singular_values: Float[Tensor, "L1 R"]
     ratio: Float[Tensor, "L1"]
-    """σ_2 / σ_1. Small does not yet mean equal rows: products of random W_V spread it too (see "identity")."""
+    """σ_2 / σ_1. A small ratio does not imply equal rows: products of random W_V lower it too (see "identity")."""
     deviation: Float[Tensor, "L1"]
     effective_rank: Float[Tensor, "L1"]
     stable_rank: Float[Tensor, "L1"]
     bound: Float[Tensor, "L1"] | None
-    """Pure attention: what the cubic bound allows for `deviation`, given the state one layer before; NaN at 0."""
+    """Pure attention: the cubic bound on `deviation`, given the state one layer before; NaN at index 0."""
     theory: Float[Tensor, "L1"] | None
-    """A prediction from the input alone, for the two plain skips: see `predicted_deviation`."""
+    """A prediction from the input alone, for the two variants with a plain skip: see `predicted_deviation`."""
 
 
 @dataclass(frozen=True)
@@ -166,16 +167,16 @@ class Layer:
     down: Float[Tensor, "F D"]
 
     def attend(self, x: Float[Tensor, "T D"], mask: Tensor | None = None) -> Float[Tensor, "T D"]:
-        """softmax(x W_Q (x W_K)^T / √D) x W_V, by the engine's own function."""
+        """Return softmax(x W_Q (x W_K)^T / √D) x W_V, computed by the model's own function."""
         q, k, v = (torch.stack([x @ w])[None] for w in (self.q, self.k, self.v))
-        return explicit_attention(q, k, v, x.shape[-1] ** -0.5, mask, None, NO_TAP)[0, 0]
+        return explicit_attention(q, k, v, x.shape[-1] ** -0.5, mask)[0, 0]
 
     def feed(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
         return F.relu(x @ self.up) @ self.down
 
 
 def draw(layers: int, n: int, d: int, seed: int) -> tuple[Float[Tensor, "T D"], list[Layer]]:
-    """The input, standard normal (n,d), and the weights; every variant of one seed gets the same."""
+    """Draw the input, standard normal (n,d), and the weights; all variants of one seed share them."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(rows: int, columns: int, variance: float) -> Tensor:
@@ -188,7 +189,7 @@ def draw(layers: int, n: int, d: int, seed: int) -> tuple[Float[Tensor, "T D"], 
 
 @torch.no_grad()
 def collapse(variant: Variant, layers: int = 50, n: int = 32, d: int = 64, seed: int = 0) -> Collapse:
-    """Random layers of one variant (`VARIANTS`) applied to n random tokens of width d, in float64."""
+    """Apply random layers of one variant (`VARIANTS`) to n random tokens of width d, in float64."""
     _check(variant, layers, n, d)
     x, weights = draw(layers, n, d, seed)
     states, bounds = [x], [math.nan]
@@ -255,13 +256,13 @@ def cubic_bound(x: Float[Tensor, "T D"], layer: Layer) -> float:
 
 
 def predicted_deviation(variant: Variant, x: Float[Tensor, "T D"], layers: int) -> Float[Tensor, "L1"] | None:
-    """Relative deviation after each layer from the input alone, to leading order; None where there is no such formula.
+    """Predict the relative deviation after each layer from the input, to leading order; None if there is no formula.
 
-    Once rows agree in what they attend to, attention adds the same vector to every row: the deviation R stays, and only
-    the mean m moves. With random W_V the vector added is orthogonal to m on average, so squares add up.
+    Once all rows attend alike, attention adds the same vector to every row: the deviation R stays constant and only the
+    mean m changes. With random W_V the added vector is orthogonal to m on average, so the squared norms add.
       skip           it is m W_V, as long as m: T ‖m‖² doubles per layer and the deviation falls as 2^{-l/2}
-      pre-norm-skip  it has length √D whatever m is: T ‖m‖² grows by T D per layer and the deviation falls as l^{-1/2}
-    Before rows agree this does not hold, and early layers may lie off the line.
+      pre-norm-skip  it has length √D for every m: T ‖m‖² grows by T D per layer and the deviation falls as l^{-1/2}
+    This does not hold while rows still attend differently, so early layers may deviate from the prediction.
     """
     mean_square = len(x) * float(x.mean(0).square().sum())
     spread_square = float((x - x.mean(0)).square().sum())
@@ -278,27 +279,27 @@ def predicted_deviation(variant: Variant, x: Float[Tensor, "T D"], layers: int) 
 
 @dataclass(frozen=True)
 class ExactCollapse:
-    """Pure attention with many digits: base-10 logarithms, as the values leave the range of float64 at layer 7."""
+    """Pure attention with many digits, as base-10 logarithms: the values leave the range of float64 at layer 7."""
 
     digits: int
     log_deviation: list[float]
-    """log10 of the relative deviation after l layers; index 0 the input."""
+    """log10 of the relative deviation after l layers; index 0 is the input."""
     log_bound: list[float]
-    """log10 of the cubic bound on it, given the state one layer before; NaN at 0."""
+    """log10 of the cubic bound on it, given the state one layer before; NaN at index 0."""
 
     @property
     def ratios(self) -> list[float]:
-        """log_deviation[l + 1] / log_deviation[l]: tends to 3."""
+        """Return log_deviation[l + 1] / log_deviation[l], which tends to 3."""
         return [b / a for a, b in zip(self.log_deviation, self.log_deviation[1:], strict=False)]
 
 
 def collapse_exact(layers: int = 7, n: int = 6, d: int = 6, seed: int = 0, digits: int = 800) -> ExactCollapse:
-    """Variant "attention" of `collapse`, same draw, in `digits`-digit arithmetic (mpmath).
+    """Run the variant "attention" of `collapse` with the same draw in `digits`-digit arithmetic (mpmath).
 
-    400 digits show layer 7 for some draws only: others fall to 1e-600. A deviation that the digits cannot hold is
-    refused rather than reported.
+    400 digits suffice for layer 7 of some draws only: others fall to 1e-600. A deviation that the digits cannot
+    represent raises LensError.
     """
-    import mpmath  # with sympy, only here
+    import mpmath  # installed with sympy, imported only here
 
     _check("attention", layers, n, d)
     start, weights = draw(layers, n, d, seed)
@@ -341,7 +342,7 @@ def _mp_deviation(x):  # type: ignore[no-untyped-def]
 
 
 def _mp_cubic_bound(x, layer: Layer):  # type: ignore[no-untyped-def]
-    """`cubic_bound`; the spectral norms of the weights, of order one, are float64's and rounded up."""
+    """Return `cubic_bound`; the spectral norms of the weights, of order one, are computed in float64 and rounded up."""
     import mpmath
 
     away = _mp_centred(x)
@@ -352,7 +353,7 @@ def _mp_cubic_bound(x, layer: Layer):  # type: ignore[no-untyped-def]
 
 def _check(variant: str, layers: int, n: int, d: int) -> None:
     if variant not in get_args(Variant):
-        raise LensError(f"variant={variant!r} is not known: use {listing(list(VARIANTS))}.")
+        raise LensError(f"variant={variant!r} does not exist: use {listing(list(VARIANTS))}.")
     for name, value, least in (("layers", layers, 1), ("n", n, 2), ("d", d, 2)):
         if value < least:
             raise LensError(f"{name}={value} must be at least {least}: the experiment compares tokens over depth.")

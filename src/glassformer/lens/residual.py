@@ -1,15 +1,15 @@
-"""The residual stream taken apart: what the embedding, each head and each feed-forward put into it, exactly.
+"""Decompose the residual stream exactly into the contributions of the embedding, each head and each feed-forward.
 
-Attention's output is a sum over heads, `out = sum_h heads_h W_o[h] + b_o`, and a block adds its branches to the stream,
-so under pre-norm and parallel placement the stream at any depth *is* the sum of what was written into it (Elhage et al.
-2021). A norm in the way (every block's under post-norm, the final one before the head) is affine once its statistics
-are frozen at those of the run: with sigma the recorded scale,
+Attention's output is a sum over heads, `out = sum_h heads_h W_o[h] + b_o`, and a block adds its sublayers' outputs to
+the residual stream. So with pre-norm and parallel placement the residual stream at any depth is the sum of these
+outputs (Elhage et al. 2021). A norm on the way (every norm with post-norm placement, the final norm before the head) is
+affine once its statistics are frozen at those of the run. With sigma the recorded scale,
 
     LayerNorm(x) = w (x - mean(x)) / sigma + b,   so   sum_i c_i  ->  sum_i w (c_i - mean(c_i)) / sigma + b
     RMSNorm(x)   = w x / sigma,                   so   sum_i c_i  ->  sum_i w c_i / sigma
 
-Each contribution passes through by itself and the bias is one more contribution. The sums are exact; that a norm would
-have had another scale without a contribution is what freezing ignores.
+Each contribution passes through the norm separately, and the bias is one more contribution. The sums are exact.
+Freezing ignores that a norm would have had a different scale without a contribution.
 """
 
 from dataclasses import dataclass, field
@@ -20,22 +20,23 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.finding import Finding
-from glassformer.lens.trace import Given, LensError, Tokens, Trace, missing_site, sites_of, stacks_of, trace
+from glassformer.lens.sites import LensError, site_name, sites_of, stacks_of
+from glassformer.lens.trace import ForwardArguments, Tokens, Trace, trace
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.attention import Attention
-from glassformer.model.block import Block
+from glassformer.model.block import Block, PostNormBlock
 from glassformer.model.norm import LayerNorm, RMSNorm
 from glassformer.model.stack import Stack
 from glassformer.model.transformer import Head
 from glassformer.shapes import Float, Int
 
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4}
-"""Largest gap of a sum, relative to the largest entry where that exceeds 1. Half precision: 0.05."""
+"""Largest allowed error of a sum, relative to the largest entry if that exceeds 1. In half precision: 0.05."""
 
 
 @dataclass(frozen=True)
 class FrozenNorm:
-    """A norm with the statistics of one input: `part -> weight * (part - mean(part)) / sigma`, and a constant bias."""
+    """A norm with the statistics of one input: `part -> weight * (part - mean(part)) / sigma` and a constant bias."""
 
     weight: Float[Tensor, "D"]
     sigma: Float[Tensor, "B T 1"]
@@ -49,7 +50,7 @@ class FrozenNorm:
         return cls(norm.weight, (x.square().mean(-1, keepdim=True) + norm.eps).sqrt(), False, None)
 
     def linear(self, part: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
-        """What becomes of one contribution; the bias is left out."""
+        """Apply the norm to one contribution, without the bias."""
         return self.weight * (part - part.mean(-1, keepdim=True) if self.centred else part) / self.sigma
 
     def __call__(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
@@ -58,7 +59,7 @@ class FrozenNorm:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """`parts[i]` is what `names[i]` contributes to the stream at `site`; they sum to `total`."""
+    """`parts[i]` is the contribution of `names[i]` to the residual stream at `site`; the parts sum to `total`."""
 
     site: str
     names: tuple[str, ...]
@@ -70,7 +71,7 @@ class Decomposition:
         return self.parts[self.names.index(name)]
 
     def norms(self) -> Float[Tensor, "C B T"]:
-        """Length of each contribution."""
+        """Return the Euclidean norm of each contribution."""
         return self.parts.norm(dim=-1)
 
 
@@ -81,25 +82,23 @@ def decompose(
     at: str | None = None,
     *,
     position: int | Int[Tensor, "B"] | None = None,
-    **given: Unpack[Given],
+    **given: Unpack[ForwardArguments],
 ) -> Decomposition:
-    """The stream at site `at` (default: after the last block) as a sum of named contributions.
+    """Decompose the residual stream at site `at` (default: after the last block) into named contributions.
 
-    `at` is embed, final, or a block's resid_pre, resid_mid or resid_post. Names: `embed`, `block.I.attention.head.J`,
-    `block.I.attention.bias` (of the output projection), the same under `cross`, `block.I.feedforward`, and the bias of
-    every norm that was passed. `position` keeps one place of each row, so that T is 1.
+    `at` is embed, final, or a block's resid_pre, resid_mid or resid_post. The names are `embed`,
+    `blocks.I.attention.head.J`, `blocks.I.attention.bias` (of the output projection), the same under `cross`,
+    `blocks.I.feedforward`, and the bias of every norm on the way. `position` keeps one position per sequence (T = 1).
     """
     config = model.config
     prefix = "decoder." if isinstance(config, c.Seq2SeqConfig) else ""
-    at = at or f"{prefix}block.{stacks_of(config)[prefix] - 1}.resid_post"
-    if at not in sites_of(config):
-        raise missing_site(config, at)
+    at = site_name(config, at or f"{prefix}blocks.{stacks_of(config)[prefix] - 1}.resid_post")
     if not at.endswith((".resid_pre", ".resid_mid", ".resid_post", "embed", "final")):
         raise LensError(f"{at} is not the residual stream: give embed, final, or a block's resid_pre, _mid or _post.")
     prefix = "encoder." if at.startswith("encoder.") else prefix
     wanted = [name for name in sites_of(config) if name.startswith(prefix) and name.endswith(_NEEDED)]
     run = trace(model, tokens, sites=wanted, **given)
-    walk = _Walk(model, run, prefix, _places(run, prefix, position))
+    walk = _Walk(model, run, prefix, _positions(run, prefix, position))
     walk.to(at)
     parts, total = torch.stack(walk.parts), walk.read(at)
     return Decomposition(at, tuple(walk.names), parts, total, _sums("decomposition-sums-to-stream", parts, total))
@@ -108,49 +107,49 @@ def decompose(
 _NEEDED = ("embed", "resid_pre", "resid_mid", "resid_post", ".heads", ".out", "final")
 
 
-def _places(run: Trace, prefix: str, position: int | Tensor | None) -> Tensor | None:
-    """One index per row, checked; None for every place."""
+def _positions(run: Trace, prefix: str, position: int | Tensor | None) -> Tensor | None:
+    """Return one checked position per sequence; None means every position."""
     if position is None:
         return None
     rows, length = run[f"{prefix}embed"].shape[:2]
-    places = torch.as_tensor(position, device=run.tokens.device).expand(rows)
-    if int(places.min()) < -length or int(places.max()) >= length:
+    positions = torch.as_tensor(position, device=run.tokens.device).expand(rows)
+    if int(positions.min()) < -length or int(positions.max()) >= length:
         raise LensError(f"position {position} is outside a text of {length} tokens: use {-length} to {length - 1}.")
-    return places % length
+    return positions % length
 
 
 def _sums(id: str, parts: Tensor, total: Tensor) -> Finding:
     gap = float((parts.sum(0) - total).abs().max()) / max(1.0, float(total.abs().max()))
-    why = f"contributions add up to what the model computed, up to rounding in {total.dtype}"
-    remedy = "a branch writes to the stream that the decomposition does not know: compare site by site."
+    why = f"the contributions sum to the model's own value, up to rounding in {total.dtype}"
+    remedy = "the decomposition misses a contribution to the residual stream: compare site by site."
     return Finding.judge(id, gap, BOUNDS.get(total.dtype, 0.05), why, remedy, terms=len(parts))
 
 
 class _Walk:
-    """Goes up a stack, adding what each branch wrote and passing all of it through the norms in the way."""
+    """Walks through a stack: adds each sublayer's output and passes all contributions through the norms on the way."""
 
-    def __init__(self, model: Model, run: Trace, prefix: str, places: Tensor | None):
-        self.run, self.prefix, self.places, self.placement = run, prefix, places, model.config.placement
+    def __init__(self, model: Model, run: Trace, prefix: str, positions: Tensor | None):
+        self.run, self.prefix, self.positions, self.placement = run, prefix, positions, model.config.placement
         self.stack = stack_of(model, prefix)
         self.names: list[str] = []
         self.parts: list[Tensor] = []
 
     def read(self, site: str) -> Tensor:
-        """A recorded tensor at the chosen places."""
+        """Return a recorded tensor at the chosen positions."""
         value = self.run[site]
-        if self.places is None:
+        if self.positions is None:
             return value
         time = value.dim() - 2
-        index = self.places.view(-1, *[1] * (value.dim() - 1)).expand(*value.shape[:time], 1, value.shape[-1])
+        index = self.positions.view(-1, *[1] * (value.dim() - 1)).expand(*value.shape[:time], 1, value.shape[-1])
         return value.gather(time, index)
 
     def to(self, at: str) -> None:
-        """Collect every contribution to the stream at site `at`."""
+        """Collect every contribution to the residual stream at site `at`."""
         self._add(f"{self.prefix}embed", self.read(f"{self.prefix}embed"))
         if at.endswith("embed"):
             return
         for layer, block in enumerate(self.stack.blocks):
-            name = f"{self.prefix}block.{layer}."
+            name = f"{self.prefix}blocks.{layer}."
             if at == f"{name}resid_pre":
                 return
             assert isinstance(block, Block)
@@ -163,21 +162,21 @@ class _Walk:
     def _block(self, name: str, block: Block, stop: bool) -> None:
         x = self.read(f"{name}resid_pre")
         x = self._attend(f"{name}attention", block.attention, x)
-        if self.placement == "post":
+        if isinstance(block, PostNormBlock):
             x = self._normed(f"{name}norm_attention", block.norm_attention, x)
-        if block.cross is not None and block.norm_cross is not None:
+        if block.cross is not None:
             x = self._attend(f"{name}cross", block.cross, x)
-            if self.placement == "post":
+            if isinstance(block, PostNormBlock) and block.norm_cross is not None:
                 x = self._normed(f"{name}norm_cross", block.norm_cross, x)
         if stop or f"{name}feedforward.out" not in self.run:
             return
         out = self.read(f"{name}feedforward.out")
         self._add(f"{name}feedforward", out)
-        if self.placement == "post" and block.norm_feedforward is not None:
+        if isinstance(block, PostNormBlock) and block.norm_feedforward is not None:
             self._normed(f"{name}norm_feedforward", block.norm_feedforward, x + out)
 
     def _attend(self, name: str, attention: Attention, x: Tensor) -> Tensor:
-        """Each head's share of attention's output; returns the stream with the whole of it added."""
+        """Add each head's part of attention's output. Return the residual stream with the whole output added."""
         for head, part in enumerate(head_outputs(attention, self.read(f"{name}.heads"))):
             self._add(f"{name}.head.{head}", part)
         if attention.o.bias is not None:
@@ -190,7 +189,7 @@ class _Walk:
         return frozen(x)
 
     def freeze(self, name: str, norm: FrozenNorm) -> None:
-        """Pass every contribution so far through a norm; its bias becomes one more."""
+        """Pass every contribution so far through a norm; its bias becomes one more contribution."""
         self.parts = [norm.linear(part) for part in self.parts]
         if norm.bias is not None:
             self._add(f"{name}.bias", norm.bias.expand_as(self.parts[0]))
@@ -201,7 +200,7 @@ class _Walk:
 
 
 def stack_of(model: Model, prefix: str = "") -> Stack:
-    """The stack whose sites start with `prefix`; of an encoder-decoder without one, the decoder."""
+    """Return the stack whose sites start with `prefix`; for an encoder-decoder without a prefix, the decoder."""
     if isinstance(model, EncoderLM) or (isinstance(model, Seq2Seq) and prefix == "encoder."):
         return model.encoder
     assert isinstance(model, DecoderLM | Seq2Seq)
@@ -209,16 +208,17 @@ def stack_of(model: Model, prefix: str = "") -> Stack:
 
 
 def head_outputs(attention: Attention, heads: Float[Tensor, "B H T U"]) -> Float[Tensor, "H B T D"]:
-    """heads_h W_o[h]: what each head adds to the stream, without the bias of the output projection."""
+    """Return heads_h W_o[h], what each head adds to the residual stream, without the output projection's bias."""
     weight = attention.o.weight.unflatten(1, (attention.n_heads, -1))  # (D, H, U)
     return torch.einsum("bhtu,dhu->hbtd", heads, weight)
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """`values[i]` is what `names[i]` adds to the logit (or to the difference of two) of each row; they sum to `logit`.
+    """`values[i]` is what `names[i]` adds to the logit (or logit difference) of each sequence; they sum to `logit`.
 
-    Direct effects only: what a head does to later heads counts as theirs. `note` says what was frozen.
+    Only direct effects are attributed: an effect through a later head counts for that head. `note` states what was
+    frozen.
     """
 
     names: tuple[str, ...]
@@ -231,16 +231,16 @@ class Attribution:
         return self.values[self.names.index(name)]
 
     def ranked(self, row: int = 0) -> list[tuple[str, float]]:
-        """Names and values of one row, the largest effect first, whatever its sign."""
+        """Return names and values of one sequence, sorted by absolute value, largest first."""
         pairs = zip(self.names, self.values[:, row].tolist(), strict=True)
         return sorted(pairs, key=lambda pair: -abs(pair[1]))
 
     def heads(self, kind: str = "attention") -> Float[Tensor, "L H B"]:
-        """The values of all heads (of `attention` or `cross`), by layer."""
+        """Return the values of all heads (of `attention` or `cross`) by layer."""
         found = [(name, i) for i, name in enumerate(self.names) if f".{kind}.head." in name]
         if not found:
             raise LensError(
-                f"there is no head of {kind!r} in this attribution: use attention, or cross where it exists."
+                f"there is no head of {kind!r} in this attribution: use attention, or cross if the model has it."
             )
         layers = len({name.partition(f".{kind}.")[0] for name, _ in found})
         return self.values[[i for _, i in found]].unflatten(0, (layers, -1))
@@ -254,18 +254,20 @@ def attribute_logits(
     wrong: int | Int[Tensor, "B"] | None = None,
     *,
     position: int | Int[Tensor, "B"] = -1,
-    **given: Unpack[Given],
+    **given: Unpack[ForwardArguments],
 ) -> Attribution:
-    """Direct logit attribution: the logit of `answer` at `position` (less that of `wrong`) as a sum of contributions.
+    """Direct logit attribution: the logit of `answer` at `position` (minus that of `wrong`) as a sum of contributions.
 
     logit = scale W[answer] . final + bias[answer], with `final` decomposed and the final norm's statistics frozen
-    (Elhage et al. 2021; Wang et al. 2022). A head with a transform (BERT's) is not linear: it is attributed to the
-    stream before the transform, with the activation a(u) = (a(u)/u) u frozen at its gate a(u)/u and the head's norm
-    frozen too, which keeps the sum exact; `note` says so.
+    (Elhage et al. 2021; Wang et al. 2022). An output head with a transform (BERT's) is not linear: contributions are to
+    the residual stream before the transform, with the activation a(u) = (a(u)/u) u frozen at its gate a(u)/u and the
+    head's norm frozen too, which keeps the sum exact; `note` states this.
     """
     head, config = model.head, model.config
     if head is None:
-        raise LensError("this model has no head (config.head is None): there is no logit to attribute; use decompose.")
+        raise LensError(
+            "this model has no head (config.head is None), so there is no logit to attribute: use decompose."
+        )
     final = "decoder.final" if isinstance(config, c.Seq2SeqConfig) else "final"
     at = decompose(model, tokens, final, position=position, **given)
     names, parts, rows = list(at.names), at.parts, at.total.shape[0]
@@ -288,18 +290,18 @@ def attribute_logits(
 
 
 _NOTES = {
-    "pre": "The final norm's scale is frozen at this run's.",
-    "parallel": "The final norm's scale is frozen at this run's.",
-    "post": "Every norm's scale is frozen at this run's.",
+    "pre": "The final norm's scale is frozen at its value in this run.",
+    "parallel": "The final norm's scale is frozen at its value in this run.",
+    "post": "Every norm's scale is frozen at its value in this run.",
 }
 _TRANSFORM_NOTE = (
-    " The head's transform is not linear: contributions are to the stream before it, with the gates of its activation "
-    "and its norm's scale frozen at this run's."
+    " The head's transform is not linear: contributions are to the residual stream before it, with the gates of its "
+    "activation and its norm's scale frozen at their values in this run."
 )
 
 
 def _through_transform(head: Head, names: list[str], parts: Tensor, x: Tensor) -> tuple[list[str], Tensor]:
-    """Contributions passed through norm(activation(transform(x))) with gates and scale frozen at x."""
+    """Pass contributions through norm(activation(transform(x))) with gates and scale frozen at x."""
     assert head.transform is not None
     assert head.activation is not None
     assert head.norm is not None
@@ -331,19 +333,22 @@ def _difference(logits: Float[Tensor, "B V"], answers: Tensor, others: Tensor | 
 
 @dataclass(frozen=True)
 class StreamNorms:
-    """Lengths by depth: of the stream before the first block and after each, and of what each branch wrote."""
+    """Norms by depth: of the residual stream before the first block and after each, and of each sublayer's output."""
 
     stream: Float[Tensor, "L1 B T"]
     branches: dict[str, Float[Tensor, "L B T"]] = field(default_factory=dict)
-    """`attention.out`, `cross.out` and `feedforward.out`, where they exist."""
+    """`attention.out`, `cross.out` and `feedforward.out`, if they exist."""
 
 
-def stream_norms(model: Model, tokens: Tokens, **given: Unpack[Given]) -> StreamNorms:
-    """Euclidean length of the stream and of each branch's output at every depth and place (the decoder's, of two)."""
+def stream_norms(model: Model, tokens: Tokens, **given: Unpack[ForwardArguments]) -> StreamNorms:
+    """Return the Euclidean norms of the residual stream and of each sublayer's output at every depth and position.
+
+    For an encoder-decoder they are those of the decoder.
+    """
     prefix = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
     known = sites_of(model)
-    kinds = [kind for kind in ("attention.out", "cross.out", "feedforward.out") if f"{prefix}block.0.{kind}" in known]
-    streams = [f"{prefix}block.0.resid_pre", f"{prefix}block.*.resid_post"]
-    run = trace(model, tokens, sites=[*streams, *(f"{prefix}block.*.{kind}" for kind in kinds)], **given)
+    kinds = [kind for kind in ("attention.out", "cross.out", "feedforward.out") if f"{prefix}blocks.0.{kind}" in known]
+    streams = [f"{prefix}blocks.0.resid_pre", f"{prefix}blocks.*.resid_post"]
+    run = trace(model, tokens, sites=[*streams, *(f"{prefix}blocks.*.{kind}" for kind in kinds)], **given)
     stream = torch.cat([run.stack(streams[0]), run.stack(streams[1])]).norm(dim=-1)
-    return StreamNorms(stream, {kind: run.stack(f"{prefix}block.*.{kind}").norm(dim=-1) for kind in kinds})
+    return StreamNorms(stream, {kind: run.stack(f"{prefix}blocks.*.{kind}").norm(dim=-1) for kind in kinds})

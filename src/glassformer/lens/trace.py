@@ -1,49 +1,34 @@
-"""A forward that is watched: `trace` runs a model with a tap that records named sites, and edits them when asked.
+"""Record a forward pass: `trace` runs a model with a tap that records named sites and applies edits to them.
 
-    trace(model, tokens, sites=["block.*.attention.pattern"])["block.3.attention.pattern"]   # (B,H,T,S)
+    trace(model, tokens, sites=["blocks.*.attention.pattern"])["blocks.3.attention.pattern"]   # (B,H,T,S)
 
-The sites are those of `glassformer.model.tap`. Asking for `scores` or `pattern` of a layer makes that layer compute
-them (the explicit path); everything else is read off the fused path. The two agree up to rounding, so numbers that
-should be equal bit for bit must come from runs that ask for the same scores and patterns.
+`glassformer.model.tap` describes the sites. If `scores` or `pattern` of a layer are requested, that layer uses explicit
+attention; otherwise it uses the fused kernel. The two agree up to rounding, so for bitwise equality compare runs that
+request the same scores and patterns.
 
 A trace runs in evaluation mode (no dropout) and leaves the model in the mode it was in.
 """
 
-import difflib
-import fnmatch
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config.errors import counted, listing
+from glassformer.errors import plural
+from glassformer.lens.sites import LensError, MissingSite, Site, Sites, select, site_name, sites_of
 from glassformer.model import NO_TAP, Cache, DecoderLM, EncoderLM, Model, Seq2Seq, Tap
 from glassformer.shapes import Bool, Float, Int, Shaped
 
 Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
 Edit = Callable[[str, Tensor], Tensor]
-"""What happens to a site: its name and value in, the value the model goes on with out. See `lens.patch`."""
+"""A function of a site's name and value that returns the value the model continues with. See `lens.patch`."""
 
 
-class LensError(ValueError):
-    """Something that cannot be looked at. The message gives the value, the rule and the remedy."""
-
-
-class MissingSite(LensError, KeyError):  # noqa: N818
-    """A site that does not exist or was not recorded; a KeyError too, as a mapping's `get` expects."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class Given(TypedDict, total=False):
-    """What a model may be given beside its tokens."""
+class ForwardArguments(TypedDict, total=False):
+    """The arguments of a forward pass other than the tokens."""
 
     target: Tokens
     """The decoder's tokens (B,T) of an encoder-decoder, whose `tokens` are the source."""
@@ -56,143 +41,8 @@ class Given(TypedDict, total=False):
     """Needed for tokens given as text: anything whose `encode(text)` gives ids, or an object with `.ids`."""
 
 
-@dataclass(frozen=True)
-class Site:
-    """A named place: its shape in the alphabet of docs/shapes.md and, once recorded, in numbers."""
-
-    name: str
-    letters: str
-    shape: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        numbers = "" if self.shape is None else f"  ({','.join(map(str, self.shape))})"
-        return f"{self.name}  ({self.letters}){numbers}"
-
-
-class Sites(Mapping[str, Site]):
-    """Sites by name, in the order of the computation; printed as a table."""
-
-    def __init__(self, sites: Iterable[Site]):
-        self._sites = {site.name: site for site in sites}
-
-    def __getitem__(self, name: str) -> Site:
-        return self._sites[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
-
-    def __len__(self) -> int:
-        return len(self._sites)
-
-    def __str__(self) -> str:
-        rows = [str(site).split("  ") for site in self._sites.values()]
-        widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(3)]
-        return "\n".join(
-            "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows
-        )
-
-    __repr__ = __str__
-
-
-ATTENTION = {
-    **{"normed": "B,T,D", "q": "B,H,T,K", "k": "B,G,S,K", "v": "B,G,S,U", "scores": "B,H,T,S", "pattern": "B,H,T,S"},
-    **{"heads": "B,H,T,U", "out": "B,T,D"},
-}
-FEEDFORWARD = {
-    **{"normed": "B,T,D", "pre": "B,T,F", "post": "B,T,F", "router": "B,T,E", "choice": "B,T,A", "out": "B,T,D"},
-}
-
-
-def sites_of(model: Model | c.ModelConfig) -> Sites:
-    """Every site of a model, before it is run."""
-    return _sites(model if isinstance(model, c.ModelConfig) else model.config)
-
-
-@lru_cache(maxsize=32)
-def _sites(config: c.ModelConfig) -> Sites:
-    return Sites(site for site, absent in _catalogue(config) if not absent)
-
-
-def stacks_of(config: c.ModelConfig) -> dict[str, int]:
-    """Prefix of each stack's sites, and its number of layers."""
-    if isinstance(config, c.Seq2SeqConfig):
-        return {"encoder.": config.n_encoder_layers, "decoder.": config.n_layers}
-    return {"": config.n_layers}
-
-
-def _catalogue(config: c.ModelConfig) -> Iterator[tuple[Site, str]]:
-    """All sites there could be, each with the reason why this model lacks it, or an empty text."""
-    for prefix, layers in stacks_of(config).items():
-        yield Site(f"{prefix}embed", "B,T,D"), ""
-        for layer in range(layers):
-            for name, letters, absent in _block_catalogue(config, cross=prefix == "decoder."):
-                yield Site(f"{prefix}block.{layer}.{name}", letters), absent
-        yield Site(f"{prefix}final", "B,T,D"), ""
-    yield Site("logits", "B,T,V"), "" if config.head else "the model has no head (config.head is None)"
-
-
-def _block_catalogue(config: c.ModelConfig, cross: bool) -> Iterator[tuple[str, str, str]]:
-    post = "with placement='post' a branch reads the stream itself: see resid_pre and resid_mid"
-    unnormed = post if config.placement == "post" else ""
-    parallel = "with placement='parallel' both branches read one norm of resid_pre: see attention.normed"
-    side_by_side = parallel if config.placement == "parallel" else ""
-    yield "resid_pre", "B,T,D", ""
-    for name, letters in ATTENTION.items():
-        yield f"attention.{name}", letters, unnormed if name == "normed" else ""
-    for name, letters in ATTENTION.items():
-        absent = "" if cross else "only the decoder of an encoder-decoder has cross-attention"
-        yield f"cross.{name}", letters, absent or (unnormed if name == "normed" else "")
-    attention_only = isinstance(config.feedforward, c.NoFeedForward)
-    without = "the blocks of this model have attention only, no feed-forward" if attention_only else ""
-    yield "resid_mid", "B,T,D", side_by_side
-    for name, letters in FEEDFORWARD.items():
-        absent = unnormed or side_by_side if name == "normed" else ""
-        if name in ("pre", "post") and isinstance(config.feedforward, c.MoE):
-            absent = "experts see only the tokens sent to them, so there is no one tensor: see feedforward.choice"
-        if name in ("router", "choice") and not isinstance(config.feedforward, c.MoE):
-            absent = "only a mixture of experts has a router"
-        yield f"feedforward.{name}", letters, without or absent
-    yield "resid_post", "B,T,D", ""
-
-
-def select(config: c.ModelConfig, wanted: str | Iterable[str] | None) -> list[str]:
-    """Names of the sites that names or patterns ("block.*.attention.pattern") mean; None means all of them."""
-    known = sites_of(config)
-    if wanted is None:
-        return list(known)
-    chosen: set[str] = set()
-    for pattern in [wanted] if isinstance(wanted, str) else wanted:
-        found = fnmatch.filter(known, pattern)
-        if not found:
-            raise missing_site(config, pattern)
-        chosen.update(found)
-    return [name for name in known if name in chosen] if chosen else []
-
-
-def missing_site(config: c.ModelConfig, wanted: str) -> MissingSite:
-    """Why this model has no such site, or which names are near it."""
-    known, stacks = list(sites_of(config)), stacks_of(config)
-    seq2seq = isinstance(config, c.Seq2SeqConfig)
-    prefix = next((p for p in ("encoder.", "decoder.") if wanted.startswith(p)), "")
-    if seq2seq and not prefix and re.match(r"block\.|embed$|final$", wanted):
-        return MissingSite(f"{wanted} could be in either stack: write encoder.{wanted} or decoder.{wanted}.")
-    if prefix and not seq2seq:
-        bare = wanted.removeprefix(prefix)
-        return MissingSite(f"{wanted} is a site of an encoder-decoder, which this model is not: write {bare}.")
-    layer = re.match(rf"{re.escape(prefix)}block\.(\d+)\.", wanted)
-    if layer and prefix in stacks and int(layer[1]) >= stacks[prefix]:
-        last = stacks[prefix] - 1
-        return MissingSite(f"{wanted} is beyond the last layer: layers are 0 to {last}, use one of those.")
-    for site, absent in _catalogue(config):
-        if absent and fnmatch.fnmatchcase(site.name, wanted):
-            return MissingSite(f"{wanted} does not exist in this model: {absent}.")
-    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {listing(close)}?" if close else "sites_of(model) lists them all."
-    return MissingSite(f"{wanted!r} is not a site. {hint}")
-
-
 class Trace(Mapping[str, Tensor]):
-    """Recorded tensors by site name. `sites` lists them with their shapes; `logits` is what the run gave."""
+    """Recorded tensors by site name. `sites` lists them with their shapes; `logits` is the model's output."""
 
     def __init__(
         self,
@@ -204,14 +54,13 @@ class Trace(Mapping[str, Tensor]):
     ):
         self.config, self._values, self._logits = config, values, logits
         self.tokens, self.target = tokens, target
-        """What was read; of an encoder-decoder the source and the target."""
+        """The input tokens; for an encoder-decoder the source and the target."""
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self._values:
-            return self._values[name]
-        if name in sites_of(self.config):
+        site = name if name in self._values else site_name(self.config, name)
+        if site not in self._values:
             raise MissingSite(f"{name} was not recorded in this run: trace again with sites=[{name!r}].")
-        raise missing_site(self.config, name)
+        return self._values[site]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -231,22 +80,21 @@ class Trace(Mapping[str, Tensor]):
         return self._logits
 
     def stack(self, pattern: str) -> Shaped[Tensor, "L ..."]:
-        """The sites that match, one above the other in a first axis L: `stack("block.*.attention.pattern")`."""
-        names = fnmatch.filter(self._values, pattern)
+        """Stack the recorded sites that match along a new first axis L: `stack("blocks.*.attention.pattern")`."""
+        names = [name for name in select(self.config, pattern) if name in self._values]
         if not names:
-            select(self.config, pattern)  # refuses what does not exist
             raise MissingSite(f"{pattern} was not recorded in this run: trace again with sites=[{pattern!r}].")
         return torch.stack([self._values[name] for name in names])
 
     def to(self, device: str | torch.device) -> "Trace":
-        """The same trace with its tensors on another device."""
+        """Return the same trace with its tensors on another device."""
         values = {name: value.to(device) for name, value in self._values.items()}
         logits = None if self._logits is None else self._logits.to(device)
         target = None if self.target is None else self.target.to(device)
         return Trace(self.config, values, logits, self.tokens.to(device), target)
 
     def n_bytes(self) -> int:
-        """Bytes held by the recorded tensors, each once: a block's resid_post is the next one's resid_pre."""
+        """Return the bytes of the recorded tensors; shared storage (resid_post and the next resid_pre) counts once."""
         held = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in self._values.values()}
         return sum(held.values())
 
@@ -255,12 +103,12 @@ class Trace(Mapping[str, Tensor]):
 
 
 class Recorder:
-    """The tap of a trace: applies the edits of a site, then keeps what is selected."""
+    """The tap of a trace: applies the edit of a site, then records the site if it is selected."""
 
     def __init__(self, selected: Iterable[str], edits: Mapping[str, Edit], grad: bool, overwritten: bool):
         self.selected, self.edits, self.grad = frozenset(selected), edits, grad
         self.overwritten = overwritten
-        """Whether keys and values live in a buffer that later steps write into: they are then copied."""
+        """True if keys and values are stored in a buffer that later steps overwrite: they are then copied."""
         self.values: dict[str, Tensor] = {}
 
     def __call__(self, site: str, value: Tensor) -> Tensor:
@@ -275,7 +123,7 @@ class Recorder:
         new = self.edits[site](site, value)
         if new.shape != value.shape:
             raise LensError(
-                f"an edit of {site} gave the shape {tuple(new.shape)} where the model has {tuple(value.shape)}: "
+                f"an edit of {site} returned the shape {tuple(new.shape)} instead of {tuple(value.shape)}: "
                 "it must keep the shape."
             )
         return new.to(value)
@@ -291,12 +139,12 @@ def trace(
     sites: str | Iterable[str] | None = None,
     edits: Mapping[str, Edit] | None = None,
     grad: bool = False,
-    **given: Unpack[Given],
+    **given: Unpack[ForwardArguments],
 ) -> Trace:
-    """Run the model and record `sites` (names or patterns; None is all of them), after any `edits` to them.
+    """Run the model and record `sites` (names or patterns; None records all), after applying `edits` to them.
 
-    `tokens` are (B,T), (T,), lists of ids, or text with `tokenizer=`; of an encoder-decoder they are the source, and
-    `target=` is what its decoder reads. Tensors are detached unless `grad`, which keeps the graph to the parameters.
+    `tokens` are (B,T), (T,), lists of ids, or text with `tokenizer=`. For an encoder-decoder they are the source, and
+    `target=` are the decoder's tokens. Tensors are detached unless `grad`, which keeps the graph to the parameters.
     """
     names = select(model.config, sites)
     changes = {name: edit for pattern, edit in (edits or {}).items() for name in select(model.config, pattern)}
@@ -313,8 +161,10 @@ def trace(
     return Trace(model.config, recorder.values, logits, ids, target if isinstance(target, Tensor) else None)
 
 
-def run_hidden(model: Model, tokens: Tokens, tap: Tap = NO_TAP, **given: Unpack[Given]) -> Float[Tensor, "B T D"]:
-    """What the head reads, from everything a model may be given; refuses what its kind has no use for."""
+def run_hidden(
+    model: Model, tokens: Tokens, tap: Tap = NO_TAP, **given: Unpack[ForwardArguments]
+) -> Float[Tensor, "B T D"]:
+    """Return the input of the output head. Arguments that this kind of model does not accept raise LensError."""
     tokenizer = given.get("tokenizer")
     ids = read_tokens(model, tokens, tokenizer)
     mask, positions, segments = given.get("mask"), given.get("positions"), given.get("segments")
@@ -322,14 +172,14 @@ def run_hidden(model: Model, tokens: Tokens, tap: Tap = NO_TAP, **given: Unpack[
     if isinstance(model, Seq2Seq):
         _refuse("an encoder-decoder", positions=positions, segments=segments)
         if target is None:
-            raise LensError("an encoder-decoder needs the decoder's tokens beside its source: give target=.")
+            raise LensError("an encoder-decoder needs the decoder's tokens as well as the source: give target=.")
         wanted = read_tokens(model, target, tokenizer)
         _check_length(model, ids.shape[1], "the source")
         _check_length(model, wanted.shape[1] + (len(cache) if cache is not None else 0), "the target")
         memory = None if cache is not None and len(cache) else model.encode(ids, source_mask, tap=tap)
         return model.decode_hidden(wanted, memory, source_mask, mask, cache=cache, tap=tap)
     _refuse("a model with one stack", target=target, source_mask=source_mask)
-    if positions is None:  # whoever names positions may go beyond the context where the scheme allows it
+    if positions is None:  # explicit positions may exceed the context if the position scheme allows it
         _check_length(model, ids.shape[1] + (len(cache) if cache is not None else 0), "the text")
     if isinstance(model, EncoderLM):
         _refuse("an encoder", cache=cache)
@@ -339,20 +189,22 @@ def run_hidden(model: Model, tokens: Tokens, tap: Tap = NO_TAP, **given: Unpack[
 
 
 def read_tokens(model: Model, tokens: Tokens, tokenizer: Any = None) -> Int[Tensor, "B T"]:
-    """Token ids as (B,T) on the model's device, from a tensor, lists, or a text and its tokenizer."""
+    """Return token ids as (B,T) on the model's device, from a tensor, lists, or text with its tokenizer."""
     if isinstance(tokens, str):
         if tokenizer is None:
-            raise LensError("text was given without a tokenizer: give tokenizer=, or token ids.")
+            raise LensError("text was given without a tokenizer: give tokenizer= or token ids.")
         encoded = tokenizer.encode(tokens)
         tokens = torch.as_tensor(getattr(encoded, "ids", encoded))
     try:
         ids = torch.as_tensor(tokens, device=model.device)
     except (ValueError, TypeError):
-        raise LensError("tokens are ids (T,) or (B,T) with rows of one length: pad shorter rows and mask=.") from None
+        raise LensError(
+            "tokens must be ids (T,) or (B,T) with rows of one length: pad shorter rows and give mask=."
+        ) from None
     ids = ids[None] if ids.dim() == 1 else ids
     if ids.dim() != 2 or ids.numel() == 0 or ids.is_floating_point() or ids.dtype == torch.bool:
         raise LensError(
-            f"tokens of shape {tuple(ids.shape)} and dtype {ids.dtype}: give whole numbers (T,) or (B,T), at least one."
+            f"tokens have shape {tuple(ids.shape)} and dtype {ids.dtype}: give integers (T,) or (B,T), at least one."
         )
     return ids.long()
 
@@ -360,7 +212,7 @@ def read_tokens(model: Model, tokens: Tokens, tokenizer: Any = None) -> Int[Tens
 def _refuse(kind: str, **unused: Any) -> None:
     for name, value in unused.items():
         if value is not None:
-            raise LensError(f"{name}= was given, which {kind} has no use for: leave it out.")
+            raise LensError(f"{name}= was given, which {kind} does not accept: leave it out.")
 
 
 def _check_length(model: Model, length: int, what: str) -> None:
@@ -371,7 +223,7 @@ def _check_length(model: Model, length: int, what: str) -> None:
 
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
-    """The model without dropout, every module back in its mode afterwards."""
+    """Put the model in evaluation mode and restore every module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
@@ -385,10 +237,10 @@ def evaluating(model: Model) -> Iterator[None]:
 def require_equal_length(
     clean: int, corrupt: int, names: tuple[str, str] = ("the clean text", "the corrupt text")
 ) -> None:
-    """Refuse texts of different numbers of tokens, by the names that the user knows them by."""
+    """Raise LensError if two texts differ in their number of tokens; `names` are used in the message."""
     if clean != corrupt:
         raise LensError(
-            f"{names[0]} has {counted(clean, 'token')} and {names[1]} has {counted(corrupt, 'token')}: patching "
-            "replaces the value at each position by that at the same position of the other text, so both need the same "
-            "number of tokens. Shorten or lengthen one of them."
+            f"{names[0]} has {plural(clean, 'token')} and {names[1]} has {plural(corrupt, 'token')}: patching "
+            "replaces the value at each position by the value at the same position of the other text, so both need the "
+            "same number of tokens. Shorten or lengthen one of them."
         )

@@ -1,24 +1,26 @@
 """Attention: softmax(scale q k^T + bias) v, over the sequence itself or over an encoder's output.
 
-The explicit path is the definition, written out; the fused path is torch's kernel for the same thing. The explicit one
-runs when a tap asks to see scores or pattern. tests/model/test_attention.py pins them equal.
+`explicit_attention` is the definition, written out; the fused kernel computes the same. The explicit one runs when a
+tap asks for scores or pattern. tests/model/test_attention.py pins them equal.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer import config as c
-from glassformer.model.cache import KV, Store
-from glassformer.model.masks import View
+from glassformer.model.cache import KV
+from glassformer.model.context import AttentionContext
 from glassformer.model.norm import build_norm
 from glassformer.model.positions import Rotation, apply_rotation
-from glassformer.model.tap import Tap
-from glassformer.shapes import Bool, Float, Shaped
+from glassformer.model.tap import NO_TAP, Tap
+from glassformer.shapes import Float, Shaped
 
 
 class Attention(nn.Module):
-    """H query heads over G key/value heads; query head h reads key/value head h // (H/G)."""
+    """H query heads over G key/value heads; query head h uses key/value head h // (H/G)."""
 
     def __init__(self, cfg: c.ModelConfig):
         super().__init__()
@@ -30,87 +32,49 @@ class Attention(nn.Module):
         self.o = nn.Linear(H * U, D, bias=cfg.out_bias)
         self.q_norm = build_norm(K, cfg.attention.qk_norm) if cfg.attention.qk_norm else None
         self.k_norm = build_norm(K, cfg.attention.qk_norm) if cfg.attention.qk_norm else None
+        self.kernel: Callable[..., Tensor] = F.scaled_dot_product_attention
+        """The fused implementation of `explicit_attention`; `kernels` may install a faster one."""
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        view: View,
-        tap: Tap,
-        rotation: Rotation | None = None,
-        bias: Float[Tensor, "#B H T S"] | None = None,
-        store: Store | None = None,
-        infusion: Float[Tensor, "#B T D"] | None = None,
+        context: AttentionContext = AttentionContext(),
+        tap: Tap = NO_TAP,
+        kv: KV | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Self-attention: new tokens look at themselves and at what `store` remembers.
+        """Queries of x over its own keys and values and the cached ones, or over `kv`, computed before."""
+        placed = x if context.qk_embedding is None else x + context.qk_embedding.to(x.dtype)
+        k, v = self.project_kv(x, placed, context.rotation) if kv is None else kv
+        if context.cache is not None:
+            k, v = context.cache.extend(k, v)
+        q = to_heads(self.q(placed), self.n_heads, self.q_norm, context.rotation)
+        return self.attend(q, k, v, context, tap)
 
-        Queries and keys read x + infusion, values x alone.
-        """
-        placed = x if infusion is None else x + infusion
-        k, v = self.project_keys(x, rotation, placed)
-        if store is not None:
-            k, v = store.extend(k, v)
-        return self.attend(placed, k, v, view, tap, rotation, bias)
-
-    def project_keys(
-        self, x: Float[Tensor, "B S D"], rotation: Rotation | None = None, placed: Float[Tensor, "B S D"] | None = None
+    def project_kv(
+        self, x: Float[Tensor, "B S D"], placed: Float[Tensor, "B S D"] | None = None, rotation: Rotation | None = None
     ) -> KV:
-        """k (B,G,S,K), normed and rotated, and v (B,G,S,U); keys read `placed` where positions are infused."""
+        """Keys (B,G,S,K), normed and rotated, and values (B,G,S,U). Keys are read from `placed`, values from x."""
         k = self.k(x if placed is None else placed)
-        return place(k, self.n_kv_heads, self.k_norm, rotation), split(self.v(x), self.n_kv_heads)
+        return to_heads(k, self.n_kv_heads, self.k_norm, rotation), to_heads(self.v(x), self.n_kv_heads)
 
     def attend(
         self,
-        x: Float[Tensor, "B T D"],
-        k: Float[Tensor, "B G S K"],
-        v: Float[Tensor, "B G S U"],
-        view: View,
-        tap: Tap,
-        rotation: Rotation | None = None,
-        bias: Float[Tensor, "#B H T S2"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Queries of x over given keys and values. A mask or bias wider than the keys loses its oldest columns."""
-        return self.look(place(self.q(x), self.n_heads, self.q_norm, rotation), k, v, view, tap, bias)
-
-    def look(
-        self,
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G S K"],
         v: Float[Tensor, "B G S U"],
-        view: View,
+        context: AttentionContext,
         tap: Tap,
-        bias: Float[Tensor, "#B H T S2"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Everything after the projections of queries, keys and values."""
+        """softmax(scale q k^T + bias) v, merged by the output projection. A mask longer than the keys is cropped."""
         q, k, v = tap("q", q), tap("k", k), tap("v", v)
-        S = k.shape[2]
-        mask = None if view.mask is None else view.mask[..., -S:]
-        bias = None if bias is None else bias[..., -S:]
-        if view.is_causal and (bias is not None or tap.wants("scores") or tap.wants("pattern")):
-            mask = torch.ones(S, S, dtype=torch.bool, device=k.device).tril()
+        mask = None if context.mask is None else context.mask[..., -k.shape[2] :]
         dropout = self.dropout if self.training else 0.0
         if tap.wants("scores") or tap.wants("pattern"):
-            heads = explicit_attention(q, k, v, self.scale, mask, bias, tap, dropout)
+            heads = explicit_attention(q, k, v, self.scale, mask, context.is_causal, dropout, tap)
         else:
-            if bias is not None and mask is not None:
-                bias = bias.masked_fill(~mask, float("-inf"))
-            heads = self.kernel(q, k, v, mask if bias is None else bias, view.is_causal and mask is None, dropout)
-        heads = tap("heads", heads)
-        return tap("out", self.o(heads.transpose(1, 2).flatten(2)))
-
-    def kernel(
-        self,
-        q: Float[Tensor, "B H T K"],
-        k: Float[Tensor, "B G S K"],
-        v: Float[Tensor, "B G S U"],
-        mask: Shaped[Tensor, "*#m #T S"] | None,
-        is_causal: bool,
-        dropout: float,
-    ) -> Float[Tensor, "B H T U"]:
-        """The fused path: torch's, or what a subclass has instead. `mask` is boolean, or a bias with -inf."""
-        shared = self.n_kv_heads != self.n_heads
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=self.scale, enable_gqa=shared
-        )
+            options = {"scale": self.scale, "enable_gqa": self.n_kv_heads != self.n_heads}
+            heads = self.kernel(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=context.is_causal, **options)
+        return tap("out", self.o(tap("heads", heads).transpose(1, 2).flatten(2)))
 
 
 def explicit_attention(
@@ -118,32 +82,34 @@ def explicit_attention(
     k: Float[Tensor, "B G S K"],
     v: Float[Tensor, "B G S U"],
     scale: float,
-    mask: Bool[Tensor, "*#m T S"] | None,
-    bias: Float[Tensor, "#B H T S"] | None,
-    tap: Tap,
+    mask: Shaped[Tensor, "*#m #T S"] | None = None,
+    is_causal: bool = False,
     dropout: float = 0.0,
+    tap: Tap = NO_TAP,
 ) -> Float[Tensor, "B H T U"]:
-    """The definition, line by line. Softmax of half-precision scores is taken in float32."""
+    """The definition, line by line. The softmax of half-precision scores is computed in float32.
+
+    `mask` is boolean, True = may attend, or a bias that is added to the scores.
+    """
     sharing = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(sharing, dim=1), v.repeat_interleave(sharing, dim=1)  # (B, H, S, ·)
     scores = q @ k.transpose(-1, -2) * scale  # (B, H, T, S)
-    if bias is not None:
-        scores = scores + bias
-    if mask is not None:
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=k.device).tril()
+    if mask is not None and mask.dtype is torch.bool:
         scores = scores.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
     scores = tap("scores", scores)
     exact = torch.promote_types(scores.dtype, torch.float32)
     pattern = tap("pattern", scores.softmax(-1, dtype=exact).to(scores.dtype))
     return F.dropout(pattern, dropout) @ v
 
 
-def split(x: Float[Tensor, "B T N"], heads: int) -> Float[Tensor, "B H T K"]:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def place(
-    x: Float[Tensor, "B T N"], heads: int, norm: nn.Module | None, rotation: Rotation | None
+def to_heads(
+    x: Float[Tensor, "B T N"], n_heads: int, norm: nn.Module | None = None, rotation: Rotation | None = None
 ) -> Float[Tensor, "B H T K"]:
-    """Projected queries or keys by heads, normed and rotated."""
-    x = split(x, heads) if norm is None else norm(split(x, heads))
-    return x if rotation is None else apply_rotation(x, rotation)
+    """Split the last dimension into heads, then apply QK-norm and rotary positions."""
+    heads = x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+    heads = heads if norm is None else norm(heads)
+    return heads if rotation is None else apply_rotation(heads, rotation)

@@ -1,26 +1,26 @@
-"""Keys and values of tokens already seen, so that a new token costs one row and not a whole pass.
+"""The KV cache: keys and values of earlier tokens, so that a new token costs one position and not a whole pass.
 
-A `Cache` holds one store per layer plus what all layers share: how many tokens came, which were real, where they stood.
-The model calls `append` once per forward, before the layers run; each layer then calls its store's `extend`.
+A `Cache` holds one layer cache per layer, plus what all layers share: the number of tokens, which of them are real, and
+their positions. The model calls `append` once per forward pass, before the layers run; each layer then calls `extend`.
 
-Kinds of store: `Growing` (concatenates; gradients flow), `Static` (writes into buffers made once; no gradients),
-`Windowed` (keeps what a sliding window can still see).
+Kinds of layer cache: `Growing` (concatenates; gradients flow), `Static` (writes into preallocated buffers; no
+gradients), `Windowed` (keeps what a sliding window can still attend to).
 """
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from glassformer.config.choices import CacheKind
 from glassformer.shapes import Bool, Float, Int
 
-CacheKind = Literal["growing", "static", "windowed"]
 KV = tuple[Tensor, Tensor]
 
 
 @runtime_checkable
-class Store(Protocol):
-    """One layer's keys (B,G,S,K) and values (B,G,S,U). The last column returned by `extend` is the newest token."""
+class LayerCache(Protocol):
+    """Keys (B,G,S,K) and values (B,G,S,U) of one layer. The last position returned by `extend` is the newest token."""
 
     def extend(self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T U"]) -> KV: ...
 
@@ -32,7 +32,7 @@ class Store(Protocol):
 
 
 class Growing:
-    """Concatenates. Simple, differentiable, and a copy of everything at each step."""
+    """Concatenate old and new: simple and differentiable, but it copies everything at each step."""
 
     def __init__(self) -> None:
         self.k: Tensor | None = None
@@ -58,7 +58,7 @@ class Growing:
 
 
 class Windowed(Growing):
-    """Growing, but forgets what no later query can see; keeps `slack` tokens more, so that `crop` can roll back."""
+    """Growing, but drops what no later query can attend to; keeps `slack` tokens more, so that `crop` can roll back."""
 
     def __init__(self, window: int, slack: int):
         super().__init__()
@@ -76,7 +76,7 @@ class Windowed(Growing):
         if dropped > self.slack and held < length + dropped:
             raise ValueError(
                 f"cannot crop {dropped} tokens off a windowed cache that keeps {self.slack} beyond its window: "
-                f"they are forgotten. Make the cache with slack={dropped} or more, or use a growing one."
+                f"they are gone. Create the cache with slack={dropped} or more, or use a growing one."
             )
         super().crop(held - dropped, dropped)
 
@@ -121,35 +121,60 @@ class Static:
 
 
 class Cache:
-    """The memory of one sequence batch. `len(cache)` tokens are in it; `crop` rolls back; `reorder` follows beams."""
+    """The KV cache of a batch. `len(cache)` tokens are in it; `crop` rolls back; `reorder` follows beams."""
 
     def __init__(self, device: torch.device, capacity: int | None = None, fixed: bool = False):
         self.device, self.capacity, self.fixed = device, capacity, fixed
-        self.layers: list[Store] = []
+        self.layers: list[LayerCache] = []
         self.cross: list[KV | None] = []
         """Keys and values of the encoder's output, per layer; filled at the first decoder step."""
         self.length = 0
         self.new = 0
-        """Tokens of the forward under way (or the last one): they occupy the indices length - new to length."""
+        """Tokens of the current (or last) forward pass: they have the indices length - new to length - 1."""
         self.counter = torch.zeros((), dtype=torch.long, device=device) if fixed else None
-        """`length` before the current forward, on the device, where a captured graph can read and advance it."""
+        """`length` before the current forward pass, on the device, where a captured CUDA graph can advance it."""
         self.positions: Tensor | None = None
-        """(B, length) position numbers; None while they are 0, 1, 2, ... in every row."""
+        """(B, length) position ids; None while they are 0, 1, 2, ... in every sequence."""
         self.real: Tensor | None = None
         """(B, length), False at padding; None while all tokens are real."""
 
     def __len__(self) -> int:
         return self.length
 
-    def append(self, new: int, positions: Int[Tensor, "#B T"] | None, real: Bool[Tensor, "B T"] | None) -> None:
-        """Take note of `new` tokens. `positions` and `real` are None when they merely go on counting."""
-        if self.capacity is not None and self.length + new > self.capacity:
+    @property
+    def n_keys(self) -> int:
+        """Number of key positions: those filled, or the whole buffer if shapes are fixed."""
+        return self.capacity if self.fixed and self.capacity else self.length
+
+    def append(
+        self, new: int, positions: Int[Tensor, "#B T"] | None = None, real: Bool[Tensor, "B T"] | None = None
+    ) -> Int[Tensor, "#B T"]:
+        """Record `new` tokens and return their positions: those given, or counted on from the last real token."""
+        if self.capacity is not None:
+            self._require_room(new, self.capacity)
+        if positions is not None or real is not None or self.positions is not None or self.real is not None:
+            positions = self._append_explicit(new, positions, real)
+        if self.counter is not None:
+            self.counter += self.new
+        self.length, self.new = self.length + new, new
+        return self.query_index()[None] if positions is None else positions
+
+    def _require_room(self, new: int, capacity: int) -> None:
+        if self.length + new > capacity:
             raise ValueError(
-                f"{new} tokens do not fit a cache of capacity {self.capacity} that holds {self.length}. "
+                f"{new} tokens do not fit a cache of capacity {capacity} that holds {self.length}. "
                 "Make the cache larger, or crop it first."
             )
-        if positions is not None or self.positions is not None:
-            positions = self.default_positions(new) if positions is None else positions
+
+    def _append_explicit(
+        self, new: int, positions: Int[Tensor, "#B T"] | None, real: Bool[Tensor, "B T"] | None
+    ) -> Int[Tensor, "#B T"]:
+        """Keep position ids and the padding mask of every token, once they are not simply 0, 1, 2, ..."""
+        counted = positions is None and real is None and self.positions is None
+        if positions is None:
+            ahead = torch.arange(new, device=self.device)[None] if real is None else real.long().cumsum(1) - 1
+            positions = (self.next_position() + ahead).clamp(min=0)
+        if not counted:
             self.positions = _append(self._known_positions(), positions)
         if real is not None or self.real is not None:
             held = self.real
@@ -158,16 +183,10 @@ class Cache:
                 held = torch.ones(rows, self.length, dtype=torch.bool, device=self.device)
             real = torch.ones(held.shape[0], new, dtype=torch.bool, device=self.device) if real is None else real
             self.real = _append(held, real)
-        if self.counter is not None:
-            self.counter += self.new
-        self.length, self.new = self.length + new, new
-
-    def default_positions(self, new: int) -> Int[Tensor, "#B T"]:
-        """Positions of the next `new` real tokens: they go on from the largest position of each row."""
-        ahead = torch.arange(new, device=self.device)[None]
-        return self.next_position() + ahead
+        return positions
 
     def next_position(self) -> Int[Tensor, "#B 1"]:
+        """The position of the next real token: one more than the largest position of each sequence."""
         if self.positions is None:
             return torch.full((1, 1), self.length, device=self.device)
         held = self.positions if self.real is None else self.positions.masked_fill(~self.real, -1)
@@ -175,14 +194,22 @@ class Cache:
             return held.new_zeros(held.shape[0], 1)
         return held.max(dim=1, keepdim=True).values + 1
 
+    def last_position(self, new: Int[Tensor, "#B T"]) -> int | None:
+        """The largest position so far, where it is known without waiting for a device."""
+        if self.positions is None:
+            return self.n_keys - 1  # a captured step is replayed at later positions, up to the end of the buffer
+        if new.device.type != "cpu" or torch.compiler.is_compiling() or int(new.min()) < 0:
+            return None
+        return int(new.max())
+
     def query_index(self) -> Int[Tensor, "T"]:
-        """Indices of the tokens of the current forward."""
+        """Indices of the new tokens."""
         ahead = torch.arange(self.new, device=self.device)
         return ahead + (self.length - self.new if self.counter is None else self.counter)
 
     def key_index(self) -> Int[Tensor, "S"]:
-        """Indices of all keys: those seen, or the whole buffer when shapes are fixed."""
-        return torch.arange(self.capacity if self.fixed and self.capacity else self.length, device=self.device)
+        """Indices of all keys."""
+        return torch.arange(self.n_keys, device=self.device)
 
     def key_positions(self) -> Int[Tensor, "#B S"]:
         if self.positions is None:
@@ -193,21 +220,21 @@ class Cache:
         return None if self.real is None else self._padded(self.real)
 
     def _padded(self, held: Tensor) -> Tensor:
-        missing = len(self.key_index()) - held.shape[1]
+        missing = self.n_keys - held.shape[1]
         return torch.nn.functional.pad(held, (0, missing)) if missing else held
 
     def _known_positions(self) -> Tensor:
         return torch.arange(self.length, device=self.device)[None] if self.positions is None else self.positions
 
     def crop(self, length: int) -> None:
-        """Forget everything after the first `length` tokens."""
+        """Drop everything after the first `length` tokens."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot crop to {length} tokens: the cache holds {self.length}.")
         dropped = self.length - length
         if dropped == 0:
             return
-        for store in self.layers:
-            store.crop(length, dropped)
+        for layer in self.layers:
+            layer.crop(length, dropped)
         self.positions = None if self.positions is None else self.positions[:, :length]
         self.real = None if self.real is None else self.real[:, :length]
         self.length, self.new = length, 0
@@ -215,9 +242,9 @@ class Cache:
             self.counter.fill_(length)
 
     def reorder(self, rows: Int[Tensor, "N"]) -> None:
-        """Row i becomes a copy of the present row rows[i]: a beam follows its parent."""
-        for store in self.layers:
-            store.reorder(rows)
+        """Sequence i becomes a copy of the present sequence rows[i]: a beam follows its parent."""
+        for layer in self.layers:
+            layer.reorder(rows)
         self.cross = [kv and (kv[0].index_select(0, rows), kv[1].index_select(0, rows)) for kv in self.cross]
         if self.positions is not None and self.positions.shape[0] > 1:
             self.positions = self.positions.index_select(0, rows)
@@ -227,7 +254,7 @@ class Cache:
     def n_bytes(self) -> int:
         """Bytes held in keys and values, cross-attention's included."""
         cross = sum(t.numel() * t.element_size() for kv in self.cross if kv for t in kv)
-        return cross + sum(store.n_bytes() for store in self.layers)
+        return cross + sum(layer.n_bytes() for layer in self.layers)
 
 
 def _append(held: Tensor, new: Tensor) -> Tensor:
@@ -244,13 +271,13 @@ def build_cache(
     fixed: bool = False,
     n_cross: int = 0,
 ) -> Cache:
-    """A cache for layers with these windows (None: unlimited)."""
+    """Create an empty cache for layers with these windows (None: unlimited)."""
     if kind == "static" and capacity is None:
-        raise ValueError("a static cache is made to measure: give capacity, the most tokens it will hold.")
+        raise ValueError("a static cache has a fixed size: pass capacity, the maximum number of tokens.")
     if kind == "windowed" and all(w is None for w in windows):
-        raise ValueError("a windowed cache would forget what this model still attends to: no layer has a window.")
+        raise ValueError("a windowed cache needs layers with a window, and no layer of this model has one.")
     if kind not in ("growing", "static", "windowed"):
-        raise ValueError(f"cache kind {kind!r} is not known. Use 'growing', 'static' or 'windowed'.")
+        raise ValueError(f"cache kind {kind!r} is not supported. Use 'growing', 'static' or 'windowed'.")
     cache = Cache(device, capacity if kind == "static" else None, fixed and kind == "static")
     for width in windows:
         if kind == "static":

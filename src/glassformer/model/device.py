@@ -4,15 +4,18 @@ The choice is a function of the call and of what the machine can do (its GPU, it
 timing: a busy moment must not change the dtype of a run. Timings are only reported.
 """
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
 
 import torch
 
-from glassformer.cxx import processor_flags
+from glassformer.config.choices import Device
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = get_args(Device)
 WIDE = 256
 """Model width from which training on a CPU gains from bfloat16: below it, the casts cost more than the matmuls save."""
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
@@ -69,6 +72,9 @@ def choose_for_training(device: str = "auto", precision: str = "auto", width: in
 AGREE = 0.1
 """The best three rounds of a measurement must agree within this fraction: otherwise other work disturbed all rounds."""
 BEST = 3
+SHARE = 0.6
+"""Least CPU time of the fastest round as a fraction of its wall time on one core. Below it the process had to wait for
+a core: on a busy machine all rounds can last the same few time slices of the scheduler, and then agree."""
 SECONDS = 1.0
 """Time limit of one measurement, per dtype."""
 
@@ -82,11 +88,15 @@ class Throughput:
     size: int
     rounds: int
     disturbed: bool
-    """True if the fastest rounds do not agree: the number is then only a lower bound."""
+    """True if the fastest rounds do not agree or had to wait for a core: the number is then only a lower bound."""
 
 
 def measure_throughput(
-    device: str, dtype: torch.dtype, size: int = 1024, clock: Callable[[], float] = time.perf_counter
+    device: str,
+    dtype: torch.dtype,
+    size: int = 1024,
+    clock: Callable[[], float] = time.perf_counter,
+    cpu_clock: Callable[[], float] = time.process_time,
 ) -> Throughput:
     """Measure matmuls of size x size until the best three rounds agree within 10 %, or a second has passed.
 
@@ -99,11 +109,14 @@ def measure_throughput(
             break
     a = _operand(device, dtype, size)
     _round(a, clock)  # warm-up
-    began, times = clock(), list[float]()
+    began, times, shares = clock(), list[float](), list[float]()
     while True:
+        used = cpu_clock()
         times.append(_round(a, clock))
+        shares.append((cpu_clock() - used) / max(times[-1], 1e-9))
         best = sorted(times)[:BEST]
         agree = len(times) > BEST and best[-1] <= (1 + AGREE) * best[0]
+        agree = agree and (device != "cpu" or shares[times.index(best[0])] >= SHARE)
         if agree or (len(times) >= BEST and clock() - began > SECONDS):
             return Throughput(2 * size**3 / best[0] / 1e9, size, len(times), not agree)
 
@@ -129,3 +142,17 @@ def _round(a: torch.Tensor, clock: Callable[[], float]) -> float:
 def _operand(device: str, dtype: torch.dtype, size: int) -> torch.Tensor:
     own = torch.Generator().manual_seed(0)  # the global generator may belong to a run that must be reproducible
     return torch.randn(size, size, generator=own).to(device, dtype)
+
+
+def processor_flags() -> frozenset[str]:
+    """Return the instruction sets that the system lists for its processor; empty where it lists none."""
+    return frozenset(processor_description().split())
+
+
+def processor_description() -> str:
+    """Return the lines of /proc/cpuinfo that name the processor and its instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))

@@ -1,6 +1,5 @@
 """The position-wise part of a block: dense, gated, or a mixture of either (moe.py)."""
 
-import math
 from collections.abc import Callable
 from typing import assert_never
 
@@ -12,21 +11,10 @@ from glassformer import config as c
 from glassformer.model.tap import Tap
 from glassformer.shapes import Float
 
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    """x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u).
-
-    Compiled for a GPU, tanh is a call of many instructions and sigmoid is two: reading and writing then take longer.
-    """
-    if torch.compiler.is_compiling() and x.is_cuda:
-        return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
-    return F.gelu(x, approximate="tanh")
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,  # exact: x * Phi(x)
-    "gelu_tanh": lambda x: _gelu_tanh(x),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "relu2": lambda x: F.relu(x).square(),
     "tanh": torch.tanh,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from glassformer import config as c
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq
 
 # Pattern of the parameter's name -> distribution. First match wins; a name that matches none is an error.

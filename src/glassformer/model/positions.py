@@ -1,7 +1,7 @@
-"""Where a token stands: what is added to the embedding, how queries and keys are rotated, what biases the scores.
+"""Position schemes: what is added to the embedding, how queries and keys are rotated, what biases the scores.
 
-Every scheme answers the same four questions (`add`, `infusion`, `rotation`, `bias`) and returns nothing for those that
-do not concern it, so attention and blocks never ask which scheme is in use.
+Every scheme has the same four methods (`add`, `qk_embedding`, `rotation`, `bias`). Those that do not concern it do
+nothing, so attention and blocks never ask which scheme is in use.
 """
 
 import math
@@ -14,7 +14,7 @@ from glassformer import config as c
 from glassformer.shapes import Float, Int
 
 TABLE_LIMIT = 2**17
-"""Positions beyond are not tabled: a rare long one must not fill the memory."""
+"""Positions beyond this are computed directly: a rare large position must not fill the memory with a table."""
 
 
 class Rotation(NamedTuple):
@@ -26,22 +26,26 @@ class Rotation(NamedTuple):
 
 
 class NoPosition(nn.Module):
-    """Adds, rotates and biases nothing. The base of the others: each overrides what it does."""
+    """No positions at all; the base class of the other schemes, each of which overrides what it does."""
+
+    has_bias = False
+    """Whether `bias` returns anything."""
 
     def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
         return x
 
-    def infusion(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
-        """What queries and keys of every block read beside their input."""
+    def qk_embedding(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
+        """Position embedding that is added to the input of queries and keys in every block."""
         return None
 
     def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None) -> Rotation | None:
-        """`last` is a bound on the positions where one is known without looking at them."""
+        """Cosines and sines for these positions. `last` is an upper bound on them, where one is known."""
         return None
 
     def bias(
         self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
+        """What is added to the scores, for queries and keys at these positions."""
         return None
 
 
@@ -71,32 +75,32 @@ class Sinusoidal(NoPosition):
         return x + sinusoids(positions, x.shape[-1], self.spec).to(x.dtype)
 
 
-class InfusedLearned(Learned):
-    """The table's vectors, not added to the stream but read by queries and keys."""
+class LearnedQueryKey(Learned):
+    """A learned table that is not added to the residual stream, but to the input of queries and keys."""
 
     def add(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
         return x
 
-    def infusion(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
+    def qk_embedding(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
         return self.vectors(positions).to(dtype)
 
 
-class InfusedSinusoidal(NoPosition):
-    """Waves that queries and keys read."""
+class SinusoidalQueryKey(NoPosition):
+    """Sinusoids that are added to the input of queries and keys."""
 
     def __init__(self, spec: c.Sinusoidal, d_model: int):
         super().__init__()
         self.spec, self.d_model = spec, d_model
 
-    def infusion(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
+    def qk_embedding(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"] | None:
         return sinusoids(positions, self.d_model, self.spec).to(dtype)
 
 
 class Rotary(NoPosition):
     """Rotates each pair (a, b) of q and k to (a cos - b sin, a sin + b cos) by its angle position * frequency.
 
-    Cosines and sines are looked up in a table made once: computed in place, a compiler would repeat them, in float64,
-    for every head of every layer.
+    Cosines and sines are looked up in a table that is computed once: a compiler would otherwise repeat the computation,
+    in float64, for every head of every layer.
     """
 
     def __init__(self, spec: c.Rotary, d_head: int):
@@ -122,25 +126,29 @@ class Rotary(NoPosition):
 
 
 class Alibi(NoPosition):
-    """-slope_h * |query position - key position| on the scores: distance costs, the more the steeper the head."""
+    """-slope_h * |query position - key position| on the scores: a linear penalty on distance, one slope per head."""
+
+    has_bias = True
 
     def __init__(self, n_heads: int):
         super().__init__()
         self.n_heads = n_heads
-        self.held: dict[torch.device, Tensor] = {}
+        self.slopes: dict[torch.device, Tensor] = {}
 
     def bias(
         self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
         distance = (queries[:, :, None] - keys[:, None, :]).abs()  # (B, T, S)
-        if keys.device not in self.held:
-            self.held[keys.device] = torch.tensor(alibi_slopes(self.n_heads), dtype=torch.float64, device=keys.device)
-        slopes = self.held[keys.device]
+        if keys.device not in self.slopes:
+            self.slopes[keys.device] = torch.tensor(alibi_slopes(self.n_heads), dtype=torch.float64, device=keys.device)
+        slopes = self.slopes[keys.device]
         return (-slopes[:, None, None] * distance[:, None]).to(dtype)
 
 
 class T5Bias(NoPosition):
     """table[bucket(key position - query position), head] on the scores."""
+
+    has_bias = True
 
     def __init__(self, spec: c.T5Bias, n_heads: int, causal: bool):
         super().__init__()
@@ -159,7 +167,7 @@ def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
         case c.NoPosition():
             return NoPosition()
         case c.Learned(offset=offset):
-            assert cfg.max_len is not None  # the config saw to it
+            assert cfg.max_len is not None  # validated by the config
             return Learned(cfg.max_len + offset, cfg.d_model, offset)
         case c.Sinusoidal():
             return Sinusoidal(cfg.position)
@@ -169,11 +177,11 @@ def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
             return Alibi(cfg.n_heads)
         case c.T5Bias():
             return T5Bias(cfg.position, cfg.n_heads, causal)
-        case c.Infused(vectors=vectors):
+        case c.QueryKeyPosition(vectors=vectors):
             if isinstance(vectors, c.Sinusoidal):
-                return InfusedSinusoidal(vectors, cfg.d_model)
+                return SinusoidalQueryKey(vectors, cfg.d_model)
             assert cfg.max_len is not None
-            return InfusedLearned(cfg.max_len + vectors.offset, cfg.d_model, vectors.offset)
+            return LearnedQueryKey(cfg.max_len + vectors.offset, cfg.d_model, vectors.offset)
         case _:
             assert_never(cfg.position)
 
@@ -207,11 +215,11 @@ def rotary_frequencies(spec: c.Rotary, rotated: int, device: torch.device) -> tu
 
 
 def _yarn(frequencies: Tensor, base: float, rotated: int, s: c.YarnScaling) -> tuple[Tensor, float]:
-    def pair_turning(times: float) -> float:
-        """The (fractional) pair that makes `times` full turns over the original context."""
+    def pair_rotating(times: float) -> float:
+        """The (fractional) pair that makes `times` full rotations over the original context."""
         return rotated * math.log(s.original_max_len / (times * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = pair_turning(s.beta_fast), pair_turning(s.beta_slow)
+    low, high = pair_rotating(s.beta_fast), pair_rotating(s.beta_slow)
     if s.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotated - 1)
@@ -222,29 +230,29 @@ def _yarn(frequencies: Tensor, base: float, rotated: int, s: c.YarnScaling) -> t
 
 
 def _llama3(frequencies: Tensor, s: c.Llama3Scaling) -> Tensor:
-    turns = s.original_max_len * frequencies / (2 * math.pi)  # full turns over the original context
+    turns = s.original_max_len * frequencies / (2 * math.pi)  # full rotations over the original context
     keep = ((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(0, 1)
     return frequencies * (keep + (1 - keep) / s.factor)
 
 
 def apply_rotation(x: Float[Tensor, "B N T K"], rotation: Rotation) -> Float[Tensor, "B N T K"]:
-    """Turn the first R components of every head; the rest pass through."""
+    """Rotate the first R components of every head; the rest pass through."""
     # in x's own dtype: under autocast the stream is float32 and queries are not, and should stay so
     cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
     rotated = 2 * cos.shape[-1]
-    turning, still = x[..., :rotated], x[..., rotated:]
+    to_rotate, rest = x[..., :rotated], x[..., rotated:]
     if rotation.pairing == "halves":
-        a, b = turning.chunk(2, dim=-1)
+        a, b = to_rotate.chunk(2, dim=-1)
     else:
-        a, b = turning[..., 0::2], turning[..., 1::2]
-    turned = [a * cos - b * sin, a * sin + b * cos]
+        a, b = to_rotate[..., 0::2], to_rotate[..., 1::2]
+    parts = [a * cos - b * sin, a * sin + b * cos]
     if rotation.pairing == "halves":
-        return torch.cat([*turned, still], dim=-1)
-    return torch.cat([torch.stack(turned, dim=-1).flatten(-2), still], dim=-1)
+        return torch.cat([*parts, rest], dim=-1)
+    return torch.cat([torch.stack(parts, dim=-1).flatten(-2), rest], dim=-1)
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """One slope per head. A count that is no power of two borrows every other slope of the next one."""
+    """One slope per head. For other head counts than powers of two, the rest is every other slope of the next power."""
     power = 2 ** int(math.log2(n_heads))
     slopes = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
     borrowed = [2.0 ** (-8 * h / (2 * power)) for h in range(1, 2 * (n_heads - power), 2)]

@@ -7,26 +7,26 @@ with no tap the call is an identity and attention takes its fused path.
 Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` before `embed`, `block` and `final`):
 
     embed                            (B,T,D)  tokens (+ segments, + positions, normed)
-    block.I.resid_pre                (B,T,D)  the stream entering block I
-    block.I.attention.normed         (B,T,D)  what attention reads (pre-norm and parallel placement), infused
+    blocks.I.resid_pre                (B,T,D)  the stream entering block I
+    blocks.I.attention.normed         (B,T,D)  what attention reads (pre-norm and parallel placement), infused
                                               positions not yet added
-    block.I.attention.q              (B,H,T,K)  after QK-norm and rotation
-    block.I.attention.k              (B,G,S,K)  cached and new
-    block.I.attention.v              (B,G,S,U)
-    block.I.attention.scores         (B,H,T,S)  scaled, biased and masked: what softmax reads
-    block.I.attention.pattern        (B,H,T,S)
-    block.I.attention.heads          (B,H,T,U)  pattern @ v, before the output projection
-    block.I.attention.out            (B,T,D)    what is added to the stream
-    block.I.cross.*                  the same, over the encoder's output
-    block.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward; an
+    blocks.I.attention.q              (B,H,T,K)  after QK-norm and rotation
+    blocks.I.attention.k              (B,G,S,K)  cached and new
+    blocks.I.attention.v              (B,G,S,U)
+    blocks.I.attention.scores         (B,H,T,S)  scaled, biased and masked: what softmax reads
+    blocks.I.attention.pattern        (B,H,T,S)
+    blocks.I.attention.heads          (B,H,T,U)  pattern @ v, before the output projection
+    blocks.I.attention.out            (B,T,D)    what is added to the stream
+    blocks.I.cross.*                  the same, over the encoder's output
+    blocks.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward; an
                                               attention-only block has no feedforward.* sites
-    block.I.feedforward.normed       (B,T,D)
-    block.I.feedforward.pre          (B,T,F)  before the activation (a gate's, when gated)
-    block.I.feedforward.post         (B,T,F)  what the down projection reads
-    block.I.feedforward.router       (B,T,E)  probabilities over experts
-    block.I.feedforward.choice       (B,T,A)  experts chosen
-    block.I.feedforward.out          (B,T,D)
-    block.I.resid_post               (B,T,D)
+    blocks.I.feedforward.normed       (B,T,D)
+    blocks.I.feedforward.pre          (B,T,F)  before the activation (a gate's, when gated)
+    blocks.I.feedforward.post         (B,T,F)  what the down projection reads
+    blocks.I.feedforward.router       (B,T,E)  probabilities over experts
+    blocks.I.feedforward.choice       (B,T,A)  experts chosen
+    blocks.I.feedforward.out          (B,T,D)
+    blocks.I.resid_post               (B,T,D)
     final                            (B,T,D)  what the head reads
     logits                           (B,T,V)
 """

@@ -1,4 +1,4 @@
-"""The three models. They compute logits, nothing else: loss, sampling and optimisers live elsewhere."""
+"""The three models. They compute logits, nothing else: loss, sampling and optimizers live elsewhere."""
 
 from typing import Any
 
@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from glassformer import config as c
 from glassformer.model.cache import Cache, CacheKind, build_cache
 from glassformer.model.feedforward import ACTIVATIONS
+from glassformer.model.inputs import Mask, check_inputs
 from glassformer.model.norm import build_norm
 from glassformer.model.stack import Stack
 from glassformer.model.tap import NO_TAP, Tap, scoped
 from glassformer.shapes import Bool, Float, Int
-
-Mask = Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None
 
 
 class Embed(nn.Module):
@@ -29,21 +28,16 @@ class Embed(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B T"], segments: Int[Tensor, "#B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        _check_ids(tokens, self.tokens.num_embeddings, "token", "vocabulary")
         x = self.tokens(tokens)
         if self.scale != 1:
             x = x * self.scale
-        if self.segments is None:
-            if segments is not None:
-                raise ValueError("segments were given to a model without segment embeddings: leave them out.")
-            return x
-        segments = torch.zeros_like(tokens) if segments is None else segments
-        _check_ids(segments, self.segments.num_embeddings, "segment", "segments")
-        return x + self.segments(segments)
+        if self.segments is not None:
+            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
+        return x
 
 
 class Head(nn.Module):
-    """From the stream to logits. A tied head owns no matrix: it is handed the token table, the same Parameter."""
+    """From the residual stream to logits. A tied head has no matrix of its own: it uses the token embedding."""
 
     def __init__(self, cfg: c.ModelConfig, spec: c.Head):
         super().__init__()
@@ -63,7 +57,7 @@ class Head(nn.Module):
 
 
 class _Model(nn.Module):
-    """What the three share: a config, an embedding, a head."""
+    """What the three models share: a config, an embedding, a head."""
 
     def __init__(self, cfg: c.ModelConfig):
         super().__init__()
@@ -71,7 +65,7 @@ class _Model(nn.Module):
         self.embed = Embed(cfg)
 
     def logits(self, hidden: Float[Tensor, "B T D"], tap: Tap = NO_TAP) -> Float[Tensor, "B T V"]:
-        """The head alone, over what `encode` (an encoder-decoder: `decode_hidden`) gave."""
+        """The head alone, on the output of `encode` (for an encoder-decoder: of `decode_hidden`)."""
         head: Any = self.head
         if head is None:
             raise ValueError("this model has no head (config.head is None): use encode() for its hidden states.")
@@ -83,7 +77,7 @@ class _Model(nn.Module):
 
 
 class DecoderLM(_Model):
-    """Decoder-only: logits (B,T,V) of the next token at every place, from that place and those before it."""
+    """Decoder-only: logits (B,T,V) of the next token at every position, from that position and earlier ones."""
 
     def __init__(self, cfg: c.DecoderConfig):
         super().__init__(cfg)
@@ -103,7 +97,7 @@ class DecoderLM(_Model):
         cache: Cache | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T V"]:
-        """`mask` is (B,T), real tokens, or (B,T,S), the whole pattern. With a cache, give the new tokens only."""
+        """`mask` is (B,T), True at real tokens, or (B,T,S), the pattern. With a cache, pass only the new tokens."""
         return self.logits(self.encode(tokens, mask, positions, segments, cache, tap), tap)
 
     def encode(
@@ -115,8 +109,8 @@ class DecoderLM(_Model):
         cache: Cache | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T D"]:
-        """What the head reads."""
-        _check_input(tokens, mask)
+        """Hidden states (B,T,D) after the final norm: the input of the head."""
+        check_inputs(self.embed, self.decoder, tokens, mask, positions, segments, cache)
         return self.decoder(self.embed(tokens, segments), mask, positions, cache, tap)
 
     def new_cache(
@@ -127,7 +121,7 @@ class DecoderLM(_Model):
 
 
 class EncoderLM(_Model):
-    """Encoder-only: the decoder without its causal mask. Logits are of the token at each place itself (masked LM)."""
+    """Encoder-only: no causal mask. Logits (B,T,V) are of the token at each position itself (masked LM)."""
 
     def __init__(self, cfg: c.EncoderConfig):
         super().__init__(cfg)
@@ -157,18 +151,18 @@ class EncoderLM(_Model):
         segments: Int[Tensor, "#B T"] | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T D"]:
-        _check_input(tokens, mask)
+        check_inputs(self.embed, self.encoder, tokens, mask, positions, segments)
         return self.encoder(self.embed(tokens, segments), mask, positions, None, tap)
 
     def pool(self, hidden: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
-        """tanh(W h_0 + b): BERT's sentence vector, read off the first token."""
+        """tanh(W h_0 + b): BERT's sentence vector, computed from the first token."""
         if self.pooler is None:
             raise ValueError("this model has no pooler: build it with pooler=True.")
         return torch.tanh(self.pooler(hidden[:, 0]))
 
 
 class Seq2Seq(_Model):
-    """Encoder-decoder: the decoder reads the encoder's output through cross-attention."""
+    """Encoder-decoder: the decoder attends to the encoder's output by cross-attention."""
 
     def __init__(self, cfg: c.Seq2SeqConfig):
         super().__init__(cfg)
@@ -200,7 +194,7 @@ class Seq2Seq(_Model):
         positions: Int[Tensor, "#B N"] | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B N D"]:
-        _check_input(source, mask)
+        check_inputs(self.embed, self.encoder, source, mask, positions)
         return self.encoder(self.embed(source), mask, positions, None, scoped(tap, "encoder."))
 
     def decode(
@@ -213,7 +207,7 @@ class Seq2Seq(_Model):
         cache: Cache | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T V"]:
-        """The decoder alone, over an encoder output computed before; None when the cache already holds its keys."""
+        """The decoder alone. `memory` is the output of `encode`; None if its keys and values are in the cache."""
         return self.logits(self.decode_hidden(target, memory, memory_mask, mask, positions, cache, tap), tap)
 
     def decode_hidden(
@@ -226,12 +220,12 @@ class Seq2Seq(_Model):
         cache: Cache | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T D"]:
-        """What the head reads."""
-        _check_input(target, mask)
+        """Hidden states (B,T,D) after the final norm: the input of the head."""
+        check_inputs(self.embed, self.decoder, target, mask, positions, None, cache)
         if memory is None and (cache is None or cache.length == 0):
-            raise ValueError("the decoder has nothing to read: give the encoder's output, or a cache that has seen it.")
+            raise ValueError("the decoder has no encoder output: pass `memory`, or a cache that holds its keys.")
         if memory_mask is not None and memory_mask.device.type == "cpu" and not bool(memory_mask.any(1).all()):
-            raise ValueError("a source row is all padding: cross-attention has nothing to read there. Drop the row.")
+            raise ValueError("a source sequence is all padding, so cross-attention has no keys: drop that sequence.")
         x = self.embed(target)
         return self.decoder(x, mask, positions, cache, scoped(tap, "decoder."), memory, memory_mask)
 
@@ -244,27 +238,3 @@ class Seq2Seq(_Model):
 
 
 Model = DecoderLM | EncoderLM | Seq2Seq
-
-
-def _check_input(tokens: Tensor, mask: Tensor | None) -> None:
-    if tokens.dim() != 2 or tokens.shape[0] == 0 or tokens.shape[1] == 0:
-        raise ValueError(f"tokens of shape {tuple(tokens.shape)}: a batch is (rows, length), neither of them empty.")
-    if mask is None:
-        return
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask has dtype {mask.dtype}: it must be boolean, True = real token (use mask.bool()).")
-    if mask.dim() == 2 and mask.shape != tokens.shape:
-        raise ValueError(
-            f"mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(tokens.shape)}: "
-            "it marks which of the new tokens are real."
-        )
-
-
-def _check_ids(ids: Tensor, size: int, what: str, where: str) -> None:
-    """On the CPU only: elsewhere looking at the ids would wait for the device, and the device itself complains."""
-    if ids.device.type != "cpu" or torch.compiler.is_compiling() or ids.numel() == 0:
-        return
-    lowest, highest = int(ids.min()), int(ids.max())
-    if lowest < 0 or highest >= size:
-        bad = lowest if lowest < 0 else highest
-        raise ValueError(f"{what} id {bad} is outside the {where} of {size} (0 to {size - 1}).")

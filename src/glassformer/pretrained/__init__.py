@@ -1,4 +1,4 @@
-"""Small models that come with the package, each trained here by a recipe in recipes/ and kept with its run.toml."""
+"""Small models bundled with the package, each trained from a recipe in recipes/ and stored with its run.toml."""
 
 from pathlib import Path
 
@@ -6,6 +6,6 @@ NAMES = ("bard", "induction")
 
 
 def folder(name: str) -> Path | None:
-    """The model folder of a bundled model; None when there is none of that name."""
+    """Return the folder of a bundled model; None if there is no model of that name."""
     path = Path(__file__).parent / name
     return path if name in NAMES and (path / "model.safetensors").exists() else None

@@ -1,7 +1,11 @@
-"""The oracle: a whole Transformer in NumPy and float64, forward and backward, for checking and for reading.
+"""The oracle: a complete Transformer in NumPy float64, forward and backward, written to be checked and to be read.
 
-It imports numpy and `glassformer.config` and nothing else; the engine is never consulted. A reader starts with
-`forward.py` and follows its imports down, then reads `backward.py` the same way; `decode.py` writes text with it.
+It imports numpy and `glassformer.config` and nothing else, so it shares no code with `glassformer.model`. Start with
+`forward.py` and follow its imports down, then read `backward.py` in the same way. `decode.py` generates text with it.
+
+Shapes use the letters of docs/shapes.md: B batch, T query positions, S key positions, D model width, H query heads,
+G key/value heads, K query/key width of a head, U value width of a head, F feed-forward width, E experts, A active
+experts, L layers, V vocabulary size, W window.
 """
 
 from glassformer.reference.backward import loss, loss_and_gradients, loss_and_gradients_seq2seq, sgd

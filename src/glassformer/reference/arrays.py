@@ -1,10 +1,10 @@
-"""The types of the oracle, and the two functions that walk its dotted names.
+"""Array types of the oracle, and two functions for the dotted names of its parameters.
 
-Everything is a NumPy array in float64. Parameters, saved values and gradients are flat dicts from a dotted name to an
-array; a layer sees only its own part of the dict, under short names:
+Every array is NumPy float64. Parameters, saved activations and gradients are flat dicts from a dotted name to an array.
+A layer receives only its own part of the dict, with the prefix removed:
 
-    under({"attention.q.weight": w, "norm.weight": g}, "attention")  ->  {"q.weight": w}
-    over({"q.weight": w}, "attention")                               ->  {"attention.q.weight": w}
+    select_prefix({"attention.q.weight": w, "norm.weight": g}, "attention")  ->  {"q.weight": w}
+    add_prefix({"q.weight": w}, "attention")                                 ->  {"attention.q.weight": w}
 """
 
 import numpy as np
@@ -12,20 +12,21 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-"""True means may attend, or is a real token."""
+"""Boolean mask. In an attention mask True = may attend; in a padding mask True = real token."""
 Tokens = npt.NDArray[np.int64]
+"""Integer ids: token ids, position ids or segment ids."""
 Params = dict[str, Array]
-"""Parameters by the names of docs/shapes.md; gradients have the same type and the same names."""
+"""Parameters by the names of docs/shapes.md. Gradients use the same type and the same names."""
 Saved = dict[str, Array]
-"""What a forward function computed on the way: the sites a reader can look at, and what its backward needs."""
+"""Activations that a forward function saved: for inspection, and as inputs of its backward function."""
 
 
-def under(table: dict[str, Array], prefix: str) -> dict[str, Array]:
-    """The entries below `prefix`, with the prefix taken off."""
+def select_prefix(table: dict[str, Array], prefix: str) -> dict[str, Array]:
+    """Return the entries whose names start with `prefix.`, with that prefix removed."""
     start = prefix + "."
     return {name[len(start) :]: value for name, value in table.items() if name.startswith(start)}
 
 
-def over(table: dict[str, Array], prefix: str) -> dict[str, Array]:
-    """The same entries with `prefix` put in front of every name."""
+def add_prefix(table: dict[str, Array], prefix: str) -> dict[str, Array]:
+    """Return the same entries with `prefix.` added to every name."""
     return {f"{prefix}.{name}": value for name, value in table.items()}

@@ -1,11 +1,12 @@
-"""A whole Transformer, backward: the loss of a language model and its gradient, by hand, with no autograd.
+"""A complete Transformer, backward: the loss of a language model and its gradient, derived by hand, without autograd.
 
-Every function here undoes one function of forward.py: it is given the gradient of the loss with respect to that
-function's output and what that function saved, and returns the gradient with respect to its input and parameters. The
-residual stream carries the gradient down: x + f(x) passes d straight on and adds what comes back through f.
+Every function is the backward pass of one function of forward.py. It receives the activations that function saved and
+the gradient of the loss with respect to its output. It returns the gradient with respect to its input and parameters.
+Notation: d_y is the gradient of the loss with respect to y. A residual connection y = x + f(x) passes d_y on unchanged
+and adds the gradient that flows back through f.
 
-Works for a decoder (targets are the next tokens), for an encoder (targets are the hidden tokens, the rest ignored) and
-for an encoder-decoder.
+The model can be a decoder (targets are the next tokens), an encoder (targets are the masked-out tokens, all others are
+ignored) or an encoder-decoder.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,23 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from glassformer.config import Infused, Learned, ModelConfig, NoFeedForward, Seq2SeqConfig, T5Bias
-from glassformer.reference.arrays import Array, Params, Saved, Tokens, over, under
-from glassformer.reference.attention import Waves
+from glassformer.config import Learned, ModelConfig, NoFeedForward, QueryKeyPosition, Seq2SeqConfig, T5Bias
+from glassformer.reference.arrays import Array, Params, Saved, Tokens, add_prefix, select_prefix
+from glassformer.reference.attention import CosSin
 from glassformer.reference.backward_attention import attention_backward, t5_bias_backward
 from glassformer.reference.backward_feedforward import feedforward_backward
 from glassformer.reference.backward_ops import (
     IGNORE,
-    activation_slope,
+    activation_derivative,
     cross_entropy,
     cross_entropy_backward,
     linear_backward,
     lookup_backward,
     normalize_backward,
 )
-from glassformer.reference.forward import as_tokens, attention_waves, forward, head, run_seq2seq, run_stack
+from glassformer.reference.forward import as_tokens, forward, head, rotary_embedding, run_seq2seq, run_stack
 from glassformer.reference.masks import as_mask, default_positions
-from glassformer.reference.params import as_params, stack_name
+from glassformer.reference.params import as_params, layer_count, stack_name
 from glassformer.reference.positions import t5_buckets
 
 
@@ -41,10 +42,10 @@ def loss(
     targets: npt.ArrayLike,
     mask: npt.ArrayLike | None = None,
 ) -> float:
-    """Mean over the counted targets of -log p(target), with targets (B,T) beside tokens (B,T).
+    """Return the cross-entropy: the mean of -log p(target) over all targets other than -100.
 
-    targets[b,t] is what the logits at place t should predict, so for a decoder the token at t + 1: nothing is shifted
-    here. A target of -100 is not counted.
+    `targets` (B,T) has the shape of `tokens`. targets[b,t] is the label of the logits at position t: for a decoder, the
+    token at t + 1. This function does not shift the targets. A target of -100 is ignored.
     """
     return cross_entropy(forward(config, params, tokens, mask=mask), as_targets(config, targets))
 
@@ -56,17 +57,20 @@ def loss_and_gradients(
     targets: npt.ArrayLike,
     mask: npt.ArrayLike | None = None,
 ) -> tuple[float, Params]:
-    """The loss and its gradient with respect to every parameter, under the parameters' own names."""
-    weights, wanted = as_params(config, params), as_targets(config, targets)
+    """Return the loss and its gradient with respect to every parameter, under the names of the parameters.
+
+    The arguments are those of `loss`.
+    """
+    weights, labels = as_params(config, params), as_targets(config, targets)
     stack = stack_name(config)
     hidden, saved = run_stack(config, weights, stack, tokens, mask)
     logits, saved_head = head(config, weights, hidden)
     gradients = {name: np.zeros_like(value) for name, value in weights.items()}
-    d_hidden, head_gradients = head_backward(config, weights, saved_head, cross_entropy_backward(logits, wanted))
+    d_hidden, head_gradients = head_backward(config, weights, saved_head, cross_entropy_backward(logits, labels))
     _, stack_gradients = stack_backward(config, weights, stack, saved, d_hidden, tokens, mask)
-    _add(gradients, head_gradients)
-    _add(gradients, stack_gradients)
-    return cross_entropy(logits, wanted), gradients
+    _accumulate(gradients, head_gradients)
+    _accumulate(gradients, stack_gradients)
+    return cross_entropy(logits, labels), gradients
 
 
 def loss_and_gradients_seq2seq(
@@ -74,45 +78,54 @@ def loss_and_gradients_seq2seq(
     params: Mapping[str, Any],
     source: npt.ArrayLike,
     target: npt.ArrayLike,
-    wanted: npt.ArrayLike,
+    labels: npt.ArrayLike,
     source_mask: npt.ArrayLike | None = None,
     mask: npt.ArrayLike | None = None,
 ) -> tuple[float, Params]:
-    """The same for an encoder-decoder that reads source (B,S), is given target (B,T) and should predict wanted (B,T).
+    """Return the loss and gradients of an encoder-decoder for source (B,S), decoder input target (B,T), labels (B,T).
 
-    The decoder's cross-attentions all read one memory, so the encoder starts from the sum of their gradients.
+    Every cross-attention of the decoder reads the same memory, so the backward pass of the encoder starts from the sum
+    of their gradients.
     """
-    weights, labels = as_params(config, params), as_targets(config, wanted)
+    weights, label_ids = as_params(config, params), as_targets(config, labels)
     logits, saved = run_seq2seq(config, weights, source, target, source_mask, mask)
     gradients = {name: np.zeros_like(value) for name, value in weights.items()}
-    d_hidden, found = head_backward(config, weights, under(saved, "head"), cross_entropy_backward(logits, labels))
-    _add(gradients, found)
-    d_memory, found = stack_backward(config, weights, "decoder", under(saved, "decoder"), d_hidden, target, mask)
-    _add(gradients, found)
+    d_logits = cross_entropy_backward(logits, label_ids)
+    d_hidden, head_gradients = head_backward(config, weights, select_prefix(saved, "head"), d_logits)
+    _accumulate(gradients, head_gradients)
+    d_memory, decoder_gradients = stack_backward(
+        config, weights, "decoder", select_prefix(saved, "decoder"), d_hidden, target, mask
+    )
+    _accumulate(gradients, decoder_gradients)
     assert d_memory is not None
-    _, found = stack_backward(config, weights, "encoder", under(saved, "encoder"), d_memory, source, source_mask)
-    _add(gradients, found)
-    return cross_entropy(logits, labels), gradients
+    _, encoder_gradients = stack_backward(
+        config, weights, "encoder", select_prefix(saved, "encoder"), d_memory, source, source_mask
+    )
+    _accumulate(gradients, encoder_gradients)
+    return cross_entropy(logits, label_ids), gradients
 
 
 def head_backward(config: ModelConfig, weights: Params, saved: Saved, d_logits: Array) -> tuple[Array, Params]:
-    """logits_v = scale h . W_v + b_v: d_h = scale sum_v d_logits_v W_v, d_W_v = scale d_logits_v h, d_b = d_logits.
+    """Backward pass of `head`: d_logits (B,T,V) -> d_h (B,T,D) and the gradients of the head.
 
-    A tied W is the token table, which gets this gradient on top of the embedding's.
+        logits_v = scale * h . W_v + b_v
+        d_h = scale * sum_v d_logits_v W_v,   d_W_v = scale * d_logits_v h,   d_b_v = d_logits_v
+
+    d_W and d_b are summed over all positions. The W of a tied head is the token embedding table, whose gradient is the
+    sum of this one and the one of the embedding.
     """
     assert config.head is not None
     table = "embed.tokens.weight" if config.head.tied else "head.weight"
-    rows, h = d_logits.reshape(-1, config.vocab_size), saved["hidden"].reshape(-1, config.d_model)
-    gradients: Params = {table: config.head.scale * rows.T @ h}
+    flat_d_logits, flat_h = d_logits.reshape(-1, config.vocab_size), saved["hidden"].reshape(-1, config.d_model)
+    gradients: Params = {table: config.head.scale * flat_d_logits.T @ flat_h}
     if config.head.bias:
-        gradients["head.bias"] = rows.sum(axis=0)
+        gradients["head.bias"] = flat_d_logits.sum(axis=0)
     d_h = config.head.scale * d_logits @ weights[table]
     if config.head.transform is not None:
-        d_h, found = normalize_backward(config.norm, weights, "head.norm", saved["norm.input"], d_h)
-        gradients |= found
-        d_h = d_h * activation_slope(config.head.transform, saved["transform"])
-        d_h, found = linear_backward(weights, "head.transform", saved["input"], d_h)
-        gradients |= found
+        d_h, norm_gradients = normalize_backward(config.norm, weights, "head.norm", saved["norm.input"], d_h)
+        d_h = d_h * activation_derivative(config.head.transform, saved["transform"])
+        d_h, linear_gradients = linear_backward(weights, "head.transform", saved["input"], d_h)
+        gradients |= norm_gradients | linear_gradients
     return d_h, gradients
 
 
@@ -125,54 +138,58 @@ def stack_backward(
     tokens: npt.ArrayLike,
     mask: npt.ArrayLike | None,
 ) -> tuple[Array | None, Params]:
-    """Final norm, blocks from last to first, embedding. Returns the gradient of the memory, if one was read.
+    """Backward pass of `run_stack`: final norm, blocks from last to first, embedding.
 
-    The T5 table is read by every block, so its gradient is taken from the sum of the blocks' d_scores; a trained table
-    of infused positions likewise, from the sum of their d_infused.
+    Returns the gradient of the memory (None without cross-attention) and the gradients of the parameters. Every block
+    reads the same T5 bias table, so the gradient of the table is computed from the sum of d_scores over the blocks. For
+    a learned query/key position embedding it is the sum of d_qk_position.
     """
     ids = as_tokens(config, tokens)
     B, T = ids.shape
-    places = default_positions(B, T, as_mask(mask, B, T))
-    waves = attention_waves(config, places)
+    position_ids = default_positions(B, T, as_mask(mask, B, T))
+    cos_sin = rotary_embedding(config, position_ids)
     gradients: Params = {}
     if config.placement != "post":
         d_x, gradients = normalize_backward(config.norm, weights, f"{stack}.norm", saved["norm.input"], d_x)
     d_memory: Array | None = None
-    d_scores, d_infused = np.zeros(1), np.zeros(1)
-    n_layers = config.n_encoder_layers if isinstance(config, Seq2SeqConfig) and stack == "encoder" else config.n_layers
-    for layer in reversed(range(n_layers)):
+    d_scores, d_qk_position = np.zeros(1), np.zeros(1)
+    for layer in reversed(range(layer_count(config, stack))):
         name = f"{stack}.blocks.{layer}"
-        pass_back = BlockBackward(config, under(weights, name), under(saved, f"block.{layer}"), waves)
-        d_x = pass_back(d_x)
-        gradients |= over(pass_back.gradients, name)
-        d_scores, d_infused = d_scores + pass_back.d_scores, d_infused + pass_back.d_infused
-        if pass_back.d_memory is not None:
-            d_memory = pass_back.d_memory if d_memory is None else d_memory + pass_back.d_memory
+        block_weights, block_saved = select_prefix(weights, name), select_prefix(saved, f"blocks.{layer}")
+        block_backward = BlockBackward(config, block_weights, block_saved, cos_sin)
+        d_x = block_backward(d_x)
+        gradients |= add_prefix(block_backward.gradients, name)
+        d_scores, d_qk_position = d_scores + block_backward.d_scores, d_qk_position + block_backward.d_qk_position
+        if block_backward.d_memory is not None:
+            d_memory = block_backward.d_memory if d_memory is None else d_memory + block_backward.d_memory
     if isinstance(config.position, T5Bias):
         table = f"{stack}.position.weight"
-        buckets = t5_buckets(config.position, places, bidirectional=stack == "encoder")
+        buckets = t5_buckets(config.position, position_ids, bidirectional=stack == "encoder")
         gradients[table] = t5_bias_backward(weights[table].shape, buckets, d_scores)
-    if isinstance(config.position, Infused) and isinstance(config.position.vectors, Learned):
-        table, rows = f"{stack}.position.weight", places + config.position.vectors.offset
-        gradients[table] = lookup_backward(weights[table].shape, rows, d_infused)
-    return d_memory, gradients | embed_backward(config, weights, stack, saved, d_x, ids, places)
+    if isinstance(config.position, QueryKeyPosition) and isinstance(config.position.vectors, Learned):
+        table, rows = f"{stack}.position.weight", position_ids + config.position.vectors.offset
+        gradients[table] = lookup_backward(weights[table].shape, rows, d_qk_position)
+    return d_memory, gradients | embed_backward(config, weights, stack, saved, d_x, ids, position_ids)
 
 
 class BlockBackward:
-    """Backward of one block. Call it with d_y; it returns d_x and keeps the other gradients it met."""
+    """Backward pass of one block. Call it with d_y: it returns d_x and stores the other gradients as attributes."""
 
-    def __init__(self, config: ModelConfig, weights: Params, saved: Saved, waves: Waves | None) -> None:
-        self.config, self.weights, self.saved, self.waves = config, weights, saved, waves
+    def __init__(self, config: ModelConfig, weights: Params, saved: Saved, cos_sin: CosSin | None) -> None:
+        self.config, self.weights, self.saved, self.cos_sin = config, weights, saved, cos_sin
         self.gradients: Params = {}
         self.d_scores: Array = np.zeros(1)
-        """(B,H,T,T): of the self-attention's scores, for the T5 table."""
-        self.d_infused: Array = np.zeros(1)
-        """(B,T,D): of what was added to the input of queries and keys, for a table of infused positions."""
+        """(B,H,T,T): gradient of the self-attention scores, for the T5 bias table."""
+        self.d_qk_position: Array = np.zeros(1)
+        """(B,T,D): gradient of the query/key position embedding."""
         self.d_memory: Array | None = None
-        """(B,S,D): of the encoder's output, when there is cross-attention."""
+        """(B,S,D): gradient of the output of the encoder, if there is cross-attention."""
 
     def __call__(self, d_y: Array) -> Array:
-        """The branches in reverse. Parallel: y = x + a(n) + f(n), n = norm(x), so d_n is the sum from both."""
+        """Go through the branches in reverse order: d_y (B,T,D) -> d_x (B,T,D).
+
+        Parallel: y = x + attention(n) + feedforward(n) with n = norm(x), so d_n is the sum over both branches.
+        """
         if self.config.placement == "parallel":
             return d_y + self._norm("norm", self._attention(d_y) + self._feedforward(d_y))
         if not isinstance(self.config.feedforward, NoFeedForward):
@@ -182,45 +199,52 @@ class BlockBackward:
         return self._residual("attention", self._attention, d_y)
 
     def _residual(self, name: str, branch: Callable[[Array], Array], d_y: Array) -> Array:
-        """pre: y = x + f(norm(x)), so d_x = d_y + norm'(f'(d_y)). post: y = norm(s), s = x + f(x), so d_s = norm'(d_y)
-        and d_x = d_s + f'(d_s). Before, d_y reaches x untouched; after, it never does: Xiong et al. 2020."""
+        """Backward pass of `residual`, where f' and norm' denote the backward passes of f and of the norm.
+
+            pre    y = x + f(norm(x))            d_x = d_y + norm'(f'(d_y))
+            post   y = norm(s), s = x + f(x)     d_s = norm'(d_y),  d_x = d_s + f'(d_s)
+
+        With pre-norm, d_y reaches x unchanged; with post-norm, it always passes through the norm. Xiong et al. 2020.
+        """
         if self.config.placement == "pre":
             return d_y + self._norm(f"norm_{name}", branch(d_y))
         d_sum = self._norm(f"norm_{name}", d_y)
         return d_sum + branch(d_sum)
 
     def _norm(self, name: str, d_y: Array) -> Array:
-        d_x, found = normalize_backward(self.config.norm, self.weights, name, self.saved[f"{name}.input"], d_y)
-        self.gradients |= found
+        d_x, gradients = normalize_backward(self.config.norm, self.weights, name, self.saved[f"{name}.input"], d_y)
+        self.gradients |= gradients
         return d_x
 
     def _attention(self, d_y: Array) -> Array:
-        weights, saved = under(self.weights, "attention"), under(self.saved, "attention")
-        found = attention_backward(self.config, weights, saved, d_y, self.waves)
-        self.gradients |= over(found.params, "attention")
-        self.d_scores, self.d_infused = found.scores, found.x + found.keys
-        return found.x + found.memory  # x asked and answered
+        weights, saved = select_prefix(self.weights, "attention"), select_prefix(self.saved, "attention")
+        d = attention_backward(self.config, weights, saved, d_y, self.cos_sin)
+        self.gradients |= add_prefix(d.params, "attention")
+        self.d_scores, self.d_qk_position = d.scores, d.x + d.keys
+        return d.x + d.memory  # in self-attention x is also the memory
 
     def _cross(self, d_y: Array) -> Array:
-        found = attention_backward(self.config, under(self.weights, "cross"), under(self.saved, "cross"), d_y)
-        self.gradients |= over(found.params, "cross")
-        self.d_memory = found.memory
-        return found.x
+        weights, saved = select_prefix(self.weights, "cross"), select_prefix(self.saved, "cross")
+        d = attention_backward(self.config, weights, saved, d_y)
+        self.gradients |= add_prefix(d.params, "cross")
+        self.d_memory = d.memory
+        return d.x
 
     def _feedforward(self, d_y: Array) -> Array:
         assert not isinstance(self.config.feedforward, NoFeedForward)
-        weights, saved = under(self.weights, "feedforward"), under(self.saved, "feedforward")
-        d_x, found = feedforward_backward(self.config.feedforward, weights, saved, d_y)
-        self.gradients |= over(found, "feedforward")
+        weights, saved = select_prefix(self.weights, "feedforward"), select_prefix(self.saved, "feedforward")
+        d_x, gradients = feedforward_backward(self.config.feedforward, weights, saved, d_y)
+        self.gradients |= add_prefix(gradients, "feedforward")
         return d_x
 
 
 def embed_backward(
-    config: ModelConfig, weights: Params, stack: str, saved: Saved, d_x: Array, ids: Tokens, places: Tokens
+    config: ModelConfig, weights: Params, stack: str, saved: Saved, d_x: Array, ids: Tokens, position_ids: Tokens
 ) -> Params:
-    """x = scale tokens[id] + segments[0] + position: each row gets the sum of d_x over the places that read it.
+    """Backward pass of `embed`: x = scale * tokens[id] + segments[0] + position.
 
-    Fixed waves have nothing to learn. Segments are all 0, for the loss takes none.
+    The gradient of a table row is the sum of d_x over all positions that read the row. Sinusoids have no parameters.
+    The segment ids are all 0, because the loss functions do not accept any.
     """
     gradients: Params = {}
     if config.embedding.norm:
@@ -229,7 +253,7 @@ def embed_backward(
     if config.embedding.n_segments:
         tables["embed.segments.weight"] = (np.zeros_like(ids), d_x)
     if isinstance(config.position, Learned):
-        tables[f"{stack}.position.weight"] = (places + config.position.offset, d_x)
+        tables[f"{stack}.position.weight"] = (position_ids + config.position.offset, d_x)
     for name, (rows, d_rows) in tables.items():
         gradients[name] = lookup_backward(weights[name].shape, rows, d_rows)
     return gradients
@@ -243,9 +267,9 @@ def sgd(
     steps: int,
     lr: float,
 ) -> list[float]:
-    """Plain gradient descent on one batch, w <- w - lr dL/dw; returns the loss before each step and after the last.
+    """Run gradient descent on one batch, w <- w - lr dL/dw; return the loss before each step and after the last one.
 
-    A whole Transformer trains in these few lines, without autograd. The given params are not changed.
+    The params passed in are not modified.
     """
     weights = as_params(config, params)
     losses = []
@@ -257,16 +281,20 @@ def sgd(
 
 
 def as_targets(config: ModelConfig, targets: npt.ArrayLike) -> Tokens:
-    """Ids (B,T) as int64. Raises ValueError on an id that is neither in the vocabulary nor -100."""
+    """Return the targets (B,T) as int64.
+
+    Raises:
+        ValueError: the dtype is not an integer type, or an id is neither in the vocabulary nor -100.
+    """
     ids = np.asarray(targets)
     if not np.issubdtype(ids.dtype, np.integer) or not np.all(
         (ids == IGNORE) | ((ids >= 0) & (ids < config.vocab_size))
     ):
-        raise ValueError(f"targets are ids below {config.vocab_size}, or {IGNORE} for a place that is not counted.")
+        raise ValueError(f"targets must be ids from 0 to {config.vocab_size - 1}, or {IGNORE} to ignore a position.")
     return ids.astype(np.int64)
 
 
-def _add(gradients: Params, found: Params) -> None:
-    """Add, do not replace: the token table is read by the embedding and by a tied head, and by both stacks."""
-    for name, value in found.items():
+def _accumulate(gradients: Params, more: Params) -> None:
+    """Add `more` to `gradients` in place: embedding, tied head and both stacks share the token embedding table."""
+    for name, value in more.items():
         gradients[name] = gradients[name] + value

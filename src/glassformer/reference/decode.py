@@ -1,9 +1,9 @@
-"""Writing text with the oracle: greedy and beam search, without a cache.
+"""Decoding with the oracle: greedy decoding and beam search, without a KV cache.
 
-Every step runs the whole model on everything written so far and reads the last place: slow, and plainly right. All
-functions take and return plain lists of ids for one prompt; what they return begins with the prompt (for an
-encoder-decoder with config.special.start, which the decoder is given to begin with) and ends with the stop token, if
-one was written.
+Every step runs the complete model on the complete sequence and uses the logits of the last position. This is slow, but
+there is no cache that could be wrong. All functions take and return plain lists of token ids for one prompt. The result
+starts with the prompt (in an encoder-decoder with config.special.start, the first input of the decoder) and ends with
+the stop token, if one was generated.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,28 +18,30 @@ from glassformer.reference.forward import forward, forward_seq2seq
 from glassformer.reference.ops import log_softmax
 
 NextLogits = Callable[[list[list[int]]], Array]
-"""Sequences of equal length (M,T) -> logits (M,V) of what follows each."""
+"""M sequences of equal length T -> the logits (M,V) of the next token of each."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
+    """A finished sequence of a beam search."""
+
     tokens: tuple[int, ...]
-    """The whole sequence, prompt included."""
+    """The complete sequence, including the prompt."""
     score: float
-    """log probability of what was written after the prompt, divided by (its length ** length_penalty)."""
+    """Log probability of the n tokens after the prompt, divided by n ** length_penalty."""
 
 
 def greedy(
     config: ModelConfig, params: Mapping[str, Any], prompt: Sequence[int], n: int, stop: Collection[int] = ()
 ) -> list[int]:
-    """The most probable token, n times or until one of `stop` is written; of equal logits the lowest id."""
+    """Append the most likely token up to n times, or until it is one of `stop`; ties go to the lowest id."""
     return _greedy(_decoder(config, params), prompt, n, stop)
 
 
 def greedy_seq2seq(
     config: Seq2SeqConfig, params: Mapping[str, Any], source: Sequence[int], n: int, stop: Collection[int] = ()
 ) -> list[int]:
-    """The same for an encoder-decoder that reads `source`."""
+    """Decode greedily with an encoder-decoder whose encoder reads `source`."""
     return _greedy(_encoder_decoder(config, params, source), [_start(config)], n, stop)
 
 
@@ -52,7 +54,7 @@ def beam(
     length_penalty: float = 1.0,
     eos: Collection[int] = (),
 ) -> list[int]:
-    """The best sequence that `beam_search` finds."""
+    """Return the best sequence that `beam_search` finds."""
     return list(beam_search(_decoder(config, params), prompt, n, beams, length_penalty, eos)[0].tokens)
 
 
@@ -65,9 +67,9 @@ def beam_seq2seq(
     length_penalty: float = 1.0,
     eos: Collection[int] = (),
 ) -> list[int]:
-    """The same for an encoder-decoder that reads `source`."""
-    found = beam_search(_encoder_decoder(config, params, source), [_start(config)], n, beams, length_penalty, eos)
-    return list(found[0].tokens)
+    """Return the best sequence of a beam search with an encoder-decoder whose encoder reads `source`."""
+    next_logits = _encoder_decoder(config, params, source)
+    return list(beam_search(next_logits, [_start(config)], n, beams, length_penalty, eos)[0].tokens)
 
 
 def beam_search(
@@ -78,36 +80,39 @@ def beam_search(
     length_penalty: float = 1.0,
     eos: Collection[int] = (),
 ) -> list[Hypothesis]:
-    """Up to `beams` hypotheses, best first, as transformers 5.22 finds them with early_stopping=False.
+    """Return up to `beams` hypotheses, best first, as transformers 5.22 does with early_stopping=False.
 
-    Two lists are kept: live sequences, which go on, and finished ones, which are scored and never change. At step
-    t = 1..n every live sequence (first the prompt alone) is continued by every token of the vocabulary:
-    1. Candidates. The best C by total log probability stay, C = max(2, 1 + number of eos ids) * beams: enough that
-       `beams` of them can go on even if every live sequence ends. Equal ones: the earlier live sequence, the lower id.
-    2. Ending. A candidate ends when its last token is in `eos`, and every candidate ends at t = n.
-    3. Finished. A candidate that ends joins the finished list only if it is among the first `beams` of the C; a worse
-       one is lost. Its score is its total / t^length_penalty; t counts what was written, eos included, prompt not. The
-       list keeps the best `beams` scores; an old entry stays ahead of a new one that equals it.
-    4. Live. The best `beams` candidates that did not end go on.
-    5. Stop when nothing is live (always at t = n), or when the finished list is full and the best live sequence, scored
-       as if it ended now, is no better than the worst finished: best total / t^length_penalty <= worst score. With
-       length_penalty > 0 this is a heuristic: a longer sequence divides by more and might still have won.
-    If no eos was ever written, the answer is the best sequence of full length n: step n finishes everything.
+    The search keeps two lists: live sequences, which are extended, and finished sequences, whose score is final. At
+    step t = 1..n every live sequence (at first only the prompt) is extended by every token of the vocabulary:
 
-    transformers pads the live list at the start with copies of the prompt at -1e9; they matter only when V < C, where
-    it may carry such copies on and this search just carries fewer sequences.
+    1. Candidates. Keep the C extensions with the highest total log probability, C = max(2, 1 + number of eos ids) *
+       beams. With that many, `beams` of them can stay live even if every live sequence ends. Ties go to the earlier
+       live sequence, then to the lower id.
+    2. End. A candidate ends if its last token is in `eos`. At t = n every candidate ends.
+    3. Finished. A candidate that ends is added to the finished list if it is among the first `beams` candidates;
+       otherwise it is discarded. Its score is total / t^length_penalty, where t counts the generated tokens, including
+       eos. The list keeps the `beams` best scores; in a tie the older entry stays first.
+    4. Live. The best `beams` candidates that did not end stay live.
+    5. Stop if no sequence is live (always at t = n). Also stop if the finished list is full and the best live sequence,
+       scored as if it ended now, is not better than the worst finished one: total / t^length_penalty <= worst score.
+       With length_penalty > 0 this is a heuristic, because a longer sequence is divided by more and could still win.
+
+    If no eos is generated, the result is the best sequence of full length n, because step n finishes all candidates.
+
+    Difference from transformers: it fills the initial live list with copies of the prompt at a score of -1e9. They
+    matter only if V < C: then it may keep such copies live, while this search keeps fewer sequences.
     """
     if n < 1 or beams < 1:
-        raise ValueError(f"n={n} and beams={beams} must be at least 1.")
-    ends = set(eos)
-    width = max(2, 1 + len(ends)) * beams
+        raise ValueError(f"n={n} and beams={beams} must both be at least 1.")
+    eos_ids = set(eos)
+    n_candidates = max(2, 1 + len(eos_ids)) * beams
     live: list[tuple[float, list[int]]] = [(0.0, list(prompt))]
     finished: list[Hypothesis] = []
     for t in range(1, n + 1):
-        candidates = _continuations(next_logits, live)[:width]
+        candidates = _continuations(next_logits, live)[:n_candidates]
         live = []
         for rank, (total, tokens) in enumerate(candidates):
-            if tokens[-1] not in ends and t < n:
+            if tokens[-1] not in eos_ids and t < n:
                 live.append((total, tokens))
             elif rank < beams:
                 finished.append(Hypothesis(tuple(tokens), total / t**length_penalty))
@@ -121,23 +126,24 @@ def beam_search(
 
 
 def _continuations(next_logits: NextLogits, live: list[tuple[float, list[int]]]) -> list[tuple[float, list[int]]]:
-    """Every live sequence with every next token, best total log probability first."""
+    """Return every live sequence extended by every token, highest total log probability first."""
     log_probabilities = log_softmax(next_logits([tokens for _, tokens in live]))
     candidates = [
         (total + float(log_probabilities[i, token]), [*tokens, token])
         for i, (total, tokens) in enumerate(live)
         for token in range(log_probabilities.shape[1])
     ]
-    return sorted(candidates, key=lambda candidate: -candidate[0])  # a stable sort: equal ones keep their order
+    return sorted(candidates, key=lambda candidate: -candidate[0])  # stable: ties keep their order
 
 
 def sequence_log_probability(
     config: ModelConfig, params: Mapping[str, Any], tokens: Sequence[int], prompt_length: int = 1
 ) -> float:
-    """log p(what follows the prompt | prompt) = sum over t >= prompt_length of log p(tokens[t] | tokens[:t])."""
+    """Return log p(continuation | prompt) = sum over t >= prompt_length of log p(tokens[t] | tokens[:t])."""
     if prompt_length < 1:
         raise ValueError(
-            "prompt_length must be at least 1: the first token has nothing before it to be predicted from."
+            f"prompt_length={prompt_length} must be at least 1: the model cannot predict the first token, because no "
+            "token precedes it."
         )
     log_probabilities = log_softmax(forward(config, params, [list(tokens)]))[0]
     return float(sum(log_probabilities[t - 1, tokens[t]] for t in range(prompt_length, len(tokens))))
@@ -165,5 +171,5 @@ def _encoder_decoder(config: Seq2SeqConfig, params: Mapping[str, Any], source: S
 
 def _start(config: Seq2SeqConfig) -> int:
     if config.special.start is None:
-        raise ValueError("special.start is None: an encoder-decoder needs the id that its decoder begins with.")
+        raise ValueError("special.start is None: set it to the id of the token with which the decoder starts.")
     return config.special.start

@@ -1,9 +1,9 @@
-"""A whole Transformer, forward: decoder-only, encoder-only and encoder-decoder.
+"""A complete Transformer, forward: decoder-only, encoder-only and encoder-decoder.
 
-Read from the bottom of a stack to its top: embed, blocks, final norm, head. No dropout: the oracle is the model at
-test time. Every function returns its output together with what it computed on the way; pass `record={}` to a public
-function to look at that, under names such as `block.0.attention.pattern` (`decoder.block.0.attention.pattern` in an
-encoder-decoder).
+The order of computation in a stack is embedding, blocks, final norm, head. There is no dropout: the oracle computes the
+model in evaluation mode. Every function returns its output together with the activations it saved. Pass `record={}` to
+a public function to receive them, under names such as `blocks.0.attention.pattern` (in an encoder-decoder
+`decoder.blocks.0.attention.pattern`).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,24 +16,25 @@ import numpy.typing as npt
 from glassformer.config import (
     Alibi,
     EncoderConfig,
-    Infused,
     Learned,
     ModelConfig,
     NoFeedForward,
+    QueryKeyPosition,
     Rotary,
     Seq2SeqConfig,
     Sinusoidal,
     T5Bias,
 )
-from glassformer.reference.arrays import Array, Mask, Params, Saved, Tokens, over, under
-from glassformer.reference.attention import Waves, attention
+from glassformer.reference.arrays import Array, Mask, Params, Saved, Tokens, add_prefix, select_prefix
+from glassformer.reference.attention import CosSin, attention
 from glassformer.reference.feedforward import feedforward
 from glassformer.reference.masks import as_mask, default_positions, self_mask
 from glassformer.reference.ops import activate, linear, normalize
-from glassformer.reference.params import as_params, stack_name
-from glassformer.reference.positions import alibi_bias, rotary_waves, sinusoidal, t5_bias, t5_buckets
+from glassformer.reference.params import as_params, layer_count, stack_name
+from glassformer.reference.positions import alibi_bias, rotary_cos_sin, sinusoidal, t5_bias, t5_buckets
 
 Branch = Callable[[Array], tuple[Array, Saved]]
+"""One branch of a block (attention, cross-attention or feed-forward): (B,T,D) -> (B,T,D) and saved activations."""
 
 
 def forward(
@@ -46,16 +47,20 @@ def forward(
     segments: npt.ArrayLike | None = None,
     record: Saved | None = None,
 ) -> Array:
-    """Logits (B,T,V) of a decoder-only or encoder-only model for tokens (B,T).
+    """Return the logits (B,T,V) of a decoder-only or encoder-only model for tokens (B,T).
 
-    `mask` is (B,T), which tokens are real, or (B,T,T), the whole pattern. `positions` (B,T) overrides the counting of
-    real tokens; it moves no mask, for causality and the window go by index.
+    Args:
+        mask: (B,T), True = real token, or (B,T,T), an attention mask that replaces the model's own.
+        positions: (B,T), position ids. Default: the number of real tokens before each token. They do not change the
+            causal mask or the window, which are defined by index.
+        segments: (B,T), segment ids (BERT). Default: all 0.
+        record: a dict that receives the saved activations.
     """
-    _refuse_seq2seq(config, "forward")
+    _check_not_seq2seq(config, "forward")
     weights = as_params(config, params)
     hidden, saved = run_stack(config, weights, stack_name(config), tokens, mask, positions, segments)
     logits, saved_head = head(config, weights, hidden)
-    _fill(record, saved | over(saved_head, "head"))
+    _add_to_record(record, saved | add_prefix(saved_head, "head"))
     return logits
 
 
@@ -69,21 +74,21 @@ def encode(
     segments: npt.ArrayLike | None = None,
     record: Saved | None = None,
 ) -> Array:
-    """The residual stream (B,T,D) after the last block and the final norm, before any head.
+    """Return the residual stream (B,T,D) after the last block and the final norm, before the head.
 
-    Of an encoder-decoder it is the encoder's: the memory that the decoder reads.
+    For an encoder-decoder this is the output of the encoder, which the cross-attention of the decoder reads.
     """
     weights = as_params(config, params)
     stack = "encoder" if isinstance(config, Seq2SeqConfig) else stack_name(config)
     hidden, saved = run_stack(config, weights, stack, tokens, mask, positions, segments)
-    _fill(record, saved)
+    _add_to_record(record, saved)
     return hidden
 
 
 def pool(config: ModelConfig, params: Mapping[str, Any], hidden: Array) -> Array:
-    """tanh(W h_0 + b), (B,T,D) -> (B,D): BERT's summary of a text, read off its first token."""
+    """Return BERT's pooled output, tanh(W h_0 + b): (B,T,D) -> (B,D), computed from the first position only."""
     if not (isinstance(config, EncoderConfig) and config.pooler):
-        raise ValueError("this config has no pooler: only EncoderConfig(pooler=True) does.")
+        raise ValueError("this config has no pooler: use an EncoderConfig with pooler=True.")
     return np.tanh(linear(as_params(config, params), "pooler", np.asarray(hidden, dtype=np.float64)[:, 0]))
 
 
@@ -97,14 +102,14 @@ def forward_seq2seq(
     mask: npt.ArrayLike | None = None,
     record: Saved | None = None,
 ) -> Array:
-    """Logits (B,T,V) of an encoder-decoder that reads source (B,S) and has written target (B,T).
+    """Return the logits (B,T,V) of an encoder-decoder for source (B,S) and decoder input target (B,T).
 
-    `source_mask` (B,S) says which source tokens are real: the encoder and the cross-attention both skip the others.
-    `mask` is the target's, as in `forward`.
+    `source_mask` (B,S) is True for real source tokens; the encoder and the cross-attention ignore the others. `mask` is
+    the mask of the target, as in `forward`.
     """
     weights = as_params(config, params)
     logits, saved = run_seq2seq(config, weights, source, target, source_mask, mask)
-    _fill(record, saved)
+    _add_to_record(record, saved)
     return logits
 
 
@@ -116,19 +121,23 @@ def run_seq2seq(
     source_mask: npt.ArrayLike | None,
     mask: npt.ArrayLike | None,
 ) -> tuple[Array, Saved]:
-    """`forward_seq2seq` with what it computed: encoder, then decoder over the encoder's memory, then head."""
+    """Run encoder, decoder and head; return the logits (B,T,V) and the saved activations."""
     B, S = np.shape(source)
     real = as_mask(source_mask, B, S)
     if real is not None and real.ndim != 2:
-        raise ValueError(f"source_mask has shape {real.shape}: cross-attention needs ({B}, {S}), the real tokens.")
+        raise ValueError(
+            f"source_mask has shape {real.shape}: give ({B}, {S}), True = real token, because cross-attention needs it."
+        )
     memory, saved_encoder = run_stack(config, weights, "encoder", source, real)
-    seen = np.ones((B, S), dtype=np.bool_) if real is None else real
-    every_query = np.broadcast_to(seen[:, None, :], (B, np.shape(target)[1], S))
+    source_real = np.ones((B, S), dtype=np.bool_) if real is None else real
+    cross_allowed = np.broadcast_to(source_real[:, None, :], (B, np.shape(target)[1], S))  # the same for every query
     hidden, saved_decoder = run_stack(
-        config, weights, "decoder", target, mask, memory=memory, memory_allowed=every_query
+        config, weights, "decoder", target, mask, memory=memory, memory_allowed=cross_allowed
     )
     logits, saved_head = head(config, weights, hidden)
-    return logits, over(saved_encoder, "encoder") | over(saved_decoder, "decoder") | over(saved_head, "head")
+    return logits, add_prefix(saved_encoder, "encoder") | add_prefix(saved_decoder, "decoder") | add_prefix(
+        saved_head, "head"
+    )
 
 
 def run_stack(
@@ -142,20 +151,24 @@ def run_stack(
     memory: Array | None = None,
     memory_allowed: Mask | None = None,
 ) -> tuple[Array, Saved]:
-    """Embedding, blocks and final norm of one stack: tokens (B,T) -> (B,T,D), and everything on the way."""
+    """Run embedding, blocks and final norm of one stack: tokens (B,T) -> (B,T,D), and the saved activations.
+
+    `stack` is `encoder` or `decoder`. `memory` (B,S,D) and `memory_allowed` (B,T,S) are the input and the mask of the
+    cross-attention in an encoder-decoder.
+    """
     ids = as_tokens(config, tokens)
     B, T = ids.shape
     real = as_mask(mask, B, T)
-    places = default_positions(B, T, real) if positions is None else _as_positions(positions, B, T)
-    x, saved = embed(config, weights, stack, ids, places, segments)
-    bias, waves = score_bias(config, weights, stack, places), attention_waves(config, places)
-    infused = infusion(config, weights, stack, places)
-    n_layers = config.n_encoder_layers if isinstance(config, Seq2SeqConfig) and stack == "encoder" else config.n_layers
-    for layer in range(n_layers):
+    position_ids = default_positions(B, T, real) if positions is None else _as_positions(positions, B, T)
+    x, saved = embed(config, weights, stack, ids, position_ids, segments)
+    bias = score_bias(config, weights, stack, position_ids)
+    cos_sin = rotary_embedding(config, position_ids)
+    qk_position = qk_position_embedding(config, weights, stack, position_ids)
+    for layer in range(layer_count(config, stack)):
         allowed = self_mask(B, T, stack == "decoder", config.window(layer), real)
-        around = Surroundings(allowed, bias, waves, infused, memory, memory_allowed)
-        x, saved_block = block(config, under(weights, f"{stack}.blocks.{layer}"), x, around)
-        saved |= over(saved_block, f"block.{layer}")
+        context = ForwardContext(allowed, bias, cos_sin, qk_position, memory, memory_allowed)
+        x, saved_block = block(config, select_prefix(weights, f"{stack}.blocks.{layer}"), x, context)
+        saved |= add_prefix(saved_block, f"blocks.{layer}")
     if config.placement != "post":
         saved["norm.input"] = x
         x = normalize(config.norm, weights, f"{stack}.norm", x)
@@ -168,21 +181,25 @@ def embed(
     weights: Params,
     stack: str,
     ids: Tokens,
-    places: Tokens,
+    position_ids: Tokens,
     segments: npt.ArrayLike | None,
 ) -> tuple[Array, Saved]:
-    """scale * tokens[id] + segments[s] + position, then the norm if there is one: (B,T) -> (B,T,D).
+    """Embed the tokens: (B,T) -> (B,T,D).
 
-    Segments that are not given are all 0, as in BERT.
+        x = scale * tokens[id] + segments[segment] + position,   then the embedding norm, if the config has one
+
+    Terms that the config does not have are left out. Segment ids default to 0, as in BERT.
     """
     x = config.embedding.scale * weights["embed.tokens.weight"][ids]
     if config.embedding.n_segments:
-        kinds = np.zeros_like(ids) if segments is None else np.asarray(segments, dtype=np.int64)
-        x = x + weights["embed.segments.weight"][kinds]
+        segment_ids = np.zeros_like(ids) if segments is None else np.asarray(segments, dtype=np.int64)
+        x = x + weights["embed.segments.weight"][segment_ids]
     elif segments is not None:
-        raise ValueError("segments were given, but embedding.n_segments is 0: this model has no segment table.")
+        raise ValueError(
+            "segments were given, but embedding.n_segments is 0, so this model has no segment table: leave them out."
+        )
     if isinstance(config.position, Learned | Sinusoidal):
-        x = x + position_vectors(config, config.position, weights, stack, places)
+        x = x + position_vectors(config, config.position, weights, stack, position_ids)
     saved = {"embed.sum": x}
     if config.embedding.norm:
         x = normalize(config.norm, weights, f"{stack}.embed_norm", x)
@@ -190,96 +207,107 @@ def embed(
 
 
 def position_vectors(
-    config: ModelConfig, kind: Learned | Sinusoidal, weights: Params, stack: str, places: Tokens
+    config: ModelConfig, kind: Learned | Sinusoidal, weights: Params, stack: str, position_ids: Tokens
 ) -> Array:
-    """(B,T) -> (B,T,D): rows of the trained table, or fixed waves."""
+    """Return the position embedding, (B,T) -> (B,T,D): rows of the learned table, or fixed sinusoids.
+
+    A learned table is read at row position + offset (RoBERTa has an offset of 2).
+    """
     if isinstance(kind, Sinusoidal):
-        return sinusoidal(kind, places, config.d_model)
+        return sinusoidal(kind, position_ids, config.d_model)
     table = weights[f"{stack}.position.weight"]
-    rows = places + kind.offset
+    rows = position_ids + kind.offset
     if rows.max(initial=0) >= len(table):
-        raise ValueError(f"position {places.max()} is past the learned table of max_len={config.max_len}.")
+        raise ValueError(
+            f"position {position_ids.max()} is outside the learned position table of max_len={config.max_len}: use "
+            "shorter sequences or a larger max_len."
+        )
     return table[rows]
 
 
-def infusion(config: ModelConfig, weights: Params, stack: str, places: Tokens) -> Array | None:
-    """(B,T,D) that queries and keys of every block read beside their input; None unless positions are infused."""
-    if isinstance(config.position, Infused):
-        return position_vectors(config, config.position.vectors, weights, stack, places)
+def qk_position_embedding(config: ModelConfig, weights: Params, stack: str, position_ids: Tokens) -> Array | None:
+    """Return the query/key position embedding (B,T,D), which every block adds to the input of q and k.
+
+    None unless the config uses such an embedding (`position.kind = "query_key"`).
+    """
+    if isinstance(config.position, QueryKeyPosition):
+        return position_vectors(config, config.position.vectors, weights, stack, position_ids)
     return None
 
 
-def score_bias(config: ModelConfig, weights: Params, stack: str, places: Tokens) -> Array | None:
-    """(B,H,T,T) that ALiBi or T5 adds to the scores of every layer's self-attention; None with other schemes."""
+def score_bias(config: ModelConfig, weights: Params, stack: str, position_ids: Tokens) -> Array | None:
+    """Return the bias (B,H,T,T) that ALiBi or T5 adds to the self-attention scores of every layer; otherwise None."""
     if isinstance(config.position, Alibi):
-        return alibi_bias(places, config.n_heads)
+        return alibi_bias(position_ids, config.n_heads)
     if isinstance(config.position, T5Bias):
-        buckets = t5_buckets(config.position, places, bidirectional=stack == "encoder")
+        buckets = t5_buckets(config.position, position_ids, bidirectional=stack == "encoder")
         return t5_bias(weights[f"{stack}.position.weight"], buckets)
     return None
 
 
-def attention_waves(config: ModelConfig, places: Tokens) -> Waves | None:
-    """cos and sin that turn queries and keys, with rotary positions; None with other schemes."""
+def rotary_embedding(config: ModelConfig, position_ids: Tokens) -> CosSin | None:
+    """Return cos and sin of the rotary angles, (B,T,R/2) each; None if the config does not use rotary positions."""
     if isinstance(config.position, Rotary):
-        return rotary_waves(config.position, config.d_head, places)
+        return rotary_cos_sin(config.position, config.d_head, position_ids)
     return None
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a block is given besides its input."""
+class ForwardContext:
+    """Inputs of a block other than the residual stream: masks, positions and the output of the encoder."""
 
     allowed: Mask
-    """(B,T,T): the pattern of its self-attention."""
+    """(B,T,T): self-attention mask, True = may attend."""
     bias: Array | None
-    """(B,H,T,T): what ALiBi or T5 adds to the scores."""
-    waves: Waves | None
-    """What rotary positions turn queries and keys by."""
-    infused: Array | None
-    """(B,T,D): what infused positions add to the input of queries and keys."""
+    """(B,H,T,T): score bias of ALiBi or T5."""
+    cos_sin: CosSin | None
+    """cos and sin of the rotary angles, (B,T,R/2) each."""
+    qk_position: Array | None
+    """(B,T,D): query/key position embedding."""
     memory: Array | None
-    """(B,S,D): the encoder's output, in the decoder of an encoder-decoder."""
+    """(B,S,D): output of the encoder, in the decoder of an encoder-decoder."""
     memory_allowed: Mask | None
-    """(B,T,S): True where the source token is real."""
+    """(B,T,S): cross-attention mask, True where the source token is real."""
 
 
-def block(config: ModelConfig, weights: Params, x: Array, around: Surroundings) -> tuple[Array, Saved]:
-    """One block, (B,T,D) -> (B,T,D).
+def block(config: ModelConfig, weights: Params, x: Array, context: ForwardContext) -> tuple[Array, Saved]:
+    """Compute one block: (B,T,D) -> (B,T,D).
 
-    pre       x + attention(norm(x)), then x + cross(norm(x)), then x + feedforward(norm(x))
-    post      norm(x + attention(x)), likewise the others: the order of Vaswani et al. 2017
-    parallel  n = norm(x); x + attention(n) + feedforward(n): Wang and Komatsuzaki 2021 (GPT-J)
-    An attention-only block is pre or post without its last branch.
+        pre       x = x + attention(norm(x)),  x = x + cross(norm(x)),  x = x + feedforward(norm(x))
+        post      x = norm(x + attention(x)),  and so on: the order of Vaswani et al. 2017
+        parallel  n = norm(x),  x = x + attention(n) + feedforward(n): Wang and Komatsuzaki 2021 (GPT-J)
+
+    Each norm has its own parameters. Cross-attention exists only in the decoder of an encoder-decoder; an
+    attention-only block has no feed-forward.
     """
 
-    def look(n: Array) -> tuple[Array, Saved]:
-        own = under(weights, "attention")
-        return attention(config, own, n, n, around.allowed, around.bias, around.waves, around.infused)
+    def self_attention(n: Array) -> tuple[Array, Saved]:
+        own = select_prefix(weights, "attention")
+        return attention(config, own, n, n, context.allowed, context.bias, context.cos_sin, context.qk_position)
 
-    def consult(n: Array) -> tuple[Array, Saved]:
-        assert around.memory is not None
-        assert around.memory_allowed is not None
-        return attention(config, under(weights, "cross"), n, around.memory, around.memory_allowed)
+    def cross_attention(n: Array) -> tuple[Array, Saved]:
+        assert context.memory is not None
+        assert context.memory_allowed is not None
+        return attention(config, select_prefix(weights, "cross"), n, context.memory, context.memory_allowed)
 
-    def think(n: Array) -> tuple[Array, Saved]:
+    def feed_forward(n: Array) -> tuple[Array, Saved]:
         assert not isinstance(config.feedforward, NoFeedForward)
-        return feedforward(config.feedforward, under(weights, "feedforward"), n)
+        return feedforward(config.feedforward, select_prefix(weights, "feedforward"), n)
 
     saved: Saved = {"resid_pre": x}
     if config.placement == "parallel":
         saved["norm.input"] = x
         n = normalize(config.norm, weights, "norm", x)
-        looked, saved_attention = look(n)
-        thought, saved_feedforward = think(n)
-        x = x + looked + thought
-        saved |= over(saved_attention, "attention") | over(saved_feedforward, "feedforward")
+        attended, saved_attention = self_attention(n)
+        fed_forward, saved_feedforward = feed_forward(n)
+        x = x + attended + fed_forward
+        saved |= add_prefix(saved_attention, "attention") | add_prefix(saved_feedforward, "feedforward")
     else:
-        branches: list[tuple[str, Branch]] = [("attention", look)]
-        if around.memory is not None:
-            branches.append(("cross", consult))
+        branches: list[tuple[str, Branch]] = [("attention", self_attention)]
+        if context.memory is not None:
+            branches.append(("cross", cross_attention))
         if not isinstance(config.feedforward, NoFeedForward):
-            branches.append(("feedforward", think))
+            branches.append(("feedforward", feed_forward))
         for name, branch in branches:
             x, saved_branch = residual(config, weights, name, branch, x)
             saved |= saved_branch
@@ -287,23 +315,28 @@ def block(config: ModelConfig, weights: Params, x: Array, around: Surroundings) 
 
 
 def residual(config: ModelConfig, weights: Params, name: str, branch: Branch, x: Array) -> tuple[Array, Saved]:
-    """x + branch(norm(x)) when the norm comes before, norm(x + branch(x)) when it comes after."""
+    """Apply one branch with its residual connection: x + branch(norm(x)) if pre-norm, norm(x + branch(x)) if post-norm.
+
+    The norm is the one called `norm_NAME`, for example `norm_attention`.
+    """
     norm = f"norm_{name}"
     if config.placement == "pre":
         out, saved = branch(normalize(config.norm, weights, norm, x))
-        return x + out, over(saved, name) | {f"{norm}.input": x}
+        return x + out, add_prefix(saved, name) | {f"{norm}.input": x}
     out, saved = branch(x)
     total = x + out
-    return normalize(config.norm, weights, norm, total), over(saved, name) | {f"{norm}.input": total}
+    return normalize(config.norm, weights, norm, total), add_prefix(saved, name) | {f"{norm}.input": total}
 
 
 def head(config: ModelConfig, weights: Params, hidden: Array) -> tuple[Array, Saved]:
-    """logits = (scale * h) W^T + bias, (B,T,D) -> (B,T,V); with a transform h = norm(activation(transform(x))).
+    """Compute the logits: (B,T,D) -> (B,T,V).
 
-    W is the token table when tied: a token's logit is then the inner product with its own embedding.
+        logits = scale * h W^T + b,   h = norm(activation(W_t x + b_t)) with a transform (BERT), otherwise h = x
+
+    A tied head uses the token embedding table as W, so the logit of a token is the dot product of h with its embedding.
     """
     if config.head is None:
-        raise ValueError("this config has head=None and so no logits: use encode for the hidden states.")
+        raise ValueError("this config has head=None, so it has no logits: use encode for the hidden states.")
     saved: Saved = {"input": hidden}
     h = hidden
     if config.head.transform is not None:
@@ -319,29 +352,38 @@ def head(config: ModelConfig, weights: Params, hidden: Array) -> tuple[Array, Sa
 
 
 def as_tokens(config: ModelConfig, tokens: npt.ArrayLike) -> Tokens:
-    """Ids (B,T) as int64. Raises ValueError on another shape, no whole numbers, or an id outside the vocabulary."""
+    """Return the token ids (B,T) as int64.
+
+    Raises:
+        ValueError: the shape is not (B,T), the dtype is not an integer type, or an id is outside the vocabulary.
+    """
     ids = np.asarray(tokens)
     if ids.ndim != 2 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"tokens are whole numbers of shape (B, T), got {ids.dtype} of shape {ids.shape}.")
+        raise ValueError(f"tokens must be integers of shape (B, T), got {ids.dtype} of shape {ids.shape}.")
     if ids.min() < 0 or ids.max() >= config.vocab_size:
-        raise ValueError(f"token ids run from {ids.min()} to {ids.max()}; the vocabulary has {config.vocab_size}.")
+        raise ValueError(
+            f"token ids are between {ids.min()} and {ids.max()}, but the vocabulary has {config.vocab_size} tokens: "
+            f"use ids from 0 to {config.vocab_size - 1}."
+        )
     return ids.astype(np.int64)
 
 
 def _as_positions(positions: npt.ArrayLike, B: int, T: int) -> Tokens:
-    places = np.asarray(positions)
-    if places.shape != (B, T) or not np.issubdtype(places.dtype, np.integer):
-        raise ValueError(f"positions are whole numbers of shape ({B}, {T}), got {places.dtype} of {places.shape}.")
-    if places.min() < 0:
-        raise ValueError(f"positions count from 0, got {places.min()}.")
-    return places.astype(np.int64)
+    position_ids = np.asarray(positions)
+    if position_ids.shape != (B, T) or not np.issubdtype(position_ids.dtype, np.integer):
+        raise ValueError(
+            f"positions must be integers of shape ({B}, {T}), got {position_ids.dtype} of shape {position_ids.shape}."
+        )
+    if position_ids.min() < 0:
+        raise ValueError(f"positions count from 0, but the smallest one given is {position_ids.min()}.")
+    return position_ids.astype(np.int64)
 
 
-def _refuse_seq2seq(config: ModelConfig, function: str) -> None:
+def _check_not_seq2seq(config: ModelConfig, function: str) -> None:
     if isinstance(config, Seq2SeqConfig):
-        raise ValueError(f"{function} takes one sequence; an encoder-decoder takes two: use forward_seq2seq.")
+        raise ValueError(f"{function} takes one sequence, but an encoder-decoder takes two: use forward_seq2seq.")
 
 
-def _fill(record: Saved | None, saved: Saved) -> None:
+def _add_to_record(record: Saved | None, saved: Saved) -> None:
     if record is not None:
         record.update(saved)

@@ -1,7 +1,6 @@
-"""The small operations every Transformer is made of: linear map, softmax, the two norms, six activations.
+"""The basic operations of a Transformer: linear layer, softmax, LayerNorm, RMSNorm and six activation functions.
 
-Each formula is written once, in float64, in the order a reader would do it by hand. The gradients of the same
-operations are in `backward_ops`.
+Each formula is computed directly in float64. The gradients of these operations are in `backward_ops`.
 """
 
 import math
@@ -15,7 +14,10 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def linear(weights: Params, name: str, x: Array) -> Array:
-    """x W^T + b over the last axis: (..., in) -> (..., out). W is `name.weight` (out, in), b `name.bias` if any."""
+    """Apply a linear layer to the last axis, y = x W^T + b: (..., in) -> (..., out).
+
+    W is `NAME.weight`, stored as (out, in). b is `NAME.bias`, if the layer has one.
+    """
     y = x @ weights[f"{name}.weight"].T
     if f"{name}.bias" in weights:
         y = y + weights[f"{name}.bias"]
@@ -23,29 +25,40 @@ def linear(weights: Params, name: str, x: Array) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    """e^(s_j) / sum_k e^(s_k) over the last axis; -inf gets probability 0.
+    """Return p_j = e^(s_j) / sum_k e^(s_k) over the last axis. A score of -inf gets probability 0.
 
-    The largest score is subtracted first: it cancels in the quotient and keeps e^s from overflowing. Raises ValueError
-    on a row that is -inf throughout, for 0/0 has no answer (a uniform row would be an invention).
+    The maximum is subtracted first; it cancels in the quotient and prevents overflow.
+
+    Raises:
+        ValueError: all scores along the last axis are -inf, so that the quotient is 0/0.
     """
-    top = scores.max(axis=-1, keepdims=True)
-    if np.any(np.isneginf(top)):
-        raise ValueError("softmax of a row that is -inf throughout is 0/0: a query must see at least one key.")
-    exponentials = np.exp(scores - top)
+    maximum = scores.max(axis=-1, keepdims=True)
+    if np.any(np.isneginf(maximum)):
+        raise ValueError("softmax over scores that are all -inf is 0/0: a query must attend to at least one key.")
+    exponentials = np.exp(scores - maximum)
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def log_softmax(scores: Array) -> Array:
-    """s_j - log sum_k e^(s_k) over the last axis, computed as (s_j - m) - log sum_k e^(s_k - m) with m = max s."""
-    top = scores.max(axis=-1, keepdims=True)
-    if np.any(np.isneginf(top)):
-        raise ValueError("log_softmax of a row that is -inf throughout is 0/0: keep at least one finite score.")
-    shifted = scores - top
+    """Return log p_j = s_j - log sum_k e^(s_k) over the last axis.
+
+    It is computed as (s_j - m) - log sum_k e^(s_k - m) with m = max s, which prevents overflow.
+
+    Raises:
+        ValueError: all scores along the last axis are -inf.
+    """
+    maximum = scores.max(axis=-1, keepdims=True)
+    if np.any(np.isneginf(maximum)):
+        raise ValueError("log_softmax over scores that are all -inf is 0/0: at least one score must be finite.")
+    shifted = scores - maximum
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
-    """(x - mean) / sqrt(var + eps) * weight + bias; var divides by D, eps stands inside the root. Ba et al. 2016."""
+    """Return (x - mean) / sqrt(var + eps) * weight + bias over the last axis.
+
+    The variance is the biased one (it divides by D), and eps is inside the square root. Ba et al. 2016.
+    """
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = (centred**2).mean(axis=-1, keepdims=True)
     y = centred / np.sqrt(variance + eps) * weight
@@ -53,37 +66,47 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x / sqrt(mean(x^2) + eps) * weight; no mean is subtracted, eps inside the root. Zhang and Sennrich 2019."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis. eps is inside the square root.
+
+    Zhang and Sennrich 2019.
+    """
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weight
 
 
 def normalize(norm: Norm, weights: Params, name: str, x: Array) -> Array:
-    """The norm that the config names, with the parameters `name.weight` and, where it has one, `name.bias`."""
+    """Apply LayerNorm or RMSNorm, as the config says, with the parameters `NAME.weight` and `NAME.bias` (if any)."""
     if isinstance(norm, LayerNorm):
         return layer_norm(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), norm.eps)
     return rms_norm(x, weights[f"{name}.weight"], norm.eps)
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^-x), written as (1 + tanh(x/2)) / 2, which never overflows."""
+    """Return 1 / (1 + e^-x), computed as (1 + tanh(x/2)) / 2, which cannot overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
 def gelu_tanh_argument(x: Array) -> Array:
-    """sqrt(2/pi) (x + 0.044715 x^3): the inside of the tanh in GELU's approximation. Hendrycks and Gimpel 2016, 2."""
+    """Return sqrt(2/pi) (x + 0.044715 x^3), the argument of tanh in the approximation of GELU.
+
+    Hendrycks and Gimpel 2016, section 2.
+    """
     return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
 
 
 def normal_cdf(x: Array) -> Array:
-    """Phi(x) = (1 + erf(x / sqrt 2)) / 2, the share of a standard normal below x."""
+    """Return Phi(x) = (1 + erf(x / sqrt 2)) / 2, the cumulative distribution function of the standard normal."""
     return 0.5 * (1 + _erf(x / math.sqrt(2)))
 
 
 def activate(name: Activation, x: Array) -> Array:
-    """One of the six activations, elementwise.
+    """Apply an activation function elementwise.
 
-    relu max(x, 0); relu2 max(x, 0)^2 (So et al. 2021); gelu x Phi(x); gelu_tanh x (1 + tanh(...)) / 2, the
-    approximation GPT-2 uses; silu x sigmoid(x); tanh.
+    relu       max(x, 0)
+    relu2      max(x, 0)^2                                           So et al. 2021
+    gelu       x Phi(x)                                              Hendrycks and Gimpel 2016
+    gelu_tanh  x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2       the approximation that GPT-2 uses
+    silu       x sigmoid(x)
+    tanh       tanh(x)
     """
     match name:
         case "relu":

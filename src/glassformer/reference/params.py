@@ -1,6 +1,6 @@
-"""The parameters of a model: every name with its shape, random values for tests, and a check of a given dict.
+"""The parameters of a model: names and shapes, random values for tests, and validation of a parameter dict.
 
-This is the table of docs/shapes.md written a second time, from the document and not from the engine.
+The names and shapes are implemented from the table in docs/shapes.md, independently of `glassformer.model`.
 """
 
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes(config: ModelConfig) -> Shapes:
-    """Name to shape of every parameter; matrices are (out, in)."""
+    """Return the shape of every parameter by name. The weight of a linear layer is (out, in)."""
     V, D = config.vocab_size, config.d_model
     table: Shapes = {"embed.tokens.weight": (V, D)}
     if config.embedding.n_segments:
         table["embed.segments.weight"] = (config.embedding.n_segments, D)
     if isinstance(config, Seq2SeqConfig):
-        table |= _stack(config, "encoder", config.n_encoder_layers, cross=False)
-        table |= _stack(config, "decoder", config.n_layers, cross=True)
+        table |= _stack(config, "encoder", cross=False)
+        table |= _stack(config, "decoder", cross=True)
     else:
-        table |= _stack(config, stack_name(config), config.n_layers, cross=False)
+        table |= _stack(config, stack_name(config), cross=False)
     if config.head is not None:
         if config.head.transform is not None:
             table |= _linear("head.transform", D, D, bias=True)
@@ -50,21 +50,28 @@ def shapes(config: ModelConfig) -> Shapes:
 
 
 def stack_name(config: ModelConfig) -> str:
-    """`encoder` in an encoder-only model, `decoder` in a decoder-only one."""
+    """Return the name of the only stack: `encoder` in an encoder-only model, `decoder` in a decoder-only model."""
     return "encoder" if isinstance(config, EncoderConfig) else "decoder"
 
 
-def _stack(config: ModelConfig, stack: str, n_layers: int, cross: bool) -> Shapes:
+def layer_count(config: ModelConfig, stack: str) -> int:
+    """Return the number of blocks of a stack, `encoder` or `decoder`."""
+    if isinstance(config, Seq2SeqConfig) and stack == "encoder":
+        return config.n_encoder_layers
+    return config.n_layers
+
+
+def _stack(config: ModelConfig, stack: str, cross: bool) -> Shapes:
     D = config.d_model
     table: Shapes = {}
     if (learned := config.learned_positions) is not None:
-        assert config.max_len is not None  # the config refuses learned positions without it
+        assert config.max_len is not None  # the config rejects learned positions without it
         table[f"{stack}.position.weight"] = (config.max_len + learned.offset, D)
     if isinstance(config.position, T5Bias):
         table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)
     if config.embedding.norm:
         table |= _norm(config.norm, f"{stack}.embed_norm", D)
-    for layer in range(n_layers):
+    for layer in range(layer_count(config, stack)):
         block = f"{stack}.blocks.{layer}"
         if config.placement == "parallel":
             table |= _norm(config.norm, f"{block}.norm", D)
@@ -130,10 +137,10 @@ def _expert(feedforward: Dense | Gated, name: str, D: int) -> Shapes:
 
 
 def random_params(config: ModelConfig, seed: int = 0, std: float = 0.3) -> Params:
-    """Normal values for every parameter, biases too; the weights of norms are spread around 1.
+    """Return random parameters for tests: normal values with standard deviation `std`; norm weights have mean 1.
 
-    This is no initialisation to train from: zero biases and unit norms would hide a bias added twice or a norm weight
-    left out, so nothing here is 0 or 1.
+    Do not train from these values. Biases are not 0 and norm weights are not 1, so that a test detects a bias that is
+    added twice or a norm weight that is left out.
     """
     generator = np.random.default_rng(seed)
     params: Params = {}
@@ -145,13 +152,17 @@ def random_params(config: ModelConfig, seed: int = 0, std: float = 0.3) -> Param
 
 
 def as_params(config: ModelConfig, params: Mapping[str, Any]) -> Params:
-    """`params` in float64. Raises ValueError when a name is missing, unknown, or has another shape than the config."""
+    """Return `params` in float64.
+
+    Raises:
+        ValueError: a name is missing or unknown, or a shape does not match the config.
+    """
     expected = shapes(config)
     missing, unknown = sorted(set(expected) - set(params)), sorted(set(params) - set(expected))
     if missing or unknown:
-        raise ValueError(f"parameters do not fit the config: missing {missing}, unknown {unknown}.")
+        raise ValueError(f"the parameters do not match the config: missing {missing}, unknown {unknown}.")
     arrays = {name: np.asarray(params[name], dtype=np.float64) for name in expected}
     for name, shape in expected.items():
         if arrays[name].shape != shape:
-            raise ValueError(f"{name} has shape {arrays[name].shape}, but the config asks for {shape}.")
+            raise ValueError(f"{name} has shape {arrays[name].shape}, but the config requires {shape}.")
     return arrays

@@ -1,7 +1,7 @@
-"""Position schemes: what order looks like to a Transformer.
+"""Position schemes: sinusoidal, rotary, ALiBi and T5.
 
-Sinusoidal waves are added to the embedding, rotary waves turn queries and keys, ALiBi and T5 add to the scores. All of
-them read position values (B,T), not indices.
+Sinusoids are added to the embedding, rotary positions rotate queries and keys, ALiBi and T5 add a bias to the scores.
+All of them are functions of the position ids (B,T), not of the index in the sequence (see `masks`).
 """
 
 import math
@@ -21,26 +21,36 @@ from glassformer.reference.arrays import Array, Tokens
 
 
 def sinusoidal(position: Sinusoidal, positions: Tokens, D: int) -> Array:
-    """(B,T) -> (B,T,D): sin(p w_i) and cos(p w_i), w_i = base^(-2i/D), i = 0..D/2-1. Vaswani et al. 2017, 3.5.
+    """Return the sinusoidal position embedding: position ids (B,T) -> (B,T,D).
 
-    interleaved: sin at component 2i, cos at 2i+1 (the paper). halves: sines, then cosines (tensor2tensor, Marian).
+        sin(p w_i) and cos(p w_i),   w_i = base^(-2i/D),   i = 0..D/2-1
+
+    Layout `interleaved`: sin at component 2i, cos at 2i+1 (the paper). Layout `halves`: all sines, then all cosines
+    (tensor2tensor, Marian). Vaswani et al. 2017, section 3.5.
     """
     frequencies = position.base ** (-2 * np.arange(D // 2) / D)
     angles = positions[..., None] * frequencies  # (B, T, D/2)
-    waves = np.empty((*positions.shape, D))
+    embedding = np.empty((*positions.shape, D))
     if position.layout == "interleaved":
-        waves[..., 0::2], waves[..., 1::2] = np.sin(angles), np.cos(angles)
+        embedding[..., 0::2], embedding[..., 1::2] = np.sin(angles), np.cos(angles)
     else:
-        waves[..., : D // 2], waves[..., D // 2 :] = np.sin(angles), np.cos(angles)
-    return waves
+        embedding[..., : D // 2], embedding[..., D // 2 :] = np.sin(angles), np.cos(angles)
+    return embedding
 
 
 def rotary_frequencies(rotary: Rotary, d_head: int) -> tuple[Array, float]:
-    """Angle per position of each of the R/2 planes, and the factor on sines and cosines (1 except with YaRN).
+    """Return the rotary frequencies (R/2,), in radians per position, and the factor on cos and sin.
 
-    theta_i = base^(-2i/R), then stretched for a longer context:
-    linear  theta_i / factor (Chen et al. 2023).
-    ntk     base becomes base * factor^(R/(R-2)), which leaves theta_0 and divides the last theta by factor.
+        theta_i = base^(-2i/R),   i = 0..R/2-1
+
+    R is the number of rotated components of a head, so there are R/2 planes. Scaling for longer contexts:
+
+        linear   theta_i / factor (Chen et al. 2023)
+        ntk      base is replaced by base * factor^(R/(R-2)): theta_0 is unchanged, the last theta is divided by factor
+        yarn     see `_yarn`
+        llama3   see `_llama3`
+
+    The factor is 1 except with YaRN.
     """
     R = rotary.rotated(d_head)
     exponents = 2 * np.arange(R // 2) / R
@@ -59,53 +69,62 @@ def rotary_frequencies(rotary: Rotary, d_head: int) -> tuple[Array, float]:
 
 
 def _yarn(yarn: YarnScaling, frequencies: Array, base: float, R: int) -> tuple[Array, float]:
-    """YaRN: keep fast planes, divide slow ones by `factor`, a linear ramp between. Peng et al. 2023, 3.2 to 3.4.
+    """Return the frequencies and the factor on cos and sin with YaRN scaling. Peng et al. 2023, sections 3.2 to 3.4.
 
-    The plane that makes t turns over the original context M has theta M = 2 pi t, hence index
-    d(t) = R ln(M / (2 pi t)) / (2 ln base). The ramp goes from 0 at d(beta_fast) to 1 at d(beta_slow); its ends are
-    rounded outwards when `truncate` and clipped to [0, R - 1]. Temperature 0.1 ln(factor) + 1 multiplies the waves.
+    High frequencies are kept, low frequencies are divided by `factor`, and a linear ramp interpolates between them. A
+    plane that makes t rotations over the original context M has theta M = 2 pi t, hence the index
+
+        d(t) = R ln(M / (2 pi t)) / (2 ln base)
+
+    The ramp rises from 0 at d(beta_fast) to 1 at d(beta_slow). Its ends are rounded outwards with `truncate`, and
+    clipped to [0, R - 1]. The factor on cos and sin is 0.1 ln(factor) + 1 unless `attention_factor` is given.
     """
 
-    def plane(turns: float) -> float:
-        return R * math.log(yarn.original_max_len / (2 * math.pi * turns)) / (2 * math.log(base))
+    def plane(rotations: float) -> float:
+        return R * math.log(yarn.original_max_len / (2 * math.pi * rotations)) / (2 * math.log(base))
 
     low, high = plane(yarn.beta_fast), plane(yarn.beta_slow)
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, R - 1)
     if low == high:
-        high += 0.001  # the authors' guard against a ramp of width 0
+        high += 0.001  # avoids a ramp of width 0, with the value of the authors' code
     ramp = np.clip((np.arange(R // 2) - low) / (high - low), 0, 1)
-    stretched = frequencies * (1 - ramp) + frequencies / yarn.factor * ramp
-    temperature = 0.1 * math.log(yarn.factor) + 1 if yarn.attention_factor is None else yarn.attention_factor
-    return stretched, temperature
+    scaled = frequencies * (1 - ramp) + frequencies / yarn.factor * ramp
+    attention_factor = 0.1 * math.log(yarn.factor) + 1 if yarn.attention_factor is None else yarn.attention_factor
+    return scaled, attention_factor
 
 
 def _llama3(scaling: Llama3Scaling, frequencies: Array) -> Array:
-    """Llama 3.1: by wavelength 2 pi / theta. Above M/low: theta/factor. Below M/high: theta. Between, blended linearly
-    in the number of turns M theta / (2 pi), which runs from low to high there."""
+    """Return the frequencies with Llama 3.1 scaling, by the number of rotations r = M theta / (2 pi) over context M.
+
+    r >= high_freq_factor   theta
+    r <= low_freq_factor    theta / factor
+    between                 linear interpolation of the two in r
+    """
     out = np.empty_like(frequencies)
     for i, frequency in enumerate(frequencies):
-        turns = scaling.original_max_len * frequency / (2 * math.pi)
-        kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        rotations = scaling.original_max_len * frequency / (2 * math.pi)
+        kept = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         kept = min(max(kept, 0.0), 1.0)
         out[i] = kept * frequency + (1 - kept) * frequency / scaling.factor
     return out
 
 
-def rotary_waves(rotary: Rotary, d_head: int, positions: Tokens) -> tuple[Array, Array]:
-    """cos and sin of the angle of every position and plane, (B,T,R/2) each, times YaRN's factor."""
+def rotary_cos_sin(rotary: Rotary, d_head: int, positions: Tokens) -> tuple[Array, Array]:
+    """Return cos and sin of the angle p theta_i for position p and plane i, (B,T,R/2) each, times YaRN's factor."""
     frequencies, factor = rotary_frequencies(rotary, d_head)
     angles = positions[..., None] * frequencies
     return factor * np.cos(angles), factor * np.sin(angles)
 
 
 def rotate(rotary: Rotary, x: Array, cos: Array, sin: Array) -> Array:
-    """Turn the first R components of every head, (B,H,T,K) -> (B,H,T,K): plane i goes (a, b) to
-    (a cos - b sin, a sin + b cos). Su et al. 2021, 3.2.
+    """Rotate the first R components of every head: (B,H,T,K) -> (B,H,T,K).
 
-    halves: plane i is components i and i + R/2 (NeoX, Llama). interleaved: 2i and 2i + 1 (the paper, GPT-J). The
-    components from R on pass unchanged.
+        (a, b) -> (a cos - b sin, a sin + b cos)   in each plane i
+
+    Pairing `halves`: plane i consists of components i and i + R/2 (GPT-NeoX, Llama). Pairing `interleaved`: components
+    2i and 2i + 1 (the paper, GPT-J). Components from R on are unchanged. Su et al. 2021, section 3.2.
     """
     half = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]  # (B, 1, T, R/2): the same for every head
@@ -121,9 +140,10 @@ def rotate(rotary: Rotary, x: Array, cos: Array, sin: Array) -> Array:
 
 
 def alibi_slopes(H: int) -> Array:
-    """(H,): 2^(-8h/n) for h = 1..n when n = H is a power of two. Press et al. 2022, 3.
+    """Return the ALiBi slopes (H,): 2^(-8h/H) for h = 1..H if H is a power of two.
 
-    Otherwise the slopes of the largest power of two below H, then every other slope (h = 1, 3, 5, ...) of twice that.
+    Otherwise: all slopes for n, the largest power of two below H, then every second slope (h = 1, 3, 5, ...) for 2n.
+    Press et al. 2022, section 3.
     """
     power = 2 ** math.floor(math.log2(H))
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
@@ -132,19 +152,23 @@ def alibi_slopes(H: int) -> Array:
 
 
 def alibi_bias(positions: Tokens, H: int) -> Array:
-    """(B,H,T,T): -slope_h |p_i - p_j|, added to the scores of query i and key j."""
+    """Return the ALiBi bias (B,H,T,T): -slope_h |p_i - p_j| for query i and key j."""
     distance = np.abs(positions[:, :, None] - positions[:, None, :])  # (B, T, T)
     return -alibi_slopes(H)[None, :, None, None] * distance[:, None]
 
 
 def t5_bucket(relative: int, position: T5Bias, bidirectional: bool) -> int:
-    """Bucket of one offset, key position - query position. Raffel et al. 2020, 2.1.
+    """Return the T5 bucket of one offset, `relative` = key position - query position.
 
-    Bidirectional: the lower half of the buckets for keys at or before the query, the upper half for keys after it.
-    Unidirectional: all for the past; an offset into the future counts as 0. Of the n buckets of a direction the first
-    e = n/2 hold one distance each, and distance d >= e goes to e + floor((n - e) ln(d/e) / ln(max_distance/e)), at
-    most n - 1. The floor is found in whole numbers: the largest j with (max_distance/e)^j <= (d/e)^(n-e), so no
-    rounding of a logarithm can move a distance that lies on a border.
+    Bidirectional: the lower half of the buckets is for keys at or before the query, the upper half for keys after it.
+    Unidirectional: all buckets are for keys at or before the query; a later key counts as distance 0. Let n be the
+    number of buckets of one direction and e = n/2:
+
+        d < e    bucket d: one bucket per distance
+        d >= e   bucket e + floor((n - e) ln(d/e) / ln(max_distance/e)), at most n - 1
+
+    The floor is computed in integers, as the largest j with (max_distance/e)^j <= (d/e)^(n-e). A rounded logarithm
+    could put a distance at the edge of a bucket into the wrong one. Raffel et al. 2020, section 2.1.
     """
     n, first = position.buckets, 0
     if bidirectional:
@@ -166,7 +190,7 @@ def t5_bucket(relative: int, position: T5Bias, bidirectional: bool) -> int:
 
 
 def t5_buckets(position: T5Bias, positions: Tokens, bidirectional: bool) -> Tokens:
-    """(B,T) -> (B,T,T): the bucket of every pair of query (rows) and key."""
+    """Return the bucket of every pair of query (axis 1) and key (axis 2): (B,T) -> (B,T,T)."""
     relative = positions[:, None, :] - positions[:, :, None]
     buckets = np.empty_like(relative)
     for offset in np.unique(relative):
@@ -175,5 +199,5 @@ def t5_buckets(position: T5Bias, positions: Tokens, bidirectional: bool) -> Toke
 
 
 def t5_bias(table: Array, buckets: Tokens) -> Array:
-    """(buckets, H) and (B,T,T) -> (B,H,T,T): the trained number of each pair's bucket, added to the scores."""
+    """Return the T5 bias (B,H,T,T): table[bucket of (i,j), h], from the table (buckets, H) and the buckets (B,T,T)."""
     return np.moveaxis(table[buckets], -1, 1)

@@ -1,4 +1,4 @@
-"""The exact distribution that a sampler should draw the next token from."""
+"""The exact distribution from which a sampler draws the next token."""
 
 from collections.abc import Iterable
 
@@ -18,23 +18,27 @@ def distribution(
     repetition_penalty: float = 1.0,
     context: Iterable[int] = (),
 ) -> Array:
-    """Probabilities (V,) of the next token: logits (V,) after five filters, in this order.
+    """Return the probabilities (V,) of the next token: logits (V,) after five steps, in this order.
 
-    Each filter works on what the one before it left, renormalised; a removed token has probability exactly 0.
-    1. repetition penalty: the logit of every id in `context` is divided by it if positive, else multiplied (Keskar et
-       al. 2019, 4.1). 1 is off.
-    2. temperature: logits / temperature. 0 puts all mass on the largest logit, the lowest id of equal ones.
-    3. top_k: keeps the k largest, and what equals the k-th (so a tie may keep more). None or 0 is off.
-    4. top_p: going down from the most probable, ties by lowest id, keeps the fewest tokens whose sum reaches p; always
-       at least one (Holtzman et al. 2020, 3.1). 1 is off.
-    5. min_p: keeps what has at least min_p times the probability of the most probable (Nguyen et al. 2024). 0 is off.
+    1. `repetition_penalty`: the logit of every id in `context` is divided by the penalty if positive, otherwise
+       multiplied by it (Keskar et al. 2019, section 4.1). 1 disables it.
+    2. `temperature`: logits / temperature. 0 is greedy: the most likely token gets probability 1; ties go to the lowest
+       id.
+    3. `top_k`: keep the k largest logits, and all that equal the k-th, so a tie can keep more. None or 0 disables it.
+    4. `top_p`: keep the fewest most likely tokens whose probabilities sum to at least p, always at least one; ties go
+       to the lowest id (Holtzman et al. 2020, section 3.1). 1 disables it.
+    5. `min_p`: keep the tokens with at least min_p times the probability of the most likely token (Nguyen et al. 2024).
+       0 disables it.
+
+    Each filter reads the distribution that the previous one left, renormalized. A removed token has probability exactly
+    0.
     """
     scores = penalize(np.array(logits, dtype=np.float64), repetition_penalty, context)
     _check(scores, temperature, top_k, top_p, min_p)
     if temperature == 0:
-        certain = np.zeros_like(scores)
-        certain[np.argmax(scores)] = 1  # argmax takes the first of equal ones
-        return certain
+        one_hot = np.zeros_like(scores)
+        one_hot[np.argmax(scores)] = 1  # in a tie argmax returns the first
+        return one_hot
     scores = scores / temperature
     if top_k:
         kth = np.sort(scores)[-min(top_k, len(scores))]
@@ -47,9 +51,11 @@ def distribution(
 
 
 def penalize(scores: Array, penalty: float, context: Iterable[int]) -> Array:
-    """Scores with those of the ids in `context` made less likely, once each however often an id occurs."""
+    """Apply the repetition penalty to the ids in `context`, once per id, however often it occurs."""
     if penalty <= 0:
-        raise ValueError(f"repetition_penalty={penalty} must be positive: 1 is off, above 1 discourages.")
+        raise ValueError(
+            f"repetition_penalty={penalty} must be positive: 1 disables it, larger values discourage repetition."
+        )
     out = scores.copy()
     for token in set(context):
         out[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
@@ -57,7 +63,7 @@ def penalize(scores: Array, penalty: float, context: Iterable[int]) -> Array:
 
 
 def nucleus(probabilities: Array, p: float) -> np.ndarray:
-    """Boolean (V,): the smallest set of most probable tokens with total at least p."""
+    """Return a mask (V,) of the nucleus: the smallest set of most likely tokens with total probability at least p."""
     kept = np.zeros(len(probabilities), dtype=np.bool_)
     total = 0.0
     for token in np.argsort(-probabilities, kind="stable"):
@@ -70,10 +76,10 @@ def nucleus(probabilities: Array, p: float) -> np.ndarray:
 
 def _check(scores: Array, temperature: float, top_k: int | None, top_p: float, min_p: float) -> None:
     if scores.ndim != 1:
-        raise ValueError(f"logits of one place have shape (V,), got {scores.shape}.")
+        raise ValueError(f"logits must have shape (V,), the logits of one position, got {scores.shape}.")
     if temperature < 0:
         raise ValueError(f"temperature={temperature} must be 0 (greedy) or more.")
     if top_k is not None and top_k < 0:
         raise ValueError(f"top_k={top_k} must be 0 (off) or more.")
     if not 0 <= top_p <= 1 or not 0 <= min_p <= 1:
-        raise ValueError(f"top_p={top_p} and min_p={min_p} must be in [0, 1].")
+        raise ValueError(f"top_p={top_p} and min_p={min_p} must both be between 0 and 1.")

@@ -1,7 +1,7 @@
-"""The studio: a local page where a Transformer can be seen, changed, trained, checked and mended.
+"""The studio: a local web page to inspect, train, check, diagnose and size Transformers.
 
-`create_app(Settings())` is the ASGI application; `glass serve` runs it. Nothing here imports torch before it is needed:
-the page, its state and the canned results of the bundled models are answered without it.
+`create_app(Settings())` returns the ASGI application; `glass serve` runs it. torch is imported only when it is needed:
+the page, its state and the recorded responses of the bundled models are served without it.
 """
 
 from glassformer.studio.errors import StudioError

@@ -1,4 +1,4 @@
-"""The application: routes to the views, errors to sentences, the page and its files. Imports no torch."""
+"""The ASGI application: routes, handlers, the page and its static files. Imports no torch."""
 
 import contextlib
 import functools
@@ -15,54 +15,55 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from glassformer import __version__
-from glassformer.extras import install
+from glassformer.errors import install
 from glassformer.studio import openai, schema
-from glassformer.studio.answers import Studio, answered, json_response
-from glassformer.studio.api import anatomy, cell, doctor, heads, lines, playground, positions, size, stream, theory
+from glassformer.studio.api import anatomy, cell, doctor, heads, playground, positions, size, snippets, stream, theory
 from glassformer.studio.api import train as training_view
+from glassformer.studio.encoding import MEDIA_TYPE
 from glassformer.studio.errors import BusyError, StudioError
-from glassformer.studio.events import EventStream
-from glassformer.studio.guard import Guard
+from glassformer.studio.events import stream_iterator
+from glassformer.studio.jobs import with_torch_checks
+from glassformer.studio.responses import Studio, json_response, with_error_responses
+from glassformer.studio.security import SecurityMiddleware
 from glassformer.studio.settings import Settings
-from glassformer.studio.wire import MEDIA_TYPE
 
 STATIC = Path(__file__).parent / "static"
 
-POSTED: dict[str, tuple[type[schema.Asked], Callable[..., Any]]] = {
+TORCH_VIEWS: dict[str, tuple[type[schema.ApiRequest], Callable[..., Any]]] = {
     "tokens": (schema.Tokens, playground.tokens),
-    "vocabulary": (schema.AboutModel, playground.vocabulary),
+    "vocabulary": (schema.ModelRequest, playground.vocabulary),
     "beam": (schema.Beam, playground.beam),
-    "tensor": (schema.OneTensor, anatomy.tensor),
+    "tensor": (schema.TensorRequest, anatomy.tensor),
     "cell": (schema.Cell, cell.cell),
     "patterns": (schema.Patterns, heads.patterns),
     "heads": (schema.HeadScores, heads.scores),
     "ablate": (schema.Ablate, heads.ablate),
     "lens": (schema.Lens, stream.lens),
     "attribution": (schema.Attribution, stream.attribution),
-    "depth": (schema.AboutText, stream.depth),
+    "depth": (schema.TextRequest, stream.depth),
     "positions": (schema.Positions, positions.positions),
 }
-"""Views that take a body, need torch, and answer at once."""
-LIGHT: dict[str, tuple[type[schema.Asked], Callable[..., Any]]] = {
-    "anatomy": (schema.AboutModel, anatomy.anatomy),
+"""Views with a JSON body that need torch and return one response."""
+CONFIG_VIEWS: dict[str, tuple[type[schema.ApiRequest], Callable[..., Any]]] = {
+    "anatomy": (schema.ModelRequest, anatomy.anatomy),
     "size": (schema.Size, size.sheet),
 }
-"""Views that can do without torch; they are told whether it is there."""
-STREAMED: dict[str, tuple[type[schema.Asked], Callable[..., Any], bool]] = {
+"""Views that work without torch; their last argument is whether torch is imported."""
+STREAMED_VIEWS: dict[str, tuple[type[schema.ApiRequest], Callable[..., Any], bool]] = {
     "generate": (schema.Generate, playground.generate, False),
     "patch": (schema.Patch, stream.patch, True),
     "doctor": (schema.Doctor, doctor.examine, True),
 }
-"""Views that answer with events; the last says whether they belong to the long queue."""
+"""Views that return a stream of events; the last value is whether they run in the pool of long jobs."""
 
 
 def create_app(settings: Settings | None = None) -> Starlette:
-    """The studio as an ASGI application."""
+    """Return the studio as an ASGI application."""
     studio = Studio(settings or Settings())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        studio.trainings.recover()
+        studio.training_runs.recover()
         try:
             yield
         finally:
@@ -70,9 +71,9 @@ def create_app(settings: Settings | None = None) -> Starlette:
 
     app = Starlette(
         routes=_routes(studio),
-        middleware=[Middleware(Guard, settings=studio.settings)],
+        middleware=[Middleware(SecurityMiddleware, settings=studio.settings)],
         lifespan=lifespan,
-        exception_handlers={404: _missing, 405: _missing},
+        exception_handlers={404: _not_found, 405: _not_found},
     )
     app.state.studio = studio
     return app
@@ -80,17 +81,17 @@ def create_app(settings: Settings | None = None) -> Starlette:
 
 def _routes(studio: Studio) -> list[Route | Mount]:
     def route(path: str, handler: Any, method: str = "GET", v1: bool = False) -> Route:
-        return Route(path, answered(functools.partial(handler, studio), v1), methods=[method])
+        return Route(path, with_error_responses(functools.partial(handler, studio), v1), methods=[method])
 
     posts = [
-        *(route(f"/api/{name}", functools.partial(_posted, name), "POST") for name in POSTED),
-        *(route(f"/api/{name}", functools.partial(_light, name), "POST") for name in LIGHT),
-        *(route(f"/api/{name}", functools.partial(_streamed, name), "POST") for name in STREAMED),
+        *(route(f"/api/{name}", functools.partial(_torch_view, name), "POST") for name in TORCH_VIEWS),
+        *(route(f"/api/{name}", functools.partial(_config_view, name), "POST") for name in CONFIG_VIEWS),
+        *(route(f"/api/{name}", functools.partial(_streamed_view, name), "POST") for name in STREAMED_VIEWS),
         route("/api/next", _next, "POST"),
         route("/api/warm", _warm, "POST"),
         route("/api/claims/{id}/run", _run_claim, "POST"),
         route("/api/train/upload", _upload, "POST"),
-        route("/api/train/{run}/{action}", _act, "POST"),
+        route("/api/train/{run}/{action}", _run_action, "POST"),
         route("/api/train", _start_run, "POST"),
         route("/v1/completions", _complete, "POST", v1=True),
     ]
@@ -103,42 +104,41 @@ def _routes(studio: Studio) -> list[Route | Mount]:
         route("/api/claims/{id}/figure.svg", _figure),
         route("/api/train/presets", _form),
         route("/api/train", _runs),
-        route("/api/train/{run}/events", _follow),
+        route("/api/train/{run}/events", _run_events),
         route("/api/size/presets", _presets),
         route("/api/size/chinchilla", _chinchilla),
-        route("/api/python", _lines),
+        route("/api/python", _snippet),
         route("/v1/models", _models, v1=True),
         route("/v1/models/{id:path}", _model, v1=True),
     ]
     return [*gets, *posts, Mount("/static", StaticFiles(directory=STATIC))]
 
 
-async def _missing(request: Request, error: Exception) -> Response:
-    """A path that is not there, or a method that a path does not know."""
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Respond to an unknown path, or to a method that a path does not accept."""
     status = getattr(error, "status_code", 404)
-    what = "does not take" if status == 405 else "is not an address of the studio for"
-    told = f"{request.url.path[:100]!r} {what} {request.method}."
-    body = openai.error(told) if request.url.path.startswith("/v1") else {"error": told}
-    return json_response(body, status)
+    path = repr(request.url.path[:100])
+    sentence = f"{path} does not accept {request.method}." if status == 405 else f"{path} does not exist."
+    return json_response(openai.error(sentence) if request.url.path.startswith("/v1") else {"error": sentence}, status)
 
 
-# the page
+# The page
 
 
 async def _page(studio: Studio, request: Request) -> Response:
-    """The page. It asks for torch (`warm`) once it is drawn: an import beside it would slow every file it loads."""
+    """Return the page. It posts to /api/warm once it is drawn: importing torch earlier would slow down its files."""
     return FileResponse(STATIC / "index.html")
 
 
 async def _warm(studio: Studio, request: Request) -> Response:
-    """Begin to import torch, if nobody has."""
-    await studio.read(request, schema.Asked)
-    studio.engine.start()
-    return json_response({"torch": studio.engine.state})
+    """Start to import torch, unless it is imported already."""
+    await studio.parse_body(request, schema.ApiRequest)
+    studio.torch_loader.start()
+    return json_response({"torch": studio.torch_loader.state})
 
 
 async def _plotly(studio: Studio, request: Request) -> Response:
-    """plotly.js out of the installed package, which is not imported for it."""
+    """Return plotly.js from the installed Python package, without importing the package."""
     found = importlib.util.find_spec("plotly")
     if found is None or found.origin is None:
         raise StudioError(f"plotly is not installed: {install('studio')}.")
@@ -150,58 +150,58 @@ async def _plotly(studio: Studio, request: Request) -> Response:
 
 
 async def _state(studio: Studio, request: Request) -> Response:
-    ready = studio.engine.state == "ready"
+    ready = studio.torch_loader.state == "ready"
     return json_response(
         {
             "version": __version__,
-            "torch": studio.engine.state,
-            "models": studio.shelf.describe(ready),
-            "canned": studio.canned.index,
+            "torch": studio.torch_loader.state,
+            "models": studio.models.describe(ready),
+            "recorded": studio.recorded.index,
             "limits": vars(studio.settings.limits),
         }
     )
 
 
-# views
+# Views
 
 
-async def _posted(name: str, studio: Studio, request: Request) -> Response:
-    kind, function = POSTED[name]
-    asked = await studio.read(request, kind)
-    if (held := studio.from_the_can(name, request, asked)) is not None:
-        return held
-    studio.engine.require()
-    return await studio.answer(request, lambda ticket: function(studio.shelf, asked))
+async def _torch_view(name: str, studio: Studio, request: Request) -> Response:
+    kind, function = TORCH_VIEWS[name]
+    body = await studio.parse_body(request, kind)
+    if (recorded := studio.recorded_response(name, request, body)) is not None:
+        return recorded
+    studio.torch_loader.require()
+    return await studio.respond(request, lambda: function(studio.models, body))
 
 
-async def _light(name: str, studio: Studio, request: Request) -> Response:
-    kind, function = LIGHT[name]
-    asked = await studio.read(request, kind)
-    ready = studio.engine.state == "ready"
-    return await studio.answer(request, lambda ticket: function(studio.shelf, asked, ready))
+async def _config_view(name: str, studio: Studio, request: Request) -> Response:
+    kind, function = CONFIG_VIEWS[name]
+    body = await studio.parse_body(request, kind)
+    ready = studio.torch_loader.state == "ready"
+    return await studio.respond(request, lambda: function(studio.models, body, ready))
 
 
 async def _next(studio: Studio, request: Request) -> Response:
-    """JSON, or all logits when the client accepts tensors."""
-    asked = await studio.read(request, schema.Next)
-    if (held := studio.from_the_can("next", request, asked)) is not None:
-        return held
-    studio.engine.require()
+    """Return the next token's distribution as JSON, or all logits if the client accepts tensors."""
+    body = await studio.parse_body(request, schema.Next)
+    if (recorded := studio.recorded_response("next", request, body)) is not None:
+        return recorded
+    studio.torch_loader.require()
     binary = MEDIA_TYPE in request.headers.get("accept", "")
-    function = playground.next_logits if binary else playground.next_token
-    return await studio.answer(request, lambda ticket: function(studio.shelf, asked))
+    function: Callable[..., Any] = playground.next_logits if binary else playground.next_token
+    return await studio.respond(request, lambda: function(studio.models, body))
 
 
-async def _streamed(name: str, studio: Studio, request: Request) -> Any:
-    kind, function, is_long = STREAMED[name]
-    asked = await studio.read(request, kind)
-    studio.engine.require()
-    studio.shelf.entry(asked.model)  # type: ignore[attr-defined]
-    return studio.stream(lambda ticket, emit: function(studio.shelf, asked, ticket, emit), is_long)
+async def _streamed_view(name: str, studio: Studio, request: Request) -> Any:
+    kind, function, is_long = STREAMED_VIEWS[name]
+    body = await studio.parse_body(request, kind)
+    studio.torch_loader.require()
+    studio.models.entry(body.model)  # type: ignore[attr-defined]
+    return studio.stream(lambda emit: function(studio.models, body, emit), is_long)
 
 
-async def _lines(studio: Studio, request: Request) -> Response:
-    return json_response(lines.lines(studio.shelf, dict(request.query_params)))
+async def _snippet(studio: Studio, request: Request) -> Response:
+    return json_response(snippets.snippet(studio.models, dict(request.query_params)))
 
 
 async def _presets(studio: Studio, request: Request) -> Response:
@@ -209,109 +209,110 @@ async def _presets(studio: Studio, request: Request) -> Response:
 
 
 async def _chinchilla(studio: Studio, request: Request) -> Response:
-    return json_response(size.chinchilla(dict(request.query_params)))
+    return json_response(size.chinchilla(schema.ChinchillaQuery.model_validate(dict(request.query_params))))
 
 
-# theory
+# Theory
 
 
 async def _claims(studio: Studio, request: Request) -> Response:
-    return await studio.answer(request, lambda ticket: theory.listing())
+    return await studio.respond(request, theory.list_claims)
 
 
 async def _claim(studio: Studio, request: Request) -> Response:
-    return await studio.answer(request, lambda ticket: theory.words(request.path_params["id"]))
+    return await studio.respond(request, lambda: theory.describe(request.path_params["id"]))
 
 
 async def _figure(studio: Studio, request: Request) -> Response:
-    claim, given = request.path_params["id"], dict(request.query_params)
-    theory.known(claim)
-    studio.engine.require()
-    drawn = await studio.work(request, lambda ticket: theory.figure(claim, given))
-    return Response(drawn, media_type="image/svg+xml")
+    claim = theory.find_claim(request.path_params["id"])
+    query = schema.FigureQuery.model_validate(dict(request.query_params))
+    studio.torch_loader.require()
+    svg = await studio.run_job(request, lambda: with_torch_checks(lambda: theory.figure(claim.id, query)))
+    return Response(svg, media_type="image/svg+xml")
 
 
 async def _run_claim(studio: Studio, request: Request) -> Any:
-    claim = theory.known(request.path_params["id"])
-    asked = await studio.read(request, schema.RunClaim)
-    theory.knobs_of(claim, asked.knobs)
-    studio.engine.require()
-    return studio.stream(lambda ticket, emit: theory.run(claim.id, asked, ticket, emit), True)
+    claim = theory.find_claim(request.path_params["id"])
+    body = await studio.parse_body(request, schema.RunClaim)
+    theory.knob_values(claim, body.knobs)
+    studio.torch_loader.require()
+    return studio.stream(lambda emit: theory.run(claim.id, body, emit), is_long=True)
 
 
-# training
+# Training
 
 
 async def _form(studio: Studio, request: Request) -> Response:
-    studio.engine.require()
-    return await studio.answer(request, lambda ticket: training_view.form(studio.trainings))
+    studio.torch_loader.require()
+    return await studio.respond(request, lambda: training_view.form(studio.training_runs))
 
 
 async def _runs(studio: Studio, request: Request) -> Response:
-    def listed(ticket: Any) -> Any:
-        return {"runs": [studio.trainings.describe(run) for run in studio.trainings.runs()]}
+    def describe() -> Any:
+        return {"runs": [studio.training_runs.describe(run) for run in studio.training_runs.runs()]}
 
-    return await studio.answer(request, listed)
+    return await studio.respond(request, describe)
 
 
 async def _start_run(studio: Studio, request: Request) -> Response:
-    asked = await studio.read(request, schema.Train)
-    studio.engine.require()
-    return await studio.answer(request, lambda ticket: training_view.start(studio.trainings, asked))
+    body = await studio.parse_body(request, schema.Train)
+    studio.torch_loader.require()
+    # A run that has been started must be recorded, so this job is not cancelled half-way.
+    return await studio.respond(request, lambda: training_view.start(studio.training_runs, body), torch_checks=False)
 
 
 async def _upload(studio: Studio, request: Request) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "text/plain":
-        raise StudioError(f"an upload is text/plain, not {kind[:60] or 'of no type'}: send a text file.")
-    data, title = await studio.body(request), request.query_params.get("name", "")
-    return await studio.answer(request, lambda ticket: studio.trainings.keep_corpus(data, title))
+        raise StudioError(f"Content-Type is {kind[:60] or 'missing'}: send a text file as text/plain.")
+    data, title = await studio.read_body(request), request.query_params.get("name", "")
+    return await studio.respond(request, lambda: studio.training_runs.add_corpus(data, title))
 
 
-async def _act(studio: Studio, request: Request) -> Response:
-    run, action = studio.trainings.run(request.path_params["run"]), request.path_params["action"]
-    wanted = {"pause": "paused", "stop": "stopped"}
+async def _run_action(studio: Studio, request: Request) -> Response:
+    run = studio.training_runs.run(request.path_params["run"])
+    action = schema.RunAction.model_validate({"action": request.path_params["action"]}).action
 
-    def act(ticket: Any) -> Any:
-        if action == "resume":
-            studio.trainings.resume(run)
-        elif action in wanted:
-            studio.trainings.end(run, wanted[action])
-        else:
-            raise StudioError(f"a run can be told pause, resume or stop, not {action[:60]!r}.")
-        return studio.trainings.describe(run)
+    def act() -> Any:
+        match action:
+            case "resume":
+                studio.training_runs.resume(run)
+            case "pause":
+                studio.training_runs.end(run, "paused")
+            case "stop":
+                studio.training_runs.end(run, "stopped")
+        return studio.training_runs.describe(run)
 
-    return await studio.answer(request, act)
+    return await studio.respond(request, act)
 
 
-async def _follow(studio: Studio, request: Request) -> Any:
-    run = studio.trainings.run(request.path_params["run"])
+async def _run_events(studio: Studio, request: Request) -> Any:
+    run = studio.training_runs.run(request.path_params["run"])
     after = request.headers.get("last-event-id", request.query_params.get("after", "0"))
-    if not (after.isascii() and after.isdigit() and len(after) < 16):
-        raise StudioError(f"Last-Event-ID {after[:60]!r} must be the id of an event: a whole number.")
+    query = schema.RunEventsQuery.model_validate({"after": after})
     if studio.streams >= studio.settings.limits.streams:
-        raise BusyError("too many streams are open: close some.")
+        raise BusyError("too many event streams are open: close some of them.")
     studio.streams += 1
-    return EventStream(training_view.follow(studio.trainings, run, int(after)), studio.stream_closed)
+    return stream_iterator(training_view.follow(studio.training_runs, run, query.after), studio.stream_closed)
 
 
-# OpenAI's protocol
+# OpenAI-compatible API
 
 
 async def _models(studio: Studio, request: Request) -> Response:
-    return json_response(openai.models(studio.shelf))
+    return json_response(openai.list_models(studio.models))
 
 
 async def _model(studio: Studio, request: Request) -> Response:
-    return json_response(openai.model(studio.shelf, request.path_params["id"]))
+    return json_response(openai.get_model(studio.models, request.path_params["id"]))
 
 
 async def _complete(studio: Studio, request: Request) -> Any:
-    asked = await studio.read(request, schema.Completion)
-    studio.shelf.entry(asked.model)
-    await studio.ready()
-    if not asked.stream:
-        return await studio.answer(request, lambda ticket: openai.complete(studio.shelf, asked))
-    # what is wrong with the prompt is told as an error, not in the stream
-    await studio.work(request, lambda ticket: openai.open_answer(studio.shelf, asked))
-    return studio.stream(lambda ticket, emit: openai.stream(studio.shelf, asked, ticket, emit), False, v1=True)
+    body = await studio.parse_body(request, schema.CompletionRequest)
+    studio.models.entry(body.model)
+    await studio.wait_for_torch()
+    if not body.stream:
+        return await studio.respond(request, lambda: openai.complete(studio.models, body), torch_checks=False)
+    # An invalid prompt is an error response, not an event of the stream.
+    await studio.run_job(request, lambda: openai.start_completion(studio.models, body))
+    return studio.stream(lambda emit: openai.stream(studio.models, body, emit), is_long=False, v1=True)

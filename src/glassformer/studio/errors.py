@@ -1,49 +1,51 @@
-"""What a request can be refused for: one sentence, and the status it is told with."""
+"""Errors of the studio: one sentence each, and the HTTP status of the response."""
+
+from glassformer.errors import GlassformerError
 
 
-class StudioError(ValueError):
-    """A studio that cannot be set up, or a request it cannot serve. One sentence."""
+class StudioError(GlassformerError):
+    """Base class: invalid settings, or a request that cannot be served."""
 
     status = 400
 
 
-class UnknownError(StudioError):
-    """A model, a run or a claim that is not here."""
+class NotFoundError(StudioError):
+    """A model, a training run or a claim with this name does not exist."""
 
     status = 404
 
 
 class ConflictError(StudioError):
-    """Something that cannot be done to a run as it is now."""
+    """The state of a training run does not allow this action."""
 
     status = 409
 
 
 class TooLargeError(StudioError):
-    """A body, or an answer, over its limit."""
+    """A request body or a response exceeds its size limit."""
 
     status = 413
 
 
 class BusyError(StudioError):
-    """All workers are taken and the queue is full, or too much runs already."""
+    """All workers are occupied and the queue is full, or a limit on concurrent work is reached."""
 
     status = 429
 
 
 class LoadingError(StudioError):
-    """torch is not there yet; the page asks again."""
+    """torch is still being imported; the page repeats the request."""
 
     status = 503
 
 
 class UnavailableError(StudioError):
-    """Something this installation cannot do at all."""
+    """This installation cannot serve the request at all."""
 
     status = 503
 
 
-class TooLongError(StudioError):
-    """A job that passed its deadline."""
+class TimeLimitError(StudioError):
+    """A job exceeded its time limit."""
 
     status = 504

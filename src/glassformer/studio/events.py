@@ -1,29 +1,33 @@
-"""Server-Sent Events: a job in a thread tells what happens, the client hears it as it comes.
+"""Server-Sent Events: a job in a worker thread emits events, and the client receives them as they come.
 
-`event: NAME`, `data: JSON`, a comment every ten seconds so that a dead connection is noticed. When the client goes, the
-job is cancelled; a job that passes its deadline ends with an `error` event, as does one that fails.
+An event is `event: NAME` and `data: JSON`. A comment every ten seconds keeps the connection open. When the client
+disconnects, the job is cancelled. A job that fails or exceeds its time limit ends with an `error` event.
 """
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+import concurrent.futures
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import anyio
+import anyio.from_thread
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.types import Receive, Scope, Send
 
-from glassformer.studio.jobs import Jobs, Ticket, tell
-from glassformer.studio.wire import to_json
+from glassformer.studio.encoding import to_json
+from glassformer.studio.jobs import WorkerPool, check_cancelled
 
+PING = b": ping\n\n"
 PING_SECONDS = 10.0
-BACKLOG = 1000
-"""Events that may wait for a slow reader before the job waits for it."""
+BUFFERED_EVENTS = 1000
+"""Events that are buffered for a slow client before the job waits for it."""
 Emit = Callable[[str | None, Any], None]
-"""Name and data of an event; without a name, data alone."""
-Work = Callable[[Ticket, Emit], None]
+"""Send an event with this name and data. Without a name, only the data is sent."""
+Work = Callable[[Emit], None]
+Producer = Callable[[MemoryObjectSendStream[bytes]], Awaitable[None]]
 
 
-def frame(name: str | None, data: Any, id: str | None = None) -> bytes:
-    """One event as it goes over the wire. JSON has no line breaks, so `data` is one line. No name: data alone."""
+def encode_event(name: str | None, data: Any, id: str | None = None) -> bytes:
+    """Encode one event. JSON has no line breaks, so `data` is one line."""
     head = (b"" if id is None else b"id: %b\n" % id.encode()) + (
         b"" if name is None else b"event: %b\n" % name.encode()
     )
@@ -31,98 +35,81 @@ def frame(name: str | None, data: Any, id: str | None = None) -> bytes:
 
 
 class EventStream:
-    """An ASGI response that sends frames as they come and calls `closed` when it ends, for whatever reason."""
+    """An ASGI response that sends what `produce` sends to its stream, until it returns or the client disconnects."""
 
-    def __init__(self, frames: AsyncIterator[bytes], closed: Callable[[], None]):
-        self.frames, self.closed = frames, closed
+    def __init__(self, produce: Producer, on_close: Callable[[], None]):
+        self.produce, self.on_close = produce, on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-        tasks: set[asyncio.Task[None]] = set()
+        sending, receiving = anyio.create_memory_object_stream[bytes](BUFFERED_EVENTS)
+
+        async def produce() -> None:
+            with sending:
+                await self.produce(sending)
+
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            tasks = {asyncio.create_task(self._send(send)), asyncio.create_task(left(receive))}
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with receiving:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(cancel_on_disconnect, receive, group.cancel_scope)
+                    group.start_soon(produce)
+                    await _send_events(receiving, send)
+                    group.cancel_scope.cancel()
         finally:
-            self.closed()
-            for task in tasks:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, OSError):
-                    await task
-
-    async def _send(self, send: Send) -> None:
-        async for part in with_pings(self.frames):
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            sending.close()
+            self.on_close()
 
 
-async def left(receive: Receive) -> None:
-    """Returns when the client has gone."""
+async def _send_events(receiving: MemoryObjectReceiveStream[bytes], send: Send) -> None:
+    """Send events until their producer ends, and a comment whenever there was none for a while."""
+    while True:
+        part = PING
+        with anyio.move_on_after(PING_SECONDS):
+            try:
+                part = await receiving.receive()
+            except anyio.EndOfStream:
+                break
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+    """Cancel the scope when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    scope.cancel()
 
 
-async def with_pings(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The frames, and a comment whenever none came for a while."""
-    following = asyncio.ensure_future(anext(frames, None))
-    try:
-        while True:
-            done, _ = await asyncio.wait({following}, timeout=PING_SECONDS)
-            if not done:
-                yield b": ping\n\n"
-                continue
-            part = following.result()
-            if part is None:
-                return
-            yield part
-            following = asyncio.ensure_future(anext(frames, None))
-    finally:
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await following
+def stream_iterator(events: AsyncIterator[bytes], on_close: Callable[[], None]) -> EventStream:
+    """Return a response that sends the events of an async iterator."""
+
+    async def produce(stream: MemoryObjectSendStream[bytes]) -> None:
+        async for event in events:
+            await stream.send(event)
+
+    return EventStream(produce, on_close)
 
 
-def stream_job(jobs: Jobs, work: Work, seconds: float, failed: Callable[[Exception], bytes]) -> EventStream:
-    """A job whose events are the response; `failed` makes the last frame of one that raised.
+def stream_job(pool: WorkerPool, work: Work, seconds: float, encode_error: Callable[[Exception], bytes]) -> EventStream:
+    """Return a response that runs a job and sends its events; `encode_error` makes the last event of a failed job.
 
-    Raises BusyError before anything is sent.
+    Raises BusyError here, before anything is sent, if the pool's queue is full.
     """
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-    ticket = Ticket()
 
-    def emit(name: str | None, data: Any) -> None:
-        ticket.check()
-        if queue.qsize() > BACKLOG:  # the reader is slow: wait for it here, in the worker
-            asyncio.run_coroutine_threadsafe(_drained(queue, ticket), loop).result()
-        tell(loop, queue.put_nowait, frame(name, data))
+    async def produce(stream: MemoryObjectSendStream[bytes]) -> None:
+        def emit(name: str | None, data: Any) -> None:
+            check_cancelled()
+            try:
+                anyio.from_thread.run(stream.send, encode_event(name, data))
+            except concurrent.futures.CancelledError:  # cancelled while waiting for a slow client
+                check_cancelled()
+                raise
 
-    def job() -> None:
         try:
-            work(ticket, emit)
+            await pool.run_reserved(lambda: work(emit), seconds)
         except Exception as error:
-            tell(loop, queue.put_nowait, failed(error))
-        tell(loop, queue.put_nowait, None)
+            await stream.send(encode_error(error))
 
-    jobs.submit(ticket, job)
-    late = frame("error", {"error": f"this took longer than {seconds:g} s and was stopped: ask for less."})
-    return EventStream(_until(queue, loop.time() + seconds, late), lambda: jobs.drop(ticket))
-
-
-async def _until(queue: "asyncio.Queue[bytes | None]", deadline: float, late: bytes) -> AsyncIterator[bytes]:
-    """What the queue gives until None; `late` when the deadline comes first."""
-    while True:
-        try:
-            async with asyncio.timeout_at(deadline):
-                part = await queue.get()
-        except TimeoutError:
-            yield late
-            return
-        if part is None:
-            return
-        yield part
-
-
-async def _drained(queue: "asyncio.Queue[bytes | None]", ticket: Ticket) -> None:
-    while queue.qsize() > BACKLOG // 2 and not ticket.cancelled:
-        await asyncio.sleep(0.02)
+    pool.reserve()
+    return EventStream(produce, pool.release)

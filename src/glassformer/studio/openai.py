@@ -1,7 +1,7 @@
-"""OpenAI's completions protocol, so that existing clients can talk to a model trained here.
+"""An OpenAI-compatible completions API, so that existing clients can use a model of the studio.
 
-`/v1/models`, `/v1/models/ID`, `/v1/completions` (whole or streamed). Temperature 0 is greedy, and its text is that of
-`gf.generate`. Errors have OpenAI's shape.
+`/v1/models`, `/v1/models/ID` and `/v1/completions` (whole or streamed). Temperature 0 is greedy decoding and returns
+the same text as `gf.generate`. Errors have OpenAI's format.
 """
 
 import time
@@ -13,147 +13,149 @@ from typing import Any
 from glassformer.studio.api.playground import start_feed, steps
 from glassformer.studio.errors import StudioError
 from glassformer.studio.events import Emit
-from glassformer.studio.jobs import Ticket
-from glassformer.studio.schema import AboutText, Completion
-from glassformer.studio.shelf import Loaded, Shelf
+from glassformer.studio.models import LoadedModel, ModelStore
+from glassformer.studio.schema import CompletionRequest, TextRequest
 
 STARTED = int(time.time())
 
 
 def error(sentence: str, param: str | None = None, code: str | None = None, kind: str = "invalid_request_error") -> Any:
-    """An error body."""
+    """Return an error body in OpenAI's format."""
     return {"error": {"message": sentence, "type": kind, "param": param, "code": code}}
 
 
-def models(shelf: Shelf) -> dict[str, Any]:
-    return {"object": "list", "data": [_model(name) for name in shelf.entries()]}
+def list_models(models: ModelStore) -> dict[str, Any]:
+    return {"object": "list", "data": [_model_object(name) for name in models.entries()]}
 
 
-def model(shelf: Shelf, name: str) -> dict[str, Any]:
-    return _model(shelf.entry(name).name)
+def get_model(models: ModelStore, name: str) -> dict[str, Any]:
+    return _model_object(models.entry(name).name)
 
 
-def _model(name: str) -> dict[str, Any]:
+def _model_object(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "glassformer"}
 
 
 @dataclass
-class Answer:
-    """One completion on its way."""
+class Completion:
+    """One completion while it is generated."""
 
-    loaded: Loaded
-    asked: Completion
+    loaded: LoadedModel
+    request: CompletionRequest
     prompt: list[int]
     new: list[int] = field(default_factory=list)
     finish: str = "length"
     text: str = ""
-    """All that may be shown: what could begin a stop text is held back."""
+    """Text that is certain: an ending that may be the start of a stop sequence is held back."""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def stops(self) -> list[str]:
-        stop = self.asked.stop
+        stop = self.request.stop
         return [] if stop is None else [stop] if isinstance(stop, str) else [s for s in stop if s]
 
     def pieces(self) -> Iterator[str]:
-        """The text as it grows; joined, it is the whole."""
-        from glassformer.generate import Sampling
-        from glassformer.generate.loop import read_stop
+        """Generate the text piece by piece; joined, the pieces are the whole text."""
+        from glassformer.generation import Sampling
+        from glassformer.generation.request import read_stop
 
-        asked, model = self.asked, self.loaded.model
-        temperature = 1.0 if asked.temperature is None else asked.temperature
-        sampling = Sampling(temperature, None, 1.0 if asked.top_p is None else asked.top_p)
-        room = (model.config.max_len or 10**9) - len(self.prompt)
-        new = max(1, min(16 if asked.max_tokens is None else asked.max_tokens, room))
-        about = AboutText(model=asked.model, ids=self.prompt)
-        seed = uuid.uuid4().int % 2**32 if asked.seed is None else asked.seed % 2**32
-        if asked.echo:
+        request, model = self.request, self.loaded.model
+        temperature = 1.0 if request.temperature is None else request.temperature
+        sampling = Sampling(temperature, None, 1.0 if request.top_p is None else request.top_p)
+        available = (model.config.max_len or 10**9) - len(self.prompt)
+        new = max(1, min(16 if request.max_tokens is None else request.max_tokens, available))
+        inputs = TextRequest(model=request.model, ids=self.prompt)
+        seed = uuid.uuid4().int % 2**32 if request.seed is None else request.seed % 2**32
+        if request.echo:
             yield self.loaded.decode(self.prompt)
-        for step in steps(start_feed(self.loaded, about, new, True), new, sampling, seed, read_stop(model, None)):
+        for step in steps(start_feed(self.loaded, inputs, new, True), new, sampling, seed, read_stop(model, None)):
             self.new.append(step.id)
-            if asked.logprobs is not None:
-                self.logprobs.append(_logprobs(self.loaded, step, asked.logprobs))
-            yield from self._more(self.loaded.decode(self._spoken()), last=False)
+            if request.logprobs is not None:
+                self.logprobs.append(_logprobs(self.loaded, step, request.logprobs))
+            yield from self._new_text(self.loaded.decode(self._visible_tokens()), last=False)
             if self.finish == "stop":
                 return
         if self.new and self.new[-1] in model.config.special.eos:
             self.finish = "stop"
-        yield from self._more(self.loaded.decode(self._spoken()), last=True)
+        yield from self._new_text(self.loaded.decode(self._visible_tokens()), last=True)
 
-    def _spoken(self) -> list[int]:
-        """Without the end of text, which is a sign and no word."""
+    def _visible_tokens(self) -> list[int]:
+        """Return the generated tokens without the end-of-text token."""
         eos = self.loaded.config.special.eos
         return self.new[:-1] if self.new and self.new[-1] in eos else self.new
 
-    def _more(self, text: str, last: bool) -> Iterator[str]:
+    def _new_text(self, text: str, last: bool) -> Iterator[str]:
         found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
         if found:
             text, self.finish = text[: min(found)], "stop"
         elif not last:
-            waiting = len(text) - len(text.rstrip("\ufffd"))
-            begun = (n for s in self.stops for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
-            text = text[: len(text) - max(waiting, max(begun, default=0))]
+            incomplete = len(text) - len(text.rstrip("\ufffd"))
+            partial = (n for s in self.stops for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
+            text = text[: len(text) - max(incomplete, max(partial, default=0))]
         if text.startswith(self.text) and len(text) > len(self.text):
             yield text[len(self.text) :]
             self.text = text
 
     def usage(self) -> dict[str, int]:
-        read, said = len(self.prompt), len(self.new)
-        return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+        prompt, new = len(self.prompt), len(self.new)
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
     def choice(self, text: str, finish: str | None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": self._told(), "finish_reason": finish}
+        return {"index": 0, "text": text, "logprobs": self._take_logprobs(), "finish_reason": finish}
 
-    def _told(self) -> dict[str, Any] | None:
-        if self.asked.logprobs is None:
+    def _take_logprobs(self) -> dict[str, Any] | None:
+        if self.request.logprobs is None:
             return None
-        told, self.logprobs = self.logprobs, []
+        rows, self.logprobs = self.logprobs, []
         return {
-            "tokens": [row["token"] for row in told],
-            "token_logprobs": [row["logprob"] for row in told],
-            "top_logprobs": [row["top"] for row in told],
-            "text_offset": [0 for _ in told],
+            "tokens": [row["token"] for row in rows],
+            "token_logprobs": [row["logprob"] for row in rows],
+            "top_logprobs": [row["top"] for row in rows],
+            "text_offset": [0 for _ in rows],
         }
 
 
-def _logprobs(loaded: Loaded, step: Any, count: int) -> dict[str, Any]:
-    own = step.logits.double().log_softmax(-1)
-    best = own.topk(min(max(count, 1), len(own)))
-    top = {loaded.say(i): p for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
-    return {"token": loaded.say(step.id), "logprob": float(own[step.id]), "top": top if count else None}
+def _logprobs(loaded: LoadedModel, step: Any, count: int) -> dict[str, Any]:
+    logprobs = step.logits.double().log_softmax(-1)
+    best = logprobs.topk(min(max(count, 1), len(logprobs)))
+    top = {loaded.token_text(i): p for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
+    return {"token": loaded.token_text(step.id), "logprob": float(logprobs[step.id]), "top": top if count else None}
 
 
-def open_answer(shelf: Shelf, asked: Completion) -> Answer:
-    """The prompt read and checked, before anything is said."""
-    loaded = shelf.get(asked.model)
-    prompt = asked.prompt[0] if isinstance(asked.prompt, list) and isinstance(asked.prompt[0], str) else asked.prompt
+def start_completion(models: ModelStore, request: CompletionRequest) -> Completion:
+    """Read and check the prompt, before anything is generated."""
+    loaded = models.get(request.model)
+    prompt = (
+        request.prompt[0] if isinstance(request.prompt, list) and isinstance(request.prompt[0], str) else request.prompt
+    )
     if isinstance(prompt, str):
         if not prompt:
-            raise StudioError("the prompt is empty: a model needs at least one token to go on from.")
+            raise StudioError("the prompt is empty: give at least one token.")
         ids = loaded.encode(prompt)
     else:
         ids = [int(token) for token in prompt]
-    return Answer(loaded, asked, loaded.checked(ids))
+    return Completion(loaded, request, loaded.check_ids(ids))
 
 
-def complete(shelf: Shelf, asked: Completion) -> dict[str, Any]:
-    """The whole answer at once."""
-    answer = open_answer(shelf, asked)
-    text = "".join(answer.pieces())
-    return {**_head(asked), "choices": [answer.choice(text, answer.finish)], "usage": answer.usage()}
+def complete(models: ModelStore, request: CompletionRequest) -> dict[str, Any]:
+    """Return the whole completion at once."""
+    completion = start_completion(models, request)
+    text = "".join(completion.pieces())
+    choice = completion.choice(text, completion.finish)
+    return {**_head(request), "choices": [choice], "usage": completion.usage()}
 
 
-def stream(shelf: Shelf, asked: Completion, ticket: Ticket, emit: Emit) -> None:
-    """Chunks as they come, then [DONE]. Events have no name, as in OpenAI's stream."""
-    answer, head = open_answer(shelf, asked), _head(asked)
-    for text in answer.pieces():
-        emit(None, {**head, "choices": [answer.choice(text, None)]})
-    emit(None, {**head, "choices": [answer.choice("", answer.finish)]})
-    if (asked.stream_options or {}).get("include_usage"):
-        emit(None, {**head, "choices": [], "usage": answer.usage()})
+def stream(models: ModelStore, request: CompletionRequest, emit: Emit) -> None:
+    """Emit the completion in chunks, then [DONE]. Events have no name, as in OpenAI's API."""
+    completion, head = start_completion(models, request), _head(request)
+    for text in completion.pieces():
+        emit(None, {**head, "choices": [completion.choice(text, None)]})
+    emit(None, {**head, "choices": [completion.choice("", completion.finish)]})
+    if (request.stream_options or {}).get("include_usage"):
+        emit(None, {**head, "choices": [], "usage": completion.usage()})
     emit(None, b"[DONE]")
 
 
-def _head(asked: Completion) -> dict[str, Any]:
-    made = {"id": f"cmpl-{uuid.uuid4().hex[:24]}", "object": "text_completion", "created": int(time.time())}
-    return {**made, "model": asked.model}
+def _head(request: CompletionRequest) -> dict[str, Any]:
+    head = {"id": f"cmpl-{uuid.uuid4().hex[:24]}", "object": "text_completion", "created": int(time.time())}
+    return {**head, "model": request.model}

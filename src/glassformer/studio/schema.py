@@ -1,18 +1,21 @@
-"""What a request may say: pydantic models with the limits of the library and of the studio.
+"""Request bodies and query strings as pydantic models, with the limits of the library and of the studio.
 
-Types are strict (a number is no text), unknown fields are refused, and so are NaN and infinities. What only a model can
-judge (a token outside its vocabulary, a layer it lacks) is refused later, by the library, in its own words.
+In JSON bodies types are strict (a number is not accepted as a string). Unknown fields, NaN and infinities are refused
+everywhere. What depends on the model (a token id outside its vocabulary, a missing layer) is checked later, by the
+library, which raises its own error.
 """
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from glassformer.size import Dtype, Optimizer
+from glassformer.sizing import Dtype, Optimizer
 from glassformer.studio.settings import LIMITS
 
-WHOLE = 2**53
-"""JavaScript's last safe integer."""
+MAX_SAFE_INTEGER = 2**53
+"""Largest integer that JavaScript represents exactly."""
+MAX_BLOCKS, MAX_CONFIG_NUMBER = 1000, 10**7
+"""Sizing counts parameter by parameter: larger configs are mistakes or attacks."""
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Text = Annotated[str, Field(max_length=LIMITS.text_characters)]
@@ -22,98 +25,110 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Index = Annotated[int, Field(ge=0, le=10_000)]
 
 
-class Asked(BaseModel):
-    """The base of all requests."""
+class ApiRequest(BaseModel):
+    """Base class of all JSON bodies."""
 
-    # validators are built when a request first needs them: the page does not wait for those of forty kinds
+    # Validators are built on first use, so that start-up does not wait for forty of them.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, defer_build=True)
 
 
-class AboutModel(Asked):
+class ModelRequest(ApiRequest):
     model: Name
 
 
-class AboutText(AboutModel):
-    """A model and what it reads: ids, or a text. An encoder-decoder's `target` is what its decoder reads; its own
-    greedy answer when it is left out."""
+class Query(ApiRequest):
+    """Base class of all query strings: values are strings and are converted."""
+
+    model_config = ConfigDict(strict=False)
+
+
+class TextRequest(ModelRequest):
+    """A model and its input: token ids or text.
+
+    `target` is the input of the decoder of an encoder-decoder. Default: what the model itself generates greedily.
+    """
 
     ids: Ids | None = None
     text: Text | None = None
     target: Ids | None = None
 
     @model_validator(mode="after")
-    def one_of_them(self) -> Self:
+    def has_exactly_one(self) -> Self:
         if (self.ids is None) == (self.text is None):
             raise ValueError("give either ids or text")
         return self
 
 
-class Tokens(AboutText):
-    """`target_text` is the decoder's text of an encoder-decoder; without it and `target`, its own answer is told."""
+class Tokens(TextRequest):
+    """`target_text` is the decoder's input of an encoder-decoder as text, instead of `target`."""
 
     target_text: Text | None = None
 
 
-class Sampled(Asked):
-    """The limits of `glassformer.generate.Sampling`."""
+class SamplingRequest(ApiRequest):
+    """Sampling parameters, with the limits of `glassformer.generation.Sampling`."""
 
     temperature: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=WHOLE)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_SAFE_INTEGER)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
 
+    def sampling(self) -> dict[str, Any]:
+        """Return the arguments of `Sampling`: the fields above."""
+        return {name: getattr(self, name) for name in SamplingRequest.__annotations__}
 
-class Next(AboutText, Sampled):
+
+class Next(TextRequest, SamplingRequest):
     count: Annotated[int, Field(ge=1, le=1000)] = 50
 
 
-class Generate(AboutText, Sampled):
+class Generate(TextRequest, SamplingRequest):
     max_new_tokens: Annotated[int, Field(ge=1, le=LIMITS.new_tokens)] = 64
     seed: Seed = 0
     cache: bool = True
 
 
-class Beam(AboutText):
+class Beam(TextRequest):
     beams: Annotated[int, Field(ge=2, le=LIMITS.beams)] = 3
     steps: Annotated[int, Field(ge=1, le=LIMITS.steps)] = 8
 
 
-class OneTensor(AboutText):
+class TensorRequest(TextRequest):
     site: Name
     head: Index | None = None
 
 
-class Cell(AboutText):
+class Cell(TextRequest):
     site: Name
     index: Annotated[list[Index], Field(min_length=1, max_length=4)]
 
 
-class Patterns(AboutText):
+class Patterns(TextRequest):
     layer: Index | None = None
     where: Literal["self", "cross", "encoder"] = "self"
 
 
-class HeadScores(AboutModel):
+class HeadScores(ModelRequest):
     seed: Seed = 0
 
 
-class Ablate(AboutText):
+class Ablate(TextRequest):
     heads: Annotated[list[Annotated[list[Index], Field(min_length=2, max_length=2)]], Field(max_length=2000)]
     mode: Literal["zero", "mean"] = "zero"
     top: Annotated[int, Field(ge=1, le=100)] = 10
 
 
-class Lens(AboutText):
+class Lens(TextRequest):
     top: Annotated[int, Field(ge=1, le=20)] = 5
 
 
-class Attribution(AboutText):
+class Attribution(TextRequest):
     answer: TokenId | None = None
     wrong: TokenId | None = None
     position: Annotated[int, Field(ge=-LIMITS.tokens, le=LIMITS.tokens)] = -1
 
 
-class Patch(AboutModel):
+class Patch(ModelRequest):
     clean: Ids | Text
     corrupt: Ids | Text
     answer: TokenId | None = None
@@ -122,7 +137,9 @@ class Patch(AboutModel):
     position: Annotated[int, Field(ge=-LIMITS.tokens, le=LIMITS.tokens)] = -1
 
 
-class Positions(Asked):
+class Positions(ApiRequest):
+    """`pair` is the index of one (cosine, sine) pair of components."""
+
     kind: Literal["sinusoidal", "learned", "rotary", "alibi", "t5"]
     width: Annotated[int, Field(ge=2, le=1024)] = 64
     base: Annotated[float, Field(gt=1, le=1e9)] = 10000.0
@@ -133,48 +150,95 @@ class Positions(Asked):
     model: Name | None = None
 
     @model_validator(mode="after")
-    def even(self) -> Self:
+    def has_even_width(self) -> Self:
         if self.width % 2:
-            raise ValueError(f"width={self.width} must be even: components stand in pairs")
+            raise ValueError(f"width={self.width} must be even: components form pairs")
         return self
 
 
-class RunClaim(Asked):
+class RunClaim(ApiRequest):
     seed: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     broken: bool = False
     slow: bool = False
     knobs: Annotated[dict[Name, float], Field(max_length=20)] = {}
 
 
-class Train(Asked):
+class FigureQuery(Query):
+    """`seed`, `broken`, and the claim's knobs by name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+    seed: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    broken: bool = False
+
+    @property
+    def knobs(self) -> dict[str, float]:
+        return dict(self.__pydantic_extra__)
+
+
+class Train(ApiRequest):
     corpus: Name = "shakespeare"
     preset: Name = "nano"
     fields: Annotated[dict[Name, bool | int | float | str | None], Field(max_length=60)] = {}
     name: Annotated[str, Field(max_length=60)] = ""
 
 
-class Doctor(AboutModel):
+class RunAction(Query):
+    """What to do with a training run."""
+
+    action: Literal["pause", "resume", "stop"]
+
+
+class RunEventsQuery(Query):
+    """`after` is the id of the last event that the client has received."""
+
+    after: Annotated[int, Field(ge=0, lt=10**15)] = 0
+
+
+class Doctor(ModelRequest):
     quick: bool = True
 
 
-class Size(Asked):
+def check_config_numbers(value: Any) -> Any:
+    """Refuse numbers and lists that are too large, at any depth of a config."""
+    if isinstance(value, dict | list):
+        if isinstance(value, list) and len(value) > MAX_BLOCKS:
+            raise ValueError(f"a list of {len(value)} values is too long: use at most {MAX_BLOCKS}")
+        for item in value.values() if isinstance(value, dict) else value:
+            check_config_numbers(item)
+    elif isinstance(value, int) and abs(value) > MAX_CONFIG_NUMBER:
+        raise ValueError(f"{str(value)[:30]} is too large: use at most {MAX_CONFIG_NUMBER:,}")
+    return value
+
+
+class Size(ApiRequest):
     preset: Name | None = None
     model: Name | None = None
-    config: dict[str, Any] | None = None
+    config: Annotated[dict[str, Any], AfterValidator(check_config_numbers)] | None = None
     batch: Annotated[int, Field(ge=1, le=10**6)] = 1
     context: Annotated[int, Field(ge=1, le=10**7)] | None = None
     dtype: Dtype = "float32"
     optimizer: Optimizer = "adamw"
 
     @model_validator(mode="after")
-    def one_of_them(self) -> Self:
+    def has_exactly_one(self) -> Self:
         if sum(value is not None for value in (self.preset, self.model, self.config)) != 1:
             raise ValueError("give exactly one of preset, model and config")
         return self
 
 
-class Completion(Asked):
-    """OpenAI's completions. Fields that would change the answer and are not implemented accept their default only."""
+class ChinchillaQuery(Query):
+    """One of flops, params and tokens; `ratio` is tokens per parameter."""
+
+    flops: Annotated[float, Field(gt=0, le=1e40)] | None = None
+    params: Annotated[float, Field(gt=0, le=1e40)] | None = None
+    tokens: Annotated[float, Field(gt=0, le=1e40)] | None = None
+    ratio: Annotated[float, Field(gt=0, le=1e40)] | None = None
+
+
+class CompletionRequest(ApiRequest):
+    """OpenAI's completions. A field that is not implemented and would change the text accepts only its default."""
 
     model: Name
     prompt: Text | Ids | Annotated[list[Text], Field(min_length=1, max_length=1)]
@@ -197,12 +261,14 @@ class Completion(Asked):
 
 
 def explain(error: ValidationError) -> tuple[str, bool, str | None]:
-    """One sentence for a refused body, whether it was no JSON at all, and the field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    """Return one sentence for an invalid body, whether it was not JSON at all, and the name of the field."""
+    first = error.errors(include_url=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}.", True, None
-    # of a union, the name of the branch that was tried follows the field
+    # In the location of an error, pydantic adds the name of the union's branch after the field.
     field = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("constrained-", "list[", "str")))
     rule = message[:1].lower() + message[1:]
-    return (f"{field}: {rule}." if field else f"{rule}."), False, field or None
+    value = first["input"]
+    shown = f"={value!r}"[:60] if isinstance(value, bool | int | float | str) else ""
+    return (f"{field}{shown}: {rule}." if field else f"{rule}."), False, field or None

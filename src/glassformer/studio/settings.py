@@ -1,4 +1,4 @@
-"""How a studio is set up: which models it may name, who may ask, where it keeps things, and its limits."""
+"""Settings of a studio: the models it serves, its address and token, its data folder, and its limits."""
 
 import os
 import re
@@ -8,44 +8,44 @@ from pathlib import Path
 from glassformer.studio.errors import StudioError
 
 CONFIGS = ("config.json", "model.toml", "run.toml")
-"""A folder with none of them is no model's."""
+"""A model folder has at least one of these files."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for. The page reads them from /api/state."""
+    """Limits of requests and of the server. The page reads them from /api/state."""
 
     body_bytes: int = 1 << 20
     upload_bytes: int = 20_000_000
     text_characters: int = 20_000
     tokens: int = 1024
-    """Of one prompt; a model's own context may be shorter."""
+    """Tokens of one prompt; the context of a model may be shorter."""
     new_tokens: int = 1024
     beams: int = 8
     steps: int = 32
-    """Of a beam search."""
+    """Steps of a beam search."""
     tensor_bytes: int = 16_000_000
     pattern_bytes: int = 64_000_000
-    """144 heads over 512 tokens are 38 MB."""
+    """For comparison: 144 heads over 512 tokens are 38 MB."""
     quick_workers: int = 2
     quick_waiting: int = 32
     long_waiting: int = 4
-    """Claims, the doctor and patching: one at a time, this many more wait."""
+    """Queue length for claims, the doctor and patching, which run one at a time."""
     quick_seconds: float = 60.0
     long_seconds: float = 1800.0
     streams: int = 64
-    """Open event streams of training runs."""
+    """Event streams of training runs that may be open at once."""
     runs: int = 1
-    """Trainings that run at once."""
+    """Training runs at once."""
     kept_runs: int = 100
     corpora: int = 50
     models: int = 4
-    """Loaded at once; the one used longest ago goes first."""
+    """Models in memory at once; the least recently used one is dropped."""
     parameters: int = 50_000_000
-    """Of a model trained here."""
+    """Parameters of a model trained here."""
     training_bytes: int = 8_000_000_000
-    """Predicted for training, from the size sheet."""
+    """Peak memory of a training run, predicted by `glassformer.sizing`."""
     training_steps: int = 200_000
 
 
@@ -54,35 +54,35 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Settings:
-    """One studio."""
+    """Settings of one studio."""
 
     models: tuple[Path, ...] = ()
-    """Model folders beside the bundled ones; only these can be named by a request."""
+    """Model folders to serve in addition to the bundled models. A request cannot name any other folder."""
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
-    """What a request must carry; needed where `host` is not this machine alone."""
+    """Token that each request must carry; required if `host` is reachable from other machines."""
     folder: Path = field(default_factory=lambda: default_folder())
-    """Where uploads and training runs are kept."""
+    """Folder for uploads and training runs."""
     warm: bool = True
-    """Import torch in the background after the first page; without it, torch must be there already."""
+    """Import torch in the background once the page is drawn. If False, torch must be imported already."""
     limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
         if not self.is_local and not self.token:
             raise StudioError(
-                f"host {self.host} can be reached from other machines: give a token too, which each request must carry."
+                f"host {self.host} is reachable from other machines: give a token, which each request must carry."
             )
         if self.token is not None and not re.fullmatch(r"[A-Za-z0-9._~-]{8,200}", self.token):
-            raise StudioError("a token is 8 to 200 letters, digits and . _ ~ -: give another one.")
+            raise StudioError("the token is not valid: use 8 to 200 letters, digits and the characters . _ ~ -")
         for path in self.models:
             if not path.is_dir():
                 raise StudioError(f"{path} is not a folder: --model names a folder with a model.")
             if not any((path / name).is_file() for name in CONFIGS):
-                raise StudioError(f"{path} has no {' nor '.join(CONFIGS)}: --model names a folder with a model.")
-        above = next((path for path in (self.folder, *self.folder.parents) if path.exists()), None)
-        if above is not None and not above.is_dir():
-            raise StudioError(f"{above} is a file: --folder names a folder for uploads and training runs.")
+                raise StudioError(f"{path} has none of {', '.join(CONFIGS)}: --model names a folder with a model.")
+        existing = next((path for path in (self.folder, *self.folder.parents) if path.exists()), None)
+        if existing is not None and not existing.is_dir():
+            raise StudioError(f"{existing} is a file: --folder names a folder for uploads and training runs.")
 
     @property
     def is_local(self) -> bool:
@@ -90,7 +90,7 @@ class Settings:
 
 
 def default_folder() -> Path:
-    """$GLASSFORMER_STUDIO, or the user's data folder."""
+    """Return $GLASSFORMER_STUDIO, or a folder in the user's data directory."""
     given = os.environ.get("GLASSFORMER_STUDIO")
     if given:
         return Path(given).expanduser()

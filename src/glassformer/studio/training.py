@@ -1,17 +1,18 @@
-"""Training runs as processes of their own, kept in the studio's folder; they outlive the server and are gone on with.
+"""Training runs: separate processes in the studio's folder, which survive the server and can be resumed.
 
     FOLDER/corpora/NAME.txt        uploaded texts
-    FOLDER/runs/ID/spec.toml       what was asked for
-                   studio.json     what is wanted of it (running, paused, stopped), its process, its forecast and
-                                   the most memory it held
-                   events.jsonl    every event, appended; an event's id is the offset of its end
-                   errors.txt      what the process said on standard error
-                   lock            held by the process as long as it lives
-                   out/            the run itself: checkpoints, best, last, log.jsonl
+    FOLDER/runs/ID/spec.toml       the run file
+                   studio.json     the wanted state (running, paused, stopped), the process id, the predicted memory
+                                   and the peak memory
+                   events.jsonl    all events, appended; the id of an event is the offset of its end
+                   errors.txt      standard error of the process
+                   lock            held by the process while it runs
+                   out/            the output folder: checkpoints, best, last, log.jsonl
 
-The process is `glass train spec.toml --no-latest --json`, later `--resume out`. Whether it lives is asked of the lock,
-which it inherits and which ends with it: a process id could meanwhile mean another. A pause is SIGTERM, on which
-training saves after its step. A studio that starts finds runs that are wanted but dead, and goes on with them.
+The process is `glass train spec.toml --no-latest --json`, after a restart `glass train --resume out ...`. It inherits
+the lock, so it runs as long as the lock is held; a process id alone could have been reused. To pause, the process gets
+SIGTERM and writes a checkpoint after the current step. At start-up the studio resumes runs whose wanted state is
+running and whose process has ended.
 """
 
 import contextlib
@@ -29,21 +30,19 @@ from pathlib import Path
 from typing import Any
 
 from glassformer.files import write_atomically
-from glassformer.studio.errors import BusyError, ConflictError, StudioError, UnknownError
+from glassformer.studio.errors import BusyError, ConflictError, NotFoundError, StudioError
 from glassformer.studio.settings import Limits
 
-LET_FINISH = True
-"""For jobs.py: a request whose client leaves is not broken off in here, where locks, files and processes are opened."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 WATCH_SECONDS = 0.5
-"""Between two looks at the memory of a running process."""
-MOST_RESTARTS = 3
-"""A run that died this often without an event in between is left alone."""
+"""Interval at which the memory of a running process is read."""
+MAX_RESTARTS = 3
+"""A run that failed this often is not restarted again."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder."""
+    """The folder of one run."""
 
     folder: Path
 
@@ -60,19 +59,21 @@ class Run:
         return self.folder / "out" / "best"
 
     def meta(self) -> dict[str, Any]:
+        """Read studio.json; an empty dict if it cannot be read."""
         try:
-            held = json.loads((self.folder / "studio.json").read_text(encoding="utf-8"))
+            meta = json.loads((self.folder / "studio.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return held if isinstance(held, dict) else {}
+        return meta if isinstance(meta, dict) else {}
 
-    def note(self, **changes: Any) -> dict[str, Any]:
+    def update(self, **changes: Any) -> dict[str, Any]:
+        """Change entries of studio.json."""
         meta = {**self.meta(), **changes}
         write_atomically(self.folder / "studio.json", json.dumps(meta, indent=1).encode())
         return meta
 
     def alive(self) -> bool:
-        """Whether its process holds the lock."""
+        """Return whether the process of the run holds the lock."""
         import fcntl
 
         try:
@@ -88,7 +89,7 @@ class Run:
         return False
 
     def last_events(self, size: int = 1 << 16) -> list[dict[str, Any]]:
-        """The whole events in the last bytes of the file."""
+        """Return the complete events in the last `size` bytes of events.jsonl."""
         try:
             with self.events.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -99,16 +100,16 @@ class Run:
         return [event for line in lines if (event := parse(line)) is not None]
 
     def error(self) -> str:
-        """The last line the process said on standard error, if it ended in one of `glass`'s sentences."""
+        """Return the last error message of `glass` on the standard error of the process; empty if there is none."""
         with contextlib.suppress(OSError):
             lines = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            said = [line for line in lines if line.startswith("glass: ")]
-            if said:
-                return said[-1].removeprefix("glass: ")
+            messages = [line for line in lines if line.startswith("glass: ")]
+            if messages:
+                return messages[-1].removeprefix("glass: ")
         return ""
 
     def memory(self) -> dict[str, int] | None:
-        """Bytes that the process holds now and held at most; None where the system does not tell."""
+        """Return the current and the peak memory of the process in bytes; None if the system does not report it."""
         try:
             text = Path(f"/proc/{int(self.meta()['pid'])}/status").read_text(encoding="utf-8")
             found = dict(re.findall(r"^Vm(RSS|HWM):\s+(\d+) kB", text, re.MULTILINE))
@@ -118,7 +119,7 @@ class Run:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """An event; None for a line torn by a crash."""
+    """Parse one line of events.jsonl; None for a line that a crash left incomplete."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -133,8 +134,8 @@ def _title(path: Path) -> str:
         return ""
 
 
-class Trainings:
-    """All runs and corpora of one studio."""
+class TrainingRuns:
+    """All training runs and corpora of one studio."""
 
     def __init__(self, folder: Path, limits: Limits):
         self.folder, self.limits = folder, limits
@@ -143,7 +144,7 @@ class Trainings:
         self._closed = threading.Event()
 
     def runs(self) -> list[Run]:
-        """Newest first."""
+        """Return all runs, newest first."""
         try:
             found = [Run(p) for p in (self.folder / "runs").iterdir() if NAME.fullmatch(p.name) and p.is_dir()]
         except OSError:
@@ -153,11 +154,11 @@ class Trainings:
     def run(self, id: str) -> Run:
         run = Run(self.folder / "runs" / id) if NAME.fullmatch(id) else None
         if run is None or not (run.folder / "studio.json").is_file():
-            raise UnknownError(f"there is no training run {id[:80]!r} here.")
+            raise NotFoundError(f"there is no training run {id[:80]!r} here.")
         return run
 
     def corpora(self) -> list[dict[str, Any]]:
-        """Uploaded texts, by name."""
+        """Describe the uploaded texts, sorted by name."""
         out = []
         with contextlib.suppress(OSError):
             for path in sorted((self.folder / "corpora").glob("*.txt")):
@@ -167,24 +168,24 @@ class Trainings:
         return out
 
     def corpus(self, name: str) -> Path | None:
-        """The file of an uploaded corpus; None where there is none of that name."""
+        """Return the file of an uploaded corpus; None if there is none with this name."""
         path = self.folder / "corpora" / f"{name}.txt"
         return path if NAME.fullmatch(name) and path.is_file() else None
 
-    def keep_corpus(self, data: bytes, title: str = "") -> dict[str, Any]:
-        """Store a text. Raises StudioError for what is no text. The title is for people only, never a path."""
+    def add_corpus(self, data: bytes, title: str = "") -> dict[str, Any]:
+        """Store a text. Raises StudioError if it is not text. The title is only displayed, never used as a path."""
         if len(self.corpora()) >= self.limits.corpora:
             raise StudioError(
-                f"{self.limits.corpora} texts are kept here already: remove some from the studio's folder."
+                f"{self.limits.corpora} texts are stored already: delete some in the folder corpora of the studio."
             )
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise StudioError(f"this is not UTF-8 text (byte {error.start}): convert it first.") from None
+            raise StudioError(f"the file is not UTF-8 text (byte {error.start}): convert it first.") from None
         if "\0" in text:
-            raise StudioError("this is not a text: it has a NUL character, as binary files do.")
+            raise StudioError("the file is not text: it contains a NUL character, as binary files do.")
         if len(text) < 1000:
-            raise StudioError(f"a text of {len(text)} characters is too short to learn from: give 1,000 at least.")
+            raise StudioError(f"a text of {len(text)} characters is too short for training: give at least 1,000.")
         name = f"text-{secrets.token_hex(4)}"
         (self.folder / "corpora").mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / "corpora" / f"{name}.txt", data)
@@ -193,11 +194,11 @@ class Trainings:
         return {"corpus": name, "title": title, "characters": len(text), "bytes": len(data)}
 
     def state(self, run: Run) -> str:
-        """running, pausing, paused, stopping, stopped, finished or failed."""
+        """Return running, pausing, paused, stopping, stopped, finished or failed."""
         wanted, alive = run.meta().get("wanted", "stopped"), run.alive()
         child = self._children.get(run.id)
         if child is not None:
-            child.poll()  # a child that ended must not stay a zombie
+            child.poll()  # reap a child process that has ended
         if alive:
             return {"running": "running", "paused": "pausing"}.get(wanted, "stopping")
         if any(event["event"] == "end" for event in run.last_events()):
@@ -214,11 +215,13 @@ class Trainings:
         out |= {"predicted": meta.get("predicted_bytes"), "peak": meta.get("peak_bytes")}
         out["best"] = min(best, default=None)
         if state == "failed":
-            out["error"] = run.error() or "the process ended without a word: resume the run, or see its errors.txt."
+            out["error"] = (
+                run.error() or "the process ended without an error message: resume the run, or see its errors.txt."
+            )
         return {**out, "model": run.id if (run.best / "model.safetensors").exists() else None}
 
     def models(self) -> dict[str, Path]:
-        """Runs whose best model can be loaded, by id."""
+        """Return the folders of the best models, by run id."""
         found = {}
         with contextlib.suppress(OSError):
             for path in (self.folder / "runs").iterdir():
@@ -227,16 +230,16 @@ class Trainings:
         return found
 
     def start(self, spec: str, facts: dict[str, Any]) -> Run:
-        """A new run from the TOML of its specification."""
+        """Start a new run from the TOML text of its run file."""
         with self._lock:
-            self._room()
+            self._check_capacity()
             if len(self.runs()) >= self.limits.kept_runs:
-                raise StudioError(f"{self.limits.kept_runs} runs are kept here: remove some from the studio's folder.")
+                raise StudioError(f"{self.limits.kept_runs} runs are stored already: delete some of their folders.")
             id = f"run-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             run = Run(self.folder / "runs" / id)
             run.folder.mkdir(parents=True)
             write_atomically(run.folder / "spec.toml", spec.encode())
-            run.note(created=time.time(), wanted="running", restarts=0, **facts)
+            run.update(created=time.time(), wanted="running", restarts=0, **facts)
             self._spawn(run)
             return run
 
@@ -245,41 +248,41 @@ class Trainings:
             state = self.state(run)
             if state not in ("paused", "stopped", "failed"):
                 raise ConflictError(f"{run.id} is {state}: only a paused, stopped or failed run can be resumed.")
-            self._room()
-            run.note(wanted="running", restarts=0)
+            self._check_capacity()
+            run.update(wanted="running", restarts=0)
             self._spawn(run)
 
     def end(self, run: Run, wanted: str) -> None:
-        """Pause or stop: training saves after its step and its process ends."""
+        """Pause or stop: training writes a checkpoint after the current step, then its process ends."""
         with self._lock:
             state = self.state(run)
             if state == "paused" and wanted == "stopped":
-                run.note(wanted=wanted)
+                run.update(wanted=wanted)
                 return
             if state not in ("running", "pausing"):
-                raise ConflictError(f"{run.id} is {state}: only a running one can be {wanted}.")
-            run.note(wanted=wanted)
+                raise ConflictError(f"{run.id} is {state}: only a running run can be {wanted}.")
+            run.update(wanted=wanted)
             self._signal(run)
 
     def recover(self) -> list[str]:
-        """Go on with runs that are wanted and whose process has died; returns their ids."""
+        """Resume runs whose wanted state is running and whose process has ended. Returns their ids."""
         resumed = []
         with self._lock:
             for run in reversed(self.runs()):
                 meta = run.meta()
-                if run.alive():  # it outlived the last server
+                if run.alive():  # it survived the previous server
                     self._watch(run)
                 if meta.get("wanted") != "running" or self.state(run) != "failed" or run.error():
                     continue
-                if meta.get("restarts", 0) >= MOST_RESTARTS or self._busy() >= self.limits.runs:
+                if meta.get("restarts", 0) >= MAX_RESTARTS or self._busy() >= self.limits.runs:
                     continue
-                run.note(restarts=meta.get("restarts", 0) + 1)
+                run.update(restarts=meta.get("restarts", 0) + 1)
                 self._spawn(run)
                 resumed.append(run.id)
         return resumed
 
     def close(self) -> None:
-        """The server stops in good order: its runs save and wait to be gone on with. They stay wanted."""
+        """Shut down: running jobs write a checkpoint and are resumed at the next start."""
         with self._lock:
             for run in self.runs():
                 if run.alive():
@@ -292,9 +295,9 @@ class Trainings:
     def _busy(self) -> int:
         return sum(run.alive() for run in self.runs())
 
-    def _room(self) -> None:
+    def _check_capacity(self) -> None:
         if self._busy() >= self.limits.runs:
-            raise BusyError(f"{self.limits.runs} training is running already: pause or stop it first.")
+            raise BusyError(f"{self.limits.runs} training run is active already: pause or stop it first.")
 
     def _signal(self, run: Run) -> None:
         with contextlib.suppress(ProcessLookupError, KeyError, TypeError, PermissionError):
@@ -304,16 +307,16 @@ class Trainings:
         import fcntl
 
         resumed = any((run.folder / "out" / "checkpoints").glob("step-*"))
-        what = ["--resume", "out"] if resumed else ["spec.toml"]
+        source = ["--resume", "out"] if resumed else ["spec.toml"]
         with run.events.open("ab") as events, (run.folder / "errors.txt").open("wb") as errors:
             if events.tell() and not run.events.read_bytes().endswith(b"\n"):
-                events.write(b"\n")  # a line torn by a crash
+                events.write(b"\n")  # end a line that a crash left incomplete
             events.flush()
             lock = os.open(run.folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "glassformer", "train", *what, "--no-latest", "--json"],
+                    [sys.executable, "-m", "glassformer", "train", *source, "--no-latest", "--json"],
                     cwd=run.folder,
                     stdin=subprocess.DEVNULL,
                     stdout=events,
@@ -322,23 +325,23 @@ class Trainings:
                     start_new_session=True,
                 )
             except BlockingIOError:
-                raise ConflictError(f"{run.id} is still ending: ask again in a moment.") from None
+                raise ConflictError(f"{run.id} is still ending: try again in a moment.") from None
             finally:
-                os.close(lock)  # the child has its own hold of it
+                os.close(lock)  # the child process has inherited it
         self._children[run.id] = child
-        run.note(pid=child.pid)
+        run.update(pid=child.pid)
         self._watch(run)
 
     def _watch(self, run: Run) -> None:
-        """Keep the most memory that the run's process held, in a thread that ends with it or with this server."""
+        """Record the peak memory of the run's process, in a thread that ends with the process or with this server."""
 
-        def look() -> None:
+        def watch() -> None:
             while run.alive():
-                held = run.memory()
+                memory = run.memory()
                 with self._lock:
-                    if held and held["peak"] > run.meta().get("peak_bytes", 0) and run.folder.exists():
-                        run.note(peak_bytes=held["peak"])
+                    if memory and memory["peak"] > run.meta().get("peak_bytes", 0) and run.folder.exists():
+                        run.update(peak_bytes=memory["peak"])
                 if self._closed.wait(WATCH_SECONDS):
                     return
 
-        threading.Thread(target=look, name=f"memory of {run.id}", daemon=True).start()
+        threading.Thread(target=watch, name=f"memory of {run.id}", daemon=True).start()

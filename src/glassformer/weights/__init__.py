@@ -1,7 +1,7 @@
-"""Weights in and out: Hugging Face folders, our own folders, and the hub.
+"""Load and save models: Hugging Face folders, glassformer folders, and the Hugging Face hub.
 
-Only safetensors and JSON are read, never a pickle, and transformers is never imported. What is written is read back
-and compared, bit for bit, before it takes its place.
+Only safetensors and JSON are read, never pickles, and transformers is never imported. A saved model is read back and
+compared bit for bit before it replaces anything.
 """
 
 from glassformer.weights.errors import WeightsError

@@ -1,8 +1,8 @@
 """BERT and RoBERTa: post-norm encoders with learned positions, segments, a masked-LM head and a pooler.
 
-They differ in the names of the head, in RoBERTa's positions, which start after the padding id (row 2 when that is 1),
-and in RoBERTa's head, which is always an exact gelu. Without a head their files look alike, so there `model_type` has
-to tell them apart.
+They differ in the names of the head, in the positions and in the activation of the head. RoBERTa's positions start
+after the padding id (at row 2 if that id is 1), and its head always uses the exact gelu. Without a head the tensors
+have the same names, so `model_type` decides.
 """
 
 import re
@@ -18,27 +18,27 @@ from glassformer.config import (
     ModelConfig,
 )
 from glassformer.weights.convert import Drop, Row, linear
-from glassformer.weights.errors import IN_OURS, WeightsError
+from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source, expect, write_activation, write_special
 
-BLOCK, HERS = "encoder.blocks.{i}", "{p}encoder.layer.{i}"
+BLOCK, HF_BLOCK = "encoder.blocks.{i}", "{p}encoder.layer.{i}"
 
 BODY = (
     Row("{p}embeddings.word_embeddings.weight", ("embed.tokens.weight",)),
     Row("{p}embeddings.token_type_embeddings.weight", ("embed.segments.weight",)),
     Row("{p}embeddings.position_embeddings.weight", ("encoder.position.weight",)),
     *linear("{p}embeddings.LayerNorm", "encoder.embed_norm"),
-    *linear(f"{HERS}.attention.self.query", f"{BLOCK}.attention.q"),
-    *linear(f"{HERS}.attention.self.key", f"{BLOCK}.attention.k"),
-    *linear(f"{HERS}.attention.self.value", f"{BLOCK}.attention.v"),
-    *linear(f"{HERS}.attention.output.dense", f"{BLOCK}.attention.o"),
-    *linear(f"{HERS}.attention.output.LayerNorm", f"{BLOCK}.norm_attention"),
-    *linear(f"{HERS}.intermediate.dense", f"{BLOCK}.feedforward.up"),
-    *linear(f"{HERS}.output.dense", f"{BLOCK}.feedforward.down"),
-    *linear(f"{HERS}.output.LayerNorm", f"{BLOCK}.norm_feedforward"),
+    *linear(f"{HF_BLOCK}.attention.self.query", f"{BLOCK}.attention.q"),
+    *linear(f"{HF_BLOCK}.attention.self.key", f"{BLOCK}.attention.k"),
+    *linear(f"{HF_BLOCK}.attention.self.value", f"{BLOCK}.attention.v"),
+    *linear(f"{HF_BLOCK}.attention.output.dense", f"{BLOCK}.attention.o"),
+    *linear(f"{HF_BLOCK}.attention.output.LayerNorm", f"{BLOCK}.norm_attention"),
+    *linear(f"{HF_BLOCK}.intermediate.dense", f"{BLOCK}.feedforward.up"),
+    *linear(f"{HF_BLOCK}.output.dense", f"{BLOCK}.feedforward.down"),
+    *linear(f"{HF_BLOCK}.output.LayerNorm", f"{BLOCK}.norm_feedforward"),
     *linear("{p}pooler.dense", "pooler"),
 )
-WORDS = "{p}embeddings.word_embeddings.weight"
+TOKEN_TABLE = "{p}embeddings.word_embeddings.weight"
 
 DROPS = (
     Drop("{p}embeddings.position_ids", "0, 1, 2, ..., stored by old versions"),
@@ -48,13 +48,16 @@ DROPS = (
 
 
 def _head_rows(dense: str, norm: str, root: str, tied: bool) -> tuple[Row, ...]:
-    """The masked-LM head. Its bias exists twice: one Parameter under two names when tied; untied, only the decoder's
-    is computed with."""
+    """Return the rows of the masked-LM head.
+
+    Its bias is stored under two names. In a tied model they are one parameter; in an untied model only `decoder.bias`
+    is used.
+    """
     outer, inner = f"{root}.bias", f"{root}.decoder.bias"
     return (
         *linear(dense, "head.transform"),
         *linear(norm, "head.norm"),
-        Row(f"{root}.decoder.weight", ("head.weight",), tied_to=WORDS),
+        Row(f"{root}.decoder.weight", ("head.weight",), tied_to=TOKEN_TABLE),
         Row(outer, ("head.bias",), aliases=(inner,))
         if tied
         else Row(inner, ("head.bias",), aliases=(outer,), strict=False),
@@ -74,8 +77,8 @@ def _tied(config: ModelConfig) -> bool:
     return config.head is None or config.head.tied
 
 
-def respell(name: str) -> str:
-    """Checkpoints older than 2019 call a norm's weight and bias gamma and beta."""
+def update_name(name: str) -> str:
+    """Return today's name of a tensor: checkpoints from before 2019 call weight and bias of a norm gamma and beta."""
     return re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_GREEK[m[1]]}", name)
 
 
@@ -95,7 +98,7 @@ def _read(source: Source, prefix: str, transform: str, root: str, offset: int, p
     if source.tensors is None or source.has(transform):
         parts: dict[str, Any] = {"bias": True, "transform": "gelu" if offset else activation}
         tie = source.flag("tie_word_embeddings", True)
-        head = source.head(prefix, f"{root}.decoder.weight", WORDS.format(p=prefix), tie, **parts)
+        head = source.head(prefix, f"{root}.decoder.weight", TOKEN_TABLE.format(p=prefix), tie, **parts)
     return EncoderConfig(
         vocab_size=vocab_size,
         d_model=d_model,
@@ -154,8 +157,8 @@ def write_roberta(config: ModelConfig) -> dict[str, Any]:
     offset, pad = config.position.offset, config.special.pad
     if pad not in (None, offset - 1):
         raise WeightsError(
-            f"special.pad={pad} cannot be written with position.offset={offset}: RoBERTa's positions start one after "
-            f"the padding id, so let the two differ by 1, or {IN_OURS}."
+            f"special.pad={pad} cannot be written with position.offset={offset}: RoBERTa's positions start at the "
+            f"padding id plus 1, so set special.pad={offset - 1}, or {SAVE_AS_GLASS}."
         )
     return {
         **write_bert(config),
@@ -167,34 +170,34 @@ def write_roberta(config: ModelConfig) -> dict[str, Any]:
 
 
 _KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size")
-_MARKS = ("embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight")
+_TYPICAL_NAMES = ("embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight")
 
 BERT = Family(
     name="BERT",
     types=("bert",),
     keys=_KEYS,
-    marks=_MARKS,
+    typical_names=_TYPICAL_NAMES,
     prefix="bert.",
-    embed=_MARKS[0],
+    embed=_TYPICAL_NAMES[0],
     rows=bert_rows,
     drops=DROPS,
     read=read_bert,
     write=write_bert,
-    foreign=("roberta.", "lm_head."),
-    respell=respell,
+    excluded_prefixes=("roberta.", "lm_head."),
+    update_name=update_name,
 )
 
 ROBERTA = Family(
     name="RoBERTa",
     types=("roberta", "xlm-roberta", "camembert"),
     keys=_KEYS,
-    marks=_MARKS,
+    typical_names=_TYPICAL_NAMES,
     prefix="roberta.",
-    embed=_MARKS[0],
+    embed=_TYPICAL_NAMES[0],
     rows=roberta_rows,
     drops=DROPS[:1],
     read=read_roberta,
     write=write_roberta,
-    foreign=("bert.", "cls."),
-    respell=respell,
+    excluded_prefixes=("bert.", "cls."),
+    update_name=update_name,
 )

@@ -1,8 +1,11 @@
-"""A name table applied in both directions: every source tensor used once, every target filled once, or an error.
+"""Convert tensors between two naming schemes with a name table, in both directions.
 
-A table is rows of patterns. `{i}` is a layer and `{j}` an expert; `{p}` is the prefix that a model with a head puts
-before its base model's names (`transformer.` in GPT-2) and that a bare base model leaves out. A row whose targets a
-model does not have (a bias, a gate) is not used, so one table serves every member of a family.
+Every source tensor must be used once and every target must be filled once; otherwise an error is raised. `theirs` are
+the names of the other format (Hugging Face), `ours` the names of glassformer.
+
+The rows of a table are patterns. `{i}` is the index of a layer and `{j}` of an expert. `{p}` is the prefix of the base
+model in a model with a head (`transformer.` in GPT-2), which a bare base model does not have. A row whose targets do
+not exist in a model (a bias, a gate) is ignored, so one table serves every member of a family.
 """
 
 import re
@@ -13,26 +16,27 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from glassformer.weights.errors import WeightsError, some
+from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.tensors import Tensors
 
 Shape = tuple[int, ...]
 
 
 class Transform(Protocol):
-    """A change of layout and its inverse."""
+    """A change of memory layout and its inverse."""
 
     def ours(self, theirs: Tensor, sizes: list[int]) -> list[Tensor]:
-        """The tensors that a foreign one holds; `sizes` are their shares of its last dimension, if it joins them."""
+        """Return our tensors. `sizes` are their sizes along the last dimension if `theirs` concatenates several."""
 
-    def theirs(self, ours: list[Tensor]) -> Tensor: ...
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        """Return their tensor: the inverse of `ours`."""
 
     def shape(self, ours: list[Shape]) -> Shape:
-        """That of `theirs`. Asked of torch's meta device instead, it would import torch's compiler for a second."""
+        """Return the shape of `theirs`. (Computing it on torch's meta device would import torch's compiler: 1 s.)"""
 
 
-class Same:
-    """Stored as we store it."""
+class Identity:
+    """The same layout on both sides."""
 
     def ours(self, theirs: Tensor, sizes: list[int]) -> list[Tensor]:
         return [theirs]
@@ -45,7 +49,7 @@ class Same:
 
 
 class Conv1D:
-    """GPT-2's layout: matrices (in, out), and several of ours joined along out (q, k, v in `c_attn`)."""
+    """The layout of GPT-2: matrices are (in, out), and `c_attn` concatenates q, k and v along out."""
 
     def ours(self, theirs: Tensor, sizes: list[int]) -> list[Tensor]:
         return [part.t() if part.dim() == 2 else part for part in theirs.split(sizes, dim=-1)]
@@ -57,37 +61,37 @@ class Conv1D:
         return (*ours[0][1:], sum(part[0] for part in ours))
 
 
-SAME, CONV1D = Same(), Conv1D()
+IDENTITY, CONV1D = Identity(), Conv1D()
 
 
 @dataclass(frozen=True)
 class Row:
-    """One foreign tensor and ours."""
+    """One tensor of theirs and the tensors of ours that it contains."""
 
     theirs: str
     ours: tuple[str, ...]
-    transform: Transform = SAME
+    transform: Transform = IDENTITY
     aliases: tuple[str, ...] = ()
-    """Other names of the same values. Read when `theirs` is absent; equal to it, or an error, when both are there."""
+    """Other names of the same tensor. An alias is read if `theirs` is absent. If both exist, they must be equal."""
     tied_to: str = ""
-    """The foreign tensor that this one must equal when the model has no target for it: a tied head's duplicate."""
+    """Name of the tensor that this one must equal if the model has no target for it: the copy stored by a tied head."""
     strict: bool = True
-    """False: an alias may differ, because the foreign model computes with `theirs` alone."""
+    """False if an alias may differ, because the other implementation uses only `theirs`."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A foreign tensor that is known and not needed."""
+    """A known tensor of theirs that is not needed."""
 
     theirs: str
     reason: str
     notice: bool = False
-    """Whether dropping loses something that was trained, and has to be said."""
+    """True if the tensor was trained, so that the user is notified that it is dropped."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """A row with its placeholders filled."""
+    """A row with its placeholders filled in: one tensor to convert."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -97,11 +101,12 @@ class Move:
     shape: Shape
 
     def source(self, tensors: Tensors) -> str | None:
+        """Return the name under which the tensor is stored; None if it is missing."""
         return next((name for name in (self.theirs, *self.aliases) if name in tensors), None)
 
 
-def linear(theirs: str, *ours: str, transform: Transform = SAME) -> tuple[Row, Row]:
-    """Rows of a module's weight and bias: also those of a norm."""
+def linear(theirs: str, *ours: str, transform: Transform = IDENTITY) -> tuple[Row, Row]:
+    """Return the rows for weight and bias of a linear layer or a norm."""
     weight, bias = (Row(f"{theirs}.{part}", tuple(f"{o}.{part}" for o in ours), transform) for part in _PARTS)
     return weight, bias
 
@@ -115,7 +120,11 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict: bool = True) -> list[Move]:
-    """The moves that fill `targets`, each exactly once; a target that no row knows is an error, if `strict`."""
+    """Return the moves that fill each of `targets` exactly once.
+
+    Raises:
+        WeightsError: no row, or more than one, matches a target (only with `strict`).
+    """
     patterns = [(_regex(row.ours[0]), row) for row in rows]
     moves: list[Move] = []
     filled: dict[str, int] = {}
@@ -132,7 +141,9 @@ def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict:
                 filled[name] = filled.get(name, 0) + 1
     wrong = [name for name in targets if filled.get(name, 0) != 1]
     if wrong and strict:
-        raise WeightsError(f"the name table has no single row for {some(wrong)}: these parts cannot be converted.")
+        raise WeightsError(
+            f"the name table does not have exactly one row for {summarize(wrong)}: these cannot be converted."
+        )
     return moves
 
 
@@ -146,17 +157,19 @@ def read(
     device: str | torch.device = "cpu",
     copy: bool = True,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Our state dict out of foreign tensors, and the notices of what was dropped. Checked whole before it is read.
+    """Convert their tensors to our state dict; return it with notes about dropped tensors.
 
-    Tensors are copied one by one, so that memory holds the weights once and nothing depends on the file any more; with
-    `copy` False they are views of the file where dtype and device allow.
+    All names and shapes are checked before any tensor is read. Tensors are copied one by one, so the weights exist only
+    once in memory and no longer depend on the file. With `copy=False` they are views of the file where dtype and device
+    allow it.
     """
     used = _check_sources(tensors, moves)
     notes = _account_for_rest(tensors, used, moves, rows, drops, prefix)
     dtypes = [tensors.dtype(name) for move in moves if (name := move.source(tensors))]
-    whole = dtype or _common(dtypes)
+    common = dtype or _common(dtypes)
     if len(set(dtypes)) > 1 and dtype is None:
-        notes.append(f"the file mixes {some(sorted({str(d) for d in dtypes}))}; all was read as {whole}.")
+        mixed = summarize(sorted({str(d) for d in dtypes}))
+        notes.append(f"the file mixes dtypes ({mixed}); all tensors were read as {common}.")
     state: dict[str, Tensor] = {}
     for move in moves:
         source = move.source(tensors)
@@ -165,14 +178,14 @@ def read(
         parts = move.transform.ours(tensors.read(source), [share] * len(move.ours))
         for name, part in zip(move.ours, parts, strict=True):
             if copy:
-                state[name] = torch.empty(part.shape, dtype=whole, device=device).copy_(part)
+                state[name] = torch.empty(part.shape, dtype=common, device=device).copy_(part)
             else:
-                state[name] = part.to(device=device, dtype=whole)
+                state[name] = part.to(device=device, dtype=common)
     return state, notes
 
 
 def _common(dtypes: list[torch.dtype]) -> torch.dtype:
-    """The narrowest dtype that holds every tensor without loss."""
+    """Return the narrowest dtype that represents every tensor without loss."""
     out = dtypes[0]
     for dtype in dtypes[1:]:
         out = torch.promote_types(out, dtype)
@@ -180,7 +193,7 @@ def _common(dtypes: list[torch.dtype]) -> torch.dtype:
 
 
 def _check_sources(tensors: Tensors, moves: list[Move]) -> set[str]:
-    """Presence, shape and aliases of every source; returns the names that are accounted for."""
+    """Check that every source tensor exists, has the right shape and equals its aliases; return the names used."""
     used: set[str] = set()
     missing, shapes, unequal = [], [], []
     for move in moves:
@@ -197,22 +210,23 @@ def _check_sources(tensors: Tensors, moves: list[Move]) -> set[str]:
         used.add(source)
     if missing:
         raise WeightsError(
-            f"the weights lack tensors that config.json asks for ({some(missing)}): the two do not belong together, or "
-            "the file is incomplete."
+            f"the weights lack tensors that config.json requires ({summarize(missing)}): config.json describes another "
+            "model, or the file is incomplete."
         )
     if shapes:
         raise WeightsError(
-            f"tensors have other shapes than config.json gives ({some(shapes)}): correct config.json or the weights."
+            f"tensors do not have the shapes that config.json requires ({summarize(shapes)}): correct config.json or "
+            "the weights."
         )
     if unequal:
-        raise WeightsError(f"copies that must be equal are not ({some(unequal)}): it is unclear which one is meant.")
+        raise WeightsError(f"tensors that must be equal differ ({summarize(unequal)}): remove the wrong one of each.")
     return used
 
 
 def _account_for_rest(
     tensors: Tensors, used: set[str], moves: list[Move], rows: Iterable[Row], drops: Iterable[Drop], prefix: str
 ) -> list[str]:
-    """Every tensor not used is a tied duplicate or known and dropped, or it is an error."""
+    """Check that every unused tensor is the copy of a tied head or a known drop; return notes about the drops."""
     sources = {move.theirs: move.source(tensors) for move in moves}
     tied = {row.theirs: sources.get(row.tied_to.format(p=prefix)) for row in rows if row.tied_to}
     patterns = [(_regex(drop.theirs), drop) for drop in drops]
@@ -230,16 +244,16 @@ def _account_for_rest(
             notices.setdefault(drop.reason, []).append(name)
     if unknown:
         raise WeightsError(
-            f"the weights hold tensors that the model of config.json has no place for ({some(unknown)}): config.json "
-            "does not describe this file, or it carries a head that is not supported."
+            f"the weights contain tensors that the model of config.json does not have ({summarize(unknown)}): "
+            "config.json does not describe this file, or the file contains a head that is not supported."
         )
-    return [f"dropped {some(names)} ({reason})." for reason, names in notices.items()]
+    return [f"dropped {summarize(names)} ({reason})." for reason, names in notices.items()]
 
 
 def write(state: Mapping[str, Tensor], moves: list[Move]) -> dict[str, Tensor]:
-    """Foreign tensors out of our state dict: the inverse of `read`."""
+    """Convert our state dict to their tensors: the inverse of `read`."""
     used = {name for move in moves for name in move.ours}
     extra = [name for name in state if name not in used]
     if extra:
-        raise WeightsError(f"the state dict holds tensors that no row takes ({some(extra)}).")
+        raise WeightsError(f"the state dict contains tensors that the name table does not have ({summarize(extra)}).")
     return {move.theirs: move.transform.theirs([state[name] for name in move.ours]) for move in moves}

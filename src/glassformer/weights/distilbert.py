@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without segments and pooler, its own names, and the norms' eps fixed at 1e-12."""
+"""DistilBERT: BERT without segments and pooler, with its own tensor names, and eps of the norms fixed at 1e-12."""
 
 from typing import Any
 
@@ -6,24 +6,24 @@ from glassformer.config import Attention, Dense, Embedding, EncoderConfig, Layer
 from glassformer.weights.convert import Drop, Row, linear
 from glassformer.weights.family import Family, Source, expect, write_activation, write_special
 
-BLOCK, HERS = "encoder.blocks.{i}", "{p}transformer.layer.{i}"
-WORDS = "{p}embeddings.word_embeddings.weight"
+BLOCK, HF_BLOCK = "encoder.blocks.{i}", "{p}transformer.layer.{i}"
+TOKEN_TABLE = "{p}embeddings.word_embeddings.weight"
 
 ROWS = (
-    Row(WORDS, ("embed.tokens.weight",)),
+    Row(TOKEN_TABLE, ("embed.tokens.weight",)),
     Row("{p}embeddings.position_embeddings.weight", ("encoder.position.weight",)),
     *linear("{p}embeddings.LayerNorm", "encoder.embed_norm"),
-    *linear(f"{HERS}.attention.q_lin", f"{BLOCK}.attention.q"),
-    *linear(f"{HERS}.attention.k_lin", f"{BLOCK}.attention.k"),
-    *linear(f"{HERS}.attention.v_lin", f"{BLOCK}.attention.v"),
-    *linear(f"{HERS}.attention.out_lin", f"{BLOCK}.attention.o"),
-    *linear(f"{HERS}.sa_layer_norm", f"{BLOCK}.norm_attention"),
-    *linear(f"{HERS}.ffn.lin1", f"{BLOCK}.feedforward.up"),
-    *linear(f"{HERS}.ffn.lin2", f"{BLOCK}.feedforward.down"),
-    *linear(f"{HERS}.output_layer_norm", f"{BLOCK}.norm_feedforward"),
+    *linear(f"{HF_BLOCK}.attention.q_lin", f"{BLOCK}.attention.q"),
+    *linear(f"{HF_BLOCK}.attention.k_lin", f"{BLOCK}.attention.k"),
+    *linear(f"{HF_BLOCK}.attention.v_lin", f"{BLOCK}.attention.v"),
+    *linear(f"{HF_BLOCK}.attention.out_lin", f"{BLOCK}.attention.o"),
+    *linear(f"{HF_BLOCK}.sa_layer_norm", f"{BLOCK}.norm_attention"),
+    *linear(f"{HF_BLOCK}.ffn.lin1", f"{BLOCK}.feedforward.up"),
+    *linear(f"{HF_BLOCK}.ffn.lin2", f"{BLOCK}.feedforward.down"),
+    *linear(f"{HF_BLOCK}.output_layer_norm", f"{BLOCK}.norm_feedforward"),
     *linear("vocab_transform", "head.transform"),
     *linear("vocab_layer_norm", "head.norm"),
-    Row("vocab_projector.weight", ("head.weight",), tied_to=WORDS),
+    Row("vocab_projector.weight", ("head.weight",), tied_to=TOKEN_TABLE),
     Row("vocab_projector.bias", ("head.bias",)),
 )
 
@@ -32,8 +32,8 @@ DROPS = (Drop("{p}embeddings.position_ids", "0, 1, 2, ..., stored by old version
 
 def read(source: Source) -> ModelConfig:
     if source.flag("sinusoidal_pos_embds", False):
-        # The waves are stored as an ordinary table, and transformers reads them from it too.
-        source.notes.append("sinusoidal positions are read from their stored table.")
+        # The sinusoids are stored as an ordinary table, from which transformers reads them too.
+        source.notes.append("sinusoidal positions are read from the table stored in the weights.")
     vocab_size = source.integer("vocab_size")
     activation = source.activation("activation", "gelu")
     prefix = source.prefix("distilbert.")
@@ -42,7 +42,7 @@ def read(source: Source) -> ModelConfig:
     if source.tensors is None or source.has("vocab_transform.weight"):
         tie = source.flag("tie_word_embeddings", True)
         parts: dict[str, Any] = {"bias": True, "transform": activation}
-        head = source.head(prefix, "vocab_projector.weight", WORDS.format(p=prefix), tie, **parts)
+        head = source.head(prefix, "vocab_projector.weight", TOKEN_TABLE.format(p=prefix), tie, **parts)
     return EncoderConfig(
         vocab_size=vocab_size,
         d_model=source.integer("dim"),
@@ -86,7 +86,7 @@ DISTILBERT = Family(
     name="DistilBERT",
     types=("distilbert",),
     keys=("dim", "n_layers", "n_heads", "hidden_dim"),
-    marks=("embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"),
+    typical_names=("embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"),
     prefix="distilbert.",
     embed="embeddings.word_embeddings.weight",
     rows=lambda config: ROWS,

@@ -1,24 +1,26 @@
-"""How this package refuses: one sentence with the value, the rule and the remedy."""
+"""Errors of this package. Each message is one sentence with the value, the rule and the remedy."""
 
 from collections.abc import Iterable
 
-
-class WeightsError(ValueError):
-    """A folder that cannot be read or written. The message gives the value, the rule and the remedy."""
+from glassformer.errors import GlassformerError
 
 
-IN_OURS = "save with format='glass' (`glass convert --to glass`)"
-"""The remedy for a model that no Hugging Face family can hold: our own folders hold every model."""
+class WeightsError(GlassformerError):
+    """A model folder cannot be read or written."""
+
+
+SAVE_AS_GLASS = "save with format='glass' (`glass convert --to glass`)"
+"""Remedy for a model that no Hugging Face family can represent: the glass format can store every model."""
 
 
 class PickledError(WeightsError):
-    """Weights that are stored as a pickle, which is never opened."""
+    """The weights are stored as a pickle, which is never opened."""
 
 
 def pickled(what: object, by_transformers: bool = False) -> PickledError:
-    """The error of a pickle, `what`, that was given for weights.
+    """Return the error for a pickle that was given instead of safetensors. `what` is the beginning of the sentence.
 
-    `by_transformers`: transformers can load it, since it is a pytorch_model.bin with its config.json.
+    `by_transformers` is True if transformers can load it: it is a pytorch_model.bin with its config.json.
     """
     remedy = (
         "load the folder with transformers and call save_pretrained, which writes model.safetensors."
@@ -30,8 +32,8 @@ def pickled(what: object, by_transformers: bool = False) -> PickledError:
     return PickledError(f"{what}, and pickles are never loaded because opening one can run code: {remedy}")
 
 
-def some(items: Iterable[object], limit: int = 5) -> str:
-    """`3: a, b and c`, or the first `limit` of many with the count of the rest."""
+def summarize(items: Iterable[object], limit: int = 5) -> str:
+    """Return the number of items and the first ones: `2: a, b`, or `7: a, b, c, d, e and 2 more`."""
     texts = [str(item) for item in items]
     shown = ", ".join(texts[:limit])
     return f"{len(texts)}: {shown}" + (f" and {len(texts) - limit} more" if len(texts) > limit else "")

@@ -1,4 +1,4 @@
-"""Models into folders: written next to the target, read back, compared bit for bit, then renamed in one step."""
+"""Save models: a folder is written next to its target, read back, compared bit for bit, then renamed in one step."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from glassformer.config import ModelConfig, to_dict, to_toml
 from glassformer.weights import families
-from glassformer.weights.errors import WeightsError, some
+from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.folder import CONFIG, GENERATION, TOKENIZER, TOKENIZER_FILES, TOML, Origin, read_folder
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
@@ -31,10 +31,11 @@ def save(
     max_shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model as a Hugging Face folder (`hf`) or as ours (`glass`), and return the folder.
+    """Save a model as a Hugging Face folder (`hf`) or a glassformer folder (`glass`), and return its path.
 
-    `tokenizer` is a `tokenizers.Tokenizer` or the path of a tokenizer.json; None copies the one the model was loaded
-    with. Files larger than `max_shard_bytes` are split. The dtype is kept, and missing parent folders are made.
+    `tokenizer` is a `tokenizers.Tokenizer` or the path of a tokenizer.json. Default: the tokenizer the model was loaded
+    with. Weights larger than `max_shard_bytes` are split into shards. The dtype is kept, and missing parent folders are
+    created.
 
     A folder that holds a model is replaced only with `overwrite=True`, and then as a whole: none of its files are
     kept. Files, symbolic links, training runs and folders with anything else in them are never replaced. The new
@@ -52,15 +53,17 @@ def write_folder(
     overwrite: bool = False,
     check: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Do what `save` does. `check` is called with the complete new folder before it is renamed; an error that it
-    raises leaves the target as it was."""
+    """Save a model as `save` does, and call `check` with the complete new folder before it is renamed.
+
+    If `check` raises an error, the target is left unchanged.
+    """
     if format not in ("hf", "glass"):
-        raise WeightsError(f"format={format!r} is not known: use 'hf' (Hugging Face) or 'glass' (ours).")
+        raise WeightsError(f"format={format!r} is not known: use 'hf' (Hugging Face) or 'glass' (glassformer).")
     if max_shard_bytes < 1:
         raise WeightsError(f"max_shard_bytes={max_shard_bytes} must be at least 1.")
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
-        raise WeightsError(f"a {type(model).__name__} has no glassformer config: only models built here can be saved.")
+        raise WeightsError(f"a {type(model).__name__} has no glassformer config: only glassformer models can be saved.")
     target = check_target(path, overwrite)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if format == "hf":
@@ -95,7 +98,7 @@ def _write_json(path: Path, data: Any) -> None:
 
 
 def _write_generation(path: Path, data: dict[str, Any]) -> None:
-    """transformers' generate() reads its ids from here."""
+    """Write generation_config.json, from which generate() of transformers reads the special token ids."""
     ids = {key: value for key, value in data.items() if key.endswith("_token_id") and value is not None}
     if ids:
         _write_json(path, ids)
@@ -124,7 +127,7 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> N
 
 
 def split(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """In the order given, a new shard when the next tensor would pass `limit` bytes; a larger one stands alone."""
+    """Split tensors into shards of at most `limit` bytes, in the order given. A larger tensor gets its own shard."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -153,7 +156,7 @@ def _write_tokenizer(folder: Path, model: nn.Module, tokenizer: Any) -> None:
 
 
 def _compare(folder: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
-    """Read the folder back and find every tensor as it was, bit for bit, and the same arithmetic."""
+    """Read the folder back and check that every tensor is equal bit for bit and that the config computes the same."""
     back, read, _ = read_folder(folder, copy=False)
     added = [name for name in read if name not in state]
     wrong = [
@@ -161,11 +164,11 @@ def _compare(folder: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> 
     ]
     wrong += [name for name in added if read[name].any()]  # biases that a family always has are written as zeros
     if wrong:
-        raise WeightsError(f"the saved model reads back differently ({some(wrong)}): nothing was replaced.")
+        raise WeightsError(f"the saved model reads back differently ({summarize(wrong)}): nothing was replaced.")
     if not added and (field := families.difference(config, back)):
-        raise WeightsError(f"the saved config reads back with another {field}: nothing was replaced.")
+        raise WeightsError(f"the saved config reads back with a different {field}: nothing was replaced.")
 
 
 def _equal_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal as bytes: unlike ==, also for NaN and for the sign of zero."""
+    """Return True if the bytes are equal. Unlike ==, this compares NaNs and the sign of zero."""
     return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

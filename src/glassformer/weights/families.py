@@ -1,4 +1,4 @@
-"""All families: which one a folder belongs to, which one can hold a config, and the way there and back."""
+"""All model families: detect the family of a folder, choose one for a config, and convert in both directions."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ from glassformer.weights import convert
 from glassformer.weights.bert import BERT, ROBERTA
 from glassformer.weights.convert import Shape
 from glassformer.weights.distilbert import DISTILBERT
-from glassformer.weights.errors import IN_OURS, WeightsError
+from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.gpt2 import GPT2
 from glassformer.weights.llama import LLAMA
@@ -38,11 +38,11 @@ FAMILIES = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA)
 SUPPORTED = ", ".join(kind for family in FAMILIES for kind in family.types)
 
 
-def recognise(source: Source) -> Family:
-    """The family of a folder, by the keys of config.json and the names of its tensors.
+def detect_family(source: Source) -> Family:
+    """Return the family of a folder, detected by the keys of config.json and the names of its tensors.
 
-    `model_type` is not what decides, but a value that was never verified is refused, and it breaks the tie where keys
-    and names are equally those of two families (a BERT and a RoBERTa without a head).
+    `model_type` alone does not decide, but an unknown value is rejected. It decides between families with the same keys
+    and names (BERT and RoBERTa without a head).
     """
     given = source.data.get("model_type")
     fitting = [family for family in FAMILIES if all(key in source.data for key in family.keys)]
@@ -71,55 +71,58 @@ def recognise(source: Source) -> Family:
     if len(fitting) > 1:
         raise WeightsError(
             f"the folder could be {' or '.join(family.name for family in fitting)}, which compute differently: "
-            "say which with model_type in config.json."
+            "set model_type in config.json."
         )
     return fitting[0]
 
 
 def _has_names_of(family: Family, names: list[str]) -> bool:
-    marked = any(prefix + mark in names for mark in family.marks for prefix in ("", family.prefix))
-    return marked and not any(name.startswith(family.foreign) for name in names if family.foreign)
+    marked = any(prefix + mark in names for mark in family.typical_names for prefix in ("", family.prefix))
+    return marked and not any(name.startswith(family.excluded_prefixes) for name in names if family.excluded_prefixes)
 
 
 def shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Names and shapes of all parameters of a config; nothing is allocated."""
+    """Return the shape of every parameter of a config by name, without allocating them."""
     return {name: tuple(tensor.shape) for name, tensor in build(config, device="meta").state_dict().items()}
 
 
 def read_config(source: Source) -> tuple[Family, ModelConfig]:
-    """The family and our config of a folder."""
-    family = recognise(source)
-    if source.tensors is not None and family.respell is not None:
-        source.tensors = source.tensors.rename(family.respell)
+    """Return the family and the config of a folder."""
+    family = detect_family(source)
+    if source.tensors is not None and family.update_name is not None:
+        source.tensors = source.tensors.rename(family.update_name)
     try:
         config = family.read(source)
     except ConfigError as error:
-        raise WeightsError(f"config.json cannot be built: {error}") from None
+        raise WeightsError(f"config.json does not describe a valid model: {error}") from None
     if source.tensors is not None:
         _check_sizes(config, source.tensors, source.prefix(family.prefix) + family.embed)
     return family, config
 
 
 def _check_sizes(config: ModelConfig, tensors: Tensors, embed: str) -> None:
-    """What is told better before the tensors are compared one by one, and before ten million layers are built."""
+    """Check vocabulary size and layer count early, for a clearer error than the per-tensor check gives.
+
+    This also prevents building a model of millions of layers from a wrong config.json.
+    """
     if embed in tensors and (rows := tensors.shape(embed)[0]) != config.vocab_size:
         raise WeightsError(
-            f"config.json has vocab_size={config.vocab_size}, but the token table {embed} has {rows} rows: they must "
-            "be equal, correct config.json or the weights."
+            f"config.json has vocab_size={config.vocab_size}, but the token table {embed} has {rows} rows: correct "
+            "config.json or the weights, they must be equal."
         )
     layers = config.n_layers + (config.n_encoder_layers if isinstance(config, Seq2SeqConfig) else 0)
     parts = layers * (config.feedforward.n_experts if isinstance(config.feedforward, MoE) else 1)
     if parts > len(tensors):
         raise WeightsError(
-            f"config.json asks for {layers} layers ({parts} feed-forwards), but the weights hold {len(tensors)} "
-            "tensors in all: correct config.json or the weights."
+            f"config.json has {layers} layers ({parts} feed-forwards), but the weights contain only {len(tensors)} "
+            "tensors: correct config.json or the weights."
         )
 
 
 def from_hf(
     source: Source, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Our config and state dict out of a foreign folder; notices go to `source.notes`."""
+    """Return the config and the state dict of a Hugging Face folder. Notes are added to `source.notes`."""
     family, config = read_config(source)
     assert source.tensors is not None
     prefix, rows = source.prefix(family.prefix), family.rows(config)
@@ -130,9 +133,9 @@ def from_hf(
 
 
 def choose(config: ModelConfig) -> Family:
-    """The family whose parts a config has. Its smaller fields are checked by `to_hf`."""
+    """Return the family that has the parts of a config. `to_hf` checks the remaining fields."""
     if isinstance(config.feedforward, NoFeedForward):
-        raise WeightsError(f"a model of attention only has no Hugging Face family: {IN_OURS}.")
+        raise WeightsError(f"an attention-only model has no Hugging Face family: {SAVE_AS_GLASS}.")
     match config, config.position:
         case DecoderConfig(), Learned():
             return GPT2
@@ -144,18 +147,19 @@ def choose(config: ModelConfig) -> Family:
             return T5
     raise WeightsError(
         f"position={type(config.position).__name__} in a {type(config).__name__} has no Hugging Face family: "
-        f"{IN_OURS}, or use learned or rotary positions (decoder), learned (encoder) or T5 bias (seq2seq)."
+        f"{SAVE_AS_GLASS}, or use learned or rotary positions (decoder), learned (encoder) or T5 bias (seq2seq)."
     )
 
 
 def to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and tensors in the family's names.
+    """Return config.json and the tensors under the names of the family.
 
-    The config is read back at once: a field that comes back different cannot be expressed and is refused by name.
+    The config is read back immediately. A field that reads back differently cannot be represented, and the error names
+    it.
     """
     family = choose(config)
-    if family.widen is not None:
-        config = family.widen(config)
+    if family.add_biases is not None:
+        config = family.add_biases(config)
         like = next(iter(state.values()))
         added = {n: like.new_zeros(s) for n, s in shapes(config).items() if n not in state and n.endswith(".bias")}
         state = {**state, **added}
@@ -167,20 +171,20 @@ def to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     if field := difference(config, back):
         wanted, got = arithmetic(config).get(field), arithmetic(back).get(field)
         raise WeightsError(
-            f"{field}={wanted!r} cannot be written as {family.name}, which would read it as {got!r}: {IN_OURS}."
+            f"{field}={wanted!r} cannot be written as {family.name}, which would read it as {got!r}: {SAVE_AS_GLASS}."
         )
     return data, convert.write(state, convert.plan(rows, targets, prefix))
 
 
 class _Names(set[str]):
-    """The names of a file that is yet to be written, as far as reading a config looks at its tensors."""
+    """Names of the tensors of a file that is not written yet: the part of `Tensors` that reading a config uses."""
 
     def equal(self, a: str, b: str) -> bool:
-        return False  # a head that is written at all is not tied
+        return False  # only an untied head is written
 
 
 def arithmetic(config: ModelConfig) -> dict[str, Any]:
-    """Everything in a config that changes what is computed, its defaults filled in."""
+    """Return all fields of a config that change what the model computes, with defaults filled in."""
     parts = to_dict(config)
     for name in ("dropout", "init_std", "special", "max_len", "attention"):
         parts.pop(name, None)
@@ -201,7 +205,7 @@ def arithmetic(config: ModelConfig) -> dict[str, Any]:
 
 
 def difference(wanted: ModelConfig, got: ModelConfig) -> str | None:
-    """The first field that would compute differently, or None."""
+    """Return the first field that makes the two models compute differently; None if there is none."""
     a, b = arithmetic(wanted), arithmetic(got)
     return next((key for key in [*a, *b] if not _same(a.get(key), b.get(key))), None)
 

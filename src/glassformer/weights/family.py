@@ -1,4 +1,4 @@
-"""What a family is, and how its `config.json` is read: each value checked, used or refused, never ignored."""
+"""The description of a model family, and reading of `config.json`: each value is validated and used, or rejected."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from typing import Any
 
 from glassformer.config import Activation, Head, ModelConfig, Special
 from glassformer.weights.convert import Drop, Row
-from glassformer.weights.errors import IN_OURS, WeightsError
+from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.tensors import Tensors
 
-# Foreign spellings of our activations, the one we write first.
+# Hugging Face names of each activation; the first one is the name that is written.
 ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "gelu": ("gelu", "gelu_python"),
     "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"),
@@ -18,50 +18,51 @@ ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "relu2": ("relu2",),
     "tanh": ("tanh",),
 }
-_NEEDED = object()
+_REQUIRED = object()
 
 
 @dataclass
 class Source:
-    """A foreign folder while it is read."""
+    """The contents of a Hugging Face folder, with typed access to the values of config.json."""
 
     data: dict[str, Any]
     """config.json"""
     tensors: Tensors | None
-    """None when the folder has no weights: the model is then taken to have its family's language-model head."""
+    """None if the folder has no weights: the model is then assumed to have the language-model head of its family."""
     generation: dict[str, Any] = field(default_factory=dict)
     """generation_config.json"""
     notes: list[str] = field(default_factory=list)
-    """What a user should know: parts dropped, settings that only matter in training."""
+    """Notes for the user: dropped tensors, settings that only affect training."""
 
     def has(self, name: str) -> bool:
+        """Return True if the weights contain a tensor of this name."""
         return self.tensors is not None and name in self.tensors
 
     def prefix(self, prefix: str) -> str:
-        """`prefix` when the names carry it, nothing when this is a bare base model."""
+        """Return `prefix` if the tensor names start with it, and '' for a bare base model."""
         if self.tensors is None or not prefix:
             return prefix
         return prefix if any(name.startswith(prefix) for name in self.tensors) else ""
 
-    # Values of config.json, typed. An absent or null value is the default, or an error when there is none.
+    # Typed values of config.json. For an absent or null value the default is returned; without one it is an error.
 
-    def integer(self, key: str, default: Any = _NEEDED) -> Any:
+    def integer(self, key: str, default: Any = _REQUIRED) -> Any:
         return self._value(key, default, int, "a whole number")
 
-    def number(self, key: str, default: Any = _NEEDED) -> Any:
+    def number(self, key: str, default: Any = _REQUIRED) -> Any:
         value = self._value(key, default, (int, float), "a number")
         return float(value) if isinstance(value, int) else value
 
     def flag(self, key: str, default: bool) -> bool:
         return self._value(key, default, bool, "true or false")
 
-    def text(self, key: str, default: Any = _NEEDED) -> str:
+    def text(self, key: str, default: Any = _REQUIRED) -> str:
         return self._value(key, default, str, "a text")
 
     def _value(self, key: str, default: Any, kind: Any, words: str) -> Any:
         value = self.data.get(key)
         if value is None:
-            if default is _NEEDED:
+            if default is _REQUIRED:
                 raise WeightsError(f"config.json lacks {key!r}, which has no default: add it.")
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -69,7 +70,7 @@ class Source:
         return value
 
     def only(self, key: str, *allowed: Any, why: str) -> None:
-        """Refuse a value that would change the arithmetic in a way that is not implemented."""
+        """Raise WeightsError if the value is not allowed, because it selects something that is not implemented."""
         value = self.data.get(key)
         if value is not None and value not in allowed:
             raise WeightsError(f"config.json has {key}={value!r}, {why}: only {key}={allowed[0]!r} is supported.")
@@ -78,7 +79,7 @@ class Source:
         return read_activation(self.text(key, default), key)
 
     def dropout(self, *keys: str) -> float:
-        """Our single dropout rate from the first key; a notice when the others differ."""
+        """Return our single dropout rate, that of the first key; add a note if the others differ."""
         values = [self.number(key, 0.0) for key in keys]
         if len(set(values)) > 1:
             listed = ", ".join(f"{k}={v}" for k, v in zip(keys, values, strict=True))
@@ -86,14 +87,14 @@ class Source:
         return values[0]
 
     def special(self, vocab_size: int, start: int | None = None) -> Special:
-        """Ids with a meaning; generation_config.json overrules config.json, ids outside the vocabulary are dropped."""
+        """Return the special token ids, generation_config.json first; ids outside the vocabulary are ignored."""
 
         def ids(key: str) -> list[int]:
             value = self.generation.get(key, self.data.get(key))
             listed = value if isinstance(value, list) else [] if value is None else [value]
             good = [v for v in listed if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < vocab_size]
             if len(good) < len(listed):
-                self.notes.append(f"{key}={value!r} is not in the vocabulary of {vocab_size} ids and was left out.")
+                self.notes.append(f"{key}={value!r} is not in the vocabulary of {vocab_size} ids and was ignored.")
             return good
 
         def one(key: str) -> int | None:
@@ -108,14 +109,14 @@ class Source:
         )
 
     def head(self, prefix: str, head: str, embed: str, tie: bool, **parts: Any) -> Head | None:
-        """A language-model head, tied when config.json says so and the file does not hold two different tensors.
+        """Return the language-model head: tied if config.json says so and the file has no different head tensor.
 
-        transformers 5 rules the same way. A bare base model that does not tie has no head.
+        This is the rule of transformers 5. A bare base model that is not tied has no head.
         """
         if self.has(head):
             assert self.tensors is not None
             if tie and embed in self.tensors and not self.tensors.equal(head, embed):
-                self.notes.append(f"config.json ties the head, but {head} differs from {embed}: read as untied.")
+                self.notes.append(f"config.json ties the head, but {head} differs from {embed}: it is read as untied.")
                 tie = False
             return Head(tied=tie, **parts)
         return Head(tied=True, **parts) if tie else Head(tied=False, **parts) if prefix else None
@@ -134,9 +135,9 @@ def write_activation(activation: Activation) -> str:
 
 
 def expect(value: object, kinds: Any, name: str, family: str) -> None:
-    """Refuse to write a part of a kind that a family does not have."""
+    """Raise WeightsError if a part of a config is of a kind that the family does not have."""
     if not isinstance(value, kinds):
-        raise WeightsError(f"{name}={type(value).__name__} cannot be written as {family}: {IN_OURS}.")
+        raise WeightsError(f"{name}={type(value).__name__} cannot be written as {family}: {SAVE_AS_GLASS}.")
 
 
 def write_special(special: Special) -> dict[str, Any]:
@@ -147,28 +148,28 @@ def write_special(special: Special) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """Models that share names and arithmetic: how to know them, read them and write them."""
+    """A family of models with common tensor names: how to detect, read and write them."""
 
     name: str
     types: tuple[str, ...]
-    """Values of `model_type` whose arithmetic was compared with transformers. Others are refused: some share every
-    key and tensor name with a family here and still compute something else (Gemma and Llama)."""
+    """Supported values of `model_type`, each compared with transformers. Others are rejected, because some models have
+    the same keys and tensor names but compute something else (Gemma and Llama)."""
     keys: tuple[str, ...]
     """Keys of config.json that all members have."""
-    marks: tuple[str, ...]
-    """Names that members have, the prefix left out; one of them is enough."""
+    typical_names: tuple[str, ...]
+    """Tensor names without the prefix, of which every member has at least one."""
     prefix: str
-    """Put before the base model's names when there is a head; '' when there never is one."""
+    """Prefix of the tensors of the base model in a model with a head; '' if there is none."""
     embed: str
     """Name of the token table."""
     rows: Callable[[ModelConfig], tuple[Row, ...]]
     drops: tuple[Drop, ...]
     read: Callable[[Source], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
-    """config.json; what it cannot express is found by reading it back (`families.to_hf`)."""
-    foreign: tuple[str, ...] = ()
-    """Beginnings of names that members never have, to tell families with the same keys apart."""
-    respell: Callable[[str], str] | None = None
-    """Old spellings of names to today's."""
-    widen: Callable[[ModelConfig], ModelConfig] | None = None
-    """A config with every bias that members always have; biases added by it are written as zeros."""
+    """Returns config.json. `families.to_hf` reads it back to find what it cannot represent."""
+    excluded_prefixes: tuple[str, ...] = ()
+    """Prefixes of tensor names that no member has, to distinguish families with the same keys."""
+    update_name: Callable[[str], str] | None = None
+    """Converts old tensor names to current ones."""
+    add_biases: Callable[[ModelConfig], ModelConfig] | None = None
+    """Returns the config with every bias that members always have; added biases are written as zeros."""

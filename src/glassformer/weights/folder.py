@@ -1,4 +1,4 @@
-"""Models out of folders: Hugging Face's (`config.json`) and ours (`model.toml`, or a run's `run.toml`)."""
+"""Load models from folders: Hugging Face (`config.json`) or glassformer (`model.toml`, or `run.toml` of a run)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +10,14 @@ from torch import Tensor
 from glassformer.config import ConfigError, ModelConfig, from_toml
 from glassformer.model import Model, build
 from glassformer.weights import families, hub
-from glassformer.weights.convert import SAME, Move, read
+from glassformer.weights.convert import IDENTITY, Move, read
 from glassformer.weights.errors import PickledError, WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.tensors import no_weights, open_folder, read_json
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOML, RUN = "model.toml", "run.toml"
-# transformers reads these with tokenizer.json; they are copied from the folder that a model was loaded from
+# Files of a tokenizer in transformers; they are copied from the folder from which a model was loaded.
 TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
     *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
@@ -26,18 +26,21 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a loaded model came from, kept on it as `model.origin`."""
+    """The folder from which a model was loaded, stored as `model.origin`."""
 
     path: Path
     notes: tuple[str, ...] = field(default=())
-    """What a user should know: parts dropped, settings that only matter in training."""
+    """Notes for the user: dropped tensors, settings that only affect training."""
 
 
 def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu") -> Model:
-    """The model in a folder, or of a hub id such as `gpt2`, in evaluation mode.
+    """Load the model of a folder, or of a hub name such as `gpt2`, in evaluation mode.
 
-    `dtype` None keeps the file's. The weights exist once in memory: the model is built without any and takes the
-    tensors as they are read. Raises WeightsError, one sentence, for everything that can be wrong with a folder.
+    The default `dtype` is that of the file. The weights exist only once in memory: the model is built on the meta
+    device and takes over the tensors that are read.
+
+    Raises:
+        WeightsError: the folder cannot be loaded. The message is one sentence.
     """
     folder = hub.resolve(path)
     config, state, notes = read_folder(folder, _dtype(dtype), device)
@@ -48,7 +51,7 @@ def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: st
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    """The config of a folder; weights are looked at for what only they tell, and need not be there."""
+    """Load the config of a folder. The names of the tensors are used where config.json is not enough, if they exist."""
     folder = hub.resolve(path)
     if (ours := _our_config(folder)) is not None:
         return ours
@@ -59,7 +62,7 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The `tokenizers.Tokenizer` of a folder's `tokenizer.json`; None when it has none."""
+    """Load the `tokenizers.Tokenizer` from `tokenizer.json` of a folder; return None if there is none."""
     file = hub.resolve(path) / TOKENIZER
     if not file.exists():
         return None
@@ -74,7 +77,7 @@ def load_tokenizer(path: str | Path) -> Any:
 def read_folder(
     folder: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
 ) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
-    """Config, state dict and notices of a folder; `copy` as in `convert.read`."""
+    """Return config, state dict and notes of a folder. `copy` is explained in `convert.read`."""
     if (config := _our_config(folder)) is not None:
         return _read_ours(folder, config, dtype, device, copy)
     source = _source(folder)
@@ -107,11 +110,11 @@ def _our_config(folder: Path) -> ModelConfig | None:
 def _read_ours(
     folder: Path, config: ModelConfig, dtype: torch.dtype | None, device: str | torch.device, copy: bool
 ) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
-    """Our own folder: the names are the same on both sides, and every one of them is checked all the same."""
+    """Read a glassformer folder. Names are the same on both sides; presence and shape of every tensor are checked."""
     tensors = open_folder(folder)
     if tensors is None:
         raise no_weights(folder)
-    moves = [Move(name, (name,), SAME, (), True, shape) for name, shape in families.shapes(config).items()]
+    moves = [Move(name, (name,), IDENTITY, (), True, shape) for name, shape in families.shapes(config).items()]
     try:
         state, notes = read(tensors, moves, (), (), "", dtype, device, copy)
     except WeightsError as error:
@@ -125,7 +128,7 @@ def _source(folder: Path) -> Source:
         error = no_weights(folder)
         if isinstance(error, PickledError):
             raise error
-        raise WeightsError(f"{folder} has no {CONFIG} (nor our {TOML}): it is not a model folder; put the file there.")
+        raise WeightsError(f"{folder} has neither {CONFIG} nor {TOML}, so it is not a model folder: add one of them.")
     return Source(read_json(config), open_folder(folder), read_json(generation) if generation.exists() else {})
 
 

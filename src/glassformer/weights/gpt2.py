@@ -1,4 +1,4 @@
-"""GPT-2: pre-norm decoder, learned positions, tied head; matrices stored (in, out) with q, k, v joined."""
+"""GPT-2: pre-norm decoder, learned positions, tied head. Matrices are stored (in, out), with q, k, v concatenated."""
 
 import dataclasses
 from typing import Any
@@ -7,24 +7,24 @@ from glassformer.config import Attention, DecoderConfig, Dense, Head, LayerNorm,
 from glassformer.weights.convert import CONV1D, Drop, Row, linear
 from glassformer.weights.family import Family, Source, expect, write_activation, write_special
 
-BLOCK, HERS = "decoder.blocks.{i}", "{p}h.{i}"
+BLOCK, HF_BLOCK = "decoder.blocks.{i}", "{p}h.{i}"
 
 ROWS = (
     Row("{p}wte.weight", ("embed.tokens.weight",)),
     Row("{p}wpe.weight", ("decoder.position.weight",)),
-    *linear(f"{HERS}.ln_1", f"{BLOCK}.norm_attention"),
-    *linear(f"{HERS}.attn.c_attn", *(f"{BLOCK}.attention.{x}" for x in "qkv"), transform=CONV1D),
-    *linear(f"{HERS}.attn.c_proj", f"{BLOCK}.attention.o", transform=CONV1D),
-    *linear(f"{HERS}.ln_2", f"{BLOCK}.norm_feedforward"),
-    *linear(f"{HERS}.mlp.c_fc", f"{BLOCK}.feedforward.up", transform=CONV1D),
-    *linear(f"{HERS}.mlp.c_proj", f"{BLOCK}.feedforward.down", transform=CONV1D),
+    *linear(f"{HF_BLOCK}.ln_1", f"{BLOCK}.norm_attention"),
+    *linear(f"{HF_BLOCK}.attn.c_attn", *(f"{BLOCK}.attention.{x}" for x in "qkv"), transform=CONV1D),
+    *linear(f"{HF_BLOCK}.attn.c_proj", f"{BLOCK}.attention.o", transform=CONV1D),
+    *linear(f"{HF_BLOCK}.ln_2", f"{BLOCK}.norm_feedforward"),
+    *linear(f"{HF_BLOCK}.mlp.c_fc", f"{BLOCK}.feedforward.up", transform=CONV1D),
+    *linear(f"{HF_BLOCK}.mlp.c_proj", f"{BLOCK}.feedforward.down", transform=CONV1D),
     *linear("{p}ln_f", "decoder.norm"),
     Row("lm_head.weight", ("head.weight",), tied_to="{p}wte.weight"),
 )
 
 DROPS = (
     Drop("{p}h.{i}.attn.bias", "the causal mask, stored by old versions"),
-    Drop("{p}h.{i}.attn.masked_bias", "the score of a masked place, stored by old versions"),
+    Drop("{p}h.{i}.attn.masked_bias", "the score of a masked position, stored by old versions"),
 )
 
 
@@ -81,8 +81,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def widen(config: ModelConfig) -> ModelConfig:
-    """The same function with a bias everywhere: GPT-2 always has them, and a zero one changes nothing."""
+def add_biases(config: ModelConfig) -> ModelConfig:
+    """Return the config with all biases: GPT-2 always has them, and biases of zero do not change the function."""
     if not isinstance(config.norm, LayerNorm) or not isinstance(config.feedforward, Dense):
         return config
     return dataclasses.replace(
@@ -97,12 +97,12 @@ GPT2 = Family(
     name="GPT-2",
     types=("gpt2",),
     keys=("n_embd", "n_layer", "n_head"),
-    marks=("wte.weight", "wpe.weight", "ln_f.weight"),
+    typical_names=("wte.weight", "wpe.weight", "ln_f.weight"),
     prefix="transformer.",
     embed="wte.weight",
     rows=lambda config: ROWS,
     drops=DROPS,
     read=read,
     write=write,
-    widen=widen,
+    add_biases=add_biases,
 )

@@ -1,4 +1,4 @@
-"""From a name to a folder: a path, a model in the Hugging Face cache, or a download."""
+"""Resolve a model name to a folder: a path, a bundled model, a model in the Hugging Face cache, or a download."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from glassformer import pretrained
-from glassformer.extras import install
+from glassformer.errors import install
 from glassformer.weights.errors import WeightsError, pickled
 from glassformer.weights.tensors import PICKLES, loads_in_transformers
 
@@ -20,7 +20,11 @@ CONNECT_SECONDS = 4.0
 
 
 def resolve(name: str | Path) -> Path:
-    """The folder that `name` means. Raises WeightsError, soon and in one sentence, when there is none."""
+    """Return the folder of a path, bundled model or hub name.
+
+    Raises:
+        WeightsError: there is no such model. An unreachable hub is reported within seconds.
+    """
     path = Path(name).expanduser()
     if path.is_dir() and str(name):  # an empty name would mean the working directory
         return path
@@ -40,7 +44,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def _is_id(text: str) -> bool:
-    """Whether this can be a hub name. What begins like a local path is a mistyped one and never asks the network."""
+    """Return True if the text can be a hub name. A name that starts like a local path is never looked up online."""
     if not _ID.fullmatch(text) or ".." in text or "--" in text:
         return False
     first, _, rest = text.partition("/")
@@ -54,7 +58,7 @@ def _listed() -> str:
 
 
 def _cached(name: str) -> Path | None:
-    """The newest whole snapshot of a model in the local cache, found without huggingface_hub."""
+    """Return the newest complete snapshot of a model in the local cache, without using huggingface_hub."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     repository = cache / ("models--" + name.replace("/", "--"))
@@ -62,16 +66,16 @@ def _cached(name: str) -> Path | None:
     snapshots = repository / "snapshots"
     named = [snapshots / reference.read_text(encoding="utf-8").strip()] if reference.is_file() else []
     others = sorted(snapshots.glob("*"), key=lambda p: p.stat().st_mtime, reverse=True) if snapshots.is_dir() else []
-    return next((folder for folder in [*named, *others] if _is_whole(folder)), None)
+    return next((folder for folder in [*named, *others] if _is_complete(folder)), None)
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     weights = any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
     return weights and (folder / "config.json").exists()
 
 
 def _download(name: str) -> Path:
-    put = f"put {_listed()} of it in a folder and give that folder"
+    put = f"put its {_listed()} in a folder and give that folder"
     try:
         import huggingface_hub
     except ImportError:
@@ -80,7 +84,7 @@ def _download(name: str) -> Path:
             f"{install('hub')}, or {put}."
         ) from None
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        raise WeightsError(f"{name!r} is not a folder nor in the cache, and HF_HUB_OFFLINE forbids the network: {put}.")
+        raise WeightsError(f"{name!r} is neither a folder nor in the cache, and HF_HUB_OFFLINE is set: {put}.")
     if not _reachable():
         raise WeightsError(f"{name!r} is not a folder here, and the hub cannot be reached to download it: {put}.")
     try:
@@ -88,7 +92,7 @@ def _download(name: str) -> Path:
         found = huggingface_hub.snapshot_download(
             name, allow_patterns=list(PATTERNS), ignore_patterns=["*/*"], etag_timeout=CONNECT_SECONDS
         )
-    except Exception as error:  # many kinds, of several libraries; the first line says it
+    except Exception as error:  # several libraries raise many types; the first line of the message is enough
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(
             f"{name!r} could not be downloaded ({reason.rstrip('.')}): check the name, or {put}."
@@ -97,21 +101,24 @@ def _download(name: str) -> Path:
 
 
 def _reachable() -> bool:
-    """Whether the hub answers within seconds, name lookup included, which no socket timeout limits."""
+    """Return True if the hub answers within CONNECT_SECONDS.
+
+    The connection is made in a thread, because a socket timeout does not limit the DNS lookup.
+    """
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
-        return True  # only the proxy can tell
+        return True  # whether the hub can be reached is known only to the proxy
     url = urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = url.port or (80 if url.scheme == "http" else 443)
     answered = threading.Event()
 
-    def knock() -> None:
+    def connect() -> None:
         try:
             socket.create_connection((url.hostname or "huggingface.co", port), timeout=CONNECT_SECONDS).close()
             answered.set()
         except OSError:
             pass
 
-    thread = threading.Thread(target=knock, daemon=True)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(CONNECT_SECONDS)
     return answered.is_set()

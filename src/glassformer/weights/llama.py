@@ -1,14 +1,14 @@
-"""Llama and its relatives: pre-norm decoder, RMSNorm, rotary positions, gated feed-forward, shared key/value heads.
+"""Llama and related models: pre-norm decoder, RMSNorm, rotary positions, gated feed-forward, grouped-query attention.
 
-| member  | told by                                | biases             | window                   |
-|---------|----------------------------------------|--------------------|--------------------------|
-| Llama   | none of the below                      | all four or none   | none                     |
-| Mistral | `sliding_window`, nothing to switch it | none               | all layers               |
-| Mixtral | experts                                | none               | all layers               |
-| Qwen2   | biases on q, k, v and not on o         | q, k, v            | some layers, if switched |
-| Qwen3   | norms on queries and keys              | all four or none   | some layers, if switched |
+| member  | detected by                                    | biases           | window                                 |
+|---------|------------------------------------------------|------------------|----------------------------------------|
+| Llama   | none of the following                          | all four or none | none                                   |
+| Mistral | `sliding_window` without `use_sliding_window`  | none             | all layers                             |
+| Mixtral | experts                                        | none             | all layers                             |
+| Qwen2   | biases on q, k, v but not on o                 | q, k, v          | some layers, with `use_sliding_window` |
+| Qwen3   | norms of queries and keys                      | all four or none | some layers, with `use_sliding_window` |
 
-The member is decided by these signs; `model_type`, where given, must agree.
+If config.json has a `model_type`, it must agree with the detected member.
 """
 
 from typing import Any
@@ -25,24 +25,24 @@ from glassformer.config import (
     Rotary,
 )
 from glassformer.weights.convert import Drop, Row, linear
-from glassformer.weights.errors import IN_OURS, WeightsError
+from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source, write_activation, write_special
 from glassformer.weights.rope import read_rope, write_rope
 
-BLOCK, HERS = "decoder.blocks.{i}", "{p}layers.{i}"
-EXPERT, HERS_EXPERT = BLOCK + ".feedforward.experts.{j}", HERS + ".block_sparse_moe.experts.{j}"
+BLOCK, HF_BLOCK = "decoder.blocks.{i}", "{p}layers.{i}"
+EXPERT, HF_EXPERT = BLOCK + ".feedforward.experts.{j}", HF_BLOCK + ".block_sparse_moe.experts.{j}"
 
 ROWS = (
     Row("{p}embed_tokens.weight", ("embed.tokens.weight",)),
-    *linear(f"{HERS}.input_layernorm", f"{BLOCK}.norm_attention"),
-    *(row for x in "qkvo" for row in linear(f"{HERS}.self_attn.{x}_proj", f"{BLOCK}.attention.{x}")),
-    *(row for x in "qk" for row in linear(f"{HERS}.self_attn.{x}_norm", f"{BLOCK}.attention.{x}_norm")),
-    *linear(f"{HERS}.post_attention_layernorm", f"{BLOCK}.norm_feedforward"),
-    *(row for x in ("gate", "up", "down") for row in linear(f"{HERS}.mlp.{x}_proj", f"{BLOCK}.feedforward.{x}")),
-    Row(f"{HERS}.block_sparse_moe.gate.weight", (f"{BLOCK}.feedforward.router.weight",)),
-    Row(f"{HERS_EXPERT}.w1.weight", (f"{EXPERT}.gate.weight",)),
-    Row(f"{HERS_EXPERT}.w3.weight", (f"{EXPERT}.up.weight",)),
-    Row(f"{HERS_EXPERT}.w2.weight", (f"{EXPERT}.down.weight",)),
+    *linear(f"{HF_BLOCK}.input_layernorm", f"{BLOCK}.norm_attention"),
+    *(row for x in "qkvo" for row in linear(f"{HF_BLOCK}.self_attn.{x}_proj", f"{BLOCK}.attention.{x}")),
+    *(row for x in "qk" for row in linear(f"{HF_BLOCK}.self_attn.{x}_norm", f"{BLOCK}.attention.{x}_norm")),
+    *linear(f"{HF_BLOCK}.post_attention_layernorm", f"{BLOCK}.norm_feedforward"),
+    *(row for x in ("gate", "up", "down") for row in linear(f"{HF_BLOCK}.mlp.{x}_proj", f"{BLOCK}.feedforward.{x}")),
+    Row(f"{HF_BLOCK}.block_sparse_moe.gate.weight", (f"{BLOCK}.feedforward.router.weight",)),
+    Row(f"{HF_EXPERT}.w1.weight", (f"{EXPERT}.gate.weight",)),
+    Row(f"{HF_EXPERT}.w3.weight", (f"{EXPERT}.up.weight",)),
+    Row(f"{HF_EXPERT}.w2.weight", (f"{EXPERT}.down.weight",)),
     Row("{p}norm.weight", ("decoder.norm.weight",)),
     Row("lm_head.weight", ("head.weight",), tied_to="{p}embed_tokens.weight"),
 )
@@ -52,7 +52,7 @@ DROPS = (
     Drop("{p}rotary_emb.inv_freq", "frequencies, stored by old versions"),
 )
 
-# What transformers assumes when config.json is silent, where members differ.
+# Defaults of transformers for keys that are missing in config.json, where the members differ.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
@@ -68,26 +68,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def member(source: Source, prefix: str) -> str:
-    """Which member this is, from its tensors and keys; config.json alone decides when there are no tensors."""
+    """Return the member of the family, detected from tensors and keys; without tensors `model_type` decides."""
     given = source.data.get("model_type")
     attention = f"{prefix}layers.0.self_attn."
     window = source.data.get("sliding_window") is not None and "use_sliding_window" not in source.data
     if source.tensors is None and given is not None:
         return given
     if source.has(attention + "q_norm.weight"):
-        told = {"qwen3"}
+        detected = {"qwen3"}
     elif source.has(attention + "q_proj.bias"):
-        told = {"llama"} if source.has(attention + "o_proj.bias") else {"qwen2"}
+        detected = {"llama"} if source.has(attention + "o_proj.bias") else {"qwen2"}
     elif "num_local_experts" in source.data:
-        told = {"mixtral"}
-    else:  # Llama and Mistral without a window are one and the same
-        told = {"mistral"} if window else {"llama", "mistral"}
+        detected = {"mixtral"}
+    else:  # Llama and Mistral without a window are identical
+        detected = {"mistral"} if window else {"llama", "mistral"}
     if given is None:
-        return min(told)
-    if given not in told:
+        return min(detected)
+    if given not in detected:
         raise WeightsError(
-            f"config.json has model_type={given!r}, but its keys and tensors are those of {' or '.join(sorted(told))}: "
-            "correct whichever is wrong."
+            f"config.json has model_type={given!r}, but its keys and tensors are those of "
+            f"{' or '.join(sorted(detected))}: correct whichever is wrong."
         )
     return given
 
@@ -116,7 +116,7 @@ def read(source: Source) -> ModelConfig:
     )
     tie = source.flag("tie_word_embeddings", False)
     if source.number("attention_dropout", 0.0):
-        source.notes.append("attention_dropout is left out: it acts in training only, and on the patterns alone.")
+        source.notes.append("attention_dropout is ignored: it only affects training, and only the attention pattern.")
     return DecoderConfig(
         vocab_size=vocab_size,
         d_model=d_model,
@@ -136,14 +136,15 @@ def _read_experts(source: Source, expert: Gated) -> MoE:
     return MoE(source.integer("num_local_experts", 8), source.integer("num_experts_per_tok", 2), expert)
 
 
-def _silent(source: Source, kind: str, key: str) -> Any:
-    """The member's default when the key is absent; None when it is there and null, which says 'none'."""
+def _integer_or_default(source: Source, kind: str, key: str) -> Any:
+    """Return the value of the key; if it is absent, the default of the member; if it is null, None."""
     return source.integer(key, None if key in source.data else DEFAULTS[kind].get(key))
 
 
 def _read_attention(source: Source, kind: str, d_model: int, n_layers: int, eps: float) -> Attention:
     n_heads = source.integer("num_attention_heads")
-    n_kv_heads, d_head = _silent(source, kind, "num_key_value_heads"), _silent(source, kind, "head_dim")
+    n_kv_heads = _integer_or_default(source, kind, "num_key_value_heads")
+    d_head = _integer_or_default(source, kind, "head_dim")
     bias = kind == "qwen2" or (kind in ("llama", "qwen3") and source.flag("attention_bias", False))
     window, layers = _read_window(source, kind, n_layers)
     return Attention(
@@ -159,8 +160,8 @@ def _read_attention(source: Source, kind: str, d_model: int, n_layers: int, eps:
 
 
 def _read_window(source: Source, kind: str, n_layers: int) -> tuple[int | None, tuple[int, ...] | None]:
-    """W, and the layers that use it (None: all)."""
-    width = _silent(source, kind, "sliding_window")
+    """Return the window W and the layers that use it (None: all layers)."""
+    width = _integer_or_default(source, kind, "sliding_window")
     listed = source.data.get("layer_types") or []
     if not isinstance(listed, list):
         raise WeightsError(f"config.json has layer_types={listed!r}, which must be a list with a name for each layer.")
@@ -169,7 +170,10 @@ def _read_window(source: Source, kind: str, n_layers: int) -> tuple[int | None, 
         return width, None
     if kind == "llama" or not source.flag("use_sliding_window", False) or width is None:
         if "sliding_attention" in listed:
-            raise WeightsError("config.json has layers of type 'sliding_attention' but no window in use: set it.")
+            raise WeightsError(
+                "config.json has layers of type 'sliding_attention' but no window: set sliding_window and "
+                "use_sliding_window."
+            )
         return None, None
     first = source.integer("max_window_layers", 28)
     names = ("full_attention", "sliding_attention")
@@ -189,7 +193,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     kind = _member_to_write(config)
     assert isinstance(config.position, Rotary)
     expert = config.feedforward.expert if isinstance(config.feedforward, MoE) else config.feedforward
-    assert isinstance(expert, Dense | Gated)  # `choose` refuses a model without one
+    assert isinstance(expert, Dense | Gated)  # `choose` rejects a model without one
     data: dict[str, Any] = {
         "architectures": [_CLASSES[kind] + ("ForCausalLM" if config.head else "Model")],
         "model_type": kind,
@@ -230,16 +234,18 @@ _CLASSES = {"llama": "Llama", "mistral": "Mistral", "mixtral": "Mixtral", "qwen2
 
 
 def _member_to_write(config: ModelConfig) -> str:
-    """The plainest member that can hold the config; what it cannot hold shows when the result is read back."""
+    """Return the simplest member that can represent the config. `to_hf` finds what it cannot represent."""
     if isinstance(config.feedforward, Dense):
-        raise WeightsError(f"feedforward=Dense cannot be written as Llama, whose feed-forwards are gated: {IN_OURS}.")
+        raise WeightsError(
+            f"feedforward=Dense cannot be written as Llama, whose feed-forwards are gated: {SAVE_AS_GLASS}."
+        )
     if config.attention.qk_norm is not None:
         return "qwen3"
     if isinstance(config.feedforward, MoE):
         return "mixtral"
     if config.attention.bias:
         return "llama" if config.out_bias else "qwen2"
-    # Llama insists on D a multiple of H, Mistral does not.
+    # Llama requires D to be a multiple of H, Mistral does not.
     return "llama" if config.attention.window is None and config.d_model % config.n_heads == 0 else "mistral"
 
 
@@ -247,7 +253,7 @@ LLAMA = Family(
     name="Llama",
     types=tuple(DEFAULTS),
     keys=("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps"),
-    marks=("embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"),
+    typical_names=("embed_tokens.weight", "norm.weight", "layers.0.input_layernorm.weight"),
     prefix="model.",
     embed="embed_tokens.weight",
     rows=lambda config: ROWS,

@@ -1,15 +1,15 @@
-"""Rotary positions in `config.json`, in both spellings: `rope_theta` beside `rope_scaling` (before transformers 5) and
-`rope_parameters` (since).
+"""Rotary positions in `config.json`, in both formats: `rope_theta` and `rope_scaling` (before transformers 5), and
+`rope_parameters` (since transformers 5).
 
-Everything in the table is used or refused. NTK scaling is a larger base and is written as one; `dynamic` and
-`longrope` change the frequencies with the length of the input and have no place in a fixed config.
+Every entry is used or rejected. NTK scaling is equivalent to a larger base and is written as one. `dynamic` and
+`longrope` are not supported, because their frequencies depend on the length of the input.
 """
 
 import math
 from typing import Any
 
 from glassformer.config import LinearScaling, Llama3Scaling, NTKScaling, Rotary, RotaryScaling, YarnScaling
-from glassformer.weights.errors import WeightsError, some
+from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.family import Source
 
 ORIGINAL = "original_max_position_embeddings"
@@ -19,16 +19,17 @@ SCALED = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", ORIGINAL},
     "yarn": {
         *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
-        "finetuned",  # a remark of the paper's code: computed with by nobody
+        "finetuned",  # informative only: no implementation reads it
     },
 }
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
 def read_rope(source: Source, max_len: int | None, default_theta: float = 10000.0) -> Rotary:
+    """Return the rotary positions that config.json describes."""
     table = source.data.get("rope_scaling") or source.data.get("rope_parameters") or {}
     if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
-        raise WeightsError(f"config.json has rope_parameters={table!r}, but one plain table for all layers is needed.")
+        raise WeightsError(f"config.json has rope_parameters={table!r}: give one flat table for all layers.")
     given = {key: value for key, value in table.items() if value is not None}
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in SCALED:
@@ -39,7 +40,7 @@ def read_rope(source: Source, max_len: int | None, default_theta: float = 10000.
     unknown = sorted(given.keys() - SCALED[kind] - COMMON)
     if unknown:
         raise WeightsError(
-            f"config.json's rotary table of type {kind!r} has keys that are not known ({some(unknown)})."
+            f"config.json's rotary table of type {kind!r} has keys that are not known ({summarize(unknown)})."
         )
     fraction = given.get("partial_rotary_factor", source.number("partial_rotary_factor", 1.0))
     if fraction != 1:
@@ -48,7 +49,7 @@ def read_rope(source: Source, max_len: int | None, default_theta: float = 10000.
         f"{k}={v!r}" for k, v in given.items() if not isinstance(v, int | float) and k not in ("rope_type", "type")
     ]
     if wrong:
-        raise WeightsError(f"config.json's rotary table holds values that are not numbers ({some(wrong)}).")
+        raise WeightsError(f"config.json's rotary table holds values that are not numbers ({summarize(wrong)}).")
     base = float(given.get("rope_theta", source.number("rope_theta", default_theta)))
     return Rotary(base=base, scaling=_read_scaling(kind, given, source, max_len))
 
@@ -67,7 +68,7 @@ def _read_scaling(kind: str, given: dict[str, Any], source: Source, max_len: int
     if kind == "llama3":
         lacking = [key for key in ("low_freq_factor", "high_freq_factor") if key not in given]
         if lacking:
-            raise WeightsError(f"config.json's rotary table of type 'llama3' lacks {some(lacking)}: add them.")
+            raise WeightsError(f"config.json's rotary table of type 'llama3' lacks {summarize(lacking)}: add them.")
         return Llama3Scaling(
             float(factor), int(original), float(given["low_freq_factor"]), float(given["high_freq_factor"])
         )
@@ -82,7 +83,7 @@ def _read_scaling(kind: str, given: dict[str, Any], source: Source, max_len: int
 
 
 def _attention_factor(factor: float, given: dict[str, Any]) -> float | None:
-    """The factor on sines and cosines: given, or the ratio that DeepSeek's two `mscale` values stand for."""
+    """Return the factor on cos and sin: `attention_factor`, or the ratio defined by DeepSeek's two `mscale` values."""
 
     def growth(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -95,16 +96,16 @@ def _attention_factor(factor: float, given: dict[str, Any]) -> float | None:
 
 
 def fold_ntk(rotary: Rotary, d_head: int) -> Rotary:
-    """The same frequencies without NTK scaling: base * factor^(R/(R-2))."""
+    """Return the same frequencies without NTK scaling, by the larger base: base * factor^(R/(R-2))."""
     if not isinstance(rotary.scaling, NTKScaling):
         return rotary
-    turned = rotary.rotated(d_head)
-    base = rotary.base * rotary.scaling.factor ** (turned / (turned - 2))
+    R = rotary.rotated(d_head)
+    base = rotary.base * rotary.scaling.factor ** (R / (R - 2))
     return Rotary(base=base, pairing=rotary.pairing, fraction=rotary.fraction)
 
 
 def write_rope(rotary: Rotary, d_head: int) -> dict[str, Any]:
-    """`rope_parameters`, and the older spelling beside it for readers that know only that one."""
+    """Return `rope_parameters`, and also the older keys for readers that know only those."""
     rotary = fold_ntk(rotary, d_head)
     table: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
     match rotary.scaling:

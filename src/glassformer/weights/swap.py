@@ -1,4 +1,4 @@
-"""A folder written completely or not at all: made next to its target, then exchanged with what is there.
+"""Write a folder completely or not at all: it is created next to its target, then exchanged with what is there.
 
 At every moment the target is the complete old folder or the complete new one. A process that is killed leaves at most
 a hidden folder next to the target, `.NAME.saving-HOST-PID-…` or `.NAME.replaced-HOST-PID-…`, which nothing reads and
@@ -106,7 +106,10 @@ def _rename_twice(stage: Path, path: Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swap two names in one step: renameat2 with RENAME_EXCHANGE on Linux, renamex_np with RENAME_SWAP on macOS."""
+    """Exchange two paths in one step: renameat2 with RENAME_EXCHANGE on Linux, renamex_np with RENAME_SWAP on macOS.
+
+    Return False if that is not supported.
+    """
     try:
         system = ctypes.CDLL(None, use_errno=True)
         if sys.platform == "darwin":

@@ -1,8 +1,8 @@
-"""T5, v1.0 and v1.1: pre-norm encoder-decoder, RMSNorm, no biases, a shared table of relative positions per stack,
-scores not divided by sqrt(K).
+"""T5, v1.0 and v1.1: pre-norm encoder-decoder, RMSNorm, no biases, one relative position bias table per stack, scores
+not divided by sqrt(K).
 
-v1.0 ties the head and divides by sqrt(D) before it; v1.1 has its own head, a gated feed-forward, and no division. A
-file's `tie_word_embeddings` says which it was; since transformers 5, `scale_decoder_outputs` says the second alone.
+v1.0 has a tied head and divides its input by sqrt(D). v1.1 has its own head, a gated feed-forward, and no division.
+`tie_word_embeddings` distinguishes the two; since transformers 5, `scale_decoder_outputs` states the division alone.
 """
 
 import math
@@ -33,28 +33,31 @@ from glassformer.weights.family import (
 
 
 def _stack(name: str, feedforward: int) -> tuple[Row, ...]:
-    """Rows of one stack; its feed-forward is sublayer `feedforward` of a block, after cross-attention if any."""
-    block, hers = name + ".blocks.{i}", name + ".block.{i}.layer"
-    ff, norm = f"{hers}.{feedforward}.DenseReluDense", f"{block}.norm_feedforward.weight"
+    """Return the rows of one stack. The feed-forward is sublayer number `feedforward` of a block."""
+    block, hf_block = name + ".blocks.{i}", name + ".block.{i}.layer"
+    ff, norm = f"{hf_block}.{feedforward}.DenseReluDense", f"{block}.norm_feedforward.weight"
     return (
         Row(f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", (f"{name}.position.weight",)),
-        *(Row(f"{hers}.0.SelfAttention.{x}.weight", (f"{block}.attention.{x}.weight",)) for x in "qkvo"),
-        Row(f"{hers}.0.layer_norm.weight", (f"{block}.norm_attention.weight",)),
+        *(Row(f"{hf_block}.0.SelfAttention.{x}.weight", (f"{block}.attention.{x}.weight",)) for x in "qkvo"),
+        Row(f"{hf_block}.0.layer_norm.weight", (f"{block}.norm_attention.weight",)),
         Row(f"{ff}.wo.weight", (f"{block}.feedforward.down.weight",)),
-        Row(f"{hers}.{feedforward}.layer_norm.weight", (norm,)),
+        Row(f"{hf_block}.{feedforward}.layer_norm.weight", (norm,)),
         Row(f"{name}.final_layer_norm.weight", (f"{name}.norm.weight",)),
     )
 
 
 def _inputs(name: str, feedforward: int, gated: bool) -> tuple[Row, ...]:
-    """`wi` when dense; gated, `wi_0` is the one that is activated."""
-    block, hers = name + ".blocks.{i}.feedforward", f"{name}.block.{{i}}.layer.{feedforward}.DenseReluDense"
+    """Return the rows of the input matrices: `wi` if dense; if gated, `wi_0` (with the activation) and `wi_1`."""
+    block, hf_block = name + ".blocks.{i}.feedforward", f"{name}.block.{{i}}.layer.{feedforward}.DenseReluDense"
     if not gated:
-        return (Row(f"{hers}.wi.weight", (f"{block}.up.weight",)),)
-    return (Row(f"{hers}.wi_0.weight", (f"{block}.gate.weight",)), Row(f"{hers}.wi_1.weight", (f"{block}.up.weight",)))
+        return (Row(f"{hf_block}.wi.weight", (f"{block}.up.weight",)),)
+    return (
+        Row(f"{hf_block}.wi_0.weight", (f"{block}.gate.weight",)),
+        Row(f"{hf_block}.wi_1.weight", (f"{block}.up.weight",)),
+    )
 
 
-CROSS, HERS = "decoder.blocks.{i}", "decoder.block.{i}.layer.1"
+CROSS, HF_BLOCK = "decoder.blocks.{i}", "decoder.block.{i}.layer.1"
 
 ROWS = (
     Row(
@@ -64,15 +67,15 @@ ROWS = (
     ),
     *_stack("encoder", 1),
     *_stack("decoder", 2),
-    *(Row(f"{HERS}.EncDecAttention.{x}.weight", (f"{CROSS}.cross.{x}.weight",)) for x in "qkvo"),
-    Row(f"{HERS}.layer_norm.weight", (f"{CROSS}.norm_cross.weight",)),
+    *(Row(f"{HF_BLOCK}.EncDecAttention.{x}.weight", (f"{CROSS}.cross.{x}.weight",)) for x in "qkvo"),
+    Row(f"{HF_BLOCK}.layer_norm.weight", (f"{CROSS}.norm_cross.weight",)),
     Row("lm_head.weight", ("head.weight",), tied_to="shared.weight"),
 )
 
 DROPS = (
     Drop(
         "decoder.block.{i}.layer.1.EncDecAttention.relative_attention_bias.weight",
-        "positions of cross-attention, which the model never reads",
+        "the position bias of cross-attention, which the model never uses",
     ),
 )
 
@@ -86,9 +89,11 @@ def _read_feedforward(source: Source) -> Dense | Gated:
     kind = source.text("feed_forward_proj", "relu")
     gate, _, name = kind.rpartition("-")
     if gate not in ("", "gated"):
-        raise WeightsError(f"config.json has feed_forward_proj={kind!r}: use an activation, or 'gated-' before one.")
+        raise WeightsError(
+            f"config.json has feed_forward_proj={kind!r}: use the name of an activation, or 'gated-' and the name."
+        )
     if kind == "gated-gelu":
-        name = "gelu_new"  # what 'gated-gelu' has always meant
+        name = "gelu_new"  # transformers reads 'gated-gelu' as the tanh approximation
     activation, d_ff = read_activation(name, "feed_forward_proj"), source.integer("d_ff")
     source.only("dense_act_fn", *ACTIVATIONS[activation], why=f"which contradicts feed_forward_proj={kind!r}")
     source.only("is_gated_act", gate == "gated", why=f"which contradicts feed_forward_proj={kind!r}")
@@ -96,7 +101,7 @@ def _read_feedforward(source: Source) -> Dense | Gated:
 
 
 def read(source: Source) -> ModelConfig:
-    source.only("is_decoder", False, why="a T5 that is all decoder, which is not implemented")
+    source.only("is_decoder", False, why="a decoder-only T5, which is not implemented")
     vocab_size, d_model = source.integer("vocab_size"), source.integer("d_model")
     n_heads, n_encoder = source.integer("num_heads"), source.integer("num_layers")
     parts: dict[str, Any] = {
@@ -115,8 +120,8 @@ def read(source: Source) -> ModelConfig:
     special = source.special(vocab_size, start=source.integer("pad_token_id"))
     if source.tensors is not None and not any(name.startswith("decoder.") for name in source.tensors):
         return EncoderConfig(n_layers=n_encoder, head=None, special=special, **parts)
-    # transformers ties whatever the flag says unless the file holds two different tables (T5Config.__post_init__);
-    # the flag only tells whether the output is divided by sqrt(D).
+    # transformers always ties unless the file contains two different tables (T5Config.__post_init__); the flag only
+    # states whether the output is divided by sqrt(D).
     scaled = source.flag("scale_decoder_outputs", source.data.get("tie_word_embeddings") is not False)
     embed = "shared.weight" if source.has("shared.weight") else "encoder.embed_tokens.weight"
     head = source.head("", "lm_head.weight", embed, tie=True, scale=d_model**-0.5 if scaled else 1.0)
@@ -133,14 +138,14 @@ def write(config: ModelConfig) -> dict[str, Any]:
     assert isinstance(config.position, T5Bias)
     expect(config.feedforward, Dense | Gated, "feedforward", "T5")
     assert isinstance(config.feedforward, Dense | Gated)
-    whole = isinstance(config, Seq2SeqConfig)
+    is_seq2seq = isinstance(config, Seq2SeqConfig)
     head = config.head or Head()
     scaled = math.isclose(head.scale, config.d_model**-0.5, rel_tol=1e-12)
     name = write_activation(config.feedforward.activation)
     if isinstance(config.feedforward, Gated):
         name = "gated-gelu" if name == "gelu_new" else f"gated-{name}"
     return {
-        "architectures": ["T5ForConditionalGeneration" if whole else "T5EncoderModel"],
+        "architectures": ["T5ForConditionalGeneration" if is_seq2seq else "T5EncoderModel"],
         "model_type": "t5",
         "vocab_size": config.vocab_size,
         "d_model": config.d_model,
@@ -154,7 +159,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "dropout_rate": config.dropout,
         "layer_norm_epsilon": config.norm.eps,
         "feed_forward_proj": name,
-        "is_encoder_decoder": whole,
+        "is_encoder_decoder": is_seq2seq,
         "tie_word_embeddings": head.tied,
         "scale_decoder_outputs": scaled,
         **write_special(config.special),
@@ -165,7 +170,7 @@ T5 = Family(
     name="T5",
     types=("t5",),
     keys=("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "relative_attention_num_buckets"),
-    marks=("encoder.final_layer_norm.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"),
+    typical_names=("encoder.final_layer_norm.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"),
     prefix="",
     embed="shared.weight",
     rows=rows,

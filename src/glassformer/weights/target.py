@@ -1,22 +1,22 @@
-"""Where a model may be written, and which folders may be replaced.
+"""Check whether a model may be written to a path, and whether a folder may be replaced.
 
-A folder is replaced only if the caller says so and it holds a model or a checkpoint and nothing else. Everything else
-is refused in any case: files, symbolic links, folders of training runs, folders with other files.
+A folder is replaced only if the caller allows it and it contains a model or a checkpoint and nothing else. Everything
+else is always rejected: files, symbolic links, folders of training runs, folders with other files.
 """
 
 import os
 import re
 from pathlib import Path
 
-from glassformer.weights.errors import WeightsError, some
+from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOKENIZER_FILES, TOML
 from glassformer.weights.tensors import INDEX, SINGLE
 from glassformer.weights.verify import REFERENCE
 
 CHECKPOINT = ("meta.json", "optimizer.safetensors")
-"""What a training checkpoint holds in addition to its model."""
+"""Files of a training checkpoint in addition to its model."""
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
-"""What the folder of a training run holds, next to its run.toml."""
+"""Entries of the folder of a training run, next to its run.toml."""
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _NAMES = {CONFIG, GENERATION, TOML, RUN, SINGLE, INDEX, REFERENCE, *TOKENIZER_FILES, *CHECKPOINT}
 
@@ -55,7 +55,7 @@ def check_target(path: str | Path, overwrite: bool = False) -> Path:
 
 
 def _check_model_folder(folder: Path, names: list[str]) -> None:
-    """Refuse a folder unless it holds a model and nothing else."""
+    """Raise WeightsError unless the folder contains a model and nothing else."""
     if LOG in names or CHECKPOINTS in names:
         raise WeightsError(f"{folder} is the folder of a training run, which is never replaced: give another path.")
     if not {CONFIG, TOML, RUN}.intersection(names) or not {SINGLE, INDEX}.intersection(names):
@@ -66,8 +66,8 @@ def _check_model_folder(folder: Path, names: list[str]) -> None:
     others = [name for name in names if not _is_model_file(folder / name)]
     if others:
         raise WeightsError(
-            f"{folder} also holds what glassformer does not recognise as part of a model ({some(others)}): it is never "
-            "replaced, give another path or move them away."
+            f"{folder} also contains files that are not part of a model ({summarize(others)}): it is never replaced, "
+            "give another path or move these files."
         )
 
 
@@ -76,7 +76,7 @@ def _is_model_file(file: Path) -> bool:
 
 
 def check_apart(source: Path, target: Path) -> None:
-    """Refuse two folders of which one is the other or lies inside it, by whatever path each is given."""
+    """Raise WeightsError if the two folders are the same or one is inside the other, whatever their paths are."""
     source, target = source.expanduser().resolve(), target.expanduser().resolve()
     if _same(source, target):
         raise WeightsError(
@@ -89,5 +89,5 @@ def check_apart(source: Path, target: Path) -> None:
 
 
 def _same(a: Path, b: Path) -> bool:
-    """True for one folder under two names too: a bind mount, or a file system that ignores case."""
+    """Return True if both paths are the same folder, also by a bind mount or on a case-insensitive file system."""
     return a == b or (a.exists() and b.exists() and a.samefile(b))

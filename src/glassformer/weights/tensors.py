@@ -1,7 +1,6 @@
-"""Tensors of a folder, named and shaped without reading them; read one by one when they are asked for.
+"""Tensors of a folder: names and shapes from the file headers, values read one by one on request.
 
-Only safetensors is read. A pickle runs code when it is opened, so none ever is: a folder that holds one instead is
-refused with the way to convert it.
+Only safetensors is read. Pickles are never opened, because that can run code; the error explains how to convert them.
 """
 
 import json
@@ -13,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from glassformer.weights.errors import WeightsError, pickled, some
+from glassformer.weights.errors import WeightsError, pickled, summarize
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -24,31 +23,34 @@ AGAIN = "copy or download the file again"
 
 
 class Tensors:
-    """Foreign tensors by name. `shape` and `dtype` read headers only; `read` returns a view of the mapped file.
+    """Tensors of safetensors files by name. `shape` and `dtype` use headers only; `read` returns a view of the file.
 
-    A view costs no memory of its own, but it dies (SIGBUS) with a file that somebody truncates: what is kept has to be
-    copied. Names may be respelled on the way in (`rename`), for files older than today's spelling.
+    A view uses no memory of its own, but reading it after the file was truncated raises SIGBUS. Copy what is kept.
+    `rename` converts old tensor names to current ones.
     """
 
     def __init__(self, files: dict[str, Path], handles: dict[Path, Any]):
-        """`files` maps each tensor to the file that holds it; `handles` are those files, opened once and for all: a
-        folder that is replaced meanwhile does not change what is read."""
+        """Create from `files`, the file of each tensor, and `handles`, the open files.
+
+        The files stay open, so a folder that is replaced in the meantime does not change what is read.
+        """
         self._where = {name: (path, name) for name, path in files.items()}
         self._handles = handles
 
     @classmethod
     def of(cls, path: Path) -> "Tensors":
-        """Those of one file."""
+        """Return the tensors of one file."""
         handle = open_safetensors(path)
         return cls(dict.fromkeys(handle.keys(), path), {path: handle})
 
-    def rename(self, respell: Callable[[str], str]) -> "Tensors":
+    def rename(self, update_name: Callable[[str], str]) -> "Tensors":
+        """Return the same tensors under the names that `update_name` returns."""
         out = Tensors({}, self._handles)
-        for name, place in self._where.items():
-            new = respell(name)
+        for name, location in self._where.items():
+            new = update_name(name)
             if new in out._where:
-                raise WeightsError(f"{place[0].name} holds {new} under two names: keep one of them.")
-            out._where[new] = place
+                raise WeightsError(f"{location[0].name} contains {new} under two names: keep one of them.")
+            out._where[new] = location
         return out
 
     def __iter__(self) -> Iterator[str]:
@@ -69,8 +71,8 @@ class Tensors:
         code = self._handles[path].get_slice(stored).get_dtype()
         if code not in DTYPES:
             raise WeightsError(
-                f"{path.name}: tensor {stored} has dtype {code}; weights are read as {', '.join(DTYPES)} "
-                "(quantised files must be dequantised first)."
+                f"{path.name}: tensor {stored} has dtype {code}, but only {', '.join(DTYPES)} are supported: "
+                "dequantise quantised files first."
             )
         return DTYPES[code]
 
@@ -86,7 +88,7 @@ class Tensors:
 
 
 def open_safetensors(path: Path) -> Any:
-    """A safetensors file, its header read; anything else is refused with what it seems to be."""
+    """Open a safetensors file and read its header. The error for any other file says what it seems to be."""
     try:
         with path.open("rb") as file:
             start = file.read(64)
@@ -98,18 +100,21 @@ def open_safetensors(path: Path) -> Any:
 
 
 def _not_safetensors(path: Path, start: bytes, reason: str) -> WeightsError:
-    """What a file is instead. A safetensors file begins with the length of its header, which in one of 32 looks like
-    the first byte of a pickle (0x80), so the brace that must follow it decides."""
+    """Return the error for a file that is not safetensors.
+
+    A safetensors file starts with the length of its header in 8 bytes. In one file of 32 the first byte is 0x80, as in
+    a pickle, so the brace that follows the length decides.
+    """
     if (start[:2] == b"PK" or start[:1] == b"\x80") and start[8:9] != b"{":
         return pickled(f"{path} is a pickle (a torch.save file) under another name")
     if start.startswith(b"version https://git-lfs"):
         return WeightsError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder.")
     reason = reason.removeprefix("Error while deserializing header: ")
-    return WeightsError(f"{path} is truncated or corrupt, not a whole safetensors file ({reason}): {AGAIN}.")
+    return WeightsError(f"{path} is a truncated or corrupt safetensors file ({reason}): {AGAIN}.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that must hold an object."""
+    """Read a JSON file that must contain an object."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -117,12 +122,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise WeightsError(f"{path} is not JSON ({error}): {AGAIN}.") from None
     if not isinstance(data, dict):
-        raise WeightsError(f"{path} holds a JSON {type(data).__name__}, but an object of named values is needed.")
+        raise WeightsError(f"{path} contains a JSON {type(data).__name__}, but must contain an object: {AGAIN}.")
     return data
 
 
 def open_folder(folder: Path) -> Tensors | None:
-    """The tensors of a folder: `model.safetensors`, or the shards that its index lists; None when there are none."""
+    """Return the tensors of a folder: `model.safetensors`, or the shards that its index lists; None if it has none."""
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
         return Tensors.of(single)
@@ -138,35 +143,37 @@ def _open_shards(folder: Path, index: Path) -> Tensors:
     shards = sorted(set(weight_map.values()))
     outside = [name for name in shards if Path(name).name != name]
     if outside:
-        raise WeightsError(f"{index} names files outside its folder ({some(outside)}): shards must lie beside it.")
+        raise WeightsError(f"{index} names files outside its folder ({summarize(outside)}): put the shards next to it.")
     absent = [name for name in shards if not (folder / name).exists()]
     if absent:
-        raise WeightsError(f"{index} lists shards that are not in the folder ({some(absent)}): {AGAIN}.")
+        raise WeightsError(f"{index} lists shards that are not in the folder ({summarize(absent)}): {AGAIN}.")
     handles = {folder / shard: open_safetensors(folder / shard) for shard in shards}
     held = {shard: set(handles[folder / shard].keys()) for shard in shards}
     lost = [f"{name} in {shard}" for name, shard in weight_map.items() if name not in held[shard]]
     if lost:
-        raise WeightsError(f"{index} places tensors in shards that do not hold them ({some(lost)}): {AGAIN}.")
+        raise WeightsError(f"{index} lists tensors that are not in their shards ({summarize(lost)}): {AGAIN}.")
     loose = [f"{n} in {s}" for s, names in held.items() for n in sorted(names) if weight_map.get(n) != s]
     if loose:
-        raise WeightsError(f"{index} does not list tensors that its shards hold ({some(loose)}): {AGAIN}.")
+        raise WeightsError(f"{index} does not list tensors that its shards contain ({summarize(loose)}): {AGAIN}.")
     return Tensors({name: folder / shard for name, shard in weight_map.items()}, handles)
 
 
 def loads_in_transformers(folder: Path) -> bool:
-    """True if transformers reads the pickled weights of a folder: it knows them by name and needs the config."""
+    """Return True if transformers can read the pickled weights of a folder, by their name and with a config.json."""
     return (folder / "config.json").is_file() and any(folder.glob("pytorch_model*.bin"))
 
 
 def no_weights(folder: Path) -> WeightsError:
-    """The error of a folder without safetensors, naming what lies there instead."""
+    """Return the error for a folder without safetensors; it names the weights that are there instead."""
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in PICKLES and p.is_file())
     if pickles:
-        return pickled(f"{folder} holds only pickled weights ({some(pickles)})", loads_in_transformers(folder))
+        return pickled(f"{folder} holds only pickled weights ({summarize(pickles)})", loads_in_transformers(folder))
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     if others:
-        return WeightsError(f"{folder} has no {SINGLE} or {INDEX} (found {some(others)}): rename the weights to it.")
+        return WeightsError(
+            f"{folder} has no {SINGLE} or {INDEX} (found {summarize(others)}): rename the weights to it."
+        )
     inside = sorted(str(path.parent) for path in folder.glob(f"*/{SINGLE}"))
     if inside:  # a run: best, last
-        return WeightsError(f"{folder} has no weights of its own: name a folder in it, such as {inside[0]}.")
-    return WeightsError(f"{folder} has no weights: put {SINGLE}, or its shards with {INDEX}, there.")
+        return WeightsError(f"{folder} has no weights of its own: give a folder inside it, such as {inside[0]}.")
+    return WeightsError(f"{folder} has no weights: add {SINGLE}, or shards with {INDEX}.")

@@ -1,7 +1,7 @@
-"""Logits against a recorded reference, as Findings: whether weights compute here what they computed elsewhere.
+"""Compare logits with a recorded reference, and report the result as a Finding.
 
-A reference is a small safetensors file, kept beside the weights: `tokens` (and `target` for an encoder-decoder, `mask`
-where some are padding) and the `logits` that some trusted implementation gave for them.
+A reference is a small safetensors file next to the weights. It contains `tokens` (and `target` for an encoder-decoder,
+`mask` if some tokens are padding) and the `logits` that a trusted implementation computed for them.
 """
 
 import os
@@ -20,19 +20,19 @@ from glassformer.weights.hub import resolve
 from glassformer.weights.tensors import Tensors
 
 REFERENCE = "reference.safetensors"
-# Measured over random models of every family: float32 stays below 1e-5 and float64 below 1e-12 times the largest logit;
-# half precisions keep 8 (bfloat16) or 11 (float16) bits, and a dozen roundings add up.
+# Measured over random models of every family: float32 stays below 1e-5 and float64 below 1e-12 times the largest logit.
+# Half precision has 8 (bfloat16) or 11 (float16) significant bits, and about a dozen rounding errors add up.
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
 
 
 def compare_logits(
     name: str, ours: Tensor, reference: Tensor, bound: float, why: str, mask: Tensor | None = None
 ) -> Finding:
-    """Largest difference of two sets of logits; `mask` (B,T) leaves out padding, where nothing is promised."""
+    """Measure the largest difference of two logit tensors. `mask` (B,T) excludes the logits of padding."""
     if ours.shape != reference.shape:
         raise WeightsError(
             f"logits of shape {tuple(ours.shape)} cannot be compared with a reference of {tuple(reference.shape)}: "
-            "they come from other tokens or another vocabulary."
+            "use the tokens and the vocabulary of the reference."
         )
     gap = (ours.detach().double().cpu() - reference.detach().double().cpu()).abs()
     if mask is not None:
@@ -43,17 +43,18 @@ def compare_logits(
         measured,
         bound,
         why,
-        remedy="config.json may not describe these weights, or the reference is another model's: look layer by layer.",
-        places=int(gap.numel()),
+        remedy="check that config.json describes these weights and that the reference is of this model, then compare "
+        "layer by layer.",
+        logits_compared=int(gap.numel()),
         largest_logit=float(reference.abs().max()) if reference.numel() else 0.0,
     )
 
 
 @torch.no_grad()
-def not_numbers(model: nn.Module) -> str | None:
-    """Which trained parameter holds a NaN or an infinity, in words; None where all are numbers.
+def non_finite(model: nn.Module) -> str | None:
+    """Return a sentence about the first parameter that contains NaN or infinite values; None if there is none.
 
-    What is not trained may hold infinities (a mask), and never a NaN.
+    A frozen parameter may contain infinities (a mask), but no NaN.
     """
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or parameter.is_meta or not parameter.numel():
@@ -68,7 +69,7 @@ def not_numbers(model: nn.Module) -> str | None:
 
 @torch.no_grad()
 def same_logits(model: nn.Module, other: nn.Module, length: int = 16, seed: int = 0) -> Finding:
-    """Two models on the same random tokens; a conversion that keeps the dtype must not change a bit."""
+    """Compare the logits of two models on the same random tokens. The bound is 0: a conversion must not change them."""
     config = model.config
     assert isinstance(config, ModelConfig)
     length = min(length, config.max_len or length)
@@ -84,12 +85,12 @@ def same_logits(model: nn.Module, other: nn.Module, length: int = 16, seed: int 
 def record_reference(
     path: str | Path, tokens: Tensor, logits: Tensor, target: Tensor | None = None, mask: Tensor | None = None
 ) -> Path:
-    """Write a reference beside the weights of the folder `path` (or to the file `path`)."""
+    """Write a reference into the folder `path`, next to the weights, or to the file `path`."""
     file = Path(path) / REFERENCE if Path(path).is_dir() else Path(path)
     tensors = {"tokens": tokens, "logits": logits, "target": target, "mask": mask}
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items() if t is not None}, beside)
-    os.replace(beside, file)  # an older record stays whole until the new one is
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items() if t is not None}, temporary)
+    os.replace(temporary, file)  # an older reference stays intact until the new one is complete
     return file
 
 
@@ -100,7 +101,7 @@ def verify_folder(
     bound: float | None = None,
     model: nn.Module | None = None,
 ) -> Finding:
-    """The model of a folder against its recorded logits; a skip when there is no record to compare with."""
+    """Compare the logits of a model folder with its recorded reference. Without a reference the finding is a skip."""
     folder = resolve(path)
     file = Path(reference_file) if reference_file is not None else folder / REFERENCE
     name = f"weights-match-reference:{folder.name}"

@@ -14,7 +14,7 @@ def test_it_says_what_the_engine_says(subject, precision):
     ctranslate.prepare(order)
     ctranslate.prepare(order)  # already there
     marks = []
-    made = ctranslate.Peer(order).speak(order.prompts, order.new, lambda: marks.append(1))
+    made = ctranslate.Peer(order).generate(order.prompts, order.new, lambda: marks.append(1))
     assert len(marks) == order.new
     assert [len(row) for row in made] == [order.new] * 2
     if precision == "float32":

@@ -12,7 +12,7 @@ def test_it_is_asked_as_its_own_main_asks(subject, tmp_path):
     order = tiny.order(subject, "gpt-fast", "gptfast", "bfloat16", checkout=str(checkout.gpt_fast(tmp_path)))
     peer = gptfast.Peer(order)
     marks = []
-    made = peer.speak(order.prompts, order.new, lambda: marks.append(1))
+    made = peer.generate(order.prompts, order.new, lambda: marks.append(1))
     assert [len(row) for row in made] == [order.new] * 2
     assert len(marks) == order.new - 1  # its callback begins with the second token
     assert str(peer.model.output.weight.dtype) == "torch.bfloat16"
@@ -31,5 +31,5 @@ def test_a_prompt_alone_is_its_prefill(subject, tmp_path):
     peer.theirs.prefill = lambda model, ids, places, **sampling: ids[:, -1:] + places[-1]
     marks = []
     last = order.prompts[0][-1] + 5  # it gives every row the first prompt
-    assert peer.speak(order.prompts, 1, lambda: marks.append(1)) == [[last], [last]]
+    assert peer.generate(order.prompts, 1, lambda: marks.append(1)) == [[last], [last]]
     assert (len(marks), peer.model.caches) == (1, (2, 7))

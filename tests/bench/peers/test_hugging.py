@@ -11,7 +11,7 @@ from tests.bench import tiny
 def test_it_says_what_the_engine_says(subject):
     order = tiny.order(subject, "transformers", "hugging")
     marks = []
-    made = hugging.Peer(order).speak(order.prompts, order.new, lambda: marks.append(1))
+    made = hugging.Peer(order).generate(order.prompts, order.new, lambda: marks.append(1))
     assert made == tiny.engine_ids(subject, order)
     assert len(marks) == order.new
 
@@ -27,4 +27,4 @@ def test_the_compiled_one_has_a_static_cache(subject):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_the_compiled_one_says_what_the_engine_says(subject):
     order = tiny.order(subject, "transformers-compiled", "hugging")
-    assert hugging.Peer(order).speak(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)
+    assert hugging.Peer(order).generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)

@@ -15,8 +15,8 @@ def test_it_says_what_the_engine_says(subject, precision):
     llama.prepare(order)
     peer = llama.Peer(order)
     marks = []
-    made = peer.speak(order.prompts, order.new, lambda: marks.append(1))
+    made = peer.generate(order.prompts, order.new, lambda: marks.append(1))
     assert len(marks) == order.new
-    assert made == peer.speak(order.prompts, order.new, tiny.nothing)  # the cache was emptied between
+    assert made == peer.generate(order.prompts, order.new, tiny.nothing)  # the cache was emptied between
     if precision == "float32":
         assert made == tiny.engine_ids(subject, order)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
 def test_it_says_what_the_engine_says(subject, tmp_path):
     order = tiny.order(subject, "nanogpt", "nanogpt", checkout=str(checkout.nanogpt(tmp_path)))
     marks = []
-    made = nanogpt.Peer(order).speak(order.prompts, order.new, lambda: marks.append(1))
+    made = nanogpt.Peer(order).generate(order.prompts, order.new, lambda: marks.append(1))
     assert made == tiny.engine_ids(subject, order)
     assert len(marks) == order.new
 

@@ -15,7 +15,7 @@ def test_it_says_what_the_engine_says(subject, precision):
     onnxrt.prepare(order)
     onnxrt.prepare(order)  # already there
     marks = []
-    made = onnxrt.Peer(order).speak(order.prompts, order.new, lambda: marks.append(1))
+    made = onnxrt.Peer(order).generate(order.prompts, order.new, lambda: marks.append(1))
     assert len(marks) == order.new
     if precision == "float32":
         assert made == tiny.engine_ids(subject, order)

@@ -3,14 +3,16 @@
 import pytest
 
 from glassformer.bench.peers import ours
-from glassformer.generate.native import library
+from glassformer.kernels.cpu.decode import library
 from tests.bench import tiny
 
 
 def test_the_plain_engine(subject):
     order = tiny.order(subject, "glassformer-torch", "ours")
     marks = []
-    assert ours.Peer(order).speak(order.prompts, order.new, lambda: marks.append(1)) == tiny.engine_ids(subject, order)
+    assert ours.Peer(order).generate(order.prompts, order.new, lambda: marks.append(1)) == tiny.engine_ids(
+        subject, order
+    )
     assert len(marks) == order.new
 
 
@@ -18,7 +20,7 @@ def test_the_plain_engine(subject):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_the_kernels_in_every_precision(subject, precision):
     order = tiny.order(subject, "glassformer", "ours", precision)
-    made = ours.Peer(order).speak(order.prompts, order.new, tiny.nothing)
+    made = ours.Peer(order).generate(order.prompts, order.new, tiny.nothing)
     assert [len(row) for row in made] == [order.new, order.new]
     if precision == "float32":
         assert made == tiny.engine_ids(subject, order)

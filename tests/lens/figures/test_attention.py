@@ -1,4 +1,6 @@
-"""Attention is drawn the right way round, nothing bright is lost, and the stripe is where induction looks."""
+"""Attention is drawn the right way round, no large weight is lost, and the stripe is where induction heads attend."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from matplotlib.collections import PatchCollection
 
+from glassformer.lens.figure import drawing
 from glassformer.lens.figures import FigureError, attention_head, attention_sheet, head_scores, induction_stripe
-from glassformer.lens.figures.attention import expected_stripe, max_pooled
+from glassformer.lens.figures.attention import draw_attention, draw_map, draw_mask, expected_stripe, max_pooled
 from glassformer.lens.heads import induction_score
 from tests.lens.figures.cases import drawn
 
@@ -32,6 +35,38 @@ def one_hot(T: int, S: int, *cells: tuple[int, int]) -> np.ndarray:
     for cell in cells:
         made[cell] = 1.0
     return made
+
+
+CALLS = ("imshow", "pcolor", "pcolormesh", "matshow")
+
+
+def test_only_one_function_draws_heat_maps():
+    import glassformer
+
+    source = Path(glassformer.__file__).parent
+    texts = {path.relative_to(source).as_posix(): path.read_text() for path in source.rglob("*.py")}
+    found = {name: sum(text.count(f"{call}(") for call in CALLS) for name, text in texts.items()}
+    assert {name: n for name, n in found.items() if n} == {"lens/figures/attention.py": 1}
+
+
+def test_a_map_has_the_scale_and_the_colours_of_its_values():
+    with drawing("x") as figure:
+        axes = figure.canvas.subplots(1, 4)
+        amount = draw_map(axes[0], [[0.0, 1.0]])
+        signed = draw_map(axes[1], torch.zeros(2, 2), -3.0, 3.0)
+        weights = draw_attention(axes[2], np.eye(2))
+        draw_mask(axes[3], np.tri(3, dtype=bool), "sees")
+    assert (amount.get_cmap().name, amount.get_clim()) == ("viridis", (0, 1))
+    assert (signed.get_cmap().name, signed.get_clim()) == ("RdBu_r", (-3, 3))
+    assert float(weights.norm(0.25)) == 0.5  # square root
+    assert [text.get_text() for text in axes[3].texts] == ["sees"] * 6
+    assert {text.get_position() for text in axes[3].texts} == {(j, i) for i in range(3) for j in range(i + 1)}
+
+
+def test_cells_of_nan_are_left_out():
+    with drawing("x") as figure:
+        image = draw_attention(figure.canvas.subplots(), np.where(np.tri(3), 0.5, np.nan))
+    assert np.ma.getmaskarray(image.get_array()).tolist() == (np.tri(3) == 0).tolist()
 
 
 def test_queries_run_down_and_keys_to_the_right():
@@ -92,7 +127,7 @@ def test_scores_before_softmax_are_refused(bad):
 
 
 def test_patterns_that_are_not_numbers_or_do_not_fit_their_tokens_are_refused():
-    with pytest.raises(FigureError, match="9 values that are not finite"):
+    with pytest.raises(FigureError, match="9 values that are NaN or infinite"):
         attention_head(np.full((3, 3), np.nan))
     with pytest.raises(FigureError, match="2 labels for 3 keys"):
         attention_head(np.eye(3), ["a", "b"])
@@ -136,7 +171,7 @@ def test_scores_are_written_and_those_without_meaning_stay_grey():
     figure = head_scores({"induction": grid, "copying": None})
     first = figure.axes[0]
     assert [text.get_text() for text in first.texts] == [".97", "", ".00", "1.0"]
-    assert figure.axes[1].texts[0].get_text().startswith("has no meaning")
+    assert figure.axes[1].texts[0].get_text().startswith("undefined")
     assert first.get_ylim() == (1.5, -0.5)
 
 

@@ -111,7 +111,7 @@ def test_a_long_title_is_broken_evenly():
 
 
 def test_what_cannot_be_drawn_is_refused_in_one_sentence():
-    with pytest.raises(FigureError, match="2 values that are not finite"):
+    with pytest.raises(FigureError, match="2 values that are NaN or infinite"):
         t.finite("the map", np.array([1.0, np.nan, np.inf]))
     with pytest.raises(FigureError, match="is empty"):
         t.finite("the map", np.zeros((0, 3)))

@@ -28,5 +28,5 @@ def test_one_panel_per_scheme_and_one_line_per_head():
 def test_curves_must_fit_their_offsets():
     with pytest.raises(FigureError, match="3 values for 2 offsets"):
         relative_offset([0, 1], {"one": np.zeros(3)})
-    with pytest.raises(FigureError, match="nothing to draw"):
+    with pytest.raises(FigureError, match="pass at least one"):
         relative_offset([0, 1], {})

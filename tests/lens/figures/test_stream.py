@@ -24,7 +24,7 @@ def test_cells_too_small_for_words_show_colour_alone():
 
 
 def test_tokens_that_do_not_fit_the_grid_are_refused():
-    with pytest.raises(FigureError, match="2 depths by 3 places"):
+    with pytest.raises(FigureError, match="2 depths by 3 positions"):
         logit_lens_grid([["a"] * 3], np.zeros((2, 3)), ["x"] * 3)
 
 

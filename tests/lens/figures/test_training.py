@@ -57,5 +57,5 @@ def test_a_log_is_read_from_a_run_and_a_torn_line_is_left_out(tmp_path):
 def test_no_log_and_an_empty_one_are_one_sentence(tmp_path):
     with pytest.raises(FigureError, match=r"log\.jsonl cannot be read"):
         training_curves(tmp_path)
-    with pytest.raises(FigureError, match="no curve to draw yet"):
+    with pytest.raises(FigureError, match="train for at least one step first"):
         training_curves([{"event": "start"}])

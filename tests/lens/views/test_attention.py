@@ -5,7 +5,8 @@ import torch
 
 from glassformer import config as c
 from glassformer.lens.heads import head_table
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.lens.views import KINDS, Choice, Subject
 from glassformer.model import build
 from tests.lens.figures.legible import problems
@@ -21,7 +22,9 @@ def subject():
 
 def test_the_sheet_holds_every_pattern_of_the_trace(subject):
     view = KINDS["attention"](subject, Choice())
-    traced = trace(subject.model, subject.tokens, sites="block.*.attention.pattern").stack("block.*.attention.pattern")
+    traced = trace(subject.model, subject.tokens, sites="blocks.*.attention.pattern").stack(
+        "blocks.*.attention.pattern"
+    )
     assert view.numbers["pattern"] == traced[:, 0].tolist()
     figure = view.draw()
     assert "all 12 heads" in figure.title
@@ -30,7 +33,7 @@ def test_the_sheet_holds_every_pattern_of_the_trace(subject):
 
 def test_one_head_is_that_head(subject):
     view = KINDS["attention"](subject, Choice(layer=1, head=4))
-    traced = trace(subject.model, subject.tokens, sites="block.1.attention.pattern")["block.1.attention.pattern"]
+    traced = trace(subject.model, subject.tokens, sites="blocks.1.attention.pattern")["blocks.1.attention.pattern"]
     assert view.numbers["pattern"] == [[traced[0, 4].tolist()]]
     shown = torch.tensor(view.draw().axes[0].images[0].get_array())
     assert torch.equal(shown, traced[0, 4])
@@ -43,11 +46,11 @@ def test_one_layer_is_a_block_of_maps(subject):
 
 
 def test_a_head_without_its_layer_is_refused(subject):
-    with pytest.raises(LensError, match="of which layer"):
+    with pytest.raises(LensError, match="exists in every layer"):
         KINDS["attention"](subject, Choice(head=1))
     with pytest.raises(LensError, match="its heads are 0 to 5"):
         KINDS["attention"](subject, Choice(layer=0, head=6))
-    with pytest.raises(LensError, match="cross is a place in an encoder-decoder"):
+    with pytest.raises(LensError, match="cross attention exists only in an encoder-decoder"):
         KINDS["attention"](subject, Choice(show="cross"))
 
 
@@ -79,10 +82,10 @@ def test_an_encoder_has_no_induction_and_its_score_is_left_out_of_the_picture():
         **{k: getattr(config, k) for k in ("vocab_size", "d_model", "n_layers", "attention", "feedforward", "max_len")}
     )
     subject = Subject("bert", build(encoder), IDS)
-    with pytest.raises(LensError, match="bert is no decoder"):
+    with pytest.raises(LensError, match="bert is not a decoder"):
         KINDS["induction"](subject, Choice())
     figure = KINDS["heads"](subject, Choice()).draw()
-    assert figure.axes[0].texts[0].get_text().startswith("has no meaning")
+    assert figure.axes[0].texts[0].get_text().startswith("undefined")
 
 
 def test_induction_chooses_the_best_head_and_draws_its_stripe(subject):

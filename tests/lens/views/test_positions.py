@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.lens.views import KINDS, Choice, Subject
 from tests.lens.figures.legible import problems
 from tests.variants import POSITIONS, decoder, lively

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from glassformer.lens import rank
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.lens.views import KINDS, Choice, Subject
 from tests.lens.figures.legible import problems
 from tests.variants import decoder, lively, seq2seq
@@ -87,7 +87,7 @@ def test_patching_the_whole_difference_into_layer_0_restores_everything(subject)
 def test_patching_needs_a_second_text_and_two_answers(subject):
     with pytest.raises(LensError, match="needs a second text"):
         KINDS["patch"](subject, Choice())
-    with pytest.raises(LensError, match="both texts make the model say"):
+    with pytest.raises(LensError, match="for both texts"):
         KINDS["patch"](subject, Choice(against=subject.ids))
     for kind in ("patch", "attribution"):
         with pytest.raises(LensError, match="--answer and --wrong are the same token"):

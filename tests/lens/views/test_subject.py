@@ -2,8 +2,8 @@
 
 import pytest
 
-from glassformer.lens.trace import LensError
-from glassformer.lens.views.subject import Choice, Subject, index, pick, place_of
+from glassformer.lens.sites import LensError
+from glassformer.lens.views.subject import Choice, Subject, index, pick, position_index
 from tests.variants import decoder, lively, seq2seq
 
 
@@ -28,6 +28,6 @@ def test_layers_heads_and_places_outside_are_refused_with_their_range():
         with pytest.raises(LensError, match=f"layer {bad} does not exist in this model: its layers are 0 to 1"):
             index("layer", bad, 2)
     subject = Subject("m", lively(decoder())[0], [3, 4, 5])
-    assert place_of(subject, -1) == 2
+    assert position_index(subject, -1) == 2
     with pytest.raises(LensError, match="use -3 to 2"):
-        place_of(subject, 3)
+        position_index(subject, 3)

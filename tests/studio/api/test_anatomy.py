@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 import glassformer as gf
-from glassformer import presets
+from glassformer.config import presets
 from glassformer.lens import sites_of, trace
-from glassformer.size import count, flops
+from glassformer.sizing import count, flops
 from glassformer.studio.api.anatomy import describe
 from tests import variants
 
@@ -43,8 +43,8 @@ def test_anatomy_is_answered_by_name(ask):
 
 
 @pytest.mark.parametrize("model", ["bard", "both", "pair"])
-def test_a_tensor_is_what_trace_records(ask, shelf, model):
-    loaded = shelf.get(model)
+def test_a_tensor_is_what_trace_records(ask, models, model):
+    loaded = models.get(model)
     given = {"target": [[0, 3, 5]]} if model == "pair" else {}
     body = {"target": [0, 3, 5]} if model == "pair" else {}
     run = trace(loaded.model, [[1, 2, 3, 4]], **given)
@@ -55,9 +55,9 @@ def test_a_tensor_is_what_trace_records(ask, shelf, model):
         assert len(meta["letters"].split(",")) == wanted.ndim
 
 
-def test_one_head_can_be_asked_for(ask, shelf):
-    site = "block.1.attention.scores"
-    run = gf.trace(shelf.get("bard").model, [[1, 2, 3]], sites=site)
+def test_one_head_can_be_asked_for(ask, models):
+    site = "blocks.1.attention.scores"
+    run = gf.trace(models.get("bard").model, [[1, 2, 3]], sites=site)
     arrays, meta = ask.tensors("tensor", model="bard", ids=[1, 2, 3], site=site, head=2)
     assert np.allclose(arrays["value"], run[site][0, 2].numpy(), rtol=1e-3)
     assert meta["letters"] == "T,S"
@@ -65,20 +65,20 @@ def test_one_head_can_be_asked_for(ask, shelf):
 
 def test_what_does_not_exist_is_told_by_name(ask):
     body = {"model": "bard", "ids": [1, 2]}
-    assert "layers are 0 to 5" in ask.refused("tensor", site="block.9.resid_pre", **body)[1]
+    assert "layers are 0 to 5" in ask.refused("tensor", site="blocks.9.resid_pre", **body)[1]
     assert "is not a site" in ask.refused("tensor", site="<script>", **body)[1]
-    assert "means 6 sites" in ask.refused("tensor", site="block.*.resid_pre", **body)[1]
-    assert "no heads" in ask.refused("tensor", site="embed", head=0, **body)[1]
-    assert "does not exist" in ask.refused("tensor", site="block.0.attention.q", head=5, **body)[1]
+    assert "matches 6 sites" in ask.refused("tensor", site="blocks.*.resid_pre", **body)[1]
+    assert "no head axis" in ask.refused("tensor", site="embed", head=0, **body)[1]
+    assert "does not exist" in ask.refused("tensor", site="blocks.0.attention.q", head=5, **body)[1]
 
 
-def test_too_large_a_tensor_says_what_to_narrow(shelf):
+def test_too_large_a_tensor_says_what_to_narrow(models):
     from glassformer.studio import schema
     from glassformer.studio.api.anatomy import tensor
     from glassformer.studio.errors import TooLargeError
 
-    asked = schema.OneTensor(model="bard", ids=[1] * 50, site="block.0.attention.pattern")
-    with pytest.raises(TooLargeError, match="name one head"):
-        tensor(shelf, asked, most=10_000)
+    request = schema.TensorRequest(model="bard", ids=[1] * 50, site="blocks.0.attention.pattern")
+    with pytest.raises(TooLargeError, match="select one head"):
+        tensor(models, request, limit=10_000)
     with pytest.raises(TooLargeError, match="fewer tokens"):
-        tensor(shelf, schema.OneTensor(model="bard", ids=[1] * 50, site="embed"), most=10_000)
+        tensor(models, schema.TensorRequest(model="bard", ids=[1] * 50, site="embed"), limit=10_000)

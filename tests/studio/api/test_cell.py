@@ -10,17 +10,17 @@ from glassformer.studio import schema
 from glassformer.studio.api import cell as module
 from glassformer.studio.api.cell import cell
 from glassformer.studio.errors import StudioError
-from glassformer.studio.shelf import Loaded
+from glassformer.studio.models import LoadedModel
 from tests import variants
 
 IDS, TARGET = [3, 1, 4, 1, 5], [2, 7, 1, 8]
 
 
 class OneModel:
-    """A shelf with one model on it."""
+    """A models with one model on it."""
 
     def __init__(self, model):
-        self.loaded = Loaded("m", None, model, None)
+        self.loaded = LoadedModel("m", None, model, None)
 
     def get(self, name):
         return self.loaded
@@ -32,7 +32,7 @@ def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number)
     """In float64 the shown arithmetic gives the model's own number; what cannot be shown is said, never wrong."""
     model, _ = variants.lively(config)
     target = TARGET if config.kind == "seq2seq" else None
-    shelf, shown = OneModel(model), 0
+    models, shown = OneModel(model), 0
     given_ = {} if target is None else {"target": [target]}
     run = trace(model, [IDS], **given_)
     for site in list(sites_of(model))[number % 3 :: 3]:  # a third of them: each cell is a run of its own
@@ -40,7 +40,7 @@ def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number)
         index = [int(number // 7**axis) % size for axis, size in enumerate(value.shape)]
         asked = schema.Cell(model="m", ids=IDS, target=target, site=site, index=index)
         try:
-            told = cell(shelf, asked)
+            told = cell(models, asked)
         except StudioError:
             continue
         shown += 1
@@ -58,9 +58,11 @@ def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number)
     assert shown >= 3
 
 
-@pytest.mark.parametrize("site", ["block.0.attention.q", "block.5.attention.out", "logits", "block.2.feedforward.post"])
-def test_a_cell_of_the_bard_is_answered(ask, shelf, site):
-    run = trace(shelf.get("bard").model, [IDS], sites=site)
+@pytest.mark.parametrize(
+    "site", ["blocks.0.attention.q", "blocks.5.attention.out", "logits", "blocks.2.feedforward.post"]
+)
+def test_a_cell_of_the_bard_is_answered(ask, models, site):
+    run = trace(models.get("bard").model, [IDS], sites=site)
     index = [1] * (run[site].dim() - 1)
     told = ask("cell", model="bard", ids=IDS, site=site, index=index)
     assert told["computed"] == pytest.approx(float(run[site][0][tuple(index)]), abs=1e-4)
@@ -75,8 +77,8 @@ def test_an_index_outside_is_refused(ask):
 
 
 def test_many_terms_are_cut_to_the_largest_and_the_rest_is_one_number():
-    numbers = torch.arange(module.MOST_TERMS + 100, dtype=torch.float64)
+    numbers = torch.arange(module.MAX_TERMS + 100, dtype=torch.float64)
     told = module.Arithmetic("x", numbers, torch.ones_like(numbers), list(map(str, numbers))).to_dict()
-    assert len(told["terms"]) == module.MOST_TERMS
+    assert len(told["terms"]) == module.MAX_TERMS
     assert told["rest"] == sum(range(100))
     assert told["computed"] == float(numbers.sum())

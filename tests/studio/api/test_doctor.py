@@ -3,8 +3,8 @@ import pytest
 from glassformer.studio.api.doctor import leak_matrix
 
 
-def test_a_healthy_model_is_said_to_be_its_future_does_not_leak_and_it_is_left_alone(ask, shelf):
-    before = {name: value.clone() for name, value in shelf.get("table").model.state_dict().items()}
+def test_a_healthy_model_is_said_to_be_its_future_does_not_leak_and_it_is_left_alone(ask, models):
+    before = {name: value.clone() for name, value in models.get("table").model.state_dict().items()}
     events = ask.events("doctor", model="table", quick=True)
     names = [name for name, _ in events]
     assert names[-1] == "done"
@@ -16,24 +16,24 @@ def test_a_healthy_model_is_said_to_be_its_future_does_not_leak_and_it_is_left_a
     leak = done["leak"]
     assert all(leak[t][s] == 0 for t in range(len(leak)) for s in range(t + 1, len(leak)))
     assert max(map(max, leak)) > 0
-    after = shelf.get("table").model.state_dict()
+    after = models.get("table").model.state_dict()
     assert all((before[name] == after[name]).all() for name in before)
-    assert not shelf.get("table").model.training
+    assert not models.get("table").model.training
     findings = [data for name, data in events if name == "finding"]
     assert {"modes", "causality"} <= {data["family"] for data in findings}
     assert any(f["id"].startswith("causal_leak") and f["verdict"] == "pass" for f in findings)
 
 
-def test_a_leaking_model_is_found(shelf, ask, monkeypatch):
+def test_a_leaking_model_is_found(models, ask, monkeypatch):
     """A negative control: without its causal mask, the same model is sick and the matrix shows the future."""
-    fresh = type(shelf).fresh
+    load_copy = type(models).load_copy
 
     def broken(self, name):
-        loaded = fresh(self, name)
+        loaded = load_copy(self, name)
         loaded.model.decoder.causal = False
         return loaded
 
-    monkeypatch.setattr(type(shelf), "fresh", broken)
+    monkeypatch.setattr(type(models), "load_copy", broken)
     events = ask.events("doctor", model="table", quick=True)
     done = events[-1][1]
     assert not done["healthy"]
@@ -41,8 +41,8 @@ def test_a_leaking_model_is_found(shelf, ask, monkeypatch):
     assert done["leak"][0][5] > 0
 
 
-def test_an_encoder_has_no_leak_matrix(shelf):
-    assert leak_matrix(shelf.get("both").model) is None
+def test_an_encoder_has_no_leak_matrix(models):
+    assert leak_matrix(models.get("both").model) is None
 
 
 def test_an_unknown_model_is_404(ask):

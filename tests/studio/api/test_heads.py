@@ -11,10 +11,10 @@ from glassformer.studio.errors import TooLargeError
 IDS = [18, 47, 56, 57, 58, 1]
 
 
-def test_patterns_are_those_of_trace_to_a_byte(ask, shelf):
+def test_patterns_are_those_of_trace_to_a_byte(ask, models):
     arrays, meta = ask.tensors("patterns", model="bard", ids=IDS)
-    site = "block.*.attention.pattern"
-    wanted = trace(shelf.get("bard").model, [IDS], sites=site).stack(site)[:, 0].numpy()
+    site = "blocks.*.attention.pattern"
+    wanted = trace(models.get("bard").model, [IDS], sites=site).stack(site)[:, 0].numpy()
     assert arrays["pattern"].shape == (6, 5, 6, 6)
     assert np.abs(arrays["pattern"] - wanted).max() <= 0.5 / 255 + 1e-6
     assert meta["pieces"] == list("First ")
@@ -30,37 +30,37 @@ def test_one_layer_can_be_asked_for(ask):
 @pytest.mark.parametrize(
     ("where", "site"),
     [
-        ("self", "decoder.block.*.attention.pattern"),
-        ("cross", "decoder.block.*.cross.pattern"),
-        ("encoder", "encoder.block.*.attention.pattern"),
+        ("self", "decoder.blocks.*.attention.pattern"),
+        ("cross", "decoder.blocks.*.cross.pattern"),
+        ("encoder", "encoder.blocks.*.attention.pattern"),
     ],
 )
-def test_an_encoder_decoder_attends_in_three_places(ask, shelf, where, site):
+def test_an_encoder_decoder_attends_in_three_places(ask, models, where, site):
     arrays, meta = ask.tensors("patterns", model="pair", ids=[1, 2, 3, 4], target=[0, 5], where=where)
-    run = trace(shelf.get("pair").model, [[1, 2, 3, 4]], target=[[0, 5]], sites=site)
+    run = trace(models.get("pair").model, [[1, 2, 3, 4]], target=[[0, 5]], sites=site)
     assert np.allclose(arrays["pattern"], run.stack(site)[:, 0].numpy(), atol=0.002 + 1e-6)
     assert len(meta["keys"]) == arrays["pattern"].shape[3]
-    assert "not: ask for self" in ask.refused("patterns", model="bard", ids=IDS, where="cross")[1]
+    assert "needs an encoder-decoder" in ask.refused("patterns", model="bard", ids=IDS, where="cross")[1]
 
 
-def test_too_many_are_refused_before_they_are_computed(shelf):
-    with pytest.raises(TooLargeError, match="name one layer"):
-        patterns(shelf, schema.Patterns(model="bard", ids=[1] * 100), most=1000)
+def test_too_many_are_refused_before_they_are_computed(models):
+    with pytest.raises(TooLargeError, match="select one layer"):
+        patterns(models, schema.Patterns(model="bard", ids=[1] * 100), limit=1000)
 
 
-def test_scores_are_those_of_the_head_table(ask, shelf):
+def test_scores_are_those_of_the_head_table(ask, models):
     told = ask("heads", model="induction", seed=1)
-    table = head_table(shelf.get("induction").model, seed=1)
+    table = head_table(models.get("induction").model, seed=1)
     assert [(row["layer"], row["head"]) for row in told["rows"]] == [(r.layer, r.head) for r in table.rows]
     assert told["rows"][3]["scores"] == table.rows[3].scores
     assert told["notes"] == table.notes
 
 
 @pytest.mark.parametrize(("mode", "make"), [("zero", zero), ("mean", mean)])
-def test_ablation_is_that_of_patch(ask, shelf, mode, make):
-    model = shelf.get("bard").model
+def test_ablation_is_that_of_patch(ask, models, mode, make):
+    model = models.get("bard").model
     told = ask("ablate", model="bard", ids=IDS, heads=[[0, 1], [0, 3], [4, 2]], mode=mode, top=65)
-    edits = {"block.0.attention.heads": make(heads=[1, 3]), "block.4.attention.heads": make(heads=[2])}
+    edits = {"blocks.0.attention.heads": make(heads=[1, 3]), "blocks.4.attention.heads": make(heads=[2])}
     after = patch(model, [IDS], edits)[0, -1].double().softmax(-1)
     for row in told["after"]:
         assert row["p"] == pytest.approx(float(after[row["id"]]), abs=1e-6)

@@ -3,14 +3,14 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.generate import distribution
+from glassformer.generation import distribution
 
 TEXT = "ROMEO:\nBut soft"
 
 
 @pytest.fixture
-def bard(shelf):
-    return shelf.get("bard")
+def bard(models):
+    return models.get("bard")
 
 
 def test_tokens_are_the_tokenizers(ask, bard):
@@ -29,7 +29,7 @@ def test_a_character_outside_the_alphabet_is_named(ask):
 
 
 def test_vocabulary_is_every_word(ask, bard):
-    assert ask("vocabulary", model="bard")["pieces"] == [bard.say(i) for i in range(65)]
+    assert ask("vocabulary", model="bard")["pieces"] == [bard.token_text(i) for i in range(65)]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_all_logits_come_as_tensors(ask, bard):
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}])
 @pytest.mark.parametrize("model", ["bard", "tiny", "pair"])
-def test_generated_tokens_are_those_of_generate(ask, shelf, model, sampling, cache):
-    loaded = shelf.get(model)
+def test_generated_tokens_are_those_of_generate(ask, models, model, sampling, cache):
+    loaded = models.get(model)
     events = ask.events("generate", model=model, ids=[3, 1, 4], max_new_tokens=12, seed=5, cache=cache, **sampling)
     wanted = gf.generate(loaded.model, [[3, 1, 4]], 12, gf.Sampling(**sampling), cache=cache, seed=5).new[0]
     tokens = [data for name, data in events if name == "token"]
@@ -76,7 +76,7 @@ def test_generated_tokens_are_those_of_generate(ask, shelf, model, sampling, cac
     assert all((token["kv_bytes"] > 0) == cache and token["ms"] > 0 and 0 < token["p"] <= 1 for token in tokens)
 
 
-def test_the_text_of_the_tokens_joined_is_the_whole_text(ask, shelf):
+def test_the_text_of_the_tokens_joined_is_the_whole_text(ask, models):
     events = ask.events("generate", model="bard", text=TEXT, max_new_tokens=30, seed=1)
     assert "".join(data["text"] for name, data in events if name == "token") == events[-1][1]["text"]
 
@@ -119,9 +119,9 @@ def test_every_level_of_the_tree_keeps_as_many_as_there_are_beams(ask, bard):
         assert all(told["nodes"][parent]["kept"] for parent in parents)
 
 
-def test_an_encoder_decoder_tells_what_its_decoder_reads_and_goes_on_from_it(ask, shelf):
+def test_an_encoder_decoder_tells_what_its_decoder_reads_and_goes_on_from_it(ask, models):
     """Its own greedy answer when nothing is given; the next token and a longer answer follow what was said."""
-    model, source = shelf.get("pair").model, [3, 1, 4, 1, 5]
+    model, source = models.get("pair").model, [3, 1, 4, 1, 5]
     own = list(gf.generate(model, [source], 24, gf.Sampling(0.0))[0])
     told = ask("tokens", model="pair", ids=source)
     assert told["target"]["ids"] == own

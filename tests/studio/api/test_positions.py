@@ -37,25 +37,25 @@ def test_alibi_costs_by_distance(ask):
     assert arrays["map"][7, 3] == pytest.approx(-4 * alibi_slopes(6)[0], rel=1e-3)
 
 
-def test_t5_shows_buckets_or_a_models_trained_biases(ask, shelf):
+def test_t5_shows_buckets_or_a_models_trained_biases(ask, models):
     arrays, _ = ask.tensors("positions", kind="t5", length=30)
     assert np.array_equal(arrays["curves"][0], t5_buckets(torch.arange(-29, 30), c.T5Bias(), causal=False).numpy())
     arrays, _ = ask.tensors("positions", kind="t5", length=10, model="pair")
-    table = shelf.get("pair").model.decoder.position.weight.detach().numpy()
+    table = models.get("pair").model.decoder.position.weight.detach().numpy()
     assert arrays["curves"].shape == (4, 19)
     assert np.allclose(arrays["curves"][:, 9], table[0], atol=1e-6)  # offset 0 is bucket 0
-    assert "rotary positions, not T5's" in ask.refused("positions", kind="t5", model="bard")[1]
+    assert "rotary positions, not T5 bias" in ask.refused("positions", kind="t5", model="bard")[1]
 
 
-def test_learned_positions_are_a_models_own(ask, shelf):
+def test_learned_positions_are_a_models_own(ask, models):
     arrays, _ = ask.tensors("positions", kind="learned", model="table", length=100)
-    table = shelf.get("table").model.decoder.position.weight.detach().numpy()
+    table = models.get("table").model.decoder.position.weight.detach().numpy()
     assert np.allclose(arrays["map"], table, atol=1e-3)
     middle = 99
     assert arrays["curves"][0, middle] == pytest.approx(1, abs=1e-6)
     assert np.isnan(arrays["curves"][0, 0])
     assert "name one that has them" in ask.refused("positions", kind="learned")[1]
-    assert "no learned table" in ask.refused("positions", kind="learned", model="bard")[1]
+    assert "not a learned table" in ask.refused("positions", kind="learned", model="bard")[1]
 
 
 def test_a_pair_must_exist(ask):

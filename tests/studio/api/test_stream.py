@@ -6,9 +6,9 @@ from glassformer.lens import attribute_logits, logit_lens, patch_effects, rank, 
 IDS = [18, 47, 56, 57, 58, 1]
 
 
-def test_the_lens_is_the_librarys(ask, shelf):
+def test_the_lens_is_the_librarys(ask, models):
     told = ask("lens", model="bard", ids=IDS, top=3)
-    found = logit_lens(shelf.get("bard").model, [IDS], 3)
+    found = logit_lens(models.get("bard").model, [IDS], 3)
     assert [[[cell["id"] for cell in place] for place in row] for row in told["cells"]] == found.top[:, 0].tolist()
     assert told["cells"][6][5][0]["p"] == float(found.probabilities[6, 0, 5, 0])
     assert told["entropy"] == found.entropy[:, 0].tolist()
@@ -16,26 +16,26 @@ def test_the_lens_is_the_librarys(ask, shelf):
     assert len(told["layers"]) == 7
 
 
-def test_attribution_is_the_librarys_and_adds_up(ask, shelf):
+def test_attribution_is_the_librarys_and_adds_up(ask, models):
     told = ask("attribution", model="bard", ids=IDS, answer=5, wrong=7, position=3)
-    found = attribute_logits(shelf.get("bard").model, [IDS], 5, 7, position=3)
+    found = attribute_logits(models.get("bard").model, [IDS], 5, 7, position=3)
     assert told["names"] == list(found.names)
     assert told["values"] == found.values[:, 0].tolist()
     assert sum(told["values"]) == pytest.approx(told["logit"], abs=1e-3)
     assert told["finding"]["verdict"] == "pass"
 
 
-def test_attribution_explains_the_likeliest_when_none_is_named(ask, shelf):
+def test_attribution_explains_the_likeliest_when_none_is_named(ask, models):
     told = ask("attribution", model="bard", ids=IDS)
     with torch.no_grad():
-        assert told["answer"]["id"] == int(shelf.get("bard").model(torch.tensor([IDS]))[0, -1].argmax())
+        assert told["answer"]["id"] == int(models.get("bard").model(torch.tensor([IDS]))[0, -1].argmax())
     assert told["position"] == 5
     assert "outside a text of 6" in ask.refused("attribution", model="bard", ids=IDS, position=6)[1]
 
 
-def test_depth_is_the_librarys(ask, shelf):
+def test_depth_is_the_librarys(ask, models):
     told = ask("depth", model="bard", ids=IDS)
-    model = shelf.get("bard").model
+    model = models.get("bard").model
     assert told["norms"]["stream"] == stream_norms(model, [IDS]).stream[:, 0].tolist()
     found = rank.rank_by_depth(model, torch.tensor([IDS]))
     assert told["rank"]["deviation"] == found.deviation[:, 0].tolist()
@@ -43,11 +43,11 @@ def test_depth_is_the_librarys(ask, shelf):
 
 
 @pytest.mark.parametrize("site", ["resid_pre", "attention.heads"])
-def test_patching_is_the_librarys_layer_by_layer(ask, shelf, site):
+def test_patching_is_the_librarys_layer_by_layer(ask, models, site):
     clean, corrupt = [18, 47, 56, 57, 58], [35, 47, 56, 57, 42]
     events = ask.events("patch", model="bard", clean=clean, corrupt=corrupt, answer=1, wrong=2, site=site)
     found = patch_effects(
-        shelf.get("bard").model, [clean], [corrupt], 1, 2, site, each_position=site != "attention.heads"
+        models.get("bard").model, [clean], [corrupt], 1, 2, site, each_position=site != "attention.heads"
     )
     assert [name for name, _ in events] == ["layer"] * 6 + ["done"]
     done = events[-1][1]
@@ -61,8 +61,8 @@ def test_patching_says_what_it_cannot_do(ask):
         assert name == "error"
         return data["error"]
 
-    assert "make them equal" in error(clean="ab", corrupt="abc")
-    assert "both texts make the model say" in error(clean="First", corrupt="First")
+    assert "equal length" in error(clean="ab", corrupt="abc")
+    assert "for both texts" in error(clean="First", corrupt="First")
     assert "outside the vocabulary" in error(clean=[1, 2], corrupt=[1, 99])
 
 

@@ -3,8 +3,8 @@ from xml.etree import ElementTree
 import pytest
 
 import glassformer as gf
-from glassformer.claims.claim import plain
-from glassformer.claims.registry import load_all
+from glassformer.theory.claims.claim import plain
+from glassformer.theory.claims.registry import load_all
 
 QUICK = "rope-relative" if "rope-relative" in load_all() else next(iter(load_all()))
 WITH_KNOB = next(id for id, claim in load_all().items() if claim.knobs and not claim.slow)
@@ -73,7 +73,7 @@ def test_knobs_stay_in_their_range(ask, client):
     knob = load_all()[WITH_KNOB].knobs[0]
     assert "outside its range" in ask.refused(f"claims/{WITH_KNOB}/run", knobs={knob.name: knob.high + 1})[1]
     assert "has no knob" in ask.refused(f"claims/{WITH_KNOB}/run", knobs={"nonsense": 1.0})[1]
-    assert client.get(f"/api/claims/{WITH_KNOB}/figure.svg?{knob.name}=nan").status_code == 400
+    assert client.get(f"/api/claims/{WITH_KNOB}/figure.svg?{knob.name}=nan").status_code == 422
     assert client.get(f"/api/claims/{WITH_KNOB}/figure.svg?{knob.name}={knob.high + 1}").status_code == 400
 
 
@@ -91,8 +91,8 @@ def test_an_unknown_claim_is_404(client):
 
 
 def test_a_check_that_crashes_is_a_failure_that_says_so(ask, monkeypatch):
-    from glassformer.claims import claim as module
-    from glassformer.claims.registry import find
+    from glassformer.theory.claims import claim as module
+    from glassformer.theory.claims.registry import find
 
     find(QUICK)
 

@@ -1,4 +1,4 @@
-"""What every contender is asked and how it answers."""
+"""The order that a contender's process receives, and the interface of a loaded model."""
 
 import dataclasses
 import importlib
@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Mark = Callable[[], None]
-"""To be called when a token of every row is there."""
+"""Called after each step, when every sequence has a new token."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """All that a contender's process is told."""
+    """Everything that a contender's process receives."""
 
     name: str
     module: str
     task: str
     precision: str
     folder: str
-    """Of the model: `hf` in it is the Hugging Face folder, other names are conversions."""
+    """Folder of the model: `hf` in it is the Hugging Face folder, other names are conversions."""
     threads: int = 1
     prompts: tuple[tuple[int, ...], ...] = ()
     new: int = 1
-    """Tokens, or training steps of a turn."""
+    """New tokens, or training steps, per turn."""
     checkout: str = ""
     setting: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of training: batch, seed."""
+    """Settings of a task, such as the batch of training."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -49,32 +49,32 @@ class Order:
 
     @property
     def length(self) -> int:
-        """Tokens of a row in the end."""
+        """Length of a sequence at the end, in tokens."""
         return len(self.prompts[0]) + self.new
 
 
-class Speaker(Protocol):
+class Generator(Protocol):
     """A loaded model."""
 
     version: str
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
-        """Greedy continuation of every prompt, `new` tokens, never stopping early; the new ids."""
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+        """Return the greedy continuation of every prompt: `new` ids each, without stopping early."""
 
 
 def library(name: str) -> Any:
-    """A peer's package, imported when its turn comes and by its own process only."""
+    """Import a peer's package, in the peer's own process only."""
     return importlib.import_module(name)
 
 
 def config_of(order: Order) -> dict[str, Any]:
-    """The model's config.json."""
+    """Return the model's config.json."""
     data: dict[str, Any] = json.loads((order.model / "config.json").read_text(encoding="utf-8"))
     return data
 
 
 def arrays(order: Order) -> dict[str, Any]:
-    """The model's tensors as NumPy arrays, by their names without the prefix."""
+    """Return the model's tensors as NumPy arrays, by their names without the prefix."""
     from safetensors import numpy
 
     read = {}

@@ -14,14 +14,14 @@ def folder(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Convert once; written beside and renamed."""
+    """Convert once: written next to the target, then renamed."""
     if folder(order).exists():
         return
     converters = library("ctranslate2.converters")
-    with tempfile.TemporaryDirectory(dir=order.root) as beside:
-        made = Path(beside) / "model"
+    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
+        made = Path(temporary) / "model"
         converters.TransformersConverter(str(order.model)).convert(str(made), quantization=order.precision)
-        for name in ("tokenizer.json", "config.json"):  # what the generator itself needs is in model.bin and beside it
+        for name in ("tokenizer.json", "config.json"):  # the generator itself needs only model.bin and its vocabulary
             if not (made / name).exists():
                 shutil.copyfile(order.model / name, made / name)
         os.replace(made, folder(order))
@@ -35,16 +35,16 @@ class Peer:
             str(folder(order)), device="cpu", compute_type=order.precision, intra_threads=order.threads, inter_threads=1
         )
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         last = len(prompts) - 1
 
-        def told(step: Any) -> bool:
+        def count(step: Any) -> bool:
             if step.batch_id == last:
                 mark()
             return False
 
         results = self.generator.generate_batch(
             [[f"t{token}" for token in prompt] for prompt in prompts],
-            max_length=new, end_token=[], sampling_topk=1, include_prompt_in_result=False, callback=told,
+            max_length=new, end_token=[], sampling_topk=1, include_prompt_in_result=False, callback=count,
         )  # fmt: skip
         return [list(result.sequences_ids[0]) for result in results]

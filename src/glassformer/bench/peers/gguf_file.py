@@ -1,4 +1,4 @@
-"""GPT-2 as a GGUF file: llama.cpp's names, its (out, in) matrices, and a vocabulary of made-up words."""
+"""GPT-2 as a GGUF file: llama.cpp's names, its (out, in) matrices, and an artificial vocabulary."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def name_of(name: str) -> str:
 
 
 def write(path: Path, cfg: dict[str, Any], tensors: dict[str, Any], precision: str) -> None:
-    """The file at `path`. Matrices in the precision, everything else (norms, biases, positions) in float32.
+    """Write the file at `path`. Matrices in the precision, everything else (norms, biases, positions) in float32.
 
     The head is not written: llama.cpp then reads the token table, which GPT-2 shares with it.
     """

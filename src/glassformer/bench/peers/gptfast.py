@@ -49,15 +49,15 @@ class Peer:
                 torch.nn.init.normal_(parameter, 0.0, 0.02)
         return model
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         import torch
 
         batch, prompt = len(prompts), torch.tensor(prompts[0], dtype=torch.int)  # it gives every row the same prompt
         if new == 1:  # its generate joins the tokens after the first, and there are none
             self.model.setup_caches(max_batch_size=batch, max_seq_length=len(prompt) + 1)
             with torch.no_grad():
-                places = torch.arange(len(prompt))
-                token = self.theirs.prefill(self.model, prompt.repeat(batch, 1), places, temperature=1.0, top_k=1)
+                positions = torch.arange(len(prompt))
+                token = self.theirs.prefill(self.model, prompt.repeat(batch, 1), positions, temperature=1.0, top_k=1)
             mark()
             first: list[list[int]] = token.view(batch, 1).tolist()
             return first

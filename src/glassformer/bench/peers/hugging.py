@@ -7,7 +7,7 @@ from glassformer.bench.peers.base import Mark, Order, library
 
 
 class Times:
-    """A streamer: told of every token, it notes the time."""
+    """A streamer that records the time of every token."""
 
     def __init__(self, mark: Callable[[], None]):
         self.mark, self.seen = mark, 0
@@ -41,7 +41,7 @@ class Peer:
                 self.model.forward = torch.compile(self.model.forward)
         self.settings = package.GenerationConfig(**settings)
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         import torch
 
         ids = torch.tensor(prompts)

@@ -18,18 +18,18 @@ def file(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Write the GGUF file once; beside, then renamed."""
+    """Write the GGUF file once: next to the target, then renamed."""
     if file(order).exists():
         return
-    with tempfile.TemporaryDirectory(dir=order.root) as beside:
-        made = Path(beside) / "model.gguf"
+    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
+        made = Path(temporary) / "model.gguf"
         gguf_file.write(made, config_of(order), arrays(order), order.precision)
         os.replace(made, file(order))
 
 
 class Peer:
     def __init__(self, order: Order):
-        if importlib.util.find_spec("diskcache") is None:  # for its cache of texts, which nobody asks for here
+        if importlib.util.find_spec("diskcache") is None:  # needed for its prompt cache, which is not used here
             sys.modules["diskcache"] = types.ModuleType("diskcache")
         cpp = library("llama_cpp")
         self.cpp, self.version = cpp, str(cpp.__version__)
@@ -48,26 +48,26 @@ class Peer:
             raise RuntimeError("llama.cpp made no context")
         self.batch = cpp.llama_batch_init(settings.n_batch, 0, 1)
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         self._forget()
         fed = [list(prompt) for prompt in prompts]
         found: list[list[int]] = [[] for _ in prompts]
-        place = 0
+        position = 0
         for _ in range(new):
-            lasts = self._decode(fed, place)
-            place += len(fed[0])
+            lasts = self._decode(fed, position)
+            position += len(fed[0])
             fed = [[int(token)] for token in self._greedy(lasts)]
             for row, (token,) in zip(found, fed, strict=True):
                 row.append(token)
             mark()
         return found
 
-    def _decode(self, rows: list[list[int]], place: int) -> list[int]:
-        """Run one batch; returns the index of each row's last token in it."""
+    def _decode(self, rows: list[list[int]], position: int) -> list[int]:
+        """Run one batch and return the index of each sequence's last token in it."""
         batch, at, lasts = self.batch, 0, []
         for number, row in enumerate(rows):
             for i, token in enumerate(row):
-                batch.token[at], batch.pos[at] = token, place + i
+                batch.token[at], batch.pos[at] = token, position + i
                 batch.n_seq_id[at], batch.seq_id[at][0] = 1, number
                 batch.logits[at] = i == len(row) - 1
                 at += 1

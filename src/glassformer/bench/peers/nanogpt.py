@@ -46,7 +46,7 @@ class Peer:
         self.version = "checkout"
         self.model = load(order).to(getattr(torch, order.precision)).eval()
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         import torch
 
         ids = torch.tensor(prompts)
@@ -72,7 +72,7 @@ class Trainer:
         self.context = torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
 
     def _spare(self, table: Any) -> None:
-        """Positions are not decayed, as with us: the same work, and losses that can be compared at every step."""
+        """Build AdamW without decay of learned positions, as ours, so that losses can be compared at every step."""
         decayed, spared = self.optimizer.param_groups
         decayed["params"] = [p for p in decayed["params"] if p is not table]
         spared["params"].append(table)

@@ -1,7 +1,7 @@
 """GPT-2 as an ONNX graph with its cache as inputs and outputs.
 
     ids (B,T), positions (T), past_k_i and past_v_i (B,H,P,K)
-        -> logits (B,V) of the last place, present_k_i and present_v_i (B,H,P+T,K)
+        -> logits (B,V) of the last position, present_k_i and present_v_i (B,H,P+T,K)
 
 Opset 20: LayerNormalization and Gelu are operators of their own there. Matrices stay as GPT-2 stores them, (in, out),
 as MatMul wants them; the head is the token table transposed, a second copy, because an initialiser cannot be read both
@@ -45,7 +45,7 @@ class Graph:
         return str(self.op("LayerNormalization", x, *names, axis=-1, epsilon=eps))
 
     def named(self, value: str, name: str) -> str:
-        """The last node's output under a name that callers know."""
+        """Give the last node's output a name that callers use."""
         node = self.nodes[-1]
         assert node.output[0] == value
         node.output[0] = name
@@ -58,7 +58,7 @@ def build(cfg: dict[str, Any], tensors: dict[str, Any]) -> Any:
     n_heads, n_layers, width = cfg["n_head"], cfg["n_layer"], cfg["n_embd"]
     for name, values in {
         "split_heads": [0, 0, n_heads, width // n_heads], "join_heads": [0, 0, width], "first": [0], "second": [1],
-        "last": [-1], "end": [2**31], "axis_places": [2], "axis_time": [1],
+        "last": [-1], "end": [2**31], "axis_positions": [2], "axis_time": [1],
     }.items():  # fmt: skip
         graph.weight(name, np.array(values, dtype=np.int64))
     graph.weight("zero", np.array(0, dtype=np.int64))
@@ -67,8 +67,8 @@ def build(cfg: dict[str, Any], tensors: dict[str, Any]) -> Any:
     graph.weight("shut", np.array(-1e30, dtype=np.float32))
     graph.weight("scale", np.array((width // n_heads) ** -0.5, dtype=np.float32))
     token = graph.op("Gather", graph.weight("wte", tensors["wte.weight"]), "ids")
-    place = graph.op("Gather", graph.weight("wpe", tensors["wpe.weight"]), "positions")
-    x = graph.op("Add", token, place)
+    position = graph.op("Gather", graph.weight("wpe", tensors["wpe.weight"]), "positions")
+    x = graph.op("Add", token, position)
     mask = _causal_mask(graph)
     for i in range(n_layers):
         normed = graph.norm(x, f"h.{i}.ln_1", tensors, eps)
@@ -84,7 +84,7 @@ def build(cfg: dict[str, Any], tensors: dict[str, Any]) -> Any:
 
 
 def _causal_mask(graph: Graph) -> str:
-    """(T,S): 0 where key s is not after query t, else a number that no softmax survives. Once for all layers."""
+    """(T,S): 0 where key s is not after query t, else -1e30, which softmax maps to 0. Computed once for all layers."""
     past = graph.op("Shape", "past_k_0", start=2, end=3)
     new = graph.op("Shape", "ids", start=1, end=2)
     total = graph.op("Squeeze", graph.op("Add", past, new), "first")

@@ -16,12 +16,12 @@ def folder(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Build the graph, quantise it where asked, once; written beside and renamed."""
+    """Build the graph once, and quantise it for int8: written next to the target, then renamed."""
     if folder(order).exists():
         return
     onnx = library("onnx")
-    with tempfile.TemporaryDirectory(dir=order.root) as beside:
-        plain, made = Path(beside) / "float32", Path(beside) / order.precision
+    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
+        plain, made = Path(temporary) / "float32", Path(temporary) / order.precision
         plain.mkdir()
         model = build(config_of(order), arrays(order))
         onnx.save_model(
@@ -52,7 +52,7 @@ class Peer:
         self.session = package.InferenceSession(str(folder(order) / FILE), options, providers=["CPUExecutionProvider"])
         self.names = [f"{part}_{i}" for i in range(self.cfg["n_layer"]) for part in "kv"]
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         import numpy as np
 
         heads = self.cfg["n_head"]

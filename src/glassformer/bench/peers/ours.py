@@ -4,7 +4,7 @@ from glassformer.bench.peers.base import Mark, Order
 
 
 class Peer:
-    """`glassformer.generate.stream`, as a user would call it."""
+    """`glassformer.generation.stream`, as a user would call it."""
 
     def __init__(self, order: Order):
         import torch
@@ -18,12 +18,12 @@ class Peer:
         self.precision = order.precision
         self.model = load(order.model, dtype="float32" if self.native else order.precision)
         if self.native:
-            from glassformer.generate.native import build
+            from glassformer.kernels.cpu.decode import build
 
-            build()  # cached on disk: nothing to do but once per machine and version
+            build()  # compiled once per machine and version, then cached on disk
 
-    def speak(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
-        from glassformer.generate import stream
+    def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
+        from glassformer.generation import stream
 
         rows: list[list[int]] = [[] for _ in prompts]
         engine, precision = ("native" if self.native else "torch"), self.precision
@@ -32,6 +32,6 @@ class Peer:
         ):  # fmt: skip
             mark()
             for row, token in zip(rows, gained, strict=True):
-                assert token is not None  # nothing stops a row
+                assert token is not None  # stop=[]: no sequence ends early
                 row.append(token)
         return rows

@@ -1,6 +1,6 @@
-"""The pictures. Each function takes plain arrays and labels and returns a `Figure`, which saves itself.
+"""Figures of a model. Each function takes plain arrays and labels and returns a `Figure` with a `save` method.
 
-Colours are told apart by colour-blind readers; queries and layers run down, keys, heads and places to the right.
+Colour-blind readers can tell the colours apart. Queries and layers run down; keys, heads and positions to the right.
 """
 
 from glassformer.lens.figure import Figure, FigureError

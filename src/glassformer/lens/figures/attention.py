@@ -1,12 +1,13 @@
-"""Pictures of attention: all heads on one sheet, one head large, scores of heads, the stripe of an induction head.
+"""Figures of attention: all heads on one sheet, one head, scores of heads, the stripe of an induction head.
 
-Queries run down, keys to the right, layers down, heads to the right. Colours of attention follow the square root of the
-weight, the same scale in every picture, so that a weight of 0.01 is still seen beside one of 1.
+Queries and layers run down, keys and heads to the right. The colour of an attention weight follows its square root, the
+same scale in every figure, so that a weight of 0.01 is visible next to one of 1. `draw_map` draws every heat map of the
+project in matplotlib, `draw_attention` every attention map.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from glassformer.lens.figures.labels import (
     write_cells,
 )
 from glassformer.lens.heads import induction_score
-from glassformer.shapes import Float
+from glassformer.shapes import Float, Shaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 
 Array = Tensor | np.ndarray
 SHEET_PIXELS, MAP_PIXELS = 1000, 900
-"""Pixels across a sheet and a single map: what 6.3 inches show at the 200 dots per inch of a saved picture."""
+"""Pixels across a sheet and a single map: 6.3 inches at the 200 dots per inch of a saved figure."""
 
 
 def max_pooled(maps: Float[np.ndarray, "*n T S"], most: int) -> Float[np.ndarray, "*n P Q"]:
-    """At most `most` rows and columns, each the maximum over a block: no weight, however narrow, is lost from sight."""
+    """Reduce maps to at most `most` rows and columns by taking the maximum over blocks, so that no weight is lost."""
     step = math.ceil(max(maps.shape[-2:]) / most)
     for axis in (-2, -1) if step > 1 else ():
         maps = np.maximum.reduceat(maps, np.arange(0, maps.shape[axis], step), axis=axis)
@@ -55,13 +56,47 @@ def _weights(pattern: Array) -> Float[np.ndarray, "..."]:
     values = finite("the attention pattern", numbers(pattern))
     if values.min() < -1e-3 or values.max() > 1 + 1e-3:
         raise FigureError(
-            f"attention weights lie in [0, 1], these in [{values.min():.3g}, {values.max():.3g}]: give the pattern "
-            "after softmax."
+            f"attention weights lie in [0, 1], but these lie in [{values.min():.3g}, {values.max():.3g}]: pass the "
+            "pattern after softmax."
         )
     return values
 
 
-def _scale() -> PowerNorm:
+def draw_map(
+    ax: "Axes",
+    values: Shaped[Array, "R C"] | Sequence[Sequence[float]],
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    norm: Normalize | None = None,
+    colours: str | None = None,
+    aspect: Literal["equal", "auto"] = "equal",
+    extent: tuple[float, float, float, float] | None = None,
+) -> "AxesImage":
+    """Draw a matrix as a heat map: rows down, columns to the right. Cells of NaN are left out.
+
+    Colours go from `low` to `high`, or follow `norm`. A scale that starts below 0 has diverging colours.
+    """
+    scale = Normalize(low, high) if norm is None else norm
+    chosen = colours or (SIGNED if (scale.vmin or 0.0) < 0 else AMOUNT)
+    return ax.imshow(np.asarray(values), cmap=chosen, norm=scale, aspect=aspect, extent=extent)
+
+
+def draw_attention(ax: "Axes", pattern: Float[Array, "T S"]) -> "AxesImage":
+    """Draw one attention pattern in coordinates of tokens, however many pixels it has. Cells of NaN are left out."""
+    values = numbers(pattern)
+    T, S = values.shape
+    return draw_map(ax, max_pooled(values, MAP_PIXELS), norm=_weight_scale(), extent=(-0.5, S - 0.5, T - 0.5, -0.5))
+
+
+def draw_mask(ax: "Axes", mask: Shaped[np.ndarray, "T S"], word: str) -> None:
+    """Draw a boolean matrix, such as an attention mask: the word stands in every cell that is True."""
+    draw_map(ax, mask, high=1.6, colours="Blues")  # light enough for black text
+    for i, j in np.argwhere(mask):
+        ax.text(j, i, word, ha="center", va="center", fontsize=7)
+
+
+def _weight_scale() -> PowerNorm:
     return PowerNorm(0.5, vmin=0.0, vmax=1.0, clip=True)
 
 
@@ -80,9 +115,9 @@ def attention_sheet(
     title: str | None = None,
     layers: Sequence[int] | None = None,
 ) -> Figure:
-    """All heads of a model, a row of maps per layer. Each map is reduced to what can be seen by taking maxima.
+    """Draw all heads of a model, one row of maps per layer. Large maps are reduced by taking maxima.
 
-    A single layer is laid out as a block of maps, each with its number. `layers` says which layers these are.
+    A single layer is laid out as a block of maps, each with the number of its head. `layers` are the layer numbers.
     """
     values = _weights(patterns)
     L, H, T, S = values.shape
@@ -94,7 +129,7 @@ def attention_sheet(
     what = f"Attention of all {L * H} heads" if L > 1 else f"Attention of the {H} heads of layer {layers[0]}"
     with titled(title or f"{what}, {T} queries (down) by {S} keys (right) each", height=max(2.0, height)) as figure:
         ax = figure.canvas.subplots()
-        image = ax.imshow(mosaic, norm=_scale(), cmap=AMOUNT)
+        image = draw_map(ax, mosaic, norm=_weight_scale())
         for spine in ax.spines.values():
             spine.set_visible(False)
         step = math.ceil(max(T, S) / (SHEET_PIXELS // columns)) if T > 1 else 1
@@ -120,7 +155,7 @@ def attention_sheet(
 
 
 def _wrapped(maps: Float[np.ndarray, "H T S"], columns: int) -> Float[np.ndarray, "R C T S"]:
-    """One layer's heads as a block; the last row is filled with nothing."""
+    """Arrange the heads of one layer as a block; the last row is filled with NaN."""
     H, T, S = maps.shape
     rows = math.ceil(H / columns)
     filled = np.concatenate([maps, np.full((rows * columns - H, T, S), np.nan, maps.dtype)])
@@ -130,9 +165,9 @@ def _wrapped(maps: Float[np.ndarray, "H T S"], columns: int) -> Float[np.ndarray
 def _mosaic(
     grid: Float[np.ndarray, "L H T S"], gap: float
 ) -> tuple[Float[np.ndarray, "P Q"], tuple[int, int], tuple[int, int]]:
-    """One array holding every map with gaps of NaN; how far apart the maps stand, and how large each is, in pixels."""
+    """Return one array of all maps with gaps of NaN, the distance between maps, and the size of a map, in pixels."""
     small = max_pooled(grid, SHEET_PIXELS // grid.shape[1])
-    enlarge = max(1, 48 // max(small.shape[-2:]))  # else the gap of a pixel would be as wide as a token
+    enlarge = max(1, 48 // max(small.shape[-2:]))  # otherwise a gap of one pixel would be as wide as a token
     small = small.repeat(enlarge, axis=-2).repeat(enlarge, axis=-1)
     L, H, P, Q = small.shape
     space = max(1, round(gap * max(P, Q)))
@@ -149,15 +184,6 @@ def _quoted(tokens: Sequence[object] | None) -> str:
     return f"“{ends[:60]}{'…' if len(ends) > 60 or len(tokens) > 40 else ''}”"
 
 
-def _map(figure: Figure, ax: "Axes", values: Float[np.ndarray, "T S"]) -> "AxesImage":
-    """One pattern in coordinates of tokens, whatever number of pixels it is drawn with."""
-    T, S = values.shape
-    image = ax.imshow(max_pooled(values, MAP_PIXELS), norm=_scale(), cmap=AMOUNT, extent=(-0.5, S - 0.5, T - 0.5, -0.5))
-    ax.set_xlabel("key (attended to)")
-    ax.set_ylabel("query (attending)")
-    return image
-
-
 def _map_height(T: int, S: int) -> float:
     return float(np.clip(1.5 + 4.6 * T / S, 2.4, TALLEST))
 
@@ -169,14 +195,15 @@ def attention_head(
     *,
     title: str | None = None,
 ) -> Figure:
-    """One head large: row t shows where query t looks. `keys` are the tokens along the right when they are others."""
+    """Draw one head: row t has the weights of query t. `keys` are the key tokens if they differ from the queries."""
     values = _weights(pattern)
     T, S = values.shape
     if keys is None and tokens is not None and T == S:
         keys = tokens
     with titled(title or "Attention of one head: each row sums to 1", height=_map_height(T, S)) as figure:
         ax = figure.canvas.subplots()
-        image = _map(figure, ax, values)
+        image = draw_attention(ax, values)
+        ax.set(xlabel="key (attended to)", ylabel="query (attending)")
         _colour_bar(figure, image, ax, "attention weight", short=bool(figure.canvas.get_figheight() < 3))
         place_labels(
             figure,
@@ -188,12 +215,12 @@ def attention_head(
 
 
 def expected_stripe(ids: Sequence[int]) -> list[tuple[int, int]]:
-    """(query, key) of perfect induction: from each repeated token to the places after its earlier occurrences."""
-    places: dict[int, list[int]] = {}
+    """Return (query, key) of perfect induction: a repeated token attends to what followed its earlier copies."""
+    occurrences: dict[int, list[int]] = {}
     pairs = []
-    for place, token in enumerate(ids):
-        pairs += [(place, earlier + 1) for earlier in places.get(token, [])]
-        places.setdefault(token, []).append(place)
+    for position, token in enumerate(ids):
+        pairs += [(position, earlier + 1) for earlier in occurrences.get(token, [])]
+        occurrences.setdefault(token, []).append(position)
     return pairs
 
 
@@ -204,9 +231,9 @@ def induction_stripe(
     *,
     title: str | None = None,
 ) -> Figure:
-    """A head's map with the cells framed where an induction head looks: after earlier occurrences of the same token.
+    """Draw one head and frame the cells to which an induction head attends: what followed the same token before.
 
-    The title gives `induction_score` of this map.
+    The title has the `induction_score` of this map.
     """
     values = _weights(pattern)
     T, S = values.shape
@@ -217,10 +244,11 @@ def induction_stripe(
         raise FigureError(f"none of the {T} tokens occurs twice: an induction head has nothing to repeat.")
     score = float(induction_score(torch.from_numpy(values.copy()), torch.tensor(list(ids))))
     words = [f"#{i}" for i in ids] if tokens is None else tokens
-    heading = title or "Attention of one head; framed: where an induction head looks"
+    heading = title or "Attention of one head; framed: where an induction head attends"
     with titled(f"{heading} (induction score {score:.2f})", height=_map_height(T, S)) as figure:
         ax = figure.canvas.subplots()
-        image = _map(figure, ax, values)
+        image = draw_attention(ax, values)
+        ax.set(xlabel="key (attended to)", ylabel="query (attending)")
         frames = [Rectangle((key - 0.5, query - 0.5), 1, 1) for query, key in stripe]
         width = float(np.clip(40 / T, 0.3, 1.4))
         ax.add_collection(
@@ -234,15 +262,15 @@ def induction_stripe(
 
 
 def head_scores(
-    scores: Mapping[str, Float[Array, "L H"] | None], *, title: str = "What each head does", signed: bool = False
+    scores: Mapping[str, Float[Array, "L H"] | None], *, title: str = "Scores of every head", signed: bool = False
 ) -> Figure:
-    """One heat map (layers down, heads right) per score; values are written where they fit.
+    """Draw one heat map (layers down, heads to the right) per score. Values are written where they fit.
 
-    None, or NaN in a cell, is a score that has no meaning there; it is left grey. Scores within [0, 1] share that
-    scale, any other has its own; `signed` centres on zero.
+    None, or NaN in a cell, is an undefined score, which is grey. Scores within [0, 1] share that scale; all others have
+    their own. `signed` centres the scale on zero.
     """
     if not scores:
-        raise FigureError("no scores were given: there is nothing to draw.")
+        raise FigureError("no scores were given: pass at least one.")
     grids = {name: None if grid is None else numbers(grid) for name, grid in scores.items()}
     first = next((g for g in grids.values() if g is not None), np.zeros((1, 1)))
     columns = min(len(grids), 1 if first.shape[1] > 16 else 2 if len(grids) in (2, 4) or first.shape[1] > 8 else 3)
@@ -256,7 +284,7 @@ def head_scores(
         for ax, (name, grid) in zip(axes, grids.items(), strict=False):
             ax.set_title(wording(name, 40))
             if grid is None:
-                ax.text(0.5, 0.5, "has no meaning\nin this model", ha="center", va="center", color=GREY, fontsize=8)
+                ax.text(0.5, 0.5, "undefined\nin this model", ha="center", va="center", color=GREY, fontsize=8)
                 ax.set_axis_off()
                 continue
             _score_panel(figure, ax, grid, signed)
@@ -279,7 +307,7 @@ def _score_panel(figure: Figure, ax: "Axes", grid: Float[np.ndarray, "L H"], sig
         norm = Normalize(-reach, reach)
     else:
         norm = Normalize(0.0, 1.0 if high <= 1 else high)
-    image = ax.imshow(grid, cmap=SIGNED if norm.vmin else AMOUNT, norm=norm, aspect="auto")
+    image = draw_map(ax, grid, norm=norm, aspect="auto")
     ax.set_facecolor("#dddddd")
     ax.set_xlabel("head")
     ax.set_ylabel("layer")

@@ -1,6 +1,6 @@
-"""Words on a picture: tokens made drawable, axis labels thinned until none overlap, text in cells where it fits.
+"""Text in figures: tokens made drawable, axis labels without overlap, text in cells where it fits.
 
-Everything is measured with the renderer: nothing here guesses how wide a word is.
+Widths of text are measured with the renderer.
 """
 
 import functools
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 BLANKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
 LONGEST = 12
-"""Characters of a token that are shown."""
+"""Most characters of a token that are shown."""
 TICK_SIZE, CELL_SIZES = 7.0, (8.0, 7.0, 6.0, 5.5)
-"""Points. Under 5.5 nothing is written."""
+"""Points. Text smaller than 5.5 points is not written."""
 POINT = 1 / 72
 TALLEST = 8.6
-"""Inches: a page."""
+"""Inches: the height of a page."""
 
 
 def numbers(values: Shaped[Tensor | np.ndarray, "..."] | Sequence[object]) -> np.ndarray:
-    """Any tensor or sequence as a floating array; what is already 4 bytes or wider is not copied."""
+    """Return a tensor or sequence as a floating-point array. Values of at least 4 bytes are not copied."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         values = (values if values.dtype.itemsize >= 4 and values.dtype.is_floating_point else values.float()).numpy()
@@ -45,25 +45,25 @@ def numbers(values: Shaped[Tensor | np.ndarray, "..."] | Sequence[object]) -> np
 
 @functools.cache
 def _drawable() -> frozenset[int]:
-    """Code points the house font has."""
+    """Return the code points of the font."""
     path = font_manager.findfont(FontProperties(family=STYLE["font.family"]))
     return frozenset(font_manager.get_font(path).get_charmap())
 
 
 def readable(token: object, longest: int = LONGEST) -> str:
-    """A token as it can be drawn: blanks visible, what the font lacks or nobody sees as its code point, shortened."""
+    """Return a token as a short label: white space is visible, and a character without a glyph is its code point."""
     text = "".join(BLANKS.get(character, character) for character in str(token))
     return wording(text, longest)
 
 
 def wording(text: str, longest: int = 48) -> str:
-    """A name as it can be drawn. `$` is escaped, or two of them would be read as a formula."""
+    """Return text that can be drawn. `$` is escaped, because matplotlib reads two of them as a formula."""
     shown: list[str] = []
     length = 0
-    for place, character in enumerate(text):
-        unseen = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-        piece = f"U+{ord(character):04X}" if unseen or ord(character) not in _drawable() else character
-        rest = place + 1 < len(text)
+    for i, character in enumerate(text):
+        invisible = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+        piece = f"U+{ord(character):04X}" if invisible or ord(character) not in _drawable() else character
+        rest = i + 1 < len(text)
         if length + len(piece) + rest > longest and shown:
             shown.append("…")
             break
@@ -74,7 +74,7 @@ def wording(text: str, longest: int = 48) -> str:
 
 @contextmanager
 def titled(title: str, width: float = WIDTH, height: float = 3.6) -> Iterator[Figure]:
-    """`drawing`, with a title broken into lines that fit the width."""
+    """Give a figure to draw on, like `drawing`, with the title wrapped to the width."""
     with drawing(title, width, height) as figure:
         size = float(STYLE["figure.titlesize"])
         fits = next(
@@ -82,7 +82,7 @@ def titled(title: str, width: float = WIDTH, height: float = 3.6) -> Iterator[Fi
             if all(text_width(figure, line, size) <= width - 0.2 for line in textwrap.wrap(title, n))
         )  # fmt: skip
         count = len(textwrap.wrap(title, fits))
-        # lines of about one length: no orphan in the last
+        # lines of about the same length: no single word in the last one
         even = next(n for n in range(1, fits + 1) if len(textwrap.wrap(title, n)) == count)
         lines = textwrap.wrap(title, even)
         figure.canvas.suptitle("\n".join(lines))
@@ -92,43 +92,43 @@ def titled(title: str, width: float = WIDTH, height: float = 3.6) -> Iterator[Fi
 
 
 def settle(figure: Figure) -> None:
-    """Find every place that drawing would, without drawing."""
+    """Compute the layout without drawing."""
     engine = figure.canvas.get_layout_engine()
-    assert engine is not None  # the house style has one
+    assert engine is not None  # the style of all figures has one
     engine.execute(figure.canvas)
     for ax in figure.axes:
         ax.apply_aspect()
 
 
 def trim(figure: Figure, least: float = 1.9, most: float = TALLEST) -> None:
-    """Give a picture of one map of fixed shape the height at which the map fills its place."""
+    """Set the height of a figure with one map of fixed shape so that the map fills its axes."""
     canvas, ax = figure.canvas, figure.axes[0]
     for _ in range(3):
         settle(figure)
-        place, drawn = ax.get_position(original=True), ax.get_position()  # fractions of the picture
+        given, drawn = ax.get_position(original=True), ax.get_position()  # fractions of the figure
         width, height = canvas.get_figwidth(), canvas.get_figheight()
         shape = drawn.height * height / (drawn.width * width)
-        wanted = float(np.clip(height + place.width * width * shape - place.height * height, least, most))
+        wanted = float(np.clip(height + given.width * width * shape - given.height * height, least, most))
         if abs(wanted - height) < 0.02:
             return
         canvas.set_figheight(wanted)
 
 
 class Labels(NamedTuple):
-    """What is to stand along one axis of an image, one label per row or column."""
+    """The labels along one axis of an image, one per row or column."""
 
     ax: "Axes"
     side: Literal["x", "y"]
     words: Sequence[str]
     tokens: bool = False
-    """Whether the words are tokens: thinned, they carry their index, since a word no longer says where it stands."""
+    """True if the words are tokens. If some are left out, the others show their index."""
     per_cell: float = 1.0
     """Data units between two labels."""
     start: float = 0.0
 
 
 def stride(n: int, most: int) -> int:
-    """The least of 1, 2, 5, 10, 20, 50, ... that leaves at most `most` of `n` labels."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that leaves at most `most` of `n` labels."""
     power = 0
     while True:
         for step in (1, 2, 5):
@@ -138,9 +138,9 @@ def stride(n: int, most: int) -> int:
 
 
 def place_labels(figure: Figure, *axes: Labels, size: float = TICK_SIZE) -> None:
-    """Set tick labels so that none overlap: every one where there is room, every 2nd, 5th, 10th, ... where not.
+    """Set tick labels without overlap: all of them if they fit, otherwise every 2nd, 5th, 10th, ...
 
-    Two passes: the labels of the first decide how much room the layout leaves for those of the second.
+    There are two passes: the labels of the first determine how much space the layout leaves for those of the second.
     """
     for _ in range(2):
         settle(figure)
@@ -155,19 +155,19 @@ def _place(figure: Figure, labels: Labels, size: float) -> None:
     pitch = (box.width if side == "x" else box.height) / figure.canvas.dpi * labels.per_cell / abs(high - low)  # inches
     line = 1.3 * size * POINT
     step = stride(len(words), int(len(words) * pitch / line))
-    places = range(0, len(words), step)
-    shown = [words[i] for i in places]
+    kept = range(0, len(words), step)
+    shown = [words[i] for i in kept]
     if step > 1 and labels.tokens:
-        shown = [f"{i}: {word}" for i, word in zip(places, shown, strict=True)]
+        shown = [f"{i}: {word}" for i, word in zip(kept, shown, strict=True)]
     upright = side == "x" and max(map(functools.partial(text_width, figure, size=size), shown)) > 0.92 * pitch * step
-    at = [labels.start + labels.per_cell * i for i in places]
+    at = [labels.start + labels.per_cell * i for i in kept]
     axis = ax.xaxis if side == "x" else ax.yaxis
     axis.set_ticks(at, shown, fontsize=size, rotation=90 if upright else 0)
     axis.set_tick_params(length=2, pad=2)
 
 
 def text_width(figure: Figure, text: str, size: float) -> float:
-    """Inches that a text takes."""
+    """Return the width of a text in inches."""
     return max(_width(line, size, float(figure.canvas.dpi)) for line in text.replace(r"\$", "$").split("\n"))
 
 
@@ -185,10 +185,10 @@ def _renderer(dpi: float) -> RendererAgg:
 def write_cells(
     figure: Figure, ax: "Axes", image: "AxesImage", texts: Sequence[Sequence[str]], shorten: bool = False
 ) -> bool:
-    """Write a text into each cell of an image, black or white by what stands out; False when the cells are too small.
+    """Write a text into each cell of an image, black or white by contrast. Return False if the cells are too small.
 
-    The layout is the one last settled. Numbers are written all or not at all. With `shorten`, words are cut to
-    what fits a cell of at least two characters.
+    Call `settle` first. Either all texts are written or none. With `shorten`, texts are cut to what fits, if a cell has
+    room for two characters.
     """
     box = ax.get_window_extent()
     rows, columns = len(texts), len(texts[0])
@@ -204,7 +204,10 @@ def write_cells(
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
             red, green, blue = colours[i, j, :3]
-            dark = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.18  # equal contrast either way
+            dark = (
+                0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.18
+                # the luminance at which black and white have equal contrast
+            )
             ax.text(
                 j, i, cut(figure, text, size, width), ha="center", va="center", fontsize=size, clip_on=True,
                 color="white" if dark else "black",
@@ -213,7 +216,7 @@ def write_cells(
 
 
 def cut(figure: Figure, text: str, size: float, width: float) -> str:
-    """The longest beginning of a text that fits, with an ellipsis when something is missing."""
+    """Return the longest beginning of a text that fits, with an ellipsis if something is left out."""
     if text_width(figure, text, size) <= width:
         return text
     for end in range(len(text) - 1, 0, -1):
@@ -223,26 +226,26 @@ def cut(figure: Figure, text: str, size: float, width: float) -> str:
 
 
 def finite(what: str, values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Refuse values that cannot be drawn."""
+    """Return the values. Raises FigureError if there are none or if some are NaN or infinite."""
     if values.size == 0:
-        raise FigureError(f"{what} is empty: there is nothing to draw.")
+        raise FigureError(f"{what} is empty: pass at least one value.")
     if not np.isfinite(values).all():
         bad = int((~np.isfinite(values)).sum())
-        raise FigureError(f"{what} holds {bad} values that are not finite: find where they come from before drawing.")
+        raise FigureError(f"{what} has {bad} values that are NaN or infinite: fix their cause before drawing.")
     return values
 
 
 def named(what: str, words: Sequence[object] | None, n: int) -> list[str]:
-    """One drawable label per row or column; numbers where no words are given."""
+    """Return one drawable label per row or column. Default: their numbers."""
     if words is None:
         return [str(i) for i in range(n)]
     if len(words) != n:
-        raise FigureError(f"{len(words)} labels for {n} {what}: give one for each.")
+        raise FigureError(f"{len(words)} labels for {n} {what}: pass one for each.")
     return [readable(word) for word in words]
 
 
 def brief(value: float) -> str:
-    """Two digits, to stand in a cell: .97, 1.0, 3.2, 47."""
+    """Return a number with two digits, short enough for a cell: .97, 1.0, 3.2, 47."""
     text = f"{value:.2f}" if abs(value) < 1 else f"{value:.1f}" if abs(value) < 10 else f"{value:.0f}"
     if text in ("1.00", "-1.00"):
         text = text[:-1]
@@ -251,5 +254,5 @@ def brief(value: float) -> str:
 
 
 def minus(number: str) -> str:
-    """A formatted number with the minus that axes use."""
+    """Return a formatted number with the minus sign of matplotlib."""
     return number.replace("-", "−")

@@ -1,14 +1,14 @@
-"""Pictures of the residual stream: what each depth would say, what each part adds to a logit, what a patch restores."""
+"""Figures of the residual stream: predictions at each depth, attribution of a logit, effects of patches."""
 
 import math
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from matplotlib.colors import Normalize
 from torch import Tensor
 
-from glassformer.lens.figure import AMOUNT, COLOURS, GREY, SIGNED, WIDTH, Figure, FigureError
+from glassformer.lens.figure import COLOURS, GREY, WIDTH, Figure, FigureError
+from glassformer.lens.figures.attention import draw_map
 from glassformer.lens.figures.labels import (
     TALLEST,
     Labels,
@@ -37,29 +37,30 @@ def logit_lens_grid(
     rows: Sequence[str] | None = None,
     *,
     quantity: Literal["probability", "entropy (nats)"] = "probability",
-    title: str = "What each depth would predict at each place",
+    title: str = "Prediction of each depth at each position",
 ) -> Figure:
-    """The likeliest token read off the stream at every depth (down) and place (right), where the cell has room.
+    """Draw the most likely token of the residual stream at every depth (down) and position (right).
 
-    Colour is its probability, from 0 to 1, or the entropy of the whole distribution, from 0 to the largest.
+    The colour is its probability, from 0 to 1, or the entropy of the whole distribution, from 0 to the largest. Tokens
+    are written where the cell is large enough.
     """
     grid = finite("the logit lens", numbers(values))
     n, T = grid.shape
     if len(top) != n or any(len(row) != T for row in top):
-        raise FigureError(f"top tokens do not fit values of {n} depths by {T} places: give one for each.")
+        raise FigureError(f"the top tokens do not fit values of {n} depths by {T} positions: pass one for each.")
     high = 1.0 if quantity == "probability" else float(grid.max()) or 1.0
     with titled(title, height=float(np.clip(1.5 + 0.24 * n, 2.7, TALLEST))) as figure:
         ax = figure.canvas.subplots()
-        image = ax.imshow(grid, cmap=AMOUNT, norm=Normalize(0, high), aspect="auto")
-        ax.set_xlabel("token read at this place")
-        ax.set_ylabel("stream after")
+        image = draw_map(ax, grid, 0.0, high, aspect="auto")
+        ax.set_xlabel("input token at this position")
+        ax.set_ylabel("residual stream after")
         figure.canvas.colorbar(
             image, ax=ax, label=quantity,
             fraction=0.04, aspect=28, pad=0.02,
         ).outline.set_visible(False)  # fmt: skip
         place_labels(
             figure,
-            Labels(ax, "x", named("places", tokens, T), True),
+            Labels(ax, "x", named("positions", tokens, T), True),
             Labels(ax, "y", [str(i) for i in range(n)] if rows is None else [wording(r, 24) for r in rows]),
         )
         settle(figure)
@@ -77,27 +78,27 @@ def attribution_bars(
     what: str = "the logit",
     title: str | None = None,
 ) -> Figure:
-    """What each part adds to a logit (or a difference of two), signed, with the total and whether the parts sum to it.
+    """Draw the contribution of each component to a logit (or to a difference of two), with the sum and its error.
 
-    By size the largest come first; by depth the parts keep their order. Beyond `most` bars the smallest are drawn as
-    one, so that the bars always sum to what is written.
+    With `order="size"` the largest come first; with `order="depth"` components keep their order. Beyond `most` bars the
+    smallest are drawn as one, so that the bars always add up to the sum.
     """
     values = finite("the attribution", numbers(contributions).astype(np.float64))
     if len(names) != len(values):
-        raise FigureError(f"{len(names)} names for {len(values)} contributions: give one for each.")
+        raise FigureError(f"{len(names)} names for {len(values)} contributions: pass one for each.")
     words = [wording(name, 28) for name in names]
     largest = sorted(range(len(values)), key=lambda i: -abs(values[i]))[: most if len(values) > most else None]
     kept = largest if order == "size" else sorted(largest)
     bars = [(words[i], float(values[i])) for i in kept]
     if len(kept) < len(values):
         rest = float(values.sum() - values[kept].sum())
-        bars.append((f"{len(values) - len(kept)} smaller parts", rest))
+        bars.append((f"{len(values) - len(kept)} smaller components", rest))
     bars.append(("sum", float(values.sum())))
     gap = float(values.sum() - total)
-    heading = title or f"What adds to {what}: {minus(f'{total:.3f}')}"
+    heading = title or f"Contributions to {what}: {minus(f'{total:.3f}')}"
     with titled(heading, height=1.15 + 0.165 * len(bars)) as figure:
         ax = figure.canvas.subplots()
-        colours = [GREY if "smaller parts" in w else COLOURS[0] if v >= 0 else COLOURS[1] for w, v in bars[:-1]]
+        colours = [GREY if "smaller components" in w else COLOURS[0] if v >= 0 else COLOURS[1] for w, v in bars[:-1]]
         ax.barh(range(len(bars)), [v for _, v in bars], color=[*colours, COLOURS[6]], height=0.75)
         ax.set_ylim(len(bars) - 0.4, -0.6)
         ax.axvline(0, color="black", linewidth=0.6)
@@ -105,14 +106,14 @@ def attribution_bars(
         ax.set_yticks(range(len(bars)), [w for w, _ in bars], fontsize=7)
         ax.tick_params(axis="y", length=0)
         ax.set_xlabel(
-            f"contribution to {what}\nsum of the parts − value computed by the model = {gap:.1e}".replace("-", "−")
+            f"contribution to {what}\nsum of the components − value computed by the model = {gap:.1e}".replace("-", "−")
         )
         _write_ends(figure, [v for _, v in bars])
     return figure
 
 
 def _write_ends(figure: Figure, values: Sequence[float]) -> None:
-    """The number of each bar beyond its end, with room made for it."""
+    """Write the value of each bar next to its end, and widen the axis so that it fits."""
     ax = figure.axes[0]
     reach = max(map(abs, values)) or 1.0
     digits = max(0, min(8, 2 - math.floor(math.log10(reach))))
@@ -125,8 +126,8 @@ def _write_ends(figure: Figure, values: Sequence[float]) -> None:
     ax.set_xlim(low - room * units * (low < 0) - 0.02 * (high - low), high + room * units * (high > 0 or low == 0))
     for row, (value, text) in enumerate(zip(values, texts, strict=True)):
         right = value >= 0
-        place = value + (0.04 if right else -0.04) * units
-        ax.text(place, row, text, ha="left" if right else "right", va="center", fontsize=6.5, color="black")
+        x = value + (0.04 if right else -0.04) * units
+        ax.text(x, row, text, ha="left" if right else "right", va="center", fontsize=6.5, color="black")
 
 
 def patching_map(
@@ -135,13 +136,13 @@ def patching_map(
     rows: Sequence[str] | None = None,
     *,
     axis: str = "layer",
-    columns: str = "place (token of the clean text)",
-    label: str = "effect of the patch (0: none, 1: all restored)",
-    title: str = "What putting one clean value into the other run restores",
+    columns: str = "position (token of the clean text)",
+    label: str = "effect of the patch (0: none, 1: fully restored)",
+    title: str = "Effect of patching one clean activation into the corrupted run",
 ) -> Figure:
-    """Effect of each patch, rows (layers or heads) down and places to the right; red is towards the clean answer.
+    """Draw the effect of each patch: layers or heads down, positions to the right; red is towards the clean answer.
 
-    The colour is centred on zero and reaches the largest effect on either side. Values are written where they fit.
+    Colours are centred on zero and reach the largest effect. Values are written where they fit.
     """
     grid = finite("the effects", numbers(effects))
     n, T = grid.shape
@@ -150,15 +151,15 @@ def patching_map(
     height = float(np.clip(1.6 + n * min(0.32, max(cell, 0.14)), 2.3, TALLEST))
     with titled(title, height=height) as figure:
         ax = figure.canvas.subplots()
-        image = ax.imshow(grid, cmap=SIGNED, norm=Normalize(-reach, reach), aspect="auto")
+        image = draw_map(ax, grid, -reach, reach, aspect="auto")
         ax.set_xlabel(columns)
         ax.set_ylabel(axis)
         bar = figure.canvas.colorbar(image, ax=ax, fraction=0.04, aspect=28, pad=0.02)
         bar.outline.set_visible(False)
-        # a label longer than the bar would run out of a flat picture
+        # a label longer than the bar would leave a flat figure
         bar.set_label(label if height > 3.4 else label.replace(" (", "\n("), fontsize=8)
         down = Labels(ax, "y", named(axis, rows, n))
-        place_labels(figure, Labels(ax, "x", named("places", tokens, T), tokens is not None), down)
+        place_labels(figure, Labels(ax, "x", named("positions", tokens, T), tokens is not None), down)
         settle(figure)
         write_cells(figure, ax, image, [[brief(float(v)) for v in row] for row in grid])
     return figure

@@ -1,4 +1,4 @@
-"""A training run as a picture, from its log.jsonl: the loss next to n-gram baselines, and what the probes measured."""
+"""Figures of a training run, from its log.jsonl: the loss with its baselines, and the probes."""
 
 import json
 import math
@@ -19,7 +19,7 @@ Series = dict[str, tuple[list[int | float], list[float]]]
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """The events of a run, its folder or its log.jsonl; a line torn by a crash is left out."""
+    """Read the events of a run from its folder or its log.jsonl. Lines that a crash cut off are skipped."""
     file = Path(path)
     file = file / "log.jsonl" if file.is_dir() else file
     try:
@@ -44,16 +44,16 @@ def training_curves(
     log: str | Path | Sequence[Mapping[str, Any]],
     *,
     probes: Series | None = None,
-    title: str = "Loss while training",
+    title: str = "Loss during training",
 ) -> Figure:
-    """Training and validation loss against the step, with the baselines as lines; below, the probes' curves.
+    """Draw training and validation loss over the steps with the baselines as lines; below, the curves of the probes.
 
-    `probes` name -> (steps, values); without it they are read from the log's `probe` events.
+    `probes` maps a name to (steps, values). Default: the `probe` events of the log.
     """
     events = read_log(log) if isinstance(log, str | Path) else list(log)
     losses = losses_of(events)
     if not any(steps for steps, _ in losses.values()):
-        raise FigureError("the log holds no step and no validation: there is no curve to draw yet.")
+        raise FigureError("the log has no step and no validation event: train for at least one step first.")
     probes = probe_series(events) if probes is None else probes
     with titled(title, height=5.6 if probes else 3.4) as figure:
         axes = figure.canvas.subplots(2 if probes else 1, 1, squeeze=False, sharex=True).ravel()
@@ -66,7 +66,7 @@ def training_curves(
 
 
 def losses_of(events: Sequence[Mapping[str, Any]]) -> Series:
-    """Training and validation loss, each as steps and values."""
+    """Return training and validation loss, each as steps and values."""
     series: Series = {}
     for name, kind in (("training", "step"), ("validation", "validation")):
         found = [(e["step"], e["loss"]) for e in events if e.get("event") == kind]
@@ -102,7 +102,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def probe_series(events: Sequence[Mapping[str, Any]]) -> Series:
-    """The numbers of the `probe` events, each as one curve; a list or grid (layers, heads) gives its maximum."""
+    """Return the numbers of the `probe` events as curves; of a list or grid (layers, heads), the maximum."""
     series: Series = {}
     for event in events:
         if event.get("event") != "probe":

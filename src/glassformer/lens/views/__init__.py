@@ -1,22 +1,22 @@
-"""What there is to see in a model: each kind of view measures it and knows how to draw what it measured.
+"""Views of a model: each kind of view measures something and can draw a figure of it.
 
-A view is numbers first and a picture second: the command line prints either, and nothing is drawn that was not asked
-for. Tokens come in as ids with their words; how text becomes tokens is the caller's affair.
+A view consists of numbers and a function that draws them. The command line prints the numbers or saves the figure;
+nothing is drawn unless it is requested. Tokens are passed as ids; the caller encodes the text.
 """
 
 from collections.abc import Callable
 
 from glassformer.lens.views.attention import attention, heads, induction
 from glassformer.lens.views.positions import positions
-from glassformer.lens.views.stream import attribution, patch, read_depths, rows_apart
+from glassformer.lens.views.stream import attribution, logit_lens_view, patch, rank_view
 from glassformer.lens.views.subject import Choice, Subject, View
 
 KINDS: dict[str, Callable[[Subject, Choice], View]] = {
     "attention": attention,
     "heads": heads,
     "induction": induction,
-    "logit-lens": read_depths,
-    "rank": rows_apart,
+    "logit-lens": logit_lens_view,
+    "rank": rank_view,
     "positions": positions,
     "attribution": attribution,
     "patch": patch,

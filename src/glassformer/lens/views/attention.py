@@ -1,4 +1,4 @@
-"""Views of attention: patterns, what each head does, and the head that follows repetitions."""
+"""Views of attention: patterns, head scores, and the induction head."""
 
 from typing import Any
 
@@ -6,38 +6,42 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config.errors import counted, nearest
+from glassformer.config.errors import nearest
+from glassformer.errors import plural
 from glassformer.lens import figures
 from glassformer.lens.figure import Figure
 from glassformer.lens.heads import LONGEST, head_table, repeated_tokens
-from glassformer.lens.trace import LensError, trace
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import trace
 from glassformer.lens.views.subject import Choice, Subject, View, index, pick
 from glassformer.model import DecoderLM
 
 MOST_NUMBERS = 1_000_000
-"""Attention weights that are given as numbers; more are for a picture."""
+"""Largest number of attention weights that are returned as numbers; more are only drawn."""
 HEAD_SCORES = ("induction", "previous_token", "duplicate_token", "first_token", "relative_entropy", "copying")
-"""Drawn when none is chosen."""
+"""The scores that are drawn by default."""
 
 
 def attention(subject: Subject, choice: Choice) -> View:
-    """Every head on one sheet, one layer's heads, or one head large."""
+    """Show the attention patterns of all heads, of one layer's heads, or of one head."""
     config = subject.model.config
     where = pick("attention", choice, "self", "encoder", "decoder", "cross")
     if isinstance(config, c.Seq2SeqConfig):
         where = choice.show or "cross"
         if where == "self":
-            raise LensError("an encoder-decoder attends in three places: show encoder, decoder or cross.")
+            raise LensError("an encoder-decoder has three kinds of attention: show encoder, decoder or cross.")
     elif where != "self":
-        raise LensError(f"{where} is a place in an encoder-decoder, which this model is not: leave out --show.")
+        raise LensError(
+            f"{where} attention exists only in an encoder-decoder, which this model is not: leave out --show."
+        )
     L = config.n_encoder_layers if isinstance(config, c.Seq2SeqConfig) and where == "encoder" else config.n_layers
     layer, head = index("layer", choice.layer, L), index("head", choice.head, config.n_heads)
     if layer is None and head is not None:
         layer = 0 if L == 1 else None
         if layer is None:
-            raise LensError(f"head {head} of which layer? Every layer has one: give --layer too, 0 to {L - 1}.")
+            raise LensError(f"head {head} exists in every layer: give --layer too, 0 to {L - 1}.")
     prefix, kind = {"self": ("", "attention"), "cross": ("decoder.", "cross")}.get(where, (f"{where}.", "attention"))
-    site = f"{prefix}block.{'*' if layer is None else layer}.{kind}.pattern"
+    site = f"{prefix}blocks.{'*' if layer is None else layer}.{kind}.pattern"
     maps = trace(subject.model, subject.tokens, sites=site, **subject.given).stack(site)[:, 0]  # (L, H, T, S)
     if head is not None:
         maps = maps[:, head : head + 1]
@@ -52,7 +56,7 @@ def attention(subject: Subject, choice: Choice) -> View:
         T, S = maps.shape[2:]
         heads = maps.shape[0] * maps.shape[1]
         scope = f"the heads of layer {layer}" if layer is not None else f"all {heads} heads" if heads > 1 else "1 head"
-        sides = f"{T} {'query' if T == 1 else 'queries'} (down) by {counted(S, 'key')} (right)"
+        sides = f"{T} {'query' if T == 1 else 'queries'} (down) by {plural(S, 'key')} (right)"
         title = f"{subject.name}: {named}attention of {scope}, {sides}"
         return figures.attention_sheet(maps, queries, title=title, layers=None if layer is None else [layer])
 
@@ -61,12 +65,12 @@ def attention(subject: Subject, choice: Choice) -> View:
 
 
 def _weights(maps: Tensor) -> list[Any] | None:
-    """The weights as lists; None where they are too many to be read by anyone."""
+    """Return the weights as lists, or None if there are too many."""
     return maps.tolist() if maps.numel() <= MOST_NUMBERS else None
 
 
 def heads(subject: Subject, choice: Choice) -> View:
-    """Scores of every head on repeated random tokens, and on the text where one is given."""
+    """Show the scores of every head on repeated random tokens, and on the text if there is one."""
     text = subject.tokens if subject.ids else None
     table = head_table(subject.model, text, seed=choice.seed)
     if choice.show is not None and choice.show not in table.names:
@@ -77,18 +81,18 @@ def heads(subject: Subject, choice: Choice) -> View:
     def draw() -> Figure:
         grids = {name: table.score(name) for name in names}
         shown = {n.replace("_", " "): None if bool(g.isnan().all()) else g for n, g in grids.items()}
-        return figures.head_scores(shown, title=f"{subject.name}: what each head does (layers down, heads right)")
+        return figures.head_scores(shown, title=f"{subject.name}: head scores (layers down, heads right)")
 
     return View(table.to_dict(), draw)
 
 
 def induction(subject: Subject, choice: Choice) -> View:
-    """The head that follows repetitions best (or the one chosen), on a random block and its copy, or on the text."""
+    """Show the strongest induction head (or the chosen one) on a random block and its copy, or on the text."""
     model, config = subject.model, subject.model.config
     pick("induction", choice, "stripe")
     if not isinstance(model, DecoderLM):
         raise LensError(
-            f"{subject.name} is no decoder-only model: induction needs tokens that see only what came before them."
+            f"{subject.name} is not a decoder-only model: induction needs tokens that see only earlier tokens."
         )
     layer, head = index("layer", choice.layer, config.n_layers), index("head", choice.head, config.n_heads)
     scores = head_table(model, seed=choice.seed, weights=False).score("induction")
@@ -97,13 +101,13 @@ def induction(subject: Subject, choice: Choice) -> View:
     best = max(((i, j) for i in open_layers for j in open_heads), key=lambda at: float(scores[at].nan_to_num(-1.0)))
     ids = list(subject.ids) or _repeated_row(config, choice.seed)
     if len(set(ids)) == len(ids):
-        raise LensError("no token of the text occurs twice, and induction continues a repetition: give another text.")
-    site = f"block.{best[0]}.attention.pattern"
+        raise LensError("no token of the text occurs twice, so there is no repetition to continue: give another text.")
+    site = f"blocks.{best[0]}.attention.pattern"
     pattern = trace(model, torch.tensor([ids]), sites=site)[site][0, best[1]]
     words = [subject.say(i) for i in ids]
 
     def draw() -> Figure:
-        title = f"{subject.name}: head {best[1]} in layer {best[0]}; framed: where an induction head looks"
+        title = f"{subject.name}: head {best[1]} in layer {best[0]}; framed: where an induction head attends"
         return figures.induction_stripe(pattern, ids, words, title=title)
 
     found = {"layer": best[0], "head": best[1], "score": _plain(scores[best])}

@@ -1,4 +1,4 @@
-"""Views of position: a model's own scheme, or four schemes by their formulas, all through the engine's functions."""
+"""Views of position schemes: a model's own, or four schemes by their formulas, computed by the model's functions."""
 
 import torch
 from torch import Tensor
@@ -6,16 +6,16 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.lens import figures
 from glassformer.lens.residual import stack_of
-from glassformer.lens.trace import LensError
+from glassformer.lens.sites import LensError
 from glassformer.lens.views.subject import Choice, Subject, View, pick
 from glassformer.model.positions import Rotary, alibi_slopes, apply_rotation, sinusoids, t5_buckets
 
 REACH = 128
-"""Positions or offsets shown of a scheme that has no end."""
+"""Number of positions or offsets shown for a scheme without a maximum length."""
 
 
 def positions(subject: Subject, choice: Choice) -> View:
-    """The position scheme of the model, or the four schemes by their formulas."""
+    """Show the position scheme of the model, or the four schemes by their formulas."""
     option = pick("positions", choice, "model", "sinusoidal", "schemes")
     if option == "schemes":
         return _schemes()
@@ -28,14 +28,16 @@ def positions(subject: Subject, choice: Choice) -> View:
     offsets = torch.arange(-last, 1 if causal else last + 1)
     match config.position:
         case c.NoPosition():
-            raise LensError(f"{subject.name} has no position scheme: a decoder without one tells order by its mask.")
-        case c.Learned(offset=first) | c.Infused(vectors=c.Learned(offset=first)):
+            raise LensError(
+                f"{subject.name} has no position scheme: a decoder without one knows the order only through its mask."
+            )
+        case c.Learned(offset=first) | c.QueryKeyPosition(vectors=c.Learned(offset=first)):
             return _vectors(f"{subject.name}: learned positions", stack.position.weight[first:].detach())  # type: ignore[index]
         case c.Sinusoidal() as waves:
             return _vectors(
                 f"{subject.name}: sinusoidal positions", sinusoids(torch.arange(last + 1), config.d_model, waves)
             )
-        case c.Infused(vectors=c.Sinusoidal() as waves):
+        case c.QueryKeyPosition(vectors=c.Sinusoidal() as waves):
             title = f"{subject.name}: sinusoidal positions, read by queries and keys only"
             return _vectors(title, sinusoids(torch.arange(last + 1), config.d_model, waves))
         case c.Rotary() as spec:
@@ -47,11 +49,9 @@ def positions(subject: Subject, choice: Choice) -> View:
         case _:
             query = torch.tensor([[last]])
             bias = stack.position.bias(query, query + offsets[None], torch.float64)
-            assert bias is not None  # ALiBi and T5
-            name = "ALiBi" if isinstance(config.position, c.Alibi) else "T5 bias"
-            return _offsets(
-                subject.name, offsets, {f"{name}: added to the score, one line per head": bias[0, :, 0].detach()}
-            )
+            assert bias is not None  # the schemes that add to the scores
+            lines = {f"{config.position.title}: added to the score, one line per head": bias[0, :, 0].detach()}
+            return _offsets(subject.name, offsets, lines)
 
 
 def _vectors(title: str, vectors: Tensor) -> View:
@@ -66,19 +66,19 @@ def _offsets(name: str, offsets: Tensor, curves: dict[str, Tensor]) -> View:
 
 
 def _rotary(spec: c.Rotary, d_head: int, offsets: Tensor) -> Tensor:
-    """q·k / |q||k| after rotation, for q = k = (1, ..., 1) at a query's place and a key's: by the engine's own turn."""
+    """Return q·k / |q||k| after rotation, for q = k = (1, ..., 1) at two positions, by the model's own rotation."""
     engine = Rotary(spec, d_head)
-    places = offsets - offsets.min()  # what is rotated has no negative place
-    turn = engine.rotation(places[None], torch.float64, int(places.max()))
-    assert turn is not None
-    ones = torch.ones(1, 1, len(places), d_head, dtype=torch.float64)
-    turned = apply_rotation(ones, turn)[0, 0]
-    query = turned[offsets.tolist().index(0)]
-    return turned @ query / (query @ query)
+    indices = offsets - offsets.min()  # positions are not negative
+    rotation = engine.rotation(indices[None], torch.float64, int(indices.max()))
+    assert rotation is not None
+    ones = torch.ones(1, 1, len(indices), d_head, dtype=torch.float64)
+    rotated = apply_rotation(ones, rotation)[0, 0]
+    query = rotated[offsets.tolist().index(0)]
+    return rotated @ query / (query @ query)
 
 
 def _schemes() -> View:
-    """Sinusoidal, rotary, ALiBi and T5 side by side, from the engine's formulas: width 64, 8 heads."""
+    """Show sinusoidal, rotary, ALiBi and T5 positions by the model's formulas, with width 64 and 8 heads."""
     offsets = torch.arange(-REACH, REACH + 1)
     waves = sinusoids(torch.arange(2 * REACH + 1), 64, c.Sinusoidal())
     slopes = torch.tensor(alibi_slopes(8), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a view is of, what it was narrowed to, and what it gives."""
+"""The input, the options and the result of a view."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,32 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.config.errors import counted, listing
+from glassformer.config.errors import listing
+from glassformer.errors import plural
 from glassformer.lens.figure import Figure
-from glassformer.lens.trace import Given, LensError
+from glassformer.lens.sites import LensError
+from glassformer.lens.trace import ForwardArguments
 from glassformer.model import Model
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the text it is looked at with."""
+    """A model and the text it runs on."""
 
     name: str
     model: Model
     ids: Sequence[int] = ()
     say: Callable[[int], str] = str
-    """The word of a token id."""
+    """Returns the text of a token id."""
     target: Sequence[int] | None = None
-    """What the decoder of an encoder-decoder reads; `ids` are then its source."""
+    """The decoder's tokens of an encoder-decoder; `ids` are then the source."""
 
     @property
     def words(self) -> list[str]:
-        """Words along the text whose stream is read: the decoder's own."""
+        """The texts of the tokens of the decoder (or of the only stack)."""
         return [self.say(i) for i in (self.ids if self.target is None else self.target)]
 
     @property
-    def given(self) -> Given:
-        return Given() if self.target is None else Given(target=torch.tensor([list(self.target)]))
+    def given(self) -> ForwardArguments:
+        return ForwardArguments() if self.target is None else ForwardArguments(target=torch.tensor([list(self.target)]))
 
     @property
     def tokens(self) -> Tensor:
@@ -41,30 +43,30 @@ class Subject:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user narrowed the view to."""
+    """The user's options for a view."""
 
     show: str | None = None
-    """Which of a kind's pictures; None is its first."""
+    """Which figure of the view; None is the first."""
     layer: int | None = None
     head: int | None = None
     position: int = -1
     answer: int | None = None
     wrong: int | None = None
     against: Sequence[int] | None = None
-    """Ids of the other text, for patching."""
+    """Token ids of the other text, for patching."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class View:
-    """Numbers as plain lists, and how to draw them."""
+    """Numbers as plain lists and a function that draws them."""
 
     numbers: dict[str, Any]
     draw: Callable[[], Figure] = field(repr=False)
 
 
 def pick(kind: str, choice: Choice, *known: str) -> str:
-    """The picture chosen, or the first of its kind."""
+    """Return the chosen figure, or the first."""
     if choice.show is None:
         return known[0]
     if choice.show not in known:
@@ -78,11 +80,11 @@ def index(what: str, value: int | None, size: int) -> int | None:
     return value
 
 
-def place_of(subject: Subject, position: int) -> int:
-    """An index into the text from either end, as one from the start."""
+def position_index(subject: Subject, position: int) -> int:
+    """Convert a position counted from either end into an index from the start."""
     length = len(subject.words)
     if not -length <= position < length:
         raise LensError(
-            f"position {position} is outside a text of {counted(length, 'token')}: use {-length} to {length - 1}."
+            f"position {position} is outside a text of {plural(length, 'token')}: use {-length} to {length - 1}."
         )
     return position % length

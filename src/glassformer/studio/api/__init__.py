@@ -1,1 +1,1 @@
-"""One file per view: functions of (shelf, request) to plain data, packets of tensors, or a stream of events."""
+"""One module per view: functions of (models, request) that return JSON values, tensors, or emit events."""

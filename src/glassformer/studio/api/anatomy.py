@@ -1,32 +1,27 @@
-"""Anatomy: the parts of a model with their formulas, parameters and operations; the tensor at one site."""
+"""Anatomy view: the parts of a model with formulas, parameters and FLOPs, and the tensor at one site."""
 
 import math
-from typing import Any
+from typing import Any, assert_never
 
 from glassformer.config import (
-    Alibi,
     Dense,
     EncoderConfig,
     Gated,
-    Infused,
     LayerNorm,
-    Learned,
     ModelConfig,
     MoE,
     NoFeedForward,
     NoPosition,
-    Rotary,
     Seq2SeqConfig,
-    Sinusoidal,
 )
-from glassformer.size import flops, parameters
+from glassformer.sizing import flops, parameters
 from glassformer.studio import schema
-from glassformer.studio.api.reading import read
+from glassformer.studio.api.inputs import read_inputs
+from glassformer.studio.encoding import TensorResponse
 from glassformer.studio.errors import LoadingError, StudioError, TooLargeError
 from glassformer.studio.mathml import mathml
+from glassformer.studio.models import ModelStore
 from glassformer.studio.settings import LIMITS
-from glassformer.studio.shelf import Shelf
-from glassformer.studio.wire import Packet
 
 DEFAULT_CONTEXT = 512
 NORMS = {
@@ -40,24 +35,24 @@ ATTENTION = (
 CROSS = ATTENTION.replace("K = x", "K = m").replace("V = x", "V = m")
 
 
-def anatomy(shelf: Shelf, asked: schema.AboutModel, torch_ready: bool = True) -> dict[str, Any]:
-    """Every part in the order of the computation. Of a folder of ours, without torch."""
-    config = shelf.config(asked.model, torch_ready)
+def anatomy(models: ModelStore, request: schema.ModelRequest, torch_ready: bool = True) -> dict[str, Any]:
+    """Return the parts of a model in the order of computation. Needs no torch for a glassformer folder."""
+    config = models.config(request.model, torch_ready)
     if config is None:
-        raise LoadingError("torch is still being imported: ask again in a moment.")
+        raise LoadingError("torch is still being imported: try again in a moment.")
     return describe(config)
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """The parts of a config: paths, formulas, shapes, and per token the operations at its whole context."""
+    """Return the parts of a config: paths, formulas, shapes, and FLOPs per token at full context."""
     context = config.max_len or DEFAULT_CONTEXT
     shapes = parameters(config)
     parts: list[dict[str, Any]] = []
 
     def add(path: str, title: str, site: str, letters: str, formula: str, prefixes: tuple[str, ...], more: int = 0,
-            multiplied: bool = True) -> None:  # fmt: skip
+            is_matmul: bool = True) -> None:  # fmt: skip
         own = {name: shape for name, shape in shapes.items() if name.startswith(prefixes)}
-        work = 2 * _multiplied(config, own) if multiplied else 0
+        work = 2 * _matmul_weights(config, own) if is_matmul else 0
         parts.append(
             {
                 "path": path,
@@ -72,14 +67,14 @@ def describe(config: ModelConfig) -> dict[str, Any]:
             }
         )
 
-    add("embed", "Token embedding", _first_site(config), "B,T,D", r"x_t = c\,E_{id_t}", ("embed.",), multiplied=False)
+    add("embed", "Token embedding", _first_site(config), "B,T,D", r"x_t = c\,E_{id_t}", ("embed.",), is_matmul=False)
     for stack, prefix, layers, cross in _stacks(config):
         _stack_parts(config, add, stack, prefix, layers, cross, context)
     if config.head is not None:
         tied = 2 * config.d_model * config.vocab_size if config.head.tied else 0
         add("head", "Output head", "logits", "B,T,V", r"l_t = c\, x_t W^\top + b", ("head.",), tied)
     if isinstance(config, EncoderConfig) and config.pooler:
-        add("pooler", "Pooler", "final", "B,D", r"\tanh(W x_0 + b)", ("pooler.",), multiplied=False)
+        add("pooler", "Pooler", "final", "B,D", r"\tanh(W x_0 + b)", ("pooler.",), is_matmul=False)
     letters = {"D": config.d_model, "H": config.n_heads, "G": config.n_kv_heads, "K": config.d_head,
                "U": config.d_value, "F": config.d_ff, "L": config.n_layers, "V": config.vocab_size}  # fmt: skip
     totals = {
@@ -96,7 +91,7 @@ def _first_site(config: ModelConfig) -> str:
 
 
 def _stacks(config: ModelConfig) -> list[tuple[str, str, int, bool]]:
-    """(name of the stack in parameters, prefix of its sites, layers, has cross-attention)."""
+    """Return (stack name in parameter names, prefix of site names, layers, has cross-attention) of each stack."""
     if isinstance(config, Seq2SeqConfig):
         return [("encoder", "encoder.", config.n_encoder_layers, False), ("decoder", "decoder.", config.n_layers, True)]
     return [("encoder" if isinstance(config, EncoderConfig) else "decoder", "", config.n_layers, False)]
@@ -105,18 +100,19 @@ def _stacks(config: ModelConfig) -> list[tuple[str, str, int, bool]]:
 def _stack_parts(
     config: ModelConfig, add: Any, stack: str, prefix: str, layers: int, cross: bool, context: int
 ) -> None:
-    """Positions, blocks and final norm of one stack."""
+    """Add the position embedding, the blocks and the final norm of one stack."""
     norm = NORMS["layer_norm" if isinstance(config.norm, LayerNorm) else "rms_norm"]
     scores = 2 * config.n_heads * (config.d_head + config.d_value) * context
     if not isinstance(config.position, NoPosition):
-        title = {"t5_bias": "T5 bias"}.get(config.position.kind, config.position.kind.capitalize()) + " positions"
-        add(f"{prefix}position", title, f"{prefix}embed", "B,T,D", position_formula(config), (f"{stack}.position.",),
-            multiplied=False)  # fmt: skip
+        scheme = config.position
+        title = scheme.title[0].upper() + scheme.title[1:]
+        add(f"{prefix}position", title, f"{prefix}embed", "B,T,D", scheme.formula, (f"{stack}.position.",),
+            is_matmul=False)  # fmt: skip
     if config.embedding.norm:
         add(f"{prefix}embed_norm", "Embedding norm", f"{prefix}embed", "B,T,D", norm, (f"{stack}.embed_norm.",))
     post = config.placement == "post"
     for layer in range(layers):
-        site, own = f"{prefix}block.{layer}.", f"{stack}.blocks.{layer}."
+        site, own = f"{prefix}blocks.{layer}.", f"{stack}.blocks.{layer}."
         branches = [("attention", "Attention", ATTENTION, scores)]
         branches += [("cross", "Cross-attention", CROSS, scores)] if cross else []
         if not isinstance(config.feedforward, NoFeedForward):
@@ -134,8 +130,8 @@ def _stack_parts(
         add(f"{prefix}norm", "Final norm", f"{prefix}final", "B,T,D", norm, (f"{stack}.norm.",))
 
 
-def _multiplied(config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int:
-    """Weights of matrices that one token is multiplied with: of experts, the active ones only."""
+def _matmul_weights(config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int:
+    """Return the number of weights in the matmuls of one token; of experts, only the active ones count."""
     total = sum(math.prod(shape) for name, shape in own.items() if len(shape) == 2 and ".experts." not in name)
     experts = sum(math.prod(shape) for name, shape in own.items() if len(shape) == 2 and ".experts." in name)
     if isinstance(config.feedforward, MoE):
@@ -144,7 +140,7 @@ def _multiplied(config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int:
 
 
 def feed_formula(config: ModelConfig) -> str:
-    """What the feed-forward computes."""
+    """Return the formula of the feed-forward layer."""
     match config.feedforward:
         case Dense():
             return r"\operatorname{act}(x W_{up}^\top + b)\, W_{down}^\top + b"
@@ -153,47 +149,32 @@ def feed_formula(config: ModelConfig) -> str:
         case MoE():
             router = r"p = \operatorname{softmax}(x W_r^\top)"
             return r"\sum_{e \in \operatorname{top}_A} p_e \operatorname{expert}_e(x), \quad " + router
-        case _:
+        case NoFeedForward():
             return ""
-
-
-def position_formula(config: ModelConfig) -> str:
-    """How the model knows where a token stands."""
-    match config.position:
-        case Learned():
-            return r"x_t \leftarrow x_t + P_t"
-        case Sinusoidal():
-            return r"x_t \leftarrow x_t + p_t, \quad p_{t,2i} = \sin(t\,\omega_i), \; p_{t,2i+1} = \cos(t\,\omega_i)"
-        case Rotary():
-            return r"q_t \leftarrow R_t q_t, \; k_s \leftarrow R_s k_s, \quad R_t = \text{rotation by } t\,\omega_i"
-        case Alibi():
-            return r"s_{h,t,s} \leftarrow s_{h,t,s} - m_h |t - s|"
-        case Infused():
-            return r"q, k \text{ read } x_t + p_t"
         case _:
-            return r"s_{h,t,s} \leftarrow s_{h,t,s} + b_{h, \operatorname{bucket}(s - t)}"
+            assert_never(config.feedforward)
 
 
-def tensor(shelf: Shelf, asked: schema.OneTensor, most: int = LIMITS.tensor_bytes) -> Packet:
-    """What stands at one site of one run, without the batch, as float16; of one head when it is named."""
-    from glassformer.lens.trace import sites_of, trace
+def tensor(models: ModelStore, request: schema.TensorRequest, limit: int = LIMITS.tensor_bytes) -> TensorResponse:
+    """Return the tensor at one site of one forward pass as float16, without the batch axis; one head if given."""
+    from glassformer.lens.sites import sites_of
+    from glassformer.lens.trace import trace
 
-    reading = read(shelf, asked)
-    run = trace(reading.model, reading.tokens, sites=[asked.site], **reading.given)
+    inputs = read_inputs(models, request)
+    run = trace(inputs.model, inputs.tokens, sites=[request.site], **inputs.trace_arguments)
     names = run.sites
     if len(names) != 1:
-        raise StudioError(f"{asked.site} means {len(names)} sites: name one of them.")
+        raise StudioError(f"{request.site} matches {len(names)} sites: name one of them.")
     (name,) = names
-    value, letters = run[name][0], sites_of(reading.model)[name].letters.removeprefix("B,")
-    if asked.head is not None:
+    value, letters = run[name][0], sites_of(inputs.model)[name].letters.removeprefix("B,")
+    if request.head is not None:
         if value.dim() != 3:
-            raise StudioError(f"{name} has no heads, its shape is {tuple(value.shape)}: leave head out.")
-        if asked.head >= value.shape[0]:
-            raise StudioError(f"head {asked.head} does not exist at {name}: use 0 to {value.shape[0] - 1}.")
-        value, letters = value[asked.head], letters.split(",", 1)[1]
-    if 2 * value.numel() > most:
-        narrower = "name one head" if value.dim() == 3 else "give fewer tokens"
-        raise TooLargeError(f"{name} is {2 * value.numel():,} bytes here, more than {most:,}: {narrower}.")
-    if not value.is_floating_point():
-        return Packet({"value": (value, "i32")}, {"site": name, "letters": letters, "pieces": reading.words})
-    return Packet({"value": (value, "f16")}, {"site": name, "letters": letters, "pieces": reading.words})
+            raise StudioError(f"{name} has no head axis, its shape is {tuple(value.shape)}: leave head out.")
+        if request.head >= value.shape[0]:
+            raise StudioError(f"head {request.head} does not exist at {name}: use 0 to {value.shape[0] - 1}.")
+        value, letters = value[request.head], letters.split(",", 1)[1]
+    if 2 * value.numel() > limit:
+        remedy = "select one head" if value.dim() == 3 else "use fewer tokens"
+        raise TooLargeError(f"{name} has {2 * value.numel():,} bytes here, more than {limit:,}: {remedy}.")
+    meta = {"site": name, "letters": letters, "pieces": inputs.token_texts}
+    return TensorResponse({"value": (value, "float16" if value.is_floating_point() else "int32")}, meta)

@@ -1,11 +1,10 @@
-"""Doctor: a model of the shelf examined, and what it has."""
+"""Doctor view: diagnose a model of the studio."""
 
 from typing import TYPE_CHECKING, Any
 
 from glassformer.studio import schema
 from glassformer.studio.events import Emit
-from glassformer.studio.jobs import Ticket
-from glassformer.studio.shelf import Shelf
+from glassformer.studio.models import ModelStore
 
 if TYPE_CHECKING:
     from glassformer.finding import Finding
@@ -13,38 +12,39 @@ if TYPE_CHECKING:
 LEAK_LENGTH = 12
 
 
-def examine(shelf: Shelf, asked: schema.Doctor, ticket: Ticket, emit: Emit) -> None:
-    """Events `progress` and `finding` while probes run, then each `diagnosis`, and `done` with the leak matrix.
+def examine(models: ModelStore, request: schema.Doctor, emit: Emit) -> None:
+    """Emit `progress` and `finding` while probes run, then each `diagnosis`, then `done` with the leak matrix.
 
-    The patient is a copy of its own: a large model is changed and restored by some probes, and others may be using it.
+    A separate copy of the model is examined: some probes modify a large model in place and restore it, and other
+    requests may be using the shared one. The time limit is that of the job, which is checked at each torch call.
     """
-    from glassformer.claims.claim import plain
     from glassformer.doctor import diagnose
+    from glassformer.theory.claims.claim import plain
 
-    loaded = shelf.fresh(asked.model)
+    loaded = models.load_copy(request.model)
 
-    def tell(what: str, done: int, of: int) -> None:
+    def report_progress(what: str, done: int, of: int) -> None:
         emit("progress", {"what": what, "done": done, "of": of})
 
-    def found(finding: "Finding", family: str) -> None:
+    def report_finding(finding: "Finding", family: str) -> None:
         emit("finding", {**plain(finding.to_dict()), "family": family})
 
-    report = diagnose(loaded.model, quick=asked.quick, tell=tell, found=found, name=loaded.name)
+    report = diagnose(loaded.model, quick=request.quick, tell=report_progress, found=report_finding, name=loaded.name)
     for diagnosis in report.diagnoses:
-        emit("diagnosis", {**plain(diagnosis.to_dict()), "place": diagnosis.where(), "text": diagnosis.text()})
+        emit("diagnosis", {**plain(diagnosis.to_dict()), "location": diagnosis.where(), "text": diagnosis.text()})
     leak = report.pictures.get("leak") or leak_matrix(loaded.model)
     facts = {"healthy": report.healthy, "notes": list(report.notes), "seconds": report.seconds, "text": report.text()}
     emit("done", {**facts, "leak": plain(leak)})
 
 
 def leak_matrix(model: Any) -> list[list[float]] | None:
-    """How far output i moves when input j alone changes; None for a model that reads in both directions."""
-    from glassformer.checks.adapt import subject_of
-    from glassformer.checks.causality import leak_matrix as measure
+    """Return how much the output at position i changes when only the input at j changes; None for an encoder."""
+    from glassformer.doctor.probes.causality import leak_matrix as measure
+    from glassformer.doctor.subject.adapt import subject_of
 
     subject = subject_of(model)
     if subject.kind == "encoder":
         return None
-    with subject.patient(subject.warmth) as patient:
-        matrix: list[list[float]] = measure(patient, patient.length(LEAK_LENGTH)).tolist()
+    with subject.isolated(subject.warmth) as isolated:
+        matrix: list[list[float]] = measure(isolated, isolated.length(LEAK_LENGTH)).tolist()
     return matrix

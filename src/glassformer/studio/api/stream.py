@@ -1,33 +1,34 @@
-"""Stream: the residual stream read at every depth, taken apart, measured, and patched between two texts."""
+"""Stream view: logit lens, logit attribution, norms and rank of the residual stream, activation patching."""
 
 from typing import Any
 
 from glassformer.studio import schema
-from glassformer.studio.api.reading import Reading, read
+from glassformer.studio.api.inputs import ModelInputs, read_inputs
 from glassformer.studio.errors import StudioError
 from glassformer.studio.events import Emit
-from glassformer.studio.jobs import Ticket
-from glassformer.studio.shelf import Loaded, Shelf
+from glassformer.studio.models import LoadedModel, ModelStore
 
 
-def lens(shelf: Shelf, asked: schema.Lens) -> dict[str, Any]:
-    """The likeliest tokens at every depth: cells[depth][place] is a list, likeliest first."""
+def lens(models: ModelStore, request: schema.Lens) -> dict[str, Any]:
+    """Return the most likely tokens at every depth: cells[depth][position] is a list, most likely first."""
     from glassformer.lens import logit_lens
 
-    reading = read(shelf, asked)
-    found = logit_lens(reading.model, reading.tokens, min(asked.top, reading.model.config.vocab_size), **reading.given)
-    say = reading.loaded.say
+    inputs = read_inputs(models, request)
+    found = logit_lens(
+        inputs.model, inputs.tokens, min(request.top, inputs.model.config.vocab_size), **inputs.trace_arguments
+    )
+    token_text = inputs.loaded.token_text
     cells = [
         [
-            [{"id": i, "piece": say(i), "p": p} for i, p in zip(ids, chances, strict=True)]
-            for ids, chances in zip(row, chance_row, strict=True)
+            [{"id": i, "piece": token_text(i), "p": p} for i, p in zip(ids, probabilities, strict=True)]
+            for ids, probabilities in zip(row, probability_row, strict=True)
         ]
-        for row, chance_row in zip(found.top[:, 0].tolist(), found.probabilities[:, 0].tolist(), strict=True)
+        for row, probability_row in zip(found.top[:, 0].tolist(), found.probabilities[:, 0].tolist(), strict=True)
     ]
     return {
         "layers": ["embedding", *(f"block {i}" for i in range(len(cells) - 1))],
         "sites": list(found.depths),
-        "pieces": reading.words,
+        "pieces": inputs.token_texts,
         "cells": cells,
         "entropy": found.entropy[:, 0].tolist(),
         "kl": found.divergence[:, 0].tolist(),
@@ -35,38 +36,40 @@ def lens(shelf: Shelf, asked: schema.Lens) -> dict[str, Any]:
     }
 
 
-def attribution(shelf: Shelf, asked: schema.Attribution) -> dict[str, Any]:
-    """What each part adds to one logit (less another's); the likeliest token's when none is named."""
+def attribution(models: ModelStore, request: schema.Attribution) -> dict[str, Any]:
+    """Return what each component adds to one logit, or to the difference of two. Default: the most likely token."""
     from glassformer.lens import attribute_logits
 
-    reading = read(shelf, asked)
-    place = _place(reading, asked.position)
-    answer = _likeliest(reading, place) if asked.answer is None else asked.answer
-    found = attribute_logits(reading.model, reading.tokens, answer, asked.wrong, position=place, **reading.given)
-    say = reading.loaded.say
+    inputs = read_inputs(models, request)
+    position = _position(inputs, request.position)
+    answer = _argmax_token(inputs, position) if request.answer is None else request.answer
+    found = attribute_logits(
+        inputs.model, inputs.tokens, answer, request.wrong, position=position, **inputs.trace_arguments
+    )
+    token_text = inputs.loaded.token_text
     return {
         "names": list(found.names),
         "values": found.values[:, 0].tolist(),
         "logit": float(found.logit[0]),
-        "answer": {"id": answer, "piece": say(answer)},
-        "wrong": None if asked.wrong is None else {"id": asked.wrong, "piece": say(asked.wrong)},
-        "position": place,
+        "answer": {"id": answer, "piece": token_text(answer)},
+        "wrong": None if request.wrong is None else {"id": request.wrong, "piece": token_text(request.wrong)},
+        "position": position,
         "finding": found.finding.to_dict(),
         "note": found.note,
     }
 
 
-def depth(shelf: Shelf, asked: schema.AboutText) -> dict[str, Any]:
-    """Norms and rank of the stream by depth, and how pure random attention would lose its rank (the theory's line)."""
+def depth(models: ModelStore, request: schema.TextRequest) -> dict[str, Any]:
+    """Return norms and rank of the residual stream by depth, and the rank collapse of pure attention for comparison."""
     from glassformer.lens import rank, stream_norms, trace
 
-    reading = read(shelf, asked)
-    stack = "" if reading.target is None else "decoder."
-    lengths = stream_norms(reading.model, reading.tokens, **reading.given)
-    sites = [f"{stack}embed", f"{stack}block.*.resid_post"]
-    found = rank.stream_rank(trace(reading.model, reading.tokens, sites=sites, **reading.given), stack)
+    inputs = read_inputs(models, request)
+    stack = "" if inputs.target is None else "decoder."
+    lengths = stream_norms(inputs.model, inputs.tokens, **inputs.trace_arguments)
+    sites = [f"{stack}embed", f"{stack}blocks.*.resid_post"]
+    found = rank.stream_rank(trace(inputs.model, inputs.tokens, sites=sites, **inputs.trace_arguments), stack)
     return {
-        "pieces": reading.words,
+        "pieces": inputs.token_texts,
         "norms": {
             "stream": lengths.stream[:, 0].tolist(),
             "branches": {name: value[:, 0].tolist() for name, value in lengths.branches.items()},
@@ -78,17 +81,17 @@ def depth(shelf: Shelf, asked: schema.AboutText) -> dict[str, Any]:
             "stable": found.stable_rank[:, 0].tolist(),
             "deviation": found.deviation[:, 0].tolist(),
         },
-        "theory": _theory(reading),
+        "theory": _theory(inputs),
     }
 
 
-def _theory(reading: Reading) -> dict[str, Any]:
-    """Deviation from equal rows of random layers without and with a skip, as many layers as the model has."""
+def _theory(inputs: ModelInputs) -> dict[str, Any]:
+    """Return the deviation from equal rows for random attention layers without and with skip connections."""
     from glassformer.lens import rank
 
-    layers = reading.model.config.n_layers
+    layers = inputs.model.config.n_layers
 
-    def make() -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         pure, skip = rank.collapse("attention", layers), rank.collapse("skip", layers)
         assert skip.theory is not None
         return {
@@ -97,61 +100,70 @@ def _theory(reading: Reading) -> dict[str, Any]:
             "skip_predicted": skip.theory.tolist(),
         }
 
-    made: dict[str, Any] = reading.loaded.remember(("collapse", layers), make)
-    return made
+    curves: dict[str, Any] = inputs.loaded.cached(("collapse", layers), compute)
+    return curves
 
 
-def patch(shelf: Shelf, asked: schema.Patch, ticket: Ticket, emit: Emit) -> None:
-    """Patching from a clean into a corrupt text, layer by layer: `layer` events, then `done` with the whole map."""
+def patch(models: ModelStore, request: schema.Patch, emit: Emit) -> None:
+    """Patch activations of a clean text into a corrupt one: one `layer` event per layer, then `done` with the map."""
     import torch
 
     from glassformer.lens import patch_effects
     from glassformer.model import Seq2Seq
 
-    loaded = shelf.get(asked.model)
+    loaded = models.get(request.model)
     if isinstance(loaded.model, Seq2Seq):
-        raise StudioError("patching here is between two prompts of one stack: use glassformer.lens.patch_effects.")
-    clean, corrupt = (_tokens(loaded, given) for given in (asked.clean, asked.corrupt))
-    place = _place(Reading(loaded, clean), asked.position)
+        raise StudioError("patching an encoder-decoder is not supported here: use glassformer.lens.patch_effects.")
+    clean, corrupt = (_tokens(loaded, text) for text in (request.clean, request.corrupt))
+    position = _position(ModelInputs(loaded, clean), request.position)
     if len(clean) != len(corrupt):
-        raise StudioError(f"the clean text has {len(clean)} tokens, the corrupt one {len(corrupt)}: make them equal.")
-    answer = _likeliest(Reading(loaded, clean), place) if asked.answer is None else asked.answer
-    wrong = _likeliest(Reading(loaded, corrupt), place) if asked.wrong is None else asked.wrong
+        raise StudioError(
+            f"the clean text has {len(clean)} tokens, the corrupt one {len(corrupt)}: use texts of equal length."
+        )
+    answer = _argmax_token(ModelInputs(loaded, clean), position) if request.answer is None else request.answer
+    wrong = _argmax_token(ModelInputs(loaded, corrupt), position) if request.wrong is None else request.wrong
     if answer == wrong:
         raise StudioError(
-            f"both texts make the model say {loaded.say(answer)!r} here: give others, or answer and wrong."
+            f"the model predicts {loaded.token_text(answer)!r} for both texts: change a text, or give answer and wrong."
         )
-    by_head = asked.site == "attention.heads"
+    by_head = request.site == "attention.heads"
     rows, texts = [], (torch.tensor([clean]), torch.tensor([corrupt]))
     for layer in range(loaded.config.n_layers):
-        ticket.check()
         found = patch_effects(
-            loaded.model, *texts, answer, wrong, asked.site, layers=[layer], each_position=not by_head, position=place
+            loaded.model,
+            *texts,
+            answer,
+            wrong,
+            request.site,
+            layers=[layer],
+            each_position=not by_head,
+            position=position,
         )
         rows.append(found.effects[0].tolist())
         emit("layer", {"layer": layer, "layers": loaded.config.n_layers, "effects": rows[-1]})
-    words = {"clean": [loaded.say(i) for i in clean], "corrupt": [loaded.say(i) for i in corrupt]}
-    asked_for = {
-        "answer": {"id": answer, "piece": loaded.say(answer)},
-        "wrong": {"id": wrong, "piece": loaded.say(wrong)},
+    pieces = {"clean": [loaded.token_text(i) for i in clean], "corrupt": [loaded.token_text(i) for i in corrupt]}
+    tokens = {
+        "answer": {"id": answer, "piece": loaded.token_text(answer)},
+        "wrong": {"id": wrong, "piece": loaded.token_text(wrong)},
     }
     differences = {"clean_difference": found.clean, "corrupt_difference": found.corrupt}
-    facts = {"site": asked.site, "axis": "head" if by_head else "position", "position": place, "effects": rows}
-    emit("done", {**facts, **asked_for, **differences, "pieces": words})
+    facts = {"site": request.site, "axis": "head" if by_head else "position", "position": position, "effects": rows}
+    emit("done", {**facts, **tokens, **differences, "pieces": pieces})
 
 
-def _tokens(loaded: Loaded, given: list[int] | str) -> list[int]:
-    return loaded.checked(loaded.encode(given) if isinstance(given, str) else given)
+def _tokens(loaded: LoadedModel, text: list[int] | str) -> list[int]:
+    return loaded.check_ids(loaded.encode(text) if isinstance(text, str) else text)
 
 
-def _place(reading: Reading, position: int) -> int:
-    length = len(reading.words)
+def _position(inputs: ModelInputs, position: int) -> int:
+    """Return a position counted from the start; negative ones count from the end."""
+    length = len(inputs.token_texts)
     if not -length <= position < length:
         raise StudioError(f"position {position} is outside a text of {length} tokens: use {-length} to {length - 1}.")
     return position % length
 
 
-def _likeliest(reading: Reading, place: int) -> int:
+def _argmax_token(inputs: ModelInputs, position: int) -> int:
     from glassformer.lens import trace
 
-    return int(trace(reading.model, reading.tokens, sites=(), **reading.given).logits[0, place].argmax())
+    return int(trace(inputs.model, inputs.tokens, sites=(), **inputs.trace_arguments).logits[0, position].argmax())

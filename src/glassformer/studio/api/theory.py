@@ -1,25 +1,24 @@
-"""Theory: the claims, their words with formulas as MathML, their figures, and running one."""
+"""Theory view: the claims with formulas as MathML, their figures, and running one of them."""
 
 import threading
 from typing import Any
 
-from glassformer.claims import TITLES, Claim
-from glassformer.claims.formulas import readable
-from glassformer.claims.registry import ClaimError, close_to, load_all
 from glassformer.studio import schema
-from glassformer.studio.errors import StudioError, UnknownError
+from glassformer.studio.errors import NotFoundError, StudioError
 from glassformer.studio.events import Emit
-from glassformer.studio.jobs import Ticket
 from glassformer.studio.mathml import pieces
+from glassformer.theory.claims import TITLES, Claim
+from glassformer.theory.claims.formulas import readable
+from glassformer.theory.claims.registry import ClaimError, close_to, load_all
 
 VERDICTS: dict[str, str] = {}
-"""What a claim said when it last ran here, unbroken and with its default knobs."""
+"""Verdict of each claim that ran here with default knobs and without its negative control."""
 DRAWING = threading.Lock()
-"""matplotlib's settings are one for the whole process: one figure at a time."""
+"""matplotlib's settings are global to the process: draw one figure at a time."""
 
 
-def listing() -> list[dict[str, Any]]:
-    """All claims in the order of the chapters; no torch."""
+def list_claims() -> list[dict[str, Any]]:
+    """Return all claims in the order of the chapters. Needs no torch."""
     return [
         {
             "id": claim.id,
@@ -40,21 +39,21 @@ def listing() -> list[dict[str, Any]]:
 
 
 def _errata(claim: Claim) -> list[str]:
-    """Every erratum that the claim has, or that its sources name, and whom it corrects: what a search looks for."""
-    own = [word for erratum in claim.errata for word in (erratum.id, *erratum.sources)]
+    """Return the ids of all errata of a claim and of its sources, and the sources they correct, for the search."""
+    own = [name for erratum in claim.errata for name in (erratum.id, *erratum.sources)]
     return sorted({*own, *(id for source in claim.sources for id in source.errata)})
 
 
-def known(id: str) -> Claim:
+def find_claim(id: str) -> Claim:
     claims = load_all()
     if id not in claims:
-        raise UnknownError(f"there is no claim {id[:100]!r}.{close_to(id[:100], claims)}")
+        raise NotFoundError(f"there is no claim {id[:100]!r}.{close_to(id[:100], claims)}")
     return claims[id]
 
 
-def words(id: str) -> dict[str, Any]:
-    """One claim in full; texts come as pieces of plain text and MathML."""
-    claim = known(id)
+def describe(id: str) -> dict[str, Any]:
+    """Return one claim in full; texts are split into plain text and MathML."""
+    claim = find_claim(id)
     return {
         "id": claim.id,
         "chapter": claim.chapter,
@@ -87,8 +86,8 @@ def words(id: str) -> dict[str, Any]:
     }
 
 
-def knobs_of(claim: Claim, given: dict[str, float]) -> dict[str, float]:
-    """All knobs of a claim, those given inside their limits."""
+def knob_values(claim: Claim, given: dict[str, float]) -> dict[str, float]:
+    """Return the values of all knobs of a claim. Raises an error if a given value is out of range."""
     own = {knob.name: knob for knob in claim.knobs}
     for name, value in given.items():
         if name not in own:
@@ -99,64 +98,48 @@ def knobs_of(claim: Claim, given: dict[str, float]) -> dict[str, float]:
     return {**{name: knob.default for name, knob in own.items()}, **given}
 
 
-def run(id: str, asked: schema.RunClaim, ticket: Ticket, emit: Emit) -> None:
-    """Events `part` as evidence comes, then `verdict`: the Finding that `gf.check` gives."""
-    from glassformer.claims.claim import Lab, conclude, plain
-    from glassformer.claims.registry import find
+def run(id: str, request: schema.RunClaim, emit: Emit) -> None:
+    """Emit one `part` event per piece of evidence, then `verdict`: the Finding that `gf.check` returns."""
     from glassformer.finding import Finding, Verdict
+    from glassformer.theory.claims.claim import Lab, conclude, plain
+    from glassformer.theory.claims.registry import find
 
-    claim = known(id)
-    lab = Lab(asked.seed, asked.broken, asked.slow, knobs_of(claim, asked.knobs))
+    claim = find_claim(id)
+    lab = Lab(request.seed, request.broken, request.slow, knob_values(claim, request.knobs))
     find(id)
-    if claim.slow and not asked.slow:
-        skipped = Finding.skip(id, "trains a model: runs with slow").to_dict()
+    if claim.slow and not request.slow:
+        skipped = Finding.skip(id, "this claim trains a model: it runs with slow=True").to_dict()
         emit("verdict", {**skipped, "expected": "skip", "crashed": False})
         return
     parts, crashed = [], False
     try:
         for part in claim.check(lab):
-            ticket.check()
             parts.append(part)
             emit("part", plain(part.to_dict()))
-        for erratum in () if asked.broken else claim.errata:
+        for erratum in () if request.broken else claim.errata:
             parts.append(erratum.examine())
             emit("part", plain(parts[-1].to_dict()))
         verdict = conclude(claim, parts)
-    except Exception as error:  # a knob may be moved to where a check cannot go: its failure, not the server's
+    except Exception as error:  # a check may fail for some values of its knobs: that is a verdict, not a server error
         crashed = True
         verdict = Finding(id, Verdict.FAIL, why=f"crashed: {type(error).__name__}: {' '.join(str(error).split())}")
-    if not asked.broken and all(lab.knobs[knob.name] == knob.default for knob in claim.knobs):
+    if not request.broken and all(lab.knobs[knob.name] == knob.default for knob in claim.knobs):
         VERDICTS[id] = str(verdict.verdict)
-    expected = str(Verdict.FAIL if asked.broken else Verdict.PASS)
+    expected = str(Verdict.FAIL if request.broken else Verdict.PASS)
     emit("verdict", {**plain(verdict.to_dict()), "expected": expected, "crashed": crashed})
 
 
-def figure(id: str, given: dict[str, str]) -> str:
-    """The figure of a claim as SVG; `seed`, `broken` and knobs may be given."""
-    from glassformer.claims.claim import Lab
-    from glassformer.claims.registry import find
+def figure(id: str, query: schema.FigureQuery) -> str:
+    """Return the figure of a claim as SVG."""
+    from glassformer.theory.claims.claim import Lab
+    from glassformer.theory.claims.registry import find
 
-    claim = known(id)
+    claim = find_claim(id)
     if not claim.has_figure:
-        raise UnknownError(f"{id} has no figure: its evidence is in its parts.")
-    numbers = {name: _number(name, text) for name, text in given.items()}
-    seed = int(min(max(numbers.pop("seed", 0.0), 0.0), 1e6))
-    broken = bool(numbers.pop("broken", 0.0))
-    lab = Lab(seed, broken, False, knobs_of(claim, numbers))
+        raise NotFoundError(f"{id} has no figure: its evidence is in its parts.")
+    lab = Lab(query.seed, query.broken, False, knob_values(claim, query.knobs))
     find(id)
     draw = claim.figure
     assert draw is not None
     with DRAWING:
         return draw(lab).svg()
-
-
-def _number(name: str, text: str) -> float:
-    import math
-
-    try:
-        value = float({"true": "1", "false": "0"}.get(text.lower(), text))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise StudioError(f"{name[:60]}={text[:60]!r} must be a number.")
-    return value

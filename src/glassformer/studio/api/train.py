@@ -1,35 +1,34 @@
-"""Train: which fields a run has, starting one, and its events as they come."""
+"""Train view: the fields of a run file, starting a run, and its events."""
 
-import ast
-import asyncio
 import dataclasses
-import inspect
-import textwrap
 import time
 import types
 import typing
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from glassformer import presets, size
-from glassformer.config import DecoderConfig, ModelConfig, to_toml
+import anyio
+import pydantic
+
+from glassformer import sizing as size
+from glassformer.config import DecoderConfig, ModelConfig, presets, to_toml
 from glassformer.config.errors import nearest
 from glassformer.studio import schema
 from glassformer.studio.errors import StudioError
-from glassformer.studio.events import frame
+from glassformer.studio.events import encode_event
 from glassformer.studio.settings import LIMITS, Limits
-from glassformer.studio.training import Run, Trainings, parse
+from glassformer.studio.training import Run, TrainingRuns, parse
 
 MODEL_FIELDS: dict[str, tuple[type, str]] = {
-    "n_layers": (int, "Blocks."),
-    "d_model": (int, "D: width of the stream."),
+    "n_layers": (int, "Number of blocks."),
+    "d_model": (int, "D: width of the residual stream."),
     "n_heads": (int, "H: query heads; must divide the width."),
-    "n_kv_heads": (int, "G: key/value heads; must divide the heads."),
-    "d_ff": (int, "F: width of the feed-forward."),
-    "max_len": (int, "Longest context."),
-    "dropout": (float, "Share of numbers dropped while training."),
+    "n_kv_heads": (int, "G: key/value heads; must divide the query heads."),
+    "d_ff": (int, "F: width of the feed-forward layer."),
+    "max_len": (int, "Maximum context length."),
+    "dropout": (float, "Dropout probability during training."),
 }
-OPEN = {
+EDITABLE = {
     "data": ("tokenizer", "vocab_size", "validation", "order"),
     "optim": None,
     "schedule": None,
@@ -40,7 +39,7 @@ OPEN = {
     ),
     "probe": None,
 }  # fmt: skip
-"""Sections of a run and the fields of each that a page may set; None: all of them. No path is among them."""
+"""Sections of a run file and their fields that the page may set; None: all of them. No path is among them."""
 TOKENIZERS = ("char", "byte", "bpe")
 DEFAULTS: dict[str, Any] = {
     "loop.steps": 500,
@@ -53,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
     "probe.every": 50,
     "probe.heads": True,
 }
-"""Where the studio starts from other values than the command line: short runs with much to see."""
+"""Defaults that differ from the command line: short runs with frequent evaluations."""
 RANGES: dict[str, tuple[float, float | None]] = {
     **{f"model.{name}": (1, None) for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "max_len")},
     "model.dropout": (0, 0.99),
@@ -77,25 +76,25 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "probe.every": (0, LIMITS.training_steps),
     "seed": (0, 2**32 - 1),
 }
-"""Lowest and highest of each number, inside what the run's dataclasses accept (a test holds them to it)."""
+"""Lowest and highest value of each number, within what the dataclasses of the run accept (checked by a test)."""
 MAIN = ("model.n_layers", "model.d_model", "model.n_heads", "model.max_len", "loop.steps", "loop.batch", "optim.lr",
         "data.tokenizer")  # fmt: skip
-"""Shown first."""
+"""Fields that the form shows first."""
 PRESETS = ("nano", "llama_tiny", "moe_tiny", "shakespeare")
 CORPORA = ("shakespeare", "embedded")
 TASKS = ("task:repeat", "task:copy", "task:markov")
 TITLES = {
     "shakespeare": "tiny Shakespeare",
     "embedded": "Python's manual",
-    "task:repeat": "task: go on with a repetition",
+    "task:repeat": "task: continue a repetition",
     "task:copy": "task: copy a block",
     "task:markov": "task: a Markov chain",
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Field:
-    """One field of a run as a form shows it."""
+class RunField:
+    """One field of a run file, as the form shows it."""
 
     name: str
     kinds: tuple[type, ...]
@@ -105,70 +104,76 @@ class Field:
     optional: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        words = {bool: "bool", int: "int", float: "float", str: "text"}
-        kind = "choice" if self.choices else words[self.kinds[0]]
+        kinds = {bool: "bool", int: "int", float: "float", str: "text"}
+        kind = "choice" if self.choices else kinds[self.kinds[0]]
         section, _, _ = self.name.rpartition(".")
         low, high = RANGES.get(self.name, (None, None))
         out = {"name": self.name, "section": section or "run", "kind": kind, "default": self.default, "doc": self.help}
-        more = {"low": low, "high": high, "optional": self.optional, "main": self.name in MAIN}
-        return {**out, **more, "choices": list(self.choices)}
+        limits = {"low": low, "high": high, "optional": self.optional, "main": self.name in MAIN}
+        return {**out, **limits, "choices": list(self.choices)}
 
-    def read(self, value: Any) -> Any:
-        """The value, of the right type and inside its range; what goes together the dataclasses check."""
-        if value is None and self.optional:
-            return "none"
+    @property
+    def annotation(self) -> Any:
+        """The type that pydantic validates: the choices, or numbers within their range."""
         if self.choices:
-            if value not in self.choices:
-                raise StudioError(f"{self.name}={str(value)[:60]!r} is not known: use {', '.join(self.choices)}.")
-            return value
-        if float in self.kinds and type(value) is int and abs(value) < 2**53:
-            value = float(value)
-        if type(value) not in self.kinds:
-            raise StudioError(f"{self.name}={str(value)[:60]!r} has the wrong type: give {_A[self.kinds[0]]}.")
-        low, high = RANGES.get(self.name, (None, None))
-        if (low is not None and value < low) or (high is not None and value > high):
-            upper = "or more" if high is None else f"to {high:g}"
-            raise StudioError(f"{self.name}={str(value)[:60]} is outside its range: use {low:g} {upper}.")
-        return value
+            annotation: Any = Literal[self.choices]
+        else:
+            low, high = RANGES.get(self.name, (None, None))
+            annotation = Annotated[typing.Union[self.kinds], pydantic.Field(ge=low, le=high)]  # noqa: UP007
+        return annotation | None if self.optional else annotation
 
 
-_A = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+def parse_fields(given: dict[str, Any], preset: str) -> dict[str, Any]:
+    """Validate the fields that a request sets. Constraints between fields are checked by the run's dataclasses."""
+    known = fields(preset)
+    for name in given:
+        if name not in known:
+            raise StudioError(f"{name[:60]!r} is not a field that can be set here.{nearest(name[:60], known)}")
+    # Names such as loop.steps are no Python identifiers, so they are aliases.
+    columns: dict[str, Any] = {
+        f"field_{i}": (field.annotation, pydantic.Field(default=None, alias=name))
+        for i, (name, field) in enumerate(known.items())
+        if name in given
+    }
+    model = pydantic.create_model("RunFields", __base__=schema.ApiRequest, **columns)
+    return model.model_validate(given).model_dump(by_alias=True)
 
 
-def fields(preset: str = "nano") -> dict[str, Field]:
-    """Every field that may be set, from the run's own dataclasses, with the strings under their fields as help."""
-    from glassformer.train.run import SECTIONS
+def fields(preset: str = "nano") -> dict[str, RunField]:
+    """Return every field that may be set, from the dataclasses of the run, with their docstrings as help."""
+    from glassformer.training.fields import field_docs
+    from glassformer.training.run import SECTIONS
 
     base = presets.get(preset)
-    held = {name: _held(base, name) for name in MODEL_FIELDS}
+    values = {name: _model_value(base, name) for name in MODEL_FIELDS}
     out = {
-        f"model.{name}": Field(f"model.{name}", (kind,), held[name], (), help)
+        f"model.{name}": RunField(f"model.{name}", (kind,), values[name], (), help)
         for name, (kind, help) in MODEL_FIELDS.items()
-        if held[name] is not None
+        if values[name] is not None
     }
-    for section, open_fields in OPEN.items():
+    for section, editable in EDITABLE.items():
         cls: Any = SECTIONS[section]
-        hints, docs = typing.get_type_hints(cls), _docs(cls)
+        hints, docs = typing.get_type_hints(cls), field_docs(cls)
         for field in dataclasses.fields(cls):
-            if open_fields is not None and field.name not in open_fields:
+            if editable is not None and field.name not in editable:
                 continue
             name = f"{section}.{field.name}"
             default = DEFAULTS.get(name, field.default)
             kinds, choices, optional = _kinds(hints[field.name])
             if name == "data.tokenizer":
                 choices = TOKENIZERS
-            out[name] = Field(name, kinds, default, choices, docs.get(field.name, ""), optional)
-    out["seed"] = Field("seed", (int,), 0, (), "Of weights, order and dropout.")
+            out[name] = RunField(name, kinds, default, choices, docs.get(field.name, ""), optional)
+    out["seed"] = RunField("seed", (int,), 0, (), "Seed of weights, data order and dropout.")
     return out
 
 
-def _held(config: ModelConfig, name: str) -> Any:
+def _model_value(config: ModelConfig, name: str) -> Any:
     value = getattr(config, name)
     return None if name == "d_ff" and not value else value
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...], bool]:
-    """(types, choices, may be none) of an annotation."""
+    """Return (types, choices, may be None) of an annotation."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     plain = [option for option in options if option is not type(None)]
     if typing.get_origin(plain[0]) is Literal:
@@ -176,36 +181,24 @@ def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...], bool]:
     return tuple(plain), (), len(plain) < len(options)
 
 
-def _docs(cls: type) -> dict[str, str]:
-    """The string under each field of a dataclass."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(body, ast.ClassDef)
-    out: dict[str, str] = {}
-    for before, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            assert isinstance(before.target, ast.Name)
-            out[before.target.id] = " ".join(str(after.value.value).split())
-    return out
-
-
-def form(trainings: Trainings, preset: str = "nano") -> dict[str, Any]:
-    """Everything the page's form needs."""
-    limits = trainings.limits
-    shown = {"parameters": limits.parameters, "steps": limits.training_steps, "upload_bytes": limits.upload_bytes}
+def form(training_runs: TrainingRuns, preset: str = "nano") -> dict[str, Any]:
+    """Return everything that the form of the page needs."""
+    limits = training_runs.limits
+    maxima = {"parameters": limits.parameters, "steps": limits.training_steps, "upload_bytes": limits.upload_bytes}
     corpora = [{"name": name, "title": TITLES.get(name, name), "bytes": None} for name in (*CORPORA, *TASKS)]
     sizes = [_preset(name) for name in PRESETS]
     return {
         "preset": preset,
         "presets": sizes,
-        "corpora": corpora + trainings.corpora(),
+        "corpora": corpora + training_runs.corpora(),
         "fields": [field.to_dict() for field in fields(preset).values()],
-        "limits": shown,
+        "limits": maxima,
     }
 
 
 def _preset(name: str) -> dict[str, Any]:
     config = presets.get(name)
-    values = {f"model.{field}": _held(config, field) for field in MODEL_FIELDS}
+    values = {f"model.{field}": _model_value(config, field) for field in MODEL_FIELDS}
     return {
         "name": name,
         "parameters": size.count(config),
@@ -213,38 +206,30 @@ def _preset(name: str) -> dict[str, Any]:
     }
 
 
-def start(trainings: Trainings, asked: schema.Train) -> dict[str, Any]:
-    """Check what was asked for as the command line would, forecast its memory, and start it."""
-    from glassformer.train.run import read_run
+def start(training_runs: TrainingRuns, request: schema.Train) -> dict[str, Any]:
+    """Check a run as the command line does, predict its memory, and start it."""
+    from glassformer.training.run import read_run
 
-    if not isinstance(presets.get(asked.preset), DecoderConfig):
-        raise StudioError(f"{asked.preset} is no decoder: the studio trains models that predict the next token.")
-    known = fields(asked.preset)
-    path = _corpus(trainings, asked.corpus)
+    if not isinstance(presets.get(request.preset), DecoderConfig):
+        raise StudioError(f"{request.preset} is not a decoder: the studio trains models that predict the next token.")
+    path = _corpus(training_runs, request.corpus)
     spec: dict[str, Any] = {
         "out": "out",
         "data": {"corpus": path, "cache": "tokens"},
-        "model": {"preset": asked.preset},
+        "model": {"preset": request.preset},
     }
-    values = {**DEFAULTS, **asked.fields}
-    for name, value in values.items():
-        if name not in known:
-            raise StudioError(f"{name[:60]!r} is not a field that can be set here.{nearest(name[:60], known)}")
-        if name in DEFAULTS and name not in asked.fields:
-            read: Any = value
-        else:
-            read = known[name].read(value)
+    for name, value in {**DEFAULTS, **parse_fields(request.fields, request.preset)}.items():
         section, _, field = name.rpartition(".")
-        (spec.setdefault(section, {}) if section else spec)[field] = read
-    _shorten(spec, asked.fields)
+        (spec.setdefault(section, {}) if section else spec)[field] = "none" if value is None else value
+    _adjust_defaults(spec, request.fields)
     run = read_run(to_toml(spec), source="the run")
-    facts = _forecast(run, trainings.limits)
-    facts |= {"name": asked.name, "corpus": asked.corpus, "preset": asked.preset, "fields": asked.fields}
-    return {"run": trainings.start(to_toml(spec), facts).id, **facts}
+    facts = _predict_size(run, training_runs.limits)
+    facts |= {"name": request.name, "corpus": request.corpus, "preset": request.preset, "fields": request.fields}
+    return {"run": training_runs.start(to_toml(spec), facts).id, **facts}
 
 
-def _shorten(spec: dict[str, Any], given: dict[str, Any]) -> None:
-    """A short run needs no long warm-up: the studio's own default gives way."""
+def _adjust_defaults(spec: dict[str, Any], given: dict[str, Any]) -> None:
+    """Shorten the default warm-up of a short run, and drop the token cache of a synthetic task."""
     steps = spec["loop"]["steps"]
     if "schedule.warmup" not in given and isinstance(steps, int):
         spec["schedule"]["warmup"] = min(spec["schedule"]["warmup"], max(0, steps - 1))
@@ -252,39 +237,37 @@ def _shorten(spec: dict[str, Any], given: dict[str, Any]) -> None:
         spec["data"].pop("cache", None)
 
 
-def _corpus(trainings: Trainings, name: str) -> str:
+def _corpus(training_runs: TrainingRuns, name: str) -> str:
     """Return the value of data.corpus for a corpus that a page names. Only names are accepted, never paths."""
     if name in CORPORA or name in TASKS:
         return name
-    path = trainings.corpus(name)
+    path = training_runs.corpus(name)
     if path is None:
-        known = [*CORPORA, *TASKS, *(corpus["name"] for corpus in trainings.corpora())]
-        raise StudioError(
-            f"there is no corpus {name[:60]!r} here.{nearest(name[:60], known).replace('Fields', 'Corpora')}"
-        )
+        known = [*CORPORA, *TASKS, *(corpus["name"] for corpus in training_runs.corpora())]
+        raise StudioError(f"there is no corpus {name[:60]!r}.{nearest(name[:60], known).replace('Fields', 'Corpora')}")
     return str(path.resolve())
 
 
-def _forecast(run: Any, limits: Limits) -> dict[str, Any]:
-    """Parameters and memory of a run, as `glass size` counts them, inside the studio's limits."""
-    from glassformer.train.forecast import forecast
+def _predict_size(run: Any, limits: Limits) -> dict[str, Any]:
+    """Return parameters and memory of a run, as `glass size` counts them. Raises StudioError above the limits."""
+    from glassformer.training.forecast import forecast
 
     found = forecast(run)
     config, loop = found.run.model, run.loop
     if loop.steps > limits.training_steps:
-        raise StudioError(f"loop.steps={loop.steps} is more than {limits.training_steps:,}: use `glass train`.")
+        raise StudioError(f"loop.steps={loop.steps} exceeds the limit of {limits.training_steps:,}: use `glass train`.")
     if config.n_layers > 200 or max(config.d_model, config.d_ff, config.vocab_size, run.context) > 10**6:
-        raise StudioError("this model is larger than the studio trains: use `glass train`.")
+        raise StudioError("this model is too large for the studio: use `glass train`.")
     count = size.count(config)
     if count > limits.parameters:
         raise StudioError(
-            f"{count:,} parameters are more than {limits.parameters:,}: make it smaller, or `glass train`."
+            f"{count:,} parameters exceed the limit of {limits.parameters:,}: use a smaller model, or `glass train`."
         )
     memory = size.training_memory(config, loop.batch, run.context, "float32", run.optim.kind, options=found.options)
     if memory.peak > limits.training_bytes:
         raise StudioError(
-            f"this needs {memory.peak / 1e9:.1f} GB, more than {limits.training_bytes / 1e9:g} GB: make batch, "
-            "context or model smaller."
+            f"this run needs {memory.peak / 1e9:.1f} GB, the limit is {limits.training_bytes / 1e9:g} GB: use smaller "
+            "values for batch, context or model."
         )
     return {"parameters": count, "predicted_bytes": memory.peak, "steps": loop.steps}
 
@@ -293,53 +276,53 @@ POLL_SECONDS = 0.05
 MEMORY_SECONDS = 1.0
 
 
-async def follow(trainings: Trainings, run: Run, after: int) -> AsyncIterator[bytes]:
-    """Events from offset `after` on; `memory` every second; at the process' end `state` and no more.
+async def follow(training_runs: TrainingRuns, run: Run, after: int) -> AsyncIterator[bytes]:
+    """Yield the events after offset `after`, `memory` every second, and `state` when the process has ended.
 
-    A start event of a resumed run carries the step it goes on from: points after it come again.
+    The start event of a resumed run contains the step from which it continues: later steps are sent again.
     """
-    loop, offset, told = asyncio.get_running_loop(), max(0, after), -MEMORY_SECONDS
+    offset, memory_sent = after, float("-inf")
     while True:
-        state = trainings.state(run)  # asked before reading: what was written before the end is still sent
+        state = training_runs.state(run)  # read first, so that the last events of an ended run are sent
         parts, offset = _new_events(run, offset)
         if parts:
             yield b"".join(parts)
         if not parts and state not in ("running", "pausing", "stopping"):
-            yield frame("state", trainings.describe(run))
+            yield encode_event("state", training_runs.describe(run))
             return
-        if loop.time() - told >= MEMORY_SECONDS:
-            told = loop.time()
-            yield frame("memory", _memory(run))
-        await asyncio.sleep(0.0 if parts else POLL_SECONDS)
+        if anyio.current_time() - memory_sent >= MEMORY_SECONDS:
+            memory_sent = anyio.current_time()
+            yield encode_event("memory", _memory(run))
+        await anyio.sleep(0.0 if parts else POLL_SECONDS)
 
 
 def _memory(run: Run) -> dict[str, Any]:
-    meta, held = run.meta(), run.memory()
-    peaks = [peak for peak in (meta.get("peak_bytes"), held and held["peak"]) if peak]
+    meta, memory = run.meta(), run.memory()
+    peaks = [peak for peak in (meta.get("peak_bytes"), memory and memory["peak"]) if peak]
     since = time.time() - float(meta.get("created") or time.time())
     return {
         "seconds": since,
-        "bytes": held and held["rss"],
+        "bytes": memory and memory["rss"],
         "peak": max(peaks, default=None),
         "predicted": meta.get("predicted_bytes"),
     }
 
 
-def _new_events(run: Run, offset: int, most: int = 1 << 18) -> tuple[list[bytes], int]:
-    """Frames of whole lines after `offset`, and the offset after them."""
+def _new_events(run: Run, offset: int, chunk: int = 1 << 18) -> tuple[list[bytes], int]:
+    """Return the encoded events of complete lines after `offset`, and the offset after them."""
     try:
         with run.events.open("rb") as file:
             file.seek(offset)
-            data = file.read(most)
+            data = file.read(chunk)
     except OSError:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]
-    if not whole and len(data) == most:
-        whole = data  # no event is that long
+    if not whole and len(data) == chunk:
+        whole = data  # an event is never that long
     parts = []
     for line in whole.splitlines(keepends=True):
         offset += len(line)
         event = parse(line)
         if event is not None:
-            parts.append(frame(event["event"], event, str(offset)))
+            parts.append(encode_event(event["event"], event, str(offset)))
     return parts, offset

@@ -1,22 +1,22 @@
-/* Talking to the server. Paths are given without "/api/": post("tokens", {...}).
+/* Requests to the server. Paths are given without "/api/": post("tokens", {...}).
  *
  *   get(path, {signal})               JSON
  *   post(path, body, {signal})        JSON
- *   postTensor(path, body, {signal})  tensors (wire.js): {tensors, meta};  getTensor(path, {signal}) likewise
+ *   postTensor(path, body, {signal})  tensors (tensors.js): {tensors, meta};  getTensor(path, {signal}) likewise
  *   events(path, {body, signal, last})   async iterator over Server-Sent Events: {event, data, id}; POST when a body
- *                                     is given. Leaving the loop or aborting closes the connection and ends the work
+ *                                     is given. Leaving the loop or aborting closes the connection and cancels the job
  *   upload(path, file, {signal})      JSON; the file's text as text/plain
  *   url(path)                         an address for <img src>
- *   ApiError                          .message is the server's sentence, .status its code
- *   aborted(error)                    true for a request that we ended ourselves
+ *   ApiError                          .message is the server's error message, .status its HTTP status
+ *   aborted(error)                    true for a request that the page itself aborted
  *
- *   warm()                            the page is drawn: the server may load its engine now
+ *   warm()                            tell the server that the page is drawn, so that it imports torch
  *
- * While torch is still loading the server says so (202 with loading: true, as we prefer); then the state alone is asked
- * until it is there, and the request is repeated. "glass-loading" on document tells {loading: bool}. A busy server
- * (429) is asked again after its Retry-After, a few times.
+ * While torch is being imported the server responds 202 with loading: true. Then only the state is requested until the
+ * import is done, and the request is repeated. The event "glass-loading" on document carries {loading: bool}. If the
+ * server is busy (429), the request is repeated after its Retry-After, a few times.
  */
-import { decode } from "./wire.js";
+import { decode } from "./tensors.js";
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -27,7 +27,7 @@ export class ApiError extends Error {
 
 export const aborted = (error) => error?.name === "AbortError";
 
-/* A token given in the address (--token) is in a cookie by now; it leaves the address bar. */
+/* A token in the address (--token) is stored in a cookie by now: remove it from the address bar. */
 const address = new URL(location.href);
 if (address.searchParams.has("token")) {
   address.searchParams.delete("token");
@@ -36,32 +36,32 @@ if (address.searchParams.has("token")) {
 
 const BUSY_TRIES = 4;
 const LOADING_TRIES = 480; // of 250 ms: two minutes for torch
-const tellLoading = (loading) => document.dispatchEvent(new CustomEvent("glass-loading", { detail: { loading } }));
-let coming = null;
+const notifyLoading = (loading) => document.dispatchEvent(new CustomEvent("glass-loading", { detail: { loading } }));
+let polling = null;
 
-/* One poll for all who wait. */
-function engine() {
-  coming ??= (async () => {
-    tellLoading(true);
+/* Wait until torch is imported; all waiting requests share one poll. */
+function torchReady() {
+  polling ??= (async () => {
+    notifyLoading(true);
     try {
       for (let tries = 0; tries < LOADING_TRIES; tries++) {
         await pause(250);
         if ((await get("state")).torch !== "loading") return;
       }
-      throw new ApiError("the engine did not load within two minutes: see the terminal of glass serve.", 503);
+      throw new ApiError("torch was not imported within two minutes: see the terminal of glass serve.", 503);
     } finally {
-      coming = null;
-      tellLoading(false);
+      polling = null;
+      notifyLoading(false);
     }
   })();
-  return coming;
+  return polling;
 }
 
-/* What comes of a promise, or the end of those who wait for it. */
-function unless(signal, promise) {
+/* The result of a promise, or an AbortError once the signal is aborted. */
+function orAborted(signal, promise) {
   if (!signal) return promise;
   return Promise.race([promise, new Promise((_, reject) => {
-    const stop = () => reject(new DOMException("left", "AbortError"));
+    const stop = () => reject(new DOMException("aborted", "AbortError"));
     if (signal.aborted) stop();
     else signal.addEventListener("abort", stop, { once: true });
   })]);
@@ -69,19 +69,19 @@ function unless(signal, promise) {
 
 function pause(ms, signal) {
   return new Promise((resolve, reject) => {
-    const stop = () => (clearTimeout(timer), reject(new DOMException("left", "AbortError")));
+    const stop = () => (clearTimeout(timer), reject(new DOMException("aborted", "AbortError")));
     const timer = setTimeout(() => (signal?.removeEventListener("abort", stop), resolve()), ms);
     signal?.addEventListener("abort", stop, { once: true });
   });
 }
 
-async function refusal(response) {
+async function errorMessage(response) {
   const text = await response.text();
   try {
-    const answer = JSON.parse(text);
-    return answer.error?.message ?? answer.error ?? text;
+    const body = JSON.parse(text);
+    return body.error?.message ?? body.error ?? text;
   } catch {
-    return text || `the server answered ${response.status}.`;
+    return text || `the server responded with status ${response.status}.`;
   }
 }
 
@@ -95,13 +95,13 @@ async function request(path, { method = "GET", body, type = "application/json", 
       response = await fetch(`/api/${path}`, { method, body, signal, headers: sent });
     } catch (error) {
       if (aborted(error)) throw error;
-      throw new ApiError("the server does not answer: is glass serve still running?", 0);
+      throw new ApiError("the server does not respond: is glass serve still running?", 0);
     }
-    if (response.status === 202) await unless(signal, engine());
+    if (response.status === 202) await orAborted(signal, torchReady());
     else if (response.ok) return response;
     else if (response.status === 429 && ++busy < BUSY_TRIES)
       await pause(1000 * Math.min(5, Number(response.headers.get("Retry-After")) || 1), signal);
-    else throw new ApiError(await refusal(response), response.status);
+    else throw new ApiError(await errorMessage(response), response.status);
   }
 }
 
@@ -115,7 +115,7 @@ export async function post(path, body, { signal } = {}) {
   return (await request(path, { ...asBody(body), signal })).json();
 }
 
-const TENSOR = "application/x-glass";
+const TENSOR = "application/octet-stream";
 
 export async function postTensor(path, body, { signal } = {}) {
   return decode(await (await request(path, { ...asBody(body), signal, accept: TENSOR })).arrayBuffer());
@@ -140,8 +140,8 @@ let warmed = false;
 export function warm() {
   if (warmed) return;
   warmed = true;
-  // while it loads it is waited for, so that what only the engine can read (a Hugging Face folder) is then read
-  post("warm", {}).then(({ torch }) => torch === "loading" && engine()).catch(() => (warmed = false));
+  // Wait for the import, so that configs which need torch (Hugging Face folders) are read afterwards.
+  post("warm", {}).then(({ torch }) => torch === "loading" && torchReady()).catch(() => (warmed = false));
 }
 
 function parseEvent(block) {
@@ -170,13 +170,13 @@ export async function* events(path, { body, signal, last } = {}) {
     const how = body === undefined ? {} : asBody(body);
     const response = await request(path, { ...how, accept: "text/event-stream", signal: leave.signal, headers });
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let held = "";
+    let buffer = "";
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      held = (held + value).replace(/\r\n?/g, "\n");
-      const blocks = held.split("\n\n");
-      held = blocks.pop();
+      buffer = (buffer + value).replace(/\r\n?/g, "\n");
+      const blocks = buffer.split("\n\n");
+      buffer = blocks.pop();
       for (const block of blocks) {
         const one = parseEvent(block);
         if (one?.event === "error") throw new ApiError(one.data?.error ?? String(one.data), 200);

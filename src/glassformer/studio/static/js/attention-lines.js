@@ -1,4 +1,4 @@
-/* The line view of one head, for short texts: queries on the left, keys on the right, a line as strong as the weight.
+/* Attention of one head as lines, for short texts: queries on the left, keys on the right, opacity by weight.
  *
  *   attentionLines({hover, pick}) -> {root, draw(pattern, queries, keys), lock(query or null)}
  */
@@ -25,10 +25,10 @@ export function attentionLines({ hover, pick }) {
             2.5 * weight, "stroke-opacity": weight,
         }));
       }
-      const place = svg("rect", { x: 0, y: y(t) - ROW / 2, width: LABEL, height: ROW, fill: "transparent" });
+      const target = svg("rect", { x: 0, y: y(t) - ROW / 2, width: LABEL, height: ROW, fill: "transparent" });
       return svg("g", { on: { pointerenter: () => hover(t), pointerleave: () => hover(null), click: () => pick(t) } },
         lines, svg("text", { x: LABEL - 8, y: y(t) +
-          4, "text-anchor": "end", text: visible(word).slice(0, 14) }), place);
+          4, "text-anchor": "end", text: visible(word).slice(0, 14) }), target);
     });
     const right = keys.map((word, s) => svg(
       "text", { x: LABEL + SPAN + 8, y: y(s) + 4, text: visible(word).slice(0, 14) },

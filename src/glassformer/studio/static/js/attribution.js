@@ -1,4 +1,4 @@
-/* What each part of the model adds to one logit (or to the difference of two) at one place.
+/* Logit attribution: what each component adds to one logit (or to the difference of two) at one position.
  *
  *   attribution(view) -> {root, ask()}
  */
@@ -19,15 +19,15 @@ export function attribution(view) {
   });
   const answer = tokenChoice({
     label: "Token", change: (id) => store.set({ answer: id === null ? null : String(id) }, { replace: true }),
-    none: "the likeliest",
+    none: "the most likely one",
   });
   const wrong = tokenChoice({
-    label: "less the logit of",
+    label: "minus the logit of",
     change: (id) => store.set({ wrong: id === null ? null : String(id) }, { replace: true }), none: "nothing",
   });
-  const said = h("p", { class: "small" });
-  const chart = h("div", { "aria-label": "Contribution of each part" });
-  where.body.append(h("div", { class: "row" }, answer.root, wrong.root), said, chart);
+  const summary = h("p", { class: "small" });
+  const chart = h("div", { "aria-label": "Contribution of each component" });
+  where.body.append(h("div", { class: "row" }, answer.root, wrong.root), summary, chart);
 
   const asNumber = (key) => (/^\d+$/.test(store.get(key) ?? "") ? Number(store.get(key)) : null);
 
@@ -67,19 +67,19 @@ export function attribution(view) {
     const parts = got.names.map((name, i) => [name, got.values[i]]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
     const shown = parts.slice(0, SHOWN);
     const rest = parts.slice(SHOWN);
-    if (rest.length) shown.push([`the other ${rest.length}`, rest.reduce((sum, one) => sum + one[1], 0)]);
-    const what = `logit of “${visible(got.answer.piece)}”${got.wrong ? ` less that of “${visible(got.wrong.piece)}”`
+    if (rest.length) shown.push([`${rest.length} others`, rest.reduce((sum, one) => sum + one[1], 0)]);
+    const what = `logit of “${visible(got.answer.piece)}”${got.wrong ? ` minus that of “${visible(got.wrong.piece)}”`
       : ""}`;
     const sum = got.values.reduce((total, v) => total + v, 0);
-    said.textContent =
-      `After “${visible(store.words[got.position] ?? "")}” the ${what} is ${number(got.logit, 5)}; the parts add ` +
-      `up to ${number(sum, 5)}. ${got.note}`;
+    summary.textContent =
+      `After “${visible(store.words[got.position] ?? "")}” the ${what} is ${number(got.logit, 5)}; the sum of the ` +
+      `components is ${number(sum, 5)}. ${got.note}`;
     where.root.dataset.logit = got.logit;
     const [up, down] = [shown.map(([, v]) => Math.max(0, v)), shown.map(([, v]) => Math.min(0, v))];
     const names = shown.map(([name]) => name);
     plot(chart, [
-      bars(names, up, { name: "for it", colour: "accent", horizontal: true }),
-      bars(names, down, { name: "against it", colour: "orange", horizontal: true }),
+      bars(names, up, { name: "increases it", colour: "accent", horizontal: true }),
+      bars(names, down, { name: "decreases it", colour: "orange", horizontal: true }),
     ], {
       height: 60 + 19 * names.length, barmode: "relative", bargap: 0.25, yaxis: {
         autorange: "reversed", tickfont: { size: 10.5 },

@@ -1,4 +1,4 @@
-/* The panel of the beam search: its tree, what was considered at each step and what went on.
+/* Beam search panel: the tree of candidates at each step, and which of them were kept.
  *
  *   beams(view) -> {root, reset()}
  */
@@ -13,19 +13,19 @@ export function beams(view) {
   const where = panel({
     title: "Beam search",
     hint:
-      "Each step keeps the best beams of all continuations. Blue went on, grey was considered and left; the filled " +
-      "path is the best text.",
+      "Each step keeps the best beams of all continuations. Blue: kept; grey: considered and dropped; filled: the " +
+      "path of the best text.",
     name: "beam",
     wide: true,
     figure: () => tree.querySelector("svg"),
-    python: () => ({ view: "beam", ...asked(), beams: many.value, steps: deep.value }),
+    python: () => ({ view: "beam", ...request(), beams: many.value, steps: deep.value }),
   });
-  const asked = () => ({ model: store.get("model"), ids: store.ids }); // an answer is searched from its start
+  const request = () => ({ model: store.get("model"), ids: store.ids }); // an encoder-decoder starts at its start token
   const many = slider({ label: "Beams", min: 2, max: 8, value: 3 });
   const deep = slider({ label: "Steps", min: 1, max: 16, value: 6 });
   const go = h("button", { text: "Search", on: { click: search } });
   const tree = h("div", {
-    class: "tree", tabindex: 0, role: "group", "aria-label": "Tree of the beam search: arrow keys go from node to node",
+    class: "tree", tabindex: 0, role: "group", "aria-label": "Tree of the beam search: arrow keys move between nodes",
     on: { keydown: walk },
   });
   const shown = { nodes: [], groups: new Map(), here: null };
@@ -38,12 +38,12 @@ export function beams(view) {
   function reset() {
     view.stop("beam");
     go.disabled = !store.ids.length || store.model?.kind === "encoder";
-    fill(tree, h("p", { class: "empty", text: "Press Search to see which continuations are considered." }));
+    fill(tree, h("p", { class: "empty", text: "Press Search to see the continuations that are considered." }));
     fill(best);
   }
 
   async function search() {
-    const body = { ...asked(), beams: many.value, steps: deep.value };
+    const body = { ...request(), beams: many.value, steps: deep.value };
     const found = await view.work(where, "beam", (signal) => post("beam", body, { signal }));
     if (!found) return;
     Object.assign(shown, { nodes: found.nodes, groups: new Map(), here: null });
@@ -64,7 +64,7 @@ export function beams(view) {
     return path;
   }
 
-  function place(nodes) {
+  function layout(nodes) {
     const children = new Map(nodes.map((node) => [node.id, []]));
     for (const node of nodes) if (node.parent !== null) children.get(node.parent).push(node);
     const at = new Map();
@@ -81,7 +81,7 @@ export function beams(view) {
   }
 
   function draw(found) {
-    const { at, width, height } = place(found.nodes);
+    const { at, width, height } = layout(found.nodes);
     const path = bestPath(found);
     const lines = [];
     const boxes = [];
@@ -109,7 +109,7 @@ export function beams(view) {
     );
   }
 
-  /* Right: the likeliest continuation; left: back; up and down: the next of the same step, as they are drawn. */
+  /* Right: the most likely continuation; left: the parent; up and down: neighbours of the same step. */
   function walk(event) {
     const { here, nodes } = shown;
     const height = (node) => shown.groups.get(node.id).getCTM().f;
@@ -136,7 +136,7 @@ export function beams(view) {
     const fact = (name, value) => [h("dt", { text: name }), h("dd", { text: value })];
     inspect(`Beam: ${visible(node.piece)}`, h("dl", { class: "facts" }, fact("token id", node.token),
       fact("log p of the token", number(node.logp, 5)), fact("p of the token", percent(Math.exp(node.logp), 2)),
-      fact("sum along the path", number(node.score, 5)), fact("went on", node.kept ? "yes" : "no")));
+      fact("sum along the path", number(node.score, 5)), fact("kept", node.kept ? "yes" : "no")));
   }
 
   return { root: where.root, reset };

@@ -1,4 +1,4 @@
-/* The exact arithmetic of one cell: which row · which column, what is added, and the value the model had there.
+/* The exact arithmetic of one element: its terms, what is added, and the value that the model computed.
  *
  *   cellPanel(view) -> {root, ask(site, index), reset(site)}
  */
@@ -7,20 +7,20 @@ import { fill, h, mathml, number } from "./dom.js";
 import { heatMap } from "./maps.js";
 import { store } from "./store.js";
 import { panel } from "./view.js";
-import { Tensor } from "./wire.js";
+import { Tensor } from "./tensors.js";
 
 const LISTED = 12;
 
 export function cellPanel(view) {
   const at = { site: null, index: null, answer: null };
   const where = panel({
-    title: "One cell", name: "cell", wide: true, figure: () => (at.answer ? body : null),
+    title: "One element", name: "cell", wide: true, figure: () => (at.answer ? body : null),
     python: () => ({ view: "cell", ...store.about, site: at.site, index: at.index }),
-    hint: "Choose a cell of the tensor above: the numbers that make it, one by one.",
+    hint: "Select an element of the tensor above to see how it is computed, term by term.",
   });
   const body = h("div", {});
   const strips = heatMap({
-    label: "The two rows and their product, component by component",
+    label: "The two vectors and their product, component by component",
     describe: (row, i) => {
       const term = at.answer.terms[i];
       return `${term.label}: ${number(term.a, 5)} × ${number(term.b, 5)} = ${number(term.product, 5)}`;
@@ -40,26 +40,26 @@ export function cellPanel(view) {
   async function ask(site, index) {
     Object.assign(at, { site, index });
     at.key = key();
-    const asked = { ...store.about, site, index };
-    const got = await view.work(where, "cell", (signal) => post("cell", asked, { signal }));
+    const request = { ...store.about, site, index };
+    const got = await view.work(where, "cell", (signal) => post("cell", request, { signal }));
     if (!got) return;
     at.answer = got;
     draw(got);
   }
 
-  /* Each row scaled to its own largest, for the eye; the read-out and the table have the numbers. */
+  /* Each row is scaled by its largest value; the read-out and the table show the numbers. */
   function stripes(terms) {
     const rows = [terms.map((one) => one.a), terms.map((one) => one.b), terms.map((one) => one.product)];
     const data = new Float32Array(rows.flatMap((row) => {
       const most = Math.max(...row.map(Math.abs)) || 1;
       return row.map((v) => v / most);
     }));
-    return new Tensor("terms", "f32", [3, terms.length], data);
+    return new Tensor("terms", "F32", [3, terms.length], data);
   }
 
   function draw(got) {
-    const place = `${got.site}[${got.index.join(", ")}]`;
-    const held = got.value === null ? "−∞" : number(got.value, 7);
+    const element = `${got.site}[${got.index.join(", ")}]`;
+    const value = got.value === null ? "−∞" : number(got.value, 7);
     const added = Object.entries(got.added ?? {});
     const sum = [
       `${got.scale === 1 ? "" : `${number(got.scale, 5)} · `}Σ (${got.n_terms} products)`,
@@ -73,12 +73,12 @@ export function cellPanel(view) {
     const all = got.terms.reduce((total, one) => total + one.product, 0) + got.rest;
     const rest = got.n_terms > largest.length
       ? h(
-        "tr", {}, h("td", { colspan: 3, class: "soft", text: `the other ${got.n_terms - largest.length}` }),
+        "tr", {}, h("td", { colspan: 3, class: "soft", text: `${got.n_terms - largest.length} others` }),
         h("td", { class: "n soft", text: number(all - shown, 5) }),
       ) : null;
     fill(body, h(
       "div", { class: "row" }, h("div", { class: "formula" }, mathml(got.mathml)),
-      h("b", { class: "mono", text: `${place} = ${held}` }),
+      h("b", { class: "mono", text: `${element} = ${value}` }),
     ),
       h("p", { text: got.a ? `${got.a} · ${got.b}` : "" }), got.note ? h("p", { class: "soft", text: got.note }) : null,
       got.terms.length > 1 ? strips.root : null,
@@ -92,8 +92,8 @@ export function cellPanel(view) {
             h("td", { class: "n" }, h("b", { text: number(got.computed, 7) })),
           ),
           h(
-            "tr", {}, h("td", { colspan: 3, text: "what the model had" }),
-            h("td", { class: "n" }, h("b", { text: held })),
+            "tr", {}, h("td", { colspan: 3, text: "value in the model" }),
+            h("td", { class: "n" }, h("b", { text: value })),
           ))));
     if (got.terms.length > 1)
       strips.draw({

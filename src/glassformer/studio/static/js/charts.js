@@ -1,8 +1,8 @@
-/* Charts by plotly.js, which the installed plotly package carries; it is loaded when the first chart is drawn.
+/* Charts with plotly.js from the installed plotly package; it is loaded when the first chart is drawn.
  *
  *   await plot(node, traces, layout, {click})   draw or redraw; colours, fonts and margins follow the theme. A trace's
- *                                      `colour: "accent"` (a name of colours(), or a number of its series) is filled
- *                                      in for you on each theme. A layout may be a function of whether the node is
+ *                                      `colour: "accent"` (a name of colours(), or a number of its series) is set
+ *                                      for the current theme. A layout may be a function of whether the node is
  *                                      narrow (under 480 pixels): it is drawn again when that changes
  *   await extend(node, {x: [[..]], y: [[..]]}, [trace numbers], keep)   add points at the end (training curves)
  *   line(x, y, {name, colour, dash, width, markers})   a line trace;  bars(x, y, {name, colour, text, horizontal})
@@ -110,12 +110,12 @@ export async function plot(node, traces, layout = {}, { click } = {}) {
   if (first) nodes.add(new WeakRef(node)), widths.observe(node);
   const library = await plotly();
   const now = drawn.get(node);
-  if (now.traces !== traces || now.layout !== layout) return node; // a later call has overtaken this one
+  if (now.traces !== traces || now.layout !== layout) return node; // superseded by a later call
   const c = colours();
   now.narrow = node.clientWidth < NARROW;
   const wanted = typeof layout === "function" ? layout(now.narrow) : layout;
   const made = layoutFor(wanted, c);
-  node.style.height = `${made.height}px`; // on a resize plotly asks the node, which would be empty for that moment
+  node.style.height = `${made.height}px`; // plotly reads the height of the node when it is resized
   await library.react(node, traces.map((trace, i) => dress(trace, c, i)), made, CONFIG);
   node.classList.add("chart");
   if (first && click) node.on("plotly_click", (event) => click(event.points[0], event));

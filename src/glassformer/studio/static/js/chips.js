@@ -1,8 +1,8 @@
-/* <glass-chips>: tokens as chips; one can be chosen, with the mouse or with the arrow keys.
+/* <glass-chips>: tokens as chips; one can be selected with the mouse or the keyboard.
  *
  *   .show(pieces, ids, {colours, selected, notes})   a CSS colour and a tooltip per chip, or absent
  *   .selected = index or null
- *   event "pick" {detail: index}                     a click or Enter; the chosen one again gives null
+ *   event "pick" {detail: index}                     a click or Enter; null if it was selected already
  *   event "point" {detail: index or null}            the mouse is over it
  */
 import { h, visible } from "./dom.js";

@@ -1,4 +1,4 @@
-/* How long the stream is and how many directions it spans, by depth, beside theory's lines for random layers.
+/* Norm and rank of the residual stream by depth, compared with theory for random layers.
  *
  *   depthPanels(view) -> {roots, ask(), draw()}
  */
@@ -15,13 +15,13 @@ export function depthPanels(view) {
   const python = () => ({ view: "depth", ...store.about });
   const norms = panel({
     title: "Norms by depth", name: "norms", figure: () => (at.got ? lengths : null), python,
-    hint: "Length of the stream and of what each branch adds; of the chosen token, or the mean over all.",
+    hint: "Norm of the residual stream and of each branch output, for the selected token or as the mean over all.",
   });
   const rank = panel({
     title: "Rank by depth", name: "rank", figure: () => (at.got ? spread : null), python,
     hint:
-      "Relative deviation from equal rows. Random attention without skips loses it doubly exponentially and leaves " +
-      "the picture; skips keep it.",
+      "Relative deviation from equal rows. Random attention without skip connections collapses doubly " +
+      "exponentially; skip connections prevent it.",
   });
   const [lengths, spread, effective] = [h("div", {}), h("div", {}), h("p", { class: "small soft" })];
   norms.body.append(lengths);
@@ -43,9 +43,10 @@ export function depthPanels(view) {
     const pick = (row) => (token !== null && token < row.length ? row[token] : mean(row));
     const depth = found.stream.map((_, i) => i);
     const named = {
-      "attention.out": "attention adds", "cross.out": "cross-attention adds", "feedforward.out": "feed-forward adds",
+      "attention.out": "attention output", "cross.out": "cross-attention output",
+      "feedforward.out": "feed-forward output",
     };
-    const stream = { name: "stream", colour: "accent", width: 2.5, markers: true };
+    const stream = { name: "residual stream", colour: "accent", width: 2.5, markers: true };
     const lines = [line(depth, found.stream.map(pick), stream)];
     Object.entries(found.branches).forEach(([name, rows], i) =>
       lines.push(line(
@@ -55,19 +56,19 @@ export function depthPanels(view) {
     plot(
       lengths, lines,
       {
-        height: 300, xaxis: { title: "blocks passed", dtick: depth.length > 14 ? undefined : 1 },
-        yaxis: { title: "Euclidean length", rangemode: "tozero" },
+        height: 300, xaxis: { title: "block", dtick: depth.length > 14 ? undefined : 1 },
+        yaxis: { title: "Euclidean norm", rangemode: "tozero" },
       },
     );
     const floor = (row) => row.map((v) => (v > 0 ? v : null));
-    const least = Math.min(0.02, ...ranks.deviation, ...theory.skip) / 2; // pure attention leaves the picture below
+    const least = Math.min(0.02, ...ranks.deviation, ...theory.skip) / 2; // pure attention falls below the axis
     plot(spread, [
       line(depth, floor(ranks.deviation), { name: "this model", colour: "accent", width: 2.5, markers: true }),
-      line(depth, floor(theory.attention), { name: "random, no skips", colour: "orange", dash: "dash" }),
-      line(depth, floor(theory.skip), { name: "random, skips", colour: "good" }),
+      line(depth, floor(theory.attention), { name: "random, no skip connections", colour: "orange", dash: "dash" }),
+      line(depth, floor(theory.skip), { name: "random, skip connections", colour: "good" }),
       line(depth, floor(theory.skip_predicted), { name: "theory 2^(−l/2)", colour: "soft", dash: "dot" }),
     ], {
-      height: 300, xaxis: { title: "blocks passed", dtick: depth.length > 14 ? undefined : 1 },
+      height: 300, xaxis: { title: "block", dtick: depth.length > 14 ? undefined : 1 },
       yaxis: { title: "deviation from equal rows", type: "log", range: [Math.log10(least), 0.1], dtick: 1 },
     });
     effective.textContent =

@@ -1,8 +1,8 @@
-/* The block diagram: the parts of a model in the order of the computation, along the residual stream on the left.
+/* Block diagram: the parts of a model in the order of computation, along the residual stream on the left.
  *
  *   diagram({pick, open}) -> {root, draw(parts, {opened: {stack, layer}, chosen, placement})}
- *     pick(path) chooses a part, open(stack, layer) unfolds a block: one is drawn with its parts, the others as a row.
- *   The bar in each row is as long as the row has parameters, the same scale for all rows.
+ *     pick(path) selects a part, open(stack, layer) expands a block; the other blocks are one row each.
+ *   The length of the bar in each row shows its number of parameters, on the same scale for all rows.
  */
 import { count, h, svg } from "./dom.js";
 
@@ -10,7 +10,7 @@ const [STREAM, LEFT, WIDTH, ROW, HIGH] = [12, 30, 286, 29, 23];
 
 const stem = (path) => path.replace(/^(encoder|decoder)\./, "");
 const blockOf = (path) => {
-  const found = path.match(/^(encoder\.|decoder\.)?block\.(\d+)\./);
+  const found = path.match(/^(encoder\.|decoder\.)?blocks\.(\d+)\./);
   return found ? { stack: found[1] ?? "", layer: Number(found[2]) } : null;
 };
 
@@ -22,7 +22,7 @@ function kindOf(path) {
   return "table";
 }
 
-/* Rows: parts as they are, and whole blocks where they are folded. */
+/* One row per part; a collapsed block is one row. */
 export function rowsOf(parts, opened) {
   const rows = [];
   for (const part of parts) {
@@ -31,7 +31,7 @@ export function rowsOf(parts, opened) {
       rows.push({ ...part, kind: kindOf(part.path), inner: Boolean(block) });
       continue;
     }
-    const name = `${block.stack}block.${block.layer}`;
+    const name = `${block.stack}blocks.${block.layer}`;
     if (rows.at(-1)?.path === name) rows.at(-1).parameters += part.parameters;
     else rows.push({
       path: name, title: `Block ${block.layer}`, kind: "block", parameters: part.parameters, letters: "B,T,D", block,
@@ -49,7 +49,7 @@ export function diagram({ pick, open }) {
     const size = row.parameters ? count(row.parameters) : "no parameters";
     return svg("g", {
       class: row.kind, tabindex: 0, role: "button", "data-path": row.path, "aria-pressed": String(row.path === chosen),
-      "aria-label": `${row.title}, ${size}${row.block ? ", unfold" : ""}`,
+      "aria-label": `${row.title}, ${size}${row.block ? ", expand" : ""}`,
       on: {
         click: act,
         keydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), act()),
@@ -65,7 +65,7 @@ export function diagram({ pick, open }) {
       ));
   }
 
-  /* Where a row meets the stream: a dot on it, a branch off it, or a sum back into it. */
+  /* How a row is connected to the residual stream: a dot, a branch, or a sum. */
   function joint(row, y, before) {
     const middle = y + HIGH / 2;
     const branch = (from) => svg("path", { class: "branch", d: `M${STREAM} ${from}H${LEFT}` });
@@ -75,7 +75,7 @@ export function diagram({ pick, open }) {
     if (!row.inner) return [svg("circle", { cx: STREAM, cy: middle, r: 3.5, class: "dot" }), branch(middle)];
     if (row.kind !== "norm") return [branch(middle), plus];
     const after = before && before.inner
-      && before.kind !== "norm"; // a norm that follows its branch stands on the stream
+      && before.kind !== "norm"; // a post-norm acts on the residual stream itself
     return after && row.post ? [svg("circle", { cx: STREAM, cy: middle, r: 3.5, class: "dot" }), branch(middle)]
       : [branch(middle)];
   }

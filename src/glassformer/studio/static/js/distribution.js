@@ -1,4 +1,4 @@
-/* The panel of the next token's distribution. Logits are asked for once per prompt; sliders redraw from them here.
+/* Panel of the next-token distribution. Logits are requested once per prompt; sliders redraw from them.
  *
  *   nextToken(view) -> {root, ask(), sampling()}
  */
@@ -10,10 +10,10 @@ import { panel } from "./view.js";
 import { vocabulary } from "./vocabulary.js";
 
 const SHOWN = 18;
-const NO_NEXT = "This model reads in both directions and has no next token: choose a decoder, or look at its heads.";
+const NO_NEXT = "This model is an encoder and predicts no next token: select a decoder, or look at its heads.";
 
-/* The tokens up to the chosen one: what follows the token one points at, or the whole prompt. In an encoder-decoder the
- * source stays whole, and what the decoder has read ends there. */
+/* The tokens up to the selected one, or the whole prompt. In an encoder-decoder the source stays whole and the decoder
+ * input ends there. */
 export function upToToken() {
   const { about } = store;
   const end = (store.get("token") ?? store.words.length - 1) + 1;
@@ -63,20 +63,23 @@ export function nextToken(view) {
     const track = h("span", { class: "track" }, parts.was, parts.is);
     parts.button = h(
       "button",
-      { class: "bar-row", on: { click: () => append(at.order[i]), pointerenter: () => tell(i), focus: () => tell(i) } },
+      {
+        class: "bar-row",
+        on: { click: () => append(at.order[i]), pointerenter: () => inspectToken(i), focus: () => inspectToken(i) },
+      },
       parts.piece, track, parts.p,
     );
     return { ...parts, root: h("li", {}, parts.button) };
   }
 
-  function tell(i) {
+  function inspectToken(i) {
     const id = at.order[i];
     const { p } = distribution(at.logits, at.order, sampling());
     const fact = (name, value) => [h("dt", { text: name }), h("dd", { text: value })];
     inspect(`Token “${visible(at.words[id] ?? "")}”`, h("dl", { class: "facts" }, fact("id", id), fact("rank", i +
       1), fact("logit", number(at.logits[id], 5)),
-      fact("model's own p", percent(at.own.p[id], 3)), fact("p drawn from", percent(p[id], 3))), h(
-        "p", { class: "soft", text: "Press the bar to add the token to the prompt." },
+      fact("p of the model", percent(at.own.p[id], 3)), fact("p after sampling", percent(p[id], 3))), h(
+        "p", { class: "soft", text: "Click the bar to append the token to the prompt." },
       ));
   }
 
@@ -97,12 +100,12 @@ export function nextToken(view) {
       one.is.style.width = `${(100 * p[id]) / most}%`;
       one.p.textContent = p[id] ? percent(p[id], 2) : `(${percent(own.p[id], 2)})`;
       one.button.classList.toggle("cut", p[id] === 0);
-      one.button.setAttribute("aria-label", `${piece}, ${percent(p[id], 2)}: add it to the prompt`);
+      one.button.setAttribute("aria-label", `${piece}, ${percent(p[id], 2)}: append it to the prompt`);
     });
     const after = visible(store.words[at.read.length - 1] ?? "");
     summary.textContent =
-      `After “${after}”: ${kept} of ${at.order.length} tokens may be drawn, entropy ${number(entropy)} nats ` +
-      `(the model's own ${number(own.entropy)}). Grey is the model's own probability, blue what is drawn from.`;
+      `After “${after}”: ${kept} of ${at.order.length} tokens can be sampled, entropy ${number(entropy)} nats ` +
+      `(before sampling parameters: ${number(own.entropy)}). Grey: probability of the model; blue: after sampling.`;
     where.root.dataset.redraw = (performance.now() - started).toFixed(2);
   }
 
@@ -111,8 +114,8 @@ export function nextToken(view) {
     const key = at.body.target ? "answered" : "prompt";
     if (store.model?.tokenizer === false) return store.set({ [key]: ids.join(" "), token: null });
     const body = at.body.target ? { ...at.body, target: ids } : { ...at.body, ids };
-    const told = await view.work(where, "append", (signal) => post("tokens", body, { signal }));
-    if (told) store.set({ [key]: (told.target ?? told).text, token: null });
+    const tokens = await view.work(where, "append", (signal) => post("tokens", body, { signal }));
+    if (tokens) store.set({ [key]: (tokens.target ?? tokens).text, token: null });
   }
 
   async function ask() {
@@ -121,7 +124,7 @@ export function nextToken(view) {
     if (!read.length || store.model?.kind === "encoder") {
       view.stop("next");
       at.logits = null;
-      fill(summary, read.length ? NO_NEXT : "Type a prompt, and what the model expects next stands here.");
+      fill(summary, read.length ? NO_NEXT : "Type a prompt to see the next-token distribution.");
       rows.splice(0).forEach((one) => one.root.remove());
       return;
     }

@@ -1,16 +1,16 @@
-/* Small helpers over the DOM, and how numbers are written.
+/* Helpers for the DOM, and formatting of numbers.
  *
  *   h(tag, props, ...children)   an element; props: text, on: {event: f}, style: {prop: value}, dataset: {}, attributes
  *   svg(tag, props, ...children) the same in the SVG namespace
  *   fill(node, ...children)      replace the children
  *   mathml(string)               the server's MathML as a node
- *   toast(message, kind)         a short notice ("error", "info"); shell.js shows it
- *   inspect(title, ...nodes)     what the inspector on the right shows
+ *   toast(message, kind)         a short notification ("error", "info"); shell.js shows it
+ *   inspect(title, ...nodes)     show this in the inspector on the right
  *   field(label, control, hint)  a labelled control;  slider({...}) a labelled range with its value (see below)
- *   number, percent, count, bytes, millis   numbers as text;  visible(piece) a token with its blanks made visible
- *   later(f, ms)                 f, once the calls have stopped for ms
+ *   number, percent, count, bytes, millis   numbers as text;  visible(piece) a token with visible whitespace
+ *   later(f, ms)                 call f once there was no call for ms (debounce)
  *
- * User text only ever enters as text: nothing here, and nothing in the page, is parsed as HTML but the server's MathML.
+ * User text is only set as text: nothing in the page is parsed as HTML except the server's MathML.
  */
 
 function assemble(node, props, children) {

@@ -1,15 +1,15 @@
-/* A Finding on the page: what was measured, against which bound, and why.
+/* Findings on the page: the measured value, its bound, and the explanation.
  *
- *   verdictMark(verdict, text)   "pass", "fail", "skip" or anything else as a coloured word (never by colour alone)
- *   relation(finding)            "3.1e−15 ≤ 1e−10", "0.3 ≤ 0.5", "" where nothing was measured
- *   findingTable(caption, {kinds})   -> {root, add(finding), told(remedy), failsFirst(), clear(), rows}; rows come one
- *                                by one and explain themselves, each remedy once: under the first finding that has it,
- *                                or nowhere once it is told elsewhere; kinds: a column for the kind of evidence
- *   evidenceText(evidence)       the evidence in one line, long lists cut
+ *   verdictMark(verdict, text)   "pass", "fail", "skip" or another word, marked by colour and sign
+ *   relation(finding)            "3.1e−15 ≤ 1e−10", "0.3 ≤ 0.5", "" if nothing was measured
+ *   findingTable(caption, {kinds})   -> {root, add(finding), hideRemedy(remedy), failsFirst(), clear(), rows}; rows are
+ *                                added one by one. Each remedy is shown once, under the first finding that has it, and
+ *                                not at all after hideRemedy(remedy); kinds: a column for the kind of evidence
+ *   evidenceText(evidence)       the evidence in one line, long lists shortened
  */
 import { h, number } from "./dom.js";
 
-const SIGNS = { pass: "✓", turned: "✓", fail: "✗", skip: "–" };
+const SIGNS = { pass: "✓", rejected: "✓", fail: "✗", skip: "–" };
 
 export function verdictMark(verdict, text = verdict) {
   const sign = SIGNS[verdict] ?? "·";
@@ -17,17 +17,17 @@ export function verdictMark(verdict, text = verdict) {
     h("span", { class: "sign", "aria-hidden": "true", text: sign }), text);
 }
 
-/* Numbers that JSON cannot carry come as text. */
+/* Numbers that JSON cannot represent are sent as text. */
 const SPECIAL = { inf: Infinity, "-inf": -Infinity, nan: NaN };
 const valueOf = (x) => SPECIAL[x] ?? Number(x);
-const numeral = (x) => (Number.isNaN(valueOf(x)) ? "not a number" : number(valueOf(x)));
+const formatNumber = (x) => (Number.isNaN(valueOf(x)) ? "NaN" : number(valueOf(x)));
 
 export function relation({ measured, bound, low }) {
   if (measured === null || measured === undefined) return "";
   const sign = (a, b) => (valueOf(a) <= valueOf(b) ? "≤" : "≰");
-  let text = numeral(measured);
-  if (bound !== null && bound !== undefined) text = `${text} ${sign(measured, bound)} ${numeral(bound)}`;
-  if (low !== null && low !== undefined) text = `${numeral(low)} ${sign(low, measured)} ${text}`;
+  let text = formatNumber(measured);
+  if (bound !== null && bound !== undefined) text = `${text} ${sign(measured, bound)} ${formatNumber(bound)}`;
+  if (low !== null && low !== undefined) text = `${formatNumber(low)} ${sign(low, measured)} ${text}`;
   return text;
 }
 
@@ -36,7 +36,7 @@ const MANY = 8;
 function short(value) {
   if (Array.isArray(value)) {
     const shown = value.slice(0, MANY).map(short).join(", ");
-    return `[${shown}${value.length > MANY ? `, … ${value.length} in all` : ""}]`;
+    return `[${shown}${value.length > MANY ? `, … ${value.length} in total` : ""}]`;
   }
   if (typeof value === "number") return Number.isInteger(value) ? String(value) : number(value);
   if (value && typeof value === "object") return Object.entries(value).map(([k, v]) => `${k} ${short(v)}`).join(", ");
@@ -53,14 +53,15 @@ export function evidenceText(evidence) {
 const isMatrix = (value) => Array.isArray(value) && value.length > 1 && value.every((row) => Array.isArray(row));
 
 function cells(finding, kinds, remedy) {
-  const told = evidenceText(finding.evidence);
+  const evidence = evidenceText(finding.evidence);
   return [
     h("td", {}, verdictMark(finding.verdict)),
     h("th", { scope: "row" }, h("span", { class: "finding-id", text: finding.id }),
       finding.family && h("span", { class: "finding-family", text: finding.family }),
       h("span", { class: "finding-why", text: finding.why ?? "" }),
-      remedy && h("span", { class: "finding-remedy", dataset: { remedy }, text: `Remedy: ${remedy}` }),
-      told && h("details", { class: "finding-evidence" }, h("summary", { text: "evidence" }), h("p", { text: told }))),
+      remedy && h("span", { class: "finding-remedy", dataset: { remedy }, text: `Fix: ${remedy}` }),
+      evidence && h("details", { class: "finding-evidence" }, h("summary", { text: "evidence" }),
+        h("p", { text: evidence }))),
     h("td", { class: "num", text: relation(finding) }),
     kinds && h("td", { class: "soft", text: finding.evidence?.kind ?? "" }),
   ];
@@ -68,7 +69,7 @@ function cells(finding, kinds, remedy) {
 
 export function findingTable(caption, { kinds = false } = {}) {
   const body = h("tbody");
-  const names = ["verdict", "what", "measured and bound", ...(kinds ? ["evidence"] : [])];
+  const names = ["verdict", "check", "measured value and bound", ...(kinds ? ["evidence"] : [])];
   const head = names.map((name) => h("th", { scope: "col", text: name }));
   const table = h("table", { class: "findings" }, h("caption", { class: "unseen", text: caption }),
     h("thead", {}, h("tr", {}, head)), body);
@@ -83,7 +84,7 @@ export function findingTable(caption, { kinds = false } = {}) {
       if (remedy) remedies.add(remedy);
       body.append(h("tr", { dataset: { verdict: finding.verdict } }, cells(finding, kinds, remedy)));
     },
-    told(remedy) {
+    hideRemedy(remedy) {
       remedies.add(remedy);
       for (const one of body.querySelectorAll(".finding-remedy")) if (one.dataset.remedy === remedy) one.remove();
     },

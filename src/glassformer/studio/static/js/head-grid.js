@@ -2,8 +2,8 @@
  *
  *   new HeadGrid({pick, hover}) -> {root, canvas, draw(patterns, gamma), mark(layer, head, ablated)}
  *     patterns: the (L,H,T,S) Tensor; ablated: a Set of "layer.head"
- *   pooled(data, T, S, size)   a map of at most size × size: each pixel is the largest weight under it, so that a
- *                              diagonal one token wide does not vanish
+ *   pooled(data, T, S, size)   a map of at most size × size: each pixel is the largest weight that it covers, so that
+ *                              a diagonal one token wide stays visible
  */
 import { h } from "./dom.js";
 import { lookup } from "./maps.js";
@@ -52,7 +52,7 @@ export class HeadGrid {
     if (this.patterns) this.#compose();
   }
 
-  /* The maps go to a picture of their own: outlines on top change often, the maps do not. */
+  /* The maps are drawn to a separate image: the outlines on top change often, the maps do not. */
   #render() {
     const [L, H, T, S] = this.patterns.shape;
     this.width = this.root.clientWidth;
@@ -115,20 +115,20 @@ export class HeadGrid {
     this.#outline(context, this.chosen, style.getPropertyValue("--orange"), 3);
   }
 
-  #place([layer, head]) {
+  #corner([layer, head]) {
     return [LEFT + head * (this.cell + GAP), TOP + layer * (this.cell + GAP)];
   }
 
   #outline(context, which, colour, thick) {
     if (!which) return;
-    const [x, y] = this.#place(which);
+    const [x, y] = this.#corner(which);
     context.strokeStyle = colour;
     context.lineWidth = thick;
     context.strokeRect(x - 1, y - 1, this.cell + 2, this.cell + 2);
   }
 
   #cross(context, which, colour) {
-    const [x, y] = this.#place(which);
+    const [x, y] = this.#corner(which);
     context.strokeStyle = colour;
     context.lineWidth = 2;
     context.beginPath();

@@ -1,8 +1,8 @@
-/* Asking while a slider moves: one request at a time, and what was wanted meanwhile is asked next, only the last of it.
+/* Requests while a slider moves: one at a time; of the values chosen meanwhile, only the last one is requested next.
  *
- *   latest(f) -> a function that runs async f; calls during a run make one more run after it
+ *   latest(f) -> a function that runs async f; calls during a run cause one more run after it
  *
- * The picture follows the slider at the server's pace, and no work is begun only to be thrown away.
+ * The figure follows the slider as fast as the server responds, and no request is made in vain.
  */
 export function latest(f) {
   let [running, wanted] = [false, false];

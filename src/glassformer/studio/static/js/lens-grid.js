@@ -1,4 +1,4 @@
-/* The logit lens as a grid: a row per depth, a column per token, in each cell the likeliest token read there.
+/* The logit lens as a grid: a row per depth, a column per position, in each cell the most likely token.
  *
  *   lensGrid(view) -> {root, ask(), mark()}
  */
@@ -8,7 +8,7 @@ import { css, inkOn } from "./maps.js";
 import { store } from "./store.js";
 import { panel } from "./view.js";
 
-const COLOURS = { "probability": "p", "entropy": "entropy", "KL to the end": "kl" };
+const COLOURS = { "probability": "p", "entropy": "entropy", "KL to the output": "kl" };
 
 export function lensGrid(view) {
   const at = { got: null, by: "p", model: null };
@@ -16,10 +16,10 @@ export function lensGrid(view) {
     title: "Logit lens", name: "lens", wide: true, figure: () => (at.got ? table : null),
     python: () => ({ view: "lens", ...store.about, top: 5 }),
     hint:
-      "What the model would say if it stopped at each depth: its own final norm and head on the stream. Choose a " +
-      "cell to see what made it.",
+      "The prediction at each depth: the final norm and the output head applied to the residual stream. Select a " +
+      "cell to see its attribution below.",
   });
-  const table = h("table", { role: "grid", "aria-label": "Likeliest token by depth and place" });
+  const table = h("table", { role: "grid", "aria-label": "Most likely token by depth and position" });
   const grid = h("div", { class: "lens-grid" }, table);
   const legend = h("p", { class: "small soft" });
   const choice = h("div", { class: "segments", role: "group", "aria-label": "What the colour shows" });
@@ -33,7 +33,7 @@ export function lensGrid(view) {
   table.addEventListener("keydown", keys);
 
   async function ask() {
-    if (!store.ids.length) return where.say("Type a prompt, and what each layer would say stands here.");
+    if (!store.ids.length) return where.say("Type a prompt to see the prediction of each layer.");
     const body = { ...store.about, top: 5 };
     const got = await view.work(where, "lens", (signal) => post("lens", body, { signal }));
     if (!got) return undefined;
@@ -47,14 +47,15 @@ export function lensGrid(view) {
     if (at.got) draw();
   }
 
-  const amount = (depth, place) => (at.by === "p" ? at.got.cells[depth][place][0].p : at.got[at.by][depth][place]);
+  const amount = (depth, position) => (at.by === "p"
+    ? at.got.cells[depth][position][0].p : at.got[at.by][depth][position]);
 
   function draw() {
     const { layers, cells, pieces } = at.got;
     const most = at.by === "p" ? 1 : Math.max(...at.got[at.by].flat(), 1e-9);
-    const cell = (depth) => (options, place) => {
-      const share = amount(depth, place) / most;
-      const td = h("td", { tabindex: -1, text: visible(options[0].piece).slice(0, 9), dataset: { depth, place } });
+    const cell = (depth) => (options, position) => {
+      const share = amount(depth, position) / most;
+      const td = h("td", { tabindex: -1, text: visible(options[0].piece).slice(0, 9), dataset: { depth, position } });
       Object.assign(td.style, { background: css("viridis", share), color: inkOn("viridis", share) });
       return td;
     };
@@ -68,15 +69,15 @@ export function lensGrid(view) {
     fill(table, head, h("tbody", {}, deepest));
     const unit = at.by === "p" ? "0 to 1" : `0 to ${number(most)} nats`;
     legend.textContent = `Dark to bright: ${Object.keys(COLOURS).find((name) => COLOURS[name] === at.by)}, ${unit}. ` +
-      `The share of places whose likeliest token is already the final one: ` +
-      `${at.got.agreement.map((a) => percent(a, 0)).join(", ")} (embedding to last block).`;
+      `Share of positions whose most likely token is already that of the output: ` +
+      `${at.got.agreement.map((a) => percent(a, 0)).join(", ")} (from the embedding to the last block).`;
     const first = table.querySelector("td");
     if (first) first.tabIndex = 0;
     where.root.dataset.ready = String(pieces.length);
     mark();
     show(
       table.querySelector(
-        `td[data-depth="${cells.length - 1}"][data-place="${store.get("token") ?? pieces.length - 1}"]`
+        `td[data-depth="${cells.length - 1}"][data-position="${store.get("token") ?? pieces.length - 1}"]`
       )
     );
   }
@@ -84,27 +85,28 @@ export function lensGrid(view) {
   function mark() {
     const token = store.get("token");
     for (const td of table.querySelectorAll("td")) td.classList.toggle(
-      "chosen", token !== null && Number(td.dataset.place) === token,
+      "chosen", token !== null && Number(td.dataset.position) === token,
     );
   }
 
   function take(td) {
     if (!td) return;
-    const { depth, place } = td.dataset;
-    store.set({ token: Number(place), answer: String(at.got.cells[depth][place][0].id) }, { replace: true });
+    const { depth, position } = td.dataset;
+    store.set({ token: Number(position), answer: String(at.got.cells[depth][position][0].id) }, { replace: true });
   }
 
   function show(td) {
     if (!td) return;
-    const [depth, place] = [Number(td.dataset.depth), Number(td.dataset.place)];
-    const rows = at.got.cells[depth][place].map((one) => h(
+    const [depth, position] = [Number(td.dataset.depth), Number(td.dataset.position)];
+    const rows = at.got.cells[depth][position].map((one) => h(
       "tr", {}, h("td", { class: "mono", text: visible(one.piece) }), h("td", { class: "n", text: percent(one.p, 2) }),
     ));
     const fact = (name, value) => [h("dt", { text: name }), h("dd", { text: value })];
-    inspect(`${at.got.layers[depth]}, after “${visible(at.got.pieces[place])}”`, h("table", {}, h("tbody", {}, rows)),
+    inspect(`${at.got.layers[depth]}, after “${visible(at.got.pieces[position])}”`,
+      h("table", {}, h("tbody", {}, rows)),
       h(
-        "dl", { class: "facts" }, fact("entropy", `${number(at.got.entropy[depth][place])} nats`),
-        fact("KL to the end", `${number(at.got.kl[depth][place])} nats`), fact("site", at.got.sites[depth]),
+        "dl", { class: "facts" }, fact("entropy", `${number(at.got.entropy[depth][position])} nats`),
+        fact("KL to the output", `${number(at.got.kl[depth][position])} nats`), fact("site", at.got.sites[depth]),
       ));
   }
 

@@ -1,16 +1,16 @@
 /* Heat maps on a Canvas. Amounts are viridis, signed numbers RdBu (red below zero, blue above).
  *
- *   lookup(scale, gamma)       256 packed RGBA colours (Uint32Array) of "viridis" or "rdbu"; gamma 0.5 lifts small
- *                              values
+ *   lookup(scale, gamma)       256 packed RGBA colours (Uint32Array) of "viridis" or "rdbu"; gamma 0.5 makes
+ *                              small values visible
  *   stops(scale)               the same as plotly's list of stops;  css(scale, x) one colour, x in 0..1
- *   image(tensor, {low, high, scale, gamma})   an ImageData-backed canvas of a (rows, columns) Tensor (wire.js) or
+ *   image(tensor, {low, high, scale, gamma})   an ImageData-backed canvas of a (rows, columns) Tensor (tensors.js) or
  *                                      {data, shape}
  *   heatMap({label, pick, hover, describe}) -> {root, canvas, draw(what), select(row, column)}
  *        root       an element with the canvas and its legend; the canvas takes focus and arrow keys
  *        draw({tensor, low, high, scale, gamma, rows, columns, rowTitle, columnTitle, cell, square, height})
  *                   rows, columns: labels (or absent); cell: [least, most] pixels of a cell; square: false makes rows
- *                   9 to 24 pixels tall, as `height` (360) allows; what is not finite is not drawn
- *        pick(row, column), hover(row, column or null)   what happens
+ *                   9 to 24 pixels tall, as `height` (360) allows; values that are not finite are not drawn
+ *        pick(row, column), hover(row, column or null)   callbacks
  *        describe(row, column, value) -> text of the read-out
  */
 import { h, number } from "./dom.js";
@@ -34,9 +34,9 @@ export function lookup(scale = "viridis", gamma = 1) {
   const colours = STOPS[scale].map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
   const table = new Uint32Array(256);
   for (let i = 0; i < 256; i++) {
-    const place = (i / 255) ** gamma * (colours.length - 1);
-    const left = Math.min(Math.floor(place), colours.length - 2);
-    const [r, g, b] = colours[left].map((v, k) => Math.round(v + (place - left) * (colours[left + 1][k] - v)));
+    const position = (i / 255) ** gamma * (colours.length - 1);
+    const left = Math.min(Math.floor(position), colours.length - 2);
+    const [r, g, b] = colours[left].map((v, k) => Math.round(v + (position - left) * (colours[left + 1][k] - v)));
     table[i] = (255 << 24) | (b << 16) | (g << 8) | r; // little-endian RGBA
   }
   made.set(key, table);
@@ -50,7 +50,7 @@ export function css(scale, x) {
   return `rgb(${packed & 255} ${(packed >> 8) & 255} ${(packed >> 16) & 255})`;
 }
 
-/* Black or white, whichever reads better on a colour of the scale. */
+/* Black or white, whichever has more contrast with a colour of the scale. */
 export function inkOn(scale, x) {
   const packed = lookup(scale)[Math.max(0, Math.min(255, Math.round(255 * x)))];
   const light = 0.299 * (packed & 255) + 0.587 * ((packed >> 8) & 255) + 0.114 * ((packed >> 16) & 255);
@@ -67,20 +67,20 @@ export function range(data) {
   return low <= high ? [low, high] : [0, 1];
 }
 
-/* Bytes over the wanted range already need no arithmetic: 144 heads of 512 tokens are 38 million cells. */
+/* Quantised values with the right range need no arithmetic: 144 heads of 512 tokens are 38 million cells. */
 export function paint(pixels, tensor, { low, high, scale = "viridis", gamma = 1 } = {}) {
   const table = lookup(scale, gamma);
   const { data } = tensor;
-  const direct = tensor.dtype === "u8" && (low ?? tensor.low) === tensor.low && (high ?? tensor.high) === tensor.high;
+  const direct = tensor.dtype === "U8" && (low ?? tensor.low) === tensor.low && (high ?? tensor.high) === tensor.high;
   if (direct) {
     for (let i = 0; i < data.length; i++) pixels[i] = table[data[i]];
     return;
   }
-  const values = tensor.dtype === "u8" ? tensor.floats() : data;
+  const values = tensor.dtype === "U8" ? tensor.floats() : data;
   const factor = 255 / (high - low || 1);
   for (let i = 0; i < values.length; i++) {
     const x = (values[i] - low) * factor;
-    pixels[i] = Number.isFinite(x) ? table[x < 0 ? 0 : x > 255 ? 255 : Math.round(x)] : 0; // masked: nothing is drawn
+    pixels[i] = Number.isFinite(x) ? table[x < 0 ? 0 : x > 255 ? 255 : Math.round(x)] : 0; // masked: not drawn
   }
 }
 
@@ -120,7 +120,7 @@ export class Heat {
     const { tensor, scale = "viridis" } = what;
     let { low, high } = what;
     if (low === undefined || high === undefined) {
-      [low, high] = tensor.dtype === "u8" ? [tensor.low, tensor.high] : range(tensor.data);
+      [low, high] = tensor.dtype === "U8" ? [tensor.low, tensor.high] : range(tensor.data);
       if (scale === "rdbu") [low, high] = [
         -Math.max(Math.abs(low), Math.abs(high)), Math.max(Math.abs(low), Math.abs(high)),
       ];
@@ -194,11 +194,11 @@ export class Heat {
       const x = left + (j + 0.5) * size;
       if (j % across) return;
       if (this.upright) context.fillText(label, x, top - GAP - 2);
-      else turned(context, cut(label), x, top - GAP / 2);
+      else rotated(context, cut(label), x, top - GAP / 2);
     });
     context.font = TITLE;
     if (columnTitle) (context.textAlign = "left"), context.fillText(columnTitle, left, 8);
-    if (rowTitle) (context.textAlign = "right"), turned(context, rowTitle, 8, top);
+    if (rowTitle) (context.textAlign = "right"), rotated(context, rowTitle, 8, top);
     context.strokeStyle = style.getPropertyValue("--orange");
     for (const [mark, thick] of [[this.at, 1.5], [this.chosen, 2.5]]) {
       if (!mark) continue;
@@ -249,7 +249,7 @@ function tallness({ square, height = 360 }, size, rows) {
 
 const cut = (label) => (label.length > 18 ? `${label.slice(0, 17)}…` : label);
 
-function turned(context, text, x, y) {
+function rotated(context, text, x, y) {
   context.save();
   context.translate(x, y);
   context.rotate(-Math.PI / 2);

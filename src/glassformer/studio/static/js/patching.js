@@ -1,4 +1,4 @@
-/* Activation patching between two texts of equal length: which places carry the difference.
+/* Activation patching between two texts of equal length: which positions carry the difference.
  *
  *   patching(view) -> {root, start()}
  */
@@ -7,17 +7,17 @@ import { field, h, number, visible } from "./dom.js";
 import { heatMap } from "./maps.js";
 import { store } from "./store.js";
 import { panel } from "./view.js";
-import { Tensor } from "./wire.js";
+import { Tensor } from "./tensors.js";
 
 const EXAMPLES = {
   bard: ["KING HENRY:\nMy lord the kin", "KING HENRY:\nMy lord the que"],
   induction: ["H7KQ2M8XB7KQ2", "H7KQ2D8XB7KQ2"],
 };
 const SITES = {
-  resid_pre: "the stream before each block",
+  resid_pre: "the residual stream before each block",
   "attention.heads": "each head",
-  "attention.out": "what attention adds",
-  "feedforward.out": "what the feed-forward adds",
+  "attention.out": "the attention output",
+  "feedforward.out": "the feed-forward output",
 };
 
 export function patching(view) {
@@ -26,26 +26,26 @@ export function patching(view) {
     title: "Patching between two prompts", name: "patch", wide: true, figure: () => (at.done ? map.root
       : null), python: () => ({ view: "patch", ...at.body }),
     hint:
-      "The model reads the second text, with one place set to what it was in the first. 1: that place alone brings " +
-      "the first text's answer back; 0: it changes nothing.",
+      "The model runs on the second text, with one activation replaced by that of the first text. 1: this activation " +
+      "alone restores the prediction of the first text; 0: it changes nothing.",
   });
   const clean = h("input", { class: "mono", spellcheck: "false", autocomplete: "off" });
   const corrupt = h("input", { class: "mono", spellcheck: "false", autocomplete: "off" });
   const site = h("select", {}, Object.entries(SITES).map(([value, text]) => h("option", { value, text })));
   const go = h("button", { class: "primary", text: "Patch", on: { click: run } });
   const stop = h("button", { text: "Stop", disabled: true, on: { click: () => view.stop("patch") } });
-  const said = h("p", { class: "small" });
+  const status = h("p", { class: "small" });
   const map = heatMap({
-    label: "Effect of patching each place",
+    label: "Effect of patching each activation",
     describe: (layer, i, v) => `block ${layer}, ${at.axis === "head" ? `head ${i}`
-      : `place ${i} “${at.columns[i] ?? ""}”`}: ${number(v, 3)}`,
+      : `position ${i} “${at.columns[i] ?? ""}”`}: ${number(v, 3)}`,
   });
   map.root.hidden = true;
   const box = (node) => h("div", { class: "grow" }, node);
   where.body.append(h("div", { class: "texts" }, field("First (clean) text", clean), field(
     "Second (corrupt) text", corrupt,
   )),
-    h("div", { class: "row end" }, box(field("What is patched", site)), go, stop), said, map.root);
+    h("div", { class: "row end" }, box(field("What is patched", site)), go, stop), status, map.root);
 
   function start() {
     const model = store.get("model");
@@ -56,11 +56,11 @@ export function patching(view) {
     const lines = EXAMPLES[model] ?? ["", ""];
     [clean.value, corrupt.value] = lines.map((text) => text.replaceAll("\n", "⏎"));
     map.root.hidden = true;
-    said.textContent = "";
+    status.textContent = "";
     at.done = null;
   }
 
-  /* A line break cannot be typed into a line: ⏎ stands for it. Ids where the model has no tokenizer. */
+  /* An input has no line breaks, so ⏎ stands for one. A model without a tokenizer takes token ids. */
   function read(input) {
     if (store.model?.tokenizer === false) return input.value.split(/[\s,]+/).filter(Boolean).map(Number);
     return input.value.replaceAll("⏎", "\n");
@@ -73,10 +73,10 @@ export function patching(view) {
       for await (const { event, data } of events("patch", { body, signal })) {
         if (event === "layer") {
           rows.push(data.effects);
-          said.textContent = `block ${data.layer + 1} of ${data.layers}`;
+          status.textContent = `block ${data.layer + 1} of ${data.layers}`;
         } else if (event === "done") return data;
       }
-      throw new Error("the server ended the patching early: try again.");
+      throw new Error("patching ended early: try again.");
     });
     [go.disabled, stop.disabled] = [true, false];
     const done = await working;
@@ -99,12 +99,12 @@ export function patching(view) {
     );
     const columns = done.axis === "head" ? Array.from({ length: n }, (_, i) => `head ${i}`) : words;
     map.draw({
-      tensor: new Tensor("effects", "f32", [L, n], new Float32Array(done.effects.flat())), scale: "rdbu", columns,
+      tensor: new Tensor("effects", "F32", [L, n], new Float32Array(done.effects.flat())), scale: "rdbu", columns,
       rows: Array.from({ length: L }, (_, i) => `block ${i}`), cell: [8, 34], square: false,
-      columnTitle: done.axis === "head" ? "" : "place", low: -1, high: 1,
+      columnTitle: done.axis === "head" ? "" : "position", low: -1, high: 1,
     });
-    said.textContent =
-      `Difference of the logits of “${visible(done.answer.piece)}” and “${visible(done.wrong.piece)}”: ` +
+    status.textContent =
+      `Logit difference of “${visible(done.answer.piece)}” and “${visible(done.wrong.piece)}”: ` +
       `${number(done.clean_difference, 4)} on the first text, ${number(done.corrupt_difference, 4)} on the second.`;
     where.root.dataset.ready = done.site;
   }

@@ -1,5 +1,5 @@
-/* A heat map that fills a fixed frame whatever the tensor's shape: hundreds of rows in 220 pixels, where maps.js keeps
- * every cell whole.
+/* A heat map of fixed size for any tensor shape, e.g. hundreds of rows in 220 pixels; in maps.js each cell has at least
+ * one pixel.
  *
  *   plainMap({label, describe}) -> {root, draw({tensor, scale, low, high, rowTitle, columnTitle})}
  *        describe(row, column, value) -> text of the read-out; the frame takes focus and arrow keys
@@ -49,8 +49,8 @@ class PlainMap {
   #cell(event) {
     if (!this.tensor) return null;
     const box = this.canvas.getBoundingClientRect();
-    const place = [(event.clientY - box.top) / box.height, (event.clientX - box.left) / box.width];
-    return place.every((v) => v >= 0 && v < 1) ? place.map((v, axis) => Math.floor(v * this.tensor.shape[axis])) : null;
+    const point = [(event.clientY - box.top) / box.height, (event.clientX - box.left) / box.width];
+    return point.every((v) => v >= 0 && v < 1) ? point.map((v, axis) => Math.floor(v * this.tensor.shape[axis])) : null;
   }
 
   #point(cell) {

@@ -1,13 +1,13 @@
-/* "Copy as Python": the lines that give the numbers on screen, from the server, shown and put on the clipboard.
+/* "Copy as Python": show the snippet that computes the numbers on screen, and copy it to the clipboard.
  *
- *   showPython(parameters)   parameters {view, model, ...}: sent as the query of /api/python
+ *   showPython(parameters)   parameters {view, model, ...}, sent as the query of /api/python
  *   pythonFor(parameters)    the text alone
  */
 import { get } from "./api.js";
 import { h } from "./dom.js";
 
-/* The server reads each value as JSON where it is some: a text that looks like JSON ("12") goes in quotes. */
-function written(value) {
+/* The server parses each value as JSON if possible: a text that is valid JSON ("12") is sent in quotes. */
+function encodeValue(value) {
   if (typeof value !== "string") return JSON.stringify(value);
   try {
     JSON.parse(value);
@@ -20,7 +20,7 @@ function written(value) {
 export async function pythonFor(parameters) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters))
-    if (value !== null && value !== undefined) query.set(key, written(value));
+    if (value !== null && value !== undefined) query.set(key, encodeValue(value));
   return (await get(`python?${query}`)).python;
 }
 
@@ -29,18 +29,18 @@ async function toClipboard(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return false; // not allowed here (no focus, or not a secure context): the text is on screen to be copied by hand
+    return false; // not allowed (no focus, or not a secure context): the user can copy the text by hand
   }
 }
 
 export async function showPython(parameters) {
   const text = await pythonFor(parameters);
   const copied = await toClipboard(text);
-  const said = h("p", { class: "soft", text: copied ? "Copied to the clipboard." : "Select the lines and copy them." });
+  const status = h("p", { class: "soft", text: copied ? "Copied to the clipboard." : "Select the text and copy it." });
   const code = h("pre", { class: "code", tabindex: 0, text });
-  const dialog = h("dialog", { class: "python", "aria-label": "These numbers from Python" });
+  const dialog = h("dialog", { class: "python", "aria-label": "Compute this in Python" });
   const close = h("button", { text: "Close", on: { click: () => dialog.close() } });
-  dialog.append(h("h2", { text: "These numbers from Python" }), code, h("div", { class: "row" }, said, close));
+  dialog.append(h("h2", { text: "Compute this in Python" }), code, h("div", { class: "row" }, status, close));
   dialog.addEventListener("close", () => dialog.remove());
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   document.body.append(dialog);

@@ -1,7 +1,7 @@
-/* From logits to the next token's distribution, as glassformer.generate.sampling does it: temperature, top-k, top-p,
- * min-p, each on what the one before it left, renormalised. Logits come once from the server; sliders redraw from them.
+/* From logits to the next-token distribution, as in glassformer.generation.sampling: temperature, top-k, top-p, min-p,
+ * each applied to the renormalised result of the one before. The server sends the logits once; sliders only redraw.
  *
- *   ordered(logits)                       ids from the largest logit down, ties by the lowest id
+ *   ordered(logits)                       ids sorted by descending logit, ties by the lowest id
  *   distribution(logits, order, {temperature, top_k, top_p, min_p}) -> {p: Float64Array, kept, entropy}
  */
 
@@ -10,7 +10,7 @@ export function ordered(logits) {
   return order.sort((a, b) => logits[b] - logits[a] || a - b);
 }
 
-/* Softmax of the first `many` of the order, at this temperature. */
+/* Softmax of the first `many` tokens of the order, at this temperature. */
 function softmax(logits, order, many, temperature) {
   const p = new Float64Array(many);
   const top = logits[order[0]] / temperature;
@@ -30,7 +30,7 @@ export function distribution(logits, order, { temperature = 1, top_k = null, top
   if (top_k && top_k < many) { // null and 0 keep all tokens
     const least = logits[order[top_k - 1]];
     many = top_k;
-    while (many < logits.length && logits[order[many]] === least) many++; // ties with the k-th stay
+    while (many < logits.length && logits[order[many]] === least) many++; // keep ties with the k-th
   }
   let inOrder = softmax(logits, order, many, temperature);
   if (top_p < 1) {

@@ -1,8 +1,8 @@
-/* "Save figure": any part of the page as an SVG or PNG file.
+/* "Save figure": save any part of the page as an SVG or PNG file.
  *
  *   saveFigure(node, name, kind)   kind "svg" or "png"; node is a plotly chart, an <svg>, a <canvas>, or any element
  *                                  (saved as it looks, inside a foreignObject; canvases in it become images)
- *   download(blob, filename)       hand a file to the user
+ *   download(blob, filename)       offer a file for download
  *   figureSvg(node)                the SVG text alone
  */
 import { plotly } from "./charts.js";
@@ -26,7 +26,7 @@ export function download(blob, filename) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/* A copy that carries its own looks: the stylesheet does not travel with the file. */
+/* A copy with inline styles: the file does not contain the stylesheet. */
 function dressed(node) {
   if (node.nodeType === Node.TEXT_NODE) return node.cloneNode();
   if (node.nodeType !== Node.ELEMENT_NODE) return null;

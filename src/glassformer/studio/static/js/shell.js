@@ -1,7 +1,7 @@
-/* The frame around the views: rail, model, prompt and its tokens, theme, inspector, toasts.
+/* The frame around the views: navigation, model, prompt and its tokens, theme, inspector, notifications.
  *
- * A view is a module `view-NAME.js` that defines the custom element `glass-NAME` (a View of view.js); it is imported
- * when it is first chosen. The eighth view, `doctor`, shows the doctor and the size sheet.
+ * A view is a module `view-NAME.js` that defines the custom element `glass-NAME` (a View of view.js). It is imported
+ * when it is first selected. The eighth view, `doctor`, shows the doctor and the size sheet.
  */
 import { aborted, get, post } from "./api.js";
 import "./chips.js";
@@ -12,7 +12,7 @@ const VIEWS = [
   ["playground", "Playground", "M4 6h16M4 12h10M4 18h6M17 14l3 3-3 3", "Play"],
   ["anatomy", "Anatomy", "M6 3h12v4H6zM6 10h12v4H6zM6 17h12v4H6zM12 7v3M12 14v3"],
   ["heads", "Heads", "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z"],
-  ["stream", "Stream", "M12 3v18M12 7h6M12 12H6M12 17h6"],
+  ["stream", "Residual stream", "M12 3v18M12 7h6M12 12H6M12 17h6", "Stream"],
   ["positions", "Positions", "M3 12c3-8 6-8 9 0s6 8 9 0M3 12h18"],
   ["theory", "Theory", "M6 4h9l3 3v13H6zM9 11h6M9 15h6"],
   ["train", "Train", "M4 4v16h16M7 8c2 7 5 8 12 9"],
@@ -83,17 +83,17 @@ async function showView() {
   }
 }
 
-let asked = null;
+let controller = null;
 let tokensOf = null;
 
-/* Ids instead of text for a model without a tokenizer: "3 1 4". An encoder-decoder's answer goes along if typed. */
+/* Token ids instead of text for a model without a tokenizer: "3 1 4". The decoder's input is added if it was typed. */
 function request() {
-  const [text, said] = [store.get("prompt") ?? "", store.get("answered") ?? ""];
+  const [text, target] = [store.get("prompt") ?? "", store.get("answered") ?? ""];
   const model = store.get("model");
-  const answer = Boolean(said) && store.model?.kind === "seq2seq";
-  if (!store.model || store.model.tokenizer) return { model, text, ...(answer ? { target_text: said } : {}) };
+  const hasTarget = Boolean(target) && store.model?.kind === "seq2seq";
+  if (!store.model || store.model.tokenizer) return { model, text, ...(hasTarget ? { target_text: target } : {}) };
   const read = (line) => line.split(/[\s,]+/).filter((word) => /^\d{1,9}$/.test(word)).map(Number);
-  return { model, ids: read(text), ...(answer && read(said).length ? { target: read(said) } : {}) };
+  return { model, ids: read(text), ...(hasTarget && read(target).length ? { target: read(target) } : {}) };
 }
 
 async function tokenize() {
@@ -101,12 +101,12 @@ async function tokenize() {
   const key = JSON.stringify(body);
   if (key === tokensOf && store.ids.length) return;
   tokensOf = key;
-  asked?.abort();
-  asked = new AbortController();
+  controller?.abort();
+  controller = new AbortController();
   try {
     const empty = { ids: [], pieces: [] };
-    const told = body.ids?.length === 0 ? empty : await post("tokens", body, { signal: asked.signal });
-    if (tokensOf === key) store.setTokens(told);
+    const tokens = body.ids?.length === 0 ? empty : await post("tokens", body, { signal: controller.signal });
+    if (tokensOf === key) store.setTokens(tokens);
     $("prompt").setAttribute("aria-invalid", "false");
     $("prompt-hint").textContent = "";
   } catch (error) {
@@ -131,9 +131,9 @@ function showTokens() {
   $("token-count").textContent = `${many} token${many === 1 ? "" : "s"}${limit ? ` of ${limit}` : ""}`;
 }
 
-/* A prompt nobody changed gives way to the one that suits the other model; the server knows those of its own. */
+/* An unchanged example prompt is replaced by the example of the other model; the server sends these examples. */
 function chooseModel(name) {
-  const examples = store.state?.canned?.prompts ?? {};
+  const examples = store.state?.recorded?.prompts ?? {};
   const untouched = Object.values(examples).includes(store.get("prompt"));
   const prompt = untouched && examples[name] ? examples[name] : store.get("prompt");
   store.set({ model: name, prompt });
@@ -145,7 +145,7 @@ function buildTop() {
   $("target").addEventListener("input", (event) => store.set({ answered: event.target.value || null }));
   for (const id of ["tokens", "target-tokens"])
     $(id).addEventListener("pick", (event) => {
-      if (store.target && id === "tokens") $(id).selected = null; // places are counted in the decoder
+      if (store.target && id === "tokens") $(id).selected = null; // positions are those of the decoder
       else store.set({ token: event.detail });
     });
 }
@@ -159,10 +159,10 @@ function showSelection(changed) {
       )));
   if (changed.has("state") || changed.has("model")) {
     $("model").value = store.get("model");
-    const words = store.model?.tokenizer === false;
+    const idsOnly = store.model?.tokenizer === false;
     if (idle) resetInspector();
     $("target-field").hidden = store.model?.kind !== "seq2seq";
-    $("prompt").placeholder = words ? "token ids: 3 1 4" : "Text for the model";
+    $("prompt").placeholder = idsOnly ? "token ids: 3 1 4" : "Text for the model";
   }
   if (changed.has("prompt") && $("prompt").value !== store.get("prompt")) $("prompt").value = store.get("prompt") ?? "";
   if (changed.has("answered") && $("target").value !== (store.get("answered") ?? ""))
@@ -178,10 +178,10 @@ const THEMES = ["system", "light", "dark"];
 
 function buildTheme() {
   const button = $("theme");
-  const say = () => {
+  const showTheme = () => {
     const now = document.documentElement.dataset.theme ?? "system";
     button.textContent = `Theme: ${now}`;
-    button.setAttribute("aria-label", `Theme: ${now}. Press for the next.`);
+    button.setAttribute("aria-label", `Theme: ${now}. Press to change it.`);
   };
   button.addEventListener("click", () => {
     const now = document.documentElement.dataset.theme ?? "system";
@@ -189,12 +189,12 @@ function buildTheme() {
     if (next === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = next;
     localStorage.setItem("glass-theme", next);
-    say();
+    showTheme();
   });
-  say();
+  showTheme();
 }
 
-/* Before anything is chosen, the inspector tells what model this is. */
+/* Before anything is selected, the inspector describes the model. */
 const FACTS = {
   kind: "kind", parameters: "parameters", layers: "layers (L)", heads: "heads (H)", kv_heads: "key/value heads (G)",
   d_model: "width (D)", d_head: "head width (K)", d_ff: "feed-forward (F)", vocab: "vocabulary (V)",
@@ -208,12 +208,13 @@ function resetInspector() {
   const model = store.model;
   $("inspector-title").textContent = model?.name ?? "Inspector";
   if (!model) return fill($("inspector-body"));
-  const told = Object.entries(FACTS).filter(([key]) => model[key] !== null && model[key] !== undefined);
-  const say = (value) => (typeof value === "number" ? value.toLocaleString("en") : String(value).replaceAll("_", " "));
+  const known = Object.entries(FACTS).filter(([key]) => model[key] !== null && model[key] !== undefined);
+  const format = (value) => (typeof value === "number"
+    ? value.toLocaleString("en") : String(value).replaceAll("_", " "));
   return fill($("inspector-body"), h("p", { class: "soft", text: model.title ?? "" }),
     h(
       "dl", { class: "facts" },
-      told.map(([key, name]) => [h("dt", { text: name }), h("dd", { text: say(model[key]) })]),
+      known.map(([key, name]) => [h("dt", { text: name }), h("dd", { text: format(model[key]) })]),
     ));
 }
 
@@ -232,8 +233,8 @@ function buildNotices() {
     setTimeout(() => one.remove(), 12000);
   });
   document.addEventListener("glass-loading", ({ detail }) => {
-    $("engine").textContent = detail.loading ? "Loading the engine …" : "";
-    const blank = store.models.some((one) => one.layers === null); // such a folder is read once torch is there
+    $("torch-status").textContent = detail.loading ? "Importing torch …" : "";
+    const blank = store.models.some((one) => one.layers === null); // a config that needs torch to be read
     if (!detail.loading && blank) get("state").then((state) => store.setState(state), () => {});
   });
 }

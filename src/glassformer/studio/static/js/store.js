@@ -1,15 +1,15 @@
-/* The selection that all views share. It lives in the URL's hash, so a link is a state and Back goes back.
+/* The selection that all views share. It is stored in the URL's hash, so that links and the Back button restore it.
  *
  *   store.get(key)              a value: view, model, prompt (strings), token, layer, head (numbers or null), or any
- *                               key of your own (a string): store.set({claim: "x"}) puts it into the URL too
- *   store.set({key: value}, {replace})   change some; null removes. A change of view, model, or a key of your own is a
- *                               step of history unless `replace`; the rest replaces the present one
- *   store.subscribe(f)          f(changed: Set of keys) after every change; gives a function that ends it
- *   store.models, store.model   from /api/state: all models, and the chosen one's entry (undefined before it came)
- *   store.ids, store.pieces     the prompt's tokens (arrays; empty before they came); changes are told as "ids"
- *   store.target                what the decoder of an encoder-decoder reads, {ids, pieces}; null for other models
- *   store.words                 the tokens that `token` counts: the target's where there is one, else the prompt's
- *   store.about                 {model, ids} or {model, ids, target}: what a request about the prompt says
+ *                               other key (a string): store.set({claim: "x"}) adds it to the URL too
+ *   store.set({key: value}, {replace})   change values; null removes. A change of view, model, or another key adds a
+ *                               history entry unless `replace`; other changes replace the current entry
+ *   store.subscribe(f)          f(changed: Set of keys) after every change; returns a function that unsubscribes
+ *   store.models, store.model   from /api/state: all models, and the selected one (undefined until loaded)
+ *   store.ids, store.pieces     the prompt's tokens (arrays; empty until loaded); changes are reported as "ids"
+ *   store.target                decoder input of an encoder-decoder, {ids, pieces}; null for other models
+ *   store.words                 the tokens that `token` indexes: those of the target if there is one, else the prompt's
+ *   store.about                 {model, ids} or {model, ids, target}: the fields of a request about the prompt
  *   store.setTokens({ids, pieces, target}), store.setState(state)   for the shell
  *   store.state                 all of /api/state
  */
@@ -59,12 +59,12 @@ class Store {
     return this.target ? { ...about, target: this.target.ids } : about;
   }
 
-  /* Places, heads and tokens are a model's own: with another model they go. */
+  /* Positions, heads and tokens belong to one model: a change of the model clears them. */
   set(values, { replace = false } = {}) {
     const changed = new Set();
     const other = "model" in values && values.model !== this.get("model");
     const gone = other ? Object.fromEntries(OF_A_MODEL.map((key) => [key, null])) : {};
-    if (other) this.#forget();
+    if (other) this.#clearTokens();
     for (const [key, value] of Object.entries({ ...gone, ...values })) {
       if ((value ?? null) === this.get(key)) continue;
       changed.add(key);
@@ -74,10 +74,10 @@ class Store {
     if (!changed.size) return;
     const quiet = replace || [...changed].every((key) => QUIET.has(key));
     history[quiet ? "replaceState" : "pushState"](null, "", this.link());
-    this.#tell(changed);
+    this.#notify(changed);
   }
 
-  /* The address of the present selection, with some of it changed. */
+  /* The URL of the current selection, with some values changed. */
   link(values = {}) {
     const all = new Map([...this.#values, ...Object.entries(values)]);
     const query = new URLSearchParams();
@@ -89,17 +89,17 @@ class Store {
     this.state = state;
     this.models = state.models ?? [];
     if (this.models.length && !this.model) this.set({ model: this.models[0].name }, { replace: true });
-    this.#tell(new Set(["state"]));
+    this.#notify(new Set(["state"]));
   }
 
   setTokens({ ids, pieces, target = null }) {
     Object.assign(this, { ids, pieces, target });
     const token = this.get("token");
     if (token !== null && token >= this.words.length) this.set({ token: null });
-    this.#tell(new Set(["ids"]));
+    this.#notify(new Set(["ids"]));
   }
 
-  #forget() {
+  #clearTokens() {
     Object.assign(this, { ids: [], pieces: [], target: null });
   }
 
@@ -113,11 +113,11 @@ class Store {
     this.#values = parse(location.hash);
     const keys = new Set([...before.keys(), ...this.#values.keys()]);
     const changed = new Set([...keys].filter((key) => before.get(key) !== this.#values.get(key)));
-    if (changed.has("model")) this.#forget();
-    if (changed.size) this.#tell(changed);
+    if (changed.has("model")) this.#clearTokens();
+    if (changed.size) this.#notify(changed);
   }
 
-  #tell(changed) {
+  #notify(changed) {
     for (const listener of [...this.#listeners]) listener(changed);
   }
 }

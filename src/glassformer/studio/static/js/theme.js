@@ -1,4 +1,4 @@
-/* Before the first paint: the theme chosen last time, so that a dark page never flashes white. No module on purpose. */
+/* Set the stored theme before the first paint, so that a dark page does not flash white. Not a module, to run first. */
 (() => {
   const chosen = localStorage.getItem("glass-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

@@ -1,12 +1,12 @@
-/* Who draws by hand draws again when the theme changes.
+/* Notification of theme changes, for code that draws on a canvas.
  *
- *   onTheme(f)   f() after the theme changed, by the button or by the system; gives a function that ends it
+ *   onTheme(f)   call f after the theme changed, by the button or by the system; returns a function that unsubscribes
  */
 const listeners = new Set();
-const tell = () => listeners.forEach((f) => f());
+const notify = () => listeners.forEach((f) => f());
 
-new MutationObserver(tell).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tell);
+new MutationObserver(notify).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", notify);
 
 export function onTheme(f) {
   listeners.add(f);

@@ -1,9 +1,8 @@
-/* One training run as it goes: its events become curves, numbers and samples. Nothing is asked for here; view-train.js
- * feeds it.
+/* Live display of one training run: its events become curves, numbers and samples. view-train.js passes the events.
  *
- *   new LiveRun() -> .roots (panels), .clear(), .take(event, data), .about(run: what the server says of it), .finished
- *   apart(places, gap)   places from above, sorted, moved down as far as keeps each a gap below the one before it
- *   thin(x, y, most)     a curve with at most about `most` points that keeps the least and the largest of each stretch
+ *   new LiveRun() -> .roots (panels), .clear(), .take(event, data), .about(description of the run), .finished
+ *   apart(positions, gap)   sorted positions, moved down so that each is at least a gap below the one before it
+ *   thin(x, y, most)     a curve with at most about `most` points that keeps the minimum and maximum of each interval
  */
 import { bars, line, plot } from "./charts.js";
 import { bytes, count, fill, h, percent } from "./dom.js";
@@ -11,7 +10,7 @@ import { panel } from "./view.js";
 
 const MOST = 2000;
 const SAMPLES = 20;
-const LOSS = { height: 320, above: 36, below: 48 }; // pixels of the chart, and of it what is no plot
+const LOSS = { height: 320, above: 36, below: 48 }; // pixels of the chart, and of its margins
 
 export function thin(x, y, most = MOST) {
   if (x.length <= most) return [x, y];
@@ -29,13 +28,13 @@ export function thin(x, y, most = MOST) {
   return [xs, ys];
 }
 
-export function apart(places, gap) {
+export function apart(positions, gap) {
   const moved = [];
-  for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + gap));
+  for (const position of positions) moved.push(Math.max(position, (moved.at(-1) ?? -Infinity) + gap));
   return moved;
 }
 
-/* The least and the largest of all, with some room; never an empty stretch. */
+/* The range of all values with a margin; never empty. */
 function stretch(values) {
   const [low, high] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
   const room = 0.06 * (high - low) || 0.5;
@@ -48,13 +47,13 @@ class Curve {
 
   add(x, y) {
     if (!Number.isFinite(y)) return;
-    // a resumed run does some steps again: they replace the old ones
+    // a resumed run repeats some steps: they replace the old ones
     while (this.x.length && this.x.at(-1) >= x) this.x.pop(), this.y.pop();
     this.x.push(x);
     this.y.push(y);
   }
 
-  /* New arrays each time: plotly draws again only what it has not seen. */
+  /* New arrays each time: plotly redraws only if the arrays are different objects. */
   line(options) {
     return line(...thin(this.x, this.y).map((values) => values.slice()), options);
   }
@@ -73,17 +72,17 @@ export class LiveRun {
       return { ...made, node };
     };
     this.loss = chart("Loss", "loss",
-      "Nats per token. Dashed: what guessing, and counting words or characters, reach on the same text.", true);
+      "Nats per token. Dashed: baselines on the same text (uniform guessing and n-gram models).", true);
     this.gradient = chart("Gradient norm", "gradient", "Before clipping.");
     this.speed = chart("Speed", "speed", "Tokens per second.");
     this.heads = chart("Head scores", "head-scores",
-      "Of every head, on random repeated tokens: does it copy what followed last time, or look one back?");
+      "Scores of every head on repeated random tokens: induction and previous-token attention.");
     this.memory = chart("Memory", "memory",
-      "Of the training process, which also holds Python and torch themselves; predicted: the size sheet's peak of " +
-        "weights, optimiser, activations and gradients.");
+      "Memory of the training process, including Python and torch. Predicted: peak of weights, optimizer state, " +
+        "activations and gradients.");
     this.score = h("select", { "aria-label": "Which score", on: { change: () => this.drawHeads() } });
     this.heads.tools.append(this.score);
-    this.samples = panel({ title: "What it says", name: "samples", wide: true, python });
+    this.samples = panel({ title: "Samples", name: "samples", wide: true, python });
     this.tiles = h("div", { class: "tiles roomy" });
     this.progress = h("progress", { max: 1, value: 0, "aria-label": "Steps done" });
     this.loss.body.prepend(this.progress, this.tiles);
@@ -95,21 +94,21 @@ export class LiveRun {
     clearTimeout(this.timer);
     this.timer = null;
     this.curves = Object.fromEntries(["loss", "validation", "gradient", "tokens"].map((name) => [name, new Curve()]));
-    Object.assign(this, { facts: null, last: null, run: null, forecast: null, rss: null, peak: 0, finished: false });
-    Object.assign(this, { probes: [], texts: [], stirred: new Set() });
+    Object.assign(this, { facts: null, last: null, run: null, predicted: null, rss: null, peak: 0, finished: false });
+    Object.assign(this, { probes: [], texts: [], changed: new Set() });
     fill(this.tiles);
     delete this.loss.root.dataset.points;
     this.progress.value = 0;
     fill(this.samples.body, h("p", { class: "empty", text: "No sample yet." }));
     for (const one of [this.loss, this.gradient, this.speed, this.heads, this.memory]) one.node.hidden = true;
-    this.heads.say("No scores yet: they come with the probes.");
+    this.heads.say("No scores yet: they are measured by the probes.");
     this.score.hidden = true;
   }
 
   about(run) {
-    const changed = this.forecast !== run.predicted;
+    const changed = this.predicted !== run.predicted;
     this.run = run;
-    this.forecast = run.predicted;
+    this.predicted = run.predicted;
     this.peak = Math.max(this.peak, run.peak ?? 0);
     if (changed) this.redraw("memory");
   }
@@ -150,27 +149,27 @@ export class LiveRun {
     for (const name of ["loss", "gradient", "speed"]) this.redraw(name);
   }
 
-  /* Many events, few drawings: every point is kept, and drawn within half a second. */
+  /* Collect events and redraw at most every 250 ms; every point is kept. */
   redraw(name) {
-    this.stirred.add(name);
+    this.changed.add(name);
     this.timer ??= setTimeout(() => this.draw(), 250);
   }
 
   async draw() {
     const began = performance.now();
-    const stirred = this.stirred;
-    this.stirred = new Set();
-    if (stirred.has("loss")) this.drawLoss();
-    if (stirred.has("gradient")) this.drawCurve(this.gradient, this.curves.gradient, "gradient norm", { type: "log" });
-    if (stirred.has("speed"))
+    const changed = this.changed;
+    this.changed = new Set();
+    if (changed.has("loss")) this.drawLoss();
+    if (changed.has("gradient")) this.drawCurve(this.gradient, this.curves.gradient, "gradient norm", { type: "log" });
+    if (changed.has("speed"))
       this.drawCurve(this.speed, this.curves.tokens, "tokens per second", { rangemode: "tozero" });
-    if (stirred.has("heads")) this.drawHeads();
-    if (stirred.has("memory")) this.drawMemory();
-    if (stirred.has("samples")) this.drawSamples();
+    if (changed.has("heads")) this.drawHeads();
+    if (changed.has("memory")) this.drawMemory();
+    if (changed.has("samples")) this.drawSamples();
     const pause = Math.max(250, 3 * (performance.now() - began));
     this.timer = setTimeout(() => {
       this.timer = null;
-      if (this.stirred.size) this.draw();
+      if (this.changed.size) this.draw();
     }, pause);
   }
 
@@ -195,15 +194,15 @@ export class LiveRun {
     this.loss.root.dataset.points = String(loss.x.length);
   }
 
-  /* Names of the dashed lines, beside the plot: within it the curves go wherever they like. */
+  /* Labels of the baselines, to the right of the plot so that they do not cover the curves. */
   labels(lines, [low, high], narrow) {
     const pixels = (LOSS.height - LOSS.above - LOSS.below) / (high - low);
-    const places = lines.map(([, y]) => (high - y) * pixels);
-    const moved = apart(places, narrow ? 28 : 15);
-    const beside = { xref: "paper", x: 1, xshift: 6, xanchor: "left", yanchor: "middle", align: "left" };
+    const positions = lines.map(([, y]) => (high - y) * pixels);
+    const moved = apart(positions, narrow ? 28 : 15);
+    const style = { xref: "paper", x: 1, xshift: 6, xanchor: "left", yanchor: "middle", align: "left" };
     const text = ([name, y]) => `${name}${narrow ? "<br>" : " "}${y.toFixed(2)}`;
     return lines.map((one, i) => ({
-      ...beside, showarrow: false, y: one[1], yshift: places[i] - moved[i], text: text(one),
+      ...style, showarrow: false, y: one[1], yshift: positions[i] - moved[i], text: text(one),
     }));
   }
 
@@ -227,10 +226,10 @@ export class LiveRun {
       tile(`${step.toLocaleString("en")} / ${facts.steps.toLocaleString("en")}`, "steps"),
       last && tile(last.loss.toFixed(3), "training loss"),
       Number.isFinite(best) && tile(best.toFixed(3), "best validation loss"),
-      beaten.length ? tile(lines, `lines beaten: ${beaten.at(-1)}`, "good") : tile("none yet", "lines beaten"),
+      beaten.length ? tile(lines, `baselines beaten: ${beaten.at(-1)}`, "good") : tile("none yet", "baselines beaten"),
       rate && tile(count(Math.round(rate * facts.tokens_per_step)), "tokens per second"),
-      share !== null && tile(percent(share, 0), "of a matrix product's speed"),
-      left > 0 && tile(left > 90 ? `${(left / 60).toFixed(1)} min` : `${Math.round(left)} s`, "left"),
+      share !== null && tile(percent(share, 0), "of matmul throughput"),
+      left > 0 && tile(left > 90 ? `${(left / 60).toFixed(1)} min` : `${Math.round(left)} s`, "remaining"),
       tile(count(facts.parameters), `parameters, ${facts.device}`),
     ].filter(Boolean));
   }
@@ -243,7 +242,7 @@ export class LiveRun {
 
   drawHeads() {
     const measured = this.probes.filter((one) => one.heads);
-    if (!measured.length) return void this.heads.say("This run does not measure its heads: set probe heads.");
+    if (!measured.length) return void this.heads.say("This run does not measure head scores: enable probe.heads.");
     this.heads.say("");
     const scores = Object.keys(measured[0].heads);
     if (this.score.options.length !== scores.length)
@@ -268,7 +267,7 @@ export class LiveRun {
 
   drawMemory() {
     const now = this.finished ? null : this.rss;
-    const all = [["predicted", this.forecast], ["highest", this.peak], ["now", now]]; // plotly counts from below
+    const all = [["predicted", this.predicted], ["peak", this.peak], ["now", now]]; // plotly draws from bottom to top
     const rows = all.filter(([, value]) => value);
     if (!rows.length) return;
     this.memory.node.hidden = false;

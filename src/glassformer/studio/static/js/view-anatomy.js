@@ -1,4 +1,4 @@
-/* Anatomy: the loaded model as a block diagram; a part's formula, parameters and work; its tensor; one cell of it. */
+/* Anatomy view: block diagram of the model; formula, parameters and FLOPs of a part; its tensors; one element. */
 import { post, postTensor } from "./api.js";
 import { cellPanel } from "./cell.js";
 import { diagram } from "./diagram.js";
@@ -7,7 +7,7 @@ import { heatMap } from "./maps.js";
 import { store } from "./store.js";
 import { panel, View } from "./view.js";
 
-/* Sites that belong to a part, beside the one the server names. */
+/* Sites of a part, in addition to the one that the server names. */
 const INSIDE = {
   attention: ["normed", "q", "k", "v", "scores", "pattern", "heads", "out"],
   cross: ["normed", "q", "k", "v", "scores", "pattern", "heads", "out"],
@@ -24,7 +24,7 @@ class Anatomy extends View {
       title: "Block diagram", name: "diagram", figure: () => this.diagram.root.firstChild, python: () => ({
         view: "anatomy", model: store.get("model"),
       }),
-      hint: "From tokens at the top to logits at the bottom. The bar of a row is as long as it has parameters.",
+      hint: "From tokens at the top to logits at the bottom. The length of a bar shows the number of parameters.",
     });
     this.diagram = diagram({ pick: (path) => this.pick(path), open: (stack, layer) => this.open(stack, layer) });
     this.totals = h("p", { class: "small soft" });
@@ -42,7 +42,7 @@ class Anatomy extends View {
     this.heads = h("select", { class: "mono", on: { change: () => store.set({ head: Number(this.heads.value) }) } });
     this.headField = field("Head", this.heads);
     this.map = heatMap({
-      label: "The tensor at this site; choose a cell to see its arithmetic", pick: (t, i) => this.cell.ask(
+      label: "The tensor at this site; select an element to see its arithmetic", pick: (t, i) => this.cell.ask(
         this.sites.value, this.index(t, i),
       ),
       describe: (t, i, v) => `${this.rowName(t)}, ${this.columnName(i)}: ${number(v, 4)}`,
@@ -71,7 +71,7 @@ class Anatomy extends View {
     this.letters = got.letters;
     this.sum = got.totals;
     this.totals.textContent =
-      `${count(got.totals.parameters)} parameters; ${count(got.totals.flops_per_token)} floating-point operations ` +
+      `${count(got.totals.parameters)} parameters; ${count(got.totals.flops_per_token)} FLOPs ` +
       `per token at ${got.totals.context} tokens of context. ` +
       Object.entries(got.letters).filter(([, size]) => size).map(([letter, size]) => `${letter} = ${size}`).join(", ");
     return this.drawPart();
@@ -85,18 +85,19 @@ class Anatomy extends View {
   }
 
   open(stack, layer) {
-    store.set({ layer, part: `${stack}block.${layer}.attention` });
+    store.set({ layer, part: `${stack}blocks.${layer}.attention` });
   }
 
   pick(path) {
-    const block = path.match(/block\.(\d+)\./);
+    const block = path.match(/blocks\.(\d+)\./);
     store.set({ part: path, site: null, ...(block ? { layer: Number(block[1]) } : {}) });
   }
 
-  /* The chosen part; a layer chosen elsewhere is followed, and a part that this model lacks becomes its attention. */
+  /* The selected part. It follows the layer selected elsewhere; if the model lacks the part, attention is selected. */
   part() {
     const { stack, layer } = this.opened();
-    const wanted = (store.get("part") ?? `${stack}block.${layer}.attention`).replace(/block\.\d+\./, `block.${layer}.`);
+    const selected = store.get("part") ?? `${stack}blocks.${layer}.attention`;
+    const wanted = selected.replace(/blocks\.\d+\./, `blocks.${layer}.`);
     const attention = this.#parts.find((one) => one.path.includes("attention"));
     return this.#parts.find((one) => one.path === wanted) ?? attention ?? this.#parts[0];
   }
@@ -113,7 +114,7 @@ class Anatomy extends View {
         `${part.parameters.toLocaleString("en")} (${percent(part.parameters / this.sum.parameters)} of all)`,
       ),
       fact(
-        "operations per token",
+        "FLOPs per token",
         `${count(part.flops_per_token)} (${percent(part.flops_per_token / (this.sum.flops_per_token || 1))})`,
       )));
     inspect(part.title, part.params.length
@@ -127,14 +128,14 @@ class Anatomy extends View {
             h("td", { class: "n mono small", text: one.shape.join("×") }),
           )),
         ))
-      : h("p", { class: "soft", text: "This part has no parameters of its own." }));
+      : h("p", { class: "soft", text: "This part has no parameters." }));
     this.offer(part);
     return this.drawTensor();
   }
 
   offer(part) {
     const name = part.path.split(".").at(-1);
-    const inside = part.path.includes("block.") ? INSIDE[name] : undefined;
+    const inside = part.path.includes("blocks.") ? INSIDE[name] : undefined;
     const skip = (site) =>
       (site === "normed" && store.model?.placement === "post") || (
         site === "router" && !/moe|experts/i.test(store.model?.feedforward ?? "")
@@ -163,9 +164,9 @@ class Anatomy extends View {
     return head === null ? [t, i] : [head, t, i];
   }
 
-  rowName = (t) => `place ${t} “${visible(this.pieces[t] ?? "")}”`;
+  rowName = (t) => `position ${t} “${visible(this.pieces[t] ?? "")}”`;
   columnName = (i) => (
-    this.letter === "S" ? `place ${i} “${visible(this.pieces[i] ?? "")}”` : this.letter === "V" ? `token ${i}`
+    this.letter === "S" ? `position ${i} “${visible(this.pieces[i] ?? "")}”` : this.letter === "V" ? `token ${i}`
       : `component ${i}`
   );
 
@@ -178,7 +179,7 @@ class Anatomy extends View {
     );
     const [site, head] = [this.sites.value, this.headOf()];
     if (head !== null) this.heads.value = head;
-    if (!store.ids.length) return this.right.say("Type a prompt, and its tensors stand here.");
+    if (!store.ids.length) return this.right.say("Type a prompt to see its tensors.");
     const body = { ...store.about, site, ...(head === null ? {} : { head }) };
     const got = await this.work(this.right, "tensor", (signal) => postTensor("tensor", body, { signal }));
     if (!got) return;

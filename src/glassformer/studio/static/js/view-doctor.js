@@ -10,30 +10,30 @@ import { heatMap } from "./maps.js";
 import { store } from "./store.js";
 import { View, panel } from "./view.js";
 import { sizePanels } from "./view-size.js";
-import { Tensor } from "./wire.js";
+import { Tensor } from "./tensors.js";
 
 const BEFORE = "Comes with the examination.";
 const FLOOR = 1e-9;
-const places = (n) => Array.from({ length: n }, (_, i) => String(i));
+const indices = (n) => Array.from({ length: n }, (_, i) => String(i));
 
-/* "a/one, a/two: why": findings that say the same stand together. */
-function seenBy(evidence) {
-  const said = new Map();
+/* "a/one, a/two: why": findings with the same explanation are listed together. */
+function foundBy(evidence) {
+  const byReason = new Map();
   for (const finding of evidence) {
     const why = finding.evidence?.cause ?? finding.why;
-    said.set(why, [...(said.get(why) ?? []), finding.id]);
+    byReason.set(why, [...(byReason.get(why) ?? []), finding.id]);
   }
-  return [...said].slice(0, 3).map(([why, ids]) => `${ids.join(", ")}: ${why}`).join("; ");
+  return [...byReason].slice(0, 3).map(([why, ids]) => `${ids.join(", ")}: ${why}`).join("; ");
 }
 
-/* `told`: remedy to the diagnosis that told it first. */
-function diagnosisCard(one, told) {
-  const first = told.get(one.remedy);
+/* `remedies`: for each remedy, the first diagnosis that shows it. */
+function diagnosisCard(one, remedies) {
+  const first = remedies.get(one.remedy);
   const facts = [
-    ["where", one.place],
-    ["seen by", seenBy(one.evidence)],
-    ["remedy", first ? `as for ${first}` : one.remedy],
-    ["probably follows", one.consequences.join(", ")],
+    ["where", one.location],
+    ["found by", foundBy(one.evidence)],
+    ["fix", first ? `same as for ${first}` : one.remedy],
+    ["probably causes", one.consequences.join(", ")],
   ].filter(([, text]) => text);
   return h("article", { class: "diagnosis" },
     h("h3", {}, verdictMark("fail", one.title), " ", h("code", { text: one.id })),
@@ -55,15 +55,14 @@ export class Doctor extends View {
     this.exam = panel({
       title: "Doctor", name: "doctor", figure: () => (this.table.rows.length ? this.exam.body : null),
       python: () => ({ view: "doctor", model: store.get("model"), quick: this.quick.checked }),
-      hint: "Runs the checks on the chosen model: the future must not change the past, a cache must not change the " +
-        "answer, padding must be inert.",
+      hint: "Runs the checks on the selected model: causal masking, consistency of the KV cache, padding, and more.",
     });
     this.exam.tools.append(h("label", { class: "check small" }, this.quick, "quick"), this.run);
     this.verdict = h("p", { class: "verdict-line", role: "status" });
     this.cards = h("div");
     this.notes = h("ul", { class: "notes soft small" });
-    this.table = findingTable("Findings, as they come");
-    this.empty = h("p", { class: "empty", text: "Nothing examined yet: press Examine." });
+    this.table = findingTable("Findings");
+    this.empty = h("p", { class: "empty", text: "No examination yet: press Examine." });
     this.exam.body.append(this.verdict, this.cards, this.empty, this.table.root, this.notes);
     this.table.root.hidden = true;
   }
@@ -72,11 +71,11 @@ export class Doctor extends View {
     this.leak = panel({
       title: "Leak matrix", name: "leak", figure: () => (this.matrix ? this.map.root : null),
       python: () => ({ view: "leak", model: store.get("model") }),
-      hint: "Row t, column s: how much the answer at position t moves when token s changes. Above the diagonal lies " +
-        "the future: it must be empty.",
+      hint: "Row t, column s: how much the output at position t changes when the token at position s changes. " +
+        "In a causal model, everything above the diagonal is zero.",
     });
     const describe = (t, s) =>
-      `answer at ${t}, token ${s} changed: ${this.moved(t, s)}${s > t ? " (future)" : ""}`;
+      `output at ${t}, token ${s} changed: ${this.moved(t, s)}${s > t ? " (future)" : ""}`;
     this.map = heatMap({ label: "Leak matrix", describe });
     this.noLeak = h("p", { class: "empty", text: BEFORE });
     this.map.root.hidden = true;
@@ -111,43 +110,43 @@ export class Doctor extends View {
     this.empty.hidden = true;
     this.table.root.hidden = false;
     this.run.textContent = "Stop";
-    const say = (text) => fill(this.verdict, h("span", { class: "soft", text }));
-    say(`Examining ${this.examined} …`);
+    const report = (text) => fill(this.verdict, h("span", { class: "soft", text }));
+    report(`Examining ${this.examined} …`);
     const body = { model: this.examined, quick: this.quick.checked };
     const done = await this.work(this.exam, "doctor", async (signal) => {
       for await (const { event, data } of events("doctor", { body, signal })) {
-        if (event === "progress") say(`Examining ${this.examined}: ${data.what}, ${data.done} of ${data.of} …`);
+        if (event === "progress") report(`Examining ${this.examined}: ${data.what}, ${data.done} of ${data.of} …`);
         else if (event === "finding") this.table.add(data);
-        else if (event === "diagnosis") this.tell(data);
+        else if (event === "diagnosis") this.addDiagnosis(data);
         else if (event === "done") return data;
       }
       throw new Error("the examination ended before its verdict: press Examine again.");
     });
     this.run.textContent = "Examine";
     if (done) this.conclude(done);
-    else if (this.examined) say("Not finished.");
+    else if (this.examined) report("Not finished.");
   }
 
-  tell(diagnosis) {
+  addDiagnosis(diagnosis) {
     this.cards.append(diagnosisCard(diagnosis, this.remedies));
     if (!this.remedies.has(diagnosis.remedy)) this.remedies.set(diagnosis.remedy, diagnosis.id);
-    this.table.told(diagnosis.remedy);
+    this.table.hideRemedy(diagnosis.remedy);
   }
 
   conclude(done) {
     const counts = { pass: 0, fail: 0, skip: 0 };
     for (const { verdict } of this.table.rows) counts[verdict]++;
-    const said = done.healthy ? "Healthy: no check failed." : "Sick: see the diagnosis.";
-    const told = ` ${counts.pass} pass, ${counts.fail} fail, ${counts.skip} could not be examined.`;
-    fill(this.verdict, verdictMark(done.healthy ? "pass" : "fail", said), h("span", { class: "soft", text: told }));
+    const verdict = done.healthy ? "Healthy: no check failed." : "Not healthy: see the diagnosis.";
+    const text = ` ${counts.pass} passed, ${counts.fail} failed, ${counts.skip} skipped.`;
+    fill(this.verdict, verdictMark(done.healthy ? "pass" : "fail", verdict), h("span", { class: "soft", text }));
     this.table.failsFirst();
     fill(this.notes, done.notes.map((text) => h("li", { text })));
     if (done.leak) this.showLeak(done.leak);
-    else this.noLeak.textContent = "No leak was met, so there is no matrix to show.";
+    else this.noLeak.textContent = "There is no leak matrix for this model.";
     this.exam.root.dataset.ready = this.examined;
   }
 
-  /* Leaks span many sizes: drawn by the power of ten, read out as measured. */
+  /* Leaks span many orders of magnitude: the colour shows the logarithm, the read-out the measured value. */
   showLeak(rows) {
     this.matrix = rows;
     const shape = [rows.length, rows[0].length];
@@ -155,8 +154,8 @@ export class Doctor extends View {
     this.noLeak.hidden = true;
     this.map.root.hidden = false;
     this.map.draw({
-      tensor: new Tensor("leak", "f32", shape, data), low: Math.log10(FLOOR), high: 1, rows: places(shape[0]),
-      columns: places(shape[1]), rowTitle: "answer at", columnTitle: "token changed (colour: power of ten)",
+      tensor: new Tensor("leak", "F32", shape, data), low: Math.log10(FLOOR), high: 1, rows: indices(shape[0]),
+      columns: indices(shape[1]), rowTitle: "output at", columnTitle: "token changed (colour: log10)",
       cell: [6, 32],
     });
   }

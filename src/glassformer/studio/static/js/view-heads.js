@@ -1,10 +1,10 @@
-/* Heads: every head's attention as a small map, one large, what each head does, and what is lost without it. */
+/* Heads view: attention of every head as a small map, one large, head scores, and ablation. */
 import { postTensor } from "./api.js";
 import { attentionLines, LONGEST } from "./attention-lines.js";
 import { Chips } from "./chips.js";
 import { h, inspect, number, percent, visible } from "./dom.js";
 import { HeadGrid } from "./head-grid.js";
-import { ablation, headScores } from "./head-work.js";
+import { ablation, headScores } from "./head-panels.js";
 import { css, heatMap, inkOn } from "./maps.js";
 import { store } from "./store.js";
 import { onTheme } from "./theming.js";
@@ -14,23 +14,23 @@ const segment = (text, pressed, action) =>
   h("button", { text, "aria-pressed": String(pressed), on: { click: action } });
 
 class Heads extends View {
-  #asked = null;
+  #drawnKey = null;
   patterns = null;
   gamma = 1;
   form = "map";
 
   build() {
-    const place = () => (this.whereField.hidden ? {} : { where: this.where.value });
+    const location = () => (this.whereField.hidden ? {} : { where: this.where.value });
     this.grid = panel({
       title: "All heads", name: "grid", figure: () => this.patterns && this.all.canvas,
-      python: () => ({ view: "patterns", ...store.about, ...place() }),
+      python: () => ({ view: "patterns", ...store.about, ...location() }),
       hint:
-        "A row per layer, a column per head; bright is much attention. In a small map each pixel is the largest " +
-        "weight under it.",
+        "A row per layer, a column per head; bright means large weights. Each pixel of a small map is the largest " +
+        "weight that it covers.",
     });
     this.all = new HeadGrid({ pick: (layer, head) => this.choose(layer, head), hover: (which) => this.pointed(which) });
     this.tip = h("p", { class: "readout small", "aria-live": "polite" });
-    this.scales = h("div", { class: "segments", role: "group", "aria-label": "Scale of colours" });
+    this.scales = h("div", { class: "segments", role: "group", "aria-label": "Colour scale" });
     for (const [name, gamma] of [["linear", 1], ["√", 0.5]])
       this.scales.append(segment(name, gamma === 1, () => this.scale(gamma)));
     this.where = h("select", { "aria-label": "Which attention", on: { change: () => this.ask() } },
@@ -57,7 +57,7 @@ class Heads extends View {
     });
     this.lines = attentionLines({ hover: (t) => this.shown(t), pick: (t) => this.lock(t) });
     this.strip = new Chips();
-    this.strip.setAttribute("aria-label", "What the query reads");
+    this.strip.setAttribute("aria-label", "Attention of the query");
     this.strip.addEventListener("pick", (event) => this.lock(event.detail));
     this.caption = h("p", { class: "small soft" });
     this.large.body.append(this.map.root, this.lines.root, this.caption, this.strip);
@@ -108,12 +108,12 @@ class Heads extends View {
     const body = {
       ...store.about, where: this.whereField.hidden ? "self" : this.where.value,
     };
-    if (!body.ids.length) return this.grid.say("Type a prompt, and its attention stands here.");
+    if (!body.ids.length) return this.grid.say("Type a prompt to see its attention.");
     const key = JSON.stringify(body);
-    if (key === this.#asked && this.patterns) return this.drawChoice();
+    if (key === this.#drawnKey && this.patterns) return this.drawChoice();
     const got = await this.work(this.grid, "patterns", (signal) => postTensor("patterns", body, { signal }));
     if (!got) return;
-    this.#asked = key;
+    this.#drawnKey = key;
     this.words = got.meta.pieces;
     this.keys = got.meta.keys;
     this.site = got.meta.site;
@@ -142,7 +142,7 @@ class Heads extends View {
     const short = pattern.shape[0] <= LONGEST;
     const form = short ? this.form : "map";
     this.forms.lastChild.disabled = !short;
-    this.forms.lastChild.title = short ? "" : `lines are for texts of at most ${LONGEST} tokens`;
+    this.forms.lastChild.title = short ? "" : `lines are drawn for at most ${LONGEST} tokens`;
     this.map.root.hidden = form !== "map";
     this.lines.root.hidden = form !== "lines";
     if (form === "lines") this.lines.draw(pattern, this.words, this.keys);
@@ -155,10 +155,10 @@ class Heads extends View {
   }
 
   pointed(which) {
-    this.tip.textContent = which ? `head ${which[0]}.${which[1]}${this.scores.say(...which)}` : "";
+    this.tip.textContent = which ? `head ${which[0]}.${which[1]}${this.scores.summary(...which)}` : "";
   }
 
-  /* What one query reads: the locked one, else the one under the mouse, else the last. */
+  /* Attention of one query: the locked one, else the one under the pointer, else the last. */
   shown(hovered) {
     if (!this.patterns) return;
     const pattern = this.patterns.part(...this.chosen());
@@ -170,8 +170,8 @@ class Heads extends View {
     const most = Math.max(...weights, 1e-9);
     this.lines.lock(locked ?? hovered);
     this.caption.textContent =
-      `“${visible(this.words[t])}” (place ${t}${t === locked ? ", locked: press it again to free it" : ""}) reads; ` +
-      `brightest is ${percent(most)}:`;
+      `“${visible(this.words[t])}” (position ${t}${t === locked ? ", locked: click to unlock" : ""}) attends to; ` +
+      `largest weight ${percent(most)}:`;
     this.strip.show(
       this.keys, [],
       { colours: weights.map((w) => css("viridis", w / most)), notes: weights.map((w) => percent(w, 2)) },
@@ -182,7 +182,8 @@ class Heads extends View {
     });
     const best = weights.map((w, s) => [w, s]).sort((a, b) => b[0] - a[0]).slice(0, 10);
     inspect(`Head ${this.chosen().join(".")} from “${visible(this.words[t])}”`, h("table", {},
-      h("thead", {}, h("tr", {}, ...["key", "place", "weight"].map((text, i) => h("th", { text, class: i && "n" })))),
+      h("thead", {}, h("tr", {},
+        ...["key", "position", "weight"].map((text, i) => h("th", { text, class: i && "n" })))),
       h(
         "tbody", {},
         best.map(([w, s]) => h(

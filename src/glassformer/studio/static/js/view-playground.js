@@ -1,27 +1,27 @@
-/* Playground: what comes next, and how it is chosen. Parts: distribution.js, writing.js, beams.js. */
+/* Playground view: next-token distribution, text generation, beam search. */
 import { beams } from "./beams.js";
 import { nextToken } from "./distribution.js";
 import { View } from "./view.js";
-import { writing } from "./writing.js";
+import { generation } from "./generation.js";
 
 class Playground extends View {
   build() {
     this.next = nextToken(this);
-    this.writing = writing(this, () => this.next.sampling());
+    this.generation = generation(this, () => this.next.sampling());
     this.beams = beams(this);
-    this.append(this.next.root, this.writing.root, this.beams.root);
+    this.append(this.next.root, this.generation.root, this.beams.root);
   }
 
   update(changed) {
     if (changed.has("ids") || changed.has("token")) this.next.ask();
     if (changed.has("ids")) {
-      this.writing.reset();
+      this.generation.reset();
       this.beams.reset();
     }
   }
 
   leave() {
-    this.writing.stop();
+    this.generation.stop();
   }
 }
 

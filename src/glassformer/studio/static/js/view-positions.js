@@ -1,7 +1,7 @@
-/* The view "Positions": five schemes side by side. What is added (or by how much a score is moved) as a heat map, the
- * score as a function of the offset, and the turn of one pair of components.
+/* Positions view: five schemes. What is added to the embedding or to the score as a heat map, the score as a function
+ * of the offset, and the rotation of one pair of components.
  *
- * The server computes everything with the engine's own functions; the sliders ask again while they move.
+ * The server computes everything with the functions of the model; the sliders send new requests while they move.
  */
 import { postTensor } from "./api.js";
 import { line, plot } from "./charts.js";
@@ -14,17 +14,17 @@ import { View, panel } from "./view.js";
 const KINDS = [
   ["sinusoidal", "Sinusoidal", "Waves of fixed frequencies are added to the embedding. Curve: dot product of two " +
     "positions, relative to offset 0."],
-  ["rotary", "Rotary", "Queries and keys are turned, pair by pair. Curve: score of equal q and k, relative to " +
+  ["rotary", "Rotary", "Queries and keys are rotated, pair by pair. Curve: score of equal q and k, relative to " +
     "offset 0."],
   ["alibi", "ALiBi", "A penalty on distance is added to the score, steeper for some heads. Curve: one line per head."],
-  ["t5", "T5 bias", "A trained number per head and bucket of distance is added to the score. Without a model that " +
-    "has it: the bucket."],
+  ["t5", "T5 bias", "A trained number per head and bucket of distance is added to the score. Without such a model: " +
+    "the bucket."],
   ["learned", "Learned", "A trained vector per position is added to the embedding. Curve: cosine of two rows, mean " +
-    "over places."],
+    "over positions."],
 ];
 const whole = (v) => String(Math.round(v)).replace("-", "−");
 
-/* Two arrows on a circle: a vector, and the same vector after the turn. */
+/* Two vectors on a circle: before and after the rotation. */
 function dial(turn) {
   const [cx, cy, r] = [70, 70, 56];
   const at = ([x, y]) => [cx + r * x, cy - r * y];
@@ -47,7 +47,7 @@ function dial(turn) {
 
 const TURN = 2 * Math.PI;
 const NO_TABLE =
-  "Learned positions are a model's own, and no model here has them: train the preset nano in Train, or start " +
+  "Learned positions need a model that has them, and there is none here: train the preset nano in Train, or start " +
   "glass serve --model FOLDER.";
 
 class Scheme {
@@ -74,7 +74,7 @@ class Scheme {
     const answer = await this.view.work(this.panel, this.kind, ask);
     if (!answer) return;
     this.answer = answer;
-    this.asked = request;
+    this.request = request;
     this.drawMap();
     this.drawTurn();
     await this.drawCurve();
@@ -95,7 +95,7 @@ class Scheme {
 
   drawCurve() {
     const { tensors, meta } = this.answer;
-    const { offset } = this.asked;
+    const { offset } = this.request;
     const offsets = Array.from(tensors.offsets.data);
     const many = meta.labels.length > 1;
     const hovertemplate = "offset %{x}: %{y:.3g}<extra>%{fullData.name}</extra>";
@@ -120,10 +120,10 @@ class Scheme {
     const turn = this.answer.meta.rotation;
     if (!turn) return void fill(this.turn);
     const shown = turn.angle % TURN;
-    const product = `${whole(this.asked.offset)} × ${number(turn.frequency)} = ${number(turn.angle, 4)} rad`;
+    const product = `${whole(this.request.offset)} × ${number(turn.frequency)} = ${number(turn.angle, 4)} rad`;
     const text = `pair ${turn.pair}: ${product}`;
     const full = Math.abs(Math.trunc(turn.angle / TURN));
-    const rest = `${full} full turn${full === 1 ? "" : "s"} and ${number(shown)} rad`;
+    const rest = `${full} full rotation${full === 1 ? "" : "s"} and ${number(shown)} rad`;
     fill(this.turn, dial({ ...turn, shown, text }), h("p", { class: "small", text }),
       full ? h("p", { class: "small soft", text: rest }) : null);
   }
@@ -140,16 +140,16 @@ export class Positions extends View {
     this.length = ranged("Length T", 8, 256, 8, 128);
     this.offset = ranged("Offset", -128, 128, 1, -8);
     this.heads = ranged("Heads", 1, 16, 1, 8);
-    this.pair = ranged("Pair that turns", 0, 31, 1, 4);
+    this.pair = ranged("Rotated pair", 0, 31, 1, 4);
     this.controls = panel({ title: "Position schemes", name: "positions", wide: true,
-      hint: "A Transformer without positions cannot tell order. Five ways of telling it, from the same numbers." });
+      hint: "Without positions, attention ignores the order of tokens. Five schemes with the same settings." });
     const all = [this.width, this.base, this.length, this.offset, this.heads, this.pair];
     this.controls.body.append(h("div", { class: "sliders" }, all.map((one) => one.root)));
     this.schemes = KINDS.map((kind) => new Scheme(this, kind));
     this.append(this.controls.root, ...this.schemes.map((one) => one.panel.root));
   }
 
-  /* A width has half as many pairs. */
+  /* There are half as many pairs as components. */
   fitPair() {
     const most = Math.floor(this.width.value / 2) - 1;
     this.pair.control.max = String(most);
@@ -166,7 +166,7 @@ export class Positions extends View {
     for (const name of ["width", "length", "offset", "heads", "pair"]) body[name] = Math.round(this[name].value);
     const trained = { learned: "learned", t5: "t5_bias" }[kind];
     if (!trained) return body;
-    // a trained table is a model's own: the chosen model's, or that of the first here that has one
+    // a trained table needs a model: the selected one, or the first that has a table
     const owner = [store.model, ...store.models].find((one) => one?.position === trained);
     if (owner) return { ...body, model: owner.name };
     return kind === "learned" ? null : body;

@@ -1,8 +1,8 @@
-/* The size sheet and the compute-optimal plot: panels of the view "doctor" (view-doctor.js makes them).
+/* The size sheet and the compute-optimal plot: panels of the view "doctor" (created by view-doctor.js).
  *
  *   sizePanels(view) -> {roots: [node, ...], update(changed)}   view: the View that runs the requests
  *
- * Every number is the server's (glassformer.size); the page only draws it.
+ * The server computes every number (glassformer.sizing); the page only draws it.
  */
 import { get, post } from "./api.js";
 import { bars, line, plot } from "./charts.js";
@@ -13,7 +13,7 @@ import { panel } from "./view.js";
 
 const DTYPES = ["float32", "bfloat16", "float16", "int8", "int4", "float64"];
 const NAMES = {
-  embedding: "token table", cross: "cross-attention", feedforward: "feed-forward", mix: "mixing values",
+  embedding: "token embedding", cross: "cross-attention", feedforward: "feed-forward", mix: "attention × values",
 };
 const named = (key) => NAMES[key] ?? key.replaceAll("_", " ");
 const entries = (object) => Object.entries(object ?? {}).filter(([, value]) => value > 0);
@@ -31,26 +31,26 @@ function horizontal(node, pairs, { write, colour }) {
   return plot(node, traces, layout);
 }
 
-/* Bytes at the highest moment, piece upon piece: what is kept, and what passes. */
+/* Peak memory in bytes, stacked: what is kept, and what is temporary. */
 function memoryChart(node, { training, inference }) {
   const cache = inference.cache + inference.cross_cache;
-  const passing = Math.max(inference.prefill_peak, inference.decode_peak) - inference.weights - cache;
+  const temporary = Math.max(inference.prefill_peak, inference.decode_peak) - inference.weights - cache;
   const pieces = {
     weights: [inference.weights, training?.weights],
     "KV cache": [cache, 0],
-    optimiser: [0, training?.optimizer],
-    "kept for backward": [0, training?.saved],
-    "passing: gradients, temporaries": [passing, training?.transient],
+    "optimizer state": [0, training?.optimizer],
+    "saved for backward": [0, training?.saved],
+    "temporary: gradients, activations": [temporary, training?.transient],
   };
   const where = training ? ["inference", "training"] : ["inference"];
   const look = { horizontal: true, textposition: "inside", insidetextanchor: "middle", textangle: 0 };
   const traces = [];
   for (const [name, values] of Object.entries(pieces)) {
-    const held = where.map((_, i) => Math.max(0, values[i] ?? 0));
-    if (!held.some((v) => v > 0)) continue;
-    const text = held.map((v) => (v ? bytes(v) : ""));
+    const sizes = where.map((_, i) => Math.max(0, values[i] ?? 0));
+    if (!sizes.some((v) => v > 0)) continue;
+    const text = sizes.map((v) => (v ? bytes(v) : ""));
     const hovertemplate = `${name}: %{text}<extra>%{y}</extra>`;
-    traces.push(bars(where, held.map((v) => v / 2 ** 20), { ...look, name, text, hovertemplate }));
+    traces.push(bars(where, sizes.map((v) => v / 2 ** 20), { ...look, name, text, hovertemplate }));
   }
   return plot(node, traces, (narrow) => {
     const room = narrow ? 20 * traces.length : 0; // the legend needs a line for each
@@ -65,14 +65,14 @@ function facts(sheet) {
   const { parameters, flops, memory } = sheet;
   const rows = [
     ["parameters", parameters.total.toLocaleString("en")],
-    parameters.active !== parameters.total && ["met by one token", parameters.active.toLocaleString("en")],
+    parameters.active !== parameters.total && ["active per token", parameters.active.toLocaleString("en")],
     ["FLOPs of one forward pass", number(flops.total_forward)],
     ["FLOPs of one training step", number(flops.training)],
-    ["by the rule 6·N·D", number(flops.rule_6nd)],
+    ["estimate 6·N·D", number(flops.rule_6nd)],
     flops.total_decode_per_token > 0 && ["FLOPs of one decoded token", number(flops.total_decode_per_token)],
-    ["bytes of the weights", bytes(memory.inference.weights)],
-    memory.inference.cache > 0 && ["bytes of the KV cache", bytes(memory.inference.cache)],
-    memory.training && [`training, highest at the ${memory.training.moment}`, bytes(memory.training.peak)],
+    ["weights", bytes(memory.inference.weights)],
+    memory.inference.cache > 0 && ["KV cache", bytes(memory.inference.cache)],
+    memory.training && [`training, peak at the ${memory.training.moment}`, bytes(memory.training.peak)],
   ];
   const tile = ([name, value]) => h("div", { class: "tile" }, h("b", { text: value }), h("span", { text: name }));
   return rows.filter(Boolean).map(tile);
@@ -83,7 +83,7 @@ class SizeSheet {
     this.view = view;
     this.panel = panel({
       title: "Size sheet", name: "size", wide: true,
-      hint: "What a model costs before it is built: parameters, operations, bytes.",
+      hint: "Parameters, FLOPs and memory of a model before it is built.",
       figure: () => this.sheet && this.figures, python: () => ({ view: "size", ...this.request() }),
     });
     this.subject = h("select", { on: { change: () => this.ask() } });
@@ -91,16 +91,16 @@ class SizeSheet {
       h("input", { type: "number", min: 1, max, step: 1, value, on: { input: later(() => this.ask(), 200) } });
     this.batch = whole(1, 65536);
     this.context = whole("", 1048576);
-    this.context.placeholder = "its own";
+    this.context.placeholder = "maximum";
     this.dtype = h("select", { on: { change: () => this.ask() } },
       DTYPES.map((name) => h("option", { value: name, text: name })));
     this.tiles = h("div", { class: "tiles roomy" });
     this.charts = Object.fromEntries(["parameters", "flops", "memory"].map((name) => [name, h("div")]));
     const chart = (title, node) => h("figure", { class: "sub" }, h("figcaption", { text: title }), node);
     this.figures = h("div", { class: "subs" }, chart("Parameters by part", this.charts.parameters),
-      chart("FLOPs of a forward pass by part", this.charts.flops), chart("Memory at its highest", this.charts.memory));
+      chart("FLOPs of a forward pass by part", this.charts.flops), chart("Peak memory", this.charts.memory));
     const controls = [field("Model or preset", this.subject), field("Batch", this.batch),
-      field("Context", this.context), field("Number type", this.dtype)];
+      field("Context", this.context), field("Dtype", this.dtype)];
     this.panel.body.append(h("div", { class: "controls" }, controls), this.tiles, this.figures);
   }
 
@@ -115,7 +115,7 @@ class SizeSheet {
     const before = this.subject.value;
     const group = (label, kind, names) =>
       h("optgroup", { label }, names.map((name) => h("option", { value: `${kind}:${name}`, text: name })));
-    fill(this.subject, group("Loaded here", "model", store.models.map((one) => one.name)),
+    fill(this.subject, group("Models", "model", store.models.map((one) => one.name)),
       group("Presets", "preset", presets.map((one) => one.name)));
     this.subject.value = before || `model:${store.get("model")}`;
   }
@@ -146,8 +146,8 @@ class Chinchilla {
     this.view = view;
     this.panel = panel({
       title: "Compute-optimal training", name: "chinchilla", wide: true,
-      hint: "How to split a budget C = 6·N·D between parameters N and tokens D. The rule optimises nothing; the " +
-        "others minimise a fitted loss.",
+      hint: "How to split a budget C = 6·N·D between parameters N and tokens D. The rule of thumb optimizes nothing; " +
+        "the others minimize a fitted loss.",
       figure: () => this.lines && this.figures, python: () => ({ view: "chinchilla", flops: this.flops }),
     });
     this.budget = slider({
@@ -201,7 +201,7 @@ class Chinchilla {
     }));
   }
 
-  /* Loss along the budget: a smaller model sees more tokens, a larger one fewer; each fit has one best place. */
+  /* Loss along the budget: a smaller model sees more tokens, a larger one fewer; each fit has one optimum. */
   drawValley({ curves, allocations }) {
     const hovertemplate = "best: N %{x:.3g}, loss %{y:.4f}<extra></extra>";
     const traces = curves.flatMap(({ method, parameters, loss }) => {

@@ -1,4 +1,4 @@
-/* Stream: the residual stream read as tokens at every depth, taken apart, measured, patched between two texts. */
+/* Residual stream view: logit lens, logit attribution, norms and rank by depth, activation patching. */
 import { attribution } from "./attribution.js";
 import { depthPanels } from "./depth.js";
 import { lensGrid } from "./lens-grid.js";

@@ -1,7 +1,7 @@
-/* The view "Theory": all claims by chapter with badge and verdict; one in full, run live, its knobs moved, its control
- * switched on.
+/* Theory view: all claims by chapter with badge and verdict; one in full, which can be run with other knobs and with
+ * its negative control.
  *
- * The chosen claim is in the URL (`claim`). The list needs no engine; running a claim does.
+ * The selected claim is in the URL (`claim`). The list needs no torch; running a claim does.
  */
 import { events, get, text } from "./api.js";
 import { fill, h, inspect, later, number, slider } from "./dom.js";
@@ -57,21 +57,21 @@ export class Theory extends View {
     this.seed = h("input", { type: "number", min: 0, max: 1000000, step: 1, value: 0, class: "narrow" });
     this.broken = h("input", { type: "checkbox", on: { change: () => this.run() } });
     this.slow = h("input", { type: "checkbox" });
-    this.slowLabel = h("label", { class: "check small" }, this.slow, "train too (minutes)");
+    this.slowLabel = h("label", { class: "check small" }, this.slow, "also train (takes minutes)");
     const click = () => (this.busy("run") ? this.stop("run") : this.run());
     this.start = h("button", { class: "primary", text: "Run", on: { click } });
     this.knobs = h("div", { class: "sliders" });
     this.verdict = h("p", { class: "verdict-line", role: "status" });
-    this.table = findingTable("Evidence, piece by piece", { kinds: true });
+    this.table = findingTable("Evidence", { kinds: true });
     this.control = h("p", { class: "small soft control-words" });
     this.bench = h("section", { class: "bench", "aria-label": "Run it", hidden: true },
       h("div", { class: "row" }, this.start, h("label", { class: "check small" }, "seed", this.seed), this.slowLabel,
-        h("label", { class: "check small break" }, this.broken, "break it: negative control")),
+        h("label", { class: "check small break" }, this.broken, "negative control")),
       this.control, this.knobs, this.verdict, this.table.root);
   }
 
   async update(changed) {
-    if (this.busy("list")) return; // its own end asks again
+    if (this.busy("list")) return; // it calls update when it ends
     if (!this.claims.length) {
       const answer = await this.work(this.list, "list", (signal) => get("claims", { signal }));
       if (!answer) return;
@@ -80,7 +80,7 @@ export class Theory extends View {
     }
     const id = store.get("claim") ?? this.claims[0]?.id;
     if (id !== this.shown?.id) await this.open(id);
-    else if (changed.has("view")) inspect("Who says so", sources(this.shown));
+    else if (changed.has("view")) inspect("Sources", sources(this.shown));
   }
 
   /* The list */
@@ -93,7 +93,7 @@ export class Theory extends View {
         h("ul", {}, claims.map((claim) => this.entry(claim))));
     fill(this.nav, [...groupBy(found).values()].map(chapter));
     const numbers = found.flatMap((claim) => claim.errata.map((word) => /^E\d+/.exec(word)?.[0]).filter(Boolean));
-    const errata = new Set(numbers).size;  // as docs/errata.md counts them: E35a and E35b are one place
+    const errata = new Set(numbers).size;  // as docs/errata.md counts them: E35a and E35b are one erratum
     this.found.textContent = `${found.length} of ${this.claims.length} claims, ${errata} errata in their sources`;
   }
 
@@ -149,17 +149,17 @@ export class Theory extends View {
     this.table.root.hidden = true;
     fill(this.verdict);
     fill(this.rest, derivation(claim), claim.errata.map(erratum));
-    inspect("Who says so", sources(claim));
+    inspect("Sources", sources(claim));
   }
 
-  /* Moving a knob redraws the figure, and runs the check again once it has run. */
+  /* A changed knob redraws the figure, and repeats the check if it has run before. */
   knob({ name, label, low, high, step, default: value }) {
     const again = () => (this.drawFigure(), this.verdict.hasChildNodes() && this.run());
     const format = (v) => number(v, 4);
     return slider({ label: label || name, min: low, max: high, step, value, format, input: later(again, 200) });
   }
 
-  /* What the reader moved; the rest is left to the claim. */
+  /* Knobs that were changed; the others keep the default of the claim. */
   knobValues() {
     const values = [...(this.sliders ?? [])].map(([knob, one]) => [knob, Number(one.value.toPrecision(12))]);
     return Object.fromEntries(values.filter(([knob, v]) => v !== knob.default).map(([knob, v]) => [knob.name, v]));
@@ -188,12 +188,12 @@ export class Theory extends View {
   async run() {
     const claim = this.shown;
     const body = this.request();
-    const say = (said) => fill(this.verdict, h("span", { class: "soft", text: said }));
+    const report = (text) => fill(this.verdict, h("span", { class: "soft", text }));
     this.table.clear();
     this.table.root.hidden = false;
     this.start.textContent = "Stop";
     delete this.claim.root.dataset.ready;
-    say(body.broken ? "Running with its hypothesis broken …" : "Running …");
+    report(body.broken ? "Running the negative control …" : "Running …");
     const verdict = await this.work(this.claim, "run", async (signal) => {
       for await (const { event, data } of events(`claims/${encodeURIComponent(claim.id)}/run`, { body, signal })) {
         if (event === "part") this.table.add(data);
@@ -201,18 +201,18 @@ export class Theory extends View {
       }
       throw new Error("the check ended before its verdict: run it again.");
     });
-    if (this.busy("run")) return; // a newer run has taken over
+    if (this.busy("run")) return; // superseded by a newer run
     this.start.textContent = "Run";
     if (this.shown !== claim) return;
-    if (!verdict) return void say("Stopped.");
+    if (!verdict) return void report("Stopped.");
     this.conclude(claim, verdict, body);
   }
 
   conclude(claim, verdict, { broken, knobs }) {
-    const turned = broken && verdict.verdict === "fail" && !verdict.crashed;
+    const rejected = broken && verdict.verdict === "fail" && !verdict.crashed;
     let mark = verdictMark(verdict.verdict);
-    if (turned) mark = verdictMark("turned", "Turned, as it must: this check can fail.");
-    else if (broken) mark = verdictMark("fail", `The control did not turn it: ${verdict.verdict}.`);
+    if (rejected) mark = verdictMark("rejected", "The negative control fails, as it must.");
+    else if (broken) mark = verdictMark("fail", `The negative control was not detected: ${verdict.verdict}.`);
     fill(this.verdict, mark, h("span", { class: "soft", text: ` ${relation(verdict)} ` }),
       h("span", { class: "small", text: verdict.why }));
     const reached = verdict.evidence?.badge; // lower than the recorded one where evidence could not be examined
@@ -248,7 +248,7 @@ function sources(claim) {
 }
 
 function erratum(one) {
-  const rows = [["said", one.said], ["fails", one.fails], ["holds", one.correct]];
+  const rows = [["statement", one.said], ["fails because", one.fails], ["correct", one.correct]];
   return h("article", { class: "erratum" }, h("h3", { text: `Erratum ${one.id}: ${one.flaw}` }),
     h("p", { class: "soft small", text: one.sources.join(", ") }),
     h("dl", { class: "facts" }, rows.map(([name, value]) => [h("dt", { text: name }), h("dd", {}, prose(value))])),

@@ -1,5 +1,5 @@
-/* The view "Train": choose a text, a preset and fields; start, pause, resume, stop; watch. The run is in the URL
- * (`run`), and the server keeps every event, so a reload shows the whole run again and goes on.
+/* Train view: select a text, a preset and fields; start, pause, resume and stop runs; watch them. The run is in the URL
+ * (`run`), and the server stores every event, so that a reload shows the whole run again.
  */
 import { aborted, events, get, post, upload } from "./api.js";
 import { bytes, count, field, fill, h } from "./dom.js";
@@ -11,8 +11,8 @@ const GOING = new Set(["running", "pausing", "stopping"]);
 const RETRY_MS = 1000;
 const LIST_MS = 3000;
 const SECTIONS = {
-  model: "Model", data: "Data", optim: "Optimiser", schedule: "Learning rate over time", loss: "Loss",
-  loop: "How long, how often", probe: "What is measured on the way", run: "Seed",
+  model: "Model", data: "Data", optim: "Optimizer", schedule: "Learning rate schedule", loss: "Loss",
+  loop: "Training loop", probe: "Probes", run: "Seed",
 };
 
 /* A control for one field of the run, from its kind and limits. */
@@ -34,23 +34,23 @@ function valueOf({ kind, node }) {
 
 const LABELS = {
   "model.n_layers": "Layers L", "model.d_model": "Width D", "model.n_heads": "Heads H",
-  "model.n_kv_heads": "Key/value heads G", "model.d_ff": "Feed-forward width F", "model.max_len": "Longest context",
+  "model.n_kv_heads": "Key/value heads G", "model.d_ff": "Feed-forward width F", "model.max_len": "Context length",
   "optim.lr": "Learning rate", "optim.muon_lr": "Muon's learning rate", "optim.ema": "Averaging (EMA)",
   "data.vocab_size": "Vocabulary V", "loss.z_loss": "z-loss", "loop.context": "Context while training",
-  "optim.kind": "Optimiser", "schedule.kind": "Shape", "probe.every": "Measure every", "probe.heads": "Head scores",
+  "optim.kind": "Optimizer", "schedule.kind": "Shape", "probe.every": "Probe every", "probe.heads": "Head scores",
   "probe.norms": "Weight norms",
 };
 
-function wording(name) {
+function labelOf(name) {
   const words = name.split(".").at(-1).replaceAll("_", " ");
   return LABELS[name] ?? words[0].toUpperCase() + words.slice(1);
 }
 
 function shown(one) {
   const limits = one.low === null ? "" : one.high === null ? `${one.low} or more` : `${one.low} to ${one.high}`;
-  if (one.kind === "bool") return h("label", { class: "check small", title: one.doc }, one.node, wording(one.name));
+  if (one.kind === "bool") return h("label", { class: "check small", title: one.doc }, one.node, labelOf(one.name));
   one.node.title = [one.doc, limits].filter(Boolean).join(" ");
-  return field(wording(one.name), one.node, one.main ? limits : one.doc || limits);
+  return field(labelOf(one.name), one.node, one.main ? limits : one.doc || limits);
 }
 
 class NewRun {
@@ -64,10 +64,10 @@ class NewRun {
     this.preset = h("select", { on: { change: () => this.choosePreset() } });
     this.file = h("input", { type: "file", accept: ".txt,.md,text/plain", on: { change: () => this.send() } });
     this.start = h("button", { class: "primary", text: "Start training", on: { click: () => this.go() } });
-    this.file.disabled = this.start.disabled = true; // until the server has said what there is
+    this.file.disabled = this.start.disabled = true; // until the server has sent the form
     this.main = h("div", { class: "controls" });
     this.more = h("div", { class: "folds" });
-    const upload = field("Or upload one", this.file, "plain text, at most 20 MB");
+    const upload = field("Or upload a text", this.file, "plain text, at most 20 MB");
     upload.classList.add("two-wide");
     this.panel.body.append(
       h("div", { class: "controls" }, field("Text", this.corpus), upload, field("Model", this.preset)), this.main,
@@ -78,16 +78,16 @@ class NewRun {
     const answer = await this.view.work(this.panel, "presets", (signal) => get("train/presets", { signal }));
     if (!answer) return;
     this.answer = answer;
-    const option = ({ name, words }) => h("option", { value: name, text: words });
-    const corpus = ({ name, title, bytes: size }) => ({ name, words: size ? `${title} (${bytes(size)})` : title });
-    const preset = ({ name, parameters }) => ({ name, words: `${name} (${count(parameters)})` });
+    const option = ({ name, text }) => h("option", { value: name, text });
+    const corpus = ({ name, title, bytes: size }) => ({ name, text: size ? `${title} (${bytes(size)})` : title });
+    const preset = ({ name, parameters }) => ({ name, text: `${name} (${count(parameters)})` });
     fill(this.corpus, answer.corpora.map(corpus).map(option));
     fill(this.preset, answer.presets.map(preset).map(option));
     this.choosePreset();
     this.file.disabled = this.start.disabled = false;
   }
 
-  /* The fields stand as the preset has them; what the user leaves alone is not sent. */
+  /* Fields start with the values of the preset; unchanged fields are not sent. */
   choosePreset() {
     const { values } = this.answer.presets.find((one) => one.name === this.preset.value);
     const has = (one) => one.section !== "model" || one.name in values;
@@ -117,7 +117,7 @@ class NewRun {
     this.answer.corpora.push({ name: answer.corpus, title: answer.title });
     this.corpus.append(h("option", { value: answer.corpus, text: `${answer.title} (${bytes(answer.bytes)})` }));
     this.corpus.value = answer.corpus;
-    this.panel.say(`${answer.title}: ${answer.characters.toLocaleString("en")} characters, chosen.`);
+    this.panel.say(`${answer.title}: ${answer.characters.toLocaleString("en")} characters, selected.`);
   }
 
   async go() {
@@ -132,8 +132,8 @@ class NewRun {
   }
 }
 
-/* What goes on for long shows no loading bar. */
-const quiet = (where) => ({ busy() {}, say: (...said) => where.say(...said) });
+/* A long-running request shows no loading bar. */
+const quiet = (where) => ({ busy() {}, say: (...message) => where.say(...message) });
 
 export class Train extends View {
   build() {
@@ -178,7 +178,7 @@ export class Train extends View {
     if (!this.known?.length) return;
     const names = ["run", "text", "model", "steps", "validation", "state", ""];
     const head = names.map((text) => h("th", { scope: "col", text }));
-    const focused = document.activeElement?.dataset?.act; // the table is made anew: the focus stays where it was
+    const focused = document.activeElement?.dataset?.act; // the table is rebuilt: restore the focus
     const rows = this.known.map((one) => this.row(one));
     fill(this.table, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
     if (focused) this.table.querySelector(`[data-act="${CSS.escape(focused)}"]`)?.focus();
@@ -218,11 +218,11 @@ export class Train extends View {
     if (one.state === "running") made.push(act("pause", "Pause"), act("stop", "Stop"));
     if (["paused", "stopped", "failed"].includes(one.state)) made.push(act("resume", "Resume"));
     if (one.state === "paused") made.push(act("stop", "Stop"));
-    if (one.model) made.push(button("use", "Play with it", () => this.use(one.model)));
+    if (one.model) made.push(button("use", "Open in playground", () => this.use(one.model)));
     return made;
   }
 
-  /* The best model so far, in the playground. */
+  /* Open the best model so far in the playground. */
   async use(model) {
     const state = await this.work(this.runs, "state", (signal) => get("state", { signal }));
     if (!state) return;
@@ -236,7 +236,7 @@ export class Train extends View {
     this.list();
   }
 
-  /* Every event since the beginning, then the new ones; a broken connection goes on where it was. */
+  /* All events from the start, then new ones; a lost connection continues after the last event. */
   async follow(run, again = false) {
     this.followed = run;
     if (!again) {
@@ -255,7 +255,7 @@ export class Train extends View {
           }
           if (this.live.finished) return;
         } catch (error) {
-          if (aborted(error) || error.status > 0) throw error; // the server's own word; else it was the connection
+          if (aborted(error) || error.status > 0) throw error; // the server's error; else the connection was lost
         }
         await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       }

@@ -1,16 +1,16 @@
-/* What every view is made of.
+/* Base class of the views, and their panels.
  *
- *   class extends View          a custom element; the shell makes it once and shows or hides it
- *     build()                   make the panels, once
+ *   class extends View          a custom element; the shell creates it once and shows or hides it
+ *     build()                   create the panels, once
  *     update(changed)           when shown (all keys) and after each change of the selection while shown; a Set of keys
- *     leave()                   when hidden; requests started with `work` are ended for you
- *     work(panel, name, f)      run async f(signal) with the panel's loading bar; a newer call of the same name ends
- *                               the older; errors are shown in the panel. Gives f's result, or undefined if it did
- *                               not finish
- *     stop(name)                end it;  busy(name) whether it runs
+ *     leave()                   when hidden; requests started with `work` are aborted automatically
+ *     work(panel, name, f)      run async f(signal) with the panel's loading bar; a newer call of the same name aborts
+ *                               the older one; errors are shown in the panel. Returns f's result, or undefined if
+ *                               it did not finish
+ *     stop(name)                abort it;  busy(name) whether it is running
  *   panel({title, hint, name, figure, python, wide}) -> {root, body, tools, say(text, kind), busy(on)}
  *     figure() -> the node that "Save figure" saves (null: nothing yet); python() -> parameters for "Copy as Python";
- *     tools: the place for controls beside the title; say("") clears; name: the file's name
+ *     tools: container for controls next to the title; say("") clears the message; name: the file name
  */
 import { aborted, warm } from "./api.js";
 import { h, toast } from "./dom.js";
@@ -18,7 +18,7 @@ import { showPython } from "./python.js";
 import { saveFigure } from "./save.js";
 import { store } from "./store.js";
 
-async function told(action) {
+async function withToast(action) {
   try {
     await action();
   } catch (error) {
@@ -33,9 +33,9 @@ function saveMenu(name, figure) {
       on: {
         click: () => {
           menu.open = false;
-          told(() => {
+          withToast(() => {
             const node = figure();
-            if (!node) throw new Error("there is no figure to save yet: wait until it is drawn.");
+            if (!node) throw new Error("there is no figure yet: wait until it is drawn.");
             return saveFigure(node, name, kind);
           });
         },
@@ -56,7 +56,7 @@ export function panel({ title, hint, name, figure, python, wide = false }) {
   const id = `panel-${name}`;
   if (python)
     end.append(h(
-      "button", { class: "quiet", text: "Copy as Python", on: { click: () => told(() => showPython(python())) } },
+      "button", { class: "quiet", text: "Copy as Python", on: { click: () => withToast(() => showPython(python())) } },
     ));
   if (figure) end.append(saveMenu(name, figure));
   const head = h("header", { class: "panel-head" }, h("h2", { id, text: title }), tools, end);
@@ -92,8 +92,8 @@ export class View extends HTMLElement {
       this.build();
     }
     this.hidden = false;
-    this.#unsubscribe ??= store.subscribe((changed) => this.#told(changed));
-    this.#told(ALL);
+    this.#unsubscribe ??= store.subscribe((changed) => this.#changed(changed));
+    this.#changed(ALL);
   }
 
   hide() {
@@ -104,8 +104,8 @@ export class View extends HTMLElement {
     this.leave();
   }
 
-  #told(changed) {
-    if (!this.hidden) told(async () => this.update(changed));
+  #changed(changed) {
+    if (!this.hidden) withToast(async () => this.update(changed));
   }
 
   build() {}

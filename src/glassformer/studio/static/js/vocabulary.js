@@ -1,7 +1,7 @@
-/* The word of every token id, asked for once per model; and a control to choose a token by its word.
+/* The text of every token, requested once per model; and a control to select a token.
  *
- *   vocabulary(model) -> promise of an array of words
- *   tokenChoice({label, change, none}) -> {root, get id, set id, offer([{id, piece, p}])}   a list to choose from;
+ *   vocabulary(model) -> promise of an array of texts
+ *   tokenChoice({label, change, none}) -> {root, get id, set id, offer([{id, piece, p}])}   a list of options;
  *        `none` is the text of the first entry, which means no token
  */
 import { post } from "./api.js";
@@ -11,9 +11,9 @@ const known = new Map();
 
 export function vocabulary(model) {
   if (!known.has(model)) {
-    const asked = post("vocabulary", { model }).then((answer) => answer.pieces);
-    asked.catch(() => known.delete(model)); // ask again next time
-    known.set(model, asked);
+    const request = post("vocabulary", { model }).then((response) => response.pieces);
+    request.catch(() => known.delete(model)); // repeat the request next time
+    known.set(model, request);
   }
   return known.get(model);
 }
@@ -30,14 +30,14 @@ export function tokenChoice({ label, change, none }) {
       select.value = id === null ? "" : String(id);
     },
     offer(tokens) {
-      const held = select.value;
+      const selected = select.value;
       const rows = tokens.map((one) =>
         h(
           "option", { value: one.id, text: `${visible(one.piece)}${one.p === undefined ? ""
             : `   ${percent(one.p)}`}` },
         ));
       fill(select, none && h("option", { value: "", text: none }), rows);
-      select.value = [...select.options].some((option) => option.value === held) ? held : (
+      select.value = [...select.options].some((option) => option.value === selected) ? selected : (
         select.options[0]?.value ?? ""
       );
     },

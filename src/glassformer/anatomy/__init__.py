@@ -1,0 +1,1 @@
+"""Read any PyTorch model: record its operations, find attention, norms and feed-forwards and name them."""

@@ -1,0 +1,81 @@
+"""Measure what a lower precision costs a trained model on a CPU: divergence from float32 and change of the loss.
+
+    glass train recipes/shakespeare_fast.toml --set out=RUN
+    python -m glassformer.bench.developer.precision RUN [--windows 128] [--length 64]
+
+Windows of the run's validation text are read by the compiled kernels, as in `generate`: token by token, one sequence
+and sixteen sequences at a time (from sixteen on, activations are rounded too), and as whole prompts. KL(float32 ||
+precision) is the mean over tokens of sum p (log p - log q).
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glassformer.kernels.cpu.decode import NativeDecoder
+from glassformer.kernels.cpu.decode.pack import Precision
+from glassformer.training import open_session, read_run
+from glassformer.weights import load
+
+KINDS: tuple[Precision, ...] = ("bfloat16", "int8", "int4")
+
+
+def token_by_token(model: Any, windows: Tensor, kind: Precision, batch: int) -> Tensor:
+    """Return log-probabilities (windows, tokens, V) after each token but the last, `batch` windows at a time."""
+    length, found = windows.shape[1] - 1, []
+    for first in range(0, len(windows), batch):
+        some = windows[first : first + batch]
+        decoder = NativeDecoder(model, len(some), length + 1, kind)
+        first_logits = decoder.read(some[:, :1].tolist())
+        found.append(torch.stack([first_logits, *(decoder.step(some[:, t]).clone() for t in range(1, length))], 1))
+    return torch.cat(found).double().log_softmax(-1)
+
+
+def at_once(model: Any, windows: Tensor, kind: Precision) -> Tensor:
+    """Return log-probabilities (windows, 1, V) after whole windows."""
+    decoder = NativeDecoder(model, len(windows), windows.shape[1], kind)
+    return decoder.read(windows[:, :-1].tolist())[:, None].double().log_softmax(-1)
+
+
+def compare(read: Callable[[Precision], Tensor], targets: Tensor, label: str) -> None:
+    exact = read("float32")
+    loss = -exact.gather(-1, targets[..., None])[..., 0]
+    print(f"{label}: {targets.numel():,} tokens, loss in float32 {loss.mean():.5f}")
+    for kind in KINDS:
+        other = read(kind)
+        divergence = (exact.exp() * (exact - other)).sum(-1)
+        change = -other.gather(-1, targets[..., None])[..., 0] - loss
+        error = change.std() / change.numel() ** 0.5
+        same = (exact.argmax(-1) == other.argmax(-1)).double().mean()
+        print(
+            f"    {kind:<9} KL {divergence.mean():.1e} (at most {divergence.max():.1e})   loss {change.mean():+.1e} "
+            f"± {error:.1e}   same most likely token {same:.4f}",
+            flush=True,
+        )
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="The folder of a run of `glass train`.")
+    parser.add_argument("--windows", type=int, default=128, help="Number of windows. Default: 128.")
+    parser.add_argument("--length", type=int, default=64, help="Tokens per window. Default: 64.")
+    given = parser.parse_args()
+    model = load(str(given.run / "best")).float().eval()
+    session = open_session(read_run((given.run / "run.toml").read_text(encoding="utf-8")))
+    text = torch.from_numpy(np.asarray(session.data.val).astype(np.int64))
+    starts = torch.linspace(0, len(text) - given.length - 1, given.windows).long()
+    windows = torch.stack([text[s : s + given.length + 1] for s in starts.tolist()])
+    following = windows[:, 1:]
+    compare(lambda kind: token_by_token(model, windows, kind, 1), following, "one sequence")
+    compare(lambda kind: token_by_token(model, windows, kind, 16), following, "sixteen sequences")
+    compare(lambda kind: at_once(model, windows, kind), following[:, -1:], "whole windows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Architecture. Words in the TOML files, checks and figures in the modules."""

@@ -1,1 +1,0 @@
-"""Counting and budgets. Words in the TOML files, checks and figures in the modules."""

@@ -1,1 +1,0 @@
-"""Several heads. Words in the TOML files, checks and figures in the modules."""

@@ -1,1 +1,0 @@
-"""Positions. Words in the TOML files, checks and figures in the modules."""

@@ -1,1 +1,0 @@
-"""Language-model probability. Words in the TOML files, checks and figures in the modules."""

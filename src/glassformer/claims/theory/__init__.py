@@ -1,1 +1,0 @@
-"""Theory. Words in the TOML files, checks and figures in the modules."""

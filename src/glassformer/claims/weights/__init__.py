@@ -1,1 +1,0 @@
-"""Attention weights and scores. Words in the TOML files, checks and figures in the modules."""

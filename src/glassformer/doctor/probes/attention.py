@@ -1,0 +1,303 @@
+"""Inside attention: scale, softmax axis, masks and their values, windows. Read from a trace."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from glassformer.anatomy.scores import FORBIDDEN, hidden_keys
+from glassformer.anatomy.trace import Trace, TracedAttention
+from glassformer.doctor.subject.declared import known_scales
+from glassformer.doctor.subject.measure import visible_keys
+from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
+from glassformer.finding import Finding, Verdict
+
+MASK_CONSTANT = -1e6
+"""Trained scores of -1.1e5 have been met in a released model: a mask constant must lie well below it."""
+ROUGH = 1e-3
+"""Relative; a scale off by less than a thousandth is rounding of the constant."""
+
+
+@dataclass
+class Seen:
+    """One attention with its location: layer of which stack, and which keys its queries may see."""
+
+    attention: TracedAttention
+    scores: Tensor
+    stack: str
+    layer: int | None
+    role: str
+    """`self`, `cross` or `encoder`."""
+    allowed: Tensor
+
+    @property
+    def location(self) -> str:
+        return f"layer {self.layer}" + (f" of {self.stack}" if self.stack and self.role != "self" else "")
+
+
+def look(isolated: Subject, trace: Trace, rows: int, length: int, source: int = 11) -> list[Seen]:
+    """The attentions of a trace whose layout is understood."""
+    blocks, found, counts = isolated.blocks(), [], dict[str, int]()
+    for attention in trace.attentions:
+        scores = attention.pattern(rows)
+        if scores is None:
+            continue
+        t, s = scores.shape[-2:]
+        at = layer_of(attention.path, blocks)
+        stack, layer = at if at else ("", None)
+        if isolated.kind == "seq2seq":
+            role = "encoder" if (t, s) == (source, source) else "cross" if s == source else "self"
+        else:
+            role = "encoder" if isolated.kind == "encoder" else "self"
+        if layer is None and not blocks:
+            layer = counts.get(role, 0)
+        counts[role] = counts.get(role, 0) + 1
+        expected = {
+            "encoder": (source, source) if isolated.kind == "seq2seq" else (length, length),
+            "cross": (length, source),
+        }
+        if (t, s) != expected.get(role, (length, length)):
+            continue
+        found.append(Seen(attention, scores, stack, layer, role, allowed_keys(isolated, role, t, s, layer)))
+    return found
+
+
+def allowed_keys(subject: Subject, role: str, t: int, s: int, layer: int | None) -> Tensor:
+    """Which keys a query should see: the past, or everything, within the declared window."""
+    i, j = torch.arange(t)[:, None], torch.arange(s)[None]
+    if role == "cross":
+        return torch.ones(t, s, dtype=torch.bool)
+    allowed = j <= i if role == "self" else torch.ones(t, s, dtype=torch.bool)
+    window = subject.facts.window_of(layer or 0)
+    if window is not None:
+        allowed = allowed & ((i - j).abs() < window)
+    return allowed
+
+
+def _two_sided(one: Seen, window: int) -> Seen:
+    """An encoder's window is counted in three ways: W on each side, W - 1, or W in all. Take the one that is met."""
+    i, j = torch.arange(one.scores.shape[-2])[:, None], torch.arange(one.scores.shape[-1])[None]
+    for reach in (window - 1, window, window // 2):
+        allowed = (i - j).abs() <= reach
+        if torch.equal(~hidden_keys(one.scores), allowed.expand_as(one.scores)):
+            return replace(one, allowed=allowed)
+    return one
+
+
+def traced(subject: Subject, warm: float = 1.0, length: int | None = None, rows: int = 2) -> list[Seen]:
+    """Trace a plain forward. The length differs from the source's 11, from heads and from rows."""
+    length = subject.length(length or 23)
+    with subject.isolated(warm) as isolated:
+        trace = trace_call(isolated, isolated.tokens(rows, length, seed=5))
+        return look(isolated, trace, rows, length)
+
+
+NOTHING = "no softmax over products q·k was seen (linear attention, another layout, or no attention at all)"
+
+
+def scale(subject: Subject, seen: list[Seen]) -> Finding:
+    """The factor between q·k and the softmax input against the declared one, else 1/√d_head."""
+    if not seen:
+        return Finding.skip("attn_scale/ratio", NOTHING)
+    wrong: list[tuple[float, float, Seen, str]] = []
+    learned = False
+    for one in seen:
+        found = one.attention
+        width = found.q.shape[-1]
+        said = subject.facts.attention_scale(width, one.layer or 0)
+        expected, why = said if said else (width**-0.5, "1/√d_head, the usual scale (none is declared)")
+        if found.learned_scale or (found.normed and said is None):
+            learned = True
+            continue
+        if said is None and subject.facts.position_kind == "t5" and abs(found.scale - 1) < ROUGH:
+            continue  # a bias of T5's kind usually comes with unscaled scores
+        if abs(found.scale / expected - 1) > ROUGH:
+            wrong.append((found.scale, expected, one, why))
+    if wrong:
+        found_scale, expected, one, why = wrong[0]
+        width, layers = one.attention.q.shape[-1], sorted({str(w[2].layer) for w in wrong})
+        names = known_scales(width, subject.facts.whole("d_model"), subject.facts.whole("n_heads"))
+        name = next((n for n, v in names.items() if abs(found_scale / v - 1) < ROUGH), None)
+        return Finding(
+            "attn_scale/ratio",
+            Verdict.FAIL,
+            found_scale / expected,
+            1.0,
+            f"softmax input over q·k is {found_scale:.4g}{f' = {name}' if name else ''}, "
+            f"expected {expected:.4g} ({why})",
+            f"Multiply q·k by {expected:.4g} once, before the mask and softmax.",
+            {"layer": one.layer, "layers": layers, "measured": found_scale, "expected": expected},
+        )
+    why = "scale as declared" + ("; a learned scale or normed q and k were not judged" if learned else "")
+    return Finding("attn_scale/ratio", Verdict.PASS, 1.0, 1.0, why)
+
+
+def softmax_axis(subject: Subject, seen: list[Seen]) -> Finding:
+    """What multiplies v sums to 1 over the keys, for every query."""
+    if not seen:
+        return Finding.skip("softmax_axis/row-sums", NOTHING)
+    worst = 0.0
+    for one in seen:
+        read = one.attention.contracted
+        if read is None:
+            continue
+        sums = read.double().sum(-1)
+        off = float((sums - 1).abs().max())
+        if off > 1e-2 and one.attention.dim != one.attention.scores.dim() - 1:
+            axis = {0: "the batch", 1: "the heads", 2: "the queries"}.get(one.attention.dim, "another axis")
+            return Finding(
+                "softmax_axis/row-sums",
+                Verdict.FAIL,
+                off,
+                1e-2,
+                f"weights of a query sum to {float(sums.min()):.3g} … {float(sums.max()):.3g}, not to 1: softmax ran "
+                f"over "
+                f"{axis} (dim {one.attention.dim})",
+                "Take softmax over the keys: dim=-1 of scores (B,H,T,S).",
+                {"layer": one.layer, "axis": axis},
+            )
+        worst = max(worst, off if one.attention.dim == one.attention.scores.dim() - 1 and off < 1e-2 else 0.0)
+    return Finding("softmax_axis/row-sums", Verdict.PASS, worst, 1e-2, "rows of weights sum to 1 up to rounding")
+
+
+def masks(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
+    """Forbidden keys are hidden by a value no score can reach; allowed keys are not hidden."""
+    if not seen:
+        yield Finding.skip("mask_value/constant", NOTHING)
+        yield Finding.skip("over_mask/pattern", NOTHING)
+        return
+    yield mask_constant(seen)
+    yield from _hidden(subject, seen)
+
+
+def mask_constant(seen: list[Seen]) -> Finding:
+    """Check the softmax input at masked positions: -inf and finfo.min are fine, a number near real scores is not."""
+    least, notes = -math.inf, []
+    for one in seen:
+        near = constant_of(one)
+        if near is None:
+            continue
+        least = max(least, near)
+        if near > MASK_CONSTANT:
+            return Finding(
+                "mask_value/constant",
+                Verdict.FAIL,
+                near,
+                MASK_CONSTANT,
+                f"forbidden keys get a score of {near:.4g}; trained scores of -1.1e5 have been met, and one below the "
+                "constant makes the future the best key",
+                "Mask with -inf or torch.finfo(dtype).min.",
+                {"layer": one.layer, "value": near, "open": open_layers(seen)},
+            )
+        if near > FORBIDDEN:
+            notes.append(f"{one.location}: {near:.3g}")
+    why = "masked scores lie far below any real score" + (f" (finite: {notes[0]})" if notes else "")
+    return Finding("mask_value/constant", Verdict.PASS, least, MASK_CONSTANT, why)
+
+
+def constant_of(one: Seen) -> float | None:
+    """The largest score that masks a forbidden key of this attention; None when nothing is masked by a constant."""
+    forbidden = ~one.allowed.expand_as(one.scores)
+    if not bool(forbidden.any()):
+        return None
+    values = one.scores[forbidden]
+    if float(values.max()) == float(values.min()) < -8:
+        return float(values.max())  # one number written over the scores
+    hidden = hidden_keys(one.scores) & forbidden
+    known = [float(one.scores[hidden].max())] if bool(hidden.any()) else []
+    beside = _beside(one)
+    return max([*known, *([] if beside is None else [beside])], default=None)
+
+
+def open_layers(seen: list[Seen]) -> list[int]:
+    """Layers in which a forbidden key competes with the allowed ones: no mask at all, or not there."""
+    found = []
+    for one in seen:
+        if one.role != "self":
+            continue
+        future = torch.triu(torch.ones(one.scores.shape[-2:], dtype=torch.bool), diagonal=1)
+        values = one.scores[..., future]
+        written_over = float(values.max()) == float(values.min()) < -8
+        bare = ~hidden_keys(one.scores) & future
+        if bool(bare.any()) and not written_over and _beside(one) is None:
+            found.append(-1 if one.layer is None else one.layer)
+    return sorted(set(found))
+
+
+def _beside(one: Seen) -> float | None:
+    """Score of the next key where, unhidden, it lies 8 below the query's own everywhere: a weak constant."""
+    if one.role != "self" or one.scores.shape[-1] < 4:
+        return None
+    size = one.scores.shape[-1]
+    nexts = torch.diagonal(one.scores, offset=1, dim1=-2, dim2=-1)
+    own = torch.diagonal(one.scores, dim1=-2, dim2=-1)[..., : size - 1]
+    unhidden = ~torch.diagonal(hidden_keys(one.scores), offset=1, dim1=-2, dim2=-1)
+    drop = own - nexts
+    # every next key far below its query: one constant, not a score that happens to be low
+    weak = unhidden.all(-1) & (drop.amin(-1) > 8)
+    return float(nexts[weak].max()) if bool(weak.any()) else None
+
+
+def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
+    sparse = sparse_fields(subject)
+    for one in seen:
+        hidden = hidden_keys(one.scores)
+        window = subject.facts.window_of(one.layer or 0)
+        if one.role == "encoder" and window is not None:
+            one = _two_sided(one, window)
+        wrong = hidden & one.allowed
+        open_ = ~hidden & ~one.allowed
+        i, j = torch.arange(hidden.shape[-2])[:, None], torch.arange(hidden.shape[-1])[None]
+        outside = open_ & ((j <= i) if one.role == "self" else torch.ones_like(j <= i))
+        if window is not None and (bool(outside.any()) or bool(wrong.any())):
+            count = int((~hidden & (j <= i)).sum(-1).max()) if one.role == "self" else int((~hidden).sum(-1).max())
+            yield Finding(
+                "window/count",
+                Verdict.FAIL,
+                float(count),
+                float(window),
+                f"{visible_keys(count)} in {one.location}; the declared window is {window}",
+                "Let query i see key j when 0 <= i - j < window.",
+                {"layer": one.layer, "visible": count, "declared": window},
+            )
+            return
+        if bool(wrong.any()):
+            if sparse:
+                why = f"keys are hidden in {one.location}; the config declares {', '.join(sparse)}, not understood here"
+                yield Finding.skip("over_mask/pattern", why)
+                return
+            yield _over_mask(one, wrong)
+            return
+    if subject.facts.window is not None:
+        yield Finding("window/count", Verdict.PASS, why="as many keys visible as declared")
+    yield Finding("over_mask/pattern", Verdict.PASS, 0.0, 0.0, "every key that should be visible is")
+
+
+def sparse_fields(subject: Subject) -> list[str]:
+    """Fields of the config that speak of attention that leaves keys out, beyond a window that is understood."""
+    words = ("window", "local", "chunk", "sparse", "dilat", "index_topk")
+    raw, known = subject.facts.raw, subject.facts.window
+    said = [
+        k for k, v in raw.items() if (any(v) if isinstance(v, list | tuple) else v) and v != known and k != "windows"
+    ]
+    return [k for k in said if any(word in k.lower() for word in words)]
+
+
+def _over_mask(one: Seen, wrong: Tensor) -> Finding:
+    _, _, query, key = (int(v) for v in wrong.nonzero()[-1])
+    heads = sorted({int(h) for h in wrong.nonzero()[:, 1].unique()})
+    share = float(wrong.float().sum() / one.allowed.expand_as(wrong).float().sum())
+    who = "every head" if len(heads) == wrong.shape[1] and len(heads) > 1 else f"head {heads[0]}"
+    return Finding(
+        "over_mask/pattern",
+        Verdict.FAIL,
+        share,
+        0.0,
+        f"in {one.location}, {who}, query {query} cannot see {'source ' if one.role == 'cross' else ''}token {key}: "
+        f"{share:.0%} of what should be visible is masked, and no window is declared",
+        "Mask only the future and padding (decoder: key <= query, itself included; encoder and source: nothing).",
+        {"layer": one.layer, "heads": heads, "query": query, "key": key},
+    )

@@ -1,0 +1,218 @@
+"""Every trainable parameter gets a gradient, except those that cannot have one."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.doctor.probes.attention import traced
+from glassformer.doctor.probes.norms import is_norm
+from glassformer.doctor.probes.step import vectors
+from glassformer.doctor.subject.measure import gap, many, rms
+from glassformer.doctor.subject.subject import Subject, layer_of
+from glassformer.doctor.subject.trace import trace_call
+from glassformer.finding import Finding, Verdict
+
+DEAD = 1e-9
+"""Of the median gradient: exact cancellation leaves rounding, anything that is used leaves more."""
+UNUSED_BY_DESIGN = ("pooler", "seq_relationship", "expert", "token_type", "segment", "rotary", "sinusoid", "lora_")
+KEYS = ("k", "key", "k_proj", "k_lin", "wk", "key_proj", "to_k", "w_k", "keys")
+
+
+def _excused(name: str, parameter: nn.Parameter) -> bool:
+    """Key biases cancel in softmax unless keys are rotated; heads that the logits do not go through are not used."""
+    parts = name.lower().split(".")
+    if any(word in name.lower() for word in UNUSED_BY_DESIGN):
+        return True
+    key = any(part == k or part.endswith("_" + k) for part in parts for k in KEYS if len(k) > 1 or part == k)
+    return (parts[-1] in ("bias", "b") and key) or parts[-1] in ("k_bias", "bk", "b_k")
+
+
+def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
+    """Backward of a random projection of all logits, every weight stirred a little: a zero one hides what is behind."""
+    id = "dead_gradient/flow"
+    if subject.module is None:
+        yield Finding.skip(id, "not a module")
+        return
+    with subject.isolated() as isolated, torch.enable_grad():
+        module = isolated.module
+        assert module is not None
+        stir = torch.Generator().manual_seed(11)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.is_floating_point():
+                    parameter.add_(0.02 * torch.randn(parameter.shape, generator=stir).to(parameter))
+        with _called(module) as called:
+            logits = isolated.logits(isolated.tokens(isolated.rows(3), isolated.length(24), seed=29))
+        if not logits.requires_grad:
+            yield Finding(
+                id,
+                Verdict.FAIL,
+                0.0,
+                None,
+                "logits carry no gradient at all",
+                "Do not detach or run under no_grad in forward.",
+            )
+            return
+        direction = torch.randn(logits.shape, generator=stir).to(logits)
+        (logits * direction).sum().backward()
+        sizes = {
+            n: 0.0 if p.grad is None else float(p.grad.abs().max())
+            for n, p in module.named_parameters()
+            if p.requires_grad
+        }
+        tables = dict(module.named_parameters())
+        blocks = _dead_blocks(isolated, module)
+        owners = {
+            f"{m}.{n}" if m else n: (m, mod)
+            for m, mod in module.named_modules()
+            for n, _ in mod.named_parameters(recurse=False)
+        }
+    typical = sorted(sizes.values())[len(sizes) // 2] if sizes else 0.0
+    dead = [n for n, size in sizes.items() if size <= DEAD * typical and not _excused(n, tables[n])]
+    if not dead and blocks:
+        yield _name_block(subject, blocks)
+        return
+    if not dead:
+        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"every one of {many(len(sizes), 'parameter')} gets a gradient")
+        return
+    asked = _by_argument(subject, [n for n in dead if owners[n][0] not in called])
+    if asked is not None and all(owners[n][0] not in called for n in dead):
+        why = f"{dead[0]} and {len(dead) - 1} more belong to modules that only {asked}= brings in, which was not given"
+        yield Finding(id, Verdict.SKIP, float(len(dead)), 0.0, why, "", {"explained": True})
+        return
+    yield _name(subject, dead, owners)
+
+
+def _dead_blocks(isolated: Subject, module: nn.Module) -> list[tuple[str, int, int, int]]:
+    """(name, first, last, of) of rows of a projection that get exactly no gradient: parts of a fused matrix.
+
+    A projection's rows are its outputs. A block at least as wide as a head is unused; fewer rows may be units that a
+    ReLU switches off. The head is left out: a padded vocabulary may be cut off.
+    """
+    width = isolated.facts.head_width or 8
+    trace = trace_call(isolated, isolated.tokens(1, isolated.length(8), seed=29))
+    wide = {linear.weight: linear.output.shape[-1] for linear in trace.linears}
+    found = []
+    for name, weight in module.named_parameters():
+        outputs = wide.get(weight.untyped_storage().data_ptr())
+        if weight.dim() != 2 or weight.grad is None or outputs not in weight.shape or outputs == isolated.vocab_size:
+            continue
+        if weight.shape[0] == weight.shape[1] or _excused(name, weight):
+            continue  # a square matrix is no fusion of several
+        sizes = weight.grad.abs().amax(1 if weight.shape[0] == outputs else 0)
+        run = _longest_run((sizes == 0).nonzero().flatten().tolist())
+        if width <= len(run) < len(sizes):
+            found.append((name, run[0], run[-1], len(sizes)))
+    return found
+
+
+def _longest_run(numbers: list[int]) -> list[int]:
+    """The longest stretch of consecutive numbers."""
+    best: list[int] = []
+    now: list[int] = []
+    for number in numbers:
+        now = [*now, number] if now and number == now[-1] + 1 else [number]
+        best = now if len(now) > len(best) else best
+    return best
+
+
+def _name_block(subject: Subject, blocks: list[tuple[str, int, int, int]]) -> Finding:
+    name, first, last, size = blocks[0]
+    at = layer_of(name, subject.blocks())
+    more = f" (and of {len(blocks) - 1} more)" if len(blocks) > 1 else ""
+    shared = _values_from_keys(subject)
+    cause = f"; {shared}" if shared else ""
+    why = f"outputs {first} to {last} of the {size} of {name}{more} get no gradient: they are computed and not used"
+    remedy = "Use every part of the fused projection (q, k and v in their order), or make it smaller."
+    evidence = {"parameters": [b[0] for b in blocks[:20]], "rows": [first, last], "layer": at[1] if at else None}
+    return Finding(
+        "dead_gradient/fused",
+        Verdict.FAIL,
+        float(last - first + 1),
+        0.0,
+        why + cause,
+        VALUES if shared else remedy,
+        evidence,
+    )
+
+
+VALUES = "Compute v with its own projection, or remove that projection if keys and values are meant to be shared."
+
+
+def _values_from_keys(subject: Subject) -> str | None:
+    """Attention whose v is k, number by number: said where a projection of values exists and is not used."""
+    with contextlib.suppress(Exception):
+        for one in traced(subject):
+            found = vectors(one.attention, 2)
+            if found is not None and _proportional(found[1], found[2]):
+                return f"in {one.location} the values are the keys"
+            maps = one.attention.v_maps
+            if maps and found is not None and len(one.attention.maps) > 1 and maps <= one.attention.maps:
+                return f"in {one.location} the values come from the projection of the queries or keys"
+    return None
+
+
+def _proportional(a: Tensor, b: Tensor) -> bool:
+    """Equal up to one factor: a scale may be folded into the keys."""
+    return a.shape == b.shape and gap(a * (rms(b) / max(rms(a), 1e-30)), b) <= 1e-4 * rms(b)
+
+
+@contextlib.contextmanager
+def _called(module: nn.Module) -> Iterator[set[str]]:
+    """Names of the modules that run meanwhile."""
+    names: set[str] = set()
+    handles = [m.register_forward_pre_hook(lambda m, a, n=n: names.add(n)) for n, m in module.named_modules()]
+    try:
+        yield names
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _by_argument(subject: Subject, unused: list[str]) -> str | None:
+    """An optional argument that shares a word with every unused parameter: `global_attention_mask`, `query_global`."""
+    assert subject.module is not None
+    for argument, parameter in inspect.signature(subject.module.forward).parameters.items():
+        words = {w for w in argument.lower().split("_") if len(w) > 4 and w not in ("attention", "position", "embeds")}
+        if parameter.default is None and unused and all(any(w in n.lower() for w in words) for n in unused):
+            return argument
+    return None
+
+
+def _is_position_table(subject: Subject, name: str) -> bool:
+    """One row per position: as many as the declared length, or a few more."""
+    assert subject.module is not None
+    shape, length = subject.module.get_parameter(name).shape, subject.facts.whole("max_len")
+    return length is not None and len(shape) == 2 and 0 <= shape[0] - length <= 4 and shape[0] != subject.vocab_size
+
+
+def _name(subject: Subject, dead: list[str], owners: dict[str, tuple[str, nn.Module]]) -> Finding:
+    at = layer_of(dead[0], subject.blocks())
+    shown = ", ".join(dead[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
+    evidence = {"parameters": dead[:20], "layer": at[1] if at else None}
+    positional = [
+        n for n in dead if any(w in n.lower() for w in ("pos", "wpe", "relative")) or _is_position_table(subject, n)
+    ]
+    if positional and len(positional) == len(dead):
+        why, remedy = (
+            f"{shown} gets no gradient: the position embedding is never added",
+            "Add the position rows to the token rows.",
+        )
+        return Finding("position_missing/gradient", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)
+    if all(is_norm(owners[n][1]) for n in dead):
+        why, remedy = (
+            f"{shown} gets no gradient: this norm's output is not used",
+            "Use the norm where the design has it; the final one before the head.",
+        )
+        return Finding("norm_placement/unused-norm", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)
+    get = "gets" if len(dead) == 1 else "get"
+    shared = _values_from_keys(subject)
+    if shared is not None:
+        why = f"{shown} {get} no gradient: {shared}"
+        return Finding("dead_gradient/flow", Verdict.FAIL, float(len(dead)), 0.0, why, VALUES, evidence)
+    why = f"{shown} {get} no gradient: detached, multiplied by 0, unused, or behind argmax"
+    remedy = "Find where the path from these parameters to the logits ends: detach(), .data, no_grad, an unused result."
+    return Finding("dead_gradient/flow", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)

@@ -1,0 +1,223 @@
+"""Where a token stands: used at all, in every layer and head, near and far. relative.py has what only distances may do.
+
+A row of one repeated token takes everything but position away. In a relative scheme (rotary, ALiBi, T5) the stream is
+then the same at every position and in every layer: scores may depend on the distance alone, values on nothing.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.anatomy.scores import hidden_keys
+from glassformer.doctor.probes.attention import Seen, look
+from glassformer.doctor.subject.measure import gap, rms
+from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.trace import trace_call
+from glassformer.finding import Finding, Verdict
+
+FLAT = 1e-5
+"""Relative; rounding of float32 over a few layers stays below, any scheme of positions far above."""
+
+FREE = ("nope", "no_rope", "norope", "no_position")
+"""Words of fields that say which layers go without positions."""
+
+
+@dataclass
+class Constant:
+    """What a forward of one repeated token shows."""
+
+    seen: list[Seen] = field(default_factory=list)
+    stream: Tensor | None = None
+    """Input of the first layer at row 0: (T,D)."""
+    tables: list[tuple[nn.Parameter, Tensor, str]] = field(default_factory=list)
+    """Tables other than the vocabulary's, with the rows looked up."""
+    logits: Tensor | None = None
+
+    @property
+    def absolute(self) -> bool | None:
+        """Whether the stream itself tells positions apart; None when it was not seen."""
+        return (
+            None
+            if self.stream is None
+            else gap(self.stream, self.stream[:1].expand_as(self.stream)) > FLAT * rms(self.stream)
+        )
+
+
+def repeated_token(subject: Subject, warm: float = 1.0) -> Constant:
+    """Trace a constant row as long as the model takes."""
+    length = subject.length(65 if subject.large else 129)
+    found = Constant()
+    with subject.isolated(warm) as isolated:
+        token = isolated.tokens(1, 1, seed=17)
+        tokens = token.expand(2, length).contiguous()
+        given = {"source": token.expand(2, 11).contiguous()} if isolated.kind == "seq2seq" else {}
+        with _first_input(isolated, found):
+            trace = trace_call(isolated, tokens, **given)
+        found.seen = look(isolated, trace, 2, length)
+        found.logits = trace.logits
+        if isolated.module is not None:
+            tables = {p.untyped_storage().data_ptr(): p for p in isolated.module.parameters() if p.dim() == 2}
+            for storage, rows, indices, path in trace.lookups:
+                if storage in tables and rows != subject.vocab_size and indices.shape[-1:] == (length,):
+                    found.tables.append((tables[storage], indices.reshape(-1, length)[0], path))
+    return found
+
+
+@contextlib.contextmanager
+def _first_input(isolated: Subject, found: Constant) -> Iterator[None]:
+    blocks = list(isolated.blocks().items())
+    stack = [b for n, b in blocks if "enc" not in n.split(".")[0]] or [b for _, b in blocks]
+    if not stack:
+        yield
+        return
+
+    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+        stream = next((a for a in [*args, *kwargs.values()] if isinstance(a, Tensor) and a.dim() == 3), None)
+        if stream is not None and found.stream is None:
+            found.stream = stream[0].detach().clone()
+
+    handle = stack[0].register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def scheme(subject: Subject, constant: Constant) -> str | None:
+    """The declared scheme, else what the repeated token and parameter names show; None: no sign of positions."""
+    said = subject.facts.position_kind
+    if said is not None:
+        return said
+    if constant.absolute:
+        return "learned" if constant.tables else "sinusoidal"
+    names = [n for n, _ in subject.module.named_parameters()] if subject.module is not None else []
+    names += [n for n, _ in subject.module.named_buffers()] if subject.module is not None else []
+    for kind, words in (
+        ("alibi", ("alibi", "slope")),
+        ("rotary", ("rope", "rotary", "inv_freq")),
+        ("t5", ("relative",)),
+    ):
+        if any(word in name.lower() for name in names for word in words):
+            return kind
+    if any("pos" in name.lower() or "wpe" in name.lower() for name in names):
+        return "learned"
+    return None
+
+
+def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding]:
+    """The same token at two positions is told apart, near and far, in every head of a relative scheme."""
+    id, kind = "position_missing/repeated-token", scheme(subject, constant)
+    if kind in (None, "none"):
+        yield Finding.skip(id, "no positions are declared, which is a legitimate design")
+        return
+    own = [s for s in constant.seen if s.role in ("self", "encoder")]
+    if constant.absolute:
+        yield _rows_differ(constant)
+        return
+    if any(not bool(table.any()) for table, _, _ in constant.tables):
+        yield Finding.skip(id, "the position table is all zero: at the start of training positions cannot differ")
+        return
+    if not own:
+        yield Finding.skip(id, "attention was not seen, and a relative scheme shows nowhere else")
+        return
+    flat = [(s, spread(s)) for s in own]
+    everywhere = all(float(s.max()) <= 0 for _, s in flat)
+    # layers without positions are a design, where it is declared
+    free = any(v and any(w in k.lower() for w in FREE) for k, v in subject.facts.raw.items() if k != "position")
+    foreign = subject.interface.library or free
+    if kind == "rotary" and (rotated := _rotated_but_flat(flat)) is not None:
+        yield rotated
+        return
+    for one, spreads in flat:
+        dead = (spreads <= 0).all(-1).nonzero().flatten().tolist()
+        if everywhere or (dead and not foreign and kind in ("rotary", "alibi")):
+            where = "in no layer" if everywhere else f"not in {one.location}, heads {dead}"
+            yield Finding(
+                id,
+                Verdict.FAIL,
+                float(spreads.max()),
+                0.0,
+                f"positions ({kind}) reach the scores {where}: a repeated token scores the same everywhere",
+                "Add the position embedding to the tokens (or rotate, or add the bias to scores) and use the result.",
+                {"layer": None if everywhere else one.layer, "heads": dead, "scheme": kind},
+            )
+            return
+    yield _far_positions(flat, kind)
+
+
+def _rotated_but_flat(flat: list[tuple[Seen, Tensor]]) -> Finding | None:
+    """q or k is multiplied by component, yet scores do not vary: turned on one side, or along another axis."""
+    for one, spreads in flat:
+        q, k = one.attention.rotated
+        if float(spreads.max()) <= 0 and (q or k):
+            how = "by something that is not the position" if q and k else f"{'q' if q else 'k'} alone is rotated"
+            why = f"in {one.location} {how}: a repeated token scores the same everywhere"
+            remedy = "Rotate q and k both, by their own position along the time axis."
+            return Finding("rope_relative/rotated", Verdict.FAIL, 0.0, None, why, remedy, {"layer": one.layer})
+    return None
+
+
+def spread(one: Seen) -> Tensor:
+    """(H,T): how much a query's scores vary over the up to 8 keys nearest to it; 0 where they do not."""
+    scores = one.scores[0].double()
+    hidden = hidden_keys(one.scores)[0]
+    size = float(scores[~hidden].abs().max()) if bool((~hidden).any()) else 1.0
+    rows = []
+    for i in range(1, scores.shape[-2]):
+        near = slice(max(0, i - 8), i + 1)
+        part, out = scores[:, i, near], hidden[:, i, near]
+        high = torch.where(out, -torch.inf, part).amax(-1)
+        low = torch.where(out, torch.inf, part).amin(-1)
+        alone = (~out).sum(-1) < 2
+        rows.append(torch.where(alone, torch.nan, high - low))
+    spreads = torch.stack(rows, dim=-1)
+    fill = torch.nan_to_num(spreads, nan=0.0).amax()
+    spreads = torch.where(spreads.isnan(), fill, spreads)
+    return torch.where(spreads <= FLAT * max(size, 1e-12), 0.0, spreads)
+
+
+def _far_positions(flat: list[tuple[Seen, Tensor]], kind: str) -> Finding:
+    for one, spreads in flat:
+        alive = spreads.amax(0) > 0
+        if bool(alive.any()) and not bool(alive.all()):
+            first = int((~alive).nonzero()[0]) + 1
+            return Finding(
+                "position_missing/far",
+                Verdict.FAIL,
+                float(first),
+                None,
+                f"from position {first} on, {one.location} scores neighbouring positions alike: positions stop there",
+                "Let positions go on to the model's full length: no clamp, no shorter table.",
+                {"layer": one.layer, "first": first, "scheme": kind},
+            )
+    return Finding(
+        "position_missing/repeated-token", Verdict.PASS, why="scores of a repeated token vary with the position"
+    )
+
+
+def _rows_differ(constant: Constant) -> Finding:
+    """Absolute positions: no two positions enter with the same vector, and no position without one."""
+    assert constant.stream is not None
+    stream, remedy = (
+        constant.stream.double(),
+        "Give every position its own row: no padding_idx in the table, no clamp, the right axis.",
+    )
+    apart = torch.cdist(stream, stream) + torch.eye(len(stream), dtype=stream.dtype) * 1e9
+    close = (apart <= FLAT * rms(stream) * stream.shape[-1] ** 0.5).nonzero()
+    id = "position_missing/rows"
+    if len(close):
+        a, b = (int(v) for v in close[0])
+        why = f"positions {a} and {b} enter with the same vector ({len(close) // 2} such pairs)"
+        return Finding(id, Verdict.FAIL, float(len(close) // 2), 0.0, why, remedy, {"first": a, "second": b})
+    for table, rows, path in constant.tables:
+        if len(rows.unique()) < len(rows) // 2 or not bool(table.any()):
+            continue  # segments, or a table that has not been trained yet
+        empty = [int(i) for i in (table[rows].abs().amax(-1) == 0).nonzero().flatten()]
+        if empty:
+            why = f"position {empty[0]} has a position row of zeros in {path or 'the table'}"
+            return Finding(id, Verdict.FAIL, float(len(empty)), 0.0, why, remedy, {"first": empty[0]})
+    return Finding(id, Verdict.PASS, 0.0, 0.0, "every position enters with its own vector")

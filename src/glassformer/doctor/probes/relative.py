@@ -1,0 +1,217 @@
+"""Relative schemes: only distances matter, values carry no position, and the rotation is the declared one."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from glassformer.anatomy.scores import hidden_keys
+from glassformer.doctor.probes.attention import Seen
+from glassformer.doctor.probes.positions import Constant, scheme
+from glassformer.doctor.probes.rotation import Rotation, rotation_of
+from glassformer.doctor.probes.step import vectors
+from glassformer.doctor.subject.measure import cross_shape_bound, gap, rms, ulp
+from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise
+from glassformer.doctor.subject.subject import Subject
+from glassformer.finding import Finding, Verdict
+
+SHIFT = 37
+SHIFT_BOUND = 2e-4
+"""Of the logits' size: angles in float32 move logits by 1e-6 times the sharpness of attention."""
+RELATIVE = ("rotary", "alibi", "t5")
+
+
+def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding]:
+    """In a relative scheme only distances matter; what breaks it is told apart by q, k and v of the first layer."""
+    kind = scheme(subject, constant)
+    if subject.facts.capacity is not None:
+        yield Finding.skip("rope_relative/shift", "experts with a capacity: a repeated token finds its expert full")
+        return
+    if kind not in RELATIVE or constant.absolute:
+        yield Finding.skip("rope_relative/shift", "positions are not relative, so a shift may move logits")
+        return
+    found = [f for f in (_toeplitz(constant, kind), *_shifts(subject)) if f is not None]
+    failed = next((f for f in found if f.verdict is Verdict.FAIL), None)
+    values = _values_move(constant)
+    if values is not None:
+        yield values
+    rotations = _rotations(subject, constant) if kind == "rotary" else []
+    if failed is not None and values is None and kind == "rotary":
+        yield _mixed_pairing(rotations, failed) or failed
+    elif failed is not None and values is None:
+        yield failed
+    else:
+        yield from found
+    if kind == "rotary" and failed is None:
+        yield from _as_declared(subject, rotations)
+
+
+def _values_move(constant: Constant) -> Finding | None:
+    for one in constant.seen:
+        if one.role == "cross":
+            continue
+        parts = vectors(one.attention, 2)
+        if parts is None:
+            continue
+        v = parts[2][0]
+        moved = gap(v, v[:, :1].expand_as(v))
+        if moved > 1e-3 * rms(v) and constant.absolute is not True:
+            return Finding(
+                "rope_values/repeated-token",
+                Verdict.FAIL,
+                moved,
+                1e-3 * rms(v),
+                "values of a repeated token differ from position to position although the stream does not",
+                "Rotate q and k, not v.",
+                {"layer": one.layer},
+            )
+    return None
+
+
+def _toeplitz(constant: Constant, kind: str) -> Finding | None:
+    """Scores of a repeated token, less the query's own: a function of the distance alone (a shift per row cancels)."""
+    worst_gap, where, bound = 0.0, None, 1.0
+    for one in [s for s in constant.seen if s.role in ("self", "encoder")]:
+        scores, hidden = one.scores[0].double(), hidden_keys(one.scores)[0]
+        own = torch.diagonal(scores, dim1=-2, dim2=-1)[..., None]
+        relative = torch.where(hidden, torch.nan, scores - own)
+        # a layer without positions has nothing but rounding here, so its scores set the scale too
+        size = max(rms(relative), rms(scores[~hidden]) * 0.02, 1e-12)
+        length = scores.shape[-1]
+        for distance in (1, 2, 5, 11, 23):
+            if distance < length:
+                line = torch.diagonal(relative, offset=-distance, dim1=-2, dim2=-1)
+                line = line[:, ~line.isnan().any(0)]
+                if line.shape[-1] > 1:
+                    off = float((line - line[:, :1]).abs().max()) / size
+                    if off > worst_gap:
+                        worst_gap, where = off, one
+    # in half precision an ulp of a score is more than that
+    bound = (
+        max(2e-3, 40 * ulp(where.scores.dtype)) if where is not None else 2e-3
+    )  # float32 angles at 129 positions: 129 times 6e-8, over scores that vary by a thousandth of their size
+    if where is None:
+        return None
+    remedy = "q and k must be rotated alike, by their own positions, with the same angles."
+    evidence = {"layer": where.layer, "scheme": kind}
+    why = "scores of a repeated token depend on the distance alone"
+    return Finding.judge("rope_relative/distance", worst_gap, bound, why, remedy, **evidence)
+
+
+def _shifts(subject: Subject) -> list[Finding]:
+    if subject.interface.positions is None:
+        return []
+    remedy = "Logits move when all positions shift: q and k are not rotated alike, or angles lose precision far out."
+
+    def by(offset: int, length: int) -> Any:
+        def measure(isolated: Subject) -> Measured:
+            tokens = isolated.tokens(2, length, seed=12)
+            positions = torch.arange(length, device=tokens.device).expand(2, -1)
+            given = {"source": isolated.source(2)} if isolated.kind == "seq2seq" else {}
+            base = isolated.logits(tokens, positions=positions, **given)
+            moved = isolated.logits(tokens, positions=positions + offset, **given)
+            floor = max(SHIFT_BOUND, 40 * offset * 6e-8) * rms(base)
+            bound = max(floor, cross_shape_bound(base, prefix_noise(isolated, tokens, **given)))
+            why = "distances stay the same; angles in float32 move logits by 1e-6 times the sharpness of attention"
+            return Measured(gap(base, moved), bound, why, {"offset": offset})
+
+        return measure
+
+    limit = subject.facts.whole("max_len") or subject.limit
+    length = min(24, max(4, limit - SHIFT - 1), subject.limit)
+    found = []
+    for offset in sorted({min(SHIFT, limit - length), min(2000, limit - length)}):
+        if offset > 0:
+            with contextlib.suppress(IndexError, RuntimeError):
+                found.append(judge(subject, f"rope_relative/shift-{offset}", by(offset, length), remedy))
+    return found
+
+
+def _rotations(subject: Subject, constant: Constant) -> list[tuple[Seen, Rotation, Rotation]]:
+    found = []
+    for one in [s for s in constant.seen if s.role in ("self", "encoder")]:
+        parts = vectors(one.attention, 2)
+        if parts is not None:
+            fraction = subject.facts.number("rope_fraction") or _nested(subject, "partial_rotary_factor")
+            found.append((one, rotation_of(parts[0][0, 0], fraction), rotation_of(parts[1][0, 0], fraction)))
+    return found
+
+
+def _mixed_pairing(rotations: list[tuple[Seen, Rotation, Rotation]], failed: Finding) -> Finding | None:
+    for one, q, k in rotations:
+        if q.moves and k.moves and (q.pairing is None or k.pairing is None or q.pairing != k.pairing):
+            why = (
+                "the rotation keeps the length of no pair, neither (i, i + d/2) nor (2i, 2i + 1): angles laid out for "
+                "one pairing, components taken by the other"
+                if q.pairing is None or k.pairing is None
+                else f"q is rotated in {q.pairing} pairs, k in {k.pairing} ones"
+            )
+            remedy = (
+                "Use one layout: cos/sin as θ0 θ1 … θ0 θ1 … with rotate-half, or θ0 θ0 θ1 θ1 … with adjacent pairs."
+            )
+            return Finding(
+                "rope_pairing/mixed", Verdict.FAIL, failed.measured, failed.bound, why, remedy, {"layer": one.layer}
+            )
+    return None
+
+
+def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotation]]) -> Iterator[Finding]:
+    """Pairing and base against the config. Frequencies are judged only where no scaling is declared."""
+    for one, q, _ in rotations[:1]:
+        said = subject.facts.rope_pairing
+        if q.pairing is not None and said is not None:
+            wanted = (
+                "interleaved"
+                if said is True or "inter" in str(said) or "adj" in str(said) or "gptj" in str(said)
+                else "halves"
+            )
+            id, why = "rope_pairing/declared", f"components are rotated in {q.pairing} pairs; declared: {wanted}"
+            verdict = Verdict.PASS if q.pairing == wanted else Verdict.FAIL
+            yield Finding(
+                id,
+                verdict,
+                None,
+                None,
+                why,
+                f"Rotate {wanted} pairs, as the checkpoint was trained.",
+                {"layer": one.layer},
+            )
+    base = declared_base(subject)
+    for one, q, _ in rotations:
+        if base is None or q.pairing is None or len(q.angles) < 2 or not float(q.angles[1]) > 0:
+            continue
+        expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)
+        # an angle is read off vectors of the model's precision
+        coarse = ulp(one.scores.dtype)
+        large = expected > max(1e-3, 10 * coarse)
+        off = float((q.angles[large] / expected[large] - 1).abs().max())
+        measured = float(q.angles[1]) ** (-q.width / 2)
+        why = f"angles per position are those of base {measured:.4g}; declared {base:.4g}"
+        remedy = "Make the frequencies from the declared base: θ_i = base^(-2i/d)."
+        finding = Finding.judge(
+            "rope_relative/base", off, max(1e-2, 30 * coarse), why, remedy, layer=one.layer, measured_base=measured
+        )
+        if not finding.passed or one is rotations[-1][0]:
+            yield finding
+            return
+
+
+def _nested(subject: Subject, name: str) -> float | None:
+    inner = subject.facts.raw.get("rope_parameters")
+    value = inner.get(name) if isinstance(inner, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def declared_base(subject: Subject) -> float | None:
+    """The rotary base the config names, None where a scaling changes what it means."""
+    raw = subject.facts.raw
+    inner = raw.get("rope_parameters") or raw.get("rope_scaling")
+    if isinstance(inner, dict):
+        if inner.get("rope_type", inner.get("type", "default")) != "default":
+            return None
+        if isinstance(inner.get("rope_theta"), int | float):
+            return float(inner["rope_theta"])
+    elif inner is not None:
+        return None
+    return subject.facts.number("rope_base")

@@ -1,0 +1,54 @@
+"""Which rotation a sequence of vectors went through: which components pair up, and by which angle per position."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from glassformer.shapes import Float
+
+
+@dataclass
+class Rotation:
+    """`pairing` is `halves` (i with i + d/2), `interleaved` (2i with 2i + 1), or None: neither keeps its lengths."""
+
+    pairing: str | None
+    width: int
+    """Rotated components R."""
+    moves: bool
+    """Whether the vectors differ from position to position at all."""
+    angles: Float[Tensor, "R/2"] = field(default_factory=lambda: torch.empty(0))
+    """|angle| of each pair between positions 0 and 1, in radians."""
+
+
+def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) -> Rotation:
+    """Measure the rotation of one repeated vector at positions 0, 1, 2, ...: pairs keep their length, angles grow."""
+    x = vectors.double()
+    size = float(x.abs().max().clamp(min=1e-30))
+    moving = ((x - x[:1]).abs().amax(0) > 1e-6 * size).nonzero().flatten()
+    if not len(moving):
+        return Rotation(None, 0, False)
+    width = x.shape[1]
+    if fraction is not None and 0 < fraction < 1:
+        width = int(x.shape[1] * fraction)
+    elif len(moving) < width:
+        # rotated components stand together, first or last among the others
+        first = int(moving.min()) // 2 * 2
+        x = x[:, first:]
+        width = int(moving.max()) + 1 - first
+        width += width % 2
+    for pairing in ("halves", "interleaved"):
+        a, b = split_pairs(x[:, :width], pairing)
+        lengths = (a**2 + b**2).sqrt()
+        scale = float(lengths.amax().clamp(min=1e-30))
+        if float((lengths - lengths[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(vectors.dtype).eps) * scale:
+            # cross and dot product of positions 0 and 1: exact for small angles too
+            angle = torch.atan2(a[0] * b[1] - b[0] * a[1], a[0] * a[1] + b[0] * b[1]).abs()
+            return Rotation(pairing, width, True, angle)
+    return Rotation(None, width, True)
+
+
+def split_pairs(x: Float[Tensor, "T R"], pairing: str) -> tuple[Float[Tensor, "T R/2"], Float[Tensor, "T R/2"]]:
+    """The two components of each pair."""
+    half = x.shape[-1] // 2
+    return (x[..., :half], x[..., half : 2 * half]) if pairing == "halves" else (x[..., 0::2], x[..., 1::2])

@@ -1,0 +1,249 @@
+"""Examining without touching: copies, quiet calls, time limits, and everything put back as it was."""
+
+import contextlib
+import copy
+import ctypes
+import io
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, TextIO
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from glassformer.doctor.subject.errors import CannotExamineError
+from glassformer.doctor.subject.snapshot import RandomState, Snapshot
+
+LARGE_BYTES = 1 << 30
+"""Above this a model is not copied: it is changed in place and put back."""
+WARM = 6.0
+"""Factor on weight matrices: fresh ones (standard deviation 0.02) make attention almost uniform and hide bugs."""
+
+
+def n_bytes(model: Any) -> int:
+    if not isinstance(model, nn.Module):
+        return 0
+    return sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
+
+
+class _Ears:
+    """A stream that keeps what listening threads write and passes on what others do.
+
+    Replacing `sys.stdout` is felt by every thread; an examination must not swallow what a server prints beside it.
+    """
+
+    lock = threading.RLock()
+
+    def __init__(self, real: TextIO):
+        self.real = real
+        self.heard: dict[int, list[io.StringIO]] = {}
+
+    def _stream(self) -> TextIO:
+        mine = self.heard.get(threading.get_ident())
+        return mine[-1] if mine else self.real
+
+    def write(self, text: str) -> int:
+        return self._stream().write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream(), name)
+
+
+@contextlib.contextmanager
+def _listening(name: str, out: io.StringIO) -> Iterator[None]:
+    """What this thread writes to `sys.<name>` goes to `out`."""
+    me = threading.get_ident()
+    with _Ears.lock:
+        now = getattr(sys, name)
+        ears = now if isinstance(now, _Ears) else _Ears(now)
+        ears.heard.setdefault(me, []).append(out)
+        setattr(sys, name, ears)
+    try:
+        yield
+    finally:
+        with _Ears.lock:
+            ears.heard[me].remove(out)
+            if not ears.heard[me]:
+                del ears.heard[me]
+            if not ears.heard and getattr(sys, name) is ears:
+                setattr(sys, name, ears.real)
+
+
+@contextlib.contextmanager
+def quiet(said: list[str] | None = None) -> Iterator[None]:
+    """What the subject prints is kept (in `said`), its warnings are dropped."""
+    out = io.StringIO()
+    with _listening("stdout", out), _listening("stderr", out), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            if said is not None and out.getvalue().strip():
+                said.append(out.getvalue())
+
+
+class _OutOfTime(BaseException):
+    """Not an Exception: a probe that catches whatever a model raises must not catch this."""
+
+
+_restoring: set[int] = set()
+"""Threads that are putting a model back: a limit that passes meanwhile takes effect afterwards."""
+AGAIN = 1.0
+"""Seconds until a limit that was swallowed, or came while a model was being put back, is raised again."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None, doing: str) -> Iterator[None]:
+    """A CannotExamineError after so long, in any thread.
+
+    The main thread is stopped by a signal. Any other is watched by a second one, which raises in it between two
+    steps of Python: a loop or a slow model ends there, a single call of C (a long sleep) only when it returns.
+    """
+    if not seconds:
+        yield
+        return
+    main = threading.current_thread() is threading.main_thread()
+    try:
+        with _alarm(seconds) if main and hasattr(signal, "setitimer") else _watchdog(seconds):
+            yield
+    except _OutOfTime:
+        raise CannotExamineError(
+            f"{doing} took more than {seconds:g} s: it may loop, or be too large (raise the time limit)."
+        ) from None
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        if threading.get_ident() not in _restoring:
+            raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _watchdog(seconds: float) -> Iterator[None]:
+    watched, over, lock = threading.get_ident(), threading.Event(), threading.Lock()
+
+    def raise_there(error: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(watched), error)
+
+    def watch() -> None:
+        wait = seconds
+        while not over.wait(wait):
+            with lock:
+                if not over.is_set() and watched not in _restoring:
+                    raise_there(ctypes.py_object(_OutOfTime))
+            wait = AGAIN
+
+    threading.Thread(target=watch, name="doctor's time limit", daemon=True).start()
+    try:
+        yield
+    finally:
+        with lock:
+            over.set()
+            raise_there(None)  # what was raised too late to arrive is taken back
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    me = threading.get_ident()
+    _restoring.add(me)
+    try:
+        yield
+    finally:
+        _restoring.discard(me)
+
+
+@contextlib.contextmanager
+def preserved(model: Any) -> Iterator[None]:
+    """Mode of every module, gradients and random state as they were, whatever happens inside."""
+    state = RandomState()
+    modules = [(m, m.training) for m in model.modules()] if isinstance(model, nn.Module) else []
+    gradients = [(p, p.grad) for p in model.parameters()] if isinstance(model, nn.Module) else []
+    try:
+        yield
+    finally:
+        with _uninterrupted():
+            state.restore()
+            for module, training in modules:
+                module.training = training
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def borrowed(
+    model: Any, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False, in_place: bool = False
+) -> Iterator[Any]:
+    """A isolated: a deep copy of the model in eval mode, its matrices times `warm`, in `dtype`.
+
+    With `in_place` (see `snapshot.copies_faithfully`), over 1 GB, or where a copy cannot be made, the isolated is the
+    model itself, and all of it is restored afterwards.
+    """
+    if not isinstance(model, nn.Module):
+        yield model
+        return
+    isolated = model
+    if not in_place and n_bytes(model) <= LARGE_BYTES:
+        with contextlib.suppress(Exception), quiet():
+            isolated = copy.deepcopy(model)
+    if isolated is not model:
+        with preserved(model):
+            prepare(isolated, warm, dtype, train)
+            yield isolated
+        return
+    snapshot = Snapshot(model)
+    try:
+        prepare(model, warm, dtype, train)
+        yield model
+    finally:
+        with _uninterrupted():
+            snapshot.restore()
+
+
+def prepare(model: nn.Module, warm: float, dtype: torch.dtype | None, train: bool) -> None:
+    """Cast, scale the matrices, set the mode, forget gradients."""
+    if dtype is not None:
+        model.to(dtype)
+    if warm != 1.0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() >= 2:
+                    parameter.mul_(warm)
+    model.train(train)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+class NoDropout(TorchFunctionMode):
+    """Dropout as identity wherever it is called from: modules, functions, fused attention."""
+
+    IDENTITY = (F.dropout, F.dropout1d, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self.IDENTITY:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            kwargs["dropout_p"] = 0.0
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if len(args) > 4:
+                del kwargs["dropout_p"]
+        elif func is F.multi_head_attention_forward and len(args) > 10:
+            args = (*args[:10], 0.0, *args[11:])
+        return func(*args, **kwargs)

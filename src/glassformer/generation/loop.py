@@ -1,0 +1,260 @@
+"""Decoding: `stream` yields tokens as they come, `generate` collects them."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.generation.beam import BeamSettings, beam_search
+from glassformer.generation.engine import Implementation, make_state
+from glassformer.generation.request import (
+    Draft,
+    Engine,
+    GenerationRequest,
+    Precision,
+    Prompts,
+    Stop,
+    is_text,
+    read_request,
+    read_seeds,
+)
+from glassformer.generation.sampling import GREEDY, Sampling, choose, require_numbers
+from glassformer.generation.speculate import Acceptance, Speculation, speculate
+from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
+from glassformer.generation.tokenizer import tokenizer_of
+from glassformer.model import Model
+from glassformer.model.cache import CacheKind
+from glassformer.shapes import Bool, Float, Int
+
+
+class Generated(list[list[int]]):
+    """One list of token ids per prompt: the prompt (an encoder-decoder: the start token) and the new tokens."""
+
+    def __init__(
+        self,
+        sequences: list[list[int]],
+        prompt_lengths: list[int],
+        finished: list[str],
+        engine: Implementation,
+        scores: list[float] | None = None,
+        acceptance: list[Acceptance] | None = None,
+        tokenizer: Any = None,
+    ):
+        super().__init__(sequences)
+        self.engine = engine
+        """The implementation that ran: engine, device, precision, and why."""
+        self.tokenizer = tokenizer
+        self.prompt_lengths = prompt_lengths
+        self.finished = finished
+        """Why each sequence ended: "stop" or "length"."""
+        self.scores = scores
+        """Beam search only: log-probability of the continuation / its length ** length_penalty."""
+        self.acceptance = acceptance
+        """With a draft only: what became of its proposals, one entry per sequence."""
+
+    @property
+    def new(self) -> list[list[int]]:
+        """The new tokens, without the prompts."""
+        return [tokens[n:] for tokens, n in zip(self, self.prompt_lengths, strict=True)]
+
+    @property
+    def texts(self) -> list[str]:
+        """The sequences as text, where the prompts were text."""
+        if self.tokenizer is None:
+            raise ValueError("the prompts were token ids: decode the result with your own tokenizer.")
+        return [self.tokenizer.decode(tokens) for tokens in self]
+
+
+LONGEST_RUN = 64
+"""Largest number of steps that a kernel takes before its tokens are looked at."""
+
+
+class Steps(Iterator[list[int | None]]):
+    """The steps of a generation: the token that each sequence gained, None for one that has ended."""
+
+    def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
+        self.state, self.request, self.engine = state, request, engine
+        self.modules = list(state.model.modules())
+        self.uniform = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
+        self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
+        self.new: list[list[int]] = [[] for _ in request.prompts]
+        self.ended = [False] * len(request.prompts)
+        self.tokens = torch.empty(0, dtype=torch.long)
+        self.computed: deque[list[int]] = deque()
+        """Steps that are computed but not yet returned."""
+        self.step = 0
+
+    def __next__(self) -> list[int | None]:
+        """Return the next step.
+
+        A state that chooses the most likely token itself computes as many steps at once as there were before: a GPU
+        then does not wait for Python, the first tokens come at once, and a stop wastes at most half of the work.
+        """
+        if all(self.ended) or self.step == self.request.max_new_tokens:
+            raise StopIteration
+        if not self.computed:
+            # the modes are set at each step: between two tokens the caller's own code runs
+            with evaluating(parts=self.modules):
+                if self.step and self.request.sampling == GREEDY and self.state.greedy is not None:
+                    count = min(self.step, LONGEST_RUN, self.request.max_new_tokens - self.step)
+                    self.computed.extend(self.state.greedy(self.tokens, count))
+                    self.tokens = torch.tensor(self.computed[-1], device=self.tokens.device)
+                else:
+                    logits = self.state.step(self.tokens) if self.step else self.state.start()
+                    self.tokens = self._choose(logits)
+                    self.computed.append(self.tokens.tolist())
+        self.step += 1
+        return [self._gain(i, token) for i, token in enumerate(self.computed.popleft())]
+
+    def close(self) -> None:
+        """End the generation: no step follows."""
+        self.ended = [True] * len(self.ended)
+
+    def _choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+        with one_thread(self.state.owns_threads):
+            uniform = self.uniform[:, self.step].to(logits.device)
+            tokens = choose(logits, self.request.sampling, uniform, self.seen)
+            require_numbers(logits, tokens)
+        if self.seen is not None:
+            self.seen.scatter_(1, tokens[:, None], True)
+        return tokens
+
+    def _gain(self, i: int, token: int) -> int | None:
+        """Append a token to sequence i, unless the sequence has ended."""
+        if self.ended[i]:
+            return None
+        self.new[i].append(token)
+        self.ended[i] = ends_with(self.new[i], self.request.stops)
+        return token
+
+
+def generate(
+    model: Model,
+    prompts: Prompts,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    beams: int = 1,
+    cache: bool | CacheKind = True,
+    seed: int | Sequence[int] = 0,
+    stop: Stop = None,
+    length_penalty: float = 1.0,
+    prefill_chunk: int | None = None,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    draft: Draft | None = None,
+    draft_tokens: int = 4,
+) -> Generated:
+    """Continue each prompt. Greedy unless `sampling` is given; beam search when `beams` > 1.
+
+    `prompts` are lists of token ids, a (batch, length) tensor of them, or one text or a list of texts if the model was
+    loaded from a folder with a tokenizer; the result then also has `texts`. Prompts may have unequal lengths: each
+    sequence gets what it would get alone. One `seed` is used by every sequence, so its draws do not depend on the
+    others either; a list gives one seed per sequence. `stop` is a token id, or a list of ids and id sequences; the
+    first that is produced ends a sequence and is kept. None means the config's end-of-text ids; an empty list never
+    stops. `cache` may name a kind; False recomputes everything.
+
+    `engine` computes the steps: "torch", or "native", which are compiled kernels for a CPU or an NVIDIA GPU that give
+    the same logits up to rounding. "auto" uses the kernels if they support the model, a compiler is there, and
+    `max_new_tokens` is at least 32, so that compiling (about 5 s, once per machine) is worth it; otherwise it uses
+    torch. The choice depends on the call and the machine alone, and `result.engine` reports it with its reason.
+
+    `precision` is the number format of the weights while decoding. "auto" is exact: float32 on a CPU, the stored dtype
+    on a GPU. int8 and int4 need the kernels and matrices whose number of columns is a multiple of 64; other matrices
+    are kept in bfloat16.
+
+    `draft` proposes `draft_tokens` tokens at a time, which the model checks in one pass (`generation/speculate.py`): a
+    smaller decoder-only model of the same vocabulary, or "lookup", which copies what followed the last tokens where
+    they occurred in the sequence before. Greedy output is the same (up to ties within rounding). Sampled output has the
+    same distribution and is reproducible for a given seed, but differs from the output without a draft.
+    """
+    request = read_request(
+        model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk, engine, precision, draft,
+        draft_tokens, beams,
+    )  # fmt: skip
+    tokenizer = tokenizer_of(model) if is_text(prompts) else None
+    if beams == 1:
+        return _collect(_steps(model, request), request, tokenizer)
+    penalty = _beam_penalty(sampling, beams)
+    with evaluating(model):
+        state, chosen = make_state(model, request)
+    with evaluating(state.model):
+        settings = BeamSettings(beams, max_new_tokens, request.stops, length_penalty, penalty)
+        found = beam_search(state, settings)
+    whole = [prompt + best.tokens for prompt, best in zip(state.prompts, found, strict=True)]
+    finished = ["stop" if best.stopped else "length" for best in found]
+    scores = [best.score for best in found]
+    return Generated(whole, list(map(len, state.prompts)), finished, chosen, scores, tokenizer=tokenizer)
+
+
+def _beam_penalty(sampling: Sampling | None, beams: int) -> float:
+    """Return the repetition penalty, the only part of a sampling that beam search uses."""
+    if sampling is None:
+        return 1.0
+    if sampling != Sampling(sampling.temperature, repetition_penalty=sampling.repetition_penalty):
+        raise ValueError(f"beam search does not sample: drop top_k, top_p and min_p, or use beams=1 (beams={beams}).")
+    if sampling.temperature not in (0.0, 1.0):
+        raise ValueError(f"beam search does not sample: drop temperature={sampling.temperature}, or use beams=1.")
+    return sampling.repetition_penalty
+
+
+def stream(
+    model: Model,
+    prompts: Prompts,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    cache: bool | CacheKind = True,
+    seed: int | Sequence[int] = 0,
+    stop: Stop = None,
+    prefill_chunk: int | None = None,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    draft: Draft | None = None,
+    draft_tokens: int = 4,
+) -> Steps | Speculation:
+    """One list per step: the token each sequence gained, None for one that has ended. Arguments as for `generate`.
+
+    The iterator has an attribute `engine`, the implementation that runs. With a draft it is a `Speculation`, whose
+    `acceptance` counts what became of the proposals so far.
+    """
+    request = read_request(
+        model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk, engine, precision, draft,
+        draft_tokens,
+    )  # fmt: skip
+    return _steps(model, request)
+
+
+def _steps(model: Model, request: GenerationRequest) -> Steps | Speculation:
+    with evaluating(model):
+        if request.draft is not None:
+            return speculate(model, request)
+        state, chosen = make_state(model, request)
+        return Steps(state, request, chosen)
+
+
+def _collect(steps: Steps | Speculation, request: GenerationRequest, tokenizer: Any) -> Generated:
+    new: list[list[int]] = [[] for _ in request.prompts]
+    for gained in steps:
+        for tokens, token in zip(new, gained, strict=True):
+            if token is not None:
+                tokens.append(token)
+    finished = ["stop" if ends_with(tokens, request.stops) else "length" for tokens in new]
+    acceptance = steps.acceptance if isinstance(steps, Speculation) else None
+    start = request.prompts if isinstance(steps, Speculation) else steps.state.prompts
+    whole = [a + b for a, b in zip(start, new, strict=True)]
+    return Generated(whole, list(map(len, start)), finished, steps.engine, acceptance=acceptance, tokenizer=tokenizer)
+
+
+def uniforms(seed: int | Sequence[int], sequences: int, steps: int) -> Float[Tensor, "B N"]:
+    """Return uniform numbers in [0, 1), one per sequence and step: one seed for all sequences, or one for each."""
+    each = [torch.Generator().manual_seed(s) for s in read_seeds(seed, sequences)]
+    return torch.stack([torch.rand(steps, generator=generator, dtype=torch.float64) for generator in each])
+
+
+def _seen(state: DecodeState) -> Bool[Tensor, "B V"]:
+    """Return which tokens each sequence already has; padding does not count."""
+    seen = torch.zeros(len(state.prompts), state.model.config.vocab_size, dtype=torch.bool)
+    for i, prompt in enumerate(state.prompts):
+        seen[i, prompt] = True
+    return seen.to(state.model.device)

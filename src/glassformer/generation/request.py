@@ -1,0 +1,224 @@
+"""What one call of `generate` or `stream` asks for: read and validated once, here, before any work is done."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from glassformer.config.choices import Engine, Precision
+from glassformer.generation.sampling import GREEDY, Sampling
+from glassformer.generation.tokenizer import encode_text, tokenizer_of
+from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
+from glassformer.model.cache import CacheKind
+
+Prompts = Sequence[Sequence[int]] | Tensor | str | Sequence[str]
+Stop = int | Sequence[int | Sequence[int]] | None
+Draft = DecoderLM | Literal["lookup"]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A validated call: prompts are lists of token ids, `stops` are lists of ids, there is one seed per prompt."""
+
+    prompts: list[list[int]]
+    max_new_tokens: int
+    sampling: Sampling = GREEDY
+    stops: tuple[list[int], ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    cache: CacheKind | None = "static"
+    prefill_chunk: int | None = None
+    engine: Engine = "auto"
+    precision: Precision = "auto"
+    draft: Draft | None = None
+    draft_tokens: int = 4
+    beams: int = 1
+
+    @property
+    def capacity(self) -> int:
+        """Number of tokens of the longest sequence when it is complete."""
+        return max(map(len, self.prompts)) + self.max_new_tokens
+
+
+def read_request(
+    model: Model,
+    prompts: Prompts,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    cache: bool | CacheKind = True,
+    seed: int | Sequence[int] = 0,
+    stop: Stop = None,
+    prefill_chunk: int | None = None,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    draft: Draft | None = None,
+    draft_tokens: int = 4,
+    beams: int = 1,
+) -> GenerationRequest:
+    """Return the request for the arguments of `generate`. Everything that cannot be done is refused in one sentence."""
+    if type(beams) is not int or beams < 1:
+        raise ValueError(f"beams={beams} must be a whole number of at least 1.")
+    found = read_prompts(model, prompts)
+    if draft is not None and beams > 1:
+        raise ValueError(f"beam search follows many sequences and cannot use a draft: leave it out (beams={beams}).")
+    check_length(model, found, max_new_tokens)
+    if draft is not None:
+        check_draft(model, draft, draft_tokens, max(map(len, found)), max_new_tokens)
+    if prefill_chunk is not None and (type(prefill_chunk) is not int or prefill_chunk < 1):
+        raise ValueError(f"prefill_chunk={prefill_chunk} must be a whole number of at least 1.")
+    return GenerationRequest(
+        prompts=found,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling or GREEDY,
+        stops=tuple(read_stop(model, stop)),
+        seeds=tuple(read_seeds(seed, len(found))),
+        cache="static" if cache is True else None if cache is False else cache,
+        prefill_chunk=prefill_chunk,
+        engine=engine,
+        precision=precision,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        beams=beams,
+    )
+
+
+def is_text(prompts: object) -> bool:
+    """Return whether prompts are a text, or a list of texts."""
+    if isinstance(prompts, str):
+        return True
+    return isinstance(prompts, list | tuple) and bool(prompts) and all(isinstance(one, str) for one in prompts)
+
+
+def read_prompts(model: Model, prompts: Prompts) -> list[list[int]]:
+    """Return prompts as lists of token ids, checked against the vocabulary. Texts are encoded by the model's tokenizer.
+
+    Everything that is not a prompt is refused in one sentence.
+    """
+    if isinstance(model, EncoderLM):
+        raise ValueError("an encoder-only model predicts masked tokens, not the next token: it cannot generate text.")
+    if is_text(prompts):
+        return _encode(model, [prompts] if isinstance(prompts, str) else list(prompts))  # type: ignore[arg-type]
+    listed: Any = _to_lists(prompts) if hasattr(prompts, "tolist") else prompts
+    if not isinstance(listed, Sequence) or isinstance(listed, bytes | bytearray):
+        raise ValueError(f"prompts are of type {type(prompts).__name__}: pass a list of lists of token ids.")
+    if not listed:
+        raise ValueError("there is no prompt: pass at least one list of token ids.")
+    return [_read_prompt(number, prompt, model.config.vocab_size) for number, prompt in enumerate(listed)]
+
+
+def _encode(model: Model, texts: list[str]) -> list[list[int]]:
+    tokenizer = tokenizer_of(model)
+    if tokenizer is None:
+        raise ValueError(
+            f"the prompt {shorten(texts[0])!r} is text, and the model carries no tokenizer (it was not loaded from a "
+            "folder with a tokenizer.json): pass token ids, such as [tokenizer.encode(text).ids]."
+        )
+    encoded = [encode_text(tokenizer, text) for text in texts]
+    return [_read_prompt(number, prompt, model.config.vocab_size) for number, prompt in enumerate(encoded)]
+
+
+def shorten(text: str) -> str:
+    """Return at most 40 characters of a text, for a message."""
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _to_lists(prompts: Any) -> Any:
+    """Return a tensor or an array as lists."""
+    kind = str(prompts.dtype).removeprefix("torch.")
+    if not kind.startswith(("int", "uint")):
+        raise ValueError(f"prompts are of dtype {kind}: token ids are whole numbers, convert them to int64.")
+    if len(prompts.shape) != 2:
+        raise ValueError(
+            f"prompts have shape {tuple(prompts.shape)}: it must be (batch, length); use prompts[None] for one."
+        )
+    return prompts.tolist()
+
+
+def _read_prompt(number: int, prompt: Any, vocabulary: int) -> list[int]:
+    """Return one prompt as a list, with each of its ids checked."""
+    if isinstance(prompt, int):
+        raise ValueError("prompts are lists of token ids, one list per sequence: wrap a single prompt as [prompt].")
+    if isinstance(prompt, str | bytes) or not (isinstance(prompt, Sequence) or hasattr(prompt, "tolist")):
+        raise ValueError(f"prompt {number} is {prompt!r}: pass a list of token ids, or texts only.")
+    if hasattr(prompt, "shape") and len(prompt.shape) != 1:
+        raise ValueError(f"prompt {number} has shape {tuple(prompt.shape)}: it must be one-dimensional.")
+    tokens = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+    if not tokens:
+        raise ValueError(f"prompt {number} is empty: a model needs at least one token to continue.")
+    found = []
+    for token in tokens:
+        try:
+            found.append(-1 if isinstance(token, bool) else operator.index(token))
+        except TypeError:
+            raise ValueError(
+                f"prompt {number} contains {token!r}, of type {type(token).__name__}: token ids are whole numbers."
+            ) from None
+        if not 0 <= found[-1] < vocabulary:
+            raise ValueError(f"prompt {number} has token id {token}: ids go from 0 to {vocabulary - 1}.")
+    return found
+
+
+def check_length(model: Model, prompts: list[list[int]], max_new_tokens: int) -> None:
+    """Refuse what the context cannot hold, before any work is done."""
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number of at least 1.")
+    limit = model.config.max_len
+    if limit is None:
+        return
+    longest = max(map(len, prompts))
+    if isinstance(model, Seq2Seq):
+        if longest > limit:
+            raise ValueError(f"a source of {longest} tokens is longer than the context of {limit}: shorten it.")
+        longest = 1
+    elif longest >= limit:
+        raise ValueError(
+            f"a prompt of {longest} tokens fills the context of {limit}: shorten it to {limit - 1} or less."
+        )
+    if longest + max_new_tokens > limit:
+        raise ValueError(
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the context of {limit}: "
+            f"ask for {limit - longest} new tokens or fewer."
+        )
+
+
+def read_stop(model: Model, stop: Stop) -> list[list[int]]:
+    """Return stop sequences as lists of ids."""
+    if stop is None:
+        stop = list(model.config.special.eos)
+    if isinstance(stop, int):
+        stop = [stop]
+    sequences = [[s] if isinstance(s, int) else list(s) for s in stop]
+    if any(not s for s in sequences):
+        raise ValueError("a stop sequence is empty: it would end every sequence at once.")
+    return sequences
+
+
+def read_seeds(seed: int | Sequence[int], prompts: int) -> list[int]:
+    """Return one seed per prompt."""
+    seeds = [seed] * prompts if isinstance(seed, int) else list(seed)
+    if len(seeds) != prompts:
+        raise ValueError(f"{len(seeds)} seeds were given for {prompts} prompts: give one number, or one per prompt.")
+    return seeds
+
+
+def check_draft(model: Model, draft: object, draft_tokens: int, longest: int, max_new_tokens: int) -> None:
+    """Refuse a draft that cannot propose tokens for this model."""
+    if type(draft_tokens) is not int or draft_tokens < 1:
+        raise ValueError(f"draft_tokens={draft_tokens} must be a whole number of at least 1.")
+    if not isinstance(model, DecoderLM):
+        raise ValueError("only a decoder-only model can be sped up by a draft, and this one is not: leave draft out.")
+    if isinstance(draft, str) and draft == "lookup":
+        return
+    if not isinstance(draft, DecoderLM):
+        what = repr(draft) if isinstance(draft, str) else f"a {type(draft).__name__}"
+        raise ValueError(f"draft is {what}: give a decoder-only model, or 'lookup' to copy from the sequence itself.")
+    ours, theirs = model.config.vocab_size, draft.config.vocab_size
+    if ours != theirs:
+        raise ValueError(f"the draft knows {theirs} tokens and the model {ours}: they must share one vocabulary.")
+    limit = draft.config.max_len
+    if limit is not None and longest + max_new_tokens > limit:
+        raise ValueError(
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the draft's context of {limit}: "
+            "ask for fewer tokens, or use a draft with as long a context as the model."
+        )

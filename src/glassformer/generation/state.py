@@ -1,0 +1,191 @@
+"""The decode state: prompts in, logits after the last token of each sequence out, one step at a time.
+
+`TorchState` computes with the model itself and `KernelState` with a compiled kernel. The loops of generation know only
+`DecodeState`, which is what the two have in common.
+
+Sequences of unequal length are padded on the left, so that the next token of every sequence has the same index; the
+mask and the position ids keep padding invisible. An encoder-decoder reads the prompt with its encoder (padded on the
+right) and starts its decoder from `special.start`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.generation.sampling import require_numbers
+from glassformer.model import DecoderLM, Model, Seq2Seq
+from glassformer.model.cache import CacheKind
+from glassformer.shapes import Bool, Float, Int
+
+Greedy = Callable[[Tensor, int], list[list[int]]]
+
+
+class DecodeState(Protocol):
+    """The running state of one generation."""
+
+    model: Model
+    """The model that computes the logits; a copy in another dtype where that was requested."""
+    prompts: list[list[int]]
+    """The tokens that the decoder starts from: the prompts, or the start token of an encoder-decoder."""
+    owns_threads: bool
+    """True: the steps run in CPU threads of their own, so torch should use one thread between them."""
+    greedy: Greedy | None
+    """greedy(tokens, count): the `count` most likely tokens after the given ones, one list per step. Optional."""
+
+    def start(self) -> Float[Tensor, "B V"]:
+        """Read the prompts and return the logits after them."""
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Read one more token per sequence and return the logits after it."""
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        """Let sequence i continue the present sequence parents[i]. The number of sequences may change."""
+
+
+class TorchState:
+    """The decode state of the model itself."""
+
+    owns_threads = False
+    greedy: Greedy | None = None
+
+    def __init__(
+        self,
+        model: DecoderLM | Seq2Seq,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        cache: CacheKind | None,
+        chunk: int | None,
+    ):
+        self.model: Any = model
+        self.chunk = chunk
+        self.memory: Tensor | None = None
+        self.source_mask: Tensor | None = None
+        if isinstance(model, Seq2Seq):
+            source, self.source_mask = pad(prompts, "right", model.device)
+            start = model.config.special.start
+            if start is None:
+                raise ValueError("config.special.start is not set: an encoder-decoder needs a first decoder token.")
+            self.memory = model.encode(source, self.source_mask)
+            prompts = [[start] for _ in prompts]
+        self.prompts = prompts
+        self.tokens, self.real = pad(prompts, "left", model.device)
+        capacity = self.tokens.shape[1] + max_new_tokens
+        self.cache = None if cache is None else model.new_cache(cache, capacity=capacity)
+
+    def start(self) -> Float[Tensor, "B V"]:
+        """Read the prompts, in chunks if that was requested, so that a long prompt needs less memory at a time."""
+        width = self.tokens.shape[1]
+        size = self.chunk if self.chunk and self.cache is not None else width
+        hidden = self.tokens.new_empty(0)
+        for first in range(0, width, size):
+            x = self.model.embed(self.tokens[:, first : first + size])
+            real = None if self.real is None else self.real[:, first : first + size]
+            hidden = self.model.decoder(x, real, cache=self.cache, memory=self.memory, memory_mask=self.source_mask)
+        return self.model.logits(hidden[:, -1:])[:, 0]
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        """Read one more token per sequence: one position of work with a cache, everything again without one."""
+        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
+        new, real = tokens[:, None], None
+        if self.cache is None:
+            if self.real is not None:
+                self.real = torch.cat([self.real, torch.ones_like(new, dtype=torch.bool)], dim=1)
+            new, real = self.tokens, self.real
+        hidden = self.model.decoder(
+            self.model.embed(new), real, cache=self.cache, memory=self.memory, memory_mask=self.source_mask
+        )
+        return self.model.logits(hidden[:, -1:])[:, 0]  # the head is not applied to the other positions
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        self.tokens = self.tokens.index_select(0, parents)
+        for name in ("real", "memory", "source_mask"):
+            held = getattr(self, name)
+            setattr(self, name, None if held is None else held.index_select(0, parents))
+        if self.cache is not None:
+            self.cache.reorder(parents)
+
+
+class KernelState:
+    """The decode state of a compiled kernel: an adapter around the decoder that `kernels` returned."""
+
+    def __init__(self, model: DecoderLM, decoder: Any, prompts: list[list[int]], chunk: int | None):
+        self.model: Model = model
+        self.decoder, self.prompts, self.chunk = decoder, prompts, chunk
+        self.owns_threads: bool = decoder.owns_threads
+        self.greedy: Greedy | None = self._greedy if hasattr(decoder, "greedy") else None
+
+    def start(self) -> Float[Tensor, "B V"]:
+        logits: Tensor = self.decoder.read(self.prompts, self.chunk)
+        return logits
+
+    def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
+        logits: Tensor = self.decoder.step(tokens)
+        return logits
+
+    def reorder(self, parents: Int[Tensor, "N"]) -> None:
+        self.decoder.reorder(parents)
+
+    def _greedy(self, tokens: Int[Tensor, "B"], count: int) -> list[list[int]]:
+        steps: list[list[int]]
+        steps, logits = self.decoder.greedy(tokens, count)
+        require_numbers(logits, logits.argmax(-1))  # a NaN stays in the cached keys, so the last step shows any
+        return steps
+
+
+def ends_with(tokens: list[int], stops: Sequence[list[int]]) -> bool:
+    """Return whether generated tokens end in one of the stop sequences."""
+    return any(tokens[-len(stop) :] == stop for stop in stops)
+
+
+@contextmanager
+def evaluating(*models: Model, parts: Sequence[nn.Module] | None = None) -> Iterator[None]:
+    """Switch dropout and gradients off, and restore the mode of every module afterwards.
+
+    `parts` are all modules, where the caller knows them. Modules are read and written one by one: `train()` writes all
+    of them, which takes longer than a step of a small model, and finding them takes a tenth of a millisecond.
+    """
+    found = [module for model in models for module in model.modules()] if parts is None else parts
+    training = [module for module in found if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Let torch compute in this thread alone if `wanted`: while kernels with threads of their own decode.
+
+    After a parallel operation of torch, its threads spin for milliseconds on the cores where the threads of the kernels
+    would compute the next token. Sampling from 50,257 probabilities in two threads halves the speed of an int8 GPT-2.
+    """
+    threads = torch.get_num_threads()
+    if not wanted or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def pad(
+    sequences: list[list[int]], side: str, device: torch.device
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+    """Return sequences as one tensor and the mask of real tokens, None if all have the same length."""
+    width = max(map(len, sequences))
+    tokens = torch.zeros(len(sequences), width, dtype=torch.long)
+    real = torch.zeros(len(sequences), width, dtype=torch.bool)
+    for i, sequence in enumerate(sequences):
+        at = slice(width - len(sequence), width) if side == "left" else slice(0, len(sequence))
+        tokens[i, at] = torch.tensor(sequence)
+        real[i, at] = True
+    return tokens.to(device), None if bool(real.all()) else real.to(device)

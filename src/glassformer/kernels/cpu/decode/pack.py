@@ -1,0 +1,198 @@
+"""The weights of a model as the CPU kernels read them.
+
+In float32 the kernels read float32 parameters in place: nothing is copied, and a changed weight is used at once. For
+float16 and bfloat16 parameters they read an exact float32 copy. In bfloat16, int8 and int4 they read a packed copy, in
+huge pages if the system has them.
+"""
+
+import contextlib
+import ctypes
+import math
+import mmap
+import sys
+import weakref
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.kernels.cpu.decode.structures import Matrix, Norm
+from glassformer.model.norm import LayerNorm, RMSNorm
+
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+GROUPS = {"int8": (256, 128, 64), "int4": (64,)}
+"""Columns that share a scale: the largest size that divides a row. Fewer scales are faster, more are more exact."""
+_LARGEST = {"int8": 127, "int4": 7}
+_LINE = 64
+_WIDE = 32
+"""Rows of a panel, as in vectors.h."""
+
+
+_HUGE = 2 << 20
+_COLLAPSE = 25
+"""MADV_COLLAPSE (Linux 6.1): move existing memory to huge pages now."""
+
+
+def stretch(n_bytes: int) -> Tensor:
+    """Return zeroed bytes that are aligned to a huge page and get huge pages when they are written.
+
+    Reading hundreds of megabytes per token touches many thousand ordinary pages, each of which needs a TLB entry; huge
+    pages are five hundred times larger.
+    """
+    # private: shared memory gets no huge pages if shmem_enabled is `never`, which is the usual setting
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    memory = mmap.mmap(-1, n_bytes + _HUGE, **private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a Linux kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # the tensor keeps the memory alive
+    start = -whole.data_ptr() % _HUGE
+    return whole[start : start + n_bytes]
+
+
+_SPARE: list[Tensor] = []
+"""Memory of caches that were freed: clearing new pages takes 2 to 6 % of the time of a prompt of 512 tokens."""
+_SPARES, _LARGEST_SPARE = 2, 64 << 20
+
+
+def borrow(owner: object, *shape: int) -> Tensor:
+    """Return uninitialised float32 memory, in huge pages if it is large enough; reused after its owner is freed."""
+    size = 4 * math.prod(shape)
+    if size < _HUGE:
+        return torch.zeros(shape)
+    fitting = next((i for i, spare in enumerate(_SPARE) if size <= spare.numel() <= 4 * size), None)
+    memory = stretch(size) if fitting is None else _SPARE.pop(fitting)
+    weakref.finalize(owner, _give_back, memory).atexit = False
+    return memory[:size].view(torch.float32).view(shape)
+
+
+def _give_back(memory: Tensor) -> None:
+    if memory.numel() <= _LARGEST_SPARE:
+        _SPARE.append(memory)
+        del _SPARE[:-_SPARES]
+
+
+class Store:
+    """One block of memory that packed weights are copied to."""
+
+    def __init__(self, n_bytes: int):
+        self.memory = stretch(n_bytes)
+        self.used = 0
+        self.held: list[Tensor] = []
+        """The tensors that the structures point to, kept alive."""
+        self.converted: dict[int, tuple[Tensor, Tensor]] = {}
+        """By address: a tensor of another dtype and its float32 copy, which tied weights share."""
+
+    def keep(self, tensor: Tensor) -> int:
+        """Copy a tensor to the block and return its address."""
+        flat = tensor.detach().contiguous().flatten()
+        size = flat.numel() * flat.element_size()
+        kept = self.memory[self.used : self.used + size].view(flat.dtype).copy_(flat)
+        self.held.append(kept)
+        self.used += -(-size // _LINE) * _LINE
+        return int(kept.data_ptr())
+
+    def refer(self, tensor: Tensor | None) -> int | None:
+        """Return the address of a float32 tensor itself, kept alive; of a float32 copy of any other tensor."""
+        if tensor is None:
+            return None
+        tensor = tensor.detach()
+        known, plain = self.converted.get(tensor.data_ptr(), (None, None))
+        if known is None or plain is None or known.shape != tensor.shape or known.stride() != tensor.stride():
+            plain = tensor.float().contiguous()  # the tensor itself if it is both already
+            if plain.data_ptr() != tensor.data_ptr():
+                self.converted[tensor.data_ptr()] = tensor, plain
+        self.held.append(plain)
+        return int(plain.data_ptr())
+
+
+def collapse(first: int, last: int) -> bool:
+    """Ask for huge pages from address `first` to `last`; return whether the system provided them."""
+    first, last = -(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE
+    if not sys.platform.startswith("linux") or last <= first:
+        return False
+    size = ctypes.c_size_t(last - first)
+    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(first), size, _COLLAPSE)) == 0
+
+
+def room(weights: list[Tensor], precision: Precision) -> int:
+    """Return an upper bound of the bytes of these matrices when they are packed."""
+    if precision == "float32":
+        return 0
+    return sum(_filled(w) * 2 + _filled(w) // 16 + 4 * _LINE for w in weights)
+
+
+def _filled(weight: Tensor) -> int:
+    """Return the elements of a matrix with its rows padded to whole panels and its columns to an even number."""
+    rows, columns = weight.shape
+    return -(-rows // _WIDE) * _WIDE * (columns + columns % 2)
+
+
+def quantise(weight: Tensor, group: int, precision: Precision = "int8") -> tuple[Tensor, Tensor]:
+    """Return integers q and scales (rows, columns / group): w = q * scale, scale = max|w| of the group / 127 or 7."""
+    largest = _LARGEST[precision]
+    parts = weight.float().unflatten(1, (-1, group))
+    scales = parts.abs().amax(-1).clamp(min=1e-30) / largest
+    whole = (parts / scales[..., None]).round().clamp(-largest, largest)
+    return whole.to(torch.int8).flatten(1), scales
+
+
+def group_of(columns: int, precision: Precision = "int8") -> int | None:
+    """Return the columns of a group, or None if rows of this length cannot be quantised."""
+    return next((g for g in GROUPS.get(precision, ()) if columns % g == 0), None)
+
+
+def packed_as(columns: int, precision: Precision) -> Precision:
+    """Return the precision of a matrix: int8 and int4 need a multiple of 64 columns, others become bfloat16."""
+    return "bfloat16" if precision in GROUPS and group_of(columns, precision) is None else precision
+
+
+def panels(weight: Tensor, columns: int) -> Tensor:
+    """Rearrange (rows, all) to (rows / 32, all / columns, 32, columns), padded with zeros."""
+    missing = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % _WIDE)
+    filled = nn.functional.pad(weight, missing) if any(missing) else weight
+    return filled.unflatten(1, (-1, columns)).unflatten(0, (-1, _WIDE)).transpose(1, 2)
+
+
+def halves(whole: Tensor) -> Tensor:
+    """Pack int4: of each 8 columns, the first four are the low halves of 4 bytes, the others the high halves."""
+    low, high = (whole + 8).to(torch.uint8).unflatten(1, (-1, 2, 4)).unbind(2)
+    return (low | high << 4).flatten(1)
+
+
+def matrix(store: Store, weight: Tensor, bias: Tensor | None, precision: Precision) -> Matrix:
+    """Return a matrix for the kernels."""
+    weight = weight.detach()
+    made = Matrix(rows=weight.shape[0], columns=weight.shape[1], bias=store.refer(bias))
+    precision = packed_as(weight.shape[1], precision)
+    made.kind = KINDS[precision]
+    if precision == "float32":
+        made.weights = store.refer(weight)
+    elif precision == "bfloat16":
+        made.weights = store.keep(panels(weight.to(torch.bfloat16), 2))
+    else:
+        group = group_of(weight.shape[1], precision)
+        assert group is not None
+        whole, scales = quantise(weight, group, precision)
+        made.group = group
+        stored = halves(whole) if precision == "int4" else (whole.to(torch.int16) + 128).to(torch.uint8)
+        made.weights, made.scales = store.keep(panels(stored, 4)), store.keep(panels(scales, 1))
+    return made
+
+
+def linear(store: Store, module: nn.Linear, precision: Precision) -> Matrix:
+    return matrix(store, module.weight, module.bias, precision)
+
+
+def norm(store: Store, module: LayerNorm | RMSNorm | None) -> Norm:
+    """Return a norm for the kernels; without weights if there is none."""
+    if module is None:
+        return Norm()
+    bias = getattr(module, "bias", None)
+    weight, shift = store.refer(module.weight), store.refer(bias)
+    return Norm(weight=weight, bias=shift, eps=module.eps, centred=isinstance(module, LayerNorm))
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,133 @@
+// Matmuls of matrices in a core's cache. A tile of the result is summed in registers, in float32: 12 x 32 numbers with
+// AVX-512 (16 floats per register), 6 x 16 with AVX (8 floats).
+//
+// Operands are floats, or pairs of bf16 along the summed dimension where the processor has instructions for them.
+#pragma once
+#include "vectors.h"
+
+constexpr int64_t PANEL = 2 * WIDE;  // columns of a tile
+
+template <typename T>
+struct Left {  // (i, d) at data[i * row + d * step]: a matrix or its transpose
+    const T* data;
+    int64_t row, step;
+};
+
+template <typename T>
+struct Right {  // (d, j) at data[d * row + j]; with columns in panels, at data[j / PANEL * panel + d * row + j % PANEL]
+    const T* data;
+    int64_t row, panel = PANEL;
+};
+
+static inline void multiply_add(floats& sum, float left, floats right) {
+#if defined(__FMA__) && !defined(__AVX512F__)  // for some of these processors GCC splits fused multiply-adds
+    sum = (floats)_mm256_fmadd_ps(_mm256_set1_ps(left), (__m256)right, (__m256)sum);
+#else
+    sum += all(left) * right;
+#endif
+}
+#if defined(__AVX512BF16__)
+static inline void multiply_add(floats& sum, pair left, words right) {  // with the intrinsic, GCC 12 spills the sums
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32((int)left)), "v"(right));
+}
+#endif
+
+template <int ROWS, int COLUMNS, typename T>
+static inline void tile(Left<T> a, const T* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, bool add) {
+    floats sum[ROWS][COLUMNS];
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+        for (int j = 0; j < COLUMNS; ++j) sum[r][j] = floats{};
+    const T* row[ROWS];  // used where they are few enough to stay in registers
+    for (int r = 0; r < ROWS; ++r) row[r] = a.data + r * a.row;
+    for (int64_t d = 0; d < depth; ++d) {
+        decltype(load(b)) right[COLUMNS];
+#pragma GCC unroll 2
+        for (int j = 0; j < COLUMNS; ++j) right[j] = load(b + d * b_row + j * WIDE);
+        const T* left = a.data + d * a.step;
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r) {
+            const T one = ROWS <= 6 ? row[r][d * a.step] : left[r * a.row];
+#pragma GCC unroll 2
+            for (int j = 0; j < COLUMNS; ++j) multiply_add(sum[r][j], one, right[j]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+        for (int j = 0; j < COLUMNS; ++j) {  // added up apart, then to what was there: fewer roundings on the way
+            float* to = c + r * c_row + j * WIDE;
+            store(to, add ? load(to) + sum[r][j] : sum[r][j]);
+        }
+}
+
+template <int ROWS, typename T>
+static inline int64_t rows(Left<T> a, Right<T> b, float* c, int64_t c_row, int64_t i, int64_t m, int64_t j, int64_t n, int64_t depth, bool add) {
+    const T* right = b.data + j / PANEL * b.panel;
+    for (; i + ROWS <= m; i += ROWS) {
+        Left<T> at{a.data + i * a.row, a.row, a.step};
+        if (n - j >= PANEL) tile<ROWS, 2>(at, right, b.row, c + i * c_row + j, c_row, depth, add);
+        else tile<ROWS, 1>(at, right, b.row, c + i * c_row + j, c_row, depth, add);
+    }
+    return i;
+}
+
+// c (m,n) = or += a (m,depth) b (depth,n); n is a multiple of WIDE.
+template <typename T = float>
+static void multiply(Left<T> a, Right<T> b, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add = false) {
+    for (int64_t j = 0; j < n; j += PANEL) {
+        int64_t i = rows<TALL>(a, b, c, c_row, 0, m, j, n, depth, add);
+        i = rows<4>(a, b, c, c_row, i, m, j, n, depth, add);
+        rows<1>(a, b, c, c_row, i, m, j, n, depth, add);
+    }
+}
+
+constexpr int64_t BLOCK_DEPTH = 384, BLOCK_ROWS = 16 * TALL;  // block of the left matrix: fits the second-level cache; a panel of BLOCK_DEPTH rows fits the first
+
+// Pack a column-major (m,depth) into tiles of TALL rows: (i, d) at tile i / TALL, row d, column i % TALL.
+static void pack_tiles(Left<float> a, int64_t m, int64_t depth, float* to) {
+    for (int64_t i = 0; i < m; i += TALL)
+        for (int64_t d = 0; d < depth; ++d)
+            for (int64_t r = 0; r < TALL && i + r < m; ++r) to[i * depth + d * TALL + r] = a.data[d * a.step + i + r];
+}
+
+// Multiply rows of a (or tiles of them, if TILED) by one panel.
+template <bool TILED>
+static void multiply_panel(const float* a, int64_t a_row, const float* panel, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add) {
+    for (int64_t i = 0; i < m; i += TALL) {
+        Left<float> left = TILED ? Left<float>{a + i * depth, 1, TALL} : Left<float>{a + i * a_row, a_row, 1};
+        if (m - i >= TALL && n == PANEL) {
+            tile<TALL, 2>(left, panel, PANEL, c + i * c_row, c_row, depth, add);
+            continue;
+        }
+        Right<float> right{panel, PANEL};
+        multiply(left, right, c + i * c_row, c_row, m - i < TALL ? m - i : TALL, n, depth, add);
+    }
+}
+
+// As `multiply`, for large matrices. Operands are first packed into contiguous buffers: rows at a stride of some kilobytes
+// map to few cache sets and evict each other.
+static void multiply_large(Left<float> a, Right<float> b, float* c, int64_t c_row, int64_t m, int64_t n, int64_t depth, bool add = false) {
+    static thread_local float held[(BLOCK_ROWS + PANEL) * BLOCK_DEPTH + WIDE];
+    float *left = cache_aligned(held), *right = left + BLOCK_ROWS * BLOCK_DEPTH;
+    const int64_t parts = (depth + BLOCK_DEPTH - 1) / BLOCK_DEPTH, deep = (depth + parts - 1) / parts;
+    for (int64_t from = 0; from < depth; from += deep)
+        for (int64_t i = 0; i < m; i += BLOCK_ROWS) {
+            const int64_t high = i + BLOCK_ROWS < m ? BLOCK_ROWS : m - i, length = from + deep < depth ? deep : depth - from;
+            const Left<float> at{a.data + i * a.row + from * a.step, a.row, a.step};
+            const bool more = add || from > 0;
+            if (a.step != 1) pack_tiles(at, high, length, left);
+            for (int64_t j = 0; j < n; j += PANEL) {
+                const int64_t width = n - j < PANEL ? n - j : PANEL;
+                const float* panel = b.data + j / PANEL * b.panel + from * b.row;
+                if (b.row != PANEL) {
+                    for (int64_t d = 0; d < length; ++d)
+                        for (int64_t k = 0; k < width; k += WIDE) store(right + d * PANEL + k, load(panel + d * b.row + k));
+                    panel = right;
+                }
+                if (a.step != 1) multiply_panel<true>(left, 0, panel, c + i * c_row + j, c_row, high, width, length, more);
+                else multiply_panel<false>(at.data, a.row, panel, c + i * c_row + j, c_row, high, width, length, more);
+            }
+        }
+}

@@ -1,0 +1,1 @@
+"""Kernels of a training step on an NVIDIA GPU."""

@@ -1,0 +1,91 @@
+"""The elementwise passes of Muon in CUDA C++ (muon.cu): momentum before orthogonalization, the update after it."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from glassformer.kernels.cuda.training import loss
+from glassformer.kernels.toolchain import nvrtc
+
+MOST, THREADS, EACH = 64, 256, 8
+"""As in muon.cu: most matrices of a launch, threads of a block, numbers of a thread."""
+
+
+class Arguments(ctypes.Structure):
+    """The arguments struct of the kernels."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p * MOST) for name in ("gradient", "momentum", "matrix")),
+        *((name, ctypes.c_void_p) for name in ("stack", "rate", "scale", "failed")),
+        *((name, ctypes.c_float) for name in ("taken", "decay", "factor")),
+        ("numbers", ctypes.c_int32),
+    ]
+
+
+def supports_call(matrices: list[Tensor], rate: float | Tensor) -> bool:
+    """Return whether the kernels support these: unsharded float32 matrices and a learning rate on a GPU."""
+    ready = isinstance(rate, Tensor) and rate.is_cuda and loss.can_compile()
+    tensors = (t for p in matrices for t in (p, p.grad) if t is not None)
+    return ready and all(_plain(t) for t in tensors)
+
+
+def _plain(t: Tensor) -> bool:
+    unsharded = type(t.data) is Tensor  # a shard is a DTensor
+    return unsharded and t.is_cuda and t.dtype is torch.float32 and t.is_contiguous() and t.numel() % EACH == 0
+
+
+def look_ahead(
+    gradients: list[Tensor], buffers: list[Tensor], momentum: float, scale: Tensor | None, failed: Tensor | None
+) -> Tensor:
+    """As `Muon._look_ahead`: update the momentum buffers in place and return the new stack in bfloat16."""
+    stack = torch.empty((len(gradients), *gradients[0].shape), dtype=torch.bfloat16, device=gradients[0].device)
+    for first in range(0, len(gradients), MOST):
+        some = slice(first, first + MOST)
+        given = Arguments(
+            gradient=_addresses(gradients[some]),
+            momentum=_addresses(buffers[some]),
+            stack=stack[some].data_ptr(),
+            scale=_address(scale),
+            failed=_address(failed),
+            taken=1 - momentum,
+        )
+        _launch("look_ahead", given, gradients[some])
+    return stack
+
+
+def move(
+    matrices: list[Tensor], stack: Tensor, rate: Tensor, decay: float, factor: float, failed: Tensor | None
+) -> None:
+    """w <- (1 - rate decay) w - rate factor o, for each matrix w and its o in the stack. No change if `failed` is 1."""
+    stack = stack.contiguous()
+    for first in range(0, len(matrices), MOST):
+        some = slice(first, first + MOST)
+        given = Arguments(
+            matrix=_addresses(matrices[some]),
+            stack=stack[some].data_ptr(),
+            rate=_address(rate),
+            failed=_address(failed),
+            decay=decay,
+            factor=factor,
+        )
+        _launch("move", given, matrices[some])
+
+
+def _launch(name: str, given: Arguments, some: list[Tensor]) -> None:
+    given.numbers = some[0].numel()
+    text = loss.with_macros({"MOST": MOST}, "muon.cu")
+    blocks = len(some) * -(-given.numbers // (THREADS * EACH))
+    nvrtc.kernel(text, name, some[0].device.index or 0).launch(given, blocks, THREADS)
+
+
+def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * MOST)(*(t.data_ptr() for t in tensors))
+
+
+def _address(number: Tensor | None) -> int | None:
+    if number is None:
+        return None
+    assert number.dtype is torch.float32
+    assert number.numel() == 1
+    return number.data_ptr()

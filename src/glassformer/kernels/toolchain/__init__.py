@@ -1,0 +1,1 @@
+"""Compilers and libraries that the kernels are built with: a C++ compiler, NVRTC and cuBLASLt."""

@@ -1,0 +1,296 @@
+"""The kernels of training: which there are, which support a run, and how they are installed into a model.
+
+`install_training_kernels` is the only function that puts kernels into a model. It changes the class of a module to a
+subclass whose `forward` calls a kernel in training steps (`Replacement`); parameters and their names stay. Two kernels
+replace no module: the loss looks up `head_kernel`, and the optimizer `muon_kernel`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.config import ConfigError, ModelConfig
+from glassformer.kernels.cpu.training import library, modules
+from glassformer.kernels.cpu.training.functions import WIDE
+from glassformer.kernels.cuda.training import attention, causal, fp8, fp8_layers, hopper, loss, matmuls, muon
+from glassformer.kernels.registry import Kernel, Rule, any_value, unsupported_field
+from glassformer.kernels.replacement import Replacement
+from glassformer.kernels.toolchain import cxx
+from glassformer.model import Model
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """How a model is going to be trained, as far as the choice of kernels depends on it."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    """Dtype of the matmuls."""
+    compiled: bool = False
+    """True if the step is compiled by torch.compile, which cannot compile the CPU kernels."""
+    sharded: bool = False
+    """True if parameters are sharded over ranks. Most kernels read whole parameters."""
+    native: bool = True
+    """True if CPU kernels are wanted (`machine.compile = "auto"`)."""
+    float8: bool = False
+    """True if matmuls are to be in float8 (`machine.products = "float8"`)."""
+    muon: bool = False
+    """True if the optimizer is Muon."""
+
+
+def _all(names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), any_value)
+
+
+AROUND = _all(
+    "vocab_size d_model n_layers n_encoder_layers pooler placement max_len dropout init_std "
+    "norm norm.eps norm.bias embedding embedding.scale embedding.n_segments embedding.norm "
+    "head head.tied head.bias head.scale head.transform special special.bos special.eos special.pad special.start"
+)
+"""Fields outside attention and feed-forward. No kernel but the loss reads what they configure."""
+POSITION = _all(
+    "position position.offset position.base position.layout position.pairing position.fraction position.scaling "
+    "position.scaling.factor position.scaling.original_max_len position.scaling.beta_fast position.scaling.beta_slow "
+    "position.scaling.attention_factor position.scaling.truncate position.scaling.low_freq_factor "
+    "position.scaling.high_freq_factor position.buckets position.max_distance position.vectors position.vectors.base "
+    "position.vectors.layout position.vectors.offset"
+)
+"""Positions reach attention as a rotation, a mask or a bias of the call, for which the modules check each call."""
+ATTENTION = _all(
+    "attention attention.n_heads attention.n_kv_heads attention.d_head attention.d_value attention.scale "
+    "attention.bias attention.out_bias attention.qk_norm attention.qk_norm.eps attention.qk_norm.bias "
+    "attention.window attention.window_layers"
+)
+FEEDFORWARD = _all(
+    "feedforward feedforward.d_ff feedforward.activation feedforward.bias feedforward.n_experts feedforward.n_active "
+    "feedforward.normalize feedforward.expert feedforward.expert.d_ff feedforward.expert.activation "
+    "feedforward.expert.bias"
+)
+EVERYTHING = AROUND | POSITION | ATTENTION | FEEDFORWARD
+
+ALLOWED: dict[str, Mapping[str, Rule]] = {
+    "float8 feed-forward": EVERYTHING | {"feedforward": {"dense"}},
+    "float8 projections": EVERYTHING,
+    "float8 head": EVERYTHING | {"head": {"Head"}, "head.bias": {False}, "head.transform": {None}},
+    "joined projections": EVERYTHING,
+    "causal attention": EVERYTHING
+    | {
+        "attention.n_kv_heads": {None},
+        "attention.d_value": {None, causal.WIDTH},
+        "attention.qk_norm": {None},
+        "attention.window": {None},
+        "position": {"learned", "sinusoidal", "none"},
+        "dropout": {0.0},
+    },
+    "tuned linear": EVERYTHING | {"feedforward": {"dense", "gated", "none"}},
+    "tuned feed-forward": EVERYTHING | {"feedforward": {"dense"}, "feedforward.activation": {"gelu_tanh"}},
+    "CUDA loss": EVERYTHING | {"head": {"Head"}, "head.transform": {None}},
+    "CUDA Muon": EVERYTHING,
+    "native attention": EVERYTHING,
+    "native linear": EVERYTHING,
+    "native feed-forward": EVERYTHING
+    | {
+        "feedforward": {"dense", "moe"},
+        "feedforward.activation": {"gelu", "gelu_tanh"},
+        "feedforward.expert": {"dense"},
+        "feedforward.expert.activation": {"gelu", "gelu_tanh"},
+    },
+}
+"""Of each kernel, the config fields and values that it implements. A field that is not listed must be its default."""
+
+
+def _float8(request: TrainingRequest) -> str | None:
+    return fp8.unsupported_device(request.device) if request.float8 else "machine.products is not 'float8'"
+
+
+def _float8_projections(config: ModelConfig, request: TrainingRequest) -> str | None:
+    sizes = {config.d_model, config.n_heads * config.d_head, config.n_kv_heads * config.d_head}
+    sizes |= {config.n_kv_heads * config.d_value, config.n_heads * config.d_value}
+    if any(size % fp8.MULTIPLE for size in sizes):
+        return f"the widths of the projections {sorted(sizes)} are not all multiples of {fp8.MULTIPLE}"
+    return _float8(request)
+
+
+def _compiled_on_cuda(request: TrainingRequest) -> str | None:
+    if request.device.type != "cuda":
+        return f"the device is {request.device.type}, not cuda"
+    if not request.compiled:
+        return "the step is not compiled by torch.compile"
+    return "parameters are sharded" if request.sharded else None
+
+
+def _causal(config: ModelConfig, request: TrainingRequest) -> str | None:
+    if not isinstance(config, c.DecoderConfig):
+        return "the model is not a decoder"
+    if config.d_head != causal.WIDTH:
+        return f"heads are {config.d_head} wide, not {causal.WIDTH}"
+    if request.dtype is not torch.bfloat16:
+        return f"matmuls are in {request.dtype}, not in bfloat16"
+    return _compiled_on_cuda(request) or (None if hopper.available() else "no Hopper GPU with NVRTC was found")
+
+
+def _tuned(config: ModelConfig, request: TrainingRequest) -> str | None:
+    return _compiled_on_cuda(request) or (None if matmuls.READY else "cuBLASLt was not found")
+
+
+def _cuda_loss(config: ModelConfig, request: TrainingRequest) -> str | None:
+    if request.float8 and _float8(request) is None and not (config.head and config.head.bias):
+        return "the head is in float8"
+    if request.dtype is not torch.bfloat16:
+        return f"logits are in {request.dtype}, not in bfloat16"
+    return _nvrtc(request)
+
+
+def _nvrtc(request: TrainingRequest) -> str | None:
+    if request.device.type != "cuda":
+        return f"the device is {request.device.type}, not cuda"
+    return None if loss.available() else "NVRTC was not found"
+
+
+def _muon(config: ModelConfig, request: TrainingRequest) -> str | None:
+    if not request.muon:
+        return "the optimizer is not Muon"
+    return "parameters are sharded" if request.sharded else _nvrtc(request)
+
+
+def _native_attention(config: ModelConfig, request: TrainingRequest) -> str | None:
+    if request.device.type != "cpu":
+        return f"the device is {request.device.type}, not cpu"
+    if not request.native:
+        return "machine.compile is not 'auto'"
+    if request.sharded:
+        return "parameters are sharded"
+    if config.d_head % WIDE or config.d_value % WIDE:
+        return f"heads are {config.d_head} and {config.d_value} wide, which are not multiples of {WIDE}"
+    if cxx.register_bits() < 256:
+        return "it is slower than torch without AVX2 (docs/benchmarks.md)"
+    return None if cxx.compiler() else "no C++ compiler was found"
+
+
+def _native_matmul(config: ModelConfig, request: TrainingRequest) -> str | None:
+    """Why the kernels with matmuls are not used. The rule is measured (docs/benchmarks.md).
+
+    On Intel processors torch's matmuls are faster (12 to 16 % of a step). On AMD processors ours are faster with
+    AVX-512, and with AVX2 for models up to 128 wide (10 to 18 %), but not for wider ones.
+    """
+    if request.dtype is not torch.float32:
+        return f"matmuls are in {request.dtype}, not in float32"
+    if cxx.is_intel() or (cxx.register_bits() != 512 and config.d_model > 128):
+        return "torch's matmuls are faster on this processor (docs/benchmarks.md)"
+    return None
+
+
+def _native_linear(config: ModelConfig, request: TrainingRequest) -> str | None:
+    return _native_matmul(config, request) or _native_attention(config, request)
+
+
+def _native_feedforward(config: ModelConfig, request: TrainingRequest) -> str | None:
+    if config.d_model % WIDE or config.d_ff % (2 * WIDE):
+        return f"d_model={config.d_model} and d_ff={config.d_ff} are not multiples of {WIDE} and {2 * WIDE}"
+    widths = c.replace(config, d_head=WIDE, d_value=WIDE)  # the widths of the heads do not matter
+    return _native_matmul(config, request) or _native_attention(widths, request)
+
+
+def _checked(
+    name: str, machine: Callable[[ModelConfig, TrainingRequest], str | None]
+) -> Callable[[ModelConfig, TrainingRequest], str | None]:
+    """Return `supports` of a kernel: first the config fields (ALLOWED), then shapes, dtype and device."""
+    return lambda config, request: unsupported_field(config, ALLOWED[name]) or machine(config, request)
+
+
+def _kernel(name: str, replaces: str, machine: Callable[..., str | None], accuracy: str, test: str) -> Kernel:
+    return Kernel(name, "training", replaces, _checked(name, machine), accuracy, f"tests/kernels/{test}.py")
+
+
+BFLOAT16 = "the rounding of bfloat16: 2^-7 of the largest value"
+FLOAT32 = "float32 sums in another order: loss 1e-5, gradients 1e-4 relative"
+FLOAT8 = "the rounding of e4m3 (2^-4) and e5m2 (2^-3): gradients of a feed-forward 7 to 9 % root mean square"
+TRAINING_KERNELS: tuple[Kernel, ...] = (
+    _kernel("float8 feed-forward", "model.feedforward.Dense", lambda config, request: _float8(request), FLOAT8,
+            "cuda/training/test_fp8_layers"),
+    _kernel("float8 projections", "projections of model.attention.Attention", _float8_projections, FLOAT8,
+            "cuda/training/test_fp8_layers"),
+    _kernel("float8 head", "training.chunked_loss.head_gradients", lambda config, request: _float8(request), FLOAT8,
+            "cuda/training/test_fp8"),
+    _kernel("joined projections", "projections of model.attention.Attention",
+            lambda config, request: _compiled_on_cuda(request), "the same operations", "cuda/training/test_attention"),
+    _kernel("causal attention", "F.scaled_dot_product_attention, backward", _causal, BFLOAT16,
+            "cuda/training/test_causal"),
+    _kernel("tuned feed-forward", "model.feedforward.Dense", _tuned, BFLOAT16, "cuda/training/test_matmuls"),
+    _kernel("tuned linear", "nn.Linear in the blocks", _tuned, BFLOAT16, "cuda/training/test_matmuls"),
+    _kernel("CUDA loss", "training.chunked_loss.head_gradients", _cuda_loss, BFLOAT16, "cuda/training/test_loss"),
+    _kernel("CUDA Muon", "training.muon.Muon, elementwise passes", _muon, "one step of bfloat16 before rounding",
+            "cuda/training/test_muon"),
+    _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules"),
+    _kernel("native linear", "projections of model.attention.Attention", _native_linear, FLOAT32,
+            "cpu/training/test_modules"),
+    _kernel("native feed-forward", "model.feedforward.Dense", _native_feedforward, FLOAT32,
+            "cpu/training/test_modules"),
+)  # fmt: skip
+"""In the order of installation: a module that one kernel has replaced is not replaced by a later one."""
+
+REPLACEMENTS: dict[str, Callable[[Model], Iterator[Replacement]]] = {
+    "float8 feed-forward": fp8_layers.dense_replacements,
+    "float8 projections": fp8_layers.projection_replacements,
+    "joined projections": attention.replacements,
+    "causal attention": attention.causal_replacements,
+    "tuned linear": matmuls.linear_replacements,
+    "tuned feed-forward": matmuls.dense_replacements,
+    "native attention": modules.attention_replacements,
+    "native linear": modules.linear_replacements,
+    "native feed-forward": modules.dense_replacements,
+}
+
+
+def choose_training_kernels(config: ModelConfig, request: TrainingRequest) -> list[str]:
+    """Return the names of the kernels that support a config and a request."""
+    return [kernel.name for kernel in TRAINING_KERNELS if kernel.supports(config, request) is None]
+
+
+def install_training_kernels(model: Model, request: TrainingRequest) -> list[str]:
+    """Install every kernel that supports the model and the request; return the names of those that are used.
+
+    Raise ConfigError if float8 is requested on a device without it. If the C++ compiler fails, the engine is used.
+    """
+    if request.float8 and (reason := fp8.unsupported_device(request.device)):
+        raise ConfigError(f"{reason}: use machine.products='precision'.")
+    names = choose_training_kernels(model.config, request)
+    if any(name.startswith("native") for name in names):
+        try:
+            library.load()
+        except cxx.CompileError:
+            names = [name for name in names if not name.startswith("native")]
+    return [name for name in names if name not in REPLACEMENTS or _replace(list(REPLACEMENTS[name](model)))]
+
+
+def _replace(replacements: list[Replacement]) -> bool:
+    """Change the class of each module; return whether there was one."""
+    for replacement in replacements:
+        replacement.module.__class__ = replacement.kind
+        for name, value in replacement.attributes.items():
+            setattr(replacement.module, name, value)
+    return bool(replacements)
+
+
+def head_kernel(
+    device: torch.device, dtype: torch.dtype, float8: bool
+) -> tuple[Callable[[Tensor, int], Any] | None, Callable[..., Any]] | None:
+    """Return (preparation of the weight, gradients of a chunk) for a head and loss in chunks, or None for plain torch.
+
+    Without a preparation, the weight is cast to `dtype` and padded.
+    """
+    if float8:
+        return fp8.cast_measured, fp8.head_gradients
+    if device.type == "cuda" and dtype is torch.bfloat16 and loss.available():
+        return None, loss.head_gradients
+    return None
+
+
+def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> ModuleType | None:
+    """Return the module with the passes of Muon over matrices of one shape, or None for plain torch."""
+    return muon if muon.supports_call(matrices, rate) else None

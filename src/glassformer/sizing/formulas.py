@@ -1,0 +1,213 @@
+"""Parameter and FLOP counts as formulas in the letters of docs/shapes.md, with and without numbers substituted.
+
+A formula is a sum of terms. A term is a coefficient and letters: (4, "D D") means 4·D². Widths are simplified where the
+model allows: H·K is written D if they are equal, G is written H without grouped heads, and U is written K if values are
+as wide as keys.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from glassformer.config import (
+    Dense,
+    EncoderConfig,
+    Gated,
+    LayerNorm,
+    ModelConfig,
+    MoE,
+    NoFeedForward,
+    RMSNorm,
+    Seq2SeqConfig,
+)
+from glassformer.sizing.parameters import stacks
+
+Term = tuple[int, str]
+
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula: `letters` = `numbers` = `value`, counted `times` times (once per block)."""
+
+    letters: str
+    numbers: str
+    value: int
+    times: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.value * self.times
+
+    def __str__(self) -> str:
+        if not self.letters:
+            return ""
+        text = f"{self.letters} = {self.numbers}"
+        return text if self.times == 1 else f"{text} = {self.value:,} × {self.times} blocks"
+
+
+def formula(values: dict[str, int], terms: list[Term], times: int = 1) -> Formula:
+    """Return the formula of a sum of terms. Like terms are combined; terms with coefficient 0 are left out."""
+    merged: dict[str, int] = {}
+    for coefficient, names in terms:
+        if coefficient:
+            merged[names] = merged.get(names, 0) + coefficient
+    total, letters, numbers = 0, [], []
+    for names, coefficient in merged.items():
+        powers = Counter(names.split())
+        value = coefficient
+        for name, power in powers.items():
+            value *= values[name] ** power
+        total += value
+        head = [] if coefficient == 1 and powers else [f"{coefficient:,}"]
+        letters.append("·".join(head + [name + _superscript(power) for name, power in powers.items()]))
+        numbers.append("·".join(head + [f"{values[name]:,}{_superscript(power)}" for name, power in powers.items()]))
+    return Formula(" + ".join(letters), " + ".join(numbers), total, times)
+
+
+def _superscript(power: int) -> str:
+    return "" if power == 1 else str(power).translate(_SUPERSCRIPTS)
+
+
+def letters(config: ModelConfig, batch: int = 1, context: int = 1, source: int = 0) -> dict[str, int]:
+    """Return the value of every letter. N is B·T tokens.
+
+    In an encoder-decoder the encoder has Lₑ layers and Nₑ = B·S tokens.
+    """
+    ff = config.feedforward
+    values = {
+        "B": batch,
+        "T": context,
+        "S": source,
+        "N": batch * context,
+        "Nₑ": batch * source,
+        "D": config.d_model,
+        "H": config.n_heads,
+        "G": config.n_kv_heads,
+        "K": config.d_head,
+        "U": config.d_value,
+        "F": config.d_ff,
+        "L": config.n_layers,
+        "V": config.vocab_size,
+    }
+    if isinstance(ff, MoE):
+        values |= {"E": ff.n_experts, "A": ff.n_active}
+    if isinstance(config, Seq2SeqConfig):
+        values["Lₑ"] = config.n_encoder_layers
+    return values
+
+
+def widths(config: ModelConfig) -> tuple[str, str, str, str]:
+    """Return the output widths of q, k and v and the input width of o, as letters."""
+    H, G, K, U = config.n_heads, config.n_kv_heads, config.d_head, config.d_value
+    q = "D" if config.d_model == H * K else "H K"
+    k = q if G == H else "G K"
+    return q, k, k if U == K else ("H U" if G == H else "G U"), q if U == K else "H U"
+
+
+def parameter_formulas(config: ModelConfig) -> dict[str, Formula]:
+    """Return the formula of each part (as in `count_by_part`). A formula of one block states the number of blocks."""
+    values, blocks = letters(config), sum(stacks(config).values())
+    parts = {
+        "embedding": formula(values | {"segments": config.embedding.n_segments}, _embedding(config)),
+        "positions": _positions(config, values),
+        "attention": formula(values, attention_terms(config, bias=True), blocks),
+        "feedforward": formula(values, feedforward_terms(config), blocks),
+        "norms": formula(values, [(_norms(config) * _per_norm(config.norm), "D")]),
+        "head": formula(values, _head(config)),
+    }
+    if isinstance(config, Seq2SeqConfig):
+        parts["cross"] = formula(values, attention_terms(config, bias=True), config.n_layers)
+    if isinstance(config, EncoderConfig) and config.pooler:
+        parts["pooler"] = formula(values, [(1, "D D"), (1, "D")])
+    return parts
+
+
+def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
+    """Return the terms of q, k, v and o of one block: the weights, and with `bias` also biases and norms of q and k."""
+    q, k, v, o = widths(config)
+    terms = [(1, f"D {width}") for width in (q, k, v, o)]
+    if bias:
+        terms += [(int(config.attention.bias), width) for width in (q, k, v)] + [(int(config.out_bias), "D")]
+        if config.attention.qk_norm is not None:
+            terms.append((2 * _per_norm(config.attention.qk_norm), "K"))
+    return terms
+
+
+def feedforward_terms(config: ModelConfig) -> list[Term]:
+    """Return the parameters of the feed-forward layer of one block, including all experts."""
+    ff = config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return []
+    expert: Dense | Gated = ff.expert if isinstance(ff, MoE) else ff
+    n_in = 2 if isinstance(expert, Gated) else 1
+    return [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
+
+
+def _embedding(config: ModelConfig) -> list[Term]:
+    return [(1, "V D"), (int(config.embedding.n_segments > 0), "segments D")]
+
+
+def _positions(config: ModelConfig, values: dict[str, int]) -> Formula:
+    table = config.position.table(config)
+    return formula(values | table, [(len(stacks(config)), " ".join(table))] if table else [])
+
+
+def _head(config: ModelConfig) -> list[Term]:
+    if config.head is None:
+        return []
+    terms = [(int(not config.head.tied), "V D"), (int(config.head.bias), "V")]
+    if config.head.transform is not None:
+        terms = [(1, "D D"), (1 + _per_norm(config.norm), "D"), *terms]
+    return terms
+
+
+def _per_norm(norm: LayerNorm | RMSNorm) -> int:
+    return 2 if isinstance(norm, LayerNorm) and norm.bias else 1
+
+
+def _norms(config: ModelConfig) -> int:
+    """Return the number of norms over the residual stream: in blocks, after the embedding, and final."""
+    total = 0
+    for stack, n_blocks in stacks(config).items():
+        cross = stack == "decoder" and isinstance(config, Seq2SeqConfig)
+        branches = 1 + cross + (not isinstance(config.feedforward, NoFeedForward))
+        total += n_blocks * (1 if config.placement == "parallel" else branches)
+        total += config.embedding.norm + (config.placement != "post")
+    return total
+
+
+def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) -> dict[str, Formula]:
+    """Return the formula of each part (as in `Flops.forward`), with all T·S scores computed."""
+    values = letters(config, batch, context, source)
+    both = isinstance(config, Seq2SeqConfig)
+    blocks = ["Nₑ Lₑ", "N L"] if both else ["N L"]
+    squares = ["S S Lₑ", "T T L"] if both else ["T T L"]
+    U = "K" if config.d_value == config.d_head else "U"
+    parts = {
+        "projections": [(2 * n, f"{b} {w}") for b in blocks for n, w in attention_terms(config, bias=False)],
+        "scores": [(2, f"B H K {s}") for s in squares],
+        "mix": [(2, f"B H {U} {s}") for s in squares],
+        "feedforward": [(2 * n, f"{b} {w}") for b in blocks for n, w in _feedforward_matmuls(config)],
+        "head": [(2 * n, f"N {w}") for n, w in _head_matmuls(config)],
+    }
+    if both:
+        q, k, v, o = widths(config)
+        parts["cross_projections"] = [(2, f"N L D {w}") for w in (q, o)] + [(2, f"Nₑ L D {w}") for w in (k, v)]
+        parts["cross_scores"] = [(2, "B L T S H K"), (2, f"B L T S H {U}")]
+    return {name: formula(values, terms) for name, terms in parts.items()}
+
+
+def _feedforward_matmuls(config: ModelConfig) -> list[Term]:
+    ff = config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return []
+    expert = ff.expert if isinstance(ff, MoE) else ff
+    weights = 3 if isinstance(expert, Gated) else 2
+    return [(weights, "A D F"), (1, "E D")] if isinstance(ff, MoE) else [(weights, "D F")]
+
+
+def _head_matmuls(config: ModelConfig) -> list[Term]:
+    if config.head is None:
+        return []
+    return [(1, "D V"), (int(config.head.transform is not None), "D D")]

@@ -1,0 +1,395 @@
+"""Peak memory of live tensors in a training step, in a prefill and in decoding one token.
+
+A training step is `F.cross_entropy(model(tokens).flatten(0, 1), targets).backward()`, then the optimizer step, then
+`zero_grad(set_to_none=True)`. No variable keeps the logits alive, all tensors have the given dtype, and gradients are
+freed after the step. The peak is the highest of four phases: the loss, the backward pass of the blocks from last to
+first, the gradient of the embedding, and the optimizer step. `activations` counts what autograd saves; the comments in
+this module name what each phase needs in addition. The counts describe eager mode on the CPU. Memory outside of torch's
+allocator (the interpreter, code, oneDNN scratch buffers) is not included.
+"""
+
+import math
+from dataclasses import dataclass
+
+from glassformer.config import Alibi, Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm, T5Bias
+from glassformer.sizing.activations import (
+    Pass,
+    saved_after_blocks,
+    saved_before_blocks,
+    saved_by_attention,
+    saved_by_block,
+    saved_by_feedforward,
+    saved_by_head,
+    saved_by_norm,
+)
+from glassformer.sizing.flops import lengths
+from glassformer.sizing.parameters import PARTS, count, parameters, part_of, stacks
+from glassformer.sizing.step import BYTES, StepOptions, check_optimizer, state_bytes, temporaries
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes in a training step. `peak` must fit into memory."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    saved: int
+    """Activations that autograd saves for the backward pass, including log-softmax."""
+    peak: int
+    moment: str
+    """Phase of the step that has the peak: `loss`, `backward`, `embedding`, `step` or `evaluation`."""
+    average: int = 0
+    """The exponential moving average of the weights."""
+    copies: int = 0
+    """Weights cast to the dtype of the matmuls, which autocast keeps from the forward to the backward pass."""
+
+    @property
+    def transient(self) -> int:
+        """Peak minus weights, optimizer state and saved activations: the gradients at that time, and temporaries."""
+        return self.peak - self.weights - self.optimizer - self.average - self.copies - self.saved
+
+
+@dataclass(frozen=True)
+class InferenceMemory:
+    """Bytes of inference, without gradients."""
+
+    weights: int
+    cache_per_token: int
+    """KV cache of one more token of one sequence, before any window is full: the sum over layers of G·(K+U)."""
+    cache: int
+    """KV cache of all tokens. A layer with a window keeps at most W tokens."""
+    cross_cache: int
+    """Keys and values of the source, in an encoder-decoder."""
+    prefill_peak: int
+    """Peak of one forward pass over all tokens that fills the KV cache (an encoder has none)."""
+    decode_peak: int
+    """Peak of decoding one token with a full cache of preallocated buffers (`static`). If a window is shorter than the
+    context, the cache is a `windowed` one, which holds two copies of the largest windowed layer while it moves on.
+    0 for an encoder."""
+    growth: int
+    """Bytes that a cache growing by concatenation adds to decode_peak: a second copy of the largest layer."""
+
+
+def weight_bytes(config: ModelConfig, dtype: str) -> int:
+    """Return the bytes of all parameters in a dtype."""
+    return math.ceil(count(config) * BYTES[check_dtype(dtype)])
+
+
+def check_dtype(dtype: str) -> str:
+    """Return the dtype if it is known; raise ValueError otherwise."""
+    if dtype not in BYTES:
+        raise ValueError(f"dtype={dtype!r} is not known. Use one of {', '.join(BYTES)}.")
+    return dtype
+
+
+def training_memory(
+    config: ModelConfig,
+    batch: int = 1,
+    context: int | None = None,
+    dtype: str = "float32",
+    optimizer: str = "adamw",
+    source: int | None = None,
+    options: StepOptions = StepOptions(),
+) -> TrainingMemory:
+    """Return the memory of a training step over `batch` sequences, as defined in the module docstring.
+
+    `options` describe how a training loop differs from that step; see `StepOptions`.
+    """
+    if check_dtype(dtype).startswith("int"):
+        raise ValueError(f"dtype={dtype!r} cannot be trained: gradients need a floating-point dtype such as bfloat16.")
+    kind = check_optimizer(optimizer)
+    T, S = lengths(config, context, source)
+    w, matmul = int(BYTES[dtype]), int(BYTES[options.matmuls or dtype])
+    residual = int(BYTES[options.residual or dtype])
+    runs = _runs(config, batch // options.accumulate, T, S, matmul, training=True, residual=residual)
+    shapes = parameters(config)
+    sizes = {name: math.prod(shape) * w for name, shape in shapes.items()}
+    weights = sum(sizes.values())
+    cast = {} if matmul == w else _cast(shapes, matmul)
+    moments = _moments(config, runs, sizes, cast, options)
+    if kind != "none":
+        moments["step"] = weights + temporaries(shapes, w, kind, options.fused)
+    if options.evaluation is not None:
+        moments["evaluation"] = weights + _evaluation(
+            config, _runs(config, options.evaluation, T, S, matmul, training=False, residual=residual)
+        )
+    moment = max(moments, key=lambda name: moments[name])
+    saved = sum(_saved(run, n) for run, n in runs.values())
+    if options.head_bytes is None:
+        saved += saved_by_head(next(reversed(runs.values()))[0])
+    held = state_bytes(sizes, kind), weights if options.average else 0
+    peak = weights + sum(held) + moments[moment]
+    return TrainingMemory(weights, weights, held[0], saved, peak, moment, held[1], sum(cast.values()))
+
+
+def inference_memory(
+    config: ModelConfig, batch: int = 1, context: int | None = None, dtype: str = "float32", source: int | None = None
+) -> InferenceMemory:
+    """Return the memory of a forward pass over `context` tokens, and of decoding one token with a full KV cache."""
+    T, S = lengths(config, context, source)
+    weights = weight_bytes(config, dtype)
+    w = 2 if dtype.startswith("int") else int(BYTES[dtype])
+    per_layer = config.n_kv_heads * (config.d_head + config.d_value) * w
+    windows = [config.window(layer) for layer in range(config.n_layers)]
+    decodes = not isinstance(config, EncoderConfig)
+    held = [batch * min(T, W or T) * per_layer for W in windows] if decodes else [0]
+    cross = batch * S * config.n_layers * per_layer
+    moving = (
+        max((n for n, W in zip(held, windows, strict=True) if W is not None and W < T), default=0) if decodes else 0
+    )
+    runs = _runs(config, batch, T, S, w, training=False)
+    return InferenceMemory(
+        weights=weights,
+        cache_per_token=len(windows) * per_layer if decodes else 0,
+        cache=sum(held),
+        cross_cache=cross,
+        prefill_peak=weights + _prefill(config, runs, sum(held), cross),
+        decode_peak=weights + sum(held) + moving + cross + _decode(config, batch, max(T, S), w) if decodes else 0,
+        growth=max(held) - moving,
+    )
+
+
+def _runs(
+    config: ModelConfig, batch: int, T: int, S: int, width: int, training: bool, residual: int = 0
+) -> dict[str, tuple[Pass, int]]:
+    """Return (pass, number of blocks) of each stack, in the order of computation."""
+    runs = {}
+    for stack, n_blocks in stacks(config).items():
+        causal = stack == "decoder"
+        length = S if S and not causal else T
+        memory = S if causal else 0
+        runs[stack] = (Pass(config, batch, length, width, causal, memory, training, residual), n_blocks)
+    return runs
+
+
+def _saved(run: Pass, n_blocks: int) -> int:
+    return saved_before_blocks(run) + sum(saved_by_block(run, i) for i in range(n_blocks)) + saved_after_blocks(run)
+
+
+# Training
+
+
+def _cast(shapes: dict[str, tuple[int, ...]], width: int) -> dict[str, int]:
+    """Return the bytes of each weight that autocast casts: the matrices of the blocks."""
+    return {name: math.prod(shape) * width for name, shape in shapes.items() if len(shape) == 2 and ".blocks." in name}
+
+
+def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> int:
+    """Return the peak bytes of head and loss, in addition to everything saved before them."""
+    if config.head is None:
+        return 0
+    numbers = last.tokens * config.vocab_size
+    if options.head_bytes is None:
+        # either log-softmax, its gradient and the gradient of the logits,
+        # or the gradients of the logits, of the head and of the input of the head
+        logits = numbers * (last.width if options.matmuls is None else last.upcast_width)
+        smoothing = logits * options.smoothing
+        return smoothing + max(3 * logits, numbers * last.width + table + last.hidden_states)
+    rows = min(last.tokens, 2 ** int(math.log2(max(1, options.head_bytes // (4 * config.vocab_size)))))
+    accumulated = table if last.tokens > rows else 0  # the gradient of the head, summed over several chunks
+    cast = config.vocab_size * config.d_model * last.width if options.matmuls is not None else 0
+    chunk_gradient = config.vocab_size * config.d_model * last.width  # gradient of the head's weight from one chunk
+    chunk = rows * config.vocab_size
+    first = cast + accumulated + last.hidden_states + int(chunk * options.chunk_copies)
+    second = cast + accumulated + last.hidden_states + chunk * last.width + chunk_gradient + table
+    return max(first, second, 2 * last.hidden_states + 3 * table)
+
+
+def _evaluation(config: ModelConfig, runs: dict[str, tuple[Pass, int]]) -> int:
+    """Return the bytes of an evaluation batch, without weights and optimizer state. Its logits are not chunked."""
+    last = next(reversed(runs.values()))[0]
+    numbers = last.tokens * config.vocab_size if config.head is not None else 0
+    upcast_logits = numbers * last.upcast_width if last.upcast_width != last.width else 0
+    log_softmax = numbers * last.upcast_width
+    return _prefill(config, runs, 0, 0, loss=upcast_logits + log_softmax)
+
+
+def _moments(
+    config: ModelConfig,
+    runs: dict[str, tuple[Pass, int]],
+    sizes: dict[str, int],
+    cast: dict[str, int],
+    options: StepOptions,
+) -> dict[str, int]:
+    """Return the peak bytes of each phase of forward and backward pass, without weights and optimizer state.
+
+    The variables of the loop over blocks, from last to first: `left` counts activations and cast weights that are still
+    saved, `done` the gradients that exist already.
+    """
+    last = next(reversed(runs.values()))[0]
+    table = sizes["embed.tokens.weight"]
+    tied = config.head is not None and config.head.tied
+    left = sum(_saved(run, n) for run, n in runs.values()) + sum(cast.values())
+    head = 0
+    if config.head is not None and options.head_bytes is None:
+        logits = last.tokens * config.vocab_size * last.width
+        head = saved_by_head(last) - logits  # without the log-softmax, counted with the loss
+    # gradients of earlier micro-batches, to which the new ones are added
+    accumulated = sum(sizes.values()) if options.accumulate > 1 else 0
+    moments = {"loss": left + head + accumulated + _loss(config, last, table, options)}
+    done = sum(n for name, n in sizes.items() if part_of(name) == "head") + (table if tied else 0)
+    if accumulated:
+        done = accumulated
+    moments["backward"] = moments["embedding"] = 0
+    table_has_gradient = tied  # True if the token table has a gradient already, to which another one is added
+    for stack, (run, n_blocks) in reversed(runs.items()):
+        if config.placement != "post" and isinstance(config.norm, RMSNorm):
+            # rms_norm is not one fused operation: it needs the gradient of x/rms, two gradients of x and their sum,
+            # all upcast; its output, which the head read, is freed by then
+            rms = 4 * run.tokens * config.d_model * run.upcast_width - run.hidden_states
+            moments["backward"] = max(moments["backward"], left + done + rms)
+        left -= saved_after_blocks(run)
+        for layer in reversed(range(n_blocks)):
+            grads = dict.fromkeys(PARTS, 0)
+            for name, n in sizes.items():
+                if name.startswith(f"{stack}.blocks.{layer}."):
+                    grads[part_of(name)] += n
+            here = _block_backward(run, grads)
+            moments["backward"] = max(moments["backward"], left + done + here)
+            left -= saved_by_block(run, layer)
+            left -= sum(n for name, n in cast.items() if name.startswith(f"{stack}.blocks.{layer}."))
+            done += 0 if accumulated else sum(grads.values())
+        left -= saved_before_blocks(run)
+        if not accumulated:
+            done += sum(n for name, n in sizes.items() if name.startswith(stack) and ".blocks." not in name)
+        new = 2 * table if table_has_gradient else table  # the new gradient, and the sum if there was one already
+        moments["embedding"] = max(moments["embedding"], left + done + run.hidden_states + new)
+        done += 0 if table_has_gradient or accumulated else table
+        table_has_gradient = True
+    return moments
+
+
+def _block_backward(run: Pass, grads: dict[str, int]) -> int:
+    """Return the peak bytes of the backward pass of one block, in addition to everything saved up to that block.
+
+    The branches come in reverse order: feed-forward, cross-attention, attention. Each frees what it saved and adds the
+    gradients of its parameters.
+    """
+    cfg = run.config
+    norm = saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+    # the gradient of the residual stream; with dropout also that gradient times the dropout mask
+    residual_gradient = run.residual * (1 + run.has_dropout)
+    if run.memory:
+        residual_gradient += run.batch * run.memory * cfg.d_model * run.width  # gradient of the encoder's output
+    stages, change = [], 0
+    if run.has_feedforward:
+        stages.append(_feedforward_backward(run))
+        change = grads["feedforward"] - saved_by_feedforward(run)
+        change -= norm if cfg.placement != "parallel" else -run.hidden_states
+    if run.memory:
+        stages.append(change + _attention_backward(run, cross=True))
+        change += grads["cross"] - saved_by_attention(run, cross=True) - norm
+    stages.append(change + _attention_backward(run, cross=False))
+    return residual_gradient + max(stages)
+
+
+def _feedforward_backward(run: Pass) -> int:
+    """Return the peak bytes of gradients in the backward pass of a feed-forward, in addition to what it saved."""
+    ff = run.config.feedforward
+    assert not isinstance(ff, NoFeedForward)
+    expert = ff.expert if isinstance(ff, MoE) else ff
+    rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
+    hidden = rows * expert.d_ff * run.width
+    # Hidden tensors: the gradient of down's input replaces that input, which is freed. In addition there is the
+    # gradient of the activation and, if gated, one of each factor. relu and tanh keep the input of down, which is their
+    # output. The gradient of a square, 2·x·dy, needs two operations.
+    alive = 2 if isinstance(expert, Gated) or expert.activation in ("relu", "tanh") else 1
+    if isinstance(expert, Dense) and expert.activation == "relu2":
+        alive = 3
+    total = alive * hidden + run.config.d_model * expert.d_ff * run.width  # and the gradient of down.weight
+    return total + 3 * run.hidden_states if isinstance(ff, MoE) else total  # gather and scatter over all tokens
+
+
+def _attention_backward(run: Pass, cross: bool) -> int:
+    """Return the peak bytes of gradients in the backward pass of attention, in addition to what it saved."""
+    cfg, B, T = run.config, run.batch, run.length
+    S = run.memory if cross else T
+    H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
+    heads = B * T * H * U * run.width  # gradient of the joined heads
+    if run.materializes_pattern(cross):
+        # gradients of pattern and scores; with dropout the tensors it saved are freed, which makes room for one of them
+        squares = 1 if run.has_dropout else 2
+        return heads + (B * H * S * U + squares * B * H * T * S) * run.upcast_width  # and gradient of v
+    return heads + (B * T * H * K + B * S * G * (K + U)) * run.width  # gradients of q, k and v
+
+
+# Inference
+
+
+def _prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int, cross: int, loss: int = 0) -> int:
+    """Return the peak bytes of a forward pass without gradients, in addition to the weights.
+
+    `loss` is the number of bytes alive together with the logits.
+    """
+    peak = held = 0
+    for stack, (run, n_blocks) in runs.items():
+        kept = (cache + cross) if stack == "decoder" else 0
+        block = max(_block_forward(run, layer) for layer in range(n_blocks))
+        peak = max(peak, held + kept + block)
+        if len(runs) == 2:
+            held += run.hidden_states  # the encoder's output, until the decoder is done
+    last = next(reversed(runs.values()))[0]
+    logits = last.tokens * config.vocab_size * last.width if config.head is not None else 0
+    held += last.hidden_states  # the input of the head
+    if config.head is not None and config.head.transform is not None:
+        held += last.hidden_states  # the output of the transform
+    return max(peak, cache + cross + held + logits + loss)
+
+
+def _block_forward(run: Pass, layer: int) -> int:
+    """Return the peak bytes inside one block without gradients. Keys and values of a decoder count as KV cache."""
+    cfg = run.config
+    held = 2 * run.hidden_states  # the embedding, referenced by the model's forward, and the residual stream
+    if cfg.placement != "post":
+        held += run.hidden_states  # the output of the norm
+    square = run.length**2
+    if isinstance(cfg.position, Alibi | T5Bias):
+        held += cfg.n_heads * square * run.width  # the score bias, shared by all blocks
+    if run.uses_qk_position(cross=False):
+        held += run.length * cfg.d_model * run.width  # the query/key position embedding, shared by all blocks
+    held += square * run.has_window_mask(layer)  # the mask of the window, shared by all blocks
+    attended = run.hidden_states  # the residual stream after attention (parallel: the output of attention)
+    return held + max(_attention_forward(run, layer), attended + _feedforward_forward(run))
+
+
+def _attention_forward(run: Pass, layer: int) -> int:
+    cfg, B, T, w = run.config, run.batch, run.length, run.width
+    H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
+    q, heads = B * T * H * K * w, B * T * H * U * w
+    kv = 0 if run.causal else B * T * G * (K + U) * w
+    kv += run.hidden_states * run.uses_qk_position(cross=False)  # input of q and k: x + position
+    if run.materializes_pattern(cross=False):
+        copies = (B * H * T * (2 * K + U) + 2 * B * H * T * T) * run.upcast_width  # q, k, v; scores, pattern
+        return q + kv + copies + heads + B * H * T * T  # and the boolean mask of the scores, one byte each
+    copy = heads if run.uses_rotary(cross=False) or cfg.attention.qk_norm is not None else 0
+    rotation = 3 * q if run.uses_rotary(cross=False) else 0  # q, its two rotated halves, and the result
+    mask = 0  # the additive mask of the fused kernel
+    if run.has_window_mask(layer) or (run.causal and isinstance(cfg.position, Alibi | T5Bias)):
+        mask = (cfg.n_heads if isinstance(cfg.position, Alibi | T5Bias) else 1) * T * T * w
+    return kv + max(rotation, q + heads + max(mask, copy + run.hidden_states))
+
+
+def _feedforward_forward(run: Pass) -> int:
+    ff = run.config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return 0
+    expert = ff.expert if isinstance(ff, MoE) else ff
+    rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
+    hidden = rows * expert.d_ff * run.width
+    alive = 3 if isinstance(expert, Gated) or expert.activation == "relu2" else 2
+    total = alive * hidden  # before and after the activation; if gated: gate, up and their elementwise product
+    if isinstance(ff, MoE):  # with evenly loaded experts: the gathered tokens of one, and the sum before and after it
+        total += rows * run.config.d_model * run.width + 2 * run.hidden_states
+    return total
+
+
+def _decode(config: ModelConfig, batch: int, seen: int, w: int) -> int:
+    """Return the bytes of the activations of one decoded token, without the KV cache: logits, hidden layer, scores."""
+    run = Pass(config, batch, 1, w, causal=True, training=False)
+    logits = batch * config.vocab_size * w if config.head is not None else 0
+    copies = 0
+    if run.materializes_pattern(cross=False):  # the scaled k; with grouped heads also k and v repeated to H heads
+        repeated = config.d_head + config.d_value if config.n_kv_heads != config.n_heads else 0
+        copies = batch * config.n_heads * seen * (config.d_head + repeated) * run.upcast_width
+    return max(logits + run.hidden_states, 3 * run.hidden_states + max(_feedforward_forward(run), copies))

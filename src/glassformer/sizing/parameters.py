@@ -1,0 +1,192 @@
+"""Names and shapes of all parameters of a model, without building it. The names are those of docs/shapes.md."""
+
+import math
+from collections.abc import Iterator
+from typing import assert_never
+
+from glassformer.config import (
+    Dense,
+    EncoderConfig,
+    Gated,
+    LayerNorm,
+    ModelConfig,
+    MoE,
+    NoFeedForward,
+    RMSNorm,
+    Seq2SeqConfig,
+)
+
+Shape = tuple[int, ...]
+
+PARTS = ("embedding", "positions", "attention", "cross", "feedforward", "norms", "head", "pooler")
+
+
+def stacks(config: ModelConfig) -> dict[str, int]:
+    """Return the number of blocks of each stack, in the order of computation."""
+    if isinstance(config, Seq2SeqConfig):
+        return {"encoder": config.n_encoder_layers, "decoder": config.n_layers}
+    return {"encoder" if isinstance(config, EncoderConfig) else "decoder": config.n_layers}
+
+
+def parameters(config: ModelConfig) -> dict[str, Shape]:
+    """Return the shape of every parameter by name. A tied head is the token table, which appears once."""
+    return dict(_model(config))
+
+
+def count(config: ModelConfig) -> int:
+    """Return the number of parameters (scalars): 124,439,808 for GPT-2."""
+    return sum(math.prod(shape) for shape in parameters(config).values())
+
+
+def count_by_part(config: ModelConfig) -> dict[str, int]:
+    """Return the number of parameters of each part, in the order of PARTS. The sum is `count`.
+
+    Norms of the head belong to `head`, norms of queries and keys to their attention, all other norms to `norms`.
+    """
+    totals = dict.fromkeys(PARTS, 0)
+    for name, shape in parameters(config).items():
+        totals[part_of(name)] += math.prod(shape)
+    return totals
+
+
+def active(config: ModelConfig) -> int:
+    """Return the number of parameters that one token uses: all except E - A experts in each block.
+
+    The complete embedding table is counted, as in the published "12.9B active" of Mixtral.
+    """
+    if not isinstance(config.feedforward, MoE):
+        return count(config)
+    moe = config.feedforward
+    idle = moe.n_experts - moe.n_active
+    return count(config) - sum(stacks(config).values()) * idle * expert_count(config)
+
+
+def expert_count(config: ModelConfig) -> int:
+    """Return the number of parameters of one feed-forward layer, or of one expert.
+
+    2·D·F if dense (plus F + D with biases), 3·D·F if gated (plus 2·F + D); 0 without a feed-forward.
+    """
+    ff = config.feedforward
+    if isinstance(ff, NoFeedForward):
+        return 0
+    return sum(math.prod(s) for _, s in _expert(ff.expert if isinstance(ff, MoE) else ff, config.d_model))
+
+
+def part_of(name: str) -> str:
+    """Return the part to which a parameter belongs: one of PARTS."""
+    if name.startswith("embed."):
+        return "embedding"
+    if name.startswith(("head.", "pooler.")):
+        return name.split(".")[0]
+    if ".position." in name:
+        return "positions"
+    for part in ("attention", "cross", "feedforward"):
+        if f".{part}." in name:
+            return part
+    return "norms"
+
+
+def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    V, D = config.vocab_size, config.d_model
+    yield "embed.tokens.weight", (V, D)
+    if config.embedding.n_segments:
+        yield "embed.segments.weight", (config.embedding.n_segments, D)
+    for stack, n_blocks in stacks(config).items():
+        yield from _prefixed(stack, _stack(config, n_blocks, cross=stack == "decoder" and len(stacks(config)) == 2))
+    if config.head is not None:
+        if config.head.transform is not None:
+            yield from _prefixed("head.transform", _linear(D, D, bias=True))
+            yield from _prefixed("head.norm", _norm(config.norm, D))
+        if not config.head.tied:
+            yield "head.weight", (V, D)
+        if config.head.bias:
+            yield "head.bias", (V,)
+    if isinstance(config, EncoderConfig) and config.pooler:
+        yield from _prefixed("pooler", _linear(D, D, bias=True))
+
+
+def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[str, Shape]]:
+    D = config.d_model
+    if table := config.position.table(config):
+        yield "position.weight", tuple(table.values())
+    if config.embedding.norm:
+        yield from _prefixed("embed_norm", _norm(config.norm, D))
+    for index in range(n_blocks):
+        yield from _prefixed(f"blocks.{index}", _block(config, cross))
+    if config.placement != "post":
+        yield from _prefixed("norm", _norm(config.norm, D))
+
+
+def _block(config: ModelConfig, cross: bool) -> Iterator[tuple[str, Shape]]:
+    D = config.d_model
+    if config.placement == "parallel":
+        yield from _prefixed("norm", _norm(config.norm, D))
+    else:
+        has_feedforward = not isinstance(config.feedforward, NoFeedForward)
+        branches = {"attention": True, "cross": cross, "feedforward": has_feedforward}
+        for name in (name for name, present in branches.items() if present):
+            yield from _prefixed(f"norm_{name}", _norm(config.norm, D))
+    yield from _prefixed("attention", _attention(config))
+    if cross:
+        yield from _prefixed("cross", _attention(config))
+    yield from _prefixed("feedforward", _feedforward(config))
+
+
+def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    D, H, G, K, U = config.d_model, config.n_heads, config.n_kv_heads, config.d_head, config.d_value
+    bias = config.attention.bias
+    for name, width in (("q", H * K), ("k", G * K), ("v", G * U)):
+        yield from _prefixed(name, _linear(width, D, bias))
+    yield from _prefixed("o", _linear(D, H * U, config.out_bias))
+    if config.attention.qk_norm is not None:
+        for name in ("q_norm", "k_norm"):
+            yield from _prefixed(name, _norm(config.attention.qk_norm, K))
+
+
+def _feedforward(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    match config.feedforward:
+        case MoE(n_experts=E, expert=expert):
+            yield "router.weight", (E, config.d_model)
+            for index in range(E):
+                yield from _prefixed(f"experts.{index}", _expert(expert, config.d_model))
+        case Dense() | Gated() as expert:
+            yield from _expert(expert, config.d_model)
+        case NoFeedForward():
+            pass
+        case _:
+            assert_never(config.feedforward)
+
+
+def _expert(expert: Dense | Gated, D: int) -> Iterator[tuple[str, Shape]]:
+    match expert:
+        case Dense():
+            names: tuple[str, ...] = ("up",)
+        case Gated():
+            names = ("up", "gate")
+        case _:
+            assert_never(expert)
+    for name in names:
+        yield from _prefixed(name, _linear(expert.d_ff, D, expert.bias))
+    yield from _prefixed("down", _linear(D, expert.d_ff, expert.bias))
+
+
+def _linear(n_out: int, n_in: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield "weight", (n_out, n_in)
+    if bias:
+        yield "bias", (n_out,)
+
+
+def _norm(norm: LayerNorm | RMSNorm, width: int) -> Iterator[tuple[str, Shape]]:
+    yield "weight", (width,)
+    match norm:
+        case LayerNorm(bias=True):
+            yield "bias", (width,)
+        case LayerNorm() | RMSNorm():
+            pass
+        case _:
+            assert_never(norm)
+
+
+def _prefixed(prefix: str, items: Iterator[tuple[str, Shape]]) -> Iterator[tuple[str, Shape]]:
+    for name, shape in items:
+        yield f"{prefix}.{name}", shape

@@ -1,0 +1,263 @@
+"""Predict training on many devices: step time, memory and cost with data, sharded and tensor parallelism.
+
+n devices train a model of P parameters with b sequences of T tokens per device. `devices` gives the compute time of one
+device. Communication is added to it, as rings inside a machine and between machines:
+
+    data      One all-reduce of the gradients (4 bytes each) per step, in buckets. It overlaps with the backward pass
+              (2/3 of the compute).
+    sharded   ZeRO-3, torch's fully_shard. The weights (4 bytes, as `glass train` sends them) are all-gathered for the
+              forward pass and again for the backward pass; the gradients (4 bytes) are reduce-scattered. There is one
+              message per layer and one for everything else. This overlaps with forward and backward pass. Copying each
+              message into a buffer and out of it does not overlap: 2·(1 + 1/n) bytes of memory traffic per byte.
+    tensor t  t devices of one machine share every layer: 4 all-reduces of the residual stream (2 bytes) per layer and
+              step, without overlap. The n/t groups are sharded as above; each device holds 1/t of the layer weights.
+
+An all-reduce of s bytes over n devices sends 2·s·(n-1)/n bytes through each link, an all-gather or a reduce-scatter
+half of that. Each has its own measured rate (equal with rings; gloo takes twice as long for a reduce-scatter as for an
+all-gather). Across machines, the devices of each machine reduce first, then each device exchanges its share with its
+peers in the other machines. `Device.overlap` says how much communication overlaps with compute: nothing on a CPU, where
+the processor that copies is the one that computes and fully_shard waits for each message.
+
+Memory per device: 16 bytes per parameter (float32 weight, gradient and two AdamW moments), divided by the number of
+devices that shard it; two gathered layers; and the activations that autograd saves in bfloat16, divided by t (see
+`activations`; the logits are computed in chunks). If that does not fit, activation checkpointing is used: only the
+inputs of the blocks are saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from glassformer.config import DecoderConfig, Gated, ModelConfig, MoE, NoFeedForward
+from glassformer.sizing.activations import Pass, saved_after_blocks, saved_before_blocks, saved_by_block
+from glassformer.sizing.devices import Device
+from glassformer.sizing.flops import flops, lengths
+from glassformer.sizing.parameters import active, count, parameters
+
+STATE = 16
+"""Bytes per parameter: float32 weight, gradient and two AdamW moments."""
+_RESIDUAL, _HIDDEN, _LOGIT = 42.0, 13.4, 7.5
+"""Bytes of pointwise memory traffic per number of residual stream, hidden layer and logits; see `devices`."""
+STEP = 50.0
+"""Bytes of memory traffic of the optimizer step, per parameter."""
+RECOMPUTED = 4 / 3
+"""Factor on compute with activation checkpointing: one more forward pass."""
+BUCKET = 25 * 2**20
+"""Bytes of gradients per message in data parallelism (torch's default)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Predicted step of one model on a number of devices with one parallelism strategy."""
+
+    strategy: str
+    """`data`, `sharded` or `tensor t`."""
+    gpus: int
+    batch: int
+    """Sequences per step, summed over all devices."""
+    tokens: int
+    """Tokens per step, summed over all devices."""
+    compute: float
+    """Seconds of compute per step on each device."""
+    communication: float
+    """Seconds of communication per step, including overlapped communication."""
+    exposed: float
+    """Seconds of communication per step that do not overlap with compute."""
+    memory: float
+    """Bytes on each device."""
+    recompute: bool
+    """True if activation checkpointing is needed."""
+    fits: bool
+    """True if `memory` fits into the capacity of the device."""
+    flops: float
+    """FLOPs per step without masked scores and without recomputation."""
+    device: Device
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.exposed
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.step
+
+    @property
+    def utilisation(self) -> float:
+        """Model FLOPs utilisation (MFU): FLOP/s as a share of the peak of the data sheet."""
+        return self.flops / self.step / self.gpus / self.device.peak
+
+    def hours(self, tokens: float) -> float:
+        return tokens / self.tokens_per_second / 3600
+
+    def cost(self, tokens: float) -> float | None:
+        """Return the cost in US dollars; None if no price is given."""
+        return None if self.device.price is None else self.hours(tokens) * self.gpus * self.device.price
+
+    def to_dict(self) -> dict[str, Any]:
+        derived = {
+            "step": self.step, "tokens_per_second": self.tokens_per_second, "utilisation": self.utilisation,
+        }  # fmt: skip
+        return {**asdict(self), "device": self.device.name, **derived}
+
+
+def all_reduce(size: float, n: int, device: Device, messages: int = 1) -> float:
+    """Return the seconds of an all-reduce of `size` bytes over n devices."""
+    return 2 * _ring(size, n, device.link, device, messages)
+
+
+def all_gather(size: float, n: int, device: Device, messages: int = 1) -> float:
+    """Return the seconds of an all-gather: each of n devices holds 1/n of `size` bytes and receives the rest."""
+    return _ring(size, n, device.gather, device, messages)
+
+
+def reduce_scatter(size: float, n: int, device: Device, messages: int = 1) -> float:
+    """Return the seconds of a reduce-scatter: each of n devices holds `size` bytes and receives 1/n of their sum."""
+    return _ring(size, n, device.scatter, device, messages)
+
+
+def _ring(size: float, n: int, rate: float, device: Device, messages: int) -> float:
+    """Return the seconds of one ring pass: each device sends (n-1)/n of `size`, at `rate` inside a machine."""
+    if n == 1:
+        return 0.0
+    near = min(n, device.per_machine)
+    machines = math.ceil(n / device.per_machine)
+    inside = size * (near - 1) / near / rate + messages * device.latency * math.log2(max(near, 2))
+    if machines == 1:
+        return inside
+    between = size / near * (machines - 1) / machines / device.network
+    return inside + between + messages * device.latency * math.log2(machines)
+
+
+def copies(size: float, n: int, device: Device) -> float:
+    """Return the seconds to copy `size` bytes into and out of the buffers of an all-gather or reduce-scatter."""
+    return 0.0 if n == 1 else 2 * (1 + 1 / n) * size / device.memory
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one sequence, forward and backward: FLOPs of matmuls and attention, bytes of pointwise memory traffic."""
+
+    matmuls: float
+    attention: float
+    moved: float
+
+    def seconds(self, device: Device) -> float:
+        return self.matmuls / device.matmuls + self.attention / device.attention + self.moved / device.memory
+
+
+def work(config: ModelConfig, context: int) -> Work:
+    """Return the work of one sequence. A step of b sequences takes b times that, plus the optimizer and the gaps."""
+    whole = flops(config, 1, context)
+    matmuls = 3 * sum(n for part, n in whole.needed.items() if part not in ("scores", "mix", "cross_scores"))
+    attention = 3.5 * sum(whole.needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
+    ff = config.feedforward
+    expert = ff.expert if isinstance(ff, MoE) else ff
+    hidden = 0.0
+    if not isinstance(ff, NoFeedForward) and not isinstance(expert, NoFeedForward):
+        hidden = config.d_ff * (1.5 if isinstance(expert, Gated) else 1.0) * (ff.n_active if isinstance(ff, MoE) else 1)
+    moved = context * (config.n_layers * (_RESIDUAL * config.d_model + _HIDDEN * hidden) + _LOGIT * config.vocab_size)
+    return Work(matmuls, attention, moved)
+
+
+def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool) -> float:
+    """Return the bytes that autograd saves in bfloat16 for `batch` sequences, without the logits."""
+    run = Pass(config, 1, context, 2, causal=True, training=True)
+    ends = saved_before_blocks(run) + saved_after_blocks(run)
+    blocks = [saved_by_block(run, layer) for layer in range(config.n_layers)]
+    kept = config.n_layers * run.hidden_states + max(blocks) if recompute else sum(blocks)
+    return batch * (ends + kept)
+
+
+def plan(
+    config: ModelConfig,
+    gpus: int,
+    device: Device,
+    strategy: str = "sharded",
+    batch: int = 8,
+    context: int | None = None,
+    weight_bytes: int = 4,
+) -> Plan:
+    """Predict a training step with `batch` sequences per device.
+
+    `strategy` is `data`, `sharded`, or `tensor 2`, `tensor 4`, ... `weight_bytes` is the size in which weights are
+    all-gathered: 4 for float32 (as `glass train` does), 2 for bfloat16.
+    """
+    if not isinstance(config, DecoderConfig):
+        raise ValueError("plans exist only for decoder-only models, because only their training step was measured.")
+    for name, value in (("gpus", gpus), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+    T, _ = lengths(config, context, None)
+    shared = _shared(strategy, gpus, device)
+    P = count(config)
+    layer = sum(math.prod(shape) for name, shape in parameters(config).items() if ".blocks.0." in name)
+    groups = gpus // shared
+    group_batch = batch * shared  # the devices of a group compute all sequences of the group together
+    state = P * STATE / (gpus if strategy != "data" else 1)
+    gathered = 2 * layer / shared * weight_bytes if strategy != "data" and groups > 1 else 0.0
+    fits, recompute, memory = False, False, 0.0
+    for recompute in (False, True):
+        memory = state + gathered + saved_bytes(config, group_batch, T, recompute) / shared
+        fits = memory <= device.capacity
+        if fits:
+            break
+    times = RECOMPUTED if recompute else 1.0
+    compute = group_batch * work(config, T).seconds(device) / shared * times + device.gaps
+    optimizer = P * STEP / device.memory / (gpus if strategy != "data" else 1)
+    if strategy == "data":
+        communication = all_reduce(4 * P, gpus, device, math.ceil(4 * P / BUCKET))
+        exposed = max(0.0, communication - device.overlap * compute * 2 / 3)
+    else:
+        overlapping = _sharded(P / shared, weight_bytes, groups, config.n_layers + 1, _among(shared, device))
+        residual_bytes = 2 * group_batch * T * config.d_model
+        blocking = 4 * config.n_layers * all_reduce(residual_bytes, shared, device) * times
+        blocking += copies((2 * weight_bytes + 4) * P / shared, groups, device)
+        communication = overlapping + blocking
+        exposed = max(0.0, overlapping - device.overlap * compute) + blocking
+    needed = 3 * sum(flops(config, 1, T).needed.values()) * batch * gpus
+    return Plan(
+        strategy, gpus, batch * gpus, batch * gpus * T, compute + optimizer, communication, exposed, memory, recompute,
+        fits, needed, device,
+    )  # fmt: skip
+
+
+def _sharded(held: float, weight_bytes: int, n: int, messages: int, device: Device) -> float:
+    """Return the seconds to all-gather `held` parameters twice and to reduce-scatter their gradients once."""
+    return 2 * all_gather(weight_bytes * held, n, device, messages) + reduce_scatter(4 * held, n, device, messages)
+
+
+def _shared(strategy: str, gpus: int, device: Device) -> int:
+    if strategy in ("data", "sharded"):
+        return 1
+    kind, _, degree = strategy.partition(" ")
+    if kind != "tensor" or not degree.isdigit() or int(degree) < 2:
+        raise ValueError(f"strategy={strategy!r} is not known: use 'data', 'sharded' or 'tensor 2', 'tensor 4', ….")
+    if int(degree) > device.per_machine or gpus % int(degree):
+        raise ValueError(
+            f"{strategy!r} is not possible on {gpus} devices: the degree must divide the number of devices and be at "
+            f"most {device.per_machine}, the devices of one machine."
+        )
+    return int(degree)
+
+
+def _among(shared: int, device: Device) -> Device:
+    """Return the device as seen by the sharding of tensor-parallel groups: a machine holds fewer of its peers."""
+    return replace(device, per_machine=max(1, device.per_machine // shared))
+
+
+def strategies(gpus: int, device: Device) -> list[str]:
+    """Return every strategy that is possible on this many devices."""
+    degrees = [t for t in (2, 4, 8, 16) if t <= device.per_machine and gpus % t == 0]
+    return ["data", "sharded", *(f"tensor {t}" for t in degrees)] if gpus > 1 else ["data"]
+
+
+def best(config: ModelConfig, gpus: int, device: Device, batch: int = 8, context: int | None = None) -> Plan:
+    """Return the fastest plan that fits; if none fits, the one that needs the least memory."""
+    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device)]
+    fitting = [p for p in plans if p.fits]
+    return min(fitting, key=lambda p: p.step) if fitting else min(plans, key=lambda p: p.memory)
+
+
+def compute_optimal_tokens(config: ModelConfig) -> float:
+    """Return the compute-optimal number of tokens by the rule of thumb: 20 per active parameter."""
+    return 20.0 * active(config)

@@ -1,0 +1,112 @@
+"""Memory of the optimizer and the training loop: optimizer states, averaged weights, cast weights, temporaries.
+
+`StepOptions()` is the plain step that `memory` describes. A run of `glass train` differs from it: matmuls under
+autocast, averaged weights, accumulated gradients, head and loss in chunks, evaluation between steps.
+`training.forecast` fills in these options from a run file.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, assert_never, get_args
+
+from glassformer.config.optimizer import OptimizerKind, rule_for
+
+Optimizer = Literal[OptimizerKind, "sgd", "none"]
+"""The optimizers of a run file, and two for comparison: plain SGD, and no optimizer step at all."""
+
+BYTES: dict[str, float] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
+"""Bytes per number. int8 and int4 apply to weights only: activations and KV cache then count as bfloat16."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Differences between a training loop and the plain step of `memory`."""
+
+    matmuls: str | None = None
+    """Dtype of matmuls and their inputs under autocast, with weights and gradients in the dtype of the model."""
+    residual: str | None = None
+    """Dtype of the residual stream under autocast. Default: the dtype of the weights."""
+    average: bool = False
+    """True if an exponential moving average of the weights (EMA) is kept."""
+    accumulate: int = 1
+    """Number of micro-batches per step whose gradients are accumulated."""
+    fused: bool = False
+    """True for a fused AdamW, which needs no temporaries."""
+    head_bytes: int | None = None
+    """Maximum bytes of the float32 logits of one chunk if head and loss are computed in chunks. Default: no chunks,
+    `F.cross_entropy` on all logits."""
+    chunk_copies: float = 0.0
+    """Peak bytes per logit of a chunk."""
+    smoothing: bool = False
+    """True for label smoothing, which computes log-softmax a second time."""
+    evaluation: int | None = None
+    """Sequences per evaluation batch. Default: no evaluation."""
+
+
+def check_optimizer(optimizer: str) -> Optimizer:
+    """Return the name if it is known; raise ValueError otherwise."""
+    for known in get_args(Optimizer):
+        if optimizer == known:
+            return known
+    raise ValueError(f"optimizer={optimizer!r} is not known. Use one of {', '.join(get_args(Optimizer))}.")
+
+
+def states(name: str, optimizer: Optimizer) -> int:
+    """Return how many numbers the optimizer stores per number of a parameter, without step counters."""
+    match optimizer:
+        case "adamw":
+            return 2  # two moments
+        case "muon":
+            return 1 if rule_for(name).matrix else 2  # momentum for matrices, AdamW's two moments for the others
+        case "sgd" | "none":
+            return 0
+        case _:
+            assert_never(optimizer)
+
+
+def state_bytes(sizes: Mapping[str, int], optimizer: Optimizer) -> int:
+    """Return the bytes of all optimizer states. `sizes` gives the bytes of each parameter by name."""
+    return sum(states(name, optimizer) * size for name, size in sizes.items())
+
+
+def temporaries(shapes: Mapping[str, tuple[int, ...]], width: int, optimizer: Optimizer, fused: bool) -> int:
+    """Return the bytes of temporaries in the optimizer step. `width` is the number of bytes per weight."""
+    match optimizer:
+        case "adamw":
+            # sqrt of the second moment, and the quotient of the moments, for one parameter at a time
+            return 0 if fused else 2 * width * max(map(math.prod, shapes.values()))
+        case "muon":
+            return _muon_temporaries(shapes, width)
+        case "sgd" | "none":
+            return 0
+        case _:
+            assert_never(optimizer)
+
+
+def _muon_temporaries(shapes: Mapping[str, tuple[int, ...]], width: int) -> int:
+    """Return the peak of temporaries in the `step` of Muon without its GPU kernels.
+
+    First, the matrices of each shape are stacked: gradients, momenta and their bfloat16 combination (the Nesterov
+    momentum), while the combinations of earlier shapes are still alive. Then matrices of one shape and of its transpose
+    are orthogonalized together in bfloat16, and the update of one shape is upcast and scaled.
+    """
+    stacks: dict[tuple[int, ...], int] = {}
+    for name, shape in shapes.items():
+        if rule_for(name).matrix:
+            stacks[shape] = stacks.get(shape, 0) + math.prod(shape)
+    combined, peak = 0, 0
+    for numbers in stacks.values():
+        peak = max(peak, combined + (2 * width + 2) * numbers)
+        combined += 2 * numbers
+    sides: dict[tuple[int, ...], int] = {}
+    for shape, numbers in stacks.items():
+        side = tuple(sorted(shape))
+        sides[side] = sides.get(side, 0) + numbers
+    orthogonalized = 0
+    for (rows, columns), numbers in sides.items():
+        gram = 2 * numbers // columns * rows  # x x^T of each matrix, and its polynomial
+        peak = max(peak, combined + orthogonalized + 2 * 2 * numbers + 2 * gram)
+        orthogonalized += 2 * numbers
+    update = max((2 * width * numbers for numbers in stacks.values()), default=0)
+    return max(peak, combined + orthogonalized + update)

@@ -1,0 +1,201 @@
+"""Multilayer perceptrons and Transformers: a block that attends only to itself is an MLP on each token."""
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.config import ConfigError
+from glassformer.finding import Finding
+from glassformer.lens import trace
+from glassformer.model import EncoderLM, n_parameters
+from glassformer.reference import random_params
+from glassformer.reference.arrays import Array, Params, select_prefix
+from glassformer.reference.ops import activate, layer_norm, linear
+from glassformer.theory.claims.architecture.lively import SEQUENCE, dependence, encoder, filled, shape
+from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.weights.layer import normal, random_layer, run
+from glassformer.theory.claims.weights.rational import random_matrix
+
+if TYPE_CHECKING:
+    from glassformer.lens.figure import Figure
+
+N = 5
+ORDERS = list(itertools.permutations(range(N)))
+LENGTHS = (4, 8, 16)
+
+
+def _config() -> c.ModelConfig:
+    return shape(c.EncoderConfig, 2, position=c.NoPosition())
+
+
+def _only_itself(lab: Lab, n: int = N) -> Tensor:
+    """(1,T,T): the identity; under the control also the token before."""
+    mask = torch.eye(n, dtype=torch.bool)
+    return (mask | mask.roll(1, 0).tril() if lab.broken else mask)[None]
+
+
+def token_by_token(params: Params, token: int) -> Array:
+    """Return the logits of one token as an MLP with residual connections: no other token, no softmax."""
+    x = params["embed.tokens.weight"][token]
+    for layer in range(2):
+        own = select_prefix(params, f"encoder.blocks.{layer}")
+        norm = select_prefix(own, "norm_attention")
+        x = x + linear(
+            own, "attention.o", linear(own, "attention.v", layer_norm(x, norm["weight"], norm["bias"], 1e-5))
+        )
+        norm = select_prefix(own, "norm_feedforward")
+        hidden = linear(own, "feedforward.up", layer_norm(x, norm["weight"], norm["bias"], 1e-5))
+        x = x + linear(own, "feedforward.down", activate("gelu_tanh", hidden))
+    x = layer_norm(x, params["encoder.norm.weight"], params["encoder.norm.bias"], 1e-5)
+    logits: Array = params["embed.tokens.weight"] @ x
+    return logits
+
+
+class Flattened:
+    """An MLP over a whole text of n vectors at once: (n D) -> hidden -> (n D)."""
+
+    def __init__(self, n: int, width: int, hidden: int, rng: np.random.Generator):
+        self.size = n * width
+        self.first, self.second = rng.standard_normal((hidden, self.size)), rng.standard_normal((self.size, hidden))
+
+    def __call__(self, x: Array) -> Array:
+        out: Array = (self.second @ np.tanh(self.first @ x.ravel())).reshape(x.shape)
+        return out
+
+
+@claim("mlp-vs-transformer")
+def mlp_vs_transformer(lab: Lab) -> Iterator[Finding]:
+    yield from _identity_mask(lab)
+    yield from _order(lab)
+    yield from _sizes(lab)
+    yield from _nonlinear(lab)
+    yield _hidden_states(lab)
+    model = encoder(seed=lab.seed)
+    least = float(
+        trace(model, torch.tensor([SEQUENCE[:N]])).stack("blocks.*.attention.pattern").diagonal(0, -2, -1).min()
+    )
+    why = "every token's own key is among those compared, so its own value is in its sum"
+    yield lab.numerical("weight on oneself", least, None, why, low=1e-12)
+
+
+def _identity_mask(lab: Lab) -> Iterator[Finding]:
+    config = _config()
+    params = random_params(config, lab.seed, 0.5)
+    model, tokens, mask = filled(config, params), torch.tensor([SEQUENCE[:N]]), _only_itself(lab)
+    seen = trace(model, tokens, mask=mask)
+    pattern = seen.stack("blocks.*.attention.pattern")
+    same = torch.equal(pattern, torch.eye(N, dtype=torch.float64).expand_as(pattern))
+    yield lab.exact(
+        "A = I", same, "exp of one number over itself is 1, the others are exactly 0, in every layer and head"
+    )
+    jacobian = dependence(model, tokens, mask=mask)
+    wrong = int(((jacobian != 0) != torch.eye(N, dtype=torch.bool)).sum())
+    yield lab.exhaustive("derivatives", wrong, N * N, "blocks on the diagonal, 0 to the bit off it")
+    expected = np.stack([token_by_token(params, int(token)) for token in tokens[0]])
+    gap = float(np.abs(seen.logits[0].numpy() - expected).max())
+    why = "x + W_o W_v norm(x), then x + feedforward(norm(x)), twice, for each token alone (NumPy, float64)"
+    yield lab.numerical("an MLP, token by token", gap, 1e-12, why)
+
+
+def _order(lab: Lab) -> Iterator[Finding]:
+    config = _config()
+    model, tokens, orders = (
+        filled(config, random_params(config, lab.seed, 0.5)),
+        torch.tensor(SEQUENCE[:N]),
+        torch.tensor(ORDERS),
+    )
+    with torch.no_grad():
+        moved = (model(tokens[orders]) - model(tokens[None])[0][orders]).abs().amax((1, 2))
+    follows = int((moved < 1e-11).sum())
+    why = "without positions the outputs of an encoder follow its tokens in all 120 orders"
+    yield lab.exhaustive("Transformer and order", len(ORDERS) - follows, len(ORDERS), why)
+    rng = lab.rng()
+    flat, x = Flattened(N, 3, 20, rng), rng.standard_normal((N, 3))
+    passing = sum(np.abs(flat(x[list(order)]) - flat(x)[list(order)]).max() < 1e-11 for order in ORDERS)
+    why = "of 120 orders an MLP on the flattened text follows the one that changes nothing"
+    yield lab.exact("MLP and order", int(passing) == 1, why, passing=int(passing))
+    try:
+        flat(np.zeros((N + 1, 3)))
+        fixed = False
+    except ValueError:
+        fixed = True
+    yield lab.exact("MLP and length", fixed, "five vectors are what its matrix has columns for; six do not fit")
+
+
+def _sizes(lab: Lab) -> Iterator[Finding]:
+    width = 8
+    ours = {n: n_parameters(encoder(position=c.NoPosition(), max_len=n)) for n in LENGTHS}
+    model = encoder(seed=lab.seed, position=c.NoPosition())
+    with torch.no_grad():
+        runs = all(model(torch.zeros(1, n, dtype=torch.long)).shape[1] == n for n in LENGTHS)
+    dense = {n: n_parameters(torch.nn.Linear(n * width, n * width, device="meta")) for n in LENGTHS}
+    squares = [dense[n] == (n * width) ** 2 + n * width for n in LENGTHS]
+    holds = runs and len(set(ours.values())) == 1 and all(squares)
+    why = "one set of parameters reads 4, 8 and 16 tokens; a dense layer over n D numbers has (n D)^2 + n D"
+    yield lab.exact("parameters by length", holds, why, transformer=ours, dense=dense)
+    try:
+        shape(d_model=10, attention=c.Attention(4))
+        said = ""
+    except ConfigError as error:
+        said = str(error)
+    why = "D must be a multiple of H in the usual split: a width is free only within such rules"
+    yield lab.exact("widths are not arbitrary", bool(said), why, said=said)
+
+
+def _nonlinear(lab: Lab) -> Iterator[Finding]:
+    rng = lab.rng()
+    first, second, x = random_matrix(rng, 4, 3), random_matrix(rng, 2, 4), random_matrix(rng, 3, 5)
+    same = bool((second @ (first @ x) == (second @ first) @ x).all())
+    yield lab.exact(
+        "linear layers collapse",
+        same,
+        "W_2 (W_1 x) = (W_2 W_1) x in rationals: linear layers without a non-linearity are one matrix",
+    )
+    attention, tokens = random_layer(lab.torch_rng(), 8, 2, 4, 4), normal(lab.torch_rng(1), N, 8)
+    bend = float((run(attention, 2 * tokens)["out"] - 2 * run(attention, tokens)["out"]).abs().max())
+    yield lab.numerical("attention bends", bend, None, "f(2x) is not 2 f(x): softmax is the non-linearity", low=1e-3)
+
+
+def _hidden_states(lab: Lab) -> Finding:
+    """Replace the input of block 1: the tokens below it no longer matter."""
+    model, one = encoder(seed=lab.seed), torch.tensor([SEQUENCE[:N]])
+    other = (one + 1) % 7
+    held = trace(model, one, sites="blocks.1.resid_pre")["blocks.1.resid_pre"]
+    runs = [trace(model, tokens, edits={"blocks.1.resid_pre": lambda site, value: held}) for tokens in (one, other)]
+    apart = float((trace(model, one).logits - trace(model, other).logits).abs().max())
+    holds = torch.equal(runs[0].logits, runs[1].logits) and apart > 1e-6
+    why = "other tokens below, the same states into block 1: the same output to the bit. Deeper states read states"
+    return lab.exact("hidden states read hidden states", holds, why, without_the_edit=apart)
+
+
+@figure("mlp-vs-transformer")
+def draw_sparsity(lab: Lab) -> "Figure":
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_map
+
+    model, tokens = encoder(seed=lab.seed), torch.tensor([SEQUENCE[:N]])
+    assert isinstance(model, EncoderLM)
+    rng = lab.rng()
+    flat, x = Flattened(N, 3, 20, rng), rng.standard_normal((N, 3))
+    slope = 1 - np.tanh(flat.first @ x.ravel()) ** 2
+    dense = np.abs((flat.second * slope) @ flat.first).reshape(N, 3, N, 3).max((1, 3))
+    panels = {
+        "Transformer": dependence(model, tokens).numpy(),
+        "Transformer, identity mask": dependence(model, tokens, mask=_only_itself(lab)).numpy(),
+        "MLP on the flattened text": dense,
+    }
+    with drawing("Which output token depends on which input token", height=3.0) as fig:
+        axes = fig.canvas.subplots(1, 3, sharey=True)
+        for ax, (title, values) in zip(axes, panels.items(), strict=True):
+            shown = draw_map(ax, np.where(values == 0.0, np.nan, values / values.max()))
+            ax.set(title=title, xlabel="input", xticks=range(N), yticks=range(N))
+        axes[0].set_ylabel("output")
+        fig.canvas.colorbar(
+            shown, ax=axes, location="bottom", shrink=0.6, label="derivative over the largest (white: exactly 0)"
+        )
+    return fig

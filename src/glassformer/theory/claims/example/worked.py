@@ -1,0 +1,308 @@
+"""A worked example of attention, in fractions, with thirty digits, and on the engine."""
+
+import itertools
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from glassformer import config as c
+from glassformer.finding import Finding
+from glassformer.lens.trace import Trace, trace
+from glassformer.model import build
+from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.example import printed as doc
+from glassformer.theory.claims.example.printed import PLAIN, SCALED, attention
+
+if TYPE_CHECKING:
+    from glassformer.lens.figure import Figure
+
+EXPECTED = {
+    "Q": doc.matrix("1 3; -1 1; 5/2 -2"),
+    "K": doc.matrix("3 -1/2; 2 -3/2; -5/2 7/2"),
+    "V": doc.matrix("5/2 -3/2; -1 3; -2 -3"),
+    "S": doc.matrix("3/2 -5/2 8; -7/2 -7/2 6; 17/2 8 -53/4"),
+}
+WEIGHTS = {
+    PLAIN: (
+        ("1.501141e-3", "2.749436e-5", "0.9984714"),
+        ("7.484063e-5", "7.484063e-5", "0.9998503"),
+        ("0.6224593", "0.3775407", "2.229492e-10"),
+    ),
+    SCALED: (
+        ("9.983476e-3", "5.900808e-4", "0.9894264"),
+        ("1.206622e-3", "1.206622e-3", "0.9975868"),
+        ("0.5874789", "0.4125209", "1.229501e-7"),
+    ),
+}
+OUTPUTS = {
+    PLAIN: (("-1.993217", "-2.997583"), ("-1.999588", "-2.999439"), ("1.178608", "0.1989330")),
+    SCALED: (("-1.954484", "-2.981484"), ("-1.993364", "-2.990950"), ("1.056176", "0.3563441")),
+}
+
+
+def agree(value: Any, text: str) -> bool:
+    """Whether a stated number is the value rounded to as many significant digits as it shows."""
+    digits = len(text.lower().split("e")[0].replace("-", "").replace(".", "").lstrip("0"))
+    return f"{float(value):.{digits - 1}e}" == f"{float(text):.{digits - 1}e}"
+
+
+def engine(squared: Fraction, weights: tuple[doc.Matrix, doc.Matrix, doc.Matrix]) -> Trace:
+    """The example on a model of ours: the tokens' rows are the embedding, post-norm, so attention reads them bare."""
+    cfg = c.EncoderConfig(
+        vocab_size=3,
+        d_model=4,
+        n_layers=1,
+        attention=c.Attention(1, d_head=2, d_value=2, bias=False, scale=None if squared == SCALED else 1.0),
+        feedforward=c.NoFeedForward(),
+        position=c.NoPosition(),
+        placement="post",
+    )
+    model = build(cfg, dtype=torch.float64)
+    layer: Any = model.blocks[0].attention
+    with torch.no_grad():
+        model.embed.tokens.weight.copy_(_tensor(doc.INPUT))
+        for linear, weight in zip((layer.q, layer.k, layer.v), weights, strict=True):
+            linear.weight.copy_(_tensor(doc.transpose(weight)))
+    return trace(model, torch.arange(3)[None], sites=["blocks.0.attention.*"])
+
+
+def _tensor(m: doc.Matrix) -> torch.Tensor:
+    return torch.tensor([[float(v) for v in row] for row in m], dtype=torch.float64)
+
+
+# ---------------------------------------------------------------- worked-example-qkv
+
+
+@claim("worked-example-qkv")
+def worked_example(lab: Lab) -> Iterator[Finding]:
+    """Under `broken` W_Q is as its printed matrix has it, with -1 for -1/2."""
+    W_Q = doc.put(doc.W_Q, {(3, 1): Fraction(-1)}) if lab.broken else doc.W_Q
+    found = {"Q": doc.product(doc.INPUT, W_Q), "K": doc.K, "V": doc.V}
+    found["S"] = doc.product(found["Q"], doc.transpose(found["K"]))
+    for name, value in found.items():
+        shown = [[str(v) for v in row] for row in value]
+        yield lab.exact(f"{name} in fractions", value == EXPECTED[name], "exact rationals", value=shown)
+    why = "Q and K have two columns, so Q K^T has rank 2 and determinant 0"
+    yield lab.exact("det S = 0", doc.determinant(found["S"]) == 0, why, printed=str(doc.determinant(doc.PRINTED_S)))
+    yield from _reconstruction(lab)
+    yield from _digits(lab, found["S"])
+    yield from _on_the_engine(lab, W_Q)
+    yield from _document(lab)
+
+
+def _reconstruction(lab: Lab) -> Iterator[Finding]:
+    """Why this example and no other: the printed variants of W_Q, and the sign flips of the printed S."""
+    places, values = zip(*doc.W_Q_VARIANTS.items(), strict=True)
+    variants = [doc.put(doc.W_Q, dict(zip(places, chosen, strict=True))) for chosen in itertools.product(*values)]
+    fitting = [w for w in variants if doc.product(doc.INPUT, w) == doc.PRINTED_Q]
+    why = "of the printed variants of W_Q exactly one gives the printed Q"
+    holds = fitting == [doc.W_Q]
+    yield lab.exhaustive("W_Q is determined", int(not holds), len(variants), why, fitting=len(fitting))
+    flips = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3)]
+    repaired = {at: doc.put(doc.PRINTED_S, {at: -doc.PRINTED_S[at[0] - 1][at[1] - 1]}) for at in flips}
+    singular = [at for at, m in repaired.items() if doc.determinant(m) == 0]
+    holds = singular == [(1, 2)] and repaired[1, 2] == doc.S and doc.determinant(doc.PRINTED_S) == Fraction(185, 8)
+    why = "the printed S has determinant 185/8; of nine sign flips only that of entry (1,2) makes it 0, and gives Q K^T"
+    yield lab.exhaustive(
+        "S is repaired by one sign", int(not holds), len(flips), why, singular=[list(a) for a in singular]
+    )
+
+
+def _digits(lab: Lab, scores: doc.Matrix) -> Iterator[Finding]:
+    import mpmath
+
+    for squared, name in ((PLAIN, "without scaling"), (SCALED, "with 1/sqrt(2)")):
+        rows, out = attention(squared, scores)
+        pairs = list(zip(itertools.chain(*rows), itertools.chain(*WEIGHTS[squared]), strict=True))
+        pairs += zip(itertools.chain(*out), itertools.chain(*OUTPUTS[squared]), strict=True)
+        wrong = sum(not agree(value, text) for value, text in pairs)
+        yield lab.exhaustive(
+            f"weights and outputs {name}",
+            wrong,
+            len(pairs),
+            "thirty digits, rounded to the seven that are stated",
+            weights=[[mpmath.nstr(v, 10) for v in row] for row in rows],
+            output=[[mpmath.nstr(v, 10) for v in row] for row in out],
+        )
+
+
+def _on_the_engine(lab: Lab, W_Q: doc.Matrix) -> Iterator[Finding]:
+    for squared, name in ((PLAIN, "without scaling"), (SCALED, "with 1/sqrt(2)")):
+        seen = engine(squared, (W_Q, doc.W_K, doc.W_V))
+        rows, out = attention(squared)
+        factor = float(squared) ** 0.5
+        expected = {
+            "q": _numbers(doc.Q),
+            "k": _numbers(doc.K),
+            "v": _numbers(doc.V),
+            "scores": _numbers(doc.S) * factor,
+            "pattern": _numbers(rows),
+            "heads": _numbers(out),
+        }
+        off = {
+            site: float(np.abs(seen[f"blocks.0.attention.{site}"][0, 0].numpy() - value).max())
+            for site, value in expected.items()
+        }
+        why = "float64 of numbers up to 14: exact up to the scores, then exp and three-term sums"
+        yield lab.numerical(f"engine {name}", max(off.values()), 1e-12, why, **off)
+
+
+def _numbers(m: Any) -> np.ndarray:
+    return np.array([[float(v) for v in row] for row in m])
+
+
+def _document(lab: Lab) -> Iterator[Finding]:
+    """The lines as printed, and the list of inconsistencies."""
+    lines = [
+        {"entry": line.name, "as written": line.literal, "printed": line.printed, "correct": str(line.correct())}
+        for line in doc.LINES
+    ]
+    wrong = sum(str(line.evaluate()) != line.literal for line in doc.LINES)
+    inconsistent = sum(line.literal != line.printed for line in doc.LINES)
+    why = "the row of I times the numbers the line uses"
+    yield lab.exhaustive("what the written lines add up to", wrong, len(lines), why, lines=lines, off=inconsistent)
+    block = [str(v) for row in doc.S for v in row[:2]]
+    struck = sum(
+        literal == right or printed == right for (literal, printed), right in zip(doc.STRUCK, block, strict=True)
+    )
+    why = "neither what the six struck-out lines add up to nor what they print is an entry of Q K^T"
+    apart = sum(literal != printed for literal, printed in doc.STRUCK)
+    yield lab.exhaustive("struck-out lines of Q K^T", struck, len(doc.STRUCK), why, printed_unlike_written=apart)
+    slips = [
+        {"n": s.number, "where": s.where, "printed": dict(s.printed), "correct": dict(s.correct)} for s in doc.SLIPS
+    ]
+    unshown = [s.number for s in doc.SLIPS if not s.shown()]
+    numbered = [s.number for s in doc.SLIPS] == list(range(1, 19))
+    why = "each printed value differs from the one that follows from the matrices"
+    yield lab.exhaustive("18 inconsistencies", len(unshown) + (not numbered), len(slips), why, slips=slips)
+    yield _roundings(lab)
+
+
+def _roundings(lab: Lab) -> Finding:
+    """Where 1.17, 0.21 and the column-wise weights come from."""
+    rows, _ = attention(PLAIN)
+    coarse = [Fraction(f"{float(v):.2f}") for v in rows[2]]
+    from_rounded = [str(float(v)) for v in doc.product((tuple(coarse),), doc.V)[0]]
+    columns = attention(PLAIN, doc.transpose(doc.S))[0]
+    column = [f"{float(v):.4f}" for v in columns[0]]
+    holds = from_rounded == ["1.17", "0.21"] and column == ["0.0009", "0.0000", "0.9991"]
+    why = "weights 0.62 and 0.38 give 1.17 and 0.21; the printed denominator is that of column 1"
+    return lab.exact("where the printed outputs come from", holds, why, outputs=from_rounded, column_1=column)
+
+
+@figure("worked-example-qkv")
+def draw(lab: Lab) -> "Figure":
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_attention, draw_map
+    from glassformer.lens.figures.labels import settle, write_cells
+
+    seen = engine(PLAIN, (doc.W_Q, doc.W_K, doc.W_V))
+    parts = {name: seen[f"blocks.0.attention.{name}"][0, 0].numpy() for name in ("scores", "pattern", "heads")}
+    titles = {"scores": "S = Q Kᵀ", "pattern": "A = softmax of rows", "heads": "Y = A V"}
+    with drawing("The worked example: scores, weights, output (no scaling)", height=2.7) as fig:
+        axes = fig.canvas.subplots(1, 3, width_ratios=[3, 3, 2.2])
+        drawn = []
+        for ax, (name, value) in zip(axes, parts.items(), strict=True):
+            limit = float(np.abs(value).max())
+            drawn.append(draw_attention(ax, value) if name == "pattern" else draw_map(ax, value, -limit, limit))
+            ax.set_title(titles[name])
+            columns = ["1", "2", "3"] if name != "heads" else ["1", "2"]
+            ax.set_xticks(range(len(columns)), columns)
+            ax.set_yticks(range(3), ["1", "2", "3"])
+            ax.set_xlabel("component" if name == "heads" else "key token")
+        axes[0].set_ylabel("query token")
+        settle(fig)
+        for ax, image, (name, value) in zip(axes, drawn, parts.items(), strict=True):
+            write_cells(fig, ax, image, _texts(value, {"scores": "g", "pattern": ".4f", "heads": ".3f"}[name]))
+    return fig
+
+
+def _texts(values: np.ndarray, form: str) -> list[list[str]]:
+    """Return the values as texts; a positive value below 0.001 with its power of ten."""
+    return [[f"{v:.1e}" if 0 < v < 1e-3 else f"{v:{form}}" for v in row] for row in values]
+
+
+# ---------------------------------------------------------------- worked-example-pattern
+
+
+@claim("worked-example-pattern")
+def pattern(lab: Lab) -> Iterator[Finding]:
+    """Under `broken` W_K is W_Q."""
+    W_K = doc.W_Q if lab.broken else doc.W_K
+    scores = doc.product(doc.Q, doc.transpose(doc.product(doc.INPUT, W_K)))
+    winners = [row.index(max(row)) + 1 for row in scores]
+    unique = all(list(row).count(max(row)) == 1 for row in scores)
+    why = "softmax keeps the order of a row, with any positive scale"
+    yield lab.exact(
+        "argmax of the rows is (3, 3, 1)", winners == [3, 3, 1] and unique, why, argmax=winners, ties=not unique
+    )
+    order = [[j for _, j in sorted((-v, j) for j, v in enumerate(row, 1))] for row in scores]
+    second = scores[2][0] > scores[2][1] > scores[2][2] and scores[1][0] == scores[1][1]
+    why = "token 3 reads 1, then 2, hardly itself; token 2 gives 1 and itself exactly the same"
+    yield lab.exact("order of the scores", order[0] == [3, 1, 2] and order[2] == [1, 2, 3] and second, why)
+    for squared, name, shares in (
+        (PLAIN, "without scaling", "0.6225/0.3775"),
+        (SCALED, "with 1/sqrt(2)", "0.5875/0.4125"),
+    ):
+        rows, _ = attention(squared, scores)
+        diagonal = [float(rows[i][i]) for i in range(3)]
+        why = "no token attends to itself by more than one per cent"
+        yield lab.numerical(f"diagonal {name}", max(diagonal), 0.01, why, diagonal=diagonal)
+        stated = f"{float(rows[2][0]):.4f}/{float(rows[2][1]):.4f}" == shares
+        yield lab.exact(f"token 3 {name}", stated, "to four digits", shares=shares)
+    yield _contrast(lab)
+
+
+def _contrast(lab: Lab) -> Finding:
+    """With W_K = W_Q and rows of equal norm every token attends most to itself: 100 models of ours with QK-norm."""
+    cases, wrong, T = 100, 0, 6
+    cfg = c.EncoderConfig(
+        vocab_size=T,
+        d_model=8,
+        n_layers=1,
+        attention=c.Attention(1, bias=False, qk_norm=c.RMSNorm()),
+        feedforward=c.NoFeedForward(),
+        position=c.NoPosition(),
+        placement="post",
+    )
+    site = "blocks.0.attention.pattern"
+    model, draw = build(cfg, dtype=torch.float64), lab.torch_rng()
+    layer: Any = model.blocks[0].attention
+    for _ in range(cases):
+        with torch.no_grad():
+            for weight in (model.embed.tokens.weight, layer.q.weight, layer.k.weight):
+                weight.normal_(generator=draw)
+            if not lab.broken:
+                layer.k.weight.copy_(layer.q.weight)
+        winners = trace(model, torch.arange(T)[None], sites=[site])[site][0, 0].argmax(-1)
+        wrong += not bool((winners == torch.arange(T)).all())
+    why = "q.k <= |q||k| = |q|^2, with equality only for k = q (Cauchy and Schwarz)"
+    name = "contrast: W_K = W_Q, equal norms, the diagonal wins"
+    return lab.exhaustive(name, wrong, cases, why, tokens=T, seed=lab.seed)
+
+
+@figure("worked-example-pattern")
+def draw_pattern(lab: Lab) -> "Figure":
+    from glassformer.lens.figure import drawing
+    from glassformer.lens.figures.attention import draw_attention
+    from glassformer.lens.figures.labels import settle, write_cells
+
+    with drawing("Who attends to whom: the figure that Q3c leaves out", width=5.4, height=2.9) as fig:
+        axes = fig.canvas.subplots(1, 2, sharey=True)
+        drawn = []
+        for ax, (squared, title) in zip(axes, ((PLAIN, "no scaling"), (SCALED, "scores / √2")), strict=True):
+            value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["blocks.0.attention.pattern"][0, 0].numpy()
+            image = draw_attention(ax, value)
+            drawn.append((ax, image, value))
+            ax.set(title=title, xlabel="key token")
+            ax.set_xticks(range(3), ["1", "2", "3"])
+            ax.set_yticks(range(3), ["1", "2", "3"])
+        axes[0].set_ylabel("query token")
+        fig.canvas.colorbar(image, ax=list(axes), shrink=0.8, label="attention")
+        settle(fig)
+        for ax, image, value in drawn:
+            write_cells(fig, ax, image, _texts(value, ".4f"))
+    return fig

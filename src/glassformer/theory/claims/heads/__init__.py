@@ -1,0 +1,1 @@
+"""Several heads. The texts are in the TOML files, the checks and figures in the modules."""

@@ -1,0 +1,1 @@
+"""Language-model probability. The texts are in the TOML files, the checks and figures in the modules."""

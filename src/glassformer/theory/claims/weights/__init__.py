@@ -1,0 +1,1 @@
+"""Attention weights and scores. The texts are in the TOML files, the checks and figures in the modules."""

@@ -1,0 +1,199 @@
+"""Exercises about choosing the next token: temperature, top-k, top-p."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from glassformer.theory.exercises.exercise import Case, Exercise, Mistake, softmax
+
+Array = np.ndarray
+
+
+def _inspect_distribution(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
+    p = values[0]
+    if not np.isfinite(p).all():
+        return "your probabilities contain NaN or infinity because exp overflows: subtract the largest logit first"
+    if (p < 0).any():
+        return "some of your probabilities are negative"
+    return f"your probabilities sum to {p.sum():.6g}, not to 1" if not np.isclose(p.sum(), 1) else ""
+
+
+def _overflowing(rng: np.random.Generator, **more: Any) -> Case:
+    hint = "exp overflows: subtract the largest logit first"
+    return Case("logits around 2000", {"logits": 2000 + rng.normal(size=5), **more}, hint)
+
+
+def temperature(logits: Array, tau: float, *, how: str = "divide", shift: bool = True) -> Array:
+    """softmax(logits / tau)."""
+    if how == "after":
+        p = softmax(logits) / tau
+        return np.asarray(p / p.sum())
+    scaled = {"divide": logits / tau, "multiply": logits * tau, "ignore": logits, "root": logits / tau**0.5}
+    return softmax(scaled[how], shift=shift)
+
+
+TEMPERATURE = Exercise(
+    id="temperature",
+    title="Sampling with a temperature",
+    problem="""\
+Return the probabilities (V) with which the next token is drawn at temperature tau > 0: p_i is proportional to
+exp(logits_i / tau). A tau below 1 sharpens the distribution, a tau above 1 flattens it, and tau = 1 leaves it
+unchanged. Logits may be large.""",
+    stub='''import numpy as np
+
+
+def temperature(logits, tau):
+    """Return probabilities proportional to exp(logits / tau)."""
+    ...
+''',
+    function="temperature",
+    solve=temperature,
+    cases=lambda rng: [
+        Case("tau 0.5", {"logits": rng.normal(size=6), "tau": 0.5}),
+        Case("tau 2", {"logits": 3 * rng.normal(size=6), "tau": 2.0}),
+        Case("tau 1", {"logits": rng.normal(size=4), "tau": 1.0}),
+        _overflowing(rng, tau=0.7),
+    ],
+    returns=("probabilities",),
+    mistakes=(
+        Mistake(
+            "you multiply the logits by tau: divide by it, so that a large tau flattens the distribution",
+            {"how": "multiply"},
+        ),
+        Mistake(
+            "you divide the probabilities by tau and normalise, which has no effect: divide the logits",
+            {"how": "after"},
+        ),
+        Mistake("you divide by the square root of tau: divide by tau", {"how": "root"}),
+        Mistake("exp of a large logit overflows: subtract the largest logit before exp", {"shift": False}),
+    ),
+    inspect=_inspect_distribution,
+    claims=("decoding-samplers",),
+)
+
+
+def top_k(
+    logits: Array, k: int, *, keep: str = "largest", fill: str = "-inf", normalise: bool = True, more: int = 0
+) -> Array:
+    """Return softmax over the k largest logits, 0 for other tokens."""
+    order = np.argsort(-logits if keep == "largest" else logits, kind="stable")
+    kept = np.zeros(len(logits), bool)
+    kept[order[: max(k + more, 1)]] = True
+    if fill == "zero":
+        return softmax(np.where(kept, logits, 0.0))
+    if not normalise:
+        return np.where(kept, softmax(logits), 0.0)
+    return softmax(np.where(kept, logits, -np.inf))
+
+
+TOP_K = Exercise(
+    id="top-k",
+    title="Top-k sampling",
+    problem="""\
+Return the probabilities (V) of top-k sampling. Only the k tokens with the largest logits can be drawn; their
+probabilities are the softmax over these k logits. Every other token has probability exactly 0. k is at least 1 and may
+exceed the number of tokens. No two logits are equal.""",
+    stub='''import numpy as np
+
+
+def top_k(logits, k):
+    """Return softmax over the k largest logits, 0 for other tokens."""
+    ...
+''',
+    function="top_k",
+    solve=top_k,
+    cases=lambda rng: [
+        Case("k 3 of 8", {"logits": rng.normal(size=8), "k": 3}),
+        Case("k 1", {"logits": rng.normal(size=5), "k": 1}, "k = 1 is greedy decoding: one token has probability 1"),
+        Case(
+            "k 10 of 5", {"logits": rng.normal(size=5), "k": 10}, "if k exceeds the number of tokens, keep all of them"
+        ),
+        Case("k 5 of 5", {"logits": rng.normal(size=5), "k": 5}, "if k equals the number of tokens, keep all of them"),
+        Case("negative logits", {"logits": -5 - np.abs(rng.normal(size=6)), "k": 2}),
+        _overflowing(rng, k=2),
+    ],
+    returns=("probabilities",),
+    mistakes=(
+        Mistake("you keep the k smallest logits: keep the largest", {"keep": "smallest"}),
+        Mistake("you set the logits of removed tokens to 0, and exp(0) is 1: set them to -inf", {"fill": "zero"}),
+        Mistake("you do not normalise the remaining probabilities: divide them by their sum", {"normalise": False}),
+        Mistake("you keep one token too many", {"more": 1}),
+        Mistake("you keep one token too few", {"more": -1}),
+    ),
+    inspect=_inspect_distribution,
+    claims=("decoding-samplers",),
+)
+
+
+def top_p(
+    logits: Array,
+    p: float,
+    *,
+    keep: str = "crossing",
+    normalise: bool = True,
+    ordered: bool = True,
+    order: str = "down",
+) -> Array:
+    """Return the probabilities of the smallest set of most likely tokens that together reach p, normalised."""
+    probabilities = softmax(logits)
+    by = np.argsort(-probabilities if order == "down" else probabilities, kind="stable")
+    if order == "none":
+        by = np.arange(len(logits))
+    total = np.cumsum(probabilities[by])
+    before = total - probabilities[by]
+    rules = {"crossing": before < p, "below": total <= p, "extra": np.r_[True, before[:-1] < p]}
+    kept = np.zeros(len(logits), bool)
+    kept[by] = rules[keep] if keep != "threshold" else probabilities[by] >= p
+    if not kept.any():
+        kept[by[0]] = True
+    left = np.where(kept, probabilities, 0.0)
+    left = left / left.sum() if normalise else left
+    return np.asarray(left if ordered else left[by])
+
+
+def _nucleus_cases(rng: np.random.Generator) -> list[Case]:
+    halves = np.log([0.25, 0.5, 0.125, 0.125])
+    return [
+        Case("p 0.8", {"logits": 2 * rng.normal(size=8), "p": 0.8}),
+        Case("p 0.5", {"logits": rng.normal(size=6), "p": 0.5}),
+        Case("p 0.05", {"logits": rng.normal(size=5), "p": 0.05}, "the most likely token is always kept"),
+        Case("p 1", {"logits": rng.normal(size=5), "p": 1.0}, "p = 1 keeps every token"),
+        Case("probabilities 1/4, 1/2, 1/8, 1/8 and p 0.7", {"logits": halves, "p": 0.7}),
+        _overflowing(rng, p=0.6),
+    ]
+
+
+TOP_P = Exercise(
+    id="top-p",
+    title="Top-p (nucleus) sampling",
+    problem="""\
+Return the probabilities (V) of top-p (nucleus) sampling. Sort the tokens by decreasing probability and keep the
+shortest prefix whose probabilities sum to at least p; the token that crosses p is kept. Divide the kept probabilities
+by their sum. Every other token has probability exactly 0. Entry i of the result belongs to token i. 0 < p <= 1.""",
+    stub='''import numpy as np
+
+
+def top_p(logits, p):
+    """Return the probabilities of top-p sampling."""
+    ...
+''',
+    function="top_p",
+    solve=top_p,
+    cases=_nucleus_cases,
+    returns=("probabilities",),
+    mistakes=(
+        Mistake("you drop the token that crosses p, so the kept tokens sum to less than p: keep it", {"keep": "below"}),
+        Mistake("you keep one token too many: stop at the token that reaches p", {"keep": "extra"}),
+        Mistake(
+            "you keep every token whose own probability is at least p: the sum of the kept tokens must reach p",
+            {"keep": "threshold"},
+        ),
+        Mistake("you do not normalise the remaining probabilities: divide them by their sum", {"normalise": False}),
+        Mistake("you return the probabilities in sorted order: entry i must belong to token i", {"ordered": False}),
+        Mistake("you start with the least likely tokens: sort by decreasing probability", {"order": "up"}),
+        Mistake("you sum the probabilities in the order of the token ids: sort them first", {"order": "none"}),
+    ),
+    inspect=_inspect_distribution,
+    claims=("decoding-samplers",),
+)

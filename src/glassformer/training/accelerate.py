@@ -1,0 +1,63 @@
+"""The one place where training uses `glassformer.kernels`. Without that package, training runs in plain torch."""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.config import ConfigError, ModelConfig
+from glassformer.model import Model
+
+kernels: types.ModuleType | None
+try:
+    from glassformer.kernels import training as kernels
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("glassformer.kernels"):
+        raise
+    kernels = None
+
+
+def install(model: Model, **request: Any) -> list[str]:
+    """Install the kernels that support a model and a request; return their names.
+
+    `request` holds the fields of `kernels.training.TrainingRequest`.
+    """
+    if kernels is None:
+        if request.get("float8"):
+            raise ConfigError(
+                "machine.products='float8' needs glassformer.kernels, which is not installed: use "
+                "machine.products='precision'."
+            )
+        return []
+    names: list[str] = kernels.install_training_kernels(model, kernels.TrainingRequest(**request))
+    return names
+
+
+def choose(config: ModelConfig, **request: Any) -> list[str]:
+    """Return the names of the kernels that `install` would choose, without a model."""
+    if kernels is None:
+        return []
+    names: list[str] = kernels.choose_training_kernels(config, kernels.TrainingRequest(**request))
+    return names
+
+
+def head_kernel(
+    device: torch.device, dtype: torch.dtype, float8: bool
+) -> tuple[Callable[[Tensor, int], Any] | None, Callable[..., Any]] | None:
+    """Return (preparation of the weight, gradients of a chunk) of a faster head and loss, or None."""
+    if kernels is None:
+        assert not float8, "`install` refuses float8 without kernels"
+        return None
+    found: tuple[Callable[[Tensor, int], Any] | None, Callable[..., Any]] | None
+    found = kernels.head_kernel(device, dtype, float8)
+    return found
+
+
+def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> types.ModuleType | None:
+    """Return the module with faster passes of Muon over matrices of one shape, or None."""
+    if kernels is None:
+        return None
+    found: types.ModuleType | None = kernels.muon_kernel(matrices, rate)
+    return found

@@ -1,0 +1,242 @@
+"""Checkpoints: folders that are written atomically, never pickled, and verified when read.
+
+    RUN/run.toml                         the resolved run
+    RUN/log.jsonl                        one line per event
+    RUN/checkpoints/step-00000250/       model.toml, model.safetensors, tokenizer.json: a model folder `gf.load` reads
+                                         optimizer.safetensors, run.toml, meta.json (step, best, hashes, versions)
+    RUN/best, RUN/last                   links to two of them, replaced in one step; copies where links are not possible
+
+A checkpoint is written to a temporary folder, flushed, and renamed; then the links move; then old ones are removed,
+each renamed before its files are deleted. At every moment each name is a complete checkpoint.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from glassformer.config import ConfigError, to_dict, to_toml
+from glassformer.errors import GlassformerError
+from glassformer.files import flush, flush_folder, write_atomically
+from glassformer.training import folder as run_folder
+from glassformer.training.run import Run, read_run, run_to_dict
+
+FORMAT = 1
+FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
+MODEL_FILES = ("config.json", "model.toml", "model.safetensors", "model.safetensors.index.json")
+_NAME = re.compile(r"step-\d{8}(-\d+)?")
+
+
+class CheckpointError(GlassformerError):
+    """A checkpoint cannot be used. The message is one sentence."""
+
+
+def write(
+    run: Run,
+    step: int,
+    model: dict[str, Tensor],
+    extra: dict[str, Tensor],
+    tokenizer_json: str,
+    meta: dict[str, Any],
+) -> Path:
+    """Write and return RUN/checkpoints/step-N. `extra` is everything but the weights: optimizer, RNG state, average."""
+    folder = Path(run.out) / "checkpoints"
+    target = folder / f"step-{step:08d}"
+    again = 0
+    while target.exists():  # a run that was resumed from an earlier step: nothing is overwritten
+        again += 1
+        target = folder / f"step-{step:08d}-{again}"
+    stage = folder / f".writing-{os.getpid()}-{target.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        stage.mkdir()
+        (stage / "model.toml").write_text(to_toml(to_dict(run.model)), encoding="utf-8")
+        (stage / "run.toml").write_text(to_toml(run_to_dict(run)), encoding="utf-8")
+        (stage / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+        _save(model, stage / "model.safetensors")
+        _save(extra, stage / "optimizer.safetensors")
+        hashes = {name: _sha256(stage / name) for name in FILES}
+        text = json.dumps({"format": FORMAT, "step": step, "sha256": hashes, **meta}, indent=1)
+        (stage / "meta.json").write_text(text, encoding="utf-8")
+        flush_folder(stage)
+        os.rename(stage, target)
+        flush(folder)
+    except OSError as error:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be written ({error.strerror or error}): the earlier ones are "
+            f"whole, resume with --resume {run.out} when there is room."
+        ) from error
+    return target
+
+
+def publish(run: Run, checkpoint: Path, is_best: bool) -> None:
+    """Point `last` (and `best`) at a checkpoint, then drop what is neither best nor among the newest `keep`."""
+    root = Path(run.out)
+    for name in ("last", *(["best"] if is_best else [])):
+        run_folder.point(root / name, root / "checkpoints" / checkpoint.name)
+    flush(root)
+    linked = {(root / name).resolve().name for name in ("best", "last") if (root / name).exists()}
+    for old in steps(root)[: -run.loop.keep]:
+        if old.name not in linked:
+            hidden = old.parent / f".old-{os.getpid()}-{old.name}"
+            os.rename(old, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def steps(root: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    return sorted(p for p in (root / "checkpoints").glob("step-*") if _NAME.fullmatch(p.name))
+
+
+def find(path: str | Path) -> Path:
+    """The checkpoint folder that `path` means: a checkpoint, or the newest one of a run."""
+    given = Path(path).expanduser()
+    if (given / "meta.json").exists():
+        return given.resolve()
+    if not given.is_dir():
+        raise CheckpointError(f"{given} does not exist: give the folder of a run or of one of its checkpoints.")
+    if (given / "last" / "meta.json").exists():
+        return (given / "last").resolve()
+    found = steps(given)
+    if not found:
+        raise CheckpointError(f"{given} holds no checkpoint (no checkpoints/step-*): nothing to resume from.")
+    return found[-1]
+
+
+def read(path: str | Path) -> tuple[Run, dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """(run, meta, model tensors, extra tensors) of a checkpoint, every file checked against its hash."""
+    folder = find(path)
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        wanted = meta["sha256"]
+        if meta["format"] != FORMAT or set(wanted) != set(FILES) or not isinstance(meta["step"], int):
+            raise KeyError("format")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(
+            f"{folder} is not a training checkpoint of this version (meta.json): give another."
+        ) from None
+    for name in FILES:
+        if not (folder / name).exists():
+            raise CheckpointError(f"{folder} lacks {name}: it is damaged, resume from an earlier checkpoint.")
+        if _sha256(folder / name) != wanted[name]:
+            raise CheckpointError(
+                f"{folder / name} is not what was written: it is damaged, resume from an earlier one."
+            )
+    try:
+        run = read_run((folder / "run.toml").read_text(encoding="utf-8"), source=str(folder / "run.toml"))
+        return run, meta, _load(folder / "model.safetensors"), _load(folder / "optimizer.safetensors")
+    except (SafetensorError, ConfigError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from None
+
+
+def start_run(run: Run, resumed: bool, force: bool = False) -> Run:
+    """Create the folder of a run, write the resolved run.toml into it, and return the run with that folder as `out`.
+
+    A new run replaces another one only with `force`, which removes what a run writes and no other file. A folder with
+    the same run.toml and no checkpoint is a run that was stopped before its first one: it simply starts again.
+    """
+    root = Path(run.out or run_folder.RUNS)
+    try:
+        root = Path(run.out) if run.out else run_folder.create(run.data.corpus)
+        run = dataclasses.replace(run, out=str(root))
+        text = to_toml(run_to_dict(run)).encode()
+        if not resumed:
+            _check_free(root, text)
+        if not resumed and (held := _held_run(root, text)):
+            if not force:
+                raise CheckpointError(
+                    f"{root} already holds a run ({held}): continue it with --resume {root}, start elsewhere with "
+                    "--out FOLDER, or replace it with --force."
+                )
+            _remove_run(root)
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(root / "run.toml", text)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be written ({error.strerror or error}): give another `out`.") from None
+    return run
+
+
+def _held_run(root: Path, text: bytes) -> str:
+    """What shows that a folder belongs to another run than that of the resolved run.toml `text`; empty if nothing."""
+    if found := steps(root):
+        return found[-1].name
+    file = root / "run.toml"
+    return file.name if file.exists() and file.read_bytes() != text else ""
+
+
+def _remove_run(root: Path) -> None:
+    for name in ("best", "last", "checkpoints", "tensorboard", "log.jsonl", "run.toml"):
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _check_free(root: Path, text: bytes) -> None:
+    """Refuse, even with --force, a folder in which a new run would replace a user's file or hide a model.
+
+    A run.toml with a log.jsonl, or the run.toml `text` of this very run, is what a run leaves that was stopped before
+    its first checkpoint: it may be replaced.
+    """
+    if steps(root):
+        return
+    taken = [name for name in MODEL_FILES if (root / name).exists()]
+    taken += [name for name in ("best", "last") if (root / name).exists() and not (root / name).is_symlink()]
+    own = [name for name in ("run.toml", "log.jsonl") if (root / name).exists()]
+    same = own == ["run.toml"] and (root / "run.toml").read_bytes() == text
+    taken += own if len(own) == 1 and not same else []
+    if taken:
+        raise CheckpointError(
+            f"{root} already holds {', '.join(taken)}, with which the files of a run would collide: start elsewhere "
+            "with --out FOLDER."
+        )
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # raised by safetensors for a full disk
+        raise OSError(28 if "space" in str(error).lower() else 5, str(error)) from error
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    """Return copies, not views of the file: a change of a mapped file would change the run."""
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove folders that a killed process left incomplete."""
+    for left in [*folder.glob(".writing-*"), *folder.glob(".old-*")]:
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of the random generators of dropout."""
+    out = {"rng/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        out["rng/cuda"] = torch.cuda.get_rng_state(device)
+    return out
+
+
+def set_random_state(tensors: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(tensors["rng/cpu"])
+    if device.type == "cuda" and "rng/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng/cuda"], device)

@@ -1,0 +1,183 @@
+"""Cross-entropy of a linear head that never holds all logits at once.
+
+With a vocabulary of 50,000 tokens, the logits of a batch are by far the largest tensor of training. Here the rows are
+processed in chunks: logits of a chunk, its loss, and immediately its gradients, which are all that is kept. The values
+are those of `F.cross_entropy(h W^T + b)`, which tests/training/test_chunked_loss.py compares.
+
+Per row with logits z, p = softmax(z), V classes, target y, smoothing e and z-loss weight w:
+
+    loss   = (1 - e) (lse - z_y) + e (lse - mean(z)) + w lse^2,     lse = logsumexp(z)
+    d/dz_k = p_k (1 + 2 w lse) - (1 - e) [k = y] - e / V
+
+Tensor cores and the kernels need rows of a multiple of 16 bytes. Where V gives none (GPT-2's is 50,257), the copy of
+the weight that the matmuls read is padded with rows of zeros; the additional columns of logits are ignored.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer.training import accelerate
+
+CHUNK_BYTES = 2**32
+"""Limit of a chunk's logits in float32: large enough to fill a GPU, small compared with the activations."""
+
+HeadGradients = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
+
+
+def chunk_gradients(
+    logits: Tensor, targets: Tensor, ignored: int, smoothing: float, z_loss: float, columns: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (total, plain cross-entropy, gradient of the total with respect to the logits, in their dtype).
+
+    Only the first `columns` are logits; the gradient of the rest is 0.
+    """
+    z = logits[:, :columns].float()
+    counted = targets != ignored
+    safe = torch.where(counted, targets, 0)
+    lse = z.logsumexp(-1)
+    picked = z.gather(1, safe[:, None])[:, 0]
+    plain = torch.where(counted, lse - picked, 0.0)
+    total = plain
+    weight = torch.ones_like(lse)
+    if smoothing:
+        total = (1 - smoothing) * plain + smoothing * torch.where(counted, lse - z.mean(-1), 0.0)
+    if z_loss:
+        total = total + z_loss * torch.where(counted, lse.square(), 0.0)
+        weight = weight + 2 * z_loss * lse
+    gradient = (z - lse[:, None]).exp() * weight[:, None] - smoothing / z.shape[-1]
+    classes = torch.arange(z.shape[-1], device=z.device)
+    gradient = gradient - (1 - smoothing) * (classes[None, :] == safe[:, None])
+    gradient = torch.where(counted[:, None], gradient, 0.0)
+    if z.shape != logits.shape:
+        gradient = F.pad(gradient, (0, logits.shape[1] - z.shape[1]))
+    return total.sum(), plain.sum(), gradient.to(logits.dtype)
+
+
+def head_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    settings: tuple[int, float, float],
+    columns: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return (total, plain, gradients of hidden, weight and bias) of one chunk, by plain torch.
+
+    `settings`: ignored target id, label smoothing, weight of the z-loss. Kernels implement the same signature.
+    """
+    logits = hidden @ weight.T
+    logits = logits if bias is None else logits + bias
+    total, plain, gradient = chunk_gradients(logits, targets, *settings, columns)
+    d_bias = None if bias is None else gradient.sum(0, dtype=torch.float32)
+    return total, plain, gradient @ weight, gradient.T @ hidden, d_bias
+
+
+def padded_rows(columns: int, multiple: int) -> int:
+    """Return the number of logits of a row: `columns`, or the next multiple of 64 unless it is a `multiple`."""
+    return columns if columns % multiple == 0 else -(-columns // 64) * 64
+
+
+def pad(x: Tensor, rows: int) -> Tensor:
+    """Pad x with rows (or entries) of zeros to `rows` in all."""
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, rows - len(x))) if len(x) < rows else x
+
+
+def chunk_rows(stride: int) -> int:
+    """Return the rows of a chunk, for rows of `stride` logits: a power of two, so that usual batches divide evenly."""
+    return 2 ** int(math.log2(max(1, CHUNK_BYTES // (4 * stride))))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: tuple[int, float, float],
+        dtype: torch.dtype,
+        multiple: int,
+        prepare: Callable[[Tensor, int], Any] | None,
+        gradients: HeadGradients,
+    ) -> tuple[Tensor, Tensor]:
+        h, columns = hidden.to(dtype), len(weight)
+        stride = padded_rows(columns, multiple)
+        w = pad(weight.to(dtype), stride) if prepare is None else prepare(weight, stride)
+        b = None if bias is None else pad(bias.to(dtype), stride)
+        rows = chunk_rows(stride)
+        total = torch.zeros((), device=h.device)
+        plain = torch.zeros((), device=h.device)
+        # nothing saved for the backward pass is ever written in place: inside a compiled autograd function torch 2.11
+        # loses such writes, and every gradient is zero (src/glassformer/bench/gpu/cuda_check.py compares them)
+        d_hidden: list[Tensor] = []
+        d_weight: Tensor | float = 0.0
+        d_bias: Tensor | float = 0.0
+        for first in range(0, len(h), rows):
+            part, wanted = h[first : first + rows], targets[first : first + rows]
+            chunk_total, chunk_plain, d_part, d_chunk, d_chunk_bias = gradients(part, w, b, wanted, settings, columns)
+            total = total + chunk_total
+            plain = plain + chunk_plain
+            d_hidden.append(d_part)
+            d_weight = d_weight + d_chunk.float()
+            if d_chunk_bias is not None:
+                d_bias = d_bias + d_chunk_bias
+        ctx.save_for_backward(torch.cat(d_hidden), d_weight, d_bias if b is not None else None)
+        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.columns = columns
+        ctx.mark_non_differentiable(plain)
+        return total, plain
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden, d_weight, d_bias = ctx.saved_tensors
+        d_weight, d_bias = d_weight[: ctx.columns], None if d_bias is None else d_bias[: ctx.columns]
+        scale, (h_dtype, w_dtype, b_dtype) = gradients[0], ctx.dtypes
+        bias = None if d_bias is None else (d_bias * scale).to(b_dtype)
+        return (d_hidden * scale).to(h_dtype), (d_weight * scale).to(w_dtype), bias, None, None, None, None, None, None
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    ignored: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    float8: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """(total, plain cross-entropy), summed, of hidden (N,D) through weight (V,D); only `total` has a gradient.
+
+    Under autocast, matmuls use its dtype; sums, losses and the weight's gradient are float32. With `float8` (which does
+    not support a bias) the matmuls are in float8, and the losses are those of the resulting logits.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    if float8:
+        assert bias is None
+        dtype = torch.bfloat16
+    kernel = accelerate.head_kernel(hidden.device, dtype, float8)
+    prepare, gradients = (None, head_gradients) if kernel is None else kernel
+    multiple = 16 if float8 else 8 if dtype is torch.bfloat16 else 1
+    with torch.autocast(device, enabled=False):
+        out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
+            hidden, weight, bias, targets, (ignored, label_smoothing, z_loss), dtype, multiple, prepare, gradients
+        )
+    return out
+
+
+def cross_entropy_sum(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, ignored: int = -100
+) -> Tensor:
+    """Return the summed cross-entropy of hidden (N,D) through weight (V,D), chunk by chunk, without gradients."""
+    total, rows = torch.zeros((), device=hidden.device), chunk_rows(len(weight))
+    for part, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+        logits = F.linear(part, weight, bias).float()
+        total = total + F.cross_entropy(logits, wanted, ignore_index=ignored, reduction="sum")
+    return total

@@ -1,0 +1,1 @@
+"""Training data: corpora, tokenizers, batches, synthetic tasks and n-gram baselines."""

@@ -1,0 +1,1 @@
+"""Training on several processes: the only code that imports torch.distributed."""

@@ -1,0 +1,150 @@
+"""The size of a run before it starts: its vocabulary, and how its steps use memory.
+
+`sheet(run)` is `size.size` with the values of the run as defaults. Values that only training can find out (the alphabet
+of a corpus that is not here, the precision that suits the machine) are assumed, and every assumption is stated in the
+notes of the sheet.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from glassformer.sizing import BYTES, Dtype, Optimizer, Sheet, StepOptions, size
+from glassformer.training.chunked_loss import CHUNK_BYTES
+from glassformer.training.data import corpus
+from glassformer.training.data.tasks import TaskData
+from glassformer.training.data.tokenizer import ByteTokenizer, train_tokenizer
+from glassformer.training.data.tokenizer import load as load_tokenizer
+from glassformer.training.objective import CHUNKED_FROM
+from glassformer.training.run import Run
+from glassformer.training.session import fit_vocabulary
+
+SHAKESPEARE_CHARACTERS = 65
+"""The alphabet of tiny Shakespeare, a file whose hash is known: sizing need not download it."""
+CHUNK_COPIES = {"cuda": {4: 8.0, 2: 4.0}, "cpu": {4: 17.0, 2: 19.0}}
+"""Bytes alive for each logit while a chunk of the loss is computed, by width of the logits: on a GPU logits and their
+gradient; on a CPU float32 logits, probabilities, a mask, one-hot targets and the difference, and bfloat16 logits."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A run with the vocabulary it will train with, how its steps use memory, and what had to be assumed."""
+
+    run: Run
+    options: StepOptions
+    notes: tuple[str, ...]
+
+
+def forecast(run: Run) -> Forecast:
+    """Return what can be known of a run without training. Nothing is downloaded."""
+    vocabulary, why = count_vocabulary(run)
+    notes = [why] if why else []
+    if vocabulary is not None:
+        if not why and vocabulary != run.model.vocab_size:
+            notes.append(f"Vocabulary: {vocabulary:,}, as the tokenizer of {run.data.corpus} has it.")
+        run = fit_vocabulary(run, vocabulary)
+    cuda = run.machine.device == "cuda" or (run.machine.device == "auto" and torch.cuda.is_available())
+    precision: str = run.machine.precision
+    if precision == "auto":
+        precision = "bfloat16" if cuda else "float32"
+        where = "as on recent GPUs" if cuda else "as on most CPUs; training uses bfloat16 where it is faster"
+        notes.append(f"machine.precision='auto' is taken as {precision}, {where}.")
+    half = precision == "bfloat16"
+    head = run.model.head
+    chunked = head is not None and head.transform is None and run.model.vocab_size >= CHUNKED_FROM
+    options = StepOptions(
+        matmuls="bfloat16" if half else None,
+        residual=run.machine.stream if half else None,
+        average=run.optim.ema is not None,
+        accumulate=run.loop.accumulate,
+        fused=True,
+        head_bytes=CHUNK_BYTES if chunked else None,
+        chunk_copies=CHUNK_COPIES["cuda" if cuda else "cpu"][2 if half else 4],
+        smoothing=run.loss.label_smoothing > 0,
+        evaluation=run.loop.batch // run.loop.accumulate,
+    )
+    if run.machine.products == "float8":
+        notes.append("The float8 copies of weights and activations are not counted.")
+    if cuda:
+        notes.append("Memory is counted for eager PyTorch in one process; compiled steps on a GPU were not measured.")
+    return Forecast(run, options, tuple(notes))
+
+
+def count_vocabulary(run: Run) -> tuple[int | None, str]:
+    """Return the number of token ids of the run's tokenizer, and a sentence where it is not certain.
+
+    None: it cannot be known here, and the model keeps the vocabulary that the run file gives it.
+    """
+    data = run.data
+    if run.task is not None:
+        return TaskData(run.task).tokenizer.vocab_size, ""
+    match data.tokenizer:
+        case "byte":
+            return ByteTokenizer().vocab_size, ""
+        case "bpe":
+            if data.vocab_size is None:
+                return None, _kept(run, "data.vocab_size is not set")
+            return data.vocab_size, f"Vocabulary: {data.vocab_size:,}, as data.vocab_size asks; a short text has fewer."
+        case "char" if data.corpus == "shakespeare":
+            return SHAKESPEARE_CHARACTERS, ""
+        case "char":
+            try:
+                return train_tokenizer("char", _texts(data.corpus)).vocab_size, ""
+            except corpus.DataError as error:
+                return None, _kept(run, str(error).split(". ")[0].rstrip("."))
+        case path:
+            try:
+                return load_tokenizer(path).vocab_size, ""
+            except corpus.DataError as error:
+                return None, _kept(run, str(error).rstrip("."))
+
+
+def _texts(name: str) -> Iterator[str]:
+    documents = corpus.find(name).documents()
+    for document in documents:
+        yield from document.read()
+    if len(documents) > 1:
+        yield "\n"  # joins them
+
+
+def _kept(run: Run, reason: str) -> str:
+    return f"Vocabulary: {run.model.vocab_size:,} is assumed, as the model is configured: {reason}."
+
+
+def sheet(
+    run: Run,
+    batch: int | None = None,
+    context: int | None = None,
+    dtype: Dtype | None = None,
+    optimizer: Optimizer | None = None,
+    source: int | None = None,
+    name: str = "the run",
+) -> Sheet:
+    """Return the sheet of a run. Arguments that are given replace the values of the run."""
+    found = forecast(run)
+    run, options, notes = found.run, found.options, list(found.notes)
+    used = []
+    if batch is None:
+        batch = run.loop.batch
+        used.append(f"batch {batch:,}" + (f" in {options.accumulate} parts" if options.accumulate > 1 else ""))
+    elif batch % options.accumulate:
+        raise ValueError(f"batch={batch} is not a multiple of loop.accumulate={options.accumulate}: parts are equal.")
+    options = dataclasses.replace(options, evaluation=batch // options.accumulate)
+    if context is None:
+        context = run.context
+        used.append(f"context {context:,}")
+    if optimizer is None:
+        optimizer = run.optim.kind
+        used.append(f"optimizer {optimizer}" + (" with averaged weights (EMA)" if options.average else ""))
+    if dtype is None:
+        dtype = "float32"
+        matmuls = f", matmuls {options.matmuls}, residual stream {options.residual}" if options.matmuls else ""
+        used.append(f"weights float32{matmuls}")
+    else:
+        options = dataclasses.replace(options, matmuls=None, residual=None)
+        notes = [note for note in notes if not note.startswith("machine.precision")]
+    lines = ([f"From {name}: {', '.join(used)}."] if used else []) + notes
+    assert dtype in BYTES
+    return dataclasses.replace(size(run.model, batch, context, dtype, optimizer, source, options), notes=tuple(lines))

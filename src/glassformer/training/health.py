@@ -1,0 +1,67 @@
+"""Checks of a training step: find where NaN or infinity first appears, and refuse a gradient of exactly zero."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from glassformer.training.objective import Batch
+
+if TYPE_CHECKING:
+    from glassformer.training.loop import TrainState
+
+
+class NonFinite(ArithmeticError):  # noqa: N818  (the name says what happened)
+    """The loss or gradient is NaN or infinite. Nothing was updated; the message names the first site."""
+
+
+class DeadGradient(ArithmeticError):  # noqa: N818
+    """Every gradient is exactly zero although there is something to learn. One sentence."""
+
+
+def require_gradient(step: int, loss: float, norm: float) -> None:
+    """Raise DeadGradient if the loss is above zero and every gradient is exactly zero: a kernel or compiler lost it."""
+    if norm == 0 and loss > 1e-2:
+        raise DeadGradient(
+            f"step {step} has a loss of {loss:.4f} and a gradient of exactly zero, so nothing can be learnt: "
+            "train with machine.compile='no', and report it with the output of `glass env`."
+        )
+
+
+class FirstNonFinite:
+    """A tap that stores the first site with a NaN or infinite value."""
+
+    site: str | None = None
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        # masked scores are -inf by design; the softmax that follows must be finite
+        checked = self.site is None and value.is_floating_point() and not site.endswith("scores")
+        if checked and not bool(torch.isfinite(value).all()):
+            self.site = site
+        return value
+
+    def wants(self, site: str) -> bool:
+        return False
+
+
+@torch.no_grad()
+def explain_non_finite(state: "TrainState", batch: Batch, value: float) -> str:
+    """Return where NaN or infinity first appears on any rank: a site of the forward pass, or a gradient."""
+    tap, group = FirstNonFinite(), state.group
+    with state.autocast():
+        inputs = (batch.inputs,) if batch.source is None else (batch.source, batch.inputs)
+        group.run(lambda model: model(*inputs, tap=tap), state.model)
+    site = next((site for site in group.gather(tap.site) if site), None)
+    where = f"first at {site}" if site else "not in the forward pass"
+    affected = [
+        name
+        for name, p in state.model.named_parameters()
+        if p.grad is not None and not bool(group.local(p.grad).isfinite().all())
+    ]
+    last = next((names[-1] for names in group.gather(affected) if names), None)
+    if site is None and last:
+        where = f"the forward pass is finite, the gradient of {last} is not"
+    return (
+        f"step {state.step}: the loss is {value} ({where}). Nothing was updated; lower optim.lr, lengthen the warm-up, "
+        "or use machine.precision='float32'."
+    )

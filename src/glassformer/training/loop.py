@@ -1,0 +1,398 @@
+"""The training loop: `train_step` over one `TrainState`, and `train`, which runs a whole run and reports events."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glassformer import sizing
+from glassformer.model import Model, build
+from glassformer.model.device import choose_for_training, measure_matmul
+from glassformer.training import accelerate, checkpoint
+from glassformer.training.data.batches import IGNORED, eval_batches
+from glassformer.training.data.source import Source
+from glassformer.training.distributed.parallel import ALONE, Group, start
+from glassformer.training.health import NonFinite, explain_non_finite, require_gradient
+from glassformer.training.interrupt import interrupts
+from glassformer.training.log import Log, Report, Throughput
+from glassformer.training.memory import keep_freed
+from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
+from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
+from glassformer.training.probes import Probe, chosen_probes
+from glassformer.training.run import Run
+from glassformer.training.sample import can_sample, sample_text
+from glassformer.training.schedule import factor
+
+
+@dataclass
+class TrainState:
+    """Everything that changes in training, and everything that a step needs."""
+
+    run: Run
+    model: Model
+    optimizer: Optimizer
+    device: torch.device
+    dtype: torch.dtype
+    average: Average | None = None
+    step: int = 0
+    """Steps done."""
+    best: float = math.inf
+    """Lowest validation loss so far."""
+    loss_function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
+    """`summed_loss`, or a compiled one."""
+    parameters: list[torch.nn.Parameter] = field(default_factory=list)
+    group: Group = ALONE
+    """The processes that train together."""
+    compiled: bool = False
+    kernels: list[str] = field(default_factory=list)
+    """Names of the kernels that were installed (`kernels.training`)."""
+    settle: Callable[[], None] = lambda: None
+    """Wait until all steps that were launched have finished; raise if the loss of one was NaN or infinite."""
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of forward passes: autocast of the matmuls to `dtype`."""
+        if self.dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+
+def prepare_state(run: Run, group: Group | None = None) -> TrainState:
+    """Return a fresh state on the chosen device, with the model distributed over the group (default: torchrun's)."""
+    group = start(run) if group is None else group
+    device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
+    torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
+    # a model that will be sharded may not fit on one device
+    model = build(run.model, seed=run.seed, device="cpu" if group.sharded else device).train()
+    function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
+    if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
+        function = functools.partial(summed_loss, stream=torch.bfloat16)
+    if run.machine.products == "float8":
+        function = functools.partial(function, float8=True)
+    if device.type == "cpu":
+        keep_freed()
+    kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
+    loss_function = group.wrap(model, function, compiled)
+    optimizer = Optimizer(model, run.optim)
+    group.adopt(optimizer)
+    average = Average(model, run.optim.ema) if run.optim.ema is not None else None
+    parameters = list(model.parameters())
+    return TrainState(
+        run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters, group, compiled, kernels
+    )
+
+
+def kernel_request(
+    run: Run, device: torch.device, dtype: torch.dtype, compiled: bool, sharded: bool = False
+) -> dict[str, Any]:
+    """Return what the choice of kernels depends on: the fields of `kernels.training.TrainingRequest`."""
+    return {
+        "device": device,
+        "dtype": dtype,
+        "compiled": compiled,
+        "sharded": sharded,
+        "native": run.machine.compile == "auto",
+        "float8": run.machine.products == "float8",
+        "muon": run.optim.kind == "muon",
+    }
+
+
+def choose_machine(run: Run) -> tuple[torch.device, torch.dtype, bool]:
+    """Return the device, the dtype of the matmuls, and whether to compile with torch.compile."""
+    wanted = run.machine
+    choice = choose_for_training(wanted.device, wanted.precision, run.model.d_model)
+    # on a CPU, torch.compile was measured to be about neutral and takes half a minute, so it runs only on request; the
+    # CPU kernels compile in seconds, once
+    compiled = wanted.compile == "yes" or (wanted.compile == "auto" and choice.device == "cuda")
+    return torch.device(choice.device), choice.dtype, compiled
+
+
+def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
+    """Do one update. Gradients of accumulated parts and of ranks add up to the gradient of the whole batch.
+
+    `batch` is this rank's share; the loss is that of all ranks. Raises NonFinite before the optimizer changes anything.
+    """
+    run, group, parts = state.run, state.group, state.run.loop.accumulate
+    size = batch.inputs.shape[0] // parts
+    (counted,) = group.totals(batch.n_targets())
+    n_targets = max(1, int(counted))
+    group.reseed(run.seed, state.step)
+    state.optimizer.zero_grad()
+    plain = torch.zeros((), device=state.device)
+    for part in range(parts):
+        share = batch.rows(part * size, (part + 1) * size) if parts > 1 else batch
+        with group.accumulating(more=part + 1 < parts):
+            with state.autocast():
+                total, summed = state.loss_function(state.model, share, run.loss, True)
+            (total / (n_targets / group.world)).backward()  # ranks take the mean of their gradients, not the sum
+        plain += summed.detach() / n_targets
+    norm = group.full(gradient_norm(state.parameters))
+    (value,) = group.totals(float(plain))
+    if not (math.isfinite(value) and math.isfinite(float(norm))):
+        raise NonFinite(explain_non_finite(state, batch, value))
+    require_gradient(state.step + 1, value, float(norm))
+    clip(state.parameters, norm, run.optim.clip)
+    scale = factor(run.schedule, state.step, run.loop.steps)
+    state.optimizer.step(scale)
+    state.step += 1
+    if state.average is not None:
+        state.average.update(state.model, state.step)
+    return {"loss": value, "gradient_norm": float(norm), "lr": scale * run.optim.lr}
+
+
+@torch.no_grad()
+def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return the cross-entropy per target on fixed windows of tokens, or on the given ones.
+
+    Averaged weights are used if there are any. As in a step, at most `batch // accumulate` sequences run at once.
+    """
+    state.settle()
+    run, group = state.run, state.group
+    if state.average is not None:
+        state.average.swap(state.model)
+    state.model.eval()
+    total, count = 0.0, 0.0
+    try:
+        if isinstance(tokens, np.ndarray):
+            tokens = eval_batches(tokens, run.context, run.loop.batch, run.loop.eval_batches)
+        for number, window in enumerate(tokens):
+            whole = make_batch(run, window, step=number)
+            for batch in _parts(whole, run.loop.batch // run.loop.accumulate):
+                share = _share(batch, group)
+                with state.autocast():
+                    _, summed = group.run(summed_loss, state.model, share.to(state.device), run.loss, False)
+                total += float(summed)
+                count += share.n_targets()
+    finally:
+        state.model.train()
+        if state.average is not None:
+            state.average.swap(state.model)
+    total, count = group.totals(total, count)
+    return total / count
+
+
+def _parts(batch: Batch, size: int) -> Iterator[Batch]:
+    """Yield the sequences of a batch in parts of at most `size`; all ranks yield the same number."""
+    n = batch.inputs.shape[0]
+    yield from (batch.rows(first, min(n, first + size)) for first in range(0, n, size)) if n > size else (batch,)
+
+
+def _share(batch: Batch, group: Group) -> Batch:
+    """Return this rank's sequences of a batch that all ranks have.
+
+    A rank that gets none runs one sequence without targets, because sharded ranks must all run the model.
+    """
+    if group.world == 1:
+        return batch
+    n = batch.inputs.shape[0]
+    first, last = n * group.rank // group.world, n * (group.rank + 1) // group.world
+    if first < last:
+        return batch.rows(first, last)
+    one = batch.rows(0, 1)
+    return dataclasses.replace(one, targets=torch.full_like(one.targets, IGNORED))
+
+
+def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
+    """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average."""
+    state.settle()
+    group = state.group
+    weights = group.whole({name: p.detach() for name, p in state.model.named_parameters()})
+    extra = {f"optimizer/{k}": v for k, v in group.whole(state.optimizer.state()).items()}
+    extra |= checkpoint.random_state(state.device)
+    if state.average is not None:
+        extra |= {f"weights/{name}": value for name, value in weights.items()}
+        weights = group.whole(state.average.weights)
+    meta = {"best": None if math.isinf(state.best) else state.best, "seconds": seconds, "torch": torch.__version__}
+
+    def write() -> Path:
+        path = checkpoint.write(state.run, state.step, weights, extra, tokenizer_json, meta)
+        checkpoint.publish(state.run, path, is_best)
+        return path
+
+    return group.on_main(write)
+
+
+def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], extra: dict[str, Tensor]) -> None:
+    """Load the contents of a checkpoint into a fresh state."""
+    raw = {name.removeprefix("weights/"): t for name, t in extra.items() if name.startswith("weights/")}
+    held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
+    raw, model, held = (state.group.spread(tensors, state.model) for tensors in (raw, model, held))
+    try:
+        state.model.load_state_dict(raw or model)
+        state.optimizer.load_state(held)
+        if state.average is not None:
+            state.average.weights = {name: model[name].to(state.device) for name in state.average.weights}
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise checkpoint.CheckpointError(f"the checkpoint does not fit its own run.toml: {error}.") from None
+    checkpoint.set_random_state(extra, state.device)
+    state.step = meta["step"]
+    state.best = math.inf if meta["best"] is None else meta["best"]
+
+
+def train(
+    run: Run,
+    data: Source,
+    listen: Report | None = None,
+    resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
+    baselines: dict[str, float] | None = None,
+    force: bool = False,
+) -> TrainState:
+    """Train to the end of the run. Events, samples and probes go to RUN/log.jsonl and to `listen`.
+
+    The first event names the folder RUN. `resume` holds the contents of a checkpoint to continue from. `baselines` are
+    written into the `start` event. `force` replaces a run that the folder `out` already holds.
+    """
+    probes = chosen_probes(run.probe)
+    state = prepare_state(run)
+    if resume is not None:
+        restore(state, *resume)
+    run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
+    with contextlib.closing(
+        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run.loop.tensorboard)
+    ) as log:
+        log(event="start", **_facts(state, data, baselines))
+        _run(state, data, log, probes, resume[0] if resume else {})
+    return state
+
+
+def _run(
+    state: TrainState,
+    data: Source,
+    log: Log,
+    probes: dict[str, Probe],
+    resumed: dict[str, Any],
+) -> None:
+    run = state.run
+    tokenizer_json = data.tokenizer.to_json()
+    throughput = Throughput(state.step, run.loop.steps, resumed.get("seconds", 0.0))
+
+    def check() -> None:
+        loss = evaluate(state, data.validation(run))
+        is_best = loss < state.best
+        state.best = min(state.best, loss)
+        log(event="validation", step=state.step, loss=loss, best=is_best, seconds=throughput.seconds())
+        if is_best or state.step % run.loop.checkpoint_every == 0 or state.step == run.loop.steps:
+            save(state, tokenizer_json, throughput.seconds(), is_best)
+
+    def probe() -> None:
+        log(event="probe", step=state.step, **measure(state, data, probes))
+
+    def between() -> Iterator[Callable[[], object]]:
+        """Yield the work that is due after a step."""
+        step, every = state.step, run.loop
+        if every.sample_every and step % every.sample_every == 0 and can_sample(state.model):
+            yield lambda: log(event="sample", step=step, text=_sample(state, data))
+        if probes and step % run.probe.every == 0:
+            yield probe
+        if step % every.eval_every == 0 or step == every.steps:
+            yield check
+        elif step % every.checkpoint_every == 0:
+            yield lambda: save(state, tokenizer_json, throughput.seconds(), False)
+
+    one_step = stepper(state)
+    if state.step == 0:
+        with throughput.paused():
+            check()
+            if probes:
+                probe()
+    with interrupts(active=state.group.world == 1) as asked_to_stop:
+        for batch in _batches(state, data):
+            event = one_step(state, batch)
+            if state.step % run.loop.log_every == 0 or state.step == 1:
+                state.settle()
+                event = {name: float(value) for name, value in event.items()}
+                log(event="step", step=state.step, **event, **throughput.read(state.step), seconds=throughput.seconds())
+            if due := list(between()):
+                state.settle()  # steps that still run on the device count as steps
+                with throughput.paused():
+                    for work in due:
+                        work()
+            if asked_to_stop() and state.step < run.loop.steps:
+                save(state, tokenizer_json, throughput.seconds(), False)
+                raise KeyboardInterrupt
+    log(event="end", step=state.step, best=state.best, seconds=throughput.seconds())
+
+
+def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor | float]]:
+    """Return `train_step`, or the same step as one captured CUDA graph where that is possible."""
+    from glassformer.training.graph import CapturedStep, can_capture  # it is built on this module
+
+    return CapturedStep(state) if can_capture(state) else train_step
+
+
+def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
+    """Yield the remaining batches of the run. Each is prepared while the device computes the previous step."""
+    run, group = state.run, state.group
+    order = data.order(run, group.rank, group.world)
+    first_row = group.rank * run.loop.batch // group.world
+    for step in range(state.step, run.loop.steps):
+        yield make_batch(run, order.batch(step), step, first_row).to(state.device)
+
+
+def _sample(state: TrainState, data: Source) -> str:
+    """Return a text sampled from the current model. The random state of the run does not change."""
+    state.settle()
+    held = checkpoint.random_state(state.device)
+    model = state.group.whole_model(state.model)
+    text = sample_text(model, data.tokenizer).strip("\n") if model is not None and state.group.is_main else ""
+    checkpoint.set_random_state(held, state.device)
+    return text
+
+
+def measure(state: TrainState, data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
+    """Return the results of the probes on the current model: averaged weights if there are any, without dropout."""
+    state.settle()
+    held, found = checkpoint.random_state(state.device), {}
+    if state.average is not None:
+        state.average.swap(state.model)
+    state.model.eval()
+    try:
+        model = state.group.whole_model(state.model)
+        if model is not None and state.group.is_main:
+            with torch.no_grad(), state.autocast():
+                found = {name: probe(model.eval(), data, state.run) for name, probe in probes.items()}
+    finally:
+        state.model.train()
+        if state.average is not None:
+            state.average.swap(state.model)
+        checkpoint.set_random_state(held, state.device)
+    return found
+
+
+def _precision(state: TrainState) -> str:
+    name = str(state.dtype).removeprefix("torch.")
+    if state.run.machine.products != "float8":
+        return name
+    return f"{name}, matmuls of blocks{' and head' if float8_head(state.model) else ''} in float8"
+
+
+def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) -> dict[str, Any]:
+    run = state.run
+    counted = sizing.flops(run.model, batch=1, context=run.context)
+    square, repeats = 4096 if state.device.type == "cuda" else 512, 25  # the first matmuls of a process are slow
+    # the operations of a step are those of all ranks, and so is the peak they are compared with
+    (peak,) = state.group.totals(1e9 * measure_matmul(state.device.type, state.dtype, square, repeats))
+    return {
+        "step": state.step,
+        "steps": run.loop.steps,
+        "out": run.out,
+        "parameters": sizing.count(run.model),
+        "tokens_per_step": run.loop.batch * run.context,
+        "flops_per_step": counted.training * run.loop.batch,
+        "peak_flops": peak,
+        "device": str(state.device),
+        "precision": _precision(state),
+        "compiled": state.compiled,
+        "kernels": state.kernels,
+        "ranks": state.group.world,
+        **data.facts(run),
+        "baselines": baselines or {},
+        "uniform": math.log(run.model.vocab_size),
+    }

@@ -1,0 +1,178 @@
+"""A batch and the loss that is minimised over it: next token, masked language model, sequence to sequence.
+
+A loss is a sum over targets divided by the number of targets of the whole step, which the caller gives. So parts of a
+batch (accumulation steps, ranks) add up to exactly the loss of the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
+from glassformer.model.moe import balance_loss
+from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
+from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
+from glassformer.training.run import Loss, Run
+
+CHUNKED_FROM = 4096
+"""Vocabulary from which on the head and loss are computed in chunks."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of a forward pass; `source` for an encoder-decoder."""
+
+    inputs: Tensor
+    targets: Tensor
+    source: Tensor | None = None
+    counted: int | None = None
+    """Number of targets that are not ignored, counted before the batch moves to a device, to avoid a wait."""
+
+    def to(self, device: torch.device) -> "Batch":
+        if device.type == "cpu":
+            return self
+
+        def move(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.pin_memory().to(device, non_blocking=True)
+
+        inputs, targets = move(self.inputs), move(self.targets)
+        assert inputs is not None
+        assert targets is not None
+        return Batch(inputs, targets, move(self.source), self.n_targets())
+
+    def rows(self, first: int, last: int) -> "Batch":
+        """Return a range of the sequences, for example those of one accumulation step."""
+        at = slice(first, last)
+        return Batch(self.inputs[at], self.targets[at], None if self.source is None else self.source[at])
+
+    def n_targets(self) -> int:
+        return int((self.targets != IGNORED).sum()) if self.counted is None else self.counted
+
+    def n_tokens(self) -> int:
+        """Return the number of tokens that the model reads."""
+        return self.inputs.numel() + (0 if self.source is None else self.source.numel())
+
+
+def make_batch(run: Run, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
+    """Return the batch of the objective for (inputs, next tokens) windows. Masks depend on (seed, step, row) alone."""
+    inputs, following = window
+    special = run.model.special
+    match run.objective:
+        case "masked":
+            mask_id = run.model.vocab_size - 1  # the extra id that `prepare_model` adds
+            asked, targets = mask_tokens(inputs, mask_id, mask_id, run.seed, step, run.loss.mask_rate, first_row)
+            return Batch(asked, targets)
+        case "seq2seq":
+            source, given, targets = prefix_pairs(inputs, special.start or 0)
+            return Batch(given, targets, source)
+        case _:
+            return Batch(inputs, following)
+
+
+class Routers:
+    """A tap that collects the decisions of the routers of a mixture of experts, for their balance loss."""
+
+    def __init__(self) -> None:
+        self.probabilities: list[Tensor] = []
+        self.losses: list[Tensor] = []
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        if site.endswith("feedforward.router"):
+            self.probabilities.append(value)
+        elif site.endswith("feedforward.choice"):
+            self.losses.append(balance_loss(self.probabilities[-1], value))
+        return value
+
+    def wants(self, site: str) -> bool:
+        return False
+
+
+class Narrow:
+    """A tap that casts the residual stream to another dtype than that of the weights, from the embedding on."""
+
+    def __init__(self, inner: Tap, dtype: torch.dtype):
+        self.inner, self.dtype = inner, dtype
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        value = self.inner(site, value)
+        return value.to(self.dtype) if site.endswith("embed") else value
+
+    def wants(self, site: str) -> bool:
+        return self.inner.wants(site)
+
+
+def summed_loss(
+    model: Model, batch: Batch, loss: Loss, training: bool, stream: torch.dtype | None = None, float8: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(what is minimised, plain cross-entropy), both summed over targets; `stream` is a dtype for the residual stream.
+
+    `float8` computes the matmuls of the head in float8, where `float8_head` supports it.
+
+    Minimised: cross-entropy with label smoothing + z_loss * logsumexp^2 per target + balance * mean balance loss of the
+    layers per target. The balance loss is of the batch it sees: in accumulation, the mean over parts.
+    """
+    routers = Routers() if training and has_experts(model) else None
+    tap: Tap = routers if routers is not None else NO_TAP
+    if stream is not None:
+        tap = Narrow(tap, stream)
+    if isinstance(model, Seq2Seq):
+        assert batch.source is not None
+        memory = model.encode(batch.source, tap=tap)
+        hidden = model.decode_hidden(batch.inputs, memory, tap=tap)
+    else:
+        hidden = model.encode(batch.inputs, tap=tap)
+    targets = batch.targets.flatten()
+    if chunked(model):
+        total, plain = _chunked_loss(model, hidden, targets, loss, training, float8 and float8_head(model))
+    else:
+        total, plain = _plain_loss(model.logits(hidden, tap), targets, loss, training)
+    if routers is not None and loss.balance:
+        total = total + loss.balance * torch.stack(routers.losses).mean() * (targets != IGNORED).sum()
+    return total, plain
+
+
+def chunked(model: Model) -> bool:
+    """Return whether the head and loss run in chunks: where the logits would be the largest tensor of the step."""
+    config = model.config
+    return config.head is not None and config.head.transform is None and config.vocab_size >= CHUNKED_FROM
+
+
+def float8_head(model: Model) -> bool:
+    """Return whether the matmuls of the head can be in float8: the loss runs in chunks and the head has no bias."""
+    head = model.config.head
+    return chunked(model) and head is not None and not head.bias
+
+
+def _chunked_loss(
+    model: Model, hidden: Tensor, targets: Tensor, loss: Loss, training: bool, float8: bool
+) -> tuple[Tensor, Tensor]:
+    head = model.head
+    assert head is not None
+    weight = model.embed.tokens.weight if head.weight is None else head.weight
+    rows = hidden.flatten(0, 1) * head.scale if head.scale != 1 else hidden.flatten(0, 1)
+    if not training:
+        plain = cross_entropy_sum(rows, weight, targets, head.bias, IGNORED)
+        return plain, plain
+    return linear_cross_entropy(rows, weight, targets, head.bias, IGNORED, loss.label_smoothing, loss.z_loss, float8)
+
+
+def _plain_loss(logits: Tensor, targets: Tensor, loss: Loss, training: bool) -> tuple[Tensor, Tensor]:
+    flat = logits.flatten(0, 1).float()
+    plain = F.cross_entropy(flat, targets, ignore_index=IGNORED, reduction="sum")
+    if not training:
+        return plain, plain
+    total = plain
+    if loss.label_smoothing:
+        total = F.cross_entropy(
+            flat, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=loss.label_smoothing
+        )
+    if loss.z_loss:
+        total = total + loss.z_loss * (flat.logsumexp(-1).square() * (targets != IGNORED)).sum()
+    return total, plain
+
+
+def has_experts(model: Model) -> bool:
+    """Return whether tokens are routed to experts, so that the operations of a step depend on the data."""
+    return hasattr(model.blocks[0].feedforward, "router")

@@ -1,0 +1,140 @@
+"""The optimizers of a run. `config.optimizer` says which parameters each of them updates."""
+
+from typing import Any, assert_never
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.config.optimizer import rule_for
+from glassformer.training.muon import Muon
+from glassformer.training.run import Optim
+
+
+class Optimizer:
+    """AdamW, or Muon together with AdamW, as one optimizer. Learning rates are set per step as factor * peak."""
+
+    def __init__(self, model: nn.Module, optim: Optim):
+        rules = {name: rule_for(name) for name, _ in model.named_parameters()}
+        named = dict(model.named_parameters())
+        match optim.kind:
+            case "adamw":
+                muon = {}
+            case "muon":
+                muon = {n: p for n, p in named.items() if rules[n].matrix}
+            case _:
+                assert_never(optim.kind)
+        adam = {n: p for n, p in named.items() if n not in muon}
+        self.members: list[tuple[torch.optim.Optimizer, float]] = []
+        groups = [
+            {"params": [p for n, p in adam.items() if rules[n].decayed], "weight_decay": optim.weight_decay},
+            {"params": [p for n, p in adam.items() if not rules[n].decayed], "weight_decay": 0.0},
+        ]
+        groups = [g for g in groups if g["params"]]
+        device = next(iter(named.values())).device
+        betas = (optim.beta1, optim.beta2)
+        # fused: one kernel over all parameters, on CPU and CUDA alike; capturable: a CUDA graph can hold the step
+        kernel = {"fused": device.type in ("cpu", "cuda"), "capturable": device.type == "cuda"}
+        if groups:
+            adamw = torch.optim.AdamW(groups, lr=_rate(optim.lr, device), betas=betas, **kernel)
+            self.members.append((adamw, optim.lr))
+        if muon:
+            rate = _rate(optim.muon_lr, device)
+            self.members.append((Muon(muon.values(), rate, optim.momentum, optim.weight_decay), optim.muon_lr))
+        self.names = {id(p): n for n, p in named.items()}
+
+    def step(self, factor: float) -> None:
+        self.set_rate(factor)
+        for member, _ in self.members:
+            member.step()
+
+    def set_rate(self, factor: float) -> None:
+        """Set the learning rates of the next step. On CUDA they are tensors, which a captured step reads."""
+        for member, peak in self.members:
+            for group in member.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(peak * factor)
+                else:
+                    group["lr"] = peak * factor
+
+    def step_unless(self, found_inf: Tensor | None, shrink: Tensor | None = None) -> None:
+        """Do a step unless the tensor `found_inf` is 1. The decision is made on the device.
+
+        `shrink` multiplies the gradient while the optimizers read it, so no extra pass is needed.
+        """
+        for member, _ in self.members:
+            member.grad_scale = None if shrink is None else 1 / shrink  # type: ignore[attr-defined]
+            member.found_inf = found_inf  # type: ignore[attr-defined]
+            member.step()
+            member.found_inf = member.grad_scale = None  # type: ignore[attr-defined]
+
+    def zero_grad(self) -> None:
+        for member, _ in self.members:
+            member.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return every tensor of every optimizer under `parameter/key`: plain tensors, no pickle."""
+        out: dict[str, Tensor] = {}
+        for member, _ in self.members:
+            for parameter, held in member.state.items():
+                for key, value in held.items():
+                    out[f"{self.names[id(parameter)]}/{key}"] = torch.as_tensor(value)
+        return out
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Load what `state` returned. Raises ValueError if a tensor belongs to no parameter."""
+        used: set[str] = set()
+        for member, _ in self.members:
+            for group in member.param_groups:
+                for parameter in group["params"]:
+                    name = self.names[id(parameter)]
+                    held: dict[str, Any] = {}
+                    for full, value in tensors.items():
+                        owner, _, key = full.rpartition("/")
+                        if owner == name:
+                            used.add(full)
+                            held[key] = value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                    member.state[parameter] = held
+        left = sorted(set(tensors) - used)
+        if left:
+            raise ValueError(
+                f"the optimizer state holds {left[0]} and {len(left) - 1} more that belong to no parameter."
+            )
+
+
+def _rate(value: float, device: torch.device) -> float | Tensor:
+    return torch.tensor(value, dtype=torch.float32, device=device) if device.type == "cuda" else value
+
+
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """Return the Euclidean norm of the whole gradient; NaN or infinite if any part of it is."""
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float | None) -> None:
+    """Scale the gradient down to the norm `limit` if it is larger. The norm must be finite."""
+    if limit is None or (norm.device.type == "cpu" and float(norm) + 1e-6 <= limit):
+        return  # torch would multiply every gradient by exactly 1
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+
+
+class Average:
+    """Moving average of the weights: a += (1 - decay_t) (w - a), with decay_t = min(decay, (1 + t) / (10 + t))."""
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        keep = min(self.decay, (1 + step) / (10 + step))
+        names, values = zip(*model.named_parameters(), strict=True)
+        averages = [self.weights[name] for name in names]
+        torch._foreach_lerp_(averages, [v.detach() for v in values], 1 - keep)
+
+    def swap(self, model: nn.Module) -> None:
+        """Exchange the weights of the model with the averages. A second call restores them."""
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                held = p.detach().clone()
+                p.copy_(self.weights[name])
+                self.weights[name].copy_(held)

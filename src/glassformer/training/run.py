@@ -1,0 +1,371 @@
+"""A run: everything that decides what training does, in frozen dataclasses that are one TOML file.
+
+`read_run` resolves a TOML text (or nothing) plus `--set optim.lr=3e-4` changes into a Run; `override` changes a run by
+its sections. The resolved run is written into every checkpoint, so that a checkpoint records how it was made. The
+sections are defined in `sections`.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
+from glassformer.config import replace as replace_model
+from glassformer.config.errors import nearest, require
+from glassformer.config.schema import build, from_dict, to_dict
+from glassformer.training.data import tasks
+from glassformer.training.sections import Data, Loop, Loss, Machine, Optim, Probe, Schedule
+
+__all__ = [
+    "Data",
+    "Loop",
+    "Loss",
+    "Machine",
+    "Optim",
+    "Probe",
+    "Run",
+    "Schedule",
+    "override",
+    "read_run",
+    "read_run_file",
+    "run_to_dict",
+    "with_model",
+]
+
+FORMAT = 1
+Objective = Literal["next", "masked", "seq2seq"]
+"""Next-token prediction, masked language modelling, or sequence to sequence."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: a model, its data, and how to train it. `gf.train(gf.Run(model))` trains it."""
+
+    model: ModelConfig
+    """The architecture: a preset with changes, or all fields of a config (see [model])."""
+    data: Data = Data()
+    """The text to train on and how it becomes tokens."""
+    task: tasks.Repeat | tasks.Copy | tasks.Markov | tasks.ModularAddition | None = None
+    """Parameters of the synthetic task that data.corpus names; none for a text."""
+    optim: Optim = Optim()
+    """The optimizer."""
+    schedule: Schedule = Schedule()
+    """The learning rate over the run."""
+    loss: Loss = Loss()
+    """Terms that are added to the cross-entropy."""
+    loop: Loop = Loop()
+    """The number of steps, the batch, and the intervals of validation, samples and checkpoints."""
+    machine: Machine = Machine()
+    """The device, the dtypes, compilation and parallelism."""
+    probe: Probe = Probe()
+    """Measurements during training."""
+    seed: int = 0
+    """Seed of the initial weights, of the order of the data and of dropout."""
+    out: str = ""
+    """Folder of the run: checkpoints, log.jsonl and the resolved run.toml. Default: a new folder runs/CORPUS-N, such
+    as runs/shakespeare-1. In both cases `glass train` points the link runs/latest to it."""
+
+    def __post_init__(self) -> None:
+        limit = self.model.max_len
+        require(self.context > 0, "loop.context is not set and the model has no max_len: give one of them.")
+        require(
+            limit is None or self.context <= limit,
+            f"loop.context={self.context} exceeds the model's max_len={limit}: shorten it, or raise max_len.",
+        )
+        self._check_task()
+        self._check_products()
+        require(self.model.head is not None, "a model without a head predicts nothing: set model.head.")
+        require(
+            self.schedule.warmup < self.loop.steps,
+            f"schedule.warmup={self.schedule.warmup} leaves nothing of loop.steps={self.loop.steps}: set a shorter "
+            "warm-up, or more steps.",
+        )
+
+    def _check_task(self) -> None:
+        kind = tasks.named(self.data.corpus)
+        if self.task is None:
+            require(kind is None, f"data.corpus={self.data.corpus!r} needs its task: make the run with read_run.")
+            return
+        require(
+            kind is type(self.task),
+            f"[task] is of {self.task.kind}, but data.corpus={self.data.corpus!r}: name it 'task:{self.task.kind}'.",
+        )
+        require(
+            self.objective == "next",
+            f"a task asks for next tokens, which a model of kind {to_dict(self.model)['kind']!r} does not predict: use "
+            "a decoder.",
+        )
+        self.task.check(self.context)
+
+    def _check_products(self) -> None:
+        """Refuse float8 matmuls for feed-forwards and widths that the kernels do not support."""
+        feedforward = self.model.feedforward
+        if self.machine.products != "float8":
+            return
+        if not isinstance(feedforward, Dense):
+            raise ConfigError(
+                f"machine.products='float8' is for a dense feed-forward, and the model's is {feedforward.kind!r}: use "
+                "machine.products='precision'."
+            )
+        for name, size in (("d_model", self.model.d_model), ("feedforward.d_ff", feedforward.d_ff)):
+            require(
+                size % 16 == 0,
+                f"model.{name}={size} is not a multiple of 16, as machine.products='float8' needs: change it, or use "
+                "machine.products='precision'.",
+            )
+
+    @property
+    def context(self) -> int:
+        """Tokens per sequence: loop.context, or the length that the task fixes, or the model's max_len."""
+        fixed = self.task.context if isinstance(self.task, tasks.ModularAddition) else None
+        return self.loop.context or fixed or self.model.max_len or 0
+
+    @property
+    def objective(self) -> Objective:
+        """The training objective, which the architecture determines."""
+        match self.model:
+            case DecoderConfig():
+                return "next"
+            case EncoderConfig():
+                return "masked"
+            case Seq2SeqConfig():
+                return "seq2seq"
+        raise TypeError(f"{type(self.model).__name__} is not one of the three kinds of models.")
+
+
+SECTIONS: dict[str, type] = {
+    "data": Data,
+    "optim": Optim,
+    "schedule": Schedule,
+    "loss": Loss,
+    "loop": Loop,
+    "machine": Machine,
+    "probe": Probe,
+}
+
+
+PARTS = {*SECTIONS, "model", "task", "seed", "out", "format"}
+"""Keys of the top level of a run file."""
+
+Note = Callable[[str], None]
+
+
+def read_run(text: str = "", changes: tuple[str, ...] = (), source: str = "the run", note: Note | None = None) -> Run:
+    """Return the run of a TOML text with `section.field=value` changes.
+
+    [model] is a whole config, or `preset = "nano"` with fields to change (`n_layers = 2`, `attention__bias = false`).
+    `note` receives one sentence for each value that was adjusted to the others.
+    """
+    changed: dict[str, Any] = {}
+    for change in changes:
+        _apply_change(changed, change)
+    return _resolve(read_toml(text, source), changed, source, note)
+
+
+def override(run: Run | str, changes: Mapping[str, Any], source: str = "the run", note: Note | None = None) -> Run:
+    """Return a run, given as such or as TOML text, with some of its parts changed.
+
+    `changes` holds parts by name: `{"loop": {"steps": 5}, "seed": 1}`. Fields of a section that are not named keep
+    their values. A section may also be given whole, as a dataclass: `{"loop": Loop(steps=5)}`.
+    """
+    data = read_toml(run, source) if isinstance(run, str) else run_to_dict(run)
+    plain = {name: to_dict(value) if dataclasses.is_dataclass(value) else value for name, value in changes.items()}
+    whole = {name: plain[name] for name, value in changes.items() if dataclasses.is_dataclass(value)}
+    if "corpus" in (plain.get("data") or {}) and "task" not in plain:
+        data.pop("task", None)  # the parameters of the former corpus
+    return _resolve(data | whole, plain, source, note)
+
+
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """Return the tables of a run file. Raise ConfigError if it is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not readable TOML: {error}.") from None
+
+
+def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note: Note | None) -> Run:
+    """Return the run of the tables `data`, over which the tables `changed` take precedence."""
+    precedence = {field: 2 * _holds(changed, field) or int(_holds(data, field)) for field in (WARMUP, STEPS)}
+    data = _with_changes({"model": {"preset": "nano"}} | data, changed, source)
+    for key in data:
+        if key not in PARTS:
+            raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, PARTS)}")
+    parts: dict[str, Any] = {}
+    for name, kind in SECTIONS.items():
+        section = data.get(name, {})
+        require(isinstance(section, dict), f"{source}: {name} must be a table.")
+        parts[name] = build(kind, section, name)
+    parts["task"] = _read_task(parts["data"].corpus, data.get("task"), source)
+    for name, kind in (("seed", int), ("out", str)):
+        if name in data:
+            require(
+                type(data[name]) is kind,
+                f"{source}: {name}={data[name]!r} must be {'a whole number' if kind is int else 'text'}.",
+            )
+            parts[name] = data[name]
+    if precedence[STEPS] > precedence[WARMUP]:
+        parts["schedule"] = _shortened(parts["schedule"], parts["loop"].steps, note)
+    return Run(model=_read_model(data["model"]), **parts)
+
+
+STEPS, WARMUP = ("loop", "steps"), ("schedule", "warmup")
+
+
+def _holds(data: Mapping[str, Any], field: tuple[str, str]) -> bool:
+    section = data.get(field[0])
+    return isinstance(section, dict) and field[1] in section
+
+
+def _shortened(schedule: Schedule, steps: int, note: Note | None) -> Schedule:
+    """Return a schedule whose warm-up fits a number of steps that takes precedence over the warm-up.
+
+    A value on the command line takes precedence over the run file, which takes precedence over the default. Run refuses
+    two values of equal precedence that contradict each other.
+    """
+    if schedule.warmup < steps:
+        return schedule
+    shorter = dataclasses.replace(schedule, warmup=steps // 10)
+    if note is not None:
+        note(
+            f"schedule.warmup is shortened from {schedule.warmup:,} to {shorter.warmup:,}, a tenth of "
+            f"loop.steps={steps}; set schedule.warmup to choose another length."
+        )
+    return shorter
+
+
+def _read_task(corpus: str, given: Any, source: str) -> tasks.Task | None:
+    kind = tasks.named(corpus)
+    if kind is None:
+        require(
+            given is None,
+            f"{source}: [task] is for a synthetic task, but data.corpus={corpus!r} is none: name one, such as "
+            "data.corpus='task:repeat', or leave [task] out.",
+        )
+        return None
+    section = {} if given is None else given
+    require(isinstance(section, dict), f"{source}: task must be a table.")
+    require(
+        section.get("kind", kind.kind) == kind.kind,
+        f"{source}: task.kind={section.get('kind')!r}, but data.corpus={corpus!r}: leave task.kind out.",
+    )
+    return build(kind, section, "task")
+
+
+def _read_model(data: Any) -> ModelConfig:
+    require(isinstance(data, dict), "model must be a table.")
+    if "preset" not in data:
+        return from_dict(data)
+    changes = {key: None if value == "none" else value for key, value in data.items() if key != "preset"}
+    plain, tables = {}, {}  # what a preset is asked for, and what changes the kind of a part
+    for key, value in changes.items():
+        if not isinstance(value, dict):
+            plain[key] = value
+        elif "kind" in value or any(isinstance(inner, dict) for inner in value.values()):
+            tables[key] = value
+        else:
+            plain |= {f"{key}__{name}": inner for name, inner in value.items()}
+    made = presets.get(data["preset"], **plain)
+    return from_dict(_merge(to_dict(made), tables)) if tables else made
+
+
+def _with_changes(data: dict[str, Any], changed: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the tables of a run with other values for some fields. Another preset replaces a model without one."""
+    out = dict(data)
+    for name, value in changed.items():
+        held = out.get(name, {})
+        if not isinstance(value, Mapping):
+            out[name] = value
+        elif not isinstance(held, dict):
+            raise ConfigError(f"{source}: {name} is not a table.")
+        elif name == "model" and "preset" in value and "preset" not in held:
+            out[name] = dict(value)
+        else:
+            out[name] = _merge(held, value)
+    return out
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes`. Tables are merged; a table with another `kind` replaces the old one."""
+    out = dict(base)
+    for key, value in changes.items():
+        held = out.get(key)
+        if isinstance(held, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, held.get("kind")):
+            out[key] = _merge(held, value)
+        else:
+            out[key] = value
+    return out
+
+
+def _apply_change(data: dict[str, Any], change: str) -> None:
+    """Apply `optim.lr=3e-4`. The value is read as TOML, and as plain text if it is not TOML."""
+    key, equals, text = change.partition("=")
+    require(bool(equals) and bool(key.strip()), f"--set {change!r} must read section.field=value.")
+    try:
+        value = tomllib.loads(f"x = {text.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *path, last = key.strip().split(".")
+    table = data
+    for name in path:
+        table = table.setdefault(name, {})
+        require(isinstance(table, dict), f"--set {change!r}: {name} is not a table.")
+    table[last] = value
+
+
+def read_run_file(path: Path) -> str | None:
+    """Return the TOML text of a run file; None for a text file or a folder of texts, which is a corpus to train on.
+
+    A file with the suffix .toml is a run file. A file with another suffix is one if it is TOML whose top level holds
+    parts of a run and nothing else.
+    """
+    is_toml = path.suffix.lower() == ".toml"
+    if path.is_dir():
+        if (path / "run.toml").exists() and ((path / "checkpoints").is_dir() or (path / "meta.json").exists()):
+            raise ConfigError(
+                f"{path} is the folder of a run: continue it with --resume {path}, or train the same run anew with "
+                f"{path / 'run.toml'} --out FOLDER."
+            )
+        return None
+    try:
+        if not is_toml and path.is_file() and path.stat().st_size > LARGEST_RUN_FILE:
+            return None
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: give a run file, a text file or a folder of text files.") from None
+    except UnicodeDecodeError as error:
+        if not is_toml:
+            return None  # the corpus reader reports what is wrong with it
+        raise ConfigError(f"{path} is not TOML: byte {error.start} is not UTF-8. Give a run file.") from None
+    return text if is_toml or _is_run(text) else None
+
+
+LARGEST_RUN_FILE = 1 << 20
+"""Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
+
+
+def _is_run(text: str) -> bool:
+    try:
+        keys = tomllib.loads(text).keys()
+    except tomllib.TOMLDecodeError:
+        return False
+    return bool(keys) and keys <= PARTS
+
+
+def run_to_dict(run: Run) -> dict[str, Any]:
+    """Return the whole run as a nested dict, for TOML and JSON."""
+    out: dict[str, Any] = {"format": FORMAT, "seed": run.seed, "out": run.out}
+    for name in SECTIONS:
+        out[name] = to_dict(getattr(run, name))
+    if run.task is not None:
+        out["task"] = to_dict(run.task)
+    out["model"] = to_dict(run.model)
+    return out
+
+
+def with_model(run: Run, **changes: Any) -> Run:
+    """Return the run with some model fields changed, such as the vocabulary, which only the tokenizer determines."""
+    return dataclasses.replace(run, model=replace_model(run.model, **changes))

@@ -1,0 +1,37 @@
+"""Generate a text with a model during training, to show what it has learned so far."""
+
+from typing import Any
+
+from glassformer.generation import Sampling, generate
+from glassformer.model import EncoderLM, Model, Seq2Seq
+
+DEFAULT = Sampling(temperature=0.8, top_k=50)
+
+
+def can_sample(model: Model) -> bool:
+    """Return False for encoders, which do not generate, and for a context that cannot hold a second token."""
+    return not isinstance(model, EncoderLM) and (model.config.max_len is None or model.config.max_len > 1)
+
+
+def sample_text(
+    model: Model,
+    tokenizer: Any,
+    prompt: str = "\n",
+    sampling: Sampling | None = DEFAULT,
+    *,
+    length: int = 120,
+    beams: int = 1,
+    seed: int = 0,
+) -> str:
+    """Return the prompt and up to `length` more tokens, as far as the context allows.
+
+    A prompt that the tokenizer cannot encode is replaced with token 0. An encoder-decoder returns its output only.
+    """
+    try:
+        ids = tokenizer.encode(prompt).tolist() or [0]
+    except ValueError:
+        ids = [0]
+    room = (model.config.max_len or 10**9) - len(ids)
+    out = generate(model, [ids], max(1, min(length, room)), sampling, beams=beams, seed=seed)
+    shown = out.new[0] if isinstance(model, Seq2Seq) else out[0]
+    return tokenizer.decode([i for i in shown if i < tokenizer.vocab_size])

@@ -1,0 +1,214 @@
+"""The sections of a run file: one frozen dataclass each. The string under a field is its documentation.
+
+`glass train --fields` and docs/run_file.md are generated from these strings (see `fields`), so every field has one.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from glassformer.config.choices import Device, ScheduleKind, TrainingPrecision, WindowOrder
+from glassformer.config.errors import require, require_choice, require_positive
+from glassformer.config.optimizer import OPTIMIZERS, OptimizerKind
+
+StreamDtype = Literal["float32", "bfloat16"]
+Products = Literal["precision", "float8"]
+Compile = Literal["auto", "yes", "no"]
+Parallel = Literal["auto", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text to train on and how it becomes tokens."""
+
+    corpus: str = "shakespeare"
+    """A text file, a folder of text files, `shakespeare` (downloaded once), `embedded` (Python's manual, which needs
+    no download), or `task:NAME` for a synthetic task (see [task])."""
+    tokenizer: str = "char"
+    """`char` (one token per character), `byte`, `bpe` (trained on the corpus; needs vocab_size), or the path of a
+    tokenizer.json."""
+    vocab_size: int | None = None
+    """Number of tokens of a `bpe` tokenizer that is trained on the corpus."""
+    validation: float = 0.1
+    """Fraction of the text, at its end, that is kept for validation."""
+    order: WindowOrder = "random"
+    """`random` draws windows anywhere in the text at each step; `epoch` reads every window once, then reshuffles."""
+    cache: str | None = None
+    """Folder for the token files. Default: the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.validation < 1, f"data.validation={self.validation} must be between 0 and 1.")
+        require_choice(self, "order", WindowOrder)
+        if self.vocab_size is not None:
+            require_positive(self, "vocab_size")
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer."""
+
+    kind: OptimizerKind = field(
+        default="adamw", metadata={"choices": {name: facts.description for name, facts in OPTIMIZERS.items()}}
+    )
+    """Which optimizer updates the parameters."""
+    lr: float = 1e-3
+    """Peak learning rate of AdamW."""
+    muon_lr: float = 0.02
+    """Peak learning rate of Muon. Its update is scaled by sqrt(max(1, rows/columns))."""
+    beta1: float = 0.9
+    """Decay of AdamW's average of the gradient."""
+    beta2: float = 0.95
+    """Decay of AdamW's average of the squared gradient."""
+    momentum: float = 0.95
+    """Momentum of Muon."""
+    weight_decay: float = 0.1
+    """Weight decay of matrices. Vectors (biases, norms) and position tables are never decayed."""
+    clip: float | None = 1.0
+    """Largest allowed norm of the whole gradient; `none` does not clip."""
+    ema: float | None = None
+    """Decay of an exponential moving average of the weights, which is then evaluated and saved as the model."""
+
+    def __post_init__(self) -> None:
+        require_choice(self, "kind", OptimizerKind)
+        for name in ("lr", "muon_lr"):
+            require(getattr(self, name) > 0, f"optim.{name}={getattr(self, name)} must be positive.")
+        for name in ("beta1", "beta2", "momentum"):
+            require(0 <= getattr(self, name) < 1, f"optim.{name}={getattr(self, name)} must be in [0, 1).")
+        require(self.weight_decay >= 0, f"optim.weight_decay={self.weight_decay} must be 0 or more.")
+        require(self.clip is None or self.clip > 0, f"optim.clip={self.clip} must be positive, or none.")
+        require(self.ema is None or 0 < self.ema < 1, f"optim.ema={self.ema} must be between 0 and 1, or none.")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over the run, as a factor on its peak."""
+
+    kind: ScheduleKind = "cosine"
+    """What follows the warm-up: `constant`, `cosine` decay to the floor, or `wsd` (warm-up, stable, then linear decay
+    over the last `decay` fraction of the run)."""
+    warmup: int = 100
+    """Steps of linear warm-up; must be fewer than loop.steps. If only loop.steps is set, a longer warm-up is shortened
+    to a tenth of it."""
+    floor: float = 0.1
+    """Factor on the peak learning rate at the end of the run."""
+    decay: float = 0.2
+    """`wsd` only: fraction of the steps that the decay takes."""
+
+    def __post_init__(self) -> None:
+        require_choice(self, "kind", ScheduleKind)
+        require(self.warmup >= 0, f"schedule.warmup={self.warmup} must be 0 or more.")
+        require(0 <= self.floor <= 1, f"schedule.floor={self.floor} must be in [0, 1].")
+        require(0 < self.decay <= 1, f"schedule.decay={self.decay} must be in (0, 1].")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is added to the cross-entropy."""
+
+    label_smoothing: float = 0.0
+    """Share of the target probability that is spread evenly over the vocabulary."""
+    z_loss: float = 0.0
+    """Weight of mean(logsumexp(logits)^2), which keeps the logits from drifting."""
+    balance: float = 0.01
+    """Weight of the load-balancing loss of a mixture of experts."""
+    mask_rate: float = 0.15
+    """Masked language model only: fraction of tokens to predict."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.label_smoothing < 1, f"loss.label_smoothing={self.label_smoothing} must be in [0, 1).")
+        require(self.z_loss >= 0, f"loss.z_loss={self.z_loss} must be 0 or more.")
+        require(self.balance >= 0, f"loss.balance={self.balance} must be 0 or more.")
+        require(0 < self.mask_rate < 1, f"loss.mask_rate={self.mask_rate} must be between 0 and 1.")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The length of the run, the batch, and what happens every so many steps."""
+
+    steps: int = 2000
+    """Optimizer steps of the whole run."""
+    batch: int = 12
+    """Sequences per step, over all ranks and accumulation steps together."""
+    accumulate: int = 1
+    """Number of equal parts in which a step's batch is computed, to save memory. The result does not depend on it."""
+    context: int | None = None
+    """Tokens per sequence. Default: the model's max_len."""
+    eval_every: int = 250
+    """Steps between two validations. The first and the last step of a run are always followed by one."""
+    eval_batches: int = 20
+    """Batches per validation; the same ones each time."""
+    sample_every: int = 500
+    """Steps between two printed samples; 0 never samples."""
+    log_every: int = 10
+    """Steps between two entries of the training loss in log.jsonl."""
+    checkpoint_every: int = 250
+    """Steps between two checkpoints. A new best model and the last step are always saved."""
+    keep: int = 2
+    """Number of newest checkpoints that are kept, in addition to the best."""
+    tensorboard: bool = False
+    """Also write RUN/tensorboard, which needs the `logs` extra. log.jsonl is always written."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "keep")
+        require_positive(self, "checkpoint_every")
+        require(self.sample_every >= 0, f"loop.sample_every={self.sample_every} must be 0 (never) or more.")
+        require(
+            self.batch % self.accumulate == 0,
+            f"loop.batch={self.batch} is not a multiple of loop.accumulate={self.accumulate}: parts must be equal.",
+        )
+        if self.context is not None:
+            require_positive(self, "context")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how the run computes. Nothing here changes the result beyond rounding."""
+
+    device: Device = "auto"
+    """`auto` takes a CUDA GPU if there is one."""
+    precision: TrainingPrecision = "auto"
+    """dtype of the matmuls. `bfloat16` keeps weights and optimizer state in float32; `auto` takes bfloat16 where it
+    is faster."""
+    stream: StreamDtype = "float32"
+    """dtype of the residual stream when matmuls are in bfloat16. `bfloat16` moves half the bytes between matmuls."""
+    products: Products = "precision"
+    """`float8`: the matmuls of dense feed-forwards, of the projections of self-attention and of a large head run in
+    8 bits during training steps, on a GPU that supports it. `precision`: in the dtype above."""
+    compile: Compile = "auto"
+    """`yes` uses torch.compile. `auto` uses it on a GPU, and on a CPU this package's own kernels if there is a C++
+    compiler."""
+    parallel: Parallel = "auto"
+    """How several processes under torchrun share the work; `auto` is `ddp`."""
+
+    def __post_init__(self) -> None:
+        require_choice(self, "device", Device)
+        require_choice(self, "precision", TrainingPrecision)
+        require_choice(self, "stream", StreamDtype)
+        require_choice(self, "products", Products)
+        require(
+            self.products != "float8" or self.precision == "bfloat16",
+            f"machine.products='float8' needs machine.precision='bfloat16', not {self.precision!r}: all other matmuls "
+            "are computed in bfloat16.",
+        )
+        require(
+            self.products != "float8" or self.device != "cpu",
+            "machine.products='float8' needs a CUDA GPU, not machine.device='cpu': use machine.products='precision'.",
+        )
+        require_choice(self, "compile", Compile)
+        require_choice(self, "parallel", Parallel)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measurements during training, written to log.jsonl as `probe` events. They need `every`."""
+
+    every: int = 0
+    """Steps between two measurements, the first one before training; 0 never measures."""
+    norms: bool = True
+    """Euclidean norm of all weights together, and of each part."""
+    accuracy: bool = True
+    """Share of correctly predicted targets in a training batch and in the validation batches."""
+    heads: bool = False
+    """Induction and previous-token score of every head, on random repeated tokens."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, f"probe.every={self.every} must be 0 (never) or more.")

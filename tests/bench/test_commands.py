@@ -1,0 +1,64 @@
+"""Every developer benchmark starts: `--help` works, and a GPU command without a GPU ends in one sentence."""
+
+import importlib
+import pkgutil
+import sys
+
+import pytest
+import torch
+
+import glassformer.bench.developer
+import glassformer.bench.gpu
+from glassformer.bench.developer import memory, speculative
+from glassformer.config import presets
+from glassformer.model import build
+
+FOLDERS = (glassformer.bench.gpu, glassformer.bench.developer)
+MODULES = [f"{folder.__name__}.{found.name}" for folder in FOLDERS for found in pkgutil.iter_modules(folder.__path__)]
+SHARED = ("cuda_kernels", "device", "power")
+"""Modules that the commands import, and that are not commands themselves."""
+COMMANDS = [name for name in MODULES if not name.endswith(SHARED)]
+GPU = [name for name in COMMANDS if ".gpu." in name]
+
+
+def test_there_are_commands():
+    assert len(GPU) >= 7
+    assert len(COMMANDS) - len(GPU) >= 7
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_prints_its_help(name, monkeypatch, capsys):
+    module = importlib.import_module(name)
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert f"python -m {name}" in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("name", GPU)
+def test_a_gpu_command_without_a_gpu_ends_in_one_sentence(name, monkeypatch, capsys):
+    module = importlib.import_module(name)
+    needed = ["--nanogpt", "FOLDER"] if name.endswith("train_gpu") else []
+    monkeypatch.setattr(sys, "argv", [name, *needed])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
+
+
+def test_an_unknown_case_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["memory", "train gpt5"])
+    with pytest.raises(SystemExit) as ended:
+        memory.main()
+    assert ended.value.code == 2
+    assert "'train gpt2'" in capsys.readouterr().err
+
+
+def test_the_block_benchmark_of_speculative_decoding_runs(monkeypatch, capsys):
+    tiny = build(presets.gpt2(n_layers=1, d_model=16, n_heads=2, d_ff=16), seed=0).eval()
+    monkeypatch.setattr(speculative, "gpt2", lambda: tiny)
+    speculative.blocks(["torch"], rounds=1)
+    assert "torch" in capsys.readouterr().out.splitlines()[1]

@@ -1,0 +1,47 @@
+"""Norms read one token, with the declared formula."""
+
+import pytest
+import torch
+from torch import nn
+
+from glassformer.doctor.probes import norms
+from glassformer.finding import Verdict
+from tests.doctor.probes.subjects import bert, buggy, failures, gpt2, listed, rotary
+
+
+@pytest.mark.parametrize("make", [gpt2, rotary, bert])
+def test_correct_norms_pass(make):
+    assert norms.each_token_by_itself(make()).passed
+    assert failures(norms.eps_as_declared(make())) == []
+
+
+@pytest.mark.parametrize(("id", "over"), [("norm_over_time", "time"), ("norm_over_batch", "batch")])
+def test_statistics_over_other_tokens_are_found(id, over):
+    finding = norms.each_token_by_itself(buggy(id))
+    assert finding.verdict is Verdict.FAIL
+    assert finding.evidence["over"] == over
+
+
+@pytest.mark.parametrize("id", ["eps_1e_12", "eps_1e_3", "unbiased_variance", "eps_outside"])
+def test_other_formulas_are_found(id):
+    assert failures(norms.eps_as_declared(buggy(id))) == ["norm_eps/formula"]
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-5, 1e-3])
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm])
+def test_eps_is_solved_for(kind, eps):
+    module = kind(24, eps=eps).double()
+    with torch.no_grad():
+        nn.init.uniform_(module.weight, 0.5, 1.5)
+        found = norms.formula_of(norms.Norm("n", module, torch.randn(2, 3, 24)))
+    assert found.eps == pytest.approx(eps, rel=1e-3)
+    assert not found.outside
+    assert found.factor == pytest.approx(1, abs=1e-6)
+    assert found.centred is (kind is nn.LayerNorm)
+
+
+def test_what_is_a_norm_and_what_is_not():
+    assert norms.is_norm(nn.LayerNorm(4))
+    assert not norms.is_norm(nn.Linear(4, 4))
+    assert not norms.is_norm(nn.Embedding(4, 4))
+    assert listed(norms.eps_as_declared(gpt2()))

@@ -1,0 +1,52 @@
+"""Relative schemes: what breaks them is told apart."""
+
+import pytest
+
+from glassformer.doctor.probes import positions, relative
+from glassformer.finding import Verdict
+from tests.doctor.probes.subjects import BUGS, buggy, failures, gpt2, names, rotary, t5
+
+
+def findings(subject):
+    constant = positions.repeated_token(subject)
+    yield from positions.positions_are_used(subject, constant)
+    yield from relative.relative_positions(subject, constant)
+
+
+@pytest.mark.parametrize("make", [rotary, t5])
+def test_correct_relative_schemes_pass(make):
+    found = list(findings(make()))
+    assert failures(found) == []
+    assert any(f.id.startswith("rope_relative/") and f.verdict is Verdict.PASS for f in found)
+
+
+def test_absolute_schemes_are_not_judged():
+    (finding,) = relative.relative_positions(gpt2(), positions.repeated_token(gpt2()))
+    assert finding.verdict is Verdict.SKIP
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["rotates_queries_only", "angles_in_bfloat16", "opposite_turns", "base_ignored", "turned_by_head",
+     "pairs_on_halves",
+     "other_pairing", "values_turned", "values_turned_one_layer"],
+)  # fmt: skip
+def test_each_fault_of_a_rotation_has_its_own_name(id):
+    assert BUGS[id].diagnosis in names(findings(buggy(id)))
+
+
+def test_the_declared_base_is_not_judged_under_a_scaling():
+    class Facts:
+        def __init__(self, **raw):
+            self.raw = raw
+
+        def number(self, name):
+            return 1e4
+
+    class Has:
+        def __init__(self, **raw):
+            self.facts = Facts(**raw)
+
+    assert relative.declared_base(Has()) == 1e4
+    assert relative.declared_base(Has(rope_scaling={"rope_type": "yarn"})) is None
+    assert relative.declared_base(Has(rope_parameters={"rope_type": "default", "rope_theta": 5e5})) == 5e5

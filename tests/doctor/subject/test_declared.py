@@ -1,0 +1,69 @@
+"""A config's facts are found under whatever name they have, and nothing is guessed."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import glassformer as gf
+from glassformer.doctor.subject.declared import declared, known_scales
+
+
+def facts(**fields):
+    return declared(SimpleNamespace(config=SimpleNamespace(**fields)))
+
+
+def test_spellings_of_one_fact_are_one_fact():
+    assert facts(n_embd=48).d_model == facts(hidden_size=48).d_model == facts(d_model=48).d_model == 48
+    assert facts(block_size=64).max_len == facts(max_position_embeddings=64).max_len == 64
+    assert declared(SimpleNamespace(cfg={"vocab_size": 7})).vocab_size == 7
+
+
+def test_what_is_not_said_is_none():
+    empty = declared(object())
+    assert empty.vocab_size is None
+    assert empty.attention_scale(16) is None
+    assert empty.position_kind is None
+    assert empty.window_of(0) is None
+
+
+def test_what_the_user_expects_goes_before_the_config():
+    both = declared(SimpleNamespace(config={"sliding_window": 4}), {"sliding-window": 128})
+    assert both.window_of(0) == 128
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"position": "rope"}, "rotary"),
+        ({"position": "learned"}, "learned"),
+        ({"position": "none"}, "none"),
+        ({"alibi": True}, "alibi"),
+        ({"rope_theta": 1e4}, "rotary"),
+        ({"relative_attention_num_buckets": 32}, "t5"),
+        ({"position_embedding_type": "absolute", "rope_theta": 1e4}, "learned"),
+    ],
+)
+def test_position_schemes_are_recognised(fields, kind):
+    assert facts(**fields).position_kind == kind
+
+
+def test_scales_that_are_not_one_over_root_d():
+    assert facts(query_pre_attn_scalar=64).attention_scale(16)[0] == 1 / 8
+    assert facts(model_type="gpt_neo").attention_scale(16)[0] == 1.0
+    assert facts(attention_scale=0.3).attention_scale(16)[0] == 0.3
+    assert facts(scale_attn_by_inverse_layer_idx=True).attention_scale(16, 3)[0] == 1 / 16
+    assert facts(relative_attention=True, pos_att_type=["c2p", "p2c"]).attention_scale(12)[0] == 1 / 6
+    assert known_scales(16, 64, 4)["1/√d_model"] == 1 / 8
+
+
+def test_windows_differ_by_layer_where_the_config_says_so():
+    mixed = facts(sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+    assert [mixed.window_of(i) for i in range(2)] == [8, None]
+    assert facts(sliding_window=8, use_sliding_window=False).window_of(0) is None
+
+
+def test_our_own_config_is_read_through_its_parts():
+    ours = declared(gf.build(gf.presets.gpt2(vocab_size=61, d_model=32, n_layers=2, n_heads=4, max_len=16)))
+    assert (ours.head_width, ours.position_kind, ours.activation, ours.tied) == (8, "learned", "gelu_tanh", True)
+    with pytest.raises(AttributeError):
+        ours.nonsense  # noqa: B018

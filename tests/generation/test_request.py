@@ -1,0 +1,50 @@
+"""The request: arguments are read and validated once, at the boundary."""
+
+import pytest
+import torch
+
+from glassformer import config as c
+from glassformer.generation import stream
+from glassformer.generation.request import GenerationRequest, read_request, read_seeds, read_stop
+from glassformer.generation.sampling import GREEDY
+from glassformer.model import build
+from tests.variants import decoder, seq2seq
+
+MODEL = build(decoder(max_len=16))
+
+
+def test_arguments_become_plain_values():
+    found = read_request(MODEL, torch.tensor([[1, 2], [3, 4]]), 5, seed=7, stop=[9, [1, 2]], cache=False)
+    assert found == GenerationRequest(
+        prompts=[[1, 2], [3, 4]], max_new_tokens=5, sampling=GREEDY, stops=([9], [1, 2]), seeds=(7, 7), cache=None
+    )
+    assert found.capacity == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prompts": [[1, 31]]}, "token id 31: ids go from 0 to 30"),
+        ({"max_new_tokens": 16}, "exceed the context of 16"),
+        ({"seed": [1, 2]}, "2 seeds were given for 1 prompts"),
+        ({"stop": [[]]}, "a stop sequence is empty"),
+        ({"prefill_chunk": 0}, "prefill_chunk=0"),
+        ({"beams": 0}, "beams=0"),
+        ({"draft": "lookup", "beams": 2}, "cannot use a draft"),
+        ({"draft": "lookup", "model": build(seq2seq())}, "only a decoder-only model"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        read_request(**{"model": MODEL, "prompts": [[1]], "max_new_tokens": 4, **arguments})
+
+
+def test_stream_refuses_before_the_first_step():
+    with pytest.raises(ValueError, match="exceed the context"):
+        stream(MODEL, [[1]], 16)
+
+
+def test_stops_default_to_the_end_of_text():
+    assert read_stop(build(decoder(special=c.Special(eos=(3, 4)))), None) == [[3], [4]]
+    assert read_stop(MODEL, 5) == [[5]]
+    assert read_seeds([4, 5], 2) == [4, 5]

@@ -1,0 +1,98 @@
+"""Packing: int8 within half a step of each group, float32 not copied at all."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassformer.kernels.cpu.decode.pack import (
+    Store,
+    borrow,
+    collapse,
+    group_of,
+    halves,
+    matrix,
+    packed_as,
+    panels,
+    quantise,
+    room,
+)
+
+
+@given(st.integers(1, 5), st.sampled_from([128, 256, 384]), st.sampled_from(["int8", "int4"]), st.integers(0, 99))
+def test_whole_numbers_are_within_half_a_step_of_every_weight(rows, columns, precision, seed):
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    weight[0] = 0  # a row of zeros has no scale of its own
+    group = group_of(columns, precision)
+    whole, scales = quantise(weight, group, precision)
+    back = (whole.float().unflatten(1, (-1, group)) * scales[..., None]).flatten(1)
+    assert float(((back - weight).abs() - 0.5001 * scales.repeat_interleave(group, 1)).max()) <= 0
+
+
+def test_the_largest_group_that_divides_a_row():
+    assert [group_of(n) for n in (768, 64, 96, 48, 20)] == [256, 64, None, None, None]
+    assert [group_of(n, "int4") for n in (768, 64, 96)] == [64, 64, None]
+
+
+def test_what_cannot_be_packed_is_kept_more_exactly():
+    assert [packed_as(n, "int4") for n in (768, 192, 80)] == ["int4", "int4", "bfloat16"]
+    assert [packed_as(n, "int8") for n in (768, 192, 80)] == ["int8", "int8", "bfloat16"]
+    assert packed_as(768, "float32") == "float32"
+
+
+def test_a_panel_is_32_rows_and_some_columns_of_each_in_turn():
+    weight = torch.arange(40 * 7).view(40, 7) + 1
+    packed = panels(weight, 2)
+    assert packed.shape == (2, 4, 32, 2)
+    for row, column in [(0, 0), (31, 3), (32, 4), (39, 6)]:
+        assert packed[row // 32, column // 2, row % 32, column % 2] == weight[row, column]
+    assert int(packed.sum()) == int(weight.sum())  # filled up with zeros
+
+
+def test_halves_hold_every_weight_once():
+    whole = torch.randint(-7, 8, (3, 64), dtype=torch.int8)
+    packed = halves(whole)
+    assert packed.shape == (3, 32)
+    assert torch.equal((packed & 15).to(torch.int8)[:, :4] - 8, whole[:, :4])
+    assert torch.equal((packed >> 4).to(torch.int8)[:, -4:] - 8, whole[:, -4:])
+
+
+def test_memory_in_huge_pages_holds_what_it_held():
+    numbers = torch.arange(3_000_000)
+    collapse(numbers.data_ptr(), numbers.data_ptr() + numbers.nbytes)  # whether it was granted is the system's affair
+    assert torch.equal(numbers, torch.arange(3_000_000))
+    assert not collapse(numbers.data_ptr(), numbers.data_ptr() + 100)  # no whole page inside
+
+
+def test_memory_of_a_cache_is_used_again_once_its_owner_is_gone():
+    class Owner:
+        pass
+
+    one, other = Owner(), Owner()
+    size = 1 << 20  # floats: two huge pages
+    held, more = borrow(one, 2, size // 2), borrow(other, size)
+    assert held.data_ptr() != more.data_ptr()
+    assert held.data_ptr() % (2 << 20) == 0
+    place = held.data_ptr()
+    del one, held
+    assert borrow(Owner(), size).data_ptr() == place
+    small = borrow(other, 10)
+    assert torch.equal(small, torch.zeros(10))
+
+
+def test_float32_is_read_where_it_lies_and_other_layouts_are_copied():
+    weight = torch.randn(4, 32)
+    store = Store(0)
+    start = store.used
+    assert matrix(store, weight, None, "float32").weights == weight.data_ptr()
+    assert matrix(store, weight.T, None, "float32").weights != weight.data_ptr()
+    assert store.used == start
+
+
+def test_there_is_room_for_what_is_packed():
+    weights = [torch.randn(7, 48), torch.randn(5, 20), torch.randn(64, 256), torch.randn(3, 192)]
+    for precision in ("bfloat16", "int8", "int4"):
+        store = Store(room(weights, precision))
+        start = store.used
+        for weight in weights:
+            matrix(store, weight, None, precision)
+        assert store.used - start <= room(weights, precision)

@@ -1,0 +1,279 @@
+"""Causal attention and its gradient: the definition against autograd, the CUDA kernels on a CPU against that."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glassformer import config as c
+from glassformer.kernels.cuda.training import attention, causal, hopper
+from glassformer.kernels.toolchain import nvrtc
+from glassformer.kernels.training import _replace
+from glassformer.model.context import AttentionContext
+from glassformer.model.tap import NO_TAP, NoTap
+from glassformer.training.objective import Batch, summed_loss
+from glassformer.training.run import Loss
+from tests.emulated_cuda import built, needs_compiler
+from tests.variants import decoder, lively
+
+BF = torch.bfloat16
+
+
+class Matrix(ctypes.Structure):
+    """What emulated_hopper.h reads from a Map."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("numbers", "rows", "columns", "step", "box")]
+
+
+def emulated_map(matrix, box):
+    made = nvrtc.Map()
+    held = Matrix(matrix.data_ptr(), *matrix.shape, matrix.stride(0), box)
+    ctypes.memmove(ctypes.byref(made), ctypes.byref(held), ctypes.sizeof(held))
+    return made
+
+
+def numbers(B, T, H, K, as_one, dtype=BF):
+    generator = torch.Generator().manual_seed(T + H)
+    given = torch.randn(B, T, 3 * H * K, generator=generator).to(dtype)
+    return [given] if as_one else [t.contiguous() for t in given.chunk(3, -1)]
+
+
+def plain(given, heads, scale):
+    three = given[0].chunk(3, -1) if len(given) == 1 else given
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in three)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("as_one", [True, False])
+def test_the_definition_is_attention_and_its_gradient(as_one):
+    given = [t.requires_grad_() for t in numbers(2, 9, 3, 5, as_one, torch.float64)]
+    d_out = torch.randn(2, 9, 15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted, found = plain(given, 3, 0.3), causal.attend(given, 3, 0.3)
+    assert torch.allclose(wanted, found, rtol=1e-12)
+    for a, b in zip(torch.autograd.grad(wanted, given, d_out), torch.autograd.grad(found, given, d_out), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("as_one", [True, False])
+def test_operators_keep_torchs_rules(as_one):
+    given = numbers(2, 8, 2, 4, as_one)
+    out, logs = causal.forward(given, 2, 0.5)
+    torch.library.opcheck(causal.forward, (given, 2, 0.5))
+    torch.library.opcheck(causal.backward, (given, out, logs, torch.ones_like(out), 2, 0.5))
+
+
+@cache
+def library(folder):
+    return built(causal.source(), "causal_backward", folder, Path(__file__).parent, "find_means", "finish_queries")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+def run(given, d_out, heads, scale, folder, blocks, parts=1):
+    """The kernels, as the operator launches them; the last heads in parts, one for each block."""
+    out, logs = causal.forward(given, heads, scale)
+    B, T, _ = out.shape
+    nothing = float("nan")
+    d = torch.full_like(causal._room(given), nothing)
+    bits, means = torch.full((2, B * heads, T), nothing)
+    whole = B * heads - (blocks // parts if parts > 1 else 0)
+    split = B * heads - whole
+    sums = torch.full((split * parts + (blocks if whole else 0), T, causal.WIDTH), nothing)
+    places = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
+    argument = causal.Arguments(
+        **{name: emulated_map(*of) for name, of in causal.matrices(given, d_out, d).items()},
+        **{name: t.data_ptr() for name, t in places.items()},
+        scale=scale,
+        heads=heads,
+        time=T,
+        count=B * heads,
+        whole=whole,
+        parts=parts,
+    )
+    made = library(folder)
+    assert made.size() == ctypes.sizeof(causal.Arguments)
+    made.run_find_means(ctypes.byref(argument), -(-B * heads * T // 32), 256)
+    made.run(ctypes.byref(argument), blocks, causal.THREADS)
+    if split:
+        made.run_finish_queries(ctypes.byref(argument), split * T // causal.TILE, 256)
+    return d, causal.backward(given, out, logs, d_out, heads, scale)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("batch", "time", "heads", "blocks", "as_one", "parts"),
+    [
+        (1, 128, 3, 2, True, 1),  # a head is a tile, and one of two blocks has two
+        (2, 384, 2, 3, False, 1),  # queries go to and fro; one block has two heads
+        (1, 256, 3, 2, True, 2),  # after a round of two, the third head is done by both blocks
+        pytest.param(1, 640, 1, 2, False, 2, marks=pytest.mark.slow),  # parts have several blocks of keys
+        pytest.param(1, 384, 3, 3, True, 3, marks=pytest.mark.slow),  # fewer heads than blocks before the parts
+        pytest.param(1, 1024, 1, 1, True, 1, marks=pytest.mark.slow),
+        pytest.param(1, 640, 5, 2, True, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernels_are_the_definition(batch, time, heads, blocks, as_one, parts, folder):
+    given = numbers(batch, time, heads, causal.WIDTH, as_one)
+    d_out = torch.randn(batch, time, heads * causal.WIDTH, generator=torch.Generator().manual_seed(1)).to(BF)
+    found, wanted = (t.double() for t in run(given, d_out, heads, 0.2, folder, blocks, parts))
+    # p and ds are rounded to 8 bits before they are multiplied, and so is the result: 2^-9 root mean square each
+    parts = zip(*(t.chunk(3, -1) if as_one else t for t in (found, wanted)), strict=True)
+    for a, b in parts:
+        assert (a - b).norm() < 2**-7 * b.norm()
+        rows = (a - b).flatten(0, 1).norm(dim=1) / b.flatten(0, 1).norm(dim=1).clamp(min=1e-2)
+        assert rows.max() < 2**-5
+
+
+@needs_compiler
+@pytest.mark.parametrize("lazy", [0, 5, 9])
+def test_warps_need_not_keep_step(lazy, folder, monkeypatch):
+    monkeypatch.setenv("EMULATED_ORDER", str(lazy))
+    given, d_out = numbers(1, 384, 2, causal.WIDTH, True), torch.ones(1, 384, 2 * causal.WIDTH, dtype=BF)
+    found, wanted = run(given, d_out, 2, 0.2, folder, 1)
+    assert (found.double() - wanted.double()).norm() < 2**-7 * wanted.double().norm()
+
+
+@needs_compiler
+def test_it_is_the_same_each_time_and_what_is_no_number_stays_none(folder):
+    given, d_out = numbers(1, 256, 1, causal.WIDTH, True), torch.ones(1, 256, causal.WIDTH, dtype=BF)
+    (first, _), (second, _) = (run(given, d_out, 1, 0.2, folder, 1) for _ in range(2))
+    assert torch.equal(first, second)
+    given[0][0, 200, 70] = float("nan")  # a key, which queries before it do not see
+    found, wanted = run(given, d_out, 1, 0.2, folder, 1)
+    assert torch.equal(found.isnan().any(-1), wanted.isnan().any(-1))
+
+
+def test_rows_may_be_parts_of_longer_ones():
+    whole = torch.zeros(2, 128, 3 * 64, dtype=BF)
+    assert all(causal._rows(part).data_ptr() == part.data_ptr() for part in whole.chunk(3, -1))
+    for apart in (whole[..., 1:65], whole.transpose(0, 1), whole[..., ::2]):
+        taken = causal._rows(apart)
+        assert torch.equal(taken, apart)
+        assert taken.is_contiguous()
+    assert causal._rows(whole[:, :64]).is_contiguous()  # a batch's rows end early
+
+
+@given(st.integers(1, 300), st.integers(1, 16), st.integers(1, 140))
+def test_every_block_of_keys_is_dealt_once_and_blocks_have_work(count, tiles, blocks):
+    whole, parts, busy = causal.shares(count, tiles * causal.TILE, blocks)
+    assert 0 <= whole <= count
+    assert 1 <= parts <= tiles  # so that no part is without keys
+    assert (parts == 1) == (whole == count)
+    assert count / (blocks * -(-count // blocks)) <= busy + 1e-9 <= 1 + 2e-9  # no worse than whole heads
+    dealt = [turn * parts + (parts - 1 - part if turn % 2 else part) for part in range(parts) for turn in range(tiles)]
+    assert sorted(j for j in dealt if j < tiles) == list(range(tiles))  # the kernel's rule
+
+
+def test_heads_that_would_leave_blocks_idle_are_done_in_parts():
+    assert causal.shares(768, 1024, 132) == (768, 1, pytest.approx(768 / 792))
+    assert causal.shares(192, 1024, 132)[:2] == (132, 2)
+    # two parts of 60 heads, 18 of 36 tiles each and what sums cost, after a round of 36
+    assert causal.shares(192, 1024, 132).busy == pytest.approx(192 * 36 / (132 * (36 + 18 + 4)))
+
+
+def test_a_gpu_is_to_be_busy(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(hopper, "available", lambda: True)
+    monkeypatch.setattr(hopper, "blocks", lambda: 132)
+    assert causal.supports_call(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
+    assert causal.supports_call(12, 1024, 12, 64, gpu)  # 144 heads: a round, and 12 in parts
+    assert not causal.supports_call(1, 1024, 12, 64, gpu)  # 12 heads
+    assert causal.supports_call(6, 1024, 12, 64, gpu)  # 58 %, which is too little for longer ones
+    assert not causal.supports_call(6, 2048, 12, 64, gpu)
+    assert not any(causal.supports_call(64, T, 12, K, gpu) for T, K in ((1000, 64), (1024, 32), (4096, 64), (0, 64)))
+    assert not causal.supports_call(64, 1024, 12, 64, torch.device("cpu"))
+
+
+def test_a_compiler_asks_without_a_warning(monkeypatch, recwarn):
+    monkeypatch.setattr(hopper, "available", lambda: True)
+    monkeypatch.setattr(hopper, "blocks", lambda: 132)
+    asked = torch.compile(
+        lambda x: x + causal.supports_call(len(x), 1024, 12, 64, torch.device("cuda")), backend="eager", fullgraph=True
+    )
+    assert [float(asked(torch.zeros(batch))[0]) for batch in (1, 12)] == [0.0, 1.0]
+    assert not recwarn.list
+
+
+def install(model):
+    for replacements in (attention.replacements, attention.causal_replacements):
+        _replace(list(replacements(model)))
+
+
+def gradients(model):
+    ids = torch.randint(0, model.config.vocab_size, (3, 12), generator=torch.Generator().manual_seed(0))
+    model.zero_grad()
+    with torch.autocast("cpu", BF):
+        total, _ = summed_loss(model.train(), Batch(ids[:, :-1], ids[:, 1:]), Loss(), True)
+    total.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_a_model_trains_through_it(monkeypatch):
+    model = lively(decoder(attention=c.Attention(n_heads=2)))[0]
+    wanted, used = gradients(model), []
+    install(model)
+    monkeypatch.setattr(causal, "supports_call", lambda *sizes: used.append(sizes) or True)
+    for name, found in gradients(model).items():
+        if not name.endswith("attention.k.bias"):  # has no gradient but rounding
+            assert (found - wanted[name]).norm() < 0.05 * wanted[name].norm(), name
+    assert used == [(3, 11, 2, model.config.d_head, torch.device("cpu"))] * model.config.n_layers
+
+
+class Looks(NoTap):
+    def wants(self, site):
+        return site == "v"
+
+
+OTHERS = {
+    "dropout": {"dropout": 0.1},
+    "normed queries": {"attention": c.Attention(n_heads=2, qk_norm=c.RMSNorm())},
+    "shared heads": {"attention": c.Attention(n_heads=2, n_kv_heads=1)},
+    "wider values": {"attention": c.Attention(n_heads=2, d_head=4, d_value=8)},
+}
+
+
+def joined_attention(**changes):
+    model = lively(decoder(**({"attention": c.Attention(n_heads=2), "dropout": 0.0} | changes)))[0].train()
+    install(model)
+    return next(m for m in model.modules() if isinstance(m, attention.JoinedAttention)), torch.zeros(1, 8, 8)
+
+
+def test_it_is_asked_for_nothing_that_it_does_not_do(monkeypatch):
+    monkeypatch.setattr(causal, "supports_call", lambda *sizes: True)
+    causally, mask = AttentionContext(is_causal=True), torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    module, x = joined_attention()
+    with torch.autocast("cpu", BF):
+        assert module.supports_call(x, causally, NO_TAP)
+        assert not module.supports_call(x, AttentionContext(), NO_TAP)
+        assert not module.supports_call(x, AttentionContext(mask), NO_TAP)
+        assert not module.supports_call(x, causally, Looks())
+        assert not module.supports_call(x, AttentionContext(torch.zeros(1, 2, 8, 8)), NO_TAP)
+        for name, changes in OTHERS.items():
+            assert not joined_attention(**changes)[0].supports_call(x, causally, NO_TAP), name
+    assert not module.supports_call(x, causally, NO_TAP)  # float32
+    with torch.autocast("cpu", torch.float16):
+        assert not module.supports_call(x, causally, NO_TAP)
+
+
+def test_rotated_heads_are_not_what_products_made(monkeypatch):
+    model = lively(decoder(attention=c.Attention(n_heads=2, d_head=4), position=c.Rotary(), dropout=0.0))[0]
+    install(model)
+    monkeypatch.setattr(causal, "supports_call", lambda *sizes: True)
+    monkeypatch.setattr(causal, "attend", lambda *given: pytest.fail("queries were not rotated"))
+    gradients(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not hopper.available(), reason="no Hopper GPU with a compiler on this machine")
+def test_on_a_gpu():
+    from glassformer.bench.gpu.cuda_kernels import causal_attention_equals_its_definition
+
+    assert all(finding.passed for finding in causal_attention_equals_its_definition())

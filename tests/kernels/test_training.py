@@ -1,0 +1,107 @@
+"""Which training kernels are chosen, and that one function installs them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.config import ConfigError
+from glassformer.kernels import training
+from glassformer.kernels.training import (
+    ALLOWED,
+    REPLACEMENTS,
+    TRAINING_KERNELS,
+    TrainingRequest,
+    choose_training_kernels,
+    install_training_kernels,
+)
+from glassformer.model import build
+
+ROOT = Path(__file__).parents[2]
+GPT2 = gf.presets.gpt2(n_layers=1, dropout=0.0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    """A machine with a Hopper GPU, NVRTC and cuBLASLt, as far as the choice of kernels can see."""
+    monkeypatch.setattr(training.hopper, "available", lambda: True)
+    monkeypatch.setattr(training.loss, "available", lambda: True)
+    monkeypatch.setattr(training.matmuls, "READY", True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def test_every_entry_is_complete():
+    names = [kernel.name for kernel in TRAINING_KERNELS]
+    assert len(set(names)) == len(names)
+    assert set(names) == ALLOWED.keys()
+    assert set(names) >= REPLACEMENTS.keys()
+    for kernel in TRAINING_KERNELS:
+        assert kernel.purpose == "training"
+        assert kernel.replaces
+        assert kernel.accuracy
+        assert (ROOT / kernel.test).exists(), kernel.test
+
+
+def test_only_one_place_changes_the_class_of_a_module():
+    places = []
+    for path in (ROOT / "src" / "glassformer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if any(isinstance(t, ast.Attribute) and t.attr == "__class__" for t in targets):
+                places.append(path.relative_to(ROOT / "src" / "glassformer").as_posix())
+    assert [p for p in places if not p.startswith("theory/")] == ["kernels/training.py"]
+
+
+@pytest.mark.usefixtures("h200")
+def test_what_a_gpu_uses():
+    bf16 = TrainingRequest(GPU, torch.bfloat16, compiled=True, muon=True)
+    joined = ["joined projections", "causal attention"]
+    tuned = ["tuned feed-forward", "tuned linear", "CUDA loss"]
+    assert choose_training_kernels(GPT2, bf16) == [*joined, *tuned, "CUDA Muon"]
+    eager = TrainingRequest(GPU, torch.bfloat16)
+    assert choose_training_kernels(GPT2, eager) == ["CUDA loss"]
+    sharded = TrainingRequest(GPU, torch.bfloat16, compiled=True, sharded=True, muon=True)
+    assert choose_training_kernels(GPT2, sharded) == ["CUDA loss"]
+    float8 = TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True)
+    eight = ["float8 feed-forward", "float8 projections", "float8 head"]
+    assert choose_training_kernels(GPT2, float8) == [*eight, *joined, *tuned[:-1]]
+
+
+@pytest.mark.usefixtures("h200")
+def test_a_module_is_replaced_once_and_kernels_without_a_module_are_not_reported():
+    model = build(gf.presets.gpt2(n_layers=1, d_model=64, n_heads=1, dropout=0.0, vocab_size=65))
+    names = list(model.state_dict())
+    float8 = TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True)
+    installed = install_training_kernels(model, float8)
+    assert installed == ["float8 feed-forward", "float8 projections", "float8 head", "causal attention", "tuned linear"]
+    attention = model.blocks[0].attention
+    assert type(attention).__name__ == "Float8Attention"
+    assert attention.causal_kernel
+    assert list(model.state_dict()) == names
+
+
+def test_float8_without_a_gpu_is_refused_with_the_remedy():
+    request = TrainingRequest(CPU, float8=True)
+    with pytest.raises(ConfigError, match=r"this run is on the cpu: use machine\.products='precision'\."):
+        install_training_kernels(build(gf.presets.nano()), request)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"native": False}, "machine.compile is not 'auto'"),
+        ({"sharded": True}, "parameters are sharded"),
+        ({"device": GPU}, "the device is cuda, not cpu"),
+    ],
+)
+def test_a_refusal_has_a_reason(change, reason, monkeypatch):
+    monkeypatch.setattr(training.cxx, "register_bits", lambda: 512)
+    monkeypatch.setattr(training.cxx, "is_intel", lambda: False)
+    request = TrainingRequest(**({"device": CPU} | change))
+    natives = [kernel for kernel in TRAINING_KERNELS if kernel.name.startswith("native")]
+    config = gf.presets.nano(d_model=32, n_heads=2, d_ff=64)
+    assert [kernel.supports(config, request) for kernel in natives] == [reason] * 3

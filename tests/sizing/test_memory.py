@@ -1,0 +1,222 @@
+"""Predicted peaks against measured ones: the running sum of every allocation that torch's allocator reports."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from glassformer import config as c
+from glassformer.config import presets
+from glassformer.model import Model, build
+from glassformer.sizing import count, inference_memory, training_memory
+
+# The promise is 10 %. In float32 nothing is left to the kernels' own buffers and every case here agreed to 0.002, so a
+# forgotten copy of the stream shows; in half precision another processor may pack its matrices differently.
+WITHIN = {"float32": 0.02, "bfloat16": 0.10}
+
+
+def live_peak(run: Callable[[], object]) -> int:
+    """The highest sum of bytes allocated and not yet freed while `run` runs; what existed before counts as nothing."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    results = profile.profiler.kineto_results
+    events = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    live = peak = 0
+    for _, change in events:
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+def weigh(model: Model) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def call(model: Model, tokens: torch.Tensor, source: torch.Tensor, **kwargs) -> torch.Tensor:
+    return model(source, tokens, **kwargs) if model.config.kind == "seq2seq" else model(tokens, **kwargs)
+
+
+def tokens_for(config: c.ModelConfig, batch: int, *lengths: int) -> list[torch.Tensor]:
+    return [torch.randint(0, config.vocab_size, (batch, n)) for n in lengths]
+
+
+SMALL = {"n_layers": 4, "d_model": 256, "n_heads": 4, "d_ff": 1024}
+GPT = presets.gpt2(**SMALL, vocab_size=5003, dropout=0.0)
+LLAMA = presets.llama_tiny(**SMALL, vocab_size=2003, max_len=512)
+BERT = presets.bert_base(**SMALL, vocab_size=5003)
+T5 = presets.t5_small(**{**SMALL, "n_layers": 2}, n_encoder_layers=2, vocab_size=2003, dropout=0.0)
+MOE = presets.moe_tiny(n_layers=3, d_model=128, vocab_size=31)
+MISTRAL = presets.mistral_7b(**SMALL, n_kv_heads=2, vocab_size=2003, window=64)
+BLOOM = presets.bloom_560m(**SMALL, vocab_size=2003)
+BARE = c.DecoderConfig(
+    vocab_size=97,
+    d_model=256,
+    n_layers=4,
+    attention=c.Attention(4),
+    feedforward=c.NoFeedForward(),
+    position=c.QueryKeyPosition(),
+    max_len=512,
+)
+TRAINED = c.replace(BARE, feedforward=c.Dense(512), position=c.QueryKeyPosition(c.Learned()), vocab_size=2003)
+WIDE = presets.gpt2(n_layers=2, d_model=256, n_heads=4, d_ff=1024, vocab_size=30011, dropout=0.0)
+
+TRAINING = {
+    "gpt2 float32": (GPT, 4, 256, None, "float32", "loss"),
+    "gpt2 with dropout float32": (c.replace(GPT, dropout=0.1), 2, 256, None, "float32", "loss"),
+    "bert with dropout bfloat16": (BERT, 2, 192, None, "bfloat16", "loss"),
+    "t5 float32": (T5, 4, 96, 160, "float32", "loss"),
+    "llama bfloat16": (LLAMA, 2, 256, None, "bfloat16", "loss"),
+    "llama, few words float32": (c.replace(LLAMA, vocab_size=97), 4, 256, None, "float32", "backward"),
+    "experts float32": (MOE, 4, 256, None, "float32", "backward"),
+    "attention only, infused float32": (BARE, 4, 256, None, "float32", "backward"),
+    "attention only, infused, rms float32": (c.replace(BARE, norm=c.RMSNorm()), 4, 256, None, "float32", "backward"),
+    "infused, trained bfloat16": (TRAINED, 2, 256, None, "bfloat16", "loss"),
+    "many words, short text float32": (WIDE, 1, 16, None, "float32", "embedding"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_peak(name):
+    config, batch, T, S, dtype, moment = TRAINING[name]
+    model = build(config, dtype=getattr(torch, dtype)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    target, source = tokens_for(config, batch, T, S or T)
+
+    def step() -> None:
+        F.cross_entropy(call(model, target, source).flatten(0, 1), target.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()  # makes the optimizer's state, which then counts with the weights: three copies
+    measured = 3 * weigh(model) + live_peak(step)
+    predicted = training_memory(config, batch, T, dtype, source=S)
+    assert predicted.peak == pytest.approx(measured, rel=WITHIN[dtype])
+    assert predicted.moment == moment
+
+
+PREFILL = {
+    "gpt2 float32": (GPT, 4, 256, None, "float32"),
+    "gpt2 bfloat16": (GPT, 4, 256, None, "bfloat16"),
+    "llama float32": (LLAMA, 4, 256, None, "float32"),
+    "bert float32": (BERT, 4, 256, None, "float32"),
+    "t5 bfloat16": (T5, 4, 96, 256, "bfloat16"),
+    "window float32": (MISTRAL, 4, 256, None, "float32"),
+    "alibi float32": (BLOOM, 2, 256, None, "float32"),
+    "attention only, infused float32": (BARE, 4, 256, None, "float32"),
+    "attention only, infused, post float32": (c.replace(BARE, placement="post"), 4, 256, None, "float32"),
+    "infused, trained float32": (TRAINED, 4, 256, None, "float32"),
+    "values of another width float32": (c.replace(GPT, d_value=48), 2, 256, None, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", PREFILL)
+def test_prefill_peak(name):
+    config, batch, T, S, dtype = PREFILL[name]
+    model = build(config, dtype=getattr(torch, dtype)).eval()
+    target, source = tokens_for(config, batch, T, S or T)
+
+    def prefill() -> None:
+        kind = "windowed" if config.attention.window else "growing"
+        kwargs = {} if config.kind == "encoder" else {"cache": model.new_cache(kind)}
+        call(model, target, source, **kwargs)
+
+    with torch.inference_mode():
+        measured = weigh(model) + live_peak(prefill)
+    predicted = inference_memory(config, batch, T, dtype, source=S)
+    assert predicted.prefill_peak == pytest.approx(measured, rel=WITHIN[dtype])
+    # and without the weights, which nobody could get wrong
+    weights = predicted.weights
+    assert predicted.prefill_peak - weights == pytest.approx(measured - weights, rel=WITHIN[dtype])
+
+
+DECODE = {
+    "gpt2 float32": (GPT, 8, 256, None, "float32"),
+    "llama bfloat16": (LLAMA, 8, 256, None, "bfloat16"),
+    "t5 float32": (T5, 8, 64, 128, "float32"),
+    "values of another width float32": (c.replace(GPT, d_value=48), 8, 256, None, "float32"),
+    "the same, grouped float32": (c.replace(GPT, d_value=48, n_kv_heads=2), 8, 256, None, "float32"),
+    "attention only, infused float32": (BARE, 8, 256, None, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_decode_peak(name):
+    config, batch, T, S, dtype = DECODE[name]
+    model = build(config, dtype=getattr(torch, dtype)).eval()
+    target, source = tokens_for(config, batch, T, S or T)
+    cache = model.new_cache("static", capacity=T)
+    predicted = inference_memory(config, batch, T, dtype, source=S)
+    with torch.inference_mode():
+        call(model, target[:, :-1], source, cache=cache)
+        assert cache.n_bytes() == predicted.cache + predicted.cross_cache
+        step = live_peak(lambda: call(model, target[:, -1:], source, cache=cache))
+    measured = weigh(model) + cache.n_bytes() + step
+    assert predicted.decode_peak == pytest.approx(measured, rel=WITHIN[dtype])
+
+
+def test_a_windowed_cache_holds_no_more_than_its_window():
+    T = 300
+    model, tokens = build(MISTRAL).eval(), torch.randint(0, 2003, (2, T))
+    cache = model.new_cache("windowed", slack=1)  # W - 1 keys and one more
+    with torch.inference_mode():
+        model(tokens, cache=cache)
+    assert cache.n_bytes() == inference_memory(MISTRAL, 2, T).cache
+    assert inference_memory(MISTRAL, 2, 40).cache == 2 * 40 * inference_memory(MISTRAL).cache_per_token
+
+
+def test_a_growing_cache_holds_one_layer_twice_for_a_moment():
+    batch, T = 8, 256
+    model, tokens = build(LLAMA).eval(), torch.randint(0, 2003, (batch, T))
+    cache = model.new_cache("growing")
+    with torch.inference_mode():
+        model(tokens[:, :-1], cache=cache)
+        # The profiler misses the release of what was made before it, so all layers appear to grow at once.
+        grown = live_peak(lambda: model(tokens[:, -1:], cache=cache))
+    predicted = inference_memory(LLAMA, batch, T)
+    assert predicted.growth * LLAMA.n_layers == predicted.cache
+    assert grown == pytest.approx(predicted.cache, rel=0.10)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float64", 8), ("float32", 4), ("bfloat16", 2), ("float16", 2), ("int8", 1), ("int4", 0.5)]
+)
+def test_weights_take_their_type_s_bytes(dtype, size):
+    memory = inference_memory(LLAMA, 1, 16, dtype)
+    assert memory.weights == count(LLAMA) * size
+    number = 2 if dtype.startswith("int") else size
+    assert memory.cache_per_token == 4 * 2 * (64 + 64) * number
+
+
+def test_kv_cache_of_llama3_is_a_quarter_of_llama2():
+    two, three = (inference_memory(p(), 1, 4096, "bfloat16") for p in (presets.llama2_7b, presets.llama3_8b))
+    assert two.cache_per_token == 4 * three.cache_per_token == 2 * 32 * 32 * 128 * 2
+    assert two.cache == 4096 * two.cache_per_token
+
+
+def test_an_encoder_has_no_cache():
+    memory = inference_memory(presets.bert_base())
+    assert (memory.cache, memory.cache_per_token, memory.cross_cache, memory.decode_peak) == (0, 0, 0, 0)
+
+
+def test_optimizers_differ_by_their_states():
+    adamw, sgd, none = (training_memory(WIDE, 1, 16, optimizer=o) for o in ("adamw", "sgd", "none"))
+    assert adamw.optimizer == 2 * adamw.weights
+    assert sgd.optimizer == none.optimizer == 0
+    assert none.peak <= sgd.peak < adamw.peak
+
+
+def test_whole_numbers_cannot_be_trained():
+    with pytest.raises(ValueError, match="dtype='int8' cannot be trained"):
+        training_memory(GPT, dtype="int8")
+
+
+@pytest.mark.slow
+def test_process_memory_follows_the_prediction():
+    """The whole process, measured by the kernel (VmHWM) in fresh interpreters by bench/developer/memory.py, which exits
+    1 when a case is further from its prediction than 10 %."""
+    command = [sys.executable, "-m", "glassformer.bench.developer.memory"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,48 @@
+"""The document's numbers, as data."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from glassformer.theory.claims.example import printed as doc
+
+
+def test_all_eighteen_are_there_and_shown():
+    assert [slip.number for slip in doc.SLIPS] == list(range(1, 19))
+    assert [slip.number for slip in doc.SLIPS if not slip.shown()] == []
+
+
+def test_a_slip_that_is_none_is_not_shown():
+    right = doc.Slip(1, "", {"S[1,2]": "-5/2"}, {"S[1,2]": "-5/2"}, lambda: {"S[1,2]": "-5/2"})
+    other = doc.Slip(1, "", {"S[1,2]": "5/2"}, {"S[1,2]": "-7/2"}, lambda: {"S[1,2]": "-5/2"})
+    assert not right.shown()
+    assert not other.shown()
+
+
+@pytest.mark.parametrize("line", doc.LINES, ids=lambda line: line.name)
+def test_lines_add_up_to_what_is_recorded(line):
+    assert str(line.evaluate()) == line.literal
+
+
+def test_lines_without_slips_give_the_right_entries():
+    for name in ("Q11", "K21", "V32"):
+        assert doc.Line(name, "", "").evaluate() == doc.Line(name, "", "").correct()
+
+
+def test_matrices_agree_with_numpy():
+    def floats(m):
+        return np.array([[float(v) for v in row] for row in m])
+
+    np.testing.assert_allclose(floats(doc.Q), floats(doc.INPUT) @ floats(doc.W_Q))
+    np.testing.assert_allclose(floats(doc.S), floats(doc.Q) @ floats(doc.K).T)
+    assert doc.determinant(doc.PRINTED_S) == Fraction(185, 8)
+    assert np.linalg.det(floats(doc.PRINTED_S)) == pytest.approx(185 / 8)
+
+
+def test_attention_is_a_softmax_of_rows():
+    rows, out = doc.attention(doc.PLAIN)
+    S, V = (np.array([[float(v) for v in row] for row in m]) for m in (doc.S, doc.V))
+    A = np.exp(S) / np.exp(S).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.array(rows, dtype=float), A, rtol=1e-14)
+    np.testing.assert_allclose(np.array(out, dtype=float), A @ V, rtol=1e-13)

@@ -1,0 +1,69 @@
+"""Training without the package `glassformer.kernels`: everything works in plain torch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from glassformer.config import ConfigError
+from glassformer.training import accelerate
+from glassformer.training.loop import evaluate, prepare_state, train_step
+from tests.training import tiny
+from tests.training.test_loop import batches
+
+
+def test_training_imports_kernels_in_one_place():
+    from tests.test_architecture import FILES, imports_of, room_of
+
+    users = [
+        path.name
+        for path in FILES
+        if room_of(path) == "training" and any(name.startswith("glassformer.kernels") for name in imports_of(path))
+    ]
+    assert users == ["accelerate.py"]
+
+
+BLOCKED = """
+import importlib.abc, sys
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "glassformer.kernels" or name.startswith("glassformer.kernels."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+from glassformer.training import accelerate, chunked_loss, forecast, muon, objective, optimizers, run
+assert accelerate.kernels is None
+assert not any(name.startswith("glassformer.kernels") for name in sys.modules)
+"""
+
+
+def test_without_the_package_training_still_imports():
+    subprocess.run([sys.executable, "-c", BLOCKED], check=True)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_without_the_package_training_runs(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(accelerate, "kernels", None)
+    monkeypatch.setattr("glassformer.training.objective.CHUNKED_FROM", 2)
+    session = tiny.session(tmp_path, f"optim.kind={kind}", "loop.steps=4")
+    state = prepare_state(session.run)
+    assert state.kernels == []
+    losses = [train_step(state, batch)["loss"] for batch in batches(session, 4)]
+    assert losses[-1] < losses[0]
+    assert torch.isfinite(torch.tensor(evaluate(state, session.data.validation(session.run))))
+
+
+def test_without_the_package_float8_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(accelerate, "kernels", None)
+    float8 = ("machine.products=float8", "machine.precision=bfloat16", "machine.device=auto", "model.d_model=48")
+    run = tiny.session(tmp_path, *float8).run
+    with pytest.raises(ConfigError, match=r"needs glassformer\.kernels.*: use machine\.products='precision'\.$"):
+        prepare_state(run)
+    assert accelerate.choose(run.model, device=torch.device("cpu")) == []
+
+
+def test_another_missing_module_is_not_hidden():
+    condition = 'name == "glassformer.kernels" or name.startswith("glassformer.kernels.")'
+    code = BLOCKED.replace(condition, 'name == "glassformer.shapes"')
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "No module named 'glassformer.shapes'" in done.stderr

@@ -1,0 +1,137 @@
+"""The memory estimate of a run against the steps and evaluations that training really does; the vocabulary."""
+
+import pytest
+import torch
+
+from glassformer.config import ModelConfig
+from glassformer.training.data.corpus import DataError
+from glassformer.training.forecast import count_vocabulary, forecast, sheet
+from glassformer.training.loop import evaluate, prepare_state, train_step
+from glassformer.training.objective import make_batch
+from glassformer.training.run import Run, read_run
+from glassformer.training.session import open_session
+from tests.sizing.test_memory import live_peak, weigh
+
+RUN = """
+[model]
+preset = "gpt2"
+n_layers = 2
+d_model = 128
+n_heads = 4
+max_len = 128
+dropout = 0.0
+
+[data]
+corpus = "{corpus}"
+tokenizer = "bpe"
+vocab_size = {vocabulary}
+
+[machine]
+device = "cpu"
+compile = "no"
+precision = "float32"
+
+[loop]
+batch = 4
+"""
+
+
+def measured(run: Run) -> int:
+    """Highest number of bytes alive in a step and in an evaluation of one batch."""
+    state = prepare_state(run)
+    ids = torch.randint(0, run.model.vocab_size - 1, (run.loop.batch, run.context + 1))
+    window = ids[:, :-1], ids[:, 1:]
+    batch = make_batch(run, window, 0)
+    train_step(state, batch)
+    state.optimizer.zero_grad()
+    tensors = [*state.optimizer.state().values(), *(state.average.weights.values() if state.average else ())]
+    held = weigh(state.model) + sum(t.numel() * t.element_size() for t in tensors)
+    step = live_peak(lambda: train_step(state, batch))
+    gradients = sum(p.grad.numel() * p.grad.element_size() for p in state.model.parameters() if p.grad is not None)
+    return held + max(step, gradients + live_peak(lambda: evaluate(state, [window])))
+
+
+CASES = {
+    "AdamW": (97, (), "backward"),
+    "Muon": (97, ("optim.kind=muon",), "backward"),
+    "Muon, short sequences": (97, ("optim.kind=muon", "loop.context=4"), "step"),
+    "averaged weights": (97, ("optim.ema=0.99",), "backward"),
+    "label smoothing": (997, ("loss.label_smoothing=0.1",), "loss"),
+    "chunked loss": (4999, (), "loss"),
+    "accumulated": (997, ("loop.accumulate=4",), "loss"),
+    "bfloat16 matmuls": (97, ("machine.precision=bfloat16",), "backward"),
+    "bfloat16 matmuls, gated": (97, ("machine.precision=bfloat16", "model.preset=llama_tiny"), "backward"),
+    "bfloat16 residual stream": (997, ("machine.precision=bfloat16", "machine.stream=bfloat16"), "loss"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_is_forecast_as_it_trains(name, tmp_path):
+    vocabulary, changes, moment = CASES[name]
+    run = read_run(RUN.format(corpus=tmp_path, vocabulary=max(257, vocabulary)), changes)
+    if vocabulary < 257:
+        run = read_run(RUN.format(corpus="task:copy", vocabulary=257).replace("vocab_size = 257", ""), changes)
+    found = forecast(run)
+    memory = sheet(run).training
+    assert memory is not None
+    assert memory.peak == pytest.approx(measured(found.run), rel=0.06)
+    assert memory.moment == moment
+
+
+def model_of(text: str) -> tuple[ModelConfig, str]:
+    run = read_run(text)
+    found = forecast(run)
+    return found.run.model, " ".join(found.notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[data]\ncorpus = 'CORPUS'",
+        "[data]\ncorpus = 'CORPUS'\ntokenizer = 'byte'",
+        "[data]\ncorpus = 'task:copy'",
+        "[data]\ncorpus = 'CORPUS'\n[model]\npreset = 't5_small'\nmax_len = 32",
+        "[data]\ncorpus = 'CORPUS'\n[model]\npreset = 'bert_base'\nmax_len = 32",
+    ],
+)
+def test_the_vocabulary_is_the_one_that_training_finds(text, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("to be or not to be " * 40)
+    (folder / "b.txt").write_text("THAT IS THE QUESTION " * 40)
+    run = read_run(text.replace("CORPUS", str(folder)), (f"data.cache={tmp_path / 'tokens'}", "loop.context=16"))
+    assert forecast(run).run.model == open_session(run).run.model
+
+
+def test_tiny_shakespeare_is_not_downloaded_to_be_sized(monkeypatch):
+    monkeypatch.setattr("glassformer.training.data.corpus.find", lambda name: pytest.fail("read the corpus"))
+    assert count_vocabulary(read_run("")) == (65, "")
+
+
+def test_what_cannot_be_known_is_assumed_and_stated():
+    model, notes = model_of("[data]\ncorpus = 'nowhere.txt'")
+    assert model.vocab_size == 65
+    assert "Vocabulary: 65 is assumed, as the model is configured: the corpus 'nowhere.txt' does not exist." in notes
+    model, notes = model_of("[data]\ntokenizer = 'nowhere.json'")
+    assert "Vocabulary: 65 is assumed" in notes
+    model, notes = model_of("[data]\ntokenizer = 'bpe'\nvocab_size = 500")
+    assert model.vocab_size == 500
+    assert "a short text has fewer" in notes
+    with pytest.raises(DataError):
+        open_session(read_run("[data]\ncorpus = 'nowhere.txt'"))
+
+
+def test_options_given_replace_values_of_the_run():
+    run = read_run("[optim]\nkind = 'muon'\n[machine]\nprecision = 'bfloat16'\n[loop]\nbatch = 6\naccumulate = 3")
+    found = sheet(run, name="run.toml")
+    assert (found.batch, found.context, found.optimizer, found.dtype) == (6, 64, "muon", "float32")
+    assert found.notes == (
+        "From run.toml: batch 6 in 3 parts, context 64, optimizer muon, weights float32, matmuls bfloat16, residual "
+        "stream float32.",
+    )
+    other = sheet(run, batch=9, context=32, optimizer="sgd", dtype="bfloat16")
+    assert (other.batch, other.context, other.optimizer, other.dtype) == (9, 32, "sgd", "bfloat16")
+    assert other.options.matmuls is None
+    assert other.notes == ()
+    with pytest.raises(ValueError, match=r"batch=7 is not a multiple of loop\.accumulate=3"):
+        sheet(run, batch=7)

@@ -1,0 +1,136 @@
+"""AdamW is AdamW, Muon's update is orthogonal, state survives."""
+
+import pytest
+import torch
+
+from glassformer.config.optimizer import rule_for
+from glassformer.model import build
+from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
+from glassformer.training.run import Optim
+from tests import variants
+from tests.variants import tokens
+
+
+def with_gradients(model, seed=0):
+    ids = tokens(3, 9, seed)
+    torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    return model
+
+
+def test_adamw_equals_a_plain_adamw():
+    """Against torch's unfused implementation with the groups written out.
+
+    In float64: a key bias has no gradient but rounding noise, which AdamW would blow up to full steps.
+    """
+    ours, theirs = (build(variants.decoder(), dtype=torch.float64) for _ in range(2))
+    optimizer = Optimizer(ours, Optim(lr=0.01, weight_decay=0.3))
+    named = dict(theirs.named_parameters())
+    plain = torch.optim.AdamW(
+        [
+            {"params": [p for p in named.values() if p.dim() == 2 and p is not named["decoder.position.weight"]]},
+            {
+                "params": [p for p in named.values() if p.dim() == 1 or p is named["decoder.position.weight"]],
+                "weight_decay": 0.0,
+            },
+        ],
+        lr=0.01,
+        betas=(0.9, 0.95),
+        weight_decay=0.3,
+        foreach=False,
+    )
+    for step in range(5):
+        optimizer.zero_grad()
+        plain.zero_grad()
+        with_gradients(ours, step)
+        with_gradients(theirs, step)
+        optimizer.step(1.0)
+        plain.step()
+    for name, p in ours.named_parameters():
+        assert torch.allclose(p, named[name], atol=1e-12), name
+
+
+def test_muon_updates_hidden_matrices_by_nearly_orthogonal_steps():
+    """Five Newton-Schulz steps bring the singular values of a well-conditioned gradient into [0.6, 1.3]."""
+    model = build(variants.decoder(d_model=48, d_ff=192, attention=variants.c.Attention(n_heads=4)))
+    optimizer = Optimizer(model, Optim(kind="muon", muon_lr=0.5, weight_decay=0.0))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
+    optimizer.step(1.0)
+    for name in ("feedforward.up.weight", "feedforward.down.weight"):
+        p = model.get_parameter(f"decoder.blocks.0.{name}")
+        update = (p.detach() - before[f"decoder.blocks.0.{name}"]) / 0.5
+        values = torch.linalg.svdvals(update / max(1, p.shape[0] / p.shape[1]) ** 0.5)
+        assert values.min() > 0.6, name
+        assert values.max() < 1.3, name
+
+
+def test_batched_muon_equals_torchs_own():
+    """Ours stacks matrices of one shape; the result must be torch.optim.Muon's, to bf16 rounding of the iteration."""
+    ours, theirs = build(variants.decoder(n_layers=3)), build(variants.decoder(n_layers=3))
+    matrices = [n for n, _ in ours.named_parameters() if rule_for(n).matrix]
+    optimizer = Optimizer(ours, Optim(kind="muon", muon_lr=0.02, weight_decay=0.3))
+    plain = torch.optim.Muon(
+        [theirs.get_parameter(n) for n in matrices], lr=0.02, momentum=0.95, weight_decay=0.3, adjust_lr_fn="original"
+    )
+    for step in range(4):
+        for name in matrices:
+            gradient = torch.randn(ours.get_parameter(name).shape, generator=torch.Generator().manual_seed(step))
+            ours.get_parameter(name).grad = gradient.clone()
+            theirs.get_parameter(name).grad = gradient.clone()
+        optimizer.step(1.0)
+        plain.step()
+    for name in matrices:
+        difference = (ours.get_parameter(name) - theirs.get_parameter(name)).abs().max()
+        assert difference < 4 * 0.02 * 2**-6, name
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_state_survives_bit_for_bit(kind):
+    a, b = build(variants.decoder()), build(variants.decoder())
+    first, second = Optimizer(a, Optim(kind=kind)), Optimizer(b, Optim(kind=kind))
+    for step in range(3):
+        first.zero_grad()
+        with_gradients(a, step)
+        first.step(1.0)
+    b.load_state_dict(a.state_dict())
+    second.load_state({name: t.clone() for name, t in first.state().items()})
+    for model, optimizer in ((a, first), (b, second)):
+        optimizer.zero_grad()
+        with_gradients(model, 9)
+        optimizer.step(0.5)
+    for name, p in a.named_parameters():
+        assert torch.equal(p, b.get_parameter(name)), name
+
+
+def test_foreign_state_is_refused():
+    optimizer = Optimizer(build(variants.decoder()), Optim())
+    with pytest.raises(ValueError, match="belong to no parameter"):
+        optimizer.load_state({"nobody/step": torch.zeros(())})
+
+
+def test_clipping_limits_the_whole_gradient():
+    model = with_gradients(build(variants.decoder()))
+    parameters = list(model.parameters())
+    whole = torch.cat([p.grad.flatten() for p in parameters]).norm()
+    norm = gradient_norm(parameters)
+    assert torch.isclose(norm, whole)
+    clip(parameters, norm, None)
+    assert torch.isclose(gradient_norm(parameters), whole)
+    clip(parameters, norm, 0.01)
+    assert gradient_norm(parameters).item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_average_follows_its_formula_and_swaps_back():
+    model = build(variants.decoder())
+    average = Average(model, 0.5)
+    first = model.embed.tokens.weight.detach().clone()
+    with torch.no_grad():
+        model.embed.tokens.weight.add_(1.0)
+    average.update(model, 1000)
+    assert torch.allclose(average.weights["embed.tokens.weight"], first + 0.5)
+    held = {n: p.detach().clone() for n, p in model.named_parameters()}
+    average.swap(model)
+    assert torch.allclose(model.embed.tokens.weight, first + 0.5)
+    average.swap(model)
+    assert all(torch.equal(p, held[n]) for n, p in model.named_parameters())
