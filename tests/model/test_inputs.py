@@ -50,3 +50,11 @@ def test_padding_takes_no_position():
     mask = torch.ones(1, 20, dtype=torch.bool)
     mask[:, :4] = False
     assert MODEL(tokens(1, 20), mask=mask).shape[1] == 20
+
+
+def test_counted_positions_are_checked_without_reading_a_tensor(monkeypatch):
+    """A device would be waited for at every token, and a CUDA graph could not be captured."""
+    cache = MODEL.new_cache()
+    MODEL(tokens(1, 3), cache=cache)
+    monkeypatch.setattr(type(cache), "next_position", lambda self: pytest.fail("a position was read"))
+    MODEL(tokens(1, 2), cache=cache)

@@ -68,10 +68,10 @@ def _check_positions(
     elif mask is not None and mask.dim() == 2:
         start = cache.next_position() if cache is not None else 0
         last = int((start + mask.sum(1, keepdim=True) - 1).max())
-    elif cache is not None:
+    elif cache is not None and cache.positions is not None:
         last = int(cache.next_position().max()) + new - 1
-    else:
-        last = new - 1
+    else:  # known without waiting for a device, also while a CUDA graph is captured
+        last = new - 1 + (0 if cache is None else cache.length)
     if first < 0 or last >= limit:
         raise ValueError(
             f"position {first if first < 0 else last} is outside a learned table of {limit} positions "
