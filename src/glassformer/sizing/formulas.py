@@ -7,6 +7,7 @@ as wide as keys.
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import assert_never
 
 from glassformer.config import (
     Dense,
@@ -136,10 +137,18 @@ def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
 
 def feedforward_terms(config: ModelConfig) -> list[Term]:
     """Return the parameters of the feed-forward layer of one block, including all experts."""
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
-        return []
-    expert: Dense | Gated = ff.expert if isinstance(ff, MoE) else ff
+    match config.feedforward:
+        case NoFeedForward():
+            return []
+        case MoE(expert=expert):
+            return [(1, "E D"), *((n, f"E {names}") for n, names in _expert_terms(expert))]
+        case Dense() | Gated() as expert:
+            return _expert_terms(expert)
+        case _:
+            assert_never(config.feedforward)
+
+
+def _expert_terms(expert: Dense | Gated) -> list[Term]:
     n_in = 2 if isinstance(expert, Gated) else 1
     return [(n_in + 1, "D F"), (n_in * expert.bias, "F"), (int(expert.bias), "D")]
 
