@@ -130,7 +130,7 @@ for _kind, _values in OTHER.items():
             c.replace(BASE, position=c.Rotary(scaling=_part)),
             [c.replace(BASE, position=c.Rotary(scaling=dataclasses.replace(_part, **{_field: _value})))],
         )
-NESTED = ("feedforward=moe.expert=", "position=infused.vectors=")
+NESTED = ("feedforward=moe.expert=", "position=query_key.vectors=")
 """Parts inside variants that every kernel refuses whole (checked below)."""
 INVISIBLE = {"max_len", "dropout", "init_std", "special", "special.bos", "special.eos", "special.pad", "special.start"}
 """Fields that do not change what a model computes from its weights."""
@@ -209,7 +209,7 @@ def check(name: str) -> None:
 def test_the_cpu_kernel_supports_the_starting_points():
     for name, (start, _) in CHANGES.items():
         refused = decode.supported_on_cpu(call(start))
-        assert (refused is None) == ("=moe" not in name and "=t5" not in name and "=infused" not in name), name
+        assert (refused is None) == ("=moe" not in name and "=t5" not in name and "=query_key" not in name), name
     assert difference(by_kernel(BASE), by_torch(BASE)[:, 2:]) < BOUND
 
 

@@ -157,7 +157,7 @@ def test_a_context_without_room_for_a_repetition_is_refused(tmp_path):
     changes = ("data.corpus=task:modular-addition", "task.p=5", "model.max_len=3", f'out="{tmp_path}"')
     run = [change for change in TASK if not change.startswith(("data.", "task.", "model.max_len"))]
     made = open_session(read_run("", (*run, "probe.every=1", "probe.heads=true", *changes)))
-    with pytest.raises(ValueError, match="have no room for a repeated block"):
+    with pytest.raises(ValueError, match="leave no room for a repeated block"):
         train(made.run, made.data)
 
 

@@ -70,7 +70,7 @@ def test_building_a_preset_by_name():
 def test_another_type_is_one_sentence_that_names_what_is_accepted(subject):
     with pytest.raises(TypeError, match=r"takes a ModelConfig, a run, a model .* a preset, a model folder or a TOML"):
         gf.size(subject)
-    with pytest.raises(TypeError, match=r"size\.size takes a ModelConfig, not"):
+    with pytest.raises(TypeError, match=r"sizing\.size takes a ModelConfig, not"):
         sizing.size(subject)
 
 

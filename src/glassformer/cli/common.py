@@ -142,11 +142,11 @@ def refuse_unused(
 
 
 def refuse_nan(model: "nn.Module", name: str) -> None:
-    """Refuse weights that are no numbers: everything computed with them would be none either."""
+    """Refuse weights that are NaN or infinite, because all results would be NaN or infinite too."""
     from glassformer.weights.verify import non_finite
 
-    if (told := non_finite(model)) is not None:
-        raise InputError(f"{name}: {told}: copy the weights again, or take an earlier checkpoint.")
+    if (problem := non_finite(model)) is not None:
+        raise InputError(f"{name}: {problem}: copy the weights again, or take an earlier checkpoint.")
 
 
 def report(findings: Sequence["Finding"], as_json: bool, **facts: Any) -> None:

@@ -2,11 +2,12 @@
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, token_ids, wrapped
+from glassformer.config.choices import FloatDtype, ModelKind
 
 
 def compare(
@@ -27,11 +28,11 @@ def compare(
         int | None, tyro.conf.arg(help="Compare only the first N ids, where one vocabulary is padded.")
     ] = None,
     kind: Annotated[
-        Literal["decoder", "encoder", "seq2seq"] | None,
+        ModelKind | None,
         tyro.conf.arg(help="Kind of both models. Default: inferred."),
     ] = None,
     dtype: Annotated[
-        Literal["float64", "float32", "bfloat16", "float16"] | None,
+        FloatDtype | None,
         tyro.conf.arg(help="Dtype of the first comparison. Default: the dtype of each model."),
     ] = None,
     html: Annotated[Path | None, tyro.conf.arg(help="Also write the report to this file as an HTML page.")] = None,

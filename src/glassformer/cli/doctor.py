@@ -7,11 +7,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, wrapped
+from glassformer.config.choices import ModelKind
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,16 +55,14 @@ def doctor(
             help="A model folder, file.py:name or package.module:name (a model, or a function that builds one).",
         ),
     ],
-    kind: Annotated[
-        Literal["decoder", "encoder", "seq2seq"] | None, tyro.conf.arg(help="Default: inferred from the model.")
-    ] = None,
+    kind: Annotated[ModelKind | None, tyro.conf.arg(help="Default: inferred from the model.")] = None,
     vocab_size: Annotated[
         int | None, tyro.conf.arg(help="Number of token ids. Needed where the model does not declare it.")
     ] = None,
     expect: Annotated[
         list[str],
         tyro.conf.arg(help="Facts beyond the config: sliding-window=128, prefix=16, ...", metavar="K=V"),
-    ] = [],  # noqa: B006 - tyro reads the default, nobody changes it
+    ] = [],  # noqa: B006 - tyro reads the default; it is never changed
     reference: Annotated[
         str | None, tyro.conf.arg(help="A trusted model with the same weights, named like SUBJECT.")
     ] = None,

@@ -67,5 +67,5 @@ def _explained(result: Comparison) -> str:
 
 
 def _layer(result: Comparison) -> int | None:
-    found = re.search(r"block\.(\d+)\.", result.first or "")
+    found = re.search(r"blocks\.(\d+)\.", result.first or "")
     return int(found[1]) if found else None

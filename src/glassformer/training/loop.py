@@ -17,13 +17,13 @@ from glassformer import sizing
 from glassformer.model import Model, build
 from glassformer.model.device import choose_for_training, measure_matmul
 from glassformer.training import accelerate, checkpoint
+from glassformer.training.accelerate import keep_freed
 from glassformer.training.data.batches import IGNORED, eval_batches
 from glassformer.training.data.source import Source
 from glassformer.training.distributed.parallel import ALONE, Group, start
 from glassformer.training.health import NonFinite, explain_non_finite, require_gradient
 from glassformer.training.interrupt import interrupts
 from glassformer.training.log import Log, Report, Throughput
-from glassformer.training.memory import keep_freed
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
 from glassformer.training.probes import Probe, chosen_probes

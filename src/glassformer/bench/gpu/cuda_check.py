@@ -13,6 +13,7 @@ import torch
 from glassformer.bench.gpu import cuda_kernels
 from glassformer.bench.gpu.device import parser, require_gpu
 from glassformer.config import Alibi, ModelConfig, T5Bias, presets, replace
+from glassformer.config.optimizer import OptimizerKind
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate
 from glassformer.model import DecoderLM, build
@@ -147,7 +148,7 @@ def captured_step_equals_eager(steps: int = 12) -> Iterator[Finding]:
     from glassformer.training.run import Loop, Machine, Optim, Run, Schedule
 
     wide = presets.nano(vocab_size=5000)  # large enough for the loss in chunks
-    cases: dict[str, tuple[Literal["adamw", "muon"], ModelConfig, Literal["yes", "no"], float]] = {
+    cases: dict[str, tuple[OptimizerKind, ModelConfig, Literal["yes", "no"], float]] = {
         "adamw": ("adamw", presets.nano(), "no", 0.0),
         "muon": ("muon", presets.nano(), "no", 0.0),
         "loss in chunks": ("adamw", wide, "no", 0.0),

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from glassformer.training import memory
+from glassformer.training import accelerate as memory
 
 FAULTS = """
 import resource, sys, torch
-from glassformer.training.memory import keep_freed
+from glassformer.training.accelerate import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 def step():

@@ -1,0 +1,58 @@
+"""The straight path: how far it is from token ids, and from the command line, to the attention kernel."""
+
+import pytest
+import torch
+
+from glassformer.cli import main
+from glassformer.config import presets
+from glassformer.model import build
+from tests.straight_path import body_lines, describe, own_files, trace_to_attention
+
+MOST_LINES, MOST_FRAMES, MOST_FILES = 60, 9, 38
+SMALL = {"n_layers": 2, "vocab_size": 61, "max_len": 16}
+CONFIGS = {
+    "gpt2": presets.gpt2(d_model=32, attention__n_heads=4, feedforward__d_ff=64, **SMALL),
+    "llama_tiny": presets.llama_tiny(**SMALL),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_few_lines_from_token_ids_to_softmax(name):
+    model = build(CONFIGS[name]).eval()
+    cache = model.new_cache("static", 8)
+    frames, _ = trace_to_attention(lambda: model(torch.tensor([[1, 2, 3]]), cache=cache))
+    print(describe(frames))
+    assert frames[-1].co_qualname.startswith("Attention.")
+    assert sum(map(body_lines, frames)) <= MOST_LINES, describe(frames)
+
+
+def sample(tokens: int) -> None:
+    assert main(["sample", "ROMEO:", "--engine", "torch", "--max-new-tokens", str(tokens)]) == 0
+
+
+def test_few_frames_from_the_command_line_to_attention(capsys):
+    sample(1)  # so that imports and caches are no part of the path
+    frames, entered = trace_to_attention(lambda: sample(4))
+    with capsys.disabled():
+        print(f"\n{describe(frames)}\n{len(entered)} functions in {len(own_files(entered))} files were entered")
+    assert frames[0].co_qualname == "main"
+    assert len(frames) <= MOST_FRAMES, describe(frames)
+    assert len(own_files(entered)) <= MOST_FILES
+    assert not any(name.startswith("kernels/") for name in own_files(entered)), "torch was asked for"
+
+
+def test_a_step_is_as_short_as_the_first_pass(monkeypatch, capsys):
+    """The trace above ends in the prompt's pass; a cached step takes as many frames."""
+    from glassformer.generation.state import TorchState
+
+    first = TorchState.start
+
+    def start_untraced(state):
+        with torch._C.DisableTorchFunction():
+            return first(state)
+
+    monkeypatch.setattr(TorchState, "start", start_untraced)
+    frames, _ = trace_to_attention(lambda: sample(4))
+    assert "TorchState.step" in [frame.co_qualname for frame in frames]
+    assert len(frames) <= MOST_FRAMES, describe(frames)
