@@ -7,8 +7,9 @@ that the file names, in the same folder:
     def rope_relative(lab: Lab) -> Iterator[Finding]:
         yield lab.exact("q R_m . k R_n = q R_(n-m) k", holds=sympy.simplify(difference) == 0, why="...")
 
-    @figure("rope-relative")
-    def draw(lab: Lab) -> Figure: ...
+    @figure("rope-relative", "Scores by offset", height=3.0)
+    def draw(lab: Lab, fig: Figure) -> None:
+        ax = fig.canvas.subplots()
 
 A check yields one Finding per piece of evidence. If `lab.broken` is set, it examines the same statement with its
 hypothesis violated as `control` describes, and at least one Finding must then fail: a check that cannot fail proves
@@ -173,12 +174,22 @@ def claim(id: str) -> Callable[[Check], Check]:
     return register
 
 
-def figure(id: str) -> Callable[[Draw], Draw]:
-    """Registers the figure of a claim."""
+def figure(id: str, title: str, **size: Any) -> Callable[[Callable[["Lab", "Figure"], None]], Draw]:
+    """Registers the figure of a claim: a function that draws on an empty figure with this title, width and height.
 
-    def register(draw: Draw) -> Draw:
-        FIGURES[id] = draw
-        return draw
+    The title may contain the claim's knobs in braces.
+    """
+
+    def register(draw: "Callable[[Lab, Figure], None]") -> Draw:
+        def drawn(lab: Lab) -> "Figure":
+            from glassformer.lens.figure import drawing  # imports torch, which a list of claims does not need
+
+            with drawing(title.format_map(lab.knobs), **size) as fig:
+                draw(lab, fig)
+            return fig
+
+        FIGURES[id] = drawn
+        return drawn
 
     return register
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.model.block import Block, PreNormBlock
 from glassformer.model.context import AttentionContext, ForwardContext
@@ -22,9 +23,6 @@ from glassformer.reference.forward import block as oracle_block
 from glassformer.shapes import Float
 from glassformer.theory.claims.architecture.lively import decoder, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 BATCHES, LENGTHS, WIDTHS = (1, 3), range(1, 17), (8, 48)
 
@@ -144,38 +142,34 @@ def preln_block_shape(lab: Lab) -> Iterator[Finding]:
     yield lab.exhaustive("wrong blocks that the values accept", survivors, len(MUTANTS), why, differences=shown)
 
 
-@figure("preln-block-shape")
-def draw_block(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("preln-block-shape", "A pre-norm block", height=2.2)
+def draw_block(lab: Lab, fig: Figure) -> None:
     boxes = {
         0.6: ("norm", GREY), 1.4: ("multi-head\nattention", COLOURS[0]), 2.9: ("norm", GREY),
         3.7: ("feed-\nforward", COLOURS[1]),
     }  # fmt: skip
-    with drawing("A pre-norm block", height=2.2) as fig:
-        ax = fig.canvas.subplots()
-        arrow = {"arrowstyle": "->", "lw": 1.2}
-        ax.annotate("", (4.9, 1), (-0.1, 1), arrowprops=arrow)
-        for x, (text, colour) in boxes.items():
-            ax.text(
-                x,
-                0,
-                text,
-                ha="center",
-                va="center",
-                bbox={"boxstyle": "round", "fc": "white", "ec": colour, "pad": 0.5},
-            )
-        for start, first, last, half, end in ((0.15, 0.6, 1.4, 0.38, 2.1), (2.4, 2.9, 3.7, 0.29, 4.4)):
-            ax.plot([start, start, first - 0.25], [1, 0, 0], color="black", lw=1.2)
-            ax.annotate("", (last - half, 0), (first + 0.2, 0), arrowprops=arrow)
-            ax.plot([last + half, end], [0, 0], color="black", lw=1.2)
-            ax.annotate("", (end, 0.9), (end, 0), arrowprops=arrow)
-            ax.text(end, 1, "+", ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white", "ec": "black"})
-        for x, text in ((-0.1, "(B,T,D)"), (2.25, "(B,T,D)"), (4.9, "(B,T,D)")):
-            ax.text(x, 1.3, text, ha="center")
-        ax.set(xlim=(-0.5, 5.3), ylim=(-0.5, 1.6))
-        ax.axis("off")
-    return fig
+    ax = fig.canvas.subplots()
+    arrow = {"arrowstyle": "->", "lw": 1.2}
+    ax.annotate("", (4.9, 1), (-0.1, 1), arrowprops=arrow)
+    for x, (text, colour) in boxes.items():
+        ax.text(
+            x,
+            0,
+            text,
+            ha="center",
+            va="center",
+            bbox={"boxstyle": "round", "fc": "white", "ec": colour, "pad": 0.5},
+        )
+    for start, first, last, half, end in ((0.15, 0.6, 1.4, 0.38, 2.1), (2.4, 2.9, 3.7, 0.29, 4.4)):
+        ax.plot([start, start, first - 0.25], [1, 0, 0], color="black", lw=1.2)
+        ax.annotate("", (last - half, 0), (first + 0.2, 0), arrowprops=arrow)
+        ax.plot([last + half, end], [0, 0], color="black", lw=1.2)
+        ax.annotate("", (end, 0.9), (end, 0), arrowprops=arrow)
+        ax.text(end, 1, "+", ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white", "ec": "black"})
+    for x, text in ((-0.1, "(B,T,D)"), (2.25, "(B,T,D)"), (4.9, "(B,T,D)")):
+        ax.text(x, 1.3, text, ha="center")
+    ax.set(xlim=(-0.5, 5.3), ylim=(-0.5, 1.6))
+    ax.axis("off")
 
 
 CONTEXT, VOCABULARY = 16, 50

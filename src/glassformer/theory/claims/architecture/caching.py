@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import sympy
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -17,15 +18,13 @@ from glassformer.doctor.probes.caching import run_chunks
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate, stream
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import Cache, DecoderLM, build
 from glassformer.model.transformer import Mask
 from glassformer.shapes import Float, Int
 from glassformer.theory.claims.architecture.lively import Misled, Positions, Told, lively, random_tokens, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.weights.rational import Head, Matrix, causal, random_heads, random_matrix, weights
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 STEPS = 100
 NEW = 30
@@ -155,25 +154,21 @@ def _in_rationals(lab: Lab) -> Finding:
     return lab.exact("exact rationals", same, why)
 
 
-@figure("kv-cache-exact")
-def draw_differences(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("kv-cache-exact", "Cached against recomputed logits", height=3.0)
+def draw_differences(lab: Lab, fig: Figure) -> None:
     steps = 40
-    with drawing("Cached against recomputed logits", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        for case, colour in zip(CASES, COLOURS, strict=False):
-            for dtype, marker in ((torch.float32, "o"), (torch.float64, "s")):
-                found = both_ways(case, dtype, lab.seed, steps)
-                gap = (found.cached - found.full).abs().amax(-1).double().numpy()
-                shown = np.where(gap > 0, gap, np.nan)
-                name = str(dtype).removeprefix("torch.")
-                ax.semilogy(range(1, steps + 1), shown, marker, color=colour, markersize=2.5, label=f"{case}, {name}")
-        ax.axhline(1e-4, color="black", linewidth=0.8, linestyle=":")
-        ax.axhline(1e-10, color="black", linewidth=0.8, linestyle=":")
-        ax.set(xlabel="tokens seen", ylabel="largest |difference|", ylim=(1e-17, 1e-3))
-        fig.canvas.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, markerscale=2)
-    return fig
+    ax = fig.canvas.subplots()
+    for case, colour in zip(CASES, COLOURS, strict=False):
+        for dtype, marker in ((torch.float32, "o"), (torch.float64, "s")):
+            found = both_ways(case, dtype, lab.seed, steps)
+            gap = (found.cached - found.full).abs().amax(-1).double().numpy()
+            shown = np.where(gap > 0, gap, np.nan)
+            name = str(dtype).removeprefix("torch.")
+            ax.semilogy(range(1, steps + 1), shown, marker, color=colour, markersize=2.5, label=f"{case}, {name}")
+    ax.axhline(1e-4, color="black", linewidth=0.8, linestyle=":")
+    ax.axhline(1e-10, color="black", linewidth=0.8, linestyle=":")
+    ax.set(xlabel="tokens seen", ylabel="largest |difference|", ylim=(1e-17, 1e-3))
+    fig.canvas.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, markerscale=2)
 
 
 class Counter(TorchFunctionMode):
@@ -222,8 +217,6 @@ def cost(steps: int, cached: bool) -> Cost:
 
 @claim("kv-cache-cost")
 def kv_cache_cost(lab: Lab) -> Iterator[Finding]:
-    import sympy
-
     n, t = sympy.symbols("T t", integer=True, positive=True)
     sums = {
         "rows": (t, n * (n + 1) / 2),
@@ -279,10 +272,8 @@ def _clock(lab: Lab) -> Iterator[Finding]:
     yield lab.empirical("clock", ratio[STEPS], 1.0, None, why, at_25=round(ratio[25], 2), warnings=warnings)
 
 
-@figure("kv-cache-cost")
-def draw_cost(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("kv-cache-cost", "Work done by the time T tokens are generated", height=3.0)
+def draw_cost(lab: Lab, fig: Figure) -> None:
     steps = np.arange(1, STEPS + 1)
     panels: dict[str, dict[str, Any]] = {
         "rows through each map of a layer": {"recomputed": steps * (steps + 1) / 2, "cached": steps},
@@ -292,16 +283,14 @@ def draw_cost(lab: Lab) -> "Figure":
             "cached": steps * (steps + 1) / 2,
         },
     }
-    with drawing("Work done by the time T tokens are generated", height=3.0) as fig:
-        for ax, (title, lines) in zip(fig.canvas.subplots(1, 2), panels.items(), strict=True):
-            for name, values in lines.items():
-                colour = COLOURS[0] if name == "cached" else COLOURS[1]
-                ax.semilogy(steps, values, "--" if "causal" in name else "-", color=colour, label=name)
-            for cached in (False, True):
-                found = cost(STEPS, cached)
-                shown = [max(found.rows)] if "rows" in title else [found.squares, found.triangles]
-                ax.plot([STEPS] * len(shown), shown, "o", color=COLOURS[0 if cached else 1], markersize=4)
-            ax.set(title=title, xlabel="tokens generated, T")
-            ax.legend(loc="lower right")
-        fig.axes[0].set_ylabel("so far (dots: counted)")
-    return fig
+    for ax, (title, lines) in zip(fig.canvas.subplots(1, 2), panels.items(), strict=True):
+        for name, values in lines.items():
+            colour = COLOURS[0] if name == "cached" else COLOURS[1]
+            ax.semilogy(steps, values, "--" if "causal" in name else "-", color=colour, label=name)
+        for cached in (False, True):
+            found = cost(STEPS, cached)
+            shown = [max(found.rows)] if "rows" in title else [found.squares, found.triangles]
+            ax.plot([STEPS] * len(shown), shown, "o", color=COLOURS[0 if cached else 1], markersize=4)
+        ax.set(title=title, xlabel="tokens generated, T")
+        ax.legend(loc="lower right")
+    fig.axes[0].set_ylabel("so far (dots: counted)")

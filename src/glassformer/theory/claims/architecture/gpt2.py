@@ -6,14 +6,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import DecoderLM
 from glassformer.model.feedforward import ACTIVATIONS
 from glassformer.model.norm import LayerNorm
@@ -23,9 +25,6 @@ from glassformer.shapes import Float, Int
 from glassformer.theory.claims.architecture.lively import decoder, everyone, filled
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
 from glassformer.weights import load
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT = 2, 48, 4, 97, 32
 STDS, SEEDS, LENGTHS = (0.02, 0.2), 3, (1, 16, CONTEXT)
@@ -61,8 +60,6 @@ def published(seed: int, std: float) -> Published:
 
 def engine(tensors: Published, dtype: torch.dtype = torch.float64, **changes: Any) -> DecoderLM:
     """Load a folder with these tensors with the package's own reader; `changes` apply to its config.json."""
-    from safetensors.numpy import save_file
-
     with tempfile.TemporaryDirectory() as folder:
         save_file(
             {f"transformer.{n}": np.ascontiguousarray(v) for n, v in tensors.items()}, Path(folder, "model.safetensors")
@@ -259,8 +256,6 @@ def _released(lab: Lab) -> Finding:
     if not folder:
         why = "no folder with the released weights is given"
         return lab.skipped("released weights", Kind.NUMERICAL, why, f"set {REAL} to a folder with GPT-2's files")
-    from safetensors.numpy import load_file
-
     model = load(folder, dtype=torch.float32)
     held = load_file(Path(folder, "model.safetensors"))
     tensors = {name.removeprefix("transformer."): value.astype(np.float64) for name, value in held.items()}
@@ -273,25 +268,21 @@ def _released(lab: Lab) -> Finding:
     return lab.numerical("released weights", found / max(1.0, size), BOUND, why, logits=size, difference=found)
 
 
-@figure("gpt2-logits-match")
-def draw_sensitivities(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
-    with drawing("How far each mistake moves the logits (least of three seeds)", height=3.8) as fig:
-        ax = fig.canvas.subplots()
-        order = sorted(MUTANTS, key=lambda name: sensitivities(0.2, lab.seed)[name])
-        for shift, std in enumerate(STDS):
-            found = sensitivities(std, lab.seed)
-            ax.barh(
-                np.arange(len(order)) + 0.2 - 0.4 * shift,
-                [found[n] for n in order],
-                0.38,
-                color=COLOURS[shift],
-                label=f"weights of std {std}",
-            )
-        ax.axvline(BOUND, color="black", linestyle=":", linewidth=1)
-        ax.text(BOUND * 1.15, -0.75, "1e-4", fontsize=8, va="center")
-        ax.set_yticks(range(len(order)), order)
-        ax.set(xscale="log", xlabel="largest difference of a logit", ylim=(-1.1, len(order) - 0.4))
-        ax.legend(loc="lower right")
-    return fig
+@figure("gpt2-logits-match", "How far each mistake moves the logits (least of three seeds)", height=3.8)
+def draw_sensitivities(lab: Lab, fig: Figure) -> None:
+    ax = fig.canvas.subplots()
+    order = sorted(MUTANTS, key=lambda name: sensitivities(0.2, lab.seed)[name])
+    for shift, std in enumerate(STDS):
+        found = sensitivities(std, lab.seed)
+        ax.barh(
+            np.arange(len(order)) + 0.2 - 0.4 * shift,
+            [found[n] for n in order],
+            0.38,
+            color=COLOURS[shift],
+            label=f"weights of std {std}",
+        )
+    ax.axvline(BOUND, color="black", linestyle=":", linewidth=1)
+    ax.text(BOUND * 1.15, -0.75, "1e-4", fontsize=8, va="center")
+    ax.set_yticks(range(len(order)), order)
+    ax.set(xscale="log", xlabel="largest difference of a logit", ylim=(-1.1, len(order) - 0.4))
+    ax.legend(loc="lower right")

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from glassformer import config as c
 from glassformer.config import ConfigError
 from glassformer.finding import Finding
 from glassformer.lens import trace
+from glassformer.lens.figure import Figure
 from glassformer.model import EncoderLM, n_parameters
 from glassformer.reference import random_params
 from glassformer.reference.arrays import Array, Params, select_prefix
@@ -20,9 +20,6 @@ from glassformer.theory.claims.architecture.lively import SEQUENCE, dependence, 
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
 from glassformer.theory.claims.weights.rational import random_matrix
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 N = 5
 ORDERS = list(itertools.permutations(range(N)))
@@ -173,9 +170,8 @@ def _hidden_states(lab: Lab) -> Finding:
     return lab.exact("hidden states read hidden states", holds, why, without_the_edit=apart)
 
 
-@figure("mlp-vs-transformer")
-def draw_sparsity(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("mlp-vs-transformer", "Which output token depends on which input token", height=3.0)
+def draw_sparsity(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     model, tokens = encoder(seed=lab.seed), torch.tensor([SEQUENCE[:N]])
@@ -189,13 +185,11 @@ def draw_sparsity(lab: Lab) -> "Figure":
         "Transformer, identity mask": dependence(model, tokens, mask=_only_itself(lab)).numpy(),
         "MLP on the flattened text": dense,
     }
-    with drawing("Which output token depends on which input token", height=3.0) as fig:
-        axes = fig.canvas.subplots(1, 3, sharey=True)
-        for ax, (title, values) in zip(axes, panels.items(), strict=True):
-            shown = draw_map(ax, np.where(values == 0.0, np.nan, values / values.max()))
-            ax.set(title=title, xlabel="input", xticks=range(N), yticks=range(N))
-        axes[0].set_ylabel("output")
-        fig.canvas.colorbar(
-            shown, ax=axes, location="bottom", shrink=0.6, label="derivative over the largest (white: exactly 0)"
-        )
-    return fig
+    axes = fig.canvas.subplots(1, 3, sharey=True)
+    for ax, (title, values) in zip(axes, panels.items(), strict=True):
+        shown = draw_map(ax, np.where(values == 0.0, np.nan, values / values.max()))
+        ax.set(title=title, xlabel="input", xticks=range(N), yticks=range(N))
+    axes[0].set_ylabel("output")
+    fig.canvas.colorbar(
+        shown, ax=axes, location="bottom", shrink=0.6, label="derivative over the largest (white: exactly 0)"
+    )

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from glassformer.doctor.probes.caching import against_full
 from glassformer.doctor.probes.causality import leak_matrix
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.model import Cache
 from glassformer.model.init import init_weights
 from glassformer.model.transformer import Mask
@@ -22,9 +22,6 @@ from glassformer.reference import random_params
 from glassformer.shapes import Bool, Int
 from glassformer.theory.claims.architecture.lively import Misled, Positions, Told, everyone, shape
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 FAULTS = {"M": "missing mask", "P": "shifted positions", "C": "lossy cache"}
 INJECTED = [frozenset(chosen) for n in range(3) for chosen in itertools.combinations(FAULTS, n)]
@@ -156,23 +153,20 @@ def _leak_test(lab: Lab) -> Iterator[Finding]:
     yield lab.empirical("no mask: loss on fresh text", leaking, None, entropy - 0.5, why, entropy=entropy, steps=STEPS)
 
 
-@figure("generation-bug-triage")
-def draw_signatures(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("generation-bug-triage", "Which test fails under which fault", height=3.2)
+def draw_signatures(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     rows = [" + ".join(FAULTS[name] for name in sorted(faults)) or "none" for faults in INJECTED]
     found = [signature(faults, lab.seed) for faults in INJECTED]
-    with drawing("Which test fails under which fault", height=3.2) as fig:
-        ax = fig.canvas.subplots()
-        fails = [[name in text for name in TESTS] for text in found]
-        draw_map(ax, fails, high=1.8, colours="Oranges", aspect="auto")
-        for i, row in enumerate(fails):
-            for j, failed in enumerate(row):
-                ax.text(j, i, "fails" if failed else "passes", ha="center", va="center", fontsize=8)
-        ax.set_yticks(range(len(rows)), rows)
-        ax.set_xticks(
-            range(len(TESTS)), [text.replace(" a", "\na", 1).replace(" is", "\nis", 1) for text in TESTS.values()]
-        )
-        ax.set(ylabel="injected", xlabel="test")
-    return fig
+    ax = fig.canvas.subplots()
+    fails = [[name in text for name in TESTS] for text in found]
+    draw_map(ax, fails, high=1.8, colours="Oranges", aspect="auto")
+    for i, row in enumerate(fails):
+        for j, failed in enumerate(row):
+            ax.text(j, i, "fails" if failed else "passes", ha="center", va="center", fontsize=8)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set_xticks(
+        range(len(TESTS)), [text.replace(" a", "\na", 1).replace(" is", "\nis", 1) for text in TESTS.values()]
+    )
+    ax.set(ylabel="injected", xlabel="test")

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens import trace
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, masks
 from glassformer.reference import random_params
 from glassformer.shapes import Bool, Int
@@ -26,9 +27,6 @@ from glassformer.theory.claims.architecture.lively import (
     unmasked,
 )
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 Masks = NDArray[np.bool_]
 """(N,n,n): True where a query (row) sees a key (column)."""
@@ -229,28 +227,25 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("re-indexed positions", float((kept - again).abs().max()), None, why, low=OTHER)
 
 
-@figure("kv-cache-validity")
-def draw_validity(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
+@figure("kv-cache-validity", "Masks under which a cache is right", height=3.0)
+def draw_validity(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_mask
 
-    with drawing("Masks under which a cache is right", height=3.0) as fig:
-        bars, example = fig.canvas.subplots(1, 2, width_ratios=(2, 1))
-        for place, (n, layers) in enumerate(CASES):
-            found = outcome(n, layers, lab.seed)
-            counts = {"all": len(found.gaps), "valid": int(found.valid.sum()), "causal": int(found.causal.sum())}
-            for shift, ((name, count), colour) in enumerate(
-                zip(counts.items(), (GREY, COLOURS[2], COLOURS[0]), strict=True)
-            ):
-                x = place + 0.27 * (shift - 1)
-                bars.bar(x, count, 0.25, color=colour, label=name if place == 0 else None)
-                bars.text(x, count * 1.08, str(count), ha="center", fontsize=7)
-        bars.set(yscale="log", ylim=(1, 20000), ylabel="masks with a full diagonal")
-        bars.set_xticks(range(len(CASES)), [f"n={n}, L={layers}" for n, layers in CASES])
-        bars.legend(ncols=3, loc="upper left")
-        found, made = outcome(3, 2, lab.seed), all_masks(3)
-        odd = made[found.valid & ~found.causal]
-        shown = odd[np.argmax(odd.sum((1, 2)))]
-        draw_mask(example, shown, "sees")
-        example.set(title="valid, not causal (L=2)", xlabel="key", ylabel="query", xticks=range(3), yticks=range(3))
-    return fig
+    bars, example = fig.canvas.subplots(1, 2, width_ratios=(2, 1))
+    for place, (n, layers) in enumerate(CASES):
+        found = outcome(n, layers, lab.seed)
+        counts = {"all": len(found.gaps), "valid": int(found.valid.sum()), "causal": int(found.causal.sum())}
+        for shift, ((name, count), colour) in enumerate(
+            zip(counts.items(), (GREY, COLOURS[2], COLOURS[0]), strict=True)
+        ):
+            x = place + 0.27 * (shift - 1)
+            bars.bar(x, count, 0.25, color=colour, label=name if place == 0 else None)
+            bars.text(x, count * 1.08, str(count), ha="center", fontsize=7)
+    bars.set(yscale="log", ylim=(1, 20000), ylabel="masks with a full diagonal")
+    bars.set_xticks(range(len(CASES)), [f"n={n}, L={layers}" for n, layers in CASES])
+    bars.legend(ncols=3, loc="upper left")
+    found, made = outcome(3, 2, lab.seed), all_masks(3)
+    odd = made[found.valid & ~found.causal]
+    shown = odd[np.argmax(odd.sum((1, 2)))]
+    draw_mask(example, shown, "sees")
+    example.set(title="valid, not causal (L=2)", xlabel="key", ylabel="query", xticks=range(3), yticks=range(3))

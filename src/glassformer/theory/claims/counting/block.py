@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+import sympy as sp
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import NO_TAP, build, n_parameters
 from glassformer.model.block import Block
 from glassformer.model.moe import MoE
 from glassformer.sizing import active, count_by_part
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 CASES = ((512, 2048, 8), (512, 2048, 1), (48, 100, 4))
 """(d, f, H)."""
@@ -115,36 +113,28 @@ def block_param_count(lab: Lab) -> Iterator[Finding]:
 
 
 def _share_is_two_thirds_only_at_4d() -> tuple[bool, str]:
-    import sympy as sp
-
     d, f = sp.symbols("d f", positive=True)
     solutions = sp.solve(sp.Eq(2 * d * f / (4 * d**2 + 2 * d * f), sp.Rational(2, 3)), f)
     return solutions == [4 * d], "solving the share for f"
 
 
-@figure("block-param-count")
-def draw_block(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("block-param-count", "Scalars of one block, d = 512")
+def draw_block(lab: Lab, fig: Figure) -> None:
     d, ratios = 512, (1, 2, 4, 8)
-    with drawing("Scalars of one block, d = 512") as fig:
-        ax = fig.canvas.subplots()
-        parts = [formula(d, r * d) for r in ratios]
-        bottom = [0.0] * len(ratios)
-        labels = ("attention 4d² + 4d", "feed-forward 2df + d + f", "two LayerNorms 4d (too thin to see)")
-        for index, label in enumerate(labels):
-            heights = [p[index] / 1e6 for p in parts]
-            ax.bar(range(len(ratios)), heights, 0.6, bottom=bottom, color=COLOURS[index], label=label)
-            bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-        for x, (p, top) in enumerate(zip(parts, bottom, strict=True)):
-            ax.text(
-                x, top + 0.08, f"{sum(p):,}\nfeed-forward {p[1] / sum(p):.1%}", ha="center", va="bottom", fontsize=8
-            )
-        ax.set_xticks(range(len(ratios)), [f"f = {r}d" if r > 1 else "f = d" for r in ratios])
-        ax.set_ylim(0, max(bottom) * 1.18)
-        ax.set_ylabel("million scalars")
-        ax.legend(loc="upper left")
-    return fig
+    ax = fig.canvas.subplots()
+    parts = [formula(d, r * d) for r in ratios]
+    bottom = [0.0] * len(ratios)
+    labels = ("attention 4d² + 4d", "feed-forward 2df + d + f", "two LayerNorms 4d (too thin to see)")
+    for index, label in enumerate(labels):
+        heights = [p[index] / 1e6 for p in parts]
+        ax.bar(range(len(ratios)), heights, 0.6, bottom=bottom, color=COLOURS[index], label=label)
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    for x, (p, top) in enumerate(zip(parts, bottom, strict=True)):
+        ax.text(x, top + 0.08, f"{sum(p):,}\nfeed-forward {p[1] / sum(p):.1%}", ha="center", va="bottom", fontsize=8)
+    ax.set_xticks(range(len(ratios)), [f"f = {r}d" if r > 1 else "f = d" for r in ratios])
+    ax.set_ylim(0, max(bottom) * 1.18)
+    ax.set_ylabel("million scalars")
+    ax.legend(loc="upper left")
 
 
 @claim("moe-ffn-fraction")
@@ -192,8 +182,6 @@ def moe_ffn_fraction(lab: Lab) -> Iterator[Finding]:
 
 
 def _gates_sum_to_one() -> tuple[bool, str]:
-    import sympy as sp
-
     chosen, output = sp.symbols("p1:4", positive=True), sp.Symbol("y")
     mixed = sum(p / sum(chosen) * output for p in chosen)
     return sp.simplify(mixed - output) == 0, "sum of p_e/(sum of p) times one and the same output y is y"
@@ -231,23 +219,19 @@ def _identical_experts_error(lab: Lab) -> tuple[float, float]:
     return worst, 1e-12
 
 
-@figure("moe-ffn-fraction")
-def draw_moe(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
-
+@figure("moe-ffn-fraction", "Feed-forward share of a block's weights, f = 4d")
+def draw_moe(lab: Lab, fig: Figure) -> None:
     experts = (1, 2, 4, 8, 16, 32, 64)
-    with drawing("Feed-forward share of a block's weights, f = 4d") as fig:
-        ax = fig.canvas.subplots()
-        ax.plot(experts, [2 * e / (2 * e + 1) for e in experts], "o-")
-        ax.text(17, 0.955, "all experts: 2E/(2E + 1)", va="top")
-        for k in (1, 2):
-            reach = [e for e in experts if e >= k]
-            level = 2 * k / (2 * k + 1)
-            ax.plot(reach, [level] * len(reach), "s--", markersize=4)
-            ax.text(16, level + 0.008, f"active with top-{k}: 2·{k}/(2·{k} + 1)", ha="center", va="bottom")
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(experts, [str(e) for e in experts])
-        ax.set_ylim(0.6, 1.01)
-        ax.set_xlabel("experts E")
-        ax.set_ylabel("share of the weights")
-    return fig
+    ax = fig.canvas.subplots()
+    ax.plot(experts, [2 * e / (2 * e + 1) for e in experts], "o-")
+    ax.text(17, 0.955, "all experts: 2E/(2E + 1)", va="top")
+    for k in (1, 2):
+        reach = [e for e in experts if e >= k]
+        level = 2 * k / (2 * k + 1)
+        ax.plot(reach, [level] * len(reach), "s--", markersize=4)
+        ax.text(16, level + 0.008, f"active with top-{k}: 2·{k}/(2·{k} + 1)", ha="center", va="bottom")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(experts, [str(e) for e in experts])
+    ax.set_ylim(0.6, 1.01)
+    ax.set_xlabel("experts E")
+    ax.set_ylabel("share of the weights")

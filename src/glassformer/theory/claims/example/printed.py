@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+import mpmath
+
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
@@ -52,8 +54,6 @@ PLAIN, SCALED = Fraction(1), Fraction(1, 2)
 
 def attention(squared: Fraction, scores: Matrix = S) -> tuple[Any, Any]:
     """Row softmax of the scores times sqrt(squared), and its product with V, as mpmath numbers."""
-    import mpmath
-
     with mpmath.workdps(DIGITS):
         factor = mpmath.sqrt(mpmath.mpf(squared.numerator) / squared.denominator)
         rows = []

@@ -3,21 +3,20 @@
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import mpmath
 import numpy as np
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.lens.trace import Trace, trace
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.example import printed as doc
 from glassformer.theory.claims.example.printed import PLAIN, SCALED, attention
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 EXPECTED = {
     "Q": doc.matrix("1 3; -1 1; 5/2 -2"),
@@ -112,8 +111,6 @@ def _reconstruction(lab: Lab) -> Iterator[Finding]:
 
 
 def _digits(lab: Lab, scores: doc.Matrix) -> Iterator[Finding]:
-    import mpmath
-
     for squared, name in ((PLAIN, "without scaling"), (SCALED, "with 1/sqrt(2)")):
         rows, out = attention(squared, scores)
         pairs = list(zip(itertools.chain(*rows), itertools.chain(*WEIGHTS[squared]), strict=True))
@@ -193,31 +190,28 @@ def _roundings(lab: Lab) -> Finding:
     return lab.exact("where the printed outputs come from", holds, why, outputs=from_rounded, column_1=column)
 
 
-@figure("worked-example-qkv")
-def draw(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("worked-example-qkv", "The worked example: scores, weights, output (no scaling)", height=2.7)
+def draw(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention, draw_map
     from glassformer.lens.figures.labels import settle, write_cells
 
     seen = engine(PLAIN, (doc.W_Q, doc.W_K, doc.W_V))
     parts = {name: seen[f"blocks.0.attention.{name}"][0, 0].numpy() for name in ("scores", "pattern", "heads")}
     titles = {"scores": "S = Q Kᵀ", "pattern": "A = softmax of rows", "heads": "Y = A V"}
-    with drawing("The worked example: scores, weights, output (no scaling)", height=2.7) as fig:
-        axes = fig.canvas.subplots(1, 3, width_ratios=[3, 3, 2.2])
-        drawn = []
-        for ax, (name, value) in zip(axes, parts.items(), strict=True):
-            limit = float(np.abs(value).max())
-            drawn.append(draw_attention(ax, value) if name == "pattern" else draw_map(ax, value, -limit, limit))
-            ax.set_title(titles[name])
-            columns = ["1", "2", "3"] if name != "heads" else ["1", "2"]
-            ax.set_xticks(range(len(columns)), columns)
-            ax.set_yticks(range(3), ["1", "2", "3"])
-            ax.set_xlabel("component" if name == "heads" else "key token")
-        axes[0].set_ylabel("query token")
-        settle(fig)
-        for ax, image, (name, value) in zip(axes, drawn, parts.items(), strict=True):
-            write_cells(fig, ax, image, _texts(value, {"scores": "g", "pattern": ".4f", "heads": ".3f"}[name]))
-    return fig
+    axes = fig.canvas.subplots(1, 3, width_ratios=[3, 3, 2.2])
+    drawn = []
+    for ax, (name, value) in zip(axes, parts.items(), strict=True):
+        limit = float(np.abs(value).max())
+        drawn.append(draw_attention(ax, value) if name == "pattern" else draw_map(ax, value, -limit, limit))
+        ax.set_title(titles[name])
+        columns = ["1", "2", "3"] if name != "heads" else ["1", "2"]
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(3), ["1", "2", "3"])
+        ax.set_xlabel("component" if name == "heads" else "key token")
+    axes[0].set_ylabel("query token")
+    settle(fig)
+    for ax, image, (name, value) in zip(axes, drawn, parts.items(), strict=True):
+        write_cells(fig, ax, image, _texts(value, {"scores": "g", "pattern": ".4f", "heads": ".3f"}[name]))
 
 
 def _texts(values: np.ndarray, form: str) -> list[list[str]]:
@@ -284,25 +278,22 @@ def _contrast(lab: Lab) -> Finding:
     return lab.exhaustive(name, wrong, cases, why, tokens=T, seed=lab.seed)
 
 
-@figure("worked-example-pattern")
-def draw_pattern(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("worked-example-pattern", "Who attends to whom: the figure that Q3c leaves out", width=5.4, height=2.9)
+def draw_pattern(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention
     from glassformer.lens.figures.labels import settle, write_cells
 
-    with drawing("Who attends to whom: the figure that Q3c leaves out", width=5.4, height=2.9) as fig:
-        axes = fig.canvas.subplots(1, 2, sharey=True)
-        drawn = []
-        for ax, (squared, title) in zip(axes, ((PLAIN, "no scaling"), (SCALED, "scores / √2")), strict=True):
-            value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["blocks.0.attention.pattern"][0, 0].numpy()
-            image = draw_attention(ax, value)
-            drawn.append((ax, image, value))
-            ax.set(title=title, xlabel="key token")
-            ax.set_xticks(range(3), ["1", "2", "3"])
-            ax.set_yticks(range(3), ["1", "2", "3"])
-        axes[0].set_ylabel("query token")
-        fig.canvas.colorbar(image, ax=list(axes), shrink=0.8, label="attention")
-        settle(fig)
-        for ax, image, value in drawn:
-            write_cells(fig, ax, image, _texts(value, ".4f"))
-    return fig
+    axes = fig.canvas.subplots(1, 2, sharey=True)
+    drawn = []
+    for ax, (squared, title) in zip(axes, ((PLAIN, "no scaling"), (SCALED, "scores / √2")), strict=True):
+        value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["blocks.0.attention.pattern"][0, 0].numpy()
+        image = draw_attention(ax, value)
+        drawn.append((ax, image, value))
+        ax.set(title=title, xlabel="key token")
+        ax.set_xticks(range(3), ["1", "2", "3"])
+        ax.set_yticks(range(3), ["1", "2", "3"])
+    axes[0].set_ylabel("query token")
+    fig.canvas.colorbar(image, ax=list(axes), shrink=0.8, label="attention")
+    settle(fig)
+    for ax, image, value in drawn:
+        write_cells(fig, ax, image, _texts(value, ".4f"))

@@ -4,13 +4,15 @@ import itertools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import sympy
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.model import EncoderLM, Model, build
 from glassformer.model.positions import sinusoids
 from glassformer.theory.claims.claim import Lab, claim, figure
@@ -25,9 +27,6 @@ from glassformer.theory.claims.weights.rational import (
     weights,
 )
 from glassformer.theory.claims.weights.simplex import UNIT
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 TOKENS = 5
 ORDERS = list(itertools.permutations(range(TOKENS)))
@@ -70,8 +69,6 @@ def _followers(x: Matrix, heads: Any, allowed: Any = None, places: Matrix | int 
 
 def _any_size(lab: Lab) -> Finding:
     """Swap two tokens a and b; the others enter a row only through their sums. Swaps generate every permutation."""
-    import sympy
-
     t = {row + key: sympy.Symbol(f"t_{row}{key}", positive=True) for row in "iab" for key in "ab"}
     v = {key: sympy.Symbol(f"v_{key}") for key in "ab"}
     rest = {row: sympy.symbols(f"sum_{row} mix_{row}") for row in "iab"}
@@ -153,27 +150,24 @@ def _places(n: int, width: int) -> Matrix:
     return rational((1000 * waves).round().numpy(), 1000)
 
 
-@figure("permutation-equivariance")
-def draw_equivariance(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("permutation-equivariance", "Permute then attend, or attend then permute", height=2.9)
+def draw_equivariance(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     generator = lab.torch_rng()
     attention, x = random_layer(generator, 8, 2, 4, 4), 1.5 * normal(generator, 6, 8)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    with drawing("Permute then attend, or attend then permute", height=2.9) as fig:
-        axes = fig.canvas.subplots(1, 3, width_ratios=[1.15, 1, 1])
-        _square(axes[0])
-        gaps = []
-        for masked in (False, True):
-            straight, moved = (run(attention, rows, causal=masked)["out"] for rows in (x, x[order]))
-            gaps.append((moved - straight[order]).abs())
-        limit = float(gaps[1].max())
-        for ax, gap, title in zip(axes[1:], gaps, ("no mask", "causal mask"), strict=True):
-            shown = draw_map(ax, gap, high=limit)
-            ax.set(title=f"{title}: at most {float(gap.max()):.1g}", xlabel="component", ylabel="token")
-        fig.canvas.colorbar(shown, ax=axes[1:], location="bottom", shrink=0.6, label="|f(PX) - P f(X)|")
-    return fig
+    axes = fig.canvas.subplots(1, 3, width_ratios=[1.15, 1, 1])
+    _square(axes[0])
+    gaps = []
+    for masked in (False, True):
+        straight, moved = (run(attention, rows, causal=masked)["out"] for rows in (x, x[order]))
+        gaps.append((moved - straight[order]).abs())
+    limit = float(gaps[1].max())
+    for ax, gap, title in zip(axes[1:], gaps, ("no mask", "causal mask"), strict=True):
+        shown = draw_map(ax, gap, high=limit)
+        ax.set(title=f"{title}: at most {float(gap.max()):.1g}", xlabel="component", ylabel="token")
+    fig.canvas.colorbar(shown, ax=axes[1:], location="bottom", shrink=0.6, label="|f(PX) - P f(X)|")
 
 
 def _square(ax: Any) -> None:
@@ -220,8 +214,6 @@ def order_needs_position(lab: Lab) -> Iterator[Finding]:
 
 def _counting_places(lab: Lab) -> Iterator[Finding]:
     """Uniform causal attention: the weight on the first token says how many tokens there are."""
-    import sympy
-
     t, raised = sympy.symbols("t raised", positive=True)
     symbolic = sympy.simplify(raised / ((t + 1) * raised) - 1 / (t + 1)) == 0
     flat = weights(rational(np.zeros((10, 1))), rational(np.zeros((10, 1))), causal(10))[:, 0]
@@ -253,25 +245,22 @@ def _sentences_in_the_engine(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("decoder without positions", apart(causal_model), None, why, low=1e-6)
 
 
-@figure("order-needs-position")
-def draw_sentences(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("order-needs-position", "What an encoder makes of two sentences", height=3.2)
+def draw_sentences(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     models: dict[str, Model] = {
         "no positions": _stack(c.NoPosition(), seed=lab.seed),
         "sinusoidal positions": _stack(c.Sinusoidal(), seed=lab.seed),
     }
-    with drawing("What an encoder makes of two sentences", height=3.2) as fig:
-        axes = fig.canvas.subplots(2, 2)
-        for row, (title, model) in zip(axes, models.items(), strict=True):
-            assert isinstance(model, EncoderLM)
-            for ax, (sentence, ids) in zip(row, SENTENCES.items(), strict=True):
-                words = sentence.split()
-                # rows sorted by word, not by position, so that equal vectors are adjacent
-                shown = np.argsort(ids).tolist()
-                picture = draw_map(ax, _encode(model, [ids])[0][shown], -2.5, 2.5, aspect="auto")
-                ax.set_yticks(range(3), [words[i] for i in shown])
-                ax.set(title=f"“{sentence}”, {title}", xlabel="" if title == "no positions" else "component")
-        fig.canvas.colorbar(picture, ax=axes, label="value")
-    return fig
+    axes = fig.canvas.subplots(2, 2)
+    for row, (title, model) in zip(axes, models.items(), strict=True):
+        assert isinstance(model, EncoderLM)
+        for ax, (sentence, ids) in zip(row, SENTENCES.items(), strict=True):
+            words = sentence.split()
+            # rows sorted by word, not by position, so that equal vectors are adjacent
+            shown = np.argsort(ids).tolist()
+            picture = draw_map(ax, _encode(model, [ids])[0][shown], -2.5, 2.5, aspect="auto")
+            ax.set_yticks(range(3), [words[i] for i in shown])
+            ax.set(title=f"“{sentence}”, {title}", xlabel="" if title == "no positions" else "component")
+    fig.canvas.colorbar(picture, ax=axes, label="value")

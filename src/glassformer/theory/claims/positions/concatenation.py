@@ -3,20 +3,19 @@
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import sympy as sp
 import torch
 from torch import nn
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import Model, build
 from glassformer.model.positions import sinusoids
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 U = 2.0**-53
 
@@ -54,8 +53,6 @@ def _query(model: Model) -> nn.Linear:
 @claim("concat-linear-split")
 def split(lab: Lab) -> Iterator[Finding]:
     """The two halves of the matrix, taken in the wrong order under `broken`."""
-    import sympy as sp
-
     whole = sp.Matrix(3, 4, sp.symbols("w:12"))
     x, e = sp.Matrix(sp.symbols("x:2")), sp.Matrix(sp.symbols("e:2"))
     first, second = whole[:, :2], whole[:, 2:]
@@ -74,8 +71,6 @@ def split(lab: Lab) -> Iterator[Finding]:
 
 def _split_blocks(lab: Lab) -> Finding:
     """The same with matrices of symbolic size."""
-    import sympy as sp
-
     rows, D, P = sp.symbols("rows D P", integer=True, positive=True)
     P = D if lab.broken else P  # halves that can be swapped
     Wx, We = sp.MatrixSymbol("Wx", rows, D), sp.MatrixSymbol("We", rows, P)
@@ -110,8 +105,6 @@ def _split_engine(lab: Lab) -> Finding:
 @claim("concat-vs-add")
 def concat_vs_add(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the two maps are tied, W_x = W_e, where the two are one and the same."""
-    import sympy as sp
-
     W, x, e = sp.Matrix(3, 2, sp.symbols("w:6")), sp.Matrix(sp.symbols("x:2")), sp.Matrix(sp.symbols("e:2"))
     tied = sp.expand(W * (x + e) - W.row_join(W) * x.col_join(e))
     yield lab.exact("addition is the case W_x = W_e", tied == sp.zeros(3, 1), "W (x + e) = [W | W] [x; e]")
@@ -157,8 +150,6 @@ def _fixed(z3: Any, sign: int) -> tuple[Any, ...]:
 
 def _absorbed(lab: Lab) -> Finding:
     """e' = W_x^-1 W_e e with an invertible matrix of symbolic size."""
-    import sympy as sp
-
     D, P = sp.symbols("D P", integer=True, positive=True)
     Wx, We = sp.MatrixSymbol("Wx", D, D), sp.MatrixSymbol("We", D, P)
     x, e = sp.MatrixSymbol("x", D, 1), sp.MatrixSymbol("e", P, 1)
@@ -169,8 +160,6 @@ def _absorbed(lab: Lab) -> Finding:
 
 def _invertible(lab: Lab) -> Finding:
     """e' = W_x^-1 W_e e for random whole-number matrices."""
-    import sympy as sp
-
     rng, wrong, cases = lab.rng(), 0, 40
     symbols = sp.Matrix(sp.symbols("e:3"))
     x = sp.Matrix(sp.symbols("x:3"))
@@ -252,30 +241,26 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     )
 
 
-@figure("concat-vs-add")
-def draw(lab: Lab) -> "Figure":
+@figure("concat-vs-add", "Concatenating a position can do more than adding it", height=3.4)
+def draw(lab: Lab, fig: Figure) -> None:
     """Nested sets: what an added vector can do inside what a concatenated one can."""
     from matplotlib.patches import Ellipse
 
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
-    with drawing("Concatenating a position can do more than adding it", height=3.4) as fig:
-        ax = fig.canvas.subplots()
-        ax.set(xlim=(0, 10), ylim=(0, 6), xticks=[], yticks=[])
-        ax.spines[:].set_visible(False)
-        rings = [
-            ((5, 3.0), 9.6, 5.8, COLOURS[0], 0.10),
-            ((4.2, 2.55), 7.2, 4.2, COLOURS[2], 0.16),
-            ((3.4, 2.1), 4.6, 2.4, COLOURS[1], 0.22),
-        ]
-        for centre, width, height, colour, alpha in rings:
-            ax.add_patch(Ellipse(centre, width, height, facecolor=colour, alpha=alpha, edgecolor="none"))
-            ax.add_patch(Ellipse(centre, width, height, facecolor="none", edgecolor=colour, linewidth=1.2))
-        ax.text(5.6, 5.2, r"$W_x x + W_e e$   (all)", ha="center", color=COLOURS[0])
-        ax.text(4.3, 3.85, r"$W_x (x + e')$:  col$(W_e)\subseteq$ col$(W_x)$", ha="center", color="#006B4E")
-        ax.text(3.4, 2.35, r"$W (x + e)$", ha="center", color="#A84300", fontsize=11)
-        ax.text(3.4, 1.75, r"$W_x = W_e = W$", ha="center", color="#A84300")
-        for x, y, label in ((8.75, 3.35, "[0 | 1]: only $e$"), (6.65, 2.6, "[1 | −1]: $e' = -e$")):
-            ax.plot(x, y, "o", color="black", markersize=4)
-            ax.annotate(label, (x, y), xytext=(0, -12), textcoords="offset points", ha="center", fontsize=8, color=GREY)
-    return fig
+    ax = fig.canvas.subplots()
+    ax.set(xlim=(0, 10), ylim=(0, 6), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    rings = [
+        ((5, 3.0), 9.6, 5.8, COLOURS[0], 0.10),
+        ((4.2, 2.55), 7.2, 4.2, COLOURS[2], 0.16),
+        ((3.4, 2.1), 4.6, 2.4, COLOURS[1], 0.22),
+    ]
+    for centre, width, height, colour, alpha in rings:
+        ax.add_patch(Ellipse(centre, width, height, facecolor=colour, alpha=alpha, edgecolor="none"))
+        ax.add_patch(Ellipse(centre, width, height, facecolor="none", edgecolor=colour, linewidth=1.2))
+    ax.text(5.6, 5.2, r"$W_x x + W_e e$   (all)", ha="center", color=COLOURS[0])
+    ax.text(4.3, 3.85, r"$W_x (x + e')$:  col$(W_e)\subseteq$ col$(W_x)$", ha="center", color="#006B4E")
+    ax.text(3.4, 2.35, r"$W (x + e)$", ha="center", color="#A84300", fontsize=11)
+    ax.text(3.4, 1.75, r"$W_x = W_e = W$", ha="center", color="#A84300")
+    for x, y, label in ((8.75, 3.35, "[0 | 1]: only $e$"), (6.65, 2.6, "[1 | −1]: $e' = -e$")):
+        ax.plot(x, y, "o", color="black", markersize=4)
+        ax.annotate(label, (x, y), xytext=(0, -12), textcoords="offset points", ha="center", fontsize=8, color=GREY)

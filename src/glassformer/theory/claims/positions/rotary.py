@@ -1,22 +1,21 @@
 """Rotary positions: scores that see offsets only."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import sympy as sp
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.lens.trace import Trace, trace
 from glassformer.model import Model, build
 from glassformer.model.init import n_parameters
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.positions.sinusoids import U, vanishes
 from glassformer.theory.claims.positions.spectrum import off_toeplitz
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 K, N = 16, 128
 Q_SITE, K_SITE, V_SITE, SCORES = (f"blocks.0.attention.{name}" for name in ("q", "k", "v", "scores"))
@@ -83,8 +82,6 @@ def _scores(model: Model, **how: Any) -> np.ndarray:
 
 
 def _identity(lab: Lab) -> Iterator[Finding]:
-    import sympy as sp
-
     m, n, theta = sp.symbols("m n theta", real=True)
     q, k = sp.Matrix(sp.symbols("q1 q2", real=True)), sp.Matrix(sp.symbols("k1 k2", real=True))
 
@@ -130,24 +127,20 @@ def _named(q: np.ndarray, k: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return [(Q_SITE, q), (K_SITE, k)]
 
 
-@figure("rope-relative")
-def draw(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("rope-relative", "Rotary positions: one fixed q and k, scored at every offset", height=3.0)
+def draw(lab: Lab, fig: Figure) -> None:
     model = rotary_model(lab.seed, "halves")
     q, k = _projections(model)
     scores = _scores(model)
     offsets = np.arange(-N // 2, N // 2 + 1)
-    with drawing("Rotary positions: one fixed q and k, scored at every offset", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        printed = by_offset(q, k, "halves", -1)
-        queries = N // 2 - offsets // 2
-        curve, wrong = scores[queries, queries + offsets], printed[queries, queries + offsets]
-        ax.plot(offsets, wrong, color=GREY, linewidth=1, linestyle="--", label="with the sign of m − n (as printed)")
-        ax.plot(offsets, curve, color=COLOURS[0], linewidth=1, label="score, one pair of positions per offset")
-        for start, m, colour in ((0, 24, COLOURS[1]), (3, 64, COLOURS[2]), (6, 104, COLOURS[4])):
-            shown = np.array([o for o in offsets[start::9] if 0 <= m + o < N])
-            ax.plot(shown, scores[m, m + shown], "o", markersize=3.5, color=colour, label=f"from query m = {m}")
-        ax.set(xlabel="offset n − m of the key", ylabel="score")
-        ax.legend(ncols=2, columnspacing=1.2, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)
-    return fig
+    ax = fig.canvas.subplots()
+    printed = by_offset(q, k, "halves", -1)
+    queries = N // 2 - offsets // 2
+    curve, wrong = scores[queries, queries + offsets], printed[queries, queries + offsets]
+    ax.plot(offsets, wrong, color=GREY, linewidth=1, linestyle="--", label="with the sign of m − n (as printed)")
+    ax.plot(offsets, curve, color=COLOURS[0], linewidth=1, label="score, one pair of positions per offset")
+    for start, m, colour in ((0, 24, COLOURS[1]), (3, 64, COLOURS[2]), (6, 104, COLOURS[4])):
+        shown = np.array([o for o in offsets[start::9] if 0 <= m + o < N])
+        ax.plot(shown, scores[m, m + shown], "o", markersize=3.5, color=colour, label=f"from query m = {m}")
+    ax.set(xlabel="offset n − m of the key", ylabel="score")
+    ax.legend(ncols=2, columnspacing=1.2, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2)

@@ -2,20 +2,18 @@
 
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import sympy as sp
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import AMOUNT, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.positions.sinusoids import BASE, U, engine_table, frequencies, shift_matrix, vanishes
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 OFFSETS = (1, 2, 17)
 HEAT_MAP = 0xD764D67C
@@ -60,8 +58,6 @@ def head_scores(width: int, length: int, query_map: np.ndarray, content: float, 
 @claim("sinusoid-relative-score")
 def relative_score(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the query is rotated in the wrong direction, by T_k instead of T_-k."""
-    import sympy as sp
-
     p, q, k, w = sp.symbols("p q k w", real=True)
     place = sp.Matrix([sp.sin(p * w), sp.cos(p * w)])
     other = place.subs(p, q)
@@ -105,22 +101,21 @@ def _heads(lab: Lab) -> Iterator[Finding]:
         yield lab.numerical(f"margin at {k} back", margin, None, why, low=1.0, runner_up=30.9168)
 
 
-@figure("sinusoid-relative-score")
-def draw_scores(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, drawing
+@figure(
+    "sinusoid-relative-score", "Scores between sinusoidal positions depend on the distance alone (D = 64)", height=3.5
+)
+def draw_scores(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
-    D, n, k = 64, 96, int(lab.knobs.get("k", 17))
-    with drawing("Scores between sinusoidal positions depend on the distance alone (D = 64)", height=3.5) as fig:
-        axes = fig.canvas.subplots(1, 2, sharey=True)
-        pictures = [("PE[p] · PE[q]", np.eye(D)), (f"query rotated back by k = {k}", shift_matrix(-k, D))]
-        for ax, (title, query_map) in zip(axes, pictures, strict=True):
-            scores = head_scores(D, n, query_map, content=0.0)
-            image = draw_map(ax, scores, scores.min(), D / 2, colours=AMOUNT)
-            ax.set(title=title, xlabel="key position q")
-        axes[0].set_ylabel("query position p")
-        fig.canvas.colorbar(image, ax=list(axes), shrink=0.85, label="score")
-    return fig
+    D, n, k = 64, 96, int(lab.knobs["k"])
+    axes = fig.canvas.subplots(1, 2, sharey=True)
+    pictures = [("PE[p] · PE[q]", np.eye(D)), (f"query rotated back by k = {k}", shift_matrix(-k, D))]
+    for ax, (title, query_map) in zip(axes, pictures, strict=True):
+        scores = head_scores(D, n, query_map, content=0.0)
+        image = draw_map(ax, scores, scores.min(), D / 2, colours=AMOUNT)
+        ax.set(title=title, xlabel="key position q")
+    axes[0].set_ylabel("query position p")
+    fig.canvas.colorbar(image, ax=list(axes), shrink=0.85, label="score")
 
 
 # ---------------------------------------------------------------- sinusoid-frequency-spectrum
@@ -129,8 +124,6 @@ def draw_scores(lab: Lab) -> "Figure":
 @claim("sinusoid-frequency-spectrum")
 def spectrum(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the pairs are in another order."""
-    import sympy as sp
-
     i, D, L = sp.symbols("i D L", positive=True)
     period = 2 * sp.pi * L ** (2 * i / D)
     ratio = sp.simplify(period.subs(i, i + 1) / period - L ** (2 / D)) == 0
@@ -188,16 +181,13 @@ def _checksums(lab: Lab, table: np.ndarray, w: np.ndarray) -> Iterator[Finding]:
     yield lab.exact("heat map checksum", checksum == HEAT_MAP, why, checksum=f"{checksum:08x}")
 
 
-@figure("sinusoid-frequency-spectrum")
-def draw_heat_map(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("sinusoid-frequency-spectrum", "Sinusoidal positions, D = {D:g}: fast waves left, slow ones right", height=3.8)
+def draw_heat_map(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
-    width, N = int(lab.knobs.get("D", 64)), int(lab.knobs.get("N", 128))
+    width, N = int(lab.knobs["D"]), int(lab.knobs["N"])
     table = engine_table(N, width)
-    with drawing(f"Sinusoidal positions, D = {width}: fast waves left, slow ones right", height=3.8) as fig:
-        ax = fig.canvas.subplots()
-        image = draw_map(ax, table, -1, 1, aspect="auto")
-        ax.set(xlabel=f"component (sin at 2i, cos at 2i+1; period 2π·{BASE:.0f}^(2i/D))", ylabel="position")
-        fig.canvas.colorbar(image, ax=ax, label="value")
-    return fig
+    ax = fig.canvas.subplots()
+    image = draw_map(ax, table, -1, 1, aspect="auto")
+    ax.set(xlabel=f"component (sin at 2i, cos at 2i+1; period 2π·{BASE:.0f}^(2i/D))", ylabel="position")
+    fig.canvas.colorbar(image, ax=ax, label="value")

@@ -12,13 +12,12 @@ import torch
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.generation import generate
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from glassformer.lens.figure import Figure
 
 Table = tuple[tuple[Fraction, ...], ...]
 """p(y1, y2): rows y1, columns y2."""
@@ -258,27 +257,23 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("tables on which greedy misses", float(missed), None, why, low=2.0, of=cases)
 
 
-@figure("greedy-vs-best")
-def draw(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("greedy-vs-best", "Greedy takes the likelier first letter and misses the best pair", height=3.0)
+def draw(lab: Lab, fig: Figure) -> None:
     p = table(SMALLEST)
-    with drawing("Greedy takes the likelier first letter and misses the best pair", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        ax.set(xlim=(-0.25, 2.9), ylim=(-0.6, 3.6))
-        ax.axis("off")
-        for y1, height in ((0, 2.5), (1, 0.5)):
-            row = sum(p[y1])
-            _edge(ax, (0, 1.5), (1, height), f"{row}/9", COLOURS[1] if y1 else COLOURS[0])
-            for y2, end in ((0, height + 0.55), (1, height - 0.55)):
-                colour = COLOURS[0] if (y1, y2) == best(p) else COLOURS[1] if (y1, y2) == greedy(p) else GREY
-                _edge(ax, (1, height), (2, end), f"{p[y1][y2] / row}", colour)
-                mark = {best(p): "   best", greedy(p): "   greedy"}.get((y1, y2), "")
-                text = f"{'AB'[y1]}{'AB'[y2]}  {p[y1][y2]}/9{mark}"
-                ax.text(2.12, end, text, va="center", color=colour)
-            ax.text(1, height, "AB"[y1], ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white"})
-        ax.text(0, 1.5, "start", ha="center", va="center", bbox={"boxstyle": "round", "fc": "white"})
-    return fig
+    ax = fig.canvas.subplots()
+    ax.set(xlim=(-0.25, 2.9), ylim=(-0.6, 3.6))
+    ax.axis("off")
+    for y1, height in ((0, 2.5), (1, 0.5)):
+        row = sum(p[y1])
+        _edge(ax, (0, 1.5), (1, height), f"{row}/9", COLOURS[1] if y1 else COLOURS[0])
+        for y2, end in ((0, height + 0.55), (1, height - 0.55)):
+            colour = COLOURS[0] if (y1, y2) == best(p) else COLOURS[1] if (y1, y2) == greedy(p) else GREY
+            _edge(ax, (1, height), (2, end), f"{p[y1][y2] / row}", colour)
+            mark = {best(p): "   best", greedy(p): "   greedy"}.get((y1, y2), "")
+            text = f"{'AB'[y1]}{'AB'[y2]}  {p[y1][y2]}/9{mark}"
+            ax.text(2.12, end, text, va="center", color=colour)
+        ax.text(1, height, "AB"[y1], ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white"})
+    ax.text(0, 1.5, "start", ha="center", va="center", bbox={"boxstyle": "round", "fc": "white"})
 
 
 def _edge(ax: "Axes", start: tuple[float, float], end: tuple[float, float], label: str, colour: str) -> None:

@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import sympy as sp
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.training.data.ngram import Table, count, ratio
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 Text = tuple[int, ...]
 
@@ -71,8 +69,6 @@ def de_bruijn(vocab_size: int, length: int) -> Text:
 @claim("autoregressive-table-growth")
 def table_growth(lab: Lab) -> Iterator[Finding]:
     """Under `broken` a token depends on the one before it only: the table stops growing."""
-    import sympy as sp
-
     wrong, cases = 0, 0
     for V in (2, 3, 4):
         total = 0
@@ -134,21 +130,17 @@ def _round_trip(lab: Lab) -> Finding:
     return lab.exhaustive("conditionals rebuild the joint table", wrong, cases, why, seed=lab.seed)
 
 
-@figure("autoregressive-table-growth")
-def draw_growth(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("autoregressive-table-growth", "Entries of a table for p(token n | all before it)", height=3.0)
+def draw_growth(lab: Lab, fig: Figure) -> None:
     n = np.arange(1, 13)
-    with drawing("Entries of a table for p(token n | all before it)", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        for V, colour in ((2, COLOURS[0]), (100, COLOURS[2]), (50257, COLOURS[1])):
-            ax.plot(n, n * np.log10(V), "o-", color=colour, markersize=3)
-            ax.annotate(f"V = {V:,}", (12.2, 12 * np.log10(V)), va="center", color=colour)
-        ax.axhline(80, color=GREY, linewidth=0.8, linestyle=":")
-        ax.text(1, 81, "atoms in the visible universe, about 10⁸⁰", fontsize=8, color=GREY, va="bottom")
-        ax.set(xlabel="position n", ylabel="log₁₀ of the entries", xlim=(0.5, 14.2), ylim=(0, 92))
-        ax.set_xticks([1, 2, 4, 6, 8, 10, 12])
-    return fig
+    ax = fig.canvas.subplots()
+    for V, colour in ((2, COLOURS[0]), (100, COLOURS[2]), (50257, COLOURS[1])):
+        ax.plot(n, n * np.log10(V), "o-", color=colour, markersize=3)
+        ax.annotate(f"V = {V:,}", (12.2, 12 * np.log10(V)), va="center", color=colour)
+    ax.axhline(80, color=GREY, linewidth=0.8, linestyle=":")
+    ax.text(1, 81, "atoms in the visible universe, about 10⁸⁰", fontsize=8, color=GREY, va="bottom")
+    ax.set(xlabel="position n", ylabel="log₁₀ of the entries", xlim=(0.5, 14.2), ylim=(0, 92))
+    ax.set_xticks([1, 2, 4, 6, 8, 10, 12])
 
 
 # ---------------------------------------------------------------- ngram-final-token
@@ -236,29 +228,25 @@ def _several(lab: Lab) -> Finding:
     return lab.exhaustive("several texts", wrong, cases, "each text has one context that nothing follows")
 
 
-@figure("ngram-final-token")
-def draw_sums(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("ngram-final-token", "Bigrams of ABRACADABRA: what the probabilities after each letter sum to", height=2.8)
+def draw_sums(lab: Lab, fig: Figure) -> None:
     text = "ABRACADABRA"
     letters = sorted(set(text))
     ids = tuple(letters.index(x) for x in text)
     kept, omitted = (row_sums(ids, 2, omit) for omit in (False, True))
     places = np.arange(len(letters))
-    with drawing(f"Bigrams of {text}: what the probabilities after each letter sum to", height=2.8) as fig:
-        ax = fig.canvas.subplots()
-        for shift, sums, colour, label in (
-            (-0.2, kept, COLOURS[1], "final token counted"),
-            (0.2, omitted, COLOURS[0], "final token left out"),
-        ):
-            values = [sums[i,] for i in range(len(letters))]
-            ax.bar(places + shift, [float(v) for v in values], 0.38, color=colour, label=label)
-            for at, value in zip(places + shift, values, strict=True):
-                ax.text(at, float(value) + 0.02, str(value), ha="center", fontsize=8)
-        ax.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-        ax.set(xticks=places, xticklabels=letters, xlabel="context", ylabel="row sum", ylim=(0, 1.18))
-        ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=2, borderaxespad=0.1)
-    return fig
+    ax = fig.canvas.subplots()
+    for shift, sums, colour, label in (
+        (-0.2, kept, COLOURS[1], "final token counted"),
+        (0.2, omitted, COLOURS[0], "final token left out"),
+    ):
+        values = [sums[i,] for i in range(len(letters))]
+        ax.bar(places + shift, [float(v) for v in values], 0.38, color=colour, label=label)
+        for at, value in zip(places + shift, values, strict=True):
+            ax.text(at, float(value) + 0.02, str(value), ha="center", fontsize=8)
+    ax.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+    ax.set(xticks=places, xticklabels=letters, xlabel="context", ylabel="row sum", ylim=(0, 1.18))
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=2, borderaxespad=0.1)
 
 
 # ---------------------------------------------------------------- ngram-storage
@@ -267,8 +255,6 @@ def draw_sums(lab: Lab) -> "Figure":
 @claim("ngram-storage")
 def storage(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the final token stays in, and two corpora are counted as one text."""
-    import sympy as sp
-
     V, L = sp.symbols("V L", positive=True)
     rest = sp.simplify(V ** (L - 1) * (V - 1) + (V ** (L - 1) - 1) - (V**L - 1))
     yield lab.exact("conditional + (L-1)-joint = L-joint", rest == 0, "V^(L-1)(V-1) + V^(L-1) - 1 = V^L - 1")

@@ -3,19 +3,17 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import sympy as sp
 import torch
 import torch.nn.functional as F
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import AMOUNT, COLOURS, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 Counts = tuple[int, int, int]
 
@@ -89,8 +87,6 @@ def _kkt(lab: Lab) -> Finding:
 
 def _gibbs(lab: Lab) -> Finding:
     """ln x <= x - 1, the inequality that makes the critical point the maximum."""
-    import sympy as sp
-
     x = sp.Symbol("x", positive=True)
     gap = x - 1 - sp.log(x)
     lowest = sp.solve(sp.diff(gap, x), x) == [1] and gap.subs(x, 1) == 0
@@ -155,33 +151,29 @@ def _trained(lab: Lab) -> Finding:
     )
 
 
-@figure("unigram-mle")
-def draw(lab: Lab) -> "Figure":
+@figure("unigram-mle", "Likelihood of counts (3, 2, 1) over all unigram models", width=4.6, height=3.6)
+def draw(lab: Lab, fig: Figure) -> None:
     """The simplex as a triangle, theta_1 left, theta_2 right, theta_3 on top."""
-    from glassformer.lens.figure import AMOUNT, COLOURS, drawing
-
     counts = (3, 2, 1)
     steps = 90
     grid = np.array(triples(steps)) / steps
     height = np.prod(grid ** np.array(counts), axis=1)
     x, y = grid[:, 1] + grid[:, 2] / 2, grid[:, 2] * math.sqrt(3) / 2
     best = np.array(counts) / sum(counts)
-    with drawing("Likelihood of counts (3, 2, 1) over all unigram models", width=4.6, height=3.6) as fig:
-        ax = fig.canvas.subplots()
-        image = ax.tricontourf(x, y, height / height.max(), levels=np.linspace(0, 1, 11), cmap=AMOUNT)
-        ax.plot(best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2, "o", color=COLOURS[1], markersize=5)
-        ax.annotate(
-            "(3/6, 2/6, 1/6)",
-            (best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2),
-            xytext=(0, 8),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
-        for at, name, side in (((0, -0.03), "θ₁ = 1", "top"), ((1, -0.03), "θ₂ = 1", "top")):
-            ax.text(*at, name, ha="center", va=side)
-        ax.text(0.5, math.sqrt(3) / 2 + 0.02, "θ₃ = 1", ha="center", va="bottom")
-        ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.12, 0.98))
-        ax.axis("off")
-        fig.canvas.colorbar(image, ax=ax, label="likelihood / largest", shrink=0.8)
-    return fig
+    ax = fig.canvas.subplots()
+    image = ax.tricontourf(x, y, height / height.max(), levels=np.linspace(0, 1, 11), cmap=AMOUNT)
+    ax.plot(best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2, "o", color=COLOURS[1], markersize=5)
+    ax.annotate(
+        "(3/6, 2/6, 1/6)",
+        (best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+    )
+    for at, name, side in (((0, -0.03), "θ₁ = 1", "top"), ((1, -0.03), "θ₂ = 1", "top")):
+        ax.text(*at, name, ha="center", va=side)
+    ax.text(0.5, math.sqrt(3) / 2 + 0.02, "θ₃ = 1", ha="center", va="bottom")
+    ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.12, 0.98))
+    ax.axis("off")
+    fig.canvas.colorbar(image, ax=ax, label="likelihood / largest", shrink=0.8)

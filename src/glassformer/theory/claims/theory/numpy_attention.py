@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import mpmath
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -101,8 +102,6 @@ def inputs(lab: Lab, shape: Shape) -> tuple[Array, Array, Array]:
 
 def exact_attention(q: Array, k: Array, v: Array) -> Array:
     """The definition with 50 digits, without subtracting a maximum."""
-    import mpmath
-
     with mpmath.workdps(50):
         Q, K, V = (mpmath.matrix(x.tolist()) for x in (q, k, v))
         weights = (Q * K.T / mpmath.sqrt(q.shape[1])).apply(mpmath.exp)
