@@ -62,14 +62,14 @@ def engine(squared: Fraction, weights: tuple[doc.Matrix, doc.Matrix, doc.Matrix]
     model = build(cfg, dtype=torch.float64)
     layer: Any = model.blocks[0].attention
     with torch.no_grad():
-        model.embed.tokens.weight.copy_(_tensor(doc.INPUT))
+        model.embed.tokens.weight.copy_(torch.from_numpy(_numbers(doc.INPUT)))
         for linear, weight in zip((layer.q, layer.k, layer.v), weights, strict=True):
-            linear.weight.copy_(_tensor(doc.transpose(weight)))
+            linear.weight.copy_(torch.from_numpy(_numbers(weight.T)))
     return trace(model, torch.arange(3)[None], sites=["blocks.0.attention.*"])
 
 
-def _tensor(m: doc.Matrix) -> torch.Tensor:
-    return torch.tensor([[float(v) for v in row] for row in m], dtype=torch.float64)
+def _numbers(m: Any) -> np.ndarray:
+    return np.array(m, dtype=np.float64)
 
 
 # ---------------------------------------------------------------- worked-example-qkv
@@ -78,14 +78,14 @@ def _tensor(m: doc.Matrix) -> torch.Tensor:
 @claim("worked-example-qkv")
 def worked_example(lab: Lab) -> Iterator[Finding]:
     """Under `broken` W_Q is as its printed matrix has it, with -1 for -1/2."""
-    W_Q = doc.put(doc.W_Q, {(3, 1): Fraction(-1)}) if lab.broken else doc.W_Q
-    found = {"Q": doc.product(doc.INPUT, W_Q), "K": doc.K, "V": doc.V}
-    found["S"] = doc.product(found["Q"], doc.transpose(found["K"]))
+    W_Q = doc.put(doc.W_Q, {(3, 1): -1}) if lab.broken else doc.W_Q
+    found = {"Q": doc.INPUT * W_Q, "K": doc.K, "V": doc.V}
+    found["S"] = found["Q"] * found["K"].T
     for name, value in found.items():
-        shown = [[str(v) for v in row] for row in value]
+        shown = [[str(v) for v in row] for row in value.tolist()]
         yield lab.exact(f"{name} in fractions", value == EXPECTED[name], "exact rationals", value=shown)
     why = "Q and K have two columns, so Q K^T has rank 2 and determinant 0"
-    yield lab.exact("det S = 0", doc.determinant(found["S"]) == 0, why, printed=str(doc.determinant(doc.PRINTED_S)))
+    yield lab.exact("det S = 0", found["S"].det() == 0, why, printed=str(doc.PRINTED_S.det()))
     yield from _reconstruction(lab)
     yield from _digits(lab, found["S"])
     yield from _on_the_engine(lab, W_Q)
@@ -96,14 +96,14 @@ def _reconstruction(lab: Lab) -> Iterator[Finding]:
     """Why this example and no other: the printed variants of W_Q, and the sign flips of the printed S."""
     places, values = zip(*doc.W_Q_VARIANTS.items(), strict=True)
     variants = [doc.put(doc.W_Q, dict(zip(places, chosen, strict=True))) for chosen in itertools.product(*values)]
-    fitting = [w for w in variants if doc.product(doc.INPUT, w) == doc.PRINTED_Q]
+    fitting = [w for w in variants if doc.INPUT * w == doc.PRINTED_Q]
     why = "of the printed variants of W_Q exactly one gives the printed Q"
     holds = fitting == [doc.W_Q]
     yield lab.exhaustive("W_Q is determined", int(not holds), len(variants), why, fitting=len(fitting))
     flips = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3)]
-    repaired = {at: doc.put(doc.PRINTED_S, {at: -doc.PRINTED_S[at[0] - 1][at[1] - 1]}) for at in flips}
-    singular = [at for at, m in repaired.items() if doc.determinant(m) == 0]
-    holds = singular == [(1, 2)] and repaired[1, 2] == doc.S and doc.determinant(doc.PRINTED_S) == Fraction(185, 8)
+    repaired = {at: doc.put(doc.PRINTED_S, {at: -doc.PRINTED_S[at[0] - 1, at[1] - 1]}) for at in flips}
+    singular = [at for at, m in repaired.items() if m.det() == 0]
+    holds = singular == [(1, 2)] and repaired[1, 2] == doc.S and doc.PRINTED_S.det() == Fraction(185, 8)
     why = "the printed S has determinant 185/8; of nine sign flips only that of entry (1,2) makes it 0, and gives Q K^T"
     yield lab.exhaustive(
         "S is repaired by one sign", int(not holds), len(flips), why, singular=[list(a) for a in singular]
@@ -147,10 +147,6 @@ def _on_the_engine(lab: Lab, W_Q: doc.Matrix) -> Iterator[Finding]:
         yield lab.numerical(f"engine {name}", max(off.values()), 1e-12, why, **off)
 
 
-def _numbers(m: Any) -> np.ndarray:
-    return np.array([[float(v) for v in row] for row in m])
-
-
 def _document(lab: Lab) -> Iterator[Finding]:
     """The lines as printed, and the list of inconsistencies."""
     lines = [
@@ -161,7 +157,7 @@ def _document(lab: Lab) -> Iterator[Finding]:
     inconsistent = sum(line.literal != line.printed for line in doc.LINES)
     why = "the row of I times the numbers the line uses"
     yield lab.exhaustive("what the written lines add up to", wrong, len(lines), why, lines=lines, off=inconsistent)
-    block = [str(v) for row in doc.S for v in row[:2]]
+    block = [str(v) for v in doc.S[:, :2]]
     struck = sum(
         literal == right or printed == right for (literal, printed), right in zip(doc.STRUCK, block, strict=True)
     )
@@ -181,9 +177,9 @@ def _document(lab: Lab) -> Iterator[Finding]:
 def _roundings(lab: Lab) -> Finding:
     """Where 1.17, 0.21 and the column-wise weights come from."""
     rows, _ = attention(PLAIN)
-    coarse = [Fraction(f"{float(v):.2f}") for v in rows[2]]
-    from_rounded = [str(float(v)) for v in doc.product((tuple(coarse),), doc.V)[0]]
-    columns = attention(PLAIN, doc.transpose(doc.S))[0]
+    coarse = doc.matrix(" ".join(f"{float(v):.2f}" for v in rows[2]))
+    from_rounded = [str(float(v)) for v in coarse * doc.V]
+    columns = attention(PLAIN, doc.S.T)[0]
     column = [f"{float(v):.4f}" for v in columns[0]]
     holds = from_rounded == ["1.17", "0.21"] and column == ["0.0009", "0.0000", "0.9991"]
     why = "weights 0.62 and 0.38 give 1.17 and 0.21; the printed denominator is that of column 1"
@@ -226,9 +222,10 @@ def _texts(values: np.ndarray, form: str) -> list[list[str]]:
 def pattern(lab: Lab) -> Iterator[Finding]:
     """Under `broken` W_K is W_Q."""
     W_K = doc.W_Q if lab.broken else doc.W_K
-    scores = doc.product(doc.Q, doc.transpose(doc.product(doc.INPUT, W_K)))
+    exact = doc.Q * (doc.INPUT * W_K).T
+    scores = exact.tolist()
     winners = [row.index(max(row)) + 1 for row in scores]
-    unique = all(list(row).count(max(row)) == 1 for row in scores)
+    unique = all(row.count(max(row)) == 1 for row in scores)
     why = "softmax keeps the order of a row, with any positive scale"
     yield lab.exact(
         "argmax of the rows is (3, 3, 1)", winners == [3, 3, 1] and unique, why, argmax=winners, ties=not unique
@@ -241,7 +238,7 @@ def pattern(lab: Lab) -> Iterator[Finding]:
         (PLAIN, "without scaling", "0.6225/0.3775"),
         (SCALED, "with 1/sqrt(2)", "0.5875/0.4125"),
     ):
-        rows, _ = attention(squared, scores)
+        rows, _ = attention(squared, exact)
         diagonal = [float(rows[i][i]) for i in range(3)]
         why = "no token attends to itself by more than one per cent"
         yield lab.numerical(f"diagonal {name}", max(diagonal), 0.01, why, diagonal=diagonal)

@@ -2,11 +2,11 @@
 
 import itertools
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any, cast
 
 import sympy as sp
 import torch
+from sympy.polys.matrices import DM
 from torch import nn
 
 from glassformer import config as c
@@ -184,19 +184,8 @@ def rank(columns: Matrix) -> int:
 
 def absorbs(Wx: Matrix, column: tuple[int, ...]) -> bool:
     """Whether W_x e' = column has a solution, found by elimination in fractions."""
-    rows = [[Fraction(v) for v in (*Wx[i], column[i])] for i in range(2)]
-    used = 0
-    for j in range(2):
-        pivot = next((i for i in range(used, 2) if rows[i][j]), None)
-        if pivot is None:
-            continue
-        rows[used], rows[pivot] = rows[pivot], rows[used]
-        for i in range(2):
-            if i != used:
-                factor = rows[i][j] / rows[used][j]
-                rows[i] = [a - factor * b for a, b in zip(rows[i], rows[used], strict=True)]
-        used += 1
-    return all(row[2] == 0 for row in rows[used:])
+    _, pivots = DM([(*row, entry) for row, entry in zip(Wx, column, strict=True)], sp.QQ).rref()
+    return len(Wx) not in pivots  # no row of the reduced system says 0 = 1
 
 
 def _column_spaces(lab: Lab) -> Finding:

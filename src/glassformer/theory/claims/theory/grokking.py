@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
 
+import numpy as np
 import torch
 
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.lens.grokking import check_circuit, compact_circuit, grok, quadratic
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
+from glassformer.theory.claims.weights.rational import rational
 
 PRIMES = (5, 7, 31, 59, 113)
 run_once = cache(grok)
@@ -87,22 +89,12 @@ def _subsets_wrong(p: int) -> tuple[int, int]:
 def _rescaled(lab: Lab) -> tuple[bool, list[Fraction]]:
     """f(x) = relu(x W_1) W_2 with whole-number weights, before and after (c W_1, W_2/c)."""
     rng, c = lab.rng(), Fraction(7, 3)
-    first, last = (
-        [[Fraction(int(v)) for v in row] for row in rng.integers(-4, 5, shape)] for shape in ((3, 5), (5, 2))
-    )
-
-    def outputs(w1: list[list[Fraction]], w2: list[list[Fraction]]) -> list[list[Fraction]]:
-        results = []
-        for x in itertools.product(range(-2, 3), repeat=3):
-            hidden = [
-                max(Fraction(0), sum((a * row[j] for a, row in zip(x, w1, strict=True)), Fraction(0))) for j in range(5)
-            ]
-            results.append([sum((h * w2[j][o] for j, h in enumerate(hidden)), Fraction(0)) for o in range(2)])
-        return results
-
-    scaled = [[c * v for v in row] for row in first], [[v / c for v in row] for row in last]
-    norms = [sum((v * v for row in (*a, *b) for v in row), Fraction(0)) for a, b in ((first, last), scaled)]
-    return outputs(first, last) == outputs(*scaled) and norms[0] != norms[1], norms
+    first, last = (rational(rng.integers(-4, 5, shape)) for shape in ((3, 5), (5, 2)))
+    x = rational(list(itertools.product(range(-2, 3), repeat=3)))
+    plain, scaled = (first, last), (c * first, last / c)
+    outputs = [np.maximum(x @ w1, 0) @ w2 for w1, w2 in (plain, scaled)]
+    norms = [(w1**2).sum() + (w2**2).sum() for w1, w2 in (plain, scaled)]
+    return bool((outputs[0] == outputs[1]).all()) and norms[0] != norms[1], norms
 
 
 def _homogeneous(lab: Lab) -> tuple[bool, str]:
