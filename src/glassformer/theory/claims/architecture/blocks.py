@@ -21,8 +21,9 @@ from glassformer.reference.arrays import Array, select_prefix
 from glassformer.reference.forward import ForwardContext as OracleContext
 from glassformer.reference.forward import block as oracle_block
 from glassformer.shapes import Float
-from glassformer.theory.claims.architecture.lively import decoder, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import decoder, small_config
 
 BATCHES, LENGTHS, WIDTHS = (1, 3), range(1, 17), (8, 48)
 
@@ -88,7 +89,7 @@ MUTANTS: dict[str, type[PreNormBlock]] = {
 
 
 def make_block(kind: type[Block], width: int, seed: int) -> Block:
-    config = shape(d_model=width, feedforward=c.Dense(4 * width))
+    config = small_config(d_model=width, feedforward=c.Dense(4 * width))
     block = kind(config, 0, cross=False).double().eval()
     params = select_prefix(random_params(config, seed), "decoder.blocks.0")
     block.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
@@ -103,7 +104,7 @@ def through(block: Block, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
 
 def by_formulas(width: int, seed: int, x: Float[Tensor, "B T D"]) -> Array:
     """The oracle's block: NumPy, written from the formulas, with the same parameters."""
-    config = shape(d_model=width, feedforward=c.Dense(4 * width))
+    config = small_config(d_model=width, feedforward=c.Dense(4 * width))
     params = select_prefix(random_params(config, seed), "decoder.blocks.0")
     B, T, _ = x.shape
     allowed = np.broadcast_to(np.tril(np.ones((T, T), dtype=bool)), (B, T, T))
@@ -121,7 +122,7 @@ def examine(kind: type[Block], lab: Lab) -> tuple[int, float]:
                 x = torch.randn(rows, length, width, generator=lab.torch_rng(length), dtype=torch.float64)
                 out = through(block, x)
                 misshapen += out.shape != x.shape
-                furthest = max(furthest, float(np.abs(out.numpy() - by_formulas(width, lab.seed, x)).max()))
+                furthest = max(furthest, max_difference(out.numpy(), by_formulas(width, lab.seed, x)))
     return misshapen, furthest
 
 
@@ -186,7 +187,7 @@ def gpt_logits_shape(lab: Lab) -> Iterator[Finding]:
             with torch.no_grad():
                 logits = model(tokens)
             wrong += logits.shape != (3, length, VOCABULARY) or not bool(logits.isfinite().all())
-            uneven = max(uneven, float((logits.softmax(-1).sum(-1) - 1).abs().max()))
+            uneven = max(uneven, max_difference(logits.softmax(-1).sum(-1), 1))
     why = "(B,T,V), finite, for every length of the context and texts that begin with id 0 or V - 1"
     yield lab.exhaustive("shape", int(wrong), 2 * CONTEXT, why)
     yield lab.numerical("probabilities sum to 1", uneven, 1e-14, "V = 50 additions of numbers below 1: 50 u is 6e-15")
@@ -213,7 +214,7 @@ def _refusal(model: DecoderLM, tokens: Tensor) -> str:
 
 @torch.no_grad()
 def _initial_loss(lab: Lab) -> Finding:
-    config = shape(
+    config = small_config(
         vocab_size=VOCABULARY, d_model=64, attention=c.Attention(4), feedforward=c.Dense(256), position=c.Learned(),
         max_len=CONTEXT,
     )  # fmt: skip

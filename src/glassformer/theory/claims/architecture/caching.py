@@ -22,8 +22,16 @@ from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import Cache, DecoderLM, build
 from glassformer.model.transformer import Mask
 from glassformer.shapes import Float, Int
-from glassformer.theory.claims.architecture.lively import Misled, Positions, Told, lively, random_tokens, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import (
+    ChangedInputs,
+    Inputs,
+    Positions,
+    random_model,
+    random_tokens,
+    small_config,
+)
 from glassformer.theory.claims.weights.rational import Head, Matrix, causal, random_heads, random_matrix, weights
 
 STEPS = 100
@@ -39,16 +47,18 @@ CLOSE = 1e-3
 """A lead of the most likely token that rounding cannot reverse."""
 
 
-class Stuck(Misled):
+class Stuck(ChangedInputs):
     """Every cached step gets position 0."""
 
-    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
+    def changed(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Inputs:
         return mask, positions if cache is None else torch.zeros(1, tokens.shape[1], dtype=torch.long)
 
 
 def _model(case: str, dtype: torch.dtype, seed: int, stuck: bool = False) -> DecoderLM:
     position, layers = CASES[case]
-    model = lively(shape(n_layers=layers, position=position, vocab_size=31, max_len=STEPS + 1), seed, 0.3, dtype)
+    model = random_model(
+        small_config(n_layers=layers, position=position, vocab_size=31, max_len=STEPS + 1), seed, 0.3, dtype
+    )
     assert isinstance(model, DecoderLM)
     if stuck:
         model.__class__ = Stuck
@@ -86,7 +96,7 @@ def kv_cache_exact(lab: Lab) -> Iterator[Finding]:
             found = both_ways(case, dtype, lab.seed, stuck=lab.broken)
             name = str(dtype).removeprefix("torch.")
             why = f"the same sums in another order: rounding of {name} on logits of size {float(found.full.std()):.1f}"
-            gap = max(float((found.cached - found.full).abs().max()), found.apart)
+            gap = max(max_difference(found.cached, found.full), found.apart)
             yield lab.numerical(f"{case}, {name}", gap, bound, why, tokens=STEPS, prefixes=PREFIXES)
         yield _same_choice(lab, case, both_ways(case, torch.float32, lab.seed, stuck=lab.broken))
         if not lab.broken:
@@ -203,7 +213,7 @@ class Cost(NamedTuple):
 @lru_cache(maxsize=16)
 def cost(steps: int, cached: bool) -> Cost:
     """Count the work of `generate` in one layer for `steps` tokens after a start token."""
-    model = build(shape(n_layers=2, max_len=steps + 1))
+    model = build(small_config(n_layers=2, max_len=steps + 1))
     counter = Counter()
     with counter:
         generate(model, [[0]], steps, cache=cached, stop=[], engine="torch")  # a counter does not see kernels
@@ -243,7 +253,9 @@ def kv_cache_cost(lab: Lab) -> Iterator[Finding]:
 
 def seconds(cached: bool, repeats: int = 5) -> tuple[float, float]:
     """Return the median times to generate 25 and 100 tokens, for a model wide enough that arithmetic dominates."""
-    config = shape(n_layers=2, d_model=192, attention=c.Attention(4), feedforward=c.Dense(768), max_len=STEPS + 1)
+    config = small_config(
+        n_layers=2, d_model=192, attention=c.Attention(4), feedforward=c.Dense(768), max_len=STEPS + 1
+    )
     model = build(config)
     early, late = [], []
     for _ in range(repeats):

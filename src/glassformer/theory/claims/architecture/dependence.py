@@ -15,17 +15,17 @@ from glassformer.finding import Finding
 from glassformer.lens import trace
 from glassformer.lens.figure import Figure
 from glassformer.model import EncoderLM, Model
-from glassformer.theory.claims.architecture.lively import (
+from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import (
     SEQUENCE,
     decoder,
     dependence,
     encoder,
-    everyone,
+    full_mask,
     seq2seq,
     unmasked,
 )
-from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.weights.simplex import UNIT
 from glassformer.training.data.batches import IGNORED, mask_tokens
 
 SOURCE, TARGET = 6, 5
@@ -39,7 +39,7 @@ def patterns(lab: Lab) -> dict[str, tuple[Tensor, Tensor]]:
     target = tokens[:, :TARGET].flip(1)
     triangle = torch.ones(SOURCE, SOURCE, dtype=torch.bool).tril()
     both = seq2seq(seed=lab.seed)
-    mask = everyone(tokens) if lab.broken else None
+    mask = full_mask(tokens) if lab.broken else None
     return {
         "encoder-only": (dependence(encoder(seed=lab.seed), tokens), torch.ones_like(triangle)),
         "decoder-only": (dependence(decoder(seed=lab.seed), tokens, mask=mask), triangle),
@@ -146,7 +146,7 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         count = [sum(p.numel() for p in m.parameters()) for m in (one, other)]
         why = "the same tensors under the same names: the mask has no parameter"
         yield lab.exact(f"L={layers}: parameters", holds and count[0] == count[1], why, parameters=count[0])
-        mask = everyone(tokens) if lab.broken else None
+        mask = full_mask(tokens) if lab.broken else None
         with_mask, without = trace(one, tokens, mask=mask), trace(other, tokens)
         pattern, full = (run.stack("blocks.*.attention.pattern") for run in (with_mask, without))
         hidden = pattern[..., future]
@@ -154,7 +154,7 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         yield lab.exact(f"L={layers}: masked", bool((hidden == 0).all()), why, largest=float(hidden.max()))
         why = "an exponential is never 0 (float64, scores far from underflow)"
         yield lab.numerical(f"L={layers}: unmasked, least weight", float(full.min()), None, why, low=1e-12)
-        uneven = float((torch.stack([pattern, full]).sum(-1) - 1).abs().max())
+        uneven = max_difference(torch.stack([pattern, full]).sum(-1), 1)
         why = "n additions and n divisions of numbers below 1: (n + 2) u"
         yield lab.numerical(f"L={layers}: rows sum to 1", uneven, (n + 2) * UNIT, why)
         yield from _last_output(lab, layers, with_mask.logits, without.logits)

@@ -22,8 +22,9 @@ from glassformer.model.norm import LayerNorm
 from glassformer.reference import forward
 from glassformer.reference.arrays import Array, Params
 from glassformer.shapes import Float, Int
-from glassformer.theory.claims.architecture.lively import decoder, everyone, filled
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import decoder, full_mask, model_with
 from glassformer.weights import load
 
 LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT = 2, 48, 4, 97, 32
@@ -105,7 +106,7 @@ def text(seed: int, length: int) -> Int[Tensor, "B T"]:
 
 
 def gap(logits: Float[Tensor, "B T V"], expected: Array) -> float:
-    return float(np.abs(logits.detach().double().numpy() - expected).max())
+    return max_difference(logits.detach().double().numpy(), expected)
 
 
 class UnbiasedNorm(LayerNorm):
@@ -131,7 +132,7 @@ def _changed(**changes: Any) -> Mutant:
             params = {name: value for name, value in params.items() if not name.startswith("decoder.norm.")}
         if "head" in changes:
             params["head.weight"] = published(seed + 100, float(tensors["wte.weight"].std()))["wte.weight"]
-        out: Tensor = filled(config, params)(tokens)
+        out: Tensor = model_with(config, params)(tokens)
         return out
 
     return run
@@ -177,7 +178,7 @@ MUTANTS: dict[str, Mutant] = {
     "erf-GELU": _changed(feedforward=c.Dense(4 * WIDTH, "gelu")),
     "unbiased variance": _unbiased,
     "no 1/sqrt(K)": _changed(attention=c.Attention(HEADS, scale=1.0)),
-    "no mask": lambda tensors, tokens, seed: engine(tensors)(tokens, mask=everyone(tokens)),
+    "no mask": lambda tensors, tokens, seed: engine(tensors)(tokens, mask=full_mask(tokens)),
     "positions from 1": lambda tensors, tokens, seed: engine(tensors)(
         tokens, positions=torch.arange(1, tokens.shape[1] + 1)[None]
     ),
@@ -245,7 +246,7 @@ def _what_passes(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("the two GELUs part most at", at, 2.6995, "x = 2.699, to the digits given", low=2.6985)
     model, tokens = decoder(1, lab.seed, position=c.Learned(), max_len=8), torch.arange(6)[None]
     with torch.no_grad():
-        moved = (model(tokens) - model(tokens, mask=everyone(tokens))).abs().amax(-1)[0]
+        moved = (model(tokens) - model(tokens, mask=full_mask(tokens))).abs().amax(-1)[0]
     why = "one layer: the last row of a causal mask is full, so the last position does not depend on the mask"
     yield lab.numerical("no mask, one layer, last place", float(moved[-1]), 1e-12, why, first=float(moved[0]))
 

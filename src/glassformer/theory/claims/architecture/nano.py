@@ -16,8 +16,8 @@ from glassformer.generation import Sampling, generate
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, Tap
 from glassformer.model.tap import NO_TAP
-from glassformer.theory.claims.architecture.lively import decoder, random_tokens
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
+from glassformer.theory.claims.small_models import decoder, random_tokens
 from glassformer.training import Run, train_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.data.corpus import embedded

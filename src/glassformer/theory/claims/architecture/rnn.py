@@ -13,8 +13,8 @@ from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.shapes import Float
-from glassformer.theory.claims.architecture.lively import decoder, dependence, seq2seq
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.small_models import decoder, dependence, seq2seq
 from glassformer.theory.claims.weights.rational import Matrix, random_matrix
 
 LENGTHS = range(2, 11)

@@ -18,8 +18,8 @@ from glassformer.generation import Sampling, distribution
 from glassformer.generation.sampling import choose, keep_top_k, keep_top_p
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.reference import distribution as exact_distribution
-from glassformer.theory.claims.architecture.lively import decoder
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.small_models import decoder
 from glassformer.theory.claims.weights.samples import DELTA
 
 DRAWS = 20_000

@@ -18,9 +18,9 @@ from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import DecoderLM, Model, build
 from glassformer.model.block import Block, build_block
 from glassformer.model.context import AttentionContext, ForwardContext
-from glassformer.theory.claims.architecture.lively import lively, random_tokens, shape
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
-from glassformer.theory.claims.weights.simplex import UNIT
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import random_model, random_tokens, small_config
 
 LAYERS = 12
 DEPTHS = (2, 4, 8, 16, 32)
@@ -30,7 +30,7 @@ WIDTH, HEADS, LENGTH, VOCABULARY = 64, 4, 16, 64
 
 
 def _deep(placement: c.Placement, seed: int) -> Model:
-    return lively(shape(n_layers=LAYERS, placement=placement), seed, std=0.2)
+    return random_model(small_config(n_layers=LAYERS, placement=placement), seed, std=0.2)
 
 
 @claim("residual-stream-sum")
@@ -58,7 +58,7 @@ def residual_stream_sum(lab: Lab) -> Iterator[Finding]:
     bound = 16 * (LAYERS + model.config.d_model) * UNIT * float(terms.abs().sum(0).max() + 1)
     why = "the head without the final norm is a matrix, and a matrix of a sum is the sum: 16 (L + D) u times the terms"
     yield lab.numerical(
-        "scores without the final norm = sum of scores of the terms", float((terms.sum(0) - scores).abs().max()),
+        "scores without the final norm = sum of scores of the terms", max_difference(terms.sum(0), scores),
         max(bound, 16 * LAYERS * UNIT * largest), why, terms=len(terms),
     )  # fmt: skip
     if not lab.broken:
@@ -192,7 +192,7 @@ def _causal_post(lab: Lab) -> Finding:
 def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
     """A block whose matrices are zero: what is left is the path around the branches."""
     for placement in ("pre", "post"):
-        config = shape(placement="post" if lab.broken else placement)
+        config = small_config(placement="post" if lab.broken else placement)
         block = build_block(config, 0).double()
         with torch.no_grad():
             for name, parameter in block.named_parameters():

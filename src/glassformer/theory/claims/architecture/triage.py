@@ -20,8 +20,9 @@ from glassformer.model.init import init_weights
 from glassformer.model.transformer import Mask
 from glassformer.reference import random_params
 from glassformer.shapes import Bool, Int
-from glassformer.theory.claims.architecture.lively import Misled, Positions, Told, everyone, shape
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import ChangedInputs, Inputs, Positions, full_mask, small_config
 
 FAULTS = {"M": "missing mask", "P": "shifted positions", "C": "lossy cache"}
 INJECTED = [frozenset(chosen) for n in range(3) for chosen in itertools.combinations(FAULTS, n)]
@@ -30,14 +31,14 @@ TESTS = {"M": "a later token is replaced", "P": "inference against training", "C
 SYMBOLS, STEPS, BATCH, CONTEXT, FRESH = 24, 500, 32, 32, 30_000
 
 
-class Faulty(Misled):
+class Faulty(ChangedInputs):
     """The package's decoder with faults that users commonly introduce around it."""
 
     def __init__(self, config: c.DecoderConfig, faults: frozenset[str] = frozenset()):
         super().__init__(config)
         self.faults = faults
 
-    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
+    def changed(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Inputs:
         start, new = (0 if cache is None else len(cache)), tokens.shape[1]
         if "P" in self.faults and not self.training:
             positions = torch.arange(start + 1, start + new + 1)[None]
@@ -48,7 +49,7 @@ class Faulty(Misled):
         rows, new = tokens.shape
         seen = None
         if "M" in self.faults:
-            seen = everyone(tokens) if not start else torch.ones(rows, new, start + new, dtype=torch.bool)
+            seen = full_mask(tokens) if not start else torch.ones(rows, new, start + new, dtype=torch.bool)
         if "C" in self.faults and start:
             index = torch.arange(start + new)
             seen = (index[None, :] <= index[start:, None]).expand(rows, new, -1) if seen is None else seen
@@ -57,7 +58,7 @@ class Faulty(Misled):
 
 
 def faulty(faults: frozenset[str], seed: int, position: c.Learned | c.Rotary = c.Learned()) -> Faulty:
-    config = shape(vocab_size=11, position=position, max_len=24)
+    config = small_config(vocab_size=11, position=position, max_len=24)
     assert isinstance(config, c.DecoderConfig)
     model = Faulty(config, faults).double().eval()
     params = random_params(config, seed, 0.5)
@@ -81,7 +82,7 @@ def mismatch(model: Faulty) -> float:
     tokens, worst = torch.arange(8)[None], 0.0
     for n in range(1, 9):
         one, other = model.train()(tokens[:, :n])[0, -1], model.eval()(tokens[:, :n])[0, -1]
-        worst = max(worst, float((one - other).abs().max()))
+        worst = max(worst, max_difference(one, other))
     return worst
 
 

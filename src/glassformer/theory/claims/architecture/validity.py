@@ -17,16 +17,17 @@ from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, masks
 from glassformer.reference import random_params
 from glassformer.shapes import Bool, Int
-from glassformer.theory.claims.architecture.lively import (
+from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import (
     SEQUENCE,
     decoder,
-    filled,
+    model_with,
     random_tokens,
     seq2seq,
-    shape,
+    small_config,
     unmasked,
 )
-from glassformer.theory.claims.claim import Lab, claim, figure
 
 Masks = NDArray[np.bool_]
 """(N,n,n): True where a query (row) sees a key (column)."""
@@ -129,7 +130,7 @@ def cached_gap(
         to = at + size
         found.append(model(tokens[:, at:to], mask=pattern[:, at:to, :to], cache=cache))
         at = to
-    return float((torch.cat(found, 1) - model(tokens, mask=pattern)).abs().max())
+    return max_difference(torch.cat(found, 1), model(tokens, mask=pattern))
 
 
 def _valid_without_a_causal_mask(lab: Lab) -> Iterator[Finding]:
@@ -147,7 +148,7 @@ def _valid_without_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     with torch.no_grad():
         cache = both.new_cache()
         steps = torch.cat([both(source, tokens[:, t : t + 1], cache=cache) for t in range(5)], 1)
-        gap = float((steps - both(source, tokens[:, :5])).abs().max())
+        gap = max_difference(steps, both(source, tokens[:, :5]))
     why = "keys and values of the encoder's output are stored once; the encoder sees everything in both directions"
     yield lab.numerical("cross-attention", gap, SAME, why)
 
@@ -157,8 +158,7 @@ def _first_layer(lab: Lab) -> Iterator[Finding]:
     model, tokens = unmasked(decoder(2, lab.seed)), torch.tensor([SEQUENCE[:4]])
     early, late = (trace(model, tokens[:, :n], sites="blocks.*.attention.k") for n in (2, 4))
     moved = [
-        float((early[f"blocks.{i}.attention.k"] - late[f"blocks.{i}.attention.k"][:, :, :2]).abs().max())
-        for i in (0, 1)
+        max_difference(early[f"blocks.{i}.attention.k"], late[f"blocks.{i}.attention.k"][:, :, :2]) for i in (0, 1)
     ]
     why = "keys of layer 1 read the token alone"
     yield lab.numerical("no mask: stored keys of layer 1 stand", moved[0], 1e-12, why)
@@ -178,13 +178,11 @@ def _windows(lab: Lab) -> Iterator[Finding]:
     cache = model.new_cache("windowed")
     rolling = torch.cat([model(tokens[:, t : t + 1], cache=cache) for t in range(n)], 1)
     why = "what a window of 3 can still see is all that is kept"
-    yield lab.numerical(
-        "window: rolling cache", float((rolling - whole).abs().max()), SAME, why, window=w, layers=layers
-    )
+    yield lab.numerical("window: rolling cache", max_difference(rolling, whole), SAME, why, window=w, layers=layers)
 
     def read_again(count: int) -> float:
         places = torch.arange(n - count, n)[None]
-        return float((model(tokens[:, -count:], positions=places)[0, -1] - whole[0, -1]).abs().max())
+        return max_difference(model(tokens[:, -count:], positions=places)[0, -1], whole[0, -1])
 
     why = "the last states of layer 3 reach back L(w-1) tokens"
     yield lab.numerical("window: the last w read again", read_again(w), None, why, low=1e-3)
@@ -197,13 +195,13 @@ def _windows(lab: Lab) -> Iterator[Finding]:
 @torch.no_grad()
 def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     tokens, known = torch.tensor([SEQUENCE]), 4
-    plain = shape(position=c.Rotary())
+    plain = small_config(position=c.Rotary())
     params = random_params(plain, lab.seed, 0.5)
 
     def at_length(n: int) -> DecoderLM:
         """Dynamic NTK: beyond the known length the base grows with the length of the text."""
         base = 10.0 * max(1.0, n / known) ** (4 / 2)
-        model = filled(shape(position=c.Rotary(base=base)), params)
+        model = model_with(small_config(position=c.Rotary(base=base)), params)
         assert isinstance(model, DecoderLM)
         return model
 
@@ -211,7 +209,7 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     for t in range(8):
         model = at_length(t + 1)
         cached = model(tokens[:, t : t + 1], cache=cache)[0, -1]
-        gaps.append(float((cached - model(tokens[:, : t + 1])[0, -1]).abs().max()))
+        gaps.append(max_difference(cached, model(tokens[:, : t + 1])[0, -1]))
     shown = [float(f"{gap:.2g}") for gap in gaps]
     yield lab.numerical("dynamic NTK: up to the known length", max(gaps[:known]), SAME, "one base for all", gaps=shown)
     why = "causal, but rotary angles depend on the length: stored keys were rotated by other angles"
@@ -224,7 +222,7 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     kept = model(tokens[:, 7:], mask=without_first, positions=torch.tensor([[6]]), cache=cache)[0, -1]
     again = model(tokens[:, 1:])[0, -1]
     why = "one layer: after the first token is dropped the others count from 0 again, and stored keys do not"
-    yield lab.numerical("re-indexed positions", float((kept - again).abs().max()), None, why, low=OTHER)
+    yield lab.numerical("re-indexed positions", max_difference(kept, again), None, why, low=OTHER)
 
 
 @figure("kv-cache-validity", "Masks under which a cache is right", height=3.0)

@@ -14,6 +14,8 @@ from glassformer.model.block import Block
 from glassformer.model.moe import MoE
 from glassformer.sizing import active, count_by_part
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 CASES = ((512, 2048, 8), (512, 2048, 1), (48, 100, 4))
 """(d, f, H)."""
@@ -21,26 +23,19 @@ CASES = ((512, 2048, 8), (512, 2048, 1), (48, 100, 4))
 
 def block_config(d: int, f: int, heads: int, bias: bool = True) -> c.DecoderConfig:
     """A decoder of one block; nothing outside the block matters here."""
-    return c.DecoderConfig(
-        vocab_size=2,
-        d_model=d,
-        n_layers=1,
-        attention=c.Attention(heads, bias=bias),
-        feedforward=c.Dense(f, bias=bias),
-        position=c.NoPosition(),
+    return one_layer(
+        c.DecoderConfig, d_model=d, attention=c.Attention(heads, bias=bias), feedforward=c.Dense(f, bias=bias)
     )
 
 
 def moe_config(d: int, experts: int, active: int, width: int = 4, normalize: bool = True) -> c.DecoderConfig:
     """One block without biases whose feed-forward is `experts` experts of width `width`·d."""
     expert = c.Dense(width * d, "gelu_tanh", bias=False)
-    return c.DecoderConfig(
-        vocab_size=2,
+    return one_layer(
+        c.DecoderConfig,
         d_model=d,
-        n_layers=1,
         attention=c.Attention(1, bias=False),
         feedforward=c.MoE(experts, active, expert, normalize),
-        position=c.NoPosition(),
     )
 
 
@@ -215,7 +210,7 @@ def _identical_experts_error(lab: Lab) -> tuple[float, float]:
             expert.load_state_dict(state)
         x = torch.randn(50, d, dtype=torch.float64, generator=lab.torch_rng())
         with torch.no_grad():
-            worst = max(worst, float((moe(x, NO_TAP) - moe.experts[0](x, NO_TAP)).abs().max()))
+            worst = max(worst, max_difference(moe(x, NO_TAP), moe.experts[0](x, NO_TAP)))
     return worst, 1e-12
 
 

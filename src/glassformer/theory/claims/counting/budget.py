@@ -13,7 +13,7 @@ from glassformer.lens.figure import GREY, Figure
 from glassformer.sizing import CORRECTED, PUBLISHED, LossFit, chinchilla, johnson_lindenstrauss
 from glassformer.sizing.johnson_lindenstrauss import log_union_bound
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.counting.digits import half_units
+from glassformer.theory.claims.rounding import UNIT, half_units
 
 BUDGET = 12 * 10**23
 """C = 1.2e24 operations."""
@@ -53,7 +53,7 @@ def chinchilla_allocation(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical(
         "the size sheet's answer",
         max(abs(rule.parameters / 1e11 - 1), abs(rule.tokens / 2e12 - 1), abs(rule.flops / 1.2e24 - 1)),
-        4 * 2**-53,
+        4 * UNIT,
         "a division, a root and products, each rounded once",
         parameters=rule.parameters,
         tokens=rule.tokens,

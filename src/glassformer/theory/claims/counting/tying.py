@@ -16,6 +16,8 @@ from glassformer.lens.figure import Figure
 from glassformer.model import NO_TAP, DecoderLM, build, n_parameters
 from glassformer.sizing import count
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure, solve
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 Between = Literal["tied", "untied", "tied with an MLP"]
 CYCLE = ((0, 1), (1, 2), (2, 0))
@@ -24,13 +26,12 @@ STEPS = 3000
 
 
 def decoder(vocab: int, d: int, tied: bool, bias: bool = False) -> c.DecoderConfig:
-    return c.DecoderConfig(
+    return one_layer(
+        c.DecoderConfig,
         vocab_size=vocab,
         d_model=d,
-        n_layers=1,
         attention=c.Attention(1),
         feedforward=c.Dense(4 * d),
-        position=c.NoPosition(),
         head=c.Head(tied=tied, bias=bias),
     )
 
@@ -68,7 +69,7 @@ def weight_tying_saving(lab: Lab) -> Iterator[Finding]:
     assert head.grad is not None
     yield lab.numerical(
         "tied gradient = sum of the two",
-        float((table - (other + head.grad)).abs().max()),
+        max_difference(table, (other + head.grad)),
         1e-10,
         "the chain rule over a shared variable adds; gradients of size one in float64 leave 1e-10 ample room",
         size=float(table.abs().max()),
@@ -218,7 +219,7 @@ def _engine_asymmetry(lab: Lab) -> float:
         for parameter in model.parameters():
             parameter.mul_(30)  # from the initial 0.02 to size one
         scores = logits()
-    return float((scores - scores.T).abs().max())
+    return max_difference(scores, scores.T)
 
 
 @cache

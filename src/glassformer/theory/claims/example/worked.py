@@ -17,6 +17,8 @@ from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.example import printed as doc
 from glassformer.theory.claims.example.printed import PLAIN, SCALED, attention
+from glassformer.theory.claims.rounding import half_units, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 EXPECTED = {
     "Q": doc.matrix("1 3; -1 1; 5/2 -2"),
@@ -42,21 +44,13 @@ OUTPUTS = {
 }
 
 
-def agree(value: Any, text: str) -> bool:
-    """Whether a stated number is the value rounded to as many significant digits as it shows."""
-    digits = len(text.lower().split("e")[0].replace("-", "").replace(".", "").lstrip("0"))
-    return f"{float(value):.{digits - 1}e}" == f"{float(text):.{digits - 1}e}"
-
-
 def engine(squared: Fraction, weights: tuple[doc.Matrix, doc.Matrix, doc.Matrix]) -> Trace:
     """The example on a model of ours: the tokens' rows are the embedding, post-norm, so attention reads them bare."""
-    cfg = c.EncoderConfig(
+    cfg = one_layer(
+        c.EncoderConfig,
         vocab_size=3,
         d_model=4,
-        n_layers=1,
         attention=c.Attention(1, d_head=2, d_value=2, bias=False, scale=None if squared == SCALED else 1.0),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
         placement="post",
     )
     model = build(cfg, dtype=torch.float64)
@@ -115,7 +109,7 @@ def _digits(lab: Lab, scores: doc.Matrix) -> Iterator[Finding]:
         rows, out = attention(squared, scores)
         pairs = list(zip(itertools.chain(*rows), itertools.chain(*WEIGHTS[squared]), strict=True))
         pairs += zip(itertools.chain(*out), itertools.chain(*OUTPUTS[squared]), strict=True)
-        wrong = sum(not agree(value, text) for value, text in pairs)
+        wrong = sum(half_units(float(value), text) > 1 for value, text in pairs)
         yield lab.exhaustive(
             f"weights and outputs {name}",
             wrong,
@@ -140,7 +134,7 @@ def _on_the_engine(lab: Lab, W_Q: doc.Matrix) -> Iterator[Finding]:
             "heads": _numbers(out),
         }
         off = {
-            site: float(np.abs(seen[f"blocks.0.attention.{site}"][0, 0].numpy() - value).max())
+            site: max_difference(seen[f"blocks.0.attention.{site}"][0, 0].numpy(), value)
             for site, value in expected.items()
         }
         why = "float64 of numbers up to 14: exact up to the scores, then exp and three-term sums"
@@ -250,13 +244,11 @@ def pattern(lab: Lab) -> Iterator[Finding]:
 def _contrast(lab: Lab) -> Finding:
     """With W_K = W_Q and rows of equal norm every token attends most to itself: 100 models of ours with QK-norm."""
     cases, wrong, T = 100, 0, 6
-    cfg = c.EncoderConfig(
+    cfg = one_layer(
+        c.EncoderConfig,
         vocab_size=T,
         d_model=8,
-        n_layers=1,
         attention=c.Attention(1, bias=False, qk_norm=c.RMSNorm()),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
         placement="post",
     )
     site = "blocks.0.attention.pattern"

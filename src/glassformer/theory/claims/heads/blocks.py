@@ -11,15 +11,10 @@ import torch
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import gamma, max_difference
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
-from glassformer.theory.claims.weights.simplex import UNIT
 
 HEADS = (1, 2, 4, 8)
-
-
-def gamma(n: int) -> float:
-    """n u / (1 - n u): the relative error of a sum of n products (Higham 2002, 3.1)."""
-    return n * UNIT / (1 - n * UNIT)
 
 
 def cut(matrix: torch.Tensor, heads: int, interleaved: bool = False) -> list[torch.Tensor]:
@@ -39,7 +34,7 @@ def block_sum(lab: Lab) -> Iterator[Finding]:
         each, blocks = seen["heads"], cut(attention.o.weight.detach().T, heads, lab.broken)
         total = sum((h @ w for h, w in zip(each, blocks, strict=True)), torch.zeros(7, 16, dtype=torch.float64))
         size = sum(h.abs() @ w.abs() for h, w in zip(each, blocks, strict=True))
-        gaps[heads] = float((seen["out"] - total).abs().max())
+        gaps[heads] = max_difference(seen["out"], total)
         worst = max(worst, float(((seen["out"] - total).abs() / (2 * gamma(heads * 5) * size)).max()))
     why = "difference over 2 gamma_{H U} sum |H||W|: both sides add H U products, in different orders"
     yield lab.numerical("engine", worst, 1.0, why, heads=list(HEADS), differences=list(gaps.values()))
@@ -118,7 +113,7 @@ def value_output_merge(lab: Lab) -> Iterator[Finding]:
         scores = (x @ q[h]) @ (x @ k[h]).T / math.sqrt(key)
         pattern = scores.exp() / scores.exp().sum(-1, keepdim=True)
         total += (pattern @ x) @ (values[h] @ outputs[h])
-    gap = float((run(attention, x)["out"] - total).abs().max())
+    gap = max_difference(run(attention, x)["out"], total)
     why = "float64, about 100 roundings of numbers of order 1; scores over the root of the key width 3, not of 5 or 8"
     yield lab.numerical("engine against merged form", gap, 1e-13, why, heads=heads, key_width=key, value_width=value)
 

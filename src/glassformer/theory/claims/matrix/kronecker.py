@@ -14,9 +14,9 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model.attention import Attention
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
 from glassformer.theory.claims.weights.layer import layer, normal, run, shape
 from glassformer.theory.claims.weights.rational import rank, rational
-from glassformer.theory.claims.weights.simplex import UNIT
 
 SIZES = [(n, d) for n in (1, 2, 3) for d in (1, 2, 3)]
 
@@ -126,19 +126,19 @@ def _on_the_engine(lab: Lab) -> Iterator[Finding]:
     big = torch.kron(a, v if lab.broken else v.T.contiguous())
     size = torch.kron(a, v.T.contiguous().abs()) @ x.abs().flatten()
     ratio = float(((big @ x.flatten() - y.flatten()).abs() / (2 * (n * d + 2) * UNIT * size)).max())
-    gap = float((big @ x.flatten() - y.flatten()).abs().max())
+    gap = max_difference(big @ x.flatten(), y.flatten())
     why = "difference over 2 (N D + 2) u |A kron W^T||x|: two orders of summation"
     yield lab.numerical("engine, output", ratio, 1.0, why, difference=gap, tokens=n, width=d)
     worst = 0.0
     for site, w in (("q", q), ("k", k), ("v", v)):
         shared = torch.kron(torch.eye(n, dtype=torch.float64), w.T.contiguous()) @ x.flatten()
-        worst = max(worst, float((shared - seen[site][0].flatten()).abs().max()))
+        worst = max(worst, max_difference(shared, seen[site][0].flatten()))
     why = "queries, keys and values are I kron W^T times the tokens, one matrix shared by all positions"
     yield lab.numerical("engine, projections", worst, 1e-14, why)
-    off = float((_jacobian(attention, x) - big).abs().max())
+    off = max_difference(_jacobian(attention, x), big)
     why = "A depends on X: the derivative has a second term, so the map is not linear"
     yield lab.numerical("Jacobian is another matrix", off, None, why, low=1e-3)
-    bent = float((run(attention, 2 * x)["out"] - 2 * y).abs().max())
+    bent = max_difference(run(attention, 2 * x)["out"], 2 * y)
     yield lab.numerical("not linear", bent, None, "f(2X) differs from 2 f(X)", low=1e-3)
 
 

@@ -16,6 +16,7 @@ from glassformer.lens.figure import Figure
 from glassformer.model import EncoderLM, Model, build
 from glassformer.model.positions import sinusoids
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
 from glassformer.theory.claims.weights.rational import (
     Matrix,
@@ -26,7 +27,6 @@ from glassformer.theory.claims.weights.rational import (
     rational,
     weights,
 )
-from glassformer.theory.claims.weights.simplex import UNIT
 
 TOKENS = 5
 ORDERS = list(itertools.permutations(range(TOKENS)))
@@ -233,7 +233,7 @@ def _counting_places(lab: Lab) -> Iterator[Finding]:
 def _sentences_in_the_engine(lab: Lab) -> Iterator[Finding]:
     def apart(model: Model) -> float:
         one, other = (_encode(model, [ids])[0].sum(0) for ids in SENTENCES.values())
-        return float((one - other).abs().max())
+        return max_difference(one, other)
 
     position = c.Sinusoidal() if lab.broken else c.NoPosition()
     why = "a whole encoder, summed over its tokens: equal up to rounding (float64, numbers of order 10)"

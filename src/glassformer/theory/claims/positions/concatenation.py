@@ -16,24 +16,18 @@ from glassformer.lens.trace import trace
 from glassformer.model import Model, build
 from glassformer.model.positions import sinusoids
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
-
-U = 2.0**-53
+from glassformer.theory.claims.rounding import gamma
+from glassformer.theory.claims.small_models import one_layer
 
 Matrix = tuple[tuple[int, ...], ...]
 
 
-def gamma(n: int) -> float:
-    """n u / (1 - n u): the relative error of a sum of n rounded products."""
-    return n * U / (1 - n * U)
-
-
 def _config(width: int, d_head: int, position: Any = c.NoPosition()) -> c.DecoderConfig:
-    return c.DecoderConfig(
+    return one_layer(
+        c.DecoderConfig,
         vocab_size=11,
         d_model=width,
-        n_layers=1,
         attention=c.Attention(1, d_head=d_head),
-        feedforward=c.NoFeedForward(),
         position=position,
         placement="post",
         max_len=64,
@@ -185,7 +179,7 @@ def rank(columns: Matrix) -> int:
 def absorbs(Wx: Matrix, column: tuple[int, ...]) -> bool:
     """Whether W_x e' = column has a solution, found by elimination in fractions."""
     _, pivots = DM([(*row, entry) for row, entry in zip(Wx, column, strict=True)], sp.QQ).rref()
-    return len(Wx) not in pivots  # no row of the reduced system says 0 = 1
+    return len(Wx[0]) not in pivots  # no row of the reduced system says 0 = 1
 
 
 def _column_spaces(lab: Lab) -> Finding:

@@ -14,8 +14,10 @@ from glassformer.lens.trace import Trace, trace
 from glassformer.model import Model, build
 from glassformer.model.init import n_parameters
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.positions.sinusoids import U, vanishes
+from glassformer.theory.claims.positions.sinusoids import vanishes
 from glassformer.theory.claims.positions.spectrum import off_toeplitz
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 K, N = 16, 128
 Q_SITE, K_SITE, V_SITE, SCORES = (f"blocks.0.attention.{name}" for name in ("q", "k", "v", "scores"))
@@ -23,12 +25,11 @@ Q_SITE, K_SITE, V_SITE, SCORES = (f"blocks.0.attention.{name}" for name in ("q",
 
 def rotary_model(seed: int, pairing: str | None = "halves") -> Model:
     """One attention layer over equal tokens: q and k are the same at every position, up to their rotation."""
-    cfg = c.EncoderConfig(
+    cfg = one_layer(
+        c.EncoderConfig,
         vocab_size=3,
         d_model=K,
-        n_layers=1,
         attention=c.Attention(1, scale=1.0),
-        feedforward=c.NoFeedForward(),
         position=c.NoPosition() if pairing is None else c.Rotary(pairing=pairing),  # type: ignore[arg-type]
         placement="post",
         init_std=0.7,
@@ -70,7 +71,7 @@ def rope_relative(lab: Lab) -> Iterator[Finding]:
     for pairing in ("interleaved", "halves"):
         yield from _engine(lab, pairing)
     halves, interleaved = (_scores(rotary_model(lab.seed, p)) for p in ("halves", "interleaved"))
-    different = float(np.abs(halves - interleaved).max())
+    different = max_difference(halves, interleaved)
     why = "the same weights paired otherwise are another function"
     yield lab.numerical("pairings are not interchangeable", different, None, why, low=1e-3)
     plain, turned = n_parameters(rotary_model(0, None)), n_parameters(rotary_model(0))
@@ -106,18 +107,18 @@ def _engine(lab: Lab, pairing: str) -> Iterator[Finding]:
     size = float(np.linalg.norm(q) * np.linalg.norm(k))
     here, there = (_scores(model, first=first, keys_still=lab.broken) for first in (0, 1000))
     why = "an angle p theta is rounded by about p u, and two rotations meet in a score of size at most |q||k|"
-    bound = 4 * (N - 1) * U * size
+    bound = 4 * (N - 1) * UNIT * size
     yield lab.numerical(f"{pairing}: Toeplitz", off_toeplitz(here), bound, why, positions=N, size=size)
-    moved = float(np.abs(there - here).max())
-    yield lab.numerical(f"{pairing}: moved by 1000", moved, 4 * (N + 999) * U * size, why, positions="1000..1127")
-    ours, printed = (float(np.abs(here - by_offset(q, k, pairing, sign)).max()) for sign in (1, -1))
+    moved = max_difference(there, here)
+    yield lab.numerical(f"{pairing}: moved by 1000", moved, 4 * (N + 999) * UNIT * size, why, positions="1000..1127")
+    ours, printed = (max_difference(here, by_offset(q, k, pairing, sign)) for sign in (1, -1))
     yield lab.numerical(f"{pairing}: equals q^T R_(n-m) k", ours, bound, why)
     why = "the printed sign is another matrix unless q1 k2 = q2 k1"
     yield lab.numerical(f"{pairing}: differs from q^T R_(m-n) k", printed, None, why, low=1e-3)
     seen = watch(model)
     norms = [np.linalg.norm(seen[site][0, 0].numpy(), axis=1) / np.linalg.norm(v) for site, v in _named(q, k)]
-    off = float(np.abs(np.concatenate(norms) - 1).max())
-    yield lab.numerical(f"{pairing}: norms kept", off, 8 * U, "cos^2 + sin^2 = 1 up to a few roundings")
+    off = max_difference(np.concatenate(norms), 1)
+    yield lab.numerical(f"{pairing}: norms kept", off, 8 * UNIT, "cos^2 + sin^2 = 1 up to a few roundings")
     values = seen[V_SITE][0, 0]
     same = bool((values == values[0]).all())
     yield lab.exact(f"{pairing}: values are not turned", same, "equal tokens have equal values, bit for bit")

@@ -17,19 +17,19 @@ from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
-U = 2.0**-53
 BASE = 10000.0
 
 
 def engine_table(length: int, width: int, layout: str = "interleaved") -> np.ndarray:
     """PE[n], n < length, as a model of ours adds it to its embeddings; float64."""
-    cfg = c.DecoderConfig(
+    cfg = one_layer(
+        c.DecoderConfig,
         vocab_size=1,
         d_model=width,
-        n_layers=1,
         attention=c.Attention(1),
-        feedforward=c.NoFeedForward(),
         position=c.Sinusoidal(layout=layout),  # type: ignore[arg-type]
     )
     model = build(cfg, dtype=torch.float64)
@@ -96,7 +96,7 @@ def shift_rotation(lab: Lab) -> Iterator[Finding]:
     first = np.tile([0.0, 1.0], 4)
     yield lab.numerical(
         "the engine's first place is PE[0]",
-        float(np.abs(engine_table(1, 8)[0] - first).max()),
+        max_difference(engine_table(1, 8)[0], first),
         0.0,
         "sin 0 = 0 and cos 0 = 1 exactly: positions are counted from 0, so a shift by one shows here",
     )
@@ -123,7 +123,7 @@ def _shift_engine(lab: Lab) -> Iterator[Finding]:
             table = table.reshape(-1, 2, D // 2).swapaxes(1, 2).reshape(-1, D)  # sines first -> pairs
         worst = 0.0
         for k in (1, 7, 100):
-            bound = 8 * U * (1 + (n[:, None] + k) * np.repeat(frequencies(D), 2))
+            bound = 8 * UNIT * (1 + (n[:, None] + k) * np.repeat(frequencies(D), 2))
             worst = max(worst, float((np.abs(table[n] @ shift_matrix(k, D).T - table[n + k]) / bound).max()))
         yield lab.numerical(
             f"engine table, {layout}",

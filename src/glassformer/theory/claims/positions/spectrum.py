@@ -13,7 +13,9 @@ from glassformer.lens.figure import AMOUNT, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.positions.sinusoids import BASE, U, engine_table, frequencies, shift_matrix, vanishes
+from glassformer.theory.claims.positions.sinusoids import BASE, engine_table, frequencies, shift_matrix, vanishes
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 OFFSETS = (1, 2, 17)
 HEAT_MAP = 0xD764D67C
@@ -33,12 +35,11 @@ def head_scores(width: int, length: int, query_map: np.ndarray, content: float, 
     RMSNorm divides a row of sines and cosines by the constant sqrt(1/2), so on positions alone it only scales. With
     `content` tokens are random vectors of that size, else zero.
     """
-    cfg = c.EncoderConfig(
+    cfg = one_layer(
+        c.EncoderConfig,
         vocab_size=length,
         d_model=width,
-        n_layers=1,
         attention=c.Attention(1, bias=False, scale=0.5),
-        feedforward=c.NoFeedForward(),
         norm=c.RMSNorm(eps=1e-30),
         position=c.Sinusoidal(),
     )
@@ -72,7 +73,7 @@ def relative_score(lab: Lab) -> Iterator[Finding]:
     yield lab.exact("only q = p - k reaches D/2", irrational and frequencies(64)[0] == 1, why)
     yield from _heads(lab)
     toeplitz = off_toeplitz(head_scores(64, 256, np.eye(64), content=0.0))
-    bound = 8 * U * 256 * 32
+    bound = 8 * UNIT * 256 * 32
     why = "D/2 terms cos((p-q) w), each with an angle error of up to 256 u"
     yield lab.numerical("positions alone: Toeplitz", toeplitz, bound, why, D=64, length=256)
     crossed = off_toeplitz(head_scores(64, 256, np.eye(64), content=1.0, seed=lab.seed))
@@ -172,8 +173,8 @@ def _checksums(lab: Lab, table: np.ndarray, w: np.ndarray) -> Iterator[Finding]:
     N = len(table)
     kernel = np.sin(N * w / 2) / np.sin(w / 2)
     closed = np.stack([kernel * np.sin((N - 1) * w / 2), kernel * np.cos((N - 1) * w / 2)], axis=1).ravel()
-    off = float(np.abs(table.sum(axis=0) - closed).max())
-    bound = 8 * U * N * N
+    off = max_difference(table.sum(axis=0), closed)
+    bound = 8 * UNIT * N * N
     why = "sum of sin(n w) = sin(N w/2) sin((N-1) w/2) / sin(w/2); N terms, angles up to N"
     yield lab.numerical("column sums", off, bound, why, sum=float(table.sum()))
     checksum = zlib.crc32(np.round(1000 * table).astype("<i2").tobytes())

@@ -15,6 +15,7 @@ from glassformer.generation import generate
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.small_models import one_layer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -208,14 +209,12 @@ def _bounds(lab: Lab) -> Iterator[Finding]:
 def model_of(p: np.ndarray) -> DecoderLM:
     """A decoder of ours with p(y1) after its start token V and p(y2 | y1) after y1: a bigram table in its head."""
     V = len(p)
-    cfg = c.DecoderConfig(
+    cfg = one_layer(
+        c.DecoderConfig,
         vocab_size=V + 1,
         d_model=V + 1,
-        n_layers=1,
         attention=c.Attention(1, bias=False),
-        feedforward=c.NoFeedForward(),
         norm=c.RMSNorm(eps=1e-30),
-        position=c.NoPosition(),
         head=c.Head(tied=False),
     )
     model = build(cfg, dtype=torch.float64)

@@ -14,6 +14,8 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import AMOUNT, COLOURS, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 Counts = tuple[int, int, int]
 
@@ -97,14 +99,8 @@ def _gibbs(lab: Lab) -> Finding:
 
 def bag_of_words(vocabulary: int) -> DecoderLM:
     """A model of ours whose logits are its head's bias alone: it knows no context."""
-    cfg = c.DecoderConfig(
-        vocab_size=vocabulary,
-        d_model=4,
-        n_layers=1,
-        attention=c.Attention(1),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
-        head=c.Head(tied=False, bias=True),
+    cfg = one_layer(
+        c.DecoderConfig, vocab_size=vocabulary, d_model=4, attention=c.Attention(1), head=c.Head(tied=False, bias=True)
     )
     model = build(cfg, dtype=torch.float64)
     assert isinstance(model, DecoderLM)
@@ -137,7 +133,7 @@ def _trained(lab: Lab) -> Finding:
         with torch.no_grad():
             bias.sub_(4.0 * slope)
     nll = float(F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).detach())
-    off = float(np.abs(bias.detach().softmax(-1).numpy() - shares).max())
+    off = max_difference(bias.detach().softmax(-1).numpy(), shares)
     return lab.empirical(
         "trained on the engine",
         nll - entropy,

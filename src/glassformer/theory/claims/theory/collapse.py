@@ -11,7 +11,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import AMOUNT, COLOURS, Figure
 from glassformer.lens.rank import Collapse, Variant, collapse, collapse_exact, deviation
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.counting.digits import half_units
+from glassformer.theory.claims.rounding import half_units
 from glassformer.theory.claims.theory.attend import attend
 
 LAYERS = (1, 2, 3, 4, 10, 25, 50)

@@ -8,15 +8,15 @@ import sympy as sp
 import torch
 from torch import Tensor
 
-from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens.figure import Figure
 from glassformer.lens.rank import attention_spectra
-from glassformer.model import NO_TAP, build
+from glassformer.model import NO_TAP
 from glassformer.model.attention import Attention
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.counting.digits import half_units
+from glassformer.theory.claims.rounding import half_units
 from glassformer.theory.claims.theory.attend import NoSoftmax, attend, numerical_rank
+from glassformer.theory.claims.weights.layer import layer
 
 CASES = ((8, 2, 3, 1), (8, 2, 3, 2), (8, 2, 3, 4), (12, 1, 4, 2))
 """(n, d_k, d_v, H)."""
@@ -170,33 +170,22 @@ def multihead_rank_bound(lab: Lab) -> Iterator[Finding]:
 def integer_layer(lab: Lab, case: tuple[int, int, int, int]) -> Attention:
     """The engine's attention layer with whole-number weights. Broken: every head is a copy of the first."""
     _, d_k, d_v, heads = case
-    config = c.EncoderConfig(
-        vocab_size=2,
-        d_model=WIDTH,
-        n_layers=1,
-        attention=c.Attention(heads, d_head=d_k, d_value=d_v, bias=False, scale=1 / 16),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
-    )
-    layer = build(config, dtype=torch.float64).blocks[0].get_submodule("attention")
-    assert isinstance(layer, Attention)
-    rng = lab.torch_rng(heads + 10 * d_k)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(torch.randint(-2, 3, parameter.shape, generator=rng))
-        if lab.broken:
-            for weight, width in ((layer.q.weight, d_k), (layer.k.weight, d_k), (layer.v.weight, d_v)):
-                weight.copy_(weight[:width].repeat(heads, 1))
-    return layer
+    rng, widths = lab.torch_rng(heads + 10 * d_k), (d_k, d_k, d_v)
+    q, k, v = (torch.randint(-2, 3, (heads * width, WIDTH), generator=rng) for width in widths)
+    o = torch.randint(-2, 3, (WIDTH, heads * d_v), generator=rng)
+    if lab.broken:
+        q, k, v = (w[:width].repeat(heads, 1) for w, width in zip((q, k, v), widths, strict=True))
+    q, k, v, o = (w.T.double() for w in (q, k, v, o))
+    return layer(q, k, v, o, heads, scale=1 / 16)
 
 
 def _input(lab: Lab, n: int) -> Tensor:
     return torch.randint(-1, 2, (n, WIDTH), generator=lab.torch_rng(7)).to(torch.float64)
 
 
-def _run(layer: Attention, x: Tensor, linear: bool) -> Tensor:
+def _run(attention: Attention, x: Tensor, linear: bool) -> Tensor:
     with torch.no_grad():
-        return layer(x[None], tap=NoSoftmax() if linear else NO_TAP)[0]
+        return attention(x[None], tap=NoSoftmax() if linear else NO_TAP)[0]
 
 
 def _layer_rank(lab: Lab, case: tuple[int, int, int, int], linear: bool) -> int:
@@ -206,13 +195,13 @@ def _layer_rank(lab: Lab, case: tuple[int, int, int, int], linear: bool) -> int:
 def _exact_linear_rank(lab: Lab, case: tuple[int, int, int, int]) -> int:
     """Rank of sum_h (Q_h K_h^T) V_h W_h over the whole numbers; the factor 1/16 does not change a rank."""
     n, d_k, d_v, heads = case
-    layer = integer_layer(lab, case)
+    attention = integer_layer(lab, case)
 
     def whole(x: Tensor) -> Any:
         return sp.Matrix(x.detach().to(torch.int64).tolist())
 
     x, out = whole(_input(lab, n)), sp.zeros(n, WIDTH)
-    q, k, v, o = (whole(m.weight) for m in (layer.q, layer.k, layer.v, layer.o))
+    q, k, v, o = (whole(m.weight) for m in (attention.q, attention.k, attention.v, attention.o))
     for h in range(heads):
         rows, values = slice(h * d_k, (h + 1) * d_k), slice(h * d_v, (h + 1) * d_v)
         out += (x * q[rows, :].T) * (x * k[rows, :].T).T * (x * v[values, :].T) * o[:, values].T

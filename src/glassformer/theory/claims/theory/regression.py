@@ -9,13 +9,12 @@ import sympy as sp
 import torch
 from torch import Tensor
 
-from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens.figure import GREY, Figure
-from glassformer.model import build
-from glassformer.model.attention import Attention
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
 from glassformer.theory.claims.theory.attend import NoSoftmax, attend
+from glassformer.theory.claims.weights.layer import layer
 from glassformer.theory.claims.weights.rational import rational
 
 
@@ -115,29 +114,17 @@ def _engine_against_autograd(lab: Lab) -> tuple[float, float]:
     n, d, m = 20, 5, 3
     rng = lab.torch_rng()
     X, Y, x = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((n, d), (n, m), (1, d)))
-    config = c.EncoderConfig(
-        vocab_size=2,
-        d_model=d + m,
-        n_layers=1,
-        attention=c.Attention(1, d_head=d, d_value=m, scale=1.0, bias=False),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
-    )
-    layer = build(config, dtype=torch.float64).blocks[0].get_submodule("attention")
-    assert isinstance(layer, Attention)
     whole = torch.eye(d + m, dtype=torch.float64)
+    attention = layer(whole[:, :d], whole[:, :d], whole[:, d:], whole[d:], scale=1.0)
     tokens = torch.cat([torch.cat([X, Y], 1), torch.cat([x, torch.zeros(1, m, dtype=torch.float64)], 1)])
     with torch.no_grad():
-        for projection, rows in ((layer.q, whole[:d]), (layer.k, whole[:d]), (layer.v, whole[d:])):
-            projection.weight.copy_(rows)
-        layer.o.weight.copy_(whole[:, d:])
-        predicted = layer(tokens[None], tap=NoSoftmax())[0, -1, d:]
+        predicted = attention(tokens[None], tap=NoSoftmax())[0, -1, d:]
     start = torch.randn(d, m, generator=rng, dtype=torch.float64) if lab.broken else torch.zeros(d, m).double()
     W = start.requires_grad_()
     (0.5 * (X @ W - Y).square().sum()).backward()
     assert W.grad is not None
     stepped = (x @ (W - W.grad)).detach()[0]
-    return float((predicted - stepped).abs().max()), float(stepped.abs().max())
+    return max_difference(predicted, stepped), float(stepped.abs().max())
 
 
 @figure("linear-attention-gd", "One step of gradient descent from zero, and linear attention")
@@ -258,7 +245,7 @@ def _engine_against_mean(lab: Lab) -> tuple[float, float]:
     q, k, v = _regression_data(lab)
     out = attend(q, k, v, linear=lab.broken)
     smoothed = torch.stack([_smoother(row, k, v) for row in q])
-    return float((out - smoothed).abs().max()), 1e-12
+    return max_difference(out, smoothed), 1e-12
 
 
 def _smoother(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

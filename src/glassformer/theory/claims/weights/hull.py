@@ -11,9 +11,9 @@ import torch
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.rounding import UNIT
 from glassformer.theory.claims.weights.layer import Notes, normal, random_layer, run
 from glassformer.theory.claims.weights.rational import Matrix, corners, in_hull, kernel, random_matrix, weights
-from glassformer.theory.claims.weights.simplex import UNIT
 
 
 def signed(score: Fraction) -> Fraction:

@@ -15,10 +15,9 @@ from glassformer.lens import trace
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.rounding import UNIT, max_difference
 from glassformer.theory.claims.weights.layer import normal, shape, softmax_of
 
-UNIT = 2.0**-53
-"""u: the relative error of one rounding in float64."""
 SIZES = range(1, 9)
 FLOAT32_LIMIT = 88.7229
 """exp of anything above it overflows float32."""
@@ -206,7 +205,7 @@ def _empty_rows_of_models(lab: Lab) -> Iterator[Finding]:
     seen = trace(model, [[0] * 5], sites=["blocks.0.attention.pattern"], mask=mask)["blocks.0.attention.pattern"]
     alone = torch.eye(5, dtype=torch.float64)[2]
     why = "a model gives an empty row of a mask its own token, the documented rule, never an even spread"
-    yield lab.numerical("empty row of a model", float((seen[0, :, 2] - alone).abs().max()), 0.0, why)
+    yield lab.numerical("empty row of a model", max_difference(seen[0, :, 2], alone), 0.0, why)
     pair = c.Seq2SeqConfig(
         vocab_size=3, d_model=8, n_layers=1, n_encoder_layers=1, attention=c.Attention(n_heads=2),
         feedforward=c.Dense(d_ff=8), position=c.NoPosition(),

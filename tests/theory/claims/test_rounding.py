@@ -1,10 +1,12 @@
-"""Whether a number rounds to the printed one."""
+"""Rounding, and whether a number rounds to the printed one."""
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glassformer.theory.claims.counting.digits import half_units
+from glassformer.theory.claims.rounding import half_units, max_difference
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,9 @@ from glassformer.theory.claims.counting.digits import half_units
         (4.486e10, "4.48e10", False),
         (8.547e-72, "8.5e-72", True),
         (8.56e-72, "8.5e-72", False),
+        (0.0015011409, "1.501141e-3", True),
+        (0.0015011409, "1.501142e-3", False),
+        (0.19893301, "0.1989330", True),
     ],
 )
 def test_says_whether_a_number_rounds_to_the_printed_one(value, stated, rounds):
@@ -27,3 +32,10 @@ def test_says_whether_a_number_rounds_to_the_printed_one(value, stated, rounds):
 @given(st.floats(-1e6, 1e6), st.integers(0, 6))
 def test_every_number_rounds_to_its_own_rounding(value, places):
     assert half_units(value, f"{value:.{places}f}") <= 1 + 1e-9
+
+
+def test_the_largest_difference_is_that_of_tensors_and_of_arrays():
+    a, b = [[1.0, -2.0], [0.5, 3.0]], [[1.0, 2.0], [0.0, 3.0]]
+    assert max_difference(torch.tensor(a), torch.tensor(b)) == 4.0
+    assert max_difference(np.array(a), np.array(b)) == 4.0
+    assert np.isnan(max_difference(torch.tensor([1.0, float("nan")]), torch.ones(2)))
