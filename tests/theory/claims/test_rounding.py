@@ -25,7 +25,7 @@ from glassformer.theory.claims.rounding import half_units, max_difference
         (0.19893301, "0.1989330", True),
     ],
 )
-def test_says_whether_a_number_rounds_to_the_printed_one(value, stated, rounds):
+def test_half_units_is_at_most_1_if_a_number_rounds_to_the_printed_one(value, stated, rounds):
     assert (half_units(value, stated) <= 1) == rounds
 
 

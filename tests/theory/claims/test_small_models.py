@@ -37,7 +37,7 @@ def test_a_decoder_without_its_mask_is_the_encoder_with_its_weights():
     assert torch.equal(unmasked(model)(TOKENS), model(TOKENS, mask=full_mask(TOKENS)))
 
 
-def test_one_that_is_told_the_truth_is_the_engine_and_another_is_not():
+def test_unchanged_inputs_give_the_same_logits_and_changed_inputs_others():
     class Blind(ChangedInputs):
         def changed(self, tokens, mask, positions, cache):
             return full_mask(tokens), torch.zeros_like(tokens)

@@ -90,8 +90,8 @@ class Erratum:
     sources: tuple[str, ...]
     flaw: str
     """wrong, incomplete, imprecise, absent or arithmetic."""
-    said: str
-    """What the source says, in our words."""
+    states: str
+    """What the source states, in our words."""
     fails: str
     """Why that fails."""
     correct: str
@@ -256,7 +256,7 @@ class Lab:
 
 
 def solve(lab: Lab, id: str, prove: Callable[[Any], bool], why: str, **evidence: Any) -> Finding:
-    """Evidence by z3: `prove(z3)` says whether it answered as it must. Without z3 it is a skip, never a pass."""
+    """Evidence by z3: `prove(z3)` returns whether the solver gave the required answer. Without z3 it is skipped."""
     try:
         import z3
     except ImportError:
@@ -295,14 +295,14 @@ def conclude(claim: Claim, parts: list[Finding]) -> Finding:
     skipped = [p for p in parts if p.verdict is Verdict.SKIP]
     examined = [p for p in parts if p.verdict is not Verdict.SKIP and p.evidence.get("kind") != ERRATUM]
     verdict = Verdict.FAIL if failed else Verdict.PASS if examined else Verdict.SKIP
-    telling = (failed or sorted(examined, key=_tightness))[-1:] or skipped
-    why = f"{telling[0].id}: {telling[0].why}" if telling else "no evidence"
+    decisive = (failed or sorted(examined, key=_tightness))[-1:] or skipped
+    why = f"{decisive[0].id}: {decisive[0].why}" if decisive else "no evidence"
     if skipped and examined:
         remedy = f"; to examine it, {skipped[0].remedy}" if skipped[0].remedy else ""
         why += f"; not examined: {', '.join(p.id for p in skipped)} ({skipped[0].why}{remedy})"
-    told = [plain(p.to_dict()) for p in parts]
-    evidence = {"badge": str(reached(claim, told)), "parts": told}
-    first = telling[0] if telling else Finding.skip(claim.id, why)
+    details = [plain(p.to_dict()) for p in parts]
+    evidence = {"badge": str(reached(claim, details)), "parts": details}
+    first = decisive[0] if decisive else Finding.skip(claim.id, why)
     return Finding(claim.id, verdict, first.measured, first.bound, why, first.remedy, evidence, first.low)
 
 

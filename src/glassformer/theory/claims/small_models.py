@@ -113,14 +113,14 @@ def dependence(model: Model, tokens: Int[Tensor, "B T"], read: str = "embed", **
     """max |d logits_i / d x_j| of the first row, x_j the vector of token j where it enters (site `read`)."""
     run = trace(model, tokens[:1], sites=[read], grad=True, **given)
     rows = []
-    for place in run.logits[0]:  # (V,)
-        gradients = [torch.autograd.grad(logit, run[read], retain_graph=True)[0][0] for logit in place]
+    for logits in run.logits[0]:  # (V,)
+        gradients = [torch.autograd.grad(logit, run[read], retain_graph=True)[0][0] for logit in logits]
         rows.append(torch.stack(gradients).abs().amax((0, 2)))
     return torch.stack(rows)
 
 
 def unmasked(model: DecoderLM) -> EncoderLM:
-    """Return the same weights without the causal mask, which turns a decoder into an encoder."""
+    """Return the same weights without the causal mask: a decoder becomes an encoder."""
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(model.config)}
     twin = build(c.EncoderConfig(**fields), dtype=model.embed.tokens.weight.dtype)
     twin.load_state_dict({n.replace("decoder.", "encoder.", 1): v for n, v in model.state_dict().items()})

@@ -26,11 +26,11 @@ SCALES = (
 
 
 def attention(
-    q: Array, k: Array, v: Array, *, scale: str = "root", axis: int = -1, weigh: str = "softmax", shift: bool = True
+    q: Array, k: Array, v: Array, *, scale: str = "root", axis: int = -1, weights: str = "softmax", shift: bool = True
 ) -> tuple[Array, Array]:
     """Return (output, weights): softmax(q kᵀ / √K) v, and the softmax."""
     scores = _scores(q, k, scale, v.shape[-1])
-    match weigh:
+    match weights:
         case "softmax":
             pattern = softmax(scores, axis, shift)
         case "unnormalised":
@@ -89,10 +89,10 @@ Return the output (T, U) and the weights (T, S). Scores may be large, so exp mus
         Mistake("you divide by the square root of the value width U: use the key width K", {"scale": "other"}),
         Mistake("your weights sum to 1 over queries, not over keys: softmax along axis -1", {"axis": 0}),
         Mistake(
-            "your weights are not normalised: divide exp(score) by its sum over the keys", {"weigh": "unnormalised"}
+            "your weights are not normalised: divide exp(score) by its sum over the keys", {"weights": "unnormalised"}
         ),
-        Mistake("you divide the scores by their sum: softmax takes exp of the scores first", {"weigh": "sum"}),
-        Mistake("you apply softmax twice: once is enough", {"weigh": "twice"}),
+        Mistake("you divide the scores by their sum: softmax takes exp of the scores first", {"weights": "sum"}),
+        Mistake("you apply softmax twice: once is enough", {"weights": "twice"}),
         Mistake("exp of a large score overflows: subtract each row's maximum before exp", {"shift": False}),
     ),
     inspect=_inspect_pattern,

@@ -17,7 +17,7 @@ def layer_norm(
     eps: float,
     *,
     ddof: int = 0,
-    place: str = "inside",
+    eps_at: str = "inside",
     axis: int = -1,
     centre: bool = True,
     power: float = 0.5,
@@ -26,7 +26,7 @@ def layer_norm(
     """gain · (x - mean) / √(variance + eps) + bias, row by row."""
     mean = x.mean(axis, keepdims=True) if centre else 0.0
     variance = ((x - mean) ** 2).sum(axis, keepdims=True) / max(x.shape[axis] - ddof, 1)
-    spread = {"inside": (variance + eps) ** power, "outside": variance**power + eps, "none": variance**power}[place]
+    spread = {"inside": (variance + eps) ** power, "outside": variance**power + eps, "none": variance**power}[eps_at]
     with np.errstate(invalid="ignore", divide="ignore"):
         normal = (x - mean) / spread
     shapes = {"both": gain * normal + bias, "first": gain * (normal + bias), "none": normal, "gain": gain * normal}
@@ -69,8 +69,8 @@ Normalise each row of x (T, d): subtract its mean, divide by √(variance + eps)
     returns=("normalised",),
     mistakes=(
         Mistake("you divide the variance by d - 1 (torch.var's default, ddof=1): LayerNorm divides by d", {"ddof": 1}),
-        Mistake("you add eps to the standard deviation: add it to the variance, under the root", {"place": "outside"}),
-        Mistake("you leave out eps", {"place": "none"}),
+        Mistake("you add eps to the standard deviation: add it to the variance, under the root", {"eps_at": "outside"}),
+        Mistake("you leave out eps", {"eps_at": "none"}),
         Mistake("you normalise over the positions: normalise each row, along axis -1", {"axis": 0}),
         Mistake("you do not subtract the mean: that is RMSNorm, not LayerNorm", {"centre": False}),
         Mistake("you divide by the variance: divide by its square root", {"power": 1.0}),

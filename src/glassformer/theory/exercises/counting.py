@@ -124,15 +124,15 @@ def ngram(
     """Return the maximum-likelihood estimate of p(word | context)."""
     tokens, context = list(tokens), list(context)
     n, width = len(tokens), len(context)
-    places = [i for i in range(n - width + 1) if tokens[i : i + width] == context]
+    starts = [i for i in range(n - width + 1) if tokens[i : i + width] == context]
     if not overlap:
-        free, places = places, []
+        free, starts = starts, []
         for i in free:
-            if not places or i >= places[-1] + max(width, 1):
-                places.append(i)
-    hits = sum(i + width < n and tokens[i + width] == word for i in places)
+            if not starts or i >= starts[-1] + max(width, 1):
+                starts.append(i)
+    hits = sum(i + width < n and tokens[i + width] == word for i in starts)
     within = n - 1 - int(last)
-    total = sum(i + width <= within for i in places) if followed else len(places)
+    total = sum(i + width <= within for i in starts) if followed else len(starts)
     if joint:
         total = n - width
     if smooth:

@@ -55,6 +55,6 @@ def test_odds_ratio_ignores_margins():
     assert dependence.odds_ratio(table / table.sum(1, keepdims=True)) == pytest.approx(0.4 * 0.1 / (0.3 * 0.2))
 
 
-def test_places_supervised():
+def test_positions_supervised():
     [found] = dependence._supervision(Lab())
     assert (found.evidence["causal"], found.evidence["masked"]) == (100, 15)

@@ -17,7 +17,7 @@ def test_one_token_alone_is_the_mlp():
     assert np.abs(logits - mlp.token_by_token(params, 3)).max() < 1e-12
 
 
-def test_seeing_a_neighbour_turns_the_first_parts():
+def test_seeing_a_neighbour_makes_the_first_parts_fail():
     found = {f.id: f for f in mlp.mlp_vs_transformer(Lab(broken=True))}
     failing = [id for id, finding in found.items() if not finding.passed]
     assert failing == ["A = I", "derivatives", "an MLP, token by token"]

@@ -191,20 +191,20 @@ def gpt_logits_shape(lab: Lab) -> Iterator[Finding]:
     why = "(B,T,V), finite, for every length of the context and texts that begin with id 0 or V - 1"
     yield lab.exhaustive("shape", int(wrong), 2 * CONTEXT, why)
     yield lab.numerical("probabilities sum to 1", uneven, 1e-14, "V = 50 additions of numbers below 1: 50 u is 6e-15")
-    accepted = {
+    invalid = {
         "one token too many": torch.zeros(1, CONTEXT + 1, dtype=torch.long),
         "id V": torch.full((1, 3), VOCABULARY),
         "id -1": torch.full((1, 3), -1),
         "no token": torch.zeros(1, 0, dtype=torch.long),
     }
-    said = {name: _refusal(model, tokens) for name, tokens in accepted.items()}
+    errors = {name: _error_of(model, tokens) for name, tokens in invalid.items()}
     why = "each raises an error with one sentence"
-    yield lab.exhaustive("what is refused", sum(not text for text in said.values()), len(said), why, said=said)
+    yield lab.exhaustive("invalid inputs", sum(not text for text in errors.values()), len(errors), why, errors=errors)
     yield _initial_loss(lab)
 
 
 @torch.no_grad()
-def _refusal(model: DecoderLM, tokens: Tensor) -> str:
+def _error_of(model: DecoderLM, tokens: Tensor) -> str:
     try:
         model(tokens)
     except ValueError as error:

@@ -71,7 +71,7 @@ class Both(NamedTuple):
     cached: Float[Tensor, "T V"]
     full: Float[Tensor, "T V"]
     apart: float
-    """Return the largest difference between one full pass and passes over prefixes of the lengths PREFIXES."""
+    """The largest difference between one full pass and passes over prefixes of the lengths PREFIXES."""
 
 
 @lru_cache(maxsize=16)
@@ -92,7 +92,7 @@ def kv_cache_exact(lab: Lab) -> Iterator[Finding]:
     for case in CASES:
         for dtype, bound in BOUNDS.items():
             if lab.broken and dtype is torch.float64:
-                continue  # one precision turns the control
+                continue  # one precision is enough for the control to fail
             found = both_ways(case, dtype, lab.seed, stuck=lab.broken)
             name = str(dtype).removeprefix("torch.")
             why = f"the same sums in another order: rounding of {name} on logits of size {float(found.full.std()):.1f}"
@@ -111,7 +111,7 @@ def _same_choice(lab: Lab, case: str, found: Both) -> Finding:
     wrong = int((differ & (lead > CLOSE)).sum())
     why = "an argmax with a lead of 1e-3 survives differences below 1e-4"
     judged = int((lead > CLOSE).sum())
-    return lab.exhaustive(f"{case}, likeliest token", wrong, judged, why, smallest_lead=float(lead.min()))
+    return lab.exhaustive(f"{case}, most likely token", wrong, judged, why, smallest_lead=float(lead.min()))
 
 
 def _same_text(lab: Lab, case: str) -> Finding:
@@ -205,7 +205,7 @@ class Cost(NamedTuple):
     """Of one layer."""
 
     rows: set[int]
-    """Return the rows through each of its linear layers: one number if all agree."""
+    """The rows through each of its linear layers: one number if all agree."""
     squares: int
     triangles: int
 
@@ -269,7 +269,7 @@ def seconds(cached: bool, repeats: int = 5) -> tuple[float, float]:
 
 def _clock(lab: Lab) -> Iterator[Finding]:
     if lab.broken:
-        return  # the counters turn
+        return  # the counters make the control fail
     full, cached = seconds(cached=False), seconds(cached=True)
     ratio = {25: full[0] / cached[0], STEPS: full[1] / cached[1]}
     warnings = [

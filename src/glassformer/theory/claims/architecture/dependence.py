@@ -158,7 +158,7 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         why = "n additions and n divisions of numbers below 1: (n + 2) u"
         yield lab.numerical(f"L={layers}: rows sum to 1", uneven, (n + 2) * UNIT, why)
         yield from _last_output(lab, layers, with_mask.logits, without.logits)
-    yield from _perturbation_turns(lab)
+    yield from _later_tokens_replaced(lab)
 
 
 def _last_output(lab: Lab, layers: int, masked: Tensor, free: Tensor) -> Iterator[Finding]:
@@ -173,7 +173,7 @@ def _last_output(lab: Lab, layers: int, masked: Tensor, free: Tensor) -> Iterato
     yield lab.numerical(f"L={layers}: all others change", float(moved[:-1].min()), None, why, low=1e-6)
 
 
-def _perturbation_turns(lab: Lab) -> Iterator[Finding]:
+def _later_tokens_replaced(lab: Lab) -> Iterator[Finding]:
     one = decoder(seed=lab.seed)
     pair: tuple[Model, Model] = (unmasked(one), one) if lab.broken else (one, unmasked(one))
     largest = []
@@ -239,7 +239,7 @@ def _supervision(lab: Lab) -> Iterator[Finding]:
     _, asked = mask_tokens(tokens[:, :-1], 24, 24, lab.seed, 0)
     counts = [int((targets != IGNORED).sum()) // rows for targets in (following, asked)]
     why = "T positions of a text of T + 1 tokens against round(0.15 T) masked ones"
-    yield lab.exact("places supervised", counts == [length, 15], why, causal=counts[0], masked=counts[1])
+    yield lab.exact("positions supervised", counts == [length, 15], why, causal=counts[0], masked=counts[1])
 
 
 def odds_ratio(p: Any) -> Any:

@@ -248,7 +248,7 @@ def _what_passes(lab: Lab) -> Iterator[Finding]:
     with torch.no_grad():
         moved = (model(tokens) - model(tokens, mask=full_mask(tokens))).abs().amax(-1)[0]
     why = "one layer: the last row of a causal mask is full, so the last position does not depend on the mask"
-    yield lab.numerical("no mask, one layer, last place", float(moved[-1]), 1e-12, why, first=float(moved[0]))
+    yield lab.numerical("no mask, one layer, last position", float(moved[-1]), 1e-12, why, first=float(moved[0]))
 
 
 def _released(lab: Lab) -> Finding:

@@ -138,11 +138,11 @@ def _sizes(lab: Lab) -> Iterator[Finding]:
     yield lab.exact("parameters by length", holds, why, transformer=ours, dense=dense)
     try:
         small_config(d_model=10, attention=c.Attention(4))
-        said = ""
+        refusal = ""
     except ConfigError as error:
-        said = str(error)
+        refusal = str(error)
     why = "D must be a multiple of H in the usual split: a width is free only within such rules"
-    yield lab.exact("widths are not arbitrary", bool(said), why, said=said)
+    yield lab.exact("widths are not arbitrary", bool(refusal), why, error=refusal)
 
 
 def _nonlinear(lab: Lab) -> Iterator[Finding]:

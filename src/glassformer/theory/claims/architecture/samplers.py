@@ -50,9 +50,7 @@ def _temperature(lab: Lab) -> Iterator[Finding]:
     power = 2 if lab.broken else 3
     curvature = log_z(beta).diff(beta, 2).subs(beta, 1 / tau).doit()
     holds = sympy.simplify(by_tau - curvature / tau**power) == 0
-    yield lab.exact(
-        "dH/dtau = F''(1/tau) / tau^3", holds, "for every log-partition function F, whatever the vocabulary"
-    )
+    yield lab.exact("dH/dtau = F''(1/tau) / tau^3", holds, "for every log-partition function F and every vocabulary")
     for n in (2, 3, 4):
         z = sympy.symbols(f"z0:{n}", real=True)
         total = sum(sympy.exp(beta * x) for x in z)
@@ -216,7 +214,7 @@ def draw_decoders(lab: Lab, fig: Figure) -> None:
         )
         ax.set(title=name, ylim=(0, 1.05))
     for ax in axes[1]:
-        ax.set(xlabel="token, likeliest first", xticks=range(12))
+        ax.set(xlabel="token, most likely first", xticks=range(12))
     for ax in axes[:, 0]:
         ax.set_ylabel("probability")
     axes[0, 1].legend()

@@ -95,26 +95,26 @@ def generation_bug_triage(lab: Lab) -> Iterator[Finding]:
     wrong = sum(list(found.values()).count(found[one]) != 1 for one in singles if one != frozenset("M"))
     wrong += len({found[clean], *(found[one] for one in singles)}) != 4
     why = "each single fault has a pattern of failures that no other single fault and no clean model has"
-    yield lab.exhaustive("single faults are told apart", int(wrong), 4, why, failing=shown)
+    yield lab.exhaustive("single faults are distinguished", int(wrong), 4, why, failing=shown)
     named = sum(bool(text) and text[0] not in faults for faults, text in found.items())
     named += sum(bool(faults) and not text for faults, text in found.items())
     why = "in the order M, P, C the first test that fails names a fault that is there, in all seven"
     yield lab.exhaustive("the first failure names a fault", named, len(INJECTED), why)
-    mended = sum(_mend(faults, lab.seed, rotary=lab.broken) != faults for faults in INJECTED)
+    missed = sum(_repair(faults, lab.seed, rotary=lab.broken) != faults for faults in INJECTED)
     why = "fix the fault that the first failure names and test again: the fixed faults are the injected ones"
-    yield lab.exhaustive("mending one by one finds all", mended, len(INJECTED), why)
+    yield lab.exhaustive("repairing one by one finds all", missed, len(INJECTED), why)
     yield from _leak_test(lab)
 
 
-def _mend(faults: frozenset[str], seed: int, rotary: bool) -> frozenset[str]:
+def _repair(faults: frozenset[str], seed: int, rotary: bool) -> frozenset[str]:
     """Return the faults that the procedure fixes, at most one per test."""
-    mended: frozenset[str] = frozenset()
+    repaired: frozenset[str] = frozenset()
     for _ in FAULTS:
-        failing = signature(faults - mended, seed, rotary)
+        failing = signature(faults - repaired, seed, rotary)
         if not failing:
             break
-        mended |= {failing[0]}
-    return mended
+        repaired |= {failing[0]}
+    return repaired
 
 
 @lru_cache(maxsize=8)

@@ -87,7 +87,7 @@ class Outcome(NamedTuple):
 @lru_cache(maxsize=8)
 @torch.no_grad()
 def outcome(n: int, n_layers: int, seed: int) -> Outcome:
-    """One batch row per mask: tokens arrive one by one with a cache, and each prefix is computed afresh."""
+    """One batch row per mask: tokens arrive one by one with a cache, and each prefix is computed again without it."""
     made = all_masks(n)
     pattern = torch.from_numpy(made)
     model = decoder(n_layers, seed)
@@ -181,8 +181,8 @@ def _windows(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("window: rolling cache", max_difference(rolling, whole), SAME, why, window=w, layers=layers)
 
     def read_again(count: int) -> float:
-        places = torch.arange(n - count, n)[None]
-        return max_difference(model(tokens[:, -count:], positions=places)[0, -1], whole[0, -1])
+        positions = torch.arange(n - count, n)[None]
+        return max_difference(model(tokens[:, -count:], positions=positions)[0, -1], whole[0, -1])
 
     why = "the last states of layer 3 reach back L(w-1) tokens"
     yield lab.numerical("window: the last w read again", read_again(w), None, why, low=1e-3)
@@ -230,14 +230,14 @@ def draw_validity(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_mask
 
     bars, example = fig.canvas.subplots(1, 2, width_ratios=(2, 1))
-    for place, (n, layers) in enumerate(CASES):
+    for group, (n, layers) in enumerate(CASES):
         found = outcome(n, layers, lab.seed)
         counts = {"all": len(found.gaps), "valid": int(found.valid.sum()), "causal": int(found.causal.sum())}
         for shift, ((name, count), colour) in enumerate(
             zip(counts.items(), (GREY, COLOURS[2], COLOURS[0]), strict=True)
         ):
-            x = place + 0.27 * (shift - 1)
-            bars.bar(x, count, 0.25, color=colour, label=name if place == 0 else None)
+            x = group + 0.27 * (shift - 1)
+            bars.bar(x, count, 0.25, color=colour, label=name if group == 0 else None)
             bars.text(x, count * 1.08, str(count), ha="center", fontsize=7)
     bars.set(yscale="log", ylim=(1, 20000), ylabel="masks with a full diagonal")
     bars.set_xticks(range(len(CASES)), [f"n={n}, L={layers}" for n, layers in CASES])

@@ -96,7 +96,7 @@ def block_param_count(lab: Lab) -> Iterator[Finding]:
     heads = [h for h in range(1, 513) if 512 % h == 0]
     counts = {engine_counts(block_config(512, 2048, h)) for h in heads}
     yield lab.exhaustive(
-        "H does not enter", len(counts) - 1, len(heads), "H heads of width d/H: H·(d/H) = d whatever H", heads=heads
+        "H does not enter", len(counts) - 1, len(heads), "H heads of width d/H: H·(d/H) = d for every H", heads=heads
     )
     sheet = count_by_part(block_config(512, 2048, 8))
     yield lab.exact(

@@ -125,10 +125,10 @@ class Slip:
         return apart and dict(self.derive()) == dict(self.correct) and self.printed.keys() == self.correct.keys()
 
 
-def _entries(letter: str, *places: str) -> Callable[[], dict[str, str]]:
+def _entries(letter: str, *indices: str) -> Callable[[], dict[str, str]]:
     """Entries like "31" of a weight, as texts."""
     weight = WEIGHTS[letter]
-    return lambda: {f"W_{letter}[{p[0]},{p[1]}]": str(weight[int(p[0]) - 1, int(p[1]) - 1]) for p in places}
+    return lambda: {f"W_{letter}[{p[0]},{p[1]}]": str(weight[int(p[0]) - 1, int(p[1]) - 1]) for p in indices}
 
 
 def _results(*names: str) -> Callable[[], dict[str, str]]:

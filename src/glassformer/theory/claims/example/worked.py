@@ -45,7 +45,7 @@ OUTPUTS = {
 
 
 def engine(squared: Fraction, weights: tuple[doc.Matrix, doc.Matrix, doc.Matrix]) -> Trace:
-    """The example on a model of ours: the tokens' rows are the embedding, post-norm, so attention reads them bare."""
+    """The example on our model: its embeddings are the tokens' rows, which a post-norm block reads without a norm."""
     cfg = one_layer(
         c.EncoderConfig,
         vocab_size=3,
@@ -88,8 +88,8 @@ def worked_example(lab: Lab) -> Iterator[Finding]:
 
 def _reconstruction(lab: Lab) -> Iterator[Finding]:
     """Why this example and no other: the printed variants of W_Q, and the sign flips of the printed S."""
-    places, values = zip(*doc.W_Q_VARIANTS.items(), strict=True)
-    variants = [doc.put(doc.W_Q, dict(zip(places, chosen, strict=True))) for chosen in itertools.product(*values)]
+    entries, values = zip(*doc.W_Q_VARIANTS.items(), strict=True)
+    variants = [doc.put(doc.W_Q, dict(zip(entries, chosen, strict=True))) for chosen in itertools.product(*values)]
     fitting = [w for w in variants if doc.INPUT * w == doc.PRINTED_Q]
     why = "of the printed variants of W_Q exactly one gives the printed Q"
     holds = fitting == [doc.W_Q]
@@ -242,7 +242,7 @@ def pattern(lab: Lab) -> Iterator[Finding]:
 
 
 def _contrast(lab: Lab) -> Finding:
-    """With W_K = W_Q and rows of equal norm every token attends most to itself: 100 models of ours with QK-norm."""
+    """With W_K = W_Q and rows of equal norm every token attends most to itself: 100 of our models with QK-norm."""
     cases, wrong, T = 100, 0, 6
     cfg = one_layer(
         c.EncoderConfig,

@@ -97,7 +97,7 @@ def _same_cost(lab: Lab) -> Finding:
         parameters = build(config).named_parameters()
         counts[heads] = sum(p.numel() for name, p in parameters if ".attention." in name)
         agree &= counts[heads] == count_by_part(config)["attention"]
-    why = "four matrices of D x D whatever H: H heads of width D/H, counted in the engine and by the size sheet"
+    why = "four matrices of D x D for every H: H heads of width D/H, counted in the engine and by the size sheet"
     return lab.exact("cost", agree and set(counts.values()) == {4 * 16**2}, why, parameters=counts, width=16)
 
 

@@ -55,12 +55,12 @@ def permutation_equivariance(lab: Lab) -> Iterator[Finding]:
     yield from _controls(lab, x, heads)
 
 
-def _followers(x: Matrix, heads: Any, allowed: Any = None, places: Matrix | int = 0) -> int:
-    """For how many orders patterns and output follow the tokens; `places` are vectors added by position."""
-    patterns, out = multihead(x + places, heads, allowed)
+def _followers(x: Matrix, heads: Any, allowed: Any = None, positions: Matrix | int = 0) -> int:
+    """For how many orders patterns and output follow the tokens; `positions` are vectors added by position."""
+    patterns, out = multihead(x + positions, heads, allowed)
 
     def follows(order: list[int]) -> bool:
-        moved, moved_out = multihead(x[order] + places, heads, allowed)
+        moved, moved_out = multihead(x[order] + positions, heads, allowed)
         same = all((b == a[np.ix_(order, order)]).all() for a, b in zip(patterns, moved, strict=True))
         return bool(same and (moved_out == out[order]).all())
 
@@ -132,10 +132,10 @@ def _engine_stack(lab: Lab) -> Finding:
 
 def _controls(lab: Lab, x: Matrix, heads: Any) -> Iterator[Finding]:
     """A causal mask, or position vectors, leave the identity alone among 120 orders."""
-    places = _places(TOKENS, 4)[:, :3]
+    positions = _position_vectors(TOKENS, 4)[:, :3]
     counts = {
         "causal mask, exact": _followers(x, heads, causal(TOKENS)),
-        "positions, exact": _followers(x, heads, places=places),
+        "positions, exact": _followers(x, heads, positions=positions),
         "causal mask, engine": int((_follows(_stack(c.NoPosition(), c.DecoderConfig, lab.seed)) < 1e-9).sum()),
         "positions, engine": int((_follows(_stack(c.Sinusoidal(), seed=lab.seed)) < 1e-9).sum()),
     }
@@ -144,7 +144,7 @@ def _controls(lab: Lab, x: Matrix, heads: Any) -> Iterator[Finding]:
         yield lab.exhaustive(name, abs(passing - 1), len(ORDERS), why, passing=passing)
 
 
-def _places(n: int, width: int) -> Matrix:
+def _position_vectors(n: int, width: int) -> Matrix:
     """The engine's sinusoids, rounded to thousandths so that they are short rationals."""
     waves = sinusoids(torch.arange(n), width, c.Sinusoidal())
     return rational((1000 * waves).round().numpy(), 1000)
@@ -192,27 +192,27 @@ def order_needs_position(lab: Lab) -> Iterator[Finding]:
     rng = lab.rng()
     words, heads = random_matrix(rng, 3, 4), random_heads(rng, 2, 4, 2)
     one, other = (words[ids] for ids in SENTENCES.values())
-    places = _places(3, 4)
+    positions = _position_vectors(3, 4)
 
-    def pooled(x: Matrix, placed: bool, allowed: Any = None) -> Matrix:
-        total: Matrix = multihead(x + places if placed else x, heads, allowed)[1].sum(axis=0)
+    def pooled(x: Matrix, positioned: bool, allowed: Any = None) -> Matrix:
+        total: Matrix = multihead(x + positions if positioned else x, heads, allowed)[1].sum(axis=0)
         return total
 
     same = (pooled(one, lab.broken) == pooled(other, lab.broken)).all()
     yield lab.exact("without positions", bool(same), "the sums over the tokens' outputs are equal rationals")
-    apart = (pooled(one, placed=True) != pooled(other, placed=True)).any()
+    apart = (pooled(one, positioned=True) != pooled(other, positioned=True)).any()
     yield lab.exact("with positions", bool(apart), "sinusoidal vectors, to thousandths, make the sums differ")
     masked = (pooled(one, False, causal(3)) != pooled(other, False, causal(3))).any()
     yield lab.exact("with a causal mask", bool(masked), "no position vectors, yet the sums differ")
     five = random_matrix(rng, 5, 4)
-    flat = [multihead(x + _places(5, 4) if lab.broken else x, heads)[1] for x in (five, five[::-1])]
+    flat = [multihead(x + _position_vectors(5, 4) if lab.broken else x, heads)[1] for x in (five, five[::-1])]
     why = "a sentence of five distinct tokens read backwards: each token keeps its vector"
     yield lab.exact("reversal", bool((flat[0] == flat[1][::-1]).all()), why)
-    yield from _counting_places(lab)
+    yield from _positions_from_the_mask(lab)
     yield from _sentences_in_the_engine(lab)
 
 
-def _counting_places(lab: Lab) -> Iterator[Finding]:
+def _positions_from_the_mask(lab: Lab) -> Iterator[Finding]:
     """Uniform causal attention: the weight on the first token says how many tokens there are."""
     t, raised = sympy.symbols("t raised", positive=True)
     symbolic = sympy.simplify(raised / ((t + 1) * raised) - 1 / (t + 1)) == 0

@@ -207,11 +207,11 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     seen = trace(model, tokens, sites=["blocks.0.attention.q"])["blocks.0.attention.q"][0, 0]
     q = _query(model)
     content = model.embed.tokens.weight[tokens[0]].detach()
-    place = sinusoids(torch.arange(T), D, c.Sinusoidal())
+    position = sinusoids(torch.arange(T), D, c.Sinusoidal())
     twice = torch.cat([q.weight, q.weight], dim=1).detach()
-    beside = torch.cat([content, place], dim=-1) @ twice.T + q.bias.detach()
-    size = torch.cat([content, place], dim=-1).abs() @ twice.abs().T
-    worst = float(((seen - beside).abs() / size).max())
+    concatenated = torch.cat([content, position], dim=-1) @ twice.T + q.bias.detach()
+    size = torch.cat([content, position], dim=-1).abs() @ twice.abs().T
+    worst = float(((seen - concatenated).abs() / size).max())
     why = "adding, then W, is [W | W] on the concatenation: two sums of 2 D + 1 terms"
     yield lab.numerical("the engine adds: the tied case", worst, 2 * gamma(2 * D + 1), why, D=D, positions=T)
     wide = _query(build(_config(2 * D, D), device="meta")).weight

@@ -1,4 +1,4 @@
-"""Beyond the training length: small models of ours, five position schemes, trained on 32 tokens, read at up to 96."""
+"""Beyond the training length: small models with five position schemes, trained on 32 tokens, read at up to 96."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -142,16 +142,18 @@ def extrapolation(lab: Lab) -> Iterator[Finding]:
 
 
 def _table_ends(lab: Lab) -> Finding:
-    """(a), first half: beyond its table a learned scheme has nothing to add, and our engine says so."""
+    """(a), first half: beyond its table a learned scheme has no vector to add, and the model raises an error."""
     model = build(model_config("learned", 24, max_len=SHORT))
     tokens = torch.zeros(1, SHORT + 1, dtype=torch.long)
     model(tokens[:, :SHORT])
     try:
         model(tokens)
-        said = ""
+        refusal = ""
     except ValueError as error:
-        said = str(error)
-    return lab.exact("(a) a learned table ends", "position 32 is outside" in said, "one sentence, no answer", said=said)
+        refusal = str(error)
+    return lab.exact(
+        "(a) a learned table ends", "position 32 is outside" in refusal, "an error, no logits", error=refusal
+    )
 
 
 def _bands(lab: Lab, task: str, loss: dict[str, dict[int, float]]) -> Iterator[Finding]:

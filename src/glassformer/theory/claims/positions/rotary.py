@@ -38,13 +38,13 @@ def rotary_model(seed: int, pairing: str | None = "halves") -> Model:
 
 
 def watch(model: Model, first: int = 0, keys_still: bool = False) -> Trace:
-    """N equal tokens at positions `first` and on; with `keys_still` keys are put back to what they were unturned."""
-    tokens, places = torch.zeros(1, N, dtype=torch.long), torch.arange(first, first + N)[None]
+    """N equal tokens at positions `first` and on; with `keys_still` keys are not rotated."""
+    tokens, positions = torch.zeros(1, N, dtype=torch.long), torch.arange(first, first + N)[None]
     edits: Any = None
     if keys_still:
         still = _projections(model)[1]
         edits = {K_SITE: lambda _site, value: torch.tensor(still).expand_as(value)}
-    return trace(model, tokens, sites=[Q_SITE, K_SITE, V_SITE, SCORES], edits=edits, positions=places)
+    return trace(model, tokens, sites=[Q_SITE, K_SITE, V_SITE, SCORES], edits=edits, positions=positions)
 
 
 def _projections(model: Model) -> tuple[np.ndarray, np.ndarray]:
@@ -74,8 +74,8 @@ def rope_relative(lab: Lab) -> Iterator[Finding]:
     different = max_difference(halves, interleaved)
     why = "the same weights paired otherwise are another function"
     yield lab.numerical("pairings are not interchangeable", different, None, why, low=1e-3)
-    plain, turned = n_parameters(rotary_model(0, None)), n_parameters(rotary_model(0))
-    yield lab.exact("no parameters are added", plain == turned, "angles are computed", parameters=turned)
+    plain, rotary = n_parameters(rotary_model(0, None)), n_parameters(rotary_model(0))
+    yield lab.exact("no parameters are added", plain == rotary, "angles are computed", parameters=rotary)
 
 
 def _scores(model: Model, **how: Any) -> np.ndarray:
@@ -86,13 +86,15 @@ def _identity(lab: Lab) -> Iterator[Finding]:
     m, n, theta = sp.symbols("m n theta", real=True)
     q, k = sp.Matrix(sp.symbols("q1 q2", real=True)), sp.Matrix(sp.symbols("k1 k2", real=True))
 
-    def turn(angle: Any) -> Any:
+    def rotation(angle: Any) -> Any:
         return sp.Matrix([[sp.cos(angle), -sp.sin(angle)], [sp.sin(angle), sp.cos(angle)]])
 
-    left = (turn(m * theta) * q).dot(k if lab.broken else turn(n * theta) * k)
-    ours = left - q.dot(turn((n - m) * theta) * k)
-    yield lab.exact("score = q^T R_(n-m) k", vanishes(ours), "R_a^T R_b = R_(b-a): a rotation's transpose undoes it")
-    printed = left - q.dot(turn((m - n) * theta) * k)
+    left = (rotation(m * theta) * q).dot(k if lab.broken else rotation(n * theta) * k)
+    ours = left - q.dot(rotation((n - m) * theta) * k)
+    yield lab.exact(
+        "score = q^T R_(n-m) k", vanishes(ours), "R_a^T R_b = R_(b-a): the transpose of a rotation is its inverse"
+    )
+    printed = left - q.dot(rotation((m - n) * theta) * k)
     gap = 2 * (q[0] * k[1] - q[1] * k[0]) * sp.sin((m - n) * theta)
     yield lab.exact(
         "with R_(m-n) it is off by 2 (q1 k2 - q2 k1) sin((m-n) theta)",
@@ -121,7 +123,7 @@ def _engine(lab: Lab, pairing: str) -> Iterator[Finding]:
     yield lab.numerical(f"{pairing}: norms kept", off, 8 * UNIT, "cos^2 + sin^2 = 1 up to a few roundings")
     values = seen[V_SITE][0, 0]
     same = bool((values == values[0]).all())
-    yield lab.exact(f"{pairing}: values are not turned", same, "equal tokens have equal values, bit for bit")
+    yield lab.exact(f"{pairing}: values are not rotated", same, "equal tokens have equal values, bit for bit")
 
 
 def _named(q: np.ndarray, k: np.ndarray) -> list[tuple[str, np.ndarray]]:

@@ -24,7 +24,7 @@ BASE = 10000.0
 
 
 def engine_table(length: int, width: int, layout: str = "interleaved") -> np.ndarray:
-    """PE[n], n < length, as a model of ours adds it to its embeddings; float64."""
+    """PE[n], n < length, as our model adds it to its embeddings; float64."""
     cfg = one_layer(
         c.DecoderConfig,
         vocab_size=1,
@@ -95,7 +95,7 @@ def shift_rotation(lab: Lab) -> Iterator[Finding]:
     )
     first = np.tile([0.0, 1.0], 4)
     yield lab.numerical(
-        "the engine's first place is PE[0]",
+        "the engine's first position is PE[0]",
         max_difference(engine_table(1, 8)[0], first),
         0.0,
         "sin 0 = 0 and cos 0 = 1 exactly: positions are counted from 0, so a shift by one shows here",
@@ -183,7 +183,7 @@ def sine_only(lab: Lab) -> Iterator[Finding]:
     at = [sp.Matrix([f.func(m * f.args[0]) for f in waves]) for m in (0, k)]
     start = T[: len(waves), : len(waves)] * at[0]
     yield lab.exact(
-        "T r_0 = 0 whatever T, but r_k is not 0",
+        "T r_0 = 0 for every T, but r_k is not 0",
         start == sp.zeros(len(waves), 1) and at[1] != sp.zeros(len(waves), 1),
         "r_0 = (sin 0, ..., sin 0) is the zero vector, and a linear map keeps it there",
         r_0=str(list(at[0])),
@@ -212,10 +212,10 @@ def _sine_only_numbers(lab: Lab) -> Iterator[Finding]:
     table = engine_table(67, D)
     sines = table if lab.broken else table[:, 0::2]
     half = float(best_linear(sines[n], sines[n + k]).max())
-    why = "the best map misses by 0.282; a sine of amplitude 1 that had no cosine to turn into"
+    why = "the best map misses by 0.282; a sine of amplitude 1 whose cosine is missing"
     yield lab.numerical("sine only, best map over n = 1..63", half, None, why, low=0.1, D=D, k=k)
     both = float(best_linear(table[n], table[n + k]).max())
-    why = "T_k exists; the residual of a backward stable solve is then a small multiple of u, whatever the condition"
+    why = "T_k exists; the residual of a backward stable solve is then a small multiple of u for any condition number"
     yield lab.numerical("sine and cosine, the same", both, 1e-12, why, D=D, k=k)
 
 

@@ -30,7 +30,7 @@ def off_toeplitz(scores: np.ndarray) -> float:
 
 
 def head_scores(width: int, length: int, query_map: np.ndarray, content: float, seed: int = 0) -> np.ndarray:
-    """Scores (T,T) of a head of ours that reads token + position with the query map given and the identity for keys.
+    """Scores (T,T) of one of our heads that reads token + position with the query map given and the identity for keys.
 
     RMSNorm divides a row of sines and cosines by the constant sqrt(1/2), so on positions alone it only scales. With
     `content` tokens are random vectors of that size, else zero.
@@ -60,16 +60,16 @@ def head_scores(width: int, length: int, query_map: np.ndarray, content: float, 
 def relative_score(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the query is rotated in the wrong direction, by T_k instead of T_-k."""
     p, q, k, w = sp.symbols("p q k w", real=True)
-    place = sp.Matrix([sp.sin(p * w), sp.cos(p * w)])
-    other = place.subs(p, q)
-    rest = place.dot(other) - sp.cos((p - q) * w)
+    position = sp.Matrix([sp.sin(p * w), sp.cos(p * w)])
+    other = position.subs(p, q)
+    rest = position.dot(other) - sp.cos((p - q) * w)
     yield lab.exact("PE[p].PE[q] of a pair", vanishes(rest), "cos a cos b + sin a sin b = cos(a - b)")
     angle = (k if lab.broken else -k) * w
-    turned = sp.Matrix([[sp.cos(angle), sp.sin(angle)], [-sp.sin(angle), sp.cos(angle)]]) * place
-    rest = turned.dot(other) - sp.cos((p - k - q) * w)
+    rotated = sp.Matrix([[sp.cos(angle), sp.sin(angle)], [-sp.sin(angle), sp.cos(angle)]]) * position
+    rest = rotated.dot(other) - sp.cos((p - k - q) * w)
     yield lab.exact("(T_-k PE[p]).PE[q] of a pair", vanishes(rest), "T_-k PE[p] = PE[p-k], then the same identity")
     irrational = bool((2 * sp.pi).is_irrational)
-    why = "a whole number m is a whole number of turns 2 pi j only for m = 0, and the first frequency is 1"
+    why = "a whole number m is a number of full rotations 2 pi j only for m = 0, and the first frequency is 1"
     yield lab.exact("only q = p - k reaches D/2", irrational and frequencies(64)[0] == 1, why)
     yield from _heads(lab)
     toeplitz = off_toeplitz(head_scores(64, 256, np.eye(64), content=0.0))
@@ -93,7 +93,7 @@ def _heads(lab: Lab) -> Iterator[Finding]:
             f"a head looks {k} back",
             wrong,
             len(rows),
-            "sum_i cos((p-k-q) w_i) reaches D/2 only where every angle is a whole turn: q = p - k",
+            "sum_i cos((p-k-q) w_i) reaches D/2 only where every angle is a multiple of 2 pi: q = p - k",
             best=float(ranked[:, -1].min()),
             runner_up=float(ranked[:, -2].max()),
         )

@@ -1,4 +1,4 @@
-"""Greedy decoding against the best sequence, on tables of two letters and on models of ours that compute them."""
+"""Greedy decoding against the best sequence, on tables of two letters and on our models that compute them."""
 
 import itertools
 import math
@@ -114,7 +114,7 @@ def _enumerated(lab: Lab) -> Iterator[Finding]:
                 loose = total
             if fails and strict is None and not tied["second"]:
                 strict = total
-    why = "greedy fails iff the other first letter is likelier; then best < 1/2 and greedy > best/2"
+    why = "greedy fails iff the other first letter is more likely; then best < 1/2 and greedy > best/2"
     yield lab.exhaustive("all whole-number tables, total <= 11", wrong, cases, why, failures=failures)
     p, tied = table(SMALLEST), ties(table(SMALLEST_TIED))
     witness = misses(table(SMALLEST_TIED)) and tied == {"first": False, "second": True, "best": False}
@@ -207,7 +207,7 @@ def _bounds(lab: Lab) -> Iterator[Finding]:
 
 
 def model_of(p: np.ndarray) -> DecoderLM:
-    """A decoder of ours with p(y1) after its start token V and p(y2 | y1) after y1: a bigram table in its head."""
+    """One of our decoders with p(y1) after its start token V and p(y2 | y1) after y1: a bigram table in its head."""
     V = len(p)
     cfg = one_layer(
         c.DecoderConfig,
@@ -256,7 +256,7 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("tables on which greedy misses", float(missed), None, why, low=2.0, of=cases)
 
 
-@figure("greedy-vs-best", "Greedy takes the likelier first letter and misses the best pair", height=3.0)
+@figure("greedy-vs-best", "Greedy takes the more likely first letter and misses the best pair", height=3.0)
 def draw(lab: Lab, fig: Figure) -> None:
     p = table(SMALLEST)
     ax = fig.canvas.subplots()

@@ -1,6 +1,6 @@
 """Tables of counts: how large they grow, which token to leave out, what need not be stored.
 
-Checked on `train.ngram`, whose tables are the baselines of every training run, against counting in plain Python.
+The tables of `training.data.ngram`, the baselines of every training run, are compared with counting in plain Python.
 """
 
 import itertools
@@ -103,7 +103,7 @@ def _on_our_tables(lab: Lab) -> Finding:
             wrong += len(table.keys) != expected or len(text) != V**n + n - 1 or set(table.counts) != {1}
             sizes[f"V={V}, n={n}"] = len(table.keys)
             cases += 1
-    why = "on a text that holds every n-gram once, the tables of train.ngram have V^n entries"
+    why = "on a text that holds every n-gram once, the tables of training.data.ngram have V^n entries"
     return lab.exhaustive("our tables on de Bruijn texts", wrong, cases, why, entries=sizes)
 
 
@@ -175,7 +175,7 @@ def final_token(lab: Lab) -> Iterator[Finding]:
 
 
 def _ours(lab: Lab) -> Finding:
-    """`train.ngram.ratio` on the same texts."""
+    """`training.data.ngram.ratio` on the same texts."""
     wrong = cases = 0
     for V, text in strings():
         tables = count(np.array(text), V, 3)
@@ -234,18 +234,18 @@ def draw_sums(lab: Lab, fig: Figure) -> None:
     letters = sorted(set(text))
     ids = tuple(letters.index(x) for x in text)
     kept, omitted = (row_sums(ids, 2, omit) for omit in (False, True))
-    places = np.arange(len(letters))
+    bars = np.arange(len(letters))
     ax = fig.canvas.subplots()
     for shift, sums, colour, label in (
         (-0.2, kept, COLOURS[1], "final token counted"),
         (0.2, omitted, COLOURS[0], "final token left out"),
     ):
         values = [sums[i,] for i in range(len(letters))]
-        ax.bar(places + shift, [float(v) for v in values], 0.38, color=colour, label=label)
-        for at, value in zip(places + shift, values, strict=True):
+        ax.bar(bars + shift, [float(v) for v in values], 0.38, color=colour, label=label)
+        for at, value in zip(bars + shift, values, strict=True):
             ax.text(at, float(value) + 0.02, str(value), ha="center", fontsize=8)
     ax.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-    ax.set(xticks=places, xticklabels=letters, xlabel="context", ylabel="row sum", ylim=(0, 1.18))
+    ax.set(xticks=bars, xticklabels=letters, xlabel="context", ylabel="row sum", ylim=(0, 1.18))
     ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=2, borderaxespad=0.1)
 
 
@@ -273,7 +273,9 @@ def storage(lab: Lab) -> Iterator[Finding]:
     why = "summing c_L over its last token counts every (L-1)-gram that is followed by one"
     yield lab.exhaustive("the marginal of c_L is c_(L-1) without the final token", wrong, cases, why)
     yield lab.exhaustive("at most T - L + 1 entries are stored", dense, cases, "one per position in the text")
-    yield lab.exhaustive("our tables equal plain counting", unlike, cases, "train.ngram against a dictionary of tuples")
+    yield lab.exhaustive(
+        "our tables equal plain counting", unlike, cases, "training.data.ngram against a dictionary of tuples"
+    )
     yield _merging(lab)
     yield _averaging(lab)
 

@@ -98,7 +98,7 @@ def _gibbs(lab: Lab) -> Finding:
 
 
 def bag_of_words(vocabulary: int) -> DecoderLM:
-    """A model of ours whose logits are its head's bias alone: it knows no context."""
+    """A model whose logits are its head's bias alone: it knows no context."""
     cfg = one_layer(
         c.DecoderConfig, vocab_size=vocabulary, d_model=4, attention=c.Attention(1), head=c.Head(tied=False, bias=True)
     )

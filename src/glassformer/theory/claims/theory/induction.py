@@ -242,11 +242,11 @@ def copy_scores(model: Model, run: Run) -> Float[Tensor, "L H"]:
     assert run.task is not None
     inputs, targets = (torch.cat(parts) for parts in zip(*TaskData(run.task).validation(run), strict=True))
     asked = targets != IGNORED
-    rows, places = torch.where(asked)
-    after = places - asked.sum(1)[rows]  # a block of n tokens asks for n - 1: place - n + 1
+    rows, positions = torch.where(asked)
+    after = positions - asked.sum(1)[rows]  # a block of n tokens asks for n - 1: position - n + 1
     seen = trace(model, inputs, sites="blocks.*.attention.pattern")
     patterns = (seen[f"blocks.{layer}.attention.pattern"] for layer in range(model.config.n_layers))
-    return torch.stack([pattern[rows, :, places, after].mean(0) for pattern in patterns])
+    return torch.stack([pattern[rows, :, positions, after].mean(0) for pattern in patterns])
 
 
 def _skill_parts(lab: Lab, name: str, model: Model, run: Run) -> Iterator[Finding]:

@@ -29,8 +29,8 @@ FORCED: tuple[Shape, ...] = ((1, 1, 1, 1), (1, 7, 3, 2), (6, 1, 4, 5), (5, 5, 5,
 def scaled_dot_product_attention(q: Array, k: Array, v: Array, mask: NDArray[np.bool_] | None = None) -> Array:
     """softmax(q k^T / sqrt(d_k)) v: q (n_q, d_k), k (n_k, d_k), v (n_k, d_v) -> (n_q, d_v).
 
-    `mask` (n_q, n_k) is True where a query may look. Softmax is over keys and subtracts each row's maximum, so no score
-    is too large; a row that may look nowhere is refused, as 0/0 has no answer.
+    `mask` (n_q, n_k) is True where a query may attend. Softmax is over keys and subtracts each row's maximum, so no
+    score is too large; a row without any allowed key raises an error, because 0/0 is undefined.
     """
     scores = q @ k.T / math.sqrt(q.shape[-1])
     if mask is not None:

@@ -1,4 +1,4 @@
-"""What attention hands on is a mean of values: it stays inside their convex hull."""
+"""The output of attention is a mean of values: it stays inside their convex hull."""
 
 import math
 from collections.abc import Iterator

@@ -63,7 +63,7 @@ def value(formula: str, width: int) -> Any:
 
 
 def moment(width: int, power: int, same: bool = False) -> int:
-    """E[(a.b)^power] for standard normal components, by expansion; `same` puts a in the place of b."""
+    """E[(a.b)^power] for standard normal components, by expansion; with `same`, b is a."""
 
     def normal_moment(k: int) -> int:
         return 0 if k % 2 else math.prod(range(1, k, 2))  # the odd numbers below k
@@ -90,7 +90,7 @@ def _any_width(lab: Lab) -> Finding:
 def _laplace(lab: Lab) -> Finding:
     """E e^(i t a b) = E e^(-t^2 b^2 / 2) = (1 + t^2)^(-1/2), and its square is Laplace's characteristic function."""
     t, b, x = sympy.symbols("t b x", positive=True)
-    wide = 1 / sympy.sqrt(1 + t**2)  # b = wide y turns e^(-t^2 b^2 / 2) e^(-b^2 / 2) db into wide e^(-y^2 / 2) dy
+    wide = 1 / sympy.sqrt(1 + t**2)  # with b = wide y, e^(-t^2 b^2 / 2) e^(-b^2 / 2) db becomes wide e^(-y^2 / 2) dy
     substituted = sympy.simplify((-(t**2) * b**2 / 2 - b**2 / 2).subs(b, wide * x) + x**2 / 2) == 0
     # the transform of e^(-|x|)/2 is the integral of e^(-x) cos(t x) over x > 0, of which this is the antiderivative
     rising = sympy.exp(-x) * (t * sympy.sin(t * x) - sympy.cos(t * x)) / (1 + t**2)
