@@ -1,6 +1,6 @@
 """The sites of a model: their names, their shapes, and why a model lacks one.
 
-A site is a named tensor in the forward pass; `glassformer.model.tap` describes each. Its name starts with the name of
+A site is a named tensor in the forward pass; `model.context.Tap` describes each. Its name starts with the name of
 the module that computes it: `blocks.3.attention.pattern` is the attention pattern of
 `model.get_submodule("blocks.3.attention")`. The names that TransformerLens uses are accepted too (`lens.aliases`).
 """

@@ -44,7 +44,7 @@ from glassformer.generation.request import Draft, GenerationRequest
 from glassformer.generation.speculate import Acceptance, Speculation, make_readers
 from glassformer.model import DecoderLM, build
 from glassformer.model.block import Block
-from glassformer.model.feedforward import Dense
+from glassformer.model.layers import Dense
 from glassformer.weights import load, load_tokenizer
 
 PrecisionName = Precision | Literal["torch"]

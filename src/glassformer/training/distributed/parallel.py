@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from glassformer.config import ConfigError
 from glassformer.model import Model, build
-from glassformer.model.moe import MoE
+from glassformer.model.layers import MoE
 from glassformer.training.distributed.ranks import local_rank, world_size
 from glassformer.training.optimizers import Optimizer
 from glassformer.training.run import Run

@@ -14,8 +14,7 @@ from glassformer import config as c
 from glassformer.kernels.cuda.training import attention, causal, hopper
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.kernels.training import _replace
-from glassformer.model.context import AttentionContext
-from glassformer.model.tap import NO_TAP, NoTap
+from glassformer.model.context import NO_TAP, AttentionContext, NoTap
 from glassformer.training.objective import Batch, summed_loss
 from glassformer.training.run import Loss
 from tests.emulated_cuda import built, needs_compiler

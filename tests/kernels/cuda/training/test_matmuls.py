@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from glassformer import config as c
 from glassformer.kernels.cuda.training import loss, matmuls
 from glassformer.kernels.training import _replace
-from glassformer.model.feedforward import Dense, build_dense
-from glassformer.model.tap import NO_TAP
+from glassformer.model.context import NO_TAP
+from glassformer.model.layers import Dense, build_dense
 from tests.variants import decoder, lively
 
 BF = torch.bfloat16

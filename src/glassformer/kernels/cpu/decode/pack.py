@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.kernels.cpu.decode.structures import Matrix, Norm
-from glassformer.model.norm import LayerNorm, RMSNorm
+from glassformer.model.layers import LayerNorm, RMSNorm
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}

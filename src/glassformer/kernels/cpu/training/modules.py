@@ -12,7 +12,7 @@ from glassformer.kernels.replacement import Replacement
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
 from glassformer.model.context import AttentionContext
-from glassformer.model.feedforward import Dense
+from glassformer.model.layers import Dense
 
 
 def supports_call(x: Tensor, *parameters: Tensor) -> bool:

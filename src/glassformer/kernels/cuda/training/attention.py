@@ -16,8 +16,7 @@ from glassformer.model import Model
 from glassformer.model.attention import Attention, to_heads
 from glassformer.model.block import Block
 from glassformer.model.cache import KV
-from glassformer.model.context import AttentionContext
-from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.context import NO_TAP, AttentionContext, Tap
 from glassformer.shapes import Float
 
 SITES = ("q", "k", "v", "scores", "pattern", "heads")

@@ -36,9 +36,8 @@ from glassformer.kernels.replacement import Replacement
 from glassformer.model import Model
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block, ParallelBlock, PreNormBlock
-from glassformer.model.feedforward import Dense
-from glassformer.model.norm import LayerNorm, RMSNorm
-from glassformer.model.tap import Tap
+from glassformer.model.context import Tap
+from glassformer.model.layers import Dense, LayerNorm, RMSNorm
 from glassformer.shapes import Float
 
 

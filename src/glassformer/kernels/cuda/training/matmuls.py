@@ -16,8 +16,8 @@ from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import cublas
 from glassformer.model import Model
 from glassformer.model.block import Block
-from glassformer.model.feedforward import Dense
-from glassformer.model.tap import Tap
+from glassformer.model.context import Tap
+from glassformer.model.layers import Dense
 from glassformer.shapes import Float
 
 READY = cublas.available()

@@ -14,7 +14,7 @@ from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate
 from glassformer.model import DecoderLM, Tap
-from glassformer.model.tap import NO_TAP
+from glassformer.model.context import NO_TAP
 from glassformer.theory.claims.architecture.lively import decoder, random_tokens
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
 from glassformer.training import Run, train_step
