@@ -125,7 +125,7 @@ def _bundled(kind: str) -> str:
     from glassformer import pretrained
 
     wanted = BUNDLED.get(kind, "bard")
-    return wanted if pretrained.folder(wanted) is not None else "bard"
+    return wanted if wanted in pretrained.FOLDERS else "bard"
 
 
 def _text(kind: str, model: str | None, text: str | None, show: str | None) -> str | None:

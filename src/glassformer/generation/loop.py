@@ -19,11 +19,11 @@ from glassformer.generation.request import (
     is_text,
     read_request,
     read_seeds,
+    tokenizer_of,
 )
 from glassformer.generation.sampling import GREEDY, Sampling, choose, require_numbers
 from glassformer.generation.speculate import Acceptance, Speculation, speculate
 from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
-from glassformer.generation.tokenizer import tokenizer_of
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float, Int

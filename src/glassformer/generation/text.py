@@ -8,10 +8,9 @@ from typing import Any
 
 from glassformer.generation.engine import Implementation
 from glassformer.generation.loop import Steps, generate, stream
-from glassformer.generation.request import Draft, Engine, Precision
+from glassformer.generation.request import Draft, Engine, Precision, encode_text
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.speculate import Acceptance, Speculation
-from glassformer.generation.tokenizer import encode_text
 from glassformer.model import Model, Seq2Seq
 
 NEW_TOKENS = 64
