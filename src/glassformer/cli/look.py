@@ -101,7 +101,7 @@ def look(
 
 def _check(kind: str, given: dict[str, object]) -> None:
     """Refuse an unknown kind, and options that a kind would silently ignore."""
-    from glassformer.config.errors import nearest
+    from glassformer.errors import nearest
 
     if kind not in USES:
         raise InputError(f"glass look knows no {kind!r}.{nearest(kind, USES, others='It draws')}")

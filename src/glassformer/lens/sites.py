@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from glassformer import config as c
-from glassformer.config.errors import listing
-from glassformer.errors import GlassformerError
+from glassformer.errors import GlassformerError, listing
 from glassformer.lens.aliases import aliases_of
 from glassformer.model import Model
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, NoFeedForward, Seq2SeqConfig, from_toml
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 from glassformer.files import checkpoint_step, model_name
 from glassformer.sizing import count
 from glassformer.studio.errors import NotFoundError, StudioError

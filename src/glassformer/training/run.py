@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
 from glassformer.config import replace as replace_model
-from glassformer.config.errors import nearest, require
 from glassformer.config.schema import build, from_dict, to_dict
+from glassformer.errors import nearest, require
 from glassformer.training.data import tasks
 from glassformer.training.sections import Data, Loop, Loss, Machine, Optim, Probe, Schedule
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.config.errors import ConfigError, require, require_positive
+from glassformer.errors import ConfigError, require, require_positive
 from glassformer.training.data.batches import IGNORED, Order, in_fours, random_words, shuffled
 from glassformer.training.data.tokenizer import CharTokenizer, Tokenizer
 
