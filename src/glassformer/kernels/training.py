@@ -211,7 +211,7 @@ BFLOAT16 = "the rounding of bfloat16: 2^-7 of the largest value"
 FLOAT32 = "float32 sums in another order: loss 1e-5, gradients 1e-4 relative"
 FLOAT8 = "the rounding of e4m3 (2^-4) and e5m2 (2^-3): gradients of a feed-forward 7 to 9 % root mean square"
 TRAINING_KERNELS: tuple[Kernel, ...] = (
-    _kernel("float8 feed-forward", "model.feedforward.Dense", lambda config, request: _float8(request), FLOAT8,
+    _kernel("float8 feed-forward", "model.layers.Dense", lambda config, request: _float8(request), FLOAT8,
             "cuda/training/test_fp8_layers"),
     _kernel("float8 projections", "projections of model.attention.Attention", _float8_projections, FLOAT8,
             "cuda/training/test_fp8_layers"),
@@ -221,7 +221,7 @@ TRAINING_KERNELS: tuple[Kernel, ...] = (
             lambda config, request: _compiled_on_cuda(request), "the same operations", "cuda/training/test_attention"),
     _kernel("causal attention", "F.scaled_dot_product_attention, backward", _causal, BFLOAT16,
             "cuda/training/test_causal"),
-    _kernel("tuned feed-forward", "model.feedforward.Dense", _tuned, BFLOAT16, "cuda/training/test_matmuls"),
+    _kernel("tuned feed-forward", "model.layers.Dense", _tuned, BFLOAT16, "cuda/training/test_matmuls"),
     _kernel("tuned linear", "nn.Linear in the blocks", _tuned, BFLOAT16, "cuda/training/test_matmuls"),
     _kernel("CUDA loss", "training.chunked_loss.head_gradients", _cuda_loss, BFLOAT16, "cuda/training/test_loss"),
     _kernel("CUDA Muon", "training.muon.Muon, elementwise passes", _muon, "one step of bfloat16 before rounding",
@@ -229,7 +229,7 @@ TRAINING_KERNELS: tuple[Kernel, ...] = (
     _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules"),
     _kernel("native linear", "projections of model.attention.Attention", _native_linear, FLOAT32,
             "cpu/training/test_modules"),
-    _kernel("native feed-forward", "model.feedforward.Dense", _native_feedforward, FLOAT32,
+    _kernel("native feed-forward", "model.layers.Dense", _native_feedforward, FLOAT32,
             "cpu/training/test_modules"),
 )  # fmt: skip
 """In the order of installation: a module that one kernel has replaced is not replaced by a later one."""

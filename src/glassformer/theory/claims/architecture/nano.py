@@ -21,7 +21,7 @@ from glassformer.training import Run, train_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.data.corpus import embedded
 from glassformer.training.data.tasks import Markov, TaskData
-from glassformer.training.distributed.parallel import ALONE
+from glassformer.training.distributed.group import ALONE
 from glassformer.training.loop import TrainState, evaluate, prepare_state
 from glassformer.training.objective import make_batch
 from glassformer.training.run import Data, Loop, Machine, Optim, Schedule
