@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 
@@ -15,6 +15,20 @@ from glassformer.model.cache import CacheKind
 Prompts = Sequence[Sequence[int]] | Tensor | str | Sequence[str]
 Stop = int | Sequence[int | Sequence[int]] | None
 Draft = DecoderLM | Literal["lookup"]
+
+
+class Options(TypedDict, total=False):
+    """The optional arguments that `generate` and `stream` share; `generate` describes them."""
+
+    sampling: Sampling | None
+    cache: bool | CacheKind
+    seed: int | Sequence[int]
+    stop: Stop
+    prefill_chunk: int | None
+    engine: Engine
+    precision: Precision
+    draft: Draft | None
+    draft_tokens: int
 
 
 @dataclass(frozen=True)
