@@ -1,11 +1,19 @@
-"""The request: arguments are read and validated once, at the boundary."""
+"""Requests are read and refused at the boundary, and so are texts that the tokenizer of a model cannot encode."""
 
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer import config as c
 from glassformer.generation import stream
-from glassformer.generation.request import GenerationRequest, read_request, read_seeds, read_stop
+from glassformer.generation.request import (
+    GenerationRequest,
+    encode_text,
+    read_request,
+    read_seeds,
+    read_stop,
+    tokenizer_of,
+)
 from glassformer.generation.sampling import GREEDY
 from glassformer.model import build
 from tests.variants import decoder, seq2seq
@@ -48,3 +56,23 @@ def test_stops_default_to_the_end_of_text():
     assert read_stop(build(decoder(special=c.Special(eos=(3, 4)))), None) == [[3], [4]]
     assert read_stop(MODEL, 5) == [[5]]
     assert read_seeds([4, 5], 2) == [4, 5]
+
+
+def test_a_loaded_model_has_the_tokenizer_of_its_folder():
+    found = tokenizer_of(gf.load("bard"))
+    assert encode_text(found, "ROMEO:") == gf.load_tokenizer("bard").encode("ROMEO:").ids
+
+
+def test_a_model_that_was_built_or_whose_folder_has_none_has_no_tokenizer(tmp_path):
+    model = build(gf.presets.nano(max_len=16))
+    assert tokenizer_of(model) is None
+    gf.save(model, tmp_path / "m")
+    assert tokenizer_of(gf.load(tmp_path / "m")) is None
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer.*pass token ids"):
+        tokenizer_of(gf.load(tmp_path / "m"))
+
+
+def test_a_character_that_is_no_token_is_named():
+    with pytest.raises(ValueError, match=r"'½' \(U\+00BD\), which is not one of the 65 tokens"):
+        encode_text(gf.load_tokenizer("bard"), "to ½ be")

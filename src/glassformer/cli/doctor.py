@@ -111,8 +111,8 @@ def expected(pairs: Sequence[str]) -> dict[str, Any]:
 
 def _known(key: str) -> None:
     """Refuse a name that no probe reads: a misspelled one would not be checked."""
-    from glassformer.config.errors import nearest
     from glassformer.doctor.subject.declared import NAMES
+    from glassformer.errors import nearest
 
     spellings = {name for names in NAMES.values() for name in names}.union(ALSO)
     if key.replace("-", "_") not in spellings:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import tyro
 
 from glassformer.cli.common import InputError
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 
 Verb = Callable[..., int]
 Call = Callable[[], int]

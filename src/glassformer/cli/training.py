@@ -43,7 +43,7 @@ def train(
     if fields:
         _print_fields(json)
         return 0
-    from glassformer.training.distributed.ranks import report_error_once
+    from glassformer.training.distributed.group import report_error_once
 
     with report_error_once():  # under torchrun, one process prints it
         changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
@@ -95,7 +95,7 @@ def _defaults(text: Path, run: "Run") -> str:
 
 def _note(sentence: str) -> None:
     """Print one sentence on standard error, from one process only."""
-    from glassformer.training.distributed.ranks import is_main
+    from glassformer.training.distributed.group import is_main
 
     if is_main():
         print(f"note: {sentence}", file=sys.stderr)  # not "glass: ", which begins an error
@@ -111,7 +111,7 @@ class _Listener:
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
-            from glassformer.training.folder import point_latest
+            from glassformer.training.checkpoint import point_latest
 
             self.out = event["out"]
             if self.about:
@@ -123,8 +123,8 @@ class _Listener:
 
 def _train(session: "Session", about: str, force: bool, latest: bool, json: bool) -> None:
     from glassformer.training import train as run_training
-    from glassformer.training.display import Display
-    from glassformer.training.distributed.ranks import is_main
+    from glassformer.training.distributed.group import is_main
+    from glassformer.training.events import Display
 
     run, data, resume = session.run, session.data, session.resume
     listener: _Listener | None = None

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from glassformer.config.errors import nearest
 from glassformer.doctor.subject.errors import CannotExamineError
 from glassformer.doctor.subject.isolate import quiet, time_limit
+from glassformer.errors import nearest
 from glassformer.weights import load as load_folder
 
 GIVE = "give a folder, file.py:name or package.module:name"

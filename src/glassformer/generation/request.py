@@ -3,19 +3,32 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 
 from glassformer.config.choices import Engine, Precision
 from glassformer.generation.sampling import GREEDY, Sampling
-from glassformer.generation.tokenizer import encode_text, tokenizer_of
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 
 Prompts = Sequence[Sequence[int]] | Tensor | str | Sequence[str]
 Stop = int | Sequence[int | Sequence[int]] | None
 Draft = DecoderLM | Literal["lookup"]
+
+
+class Options(TypedDict, total=False):
+    """The optional arguments that `generate` and `stream` share; `generate` describes them."""
+
+    sampling: Sampling | None
+    cache: bool | CacheKind
+    seed: int | Sequence[int]
+    stop: Stop
+    prefill_chunk: int | None
+    engine: Engine
+    precision: Precision
+    draft: Draft | None
+    draft_tokens: int
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,36 @@ def _encode(model: Model, texts: list[str]) -> list[list[int]]:
         )
     encoded = [encode_text(tokenizer, text) for text in texts]
     return [_read_prompt(number, prompt, model.config.vocab_size) for number, prompt in enumerate(encoded)]
+
+
+def tokenizer_of(model: Model) -> Any | None:
+    """Return the tokenizer of the folder that a model was loaded from; None if there is none."""
+    origin: Any = getattr(model, "origin", None)
+    file = None if origin is None else origin.path / "tokenizer.json"
+    if file is None or not file.exists():
+        return None
+    from tokenizers import Tokenizer  # token ids do not need it
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{file} is not a tokenizer that `tokenizers` can read ({error}): pass token ids.") from None
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Return the token ids of a text."""
+    try:
+        return list(tokenizer.encode(text).ids)
+    except Exception as error:  # the library raises plain Exception for what its vocabulary lacks
+        for character in text:
+            try:
+                tokenizer.encode(character)
+            except Exception:
+                raise ValueError(
+                    f"the prompt holds {character!r} (U+{ord(character):04X}), which is not one of the "
+                    f"{tokenizer.get_vocab_size()} tokens of this model: leave it out."
+                ) from None
+        raise ValueError(f"the tokenizer cannot encode the prompt: {error}.") from None
 
 
 def shorten(text: str) -> str:

@@ -6,8 +6,7 @@ compared bit for bit before it replaces anything.
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
-from glassformer.weights.folder import load, load_config, load_tokenizer
-from glassformer.weights.hub import resolve
+from glassformer.weights.folder import load, load_config, load_tokenizer, resolve
 from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
 __all__ = [
