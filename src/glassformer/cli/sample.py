@@ -34,6 +34,7 @@ PromptFile = Annotated[
     str | None,
     tyro.conf.arg(
         help="Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed.",
+        metavar="FILE",
         help_behavior_hint="(default: PROMPT)",
     ),
 ]
@@ -41,6 +42,7 @@ ModelSource = Annotated[
     str | None,
     tyro.conf.arg(
         help="Model folder, or a hub name such as gpt2.",
+        metavar="DIR|NAME",
         help_behavior_hint="(default: bard, a small model that is bundled)",
     ),
 ]
@@ -48,6 +50,7 @@ MaxNewTokens = Annotated[
     int | None,
     tyro.conf.arg(
         help="Largest number of tokens to generate.",
+        metavar="INT",
         help_behavior_hint="(default: 64, or what the context still holds)",
     ),
 ]
@@ -93,6 +96,7 @@ DraftSource = Annotated[
     tyro.conf.arg(
         help="Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from "
         "the text so far.",
+        metavar="DIR|lookup",
         help_behavior_hint="(default: none)",
     ),
 ]
@@ -114,7 +118,9 @@ Precision = Annotated[
 Device = Annotated[choices.Device, tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")]
 Threads = Annotated[
     int | None,
-    tyro.conf.arg(help="Number of CPU threads.", help_behavior_hint="(default: one for each core that torch finds)"),
+    tyro.conf.arg(
+        help="Number of CPU threads.", metavar="INT", help_behavior_hint="(default: one for each core that torch finds)"
+    ),
 ]
 
 

@@ -7,7 +7,7 @@ compared bit for bit before it replaces anything.
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
 from glassformer.weights.folder import load, load_config, load_tokenizer
-from glassformer.weights.hub import resolve
+from glassformer.weights.hub import resolve, resolve_beside_presets
 from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "load_tokenizer",
     "record_reference",
     "resolve",
+    "resolve_beside_presets",
     "save",
     "verify_folder",
 ]

@@ -43,6 +43,15 @@ def resolve(name: str | Path) -> Path:
     return _cached(text) or _download(text)
 
 
+def resolve_beside_presets(name: str) -> Path | None:
+    """Return the folder that a name means to a command that takes presets too; None if it can only be a preset.
+
+    `gpt2` is then the preset. Folders, bundled models and OWNER/MODEL of the hub mean what they mean to `resolve`.
+    """
+    is_folder = Path(name).expanduser().is_dir() or pretrained.folder(name) is not None
+    return resolve(name) if is_folder or "/" in name else None
+
+
 def _is_id(text: str) -> bool:
     """Return True if the text can be a hub name. A name that starts like a local path is never looked up online."""
     if not _ID.fullmatch(text) or ".." in text or "--" in text:
