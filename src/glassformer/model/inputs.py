@@ -1,6 +1,6 @@
 """Validation of a model's inputs, once, at the public methods of the three models."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,16 @@ Mask = Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None
 def check_inputs(
     embed: "Embed",
     stack: "Stack",
-    tokens: Tensor,
+    tokens: Any,
     mask: Tensor | None = None,
     positions: Tensor | None = None,
     segments: Tensor | None = None,
     cache: Cache | None = None,
 ) -> None:
     """Refuse inputs that the model cannot compute with, in one sentence each."""
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        given = f"dtype {tokens.dtype}" if isinstance(tokens, Tensor) else f"type {type(tokens).__name__}"
+        raise ValueError(f"tokens are of {given}: pass a tensor of whole numbers, such as torch.tensor([[1, 2]]).")
     if tokens.dim() != 2 or tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ValueError(f"tokens of shape {tuple(tokens.shape)}: pass (batch, length), neither of them 0.")
     if mask is not None:
