@@ -17,11 +17,32 @@ from glassformer.config.parts import (
     Norm,
     Special,
 )
-from glassformer.config.position import Learned, Position, QueryKeyPosition
+from glassformer.config.position import Learned, NoPosition, Position, QueryKeyPosition, Rotary, T5Bias
 from glassformer.errors import require, require_choice, require_positive
 
-Placement = Literal["pre", "post", "parallel"]
+Placement = Literal["pre", "post", "parallel", "parallel_two", "sandwich", "after"]
 """Where the norms of a block are; see ModelConfig.placement."""
+PARALLEL = ("parallel", "parallel_two")
+"""Placements in which attention and feed-forward read the same residual stream."""
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What some layers have in place of the model's position scheme or feed-forward."""
+
+    layers: tuple[int, ...]
+    """Indices of these layers."""
+    position: Rotary | NoPosition | None = None
+    """Rotary positions with other frequencies, or no positions. Default: as the model."""
+    feedforward: FeedForward | None = None
+    """Another feed-forward, as in models that mix dense layers with experts. Default: as the model."""
+
+    def __post_init__(self) -> None:
+        require(len(self.layers) > 0, "LayerKind.layers is empty: list the layers, or leave the kind out.")
+        require(
+            self.position is not None or self.feedforward is not None,
+            "LayerKind changes nothing: give position or feedforward.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +63,16 @@ class ModelConfig:
     """The norm of the blocks, of the embedding and of the final hidden states."""
     position: Position = Learned()
     """How the model knows the order of the tokens."""
+    score_bias: T5Bias | None = None
+    """A T5 bias on the scores next to other positions, as in MPNet. Default: none."""
     placement: Placement = "pre"
-    """pre: x + f(norm(x)), with a final norm. post: norm(x + f(x)), without one. parallel: x + attention(n) +
-    feedforward(n) with one shared n = norm(x), and a final norm."""
+    """pre: x + f(norm(x)), with a final norm. post: norm(x + f(x)), without one. after: x + norm(f(x)), with a final
+    norm. sandwich: x + norm2(f(norm1(x))), with a final norm. parallel: x + attention(n) + feedforward(n) with one
+    shared n = norm(x), and a final norm. parallel_two: the same with a norm for each of the two."""
+    residual_scale: float = 1.0
+    """Factor on the output of every branch before it is added to the residual stream."""
+    layer_kinds: tuple[LayerKind, ...] = ()
+    """Layers with another position scheme or feed-forward. A layer is listed at most once for each of the two."""
     max_len: int | None = None
     """The longest context in tokens: the number of rows of a learned table, and the limit of generation. none: no
     limit."""
@@ -55,6 +83,9 @@ class ModelConfig:
     dropout: float = 0.0
     """Probability of dropout after the embedding, on attention patterns and on the output of every branch, in
     training."""
+    shared_blocks: tuple[int, ...] | None = None
+    """The block whose parameters each layer uses, as in ALBERT: (0, 0, 1, 1) for 4 layers in 2 groups. Blocks are
+    numbered by first use. Default: every layer has a block of its own."""
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
     special: Special = Special()
@@ -76,23 +107,73 @@ class ModelConfig:
             f"d_model={self.d_model} is not a multiple of n_heads={self.attention.n_heads}, so heads have no "
             f"even width. Use a multiple of {self.attention.n_heads}, or give d_head.",
         )
-        require(
-            self.placement != "parallel" or not isinstance(self.feedforward, NoFeedForward),
-            "placement='parallel' computes a feed-forward next to attention, and this model has none: use 'pre', which "
-            "computes the same.",
-        )
+        for layer in range(self.n_layers if self.layer_kinds else 1):
+            require(
+                self.placement not in PARALLEL or not isinstance(self.layer_feedforward(layer), NoFeedForward),
+                f"placement={self.placement!r} computes a feed-forward next to attention, and this model has none: use "
+                "'pre', which computes the same.",
+            )
+        require(self.residual_scale > 0, f"residual_scale={self.residual_scale} must be positive.")
         self.position.check(self)
+        require(
+            self.score_bias is None or not isinstance(self.position, T5Bias),
+            "score_bias is a T5 bias next to another position scheme, but position is a T5 bias itself: leave "
+            "score_bias out, or use another position.",
+        )
+        require(
+            self.head is None or not self.head.tied or self.head_width == self.embedding_width,
+            f"a tied head uses the token table of width {self.embedding_width}, but its input has width "
+            f"{self.head_width}: set head.width={self.embedding_width}, or head.tied=False.",
+        )
+        self._check_layer_kinds()
+        self._check_shared_blocks()
         for layer in self.attention.window_layers or ():
             require(
                 0 <= layer < self.n_layers,
                 f"window_layers names layer {layer}, but the layers are 0 to {self.n_layers - 1}.",
             )
-        ids = {"bos": self.special.bos, "pad": self.special.pad, "start": self.special.start}
-        for name, token in [*ids.items(), *(("eos", token) for token in self.special.eos)]:
+        several = [(name, token) for name in ("eos", "suppressed") for token in getattr(self.special, name)]
+        single = [(name, getattr(self.special, name)) for name in ("bos", "pad", "start", "forced_bos", "forced_eos")]
+        for name, token in single + several:
             require(
                 token is None or 0 <= token < self.vocab_size,
                 f"special.{name}={token} is outside the vocabulary of {self.vocab_size} ids.",
             )
+
+    def _check_shared_blocks(self) -> None:
+        shared = self.shared_blocks
+        if shared is None:
+            return
+        require(
+            len(shared) == self.n_layers,
+            f"shared_blocks has {len(shared)} entries, but n_layers={self.n_layers}: name the block of every layer.",
+        )
+        first_use = list(dict.fromkeys(shared))
+        require(
+            first_use == list(range(len(first_use))),
+            f"shared_blocks={shared} must number the blocks 0, 1, 2, ... in the order in which layers first use them.",
+        )
+        require(
+            all(kind.feedforward is None for kind in self.layer_kinds),
+            "shared_blocks makes layers share a feed-forward, and layer_kinds gives some layers another one: use one "
+            "of the two.",
+        )
+
+    def _check_layer_kinds(self) -> None:
+        for field_ in ("position", "feedforward"):
+            listed = [i for kind in self.layer_kinds if getattr(kind, field_) is not None for i in kind.layers]
+            wrong = [i for i in listed if not 0 <= i < self.n_layers]
+            require(not wrong, f"layer_kinds names layers {wrong}, but the layers are 0 to {self.n_layers - 1}.")
+            twice = sorted({i for i in listed if listed.count(i) > 1})
+            require(not twice, f"layer_kinds gives layers {twice} more than one {field_}: list each layer once.")
+        for kind in self.layer_kinds:
+            if kind.position is not None:
+                kind.position.check(self)
+                require(
+                    isinstance(self.position, Rotary | NoPosition),
+                    f"layer_kinds changes the position scheme of some layers, but position={self.position.kind!r} acts "
+                    "on all of them: use rotary positions, or none.",
+                )
 
     @property
     def n_heads(self) -> int:
@@ -125,6 +206,21 @@ class ModelConfig:
         return self.attention.bias if self.attention.out_bias is None else self.attention.out_bias
 
     @property
+    def embedding_width(self) -> int:
+        """Width of the token and segment tables."""
+        return self.embedding.width or self.d_model
+
+    @property
+    def position_width(self) -> int:
+        """Width of the position vectors that are added to the embedding, and of its norm."""
+        return self.embedding_width if self.embedding.project == "after_norm" else self.d_model
+
+    @property
+    def head_width(self) -> int:
+        """Width of the vectors that the output matrix reads."""
+        return self.d_model if self.head is None else self.head.width or self.d_model
+
+    @property
     def d_ff(self) -> int:
         """F, the width of the feed-forward or of one expert; 0 without a feed-forward."""
         match self.feedforward:
@@ -138,10 +234,34 @@ class ModelConfig:
                 assert_never(self.feedforward)
 
     @property
+    def trained_bias(self) -> T5Bias | None:
+        """The T5 bias on the scores, alone or next to other positions; None without one."""
+        return self.position if isinstance(self.position, T5Bias) else self.score_bias
+
+    @property
+    def biases_scores(self) -> bool:
+        """True if something is added to the scores of every block."""
+        return self.position.biases_scores or self.score_bias is not None
+
+    @property
     def learned_positions(self) -> Learned | None:
         """The trained table of position vectors; None if the positions are not learned vectors."""
         table = self.position.vectors if isinstance(self.position, QueryKeyPosition) else self.position
         return table if isinstance(table, Learned) else None
+
+    def block_of_layer(self, layer: int) -> int:
+        """Return the index of the block whose parameters a layer uses."""
+        return layer if self.shared_blocks is None else self.shared_blocks[layer]
+
+    def layer_position(self, layer: int) -> Position:
+        """Return the position scheme of one layer."""
+        kinds = (kind.position for kind in self.layer_kinds if kind.position is not None and layer in kind.layers)
+        return next(kinds, self.position)
+
+    def layer_feedforward(self, layer: int) -> FeedForward:
+        """Return the feed-forward of one layer."""
+        kinds = (k.feedforward for k in self.layer_kinds if k.feedforward is not None and layer in k.layers)
+        return next(kinds, self.feedforward)
 
     def window(self, layer: int) -> int | None:
         """Return W of one layer, None if its attention has no window."""
@@ -179,13 +299,13 @@ class Seq2SeqConfig(ModelConfig):
         super().__post_init__()
         require_positive(self, "n_encoder_layers")
         require(
-            self.placement != "parallel",
-            "placement='parallel' does not support cross-attention: use 'pre' or 'post'.",
+            self.placement not in PARALLEL,
+            f"placement={self.placement!r} does not support cross-attention: use 'pre' or 'post'.",
         )
-        require(
-            self.attention.window_layers is None,
-            "window_layers is ambiguous in an encoder-decoder, which has two stacks: leave it out.",
-        )
+        given = {"window_layers": self.attention.window_layers, "layer_kinds": self.layer_kinds or None}
+        given["shared_blocks"] = self.shared_blocks
+        for name, value in given.items():
+            require(value is None, f"{name} is ambiguous in an encoder-decoder, which has two stacks: leave it out.")
 
 
 MODEL_KINDS: dict[str, type[ModelConfig]] = {c.kind: c for c in (DecoderConfig, EncoderConfig, Seq2SeqConfig)}

@@ -51,6 +51,7 @@ def _in_layer(alias: Alias, layer: int) -> Alias:
 def _block_aliases(config: c.ModelConfig) -> list[tuple[str, Alias]]:
     """Aliases of one block, without the prefix blocks.I."""
     post, rotary = _is_post(config), isinstance(config.position, c.Rotary)
+    out = "out_normed" if config.placement in ("after", "sandwich") else "out"  # what is added to the residual stream
     before_norm = (
         "with placement='post' it is taken before the norm, and this model records the norm's output" if post else ""
     )
@@ -60,12 +61,12 @@ def _block_aliases(config: c.ModelConfig) -> list[tuple[str, Alias]]:
         "attn.hook_attn_scores": "attention.scores",
         "attn.hook_pattern": "attention.pattern",
         "attn.hook_z": "attention.heads",
-        "hook_attn_out": "attention.out",
+        "hook_attn_out": f"attention.{out}",
         "ln1.hook_out": "resid_mid" if post else "attention.normed",
         "ln2.hook_out": "resid_post" if post else "feedforward.normed",
         "mlp.hook_pre": "feedforward.pre",
         "mlp.hook_post": "feedforward.post",
-        "hook_mlp_out": "feedforward.out",
+        "hook_mlp_out": f"feedforward.{out}",
     }
     return [
         *((name, Alias(site)) for name, site in same.items()),
@@ -99,6 +100,8 @@ def _projection_refused(config: c.ModelConfig, x: str) -> str:
 def _embed_refused(config: c.ModelConfig) -> str:
     """TransformerLens records the token embedding; our site is the input of the first block."""
     added = isinstance(config.position, c.Learned | c.Sinusoidal) or config.embedding.n_segments > 0
+    if config.embedding.width is not None:
+        return "it is the token embedding alone, and this model records it projected to the model's width: use embed"
     return (
         "it is the token embedding alone, and this model records the sum with the positions: use embed" if added else ""
     )

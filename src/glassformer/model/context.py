@@ -44,7 +44,8 @@ class Tap(Protocol):
         blocks.I.attention.scores         (B,H,T,S)  scaled, biased and masked: what softmax reads
         blocks.I.attention.pattern        (B,H,T,S)
         blocks.I.attention.heads          (B,H,T,U)  pattern @ v, before the output projection
-        blocks.I.attention.out            (B,T,D)    what is added to the stream
+        blocks.I.attention.out            (B,T,D)    output of the projection: what is added to the stream, unless
+        blocks.I.attention.out_normed     (B,T,D)    ... a norm follows it (placements after and sandwich)
         blocks.I.cross.*                  the same, over the encoder's output
         blocks.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward; an
                                                   attention-only block has no feedforward.* sites
@@ -54,6 +55,7 @@ class Tap(Protocol):
         blocks.I.feedforward.router       (B,T,E)  probabilities over experts
         blocks.I.feedforward.choice       (B,T,A)  experts chosen
         blocks.I.feedforward.out          (B,T,D)
+        blocks.I.feedforward.out_normed   (B,T,D)  what is added to the stream with placements after and sandwich
         blocks.I.resid_post               (B,T,D)
         final                            (B,T,D)  what the head reads
         logits                           (B,T,V)
@@ -123,8 +125,17 @@ class ForwardContext:
     memory_mask: Bool[Tensor, "B 1 1 S"] | None = None
 
 
+@dataclass(frozen=True)
+class LayerPositions:
+    """Position schemes of layers that differ from the model's."""
+
+    others: list[NoPosition]
+    index: list[int]
+    """For each layer: 0 for the model's own scheme, n for others[n - 1]."""
+
+
 def forward_context(
-    x: Float[Tensor, "B T D"],
+    x: Float[Tensor, "B T W"],
     scheme: NoPosition,
     windows: Sequence[int | None],
     is_causal: bool,
@@ -133,21 +144,37 @@ def forward_context(
     cache: Cache | None = None,
     memory: Float[Tensor, "B N D"] | None = None,
     memory_mask: Bool[Tensor, "B N"] | None = None,
+    kinds: LayerPositions | None = None,
+    score_bias: NoPosition | None = None,
 ) -> ForwardContext:
     """Compute positions, masks and position biases for the new tokens x, and record the tokens in the cache.
 
-    `mask` is (B,T), True at real tokens, or (B,T,S), the whole pattern. `windows` has one entry per layer.
+    `mask` is (B,T), True at real tokens, or (B,T,S), the whole pattern. `windows` has one entry per layer. `kinds`
+    are the schemes of layers that rotate in another way than `scheme`. `score_bias` is a second scheme that only adds
+    to the scores.
     """
     tokens = Cache(x.device) if cache is None else cache  # without a cache, a temporary one does the counting
     is_pattern = mask is not None and mask.dim() == 3
     positions = tokens.append(x.shape[1], positions, None if is_pattern else mask)
-    bias = scheme.bias(positions, tokens.key_positions(), x.dtype) if scheme.has_bias else None
-    rotation = scheme.rotation(positions, x.dtype, tokens.last_position(positions))
+    biased = [s for s in (scheme, score_bias) if s is not None and s.has_bias]
+    bias = add_biases([s.bias(positions, tokens.key_positions(), x.dtype) for s in biased])
+    last = tokens.last_position(positions)
+    rotations = [scheme.rotation(positions, x.dtype, last)]
+    rotations += [] if kinds is None else [other.rotation(positions, x.dtype, last) for other in kinds.others]
+    which = [0] * len(windows) if kinds is None else kinds.index
     qk_embedding = scheme.qk_embedding(positions, x.dtype)
     masks = attention_masks(tokens, windows, is_causal, mask if is_pattern else None, bias)
     stores = [None] * len(windows) if cache is None else cache.layers
-    layers = [AttentionContext(*m, rotation, qk_embedding, s) for m, s in zip(masks, stores, strict=True)]
+    layers = [AttentionContext(*m, rotations[i], qk_embedding, s) for m, i, s in zip(masks, which, stores, strict=True)]
     return ForwardContext(positions, layers, cache, memory, None if memory_mask is None else padding(memory_mask))
+
+
+def add_biases(biases: list[Float[Tensor, "#B H T S"] | None]) -> Float[Tensor, "#B H T S"] | None:
+    """Return the sum of the biases that position schemes add to the scores; None without any."""
+    total = None
+    for bias in biases:
+        total = bias if total is None or bias is None else total + bias
+    return total
 
 
 def attention_masks(

@@ -9,17 +9,16 @@ The model can be a decoder (targets are the next tokens), an encoder (targets ar
 ignored) or an encoder-decoder.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from glassformer.config import Learned, ModelConfig, NoFeedForward, QueryKeyPosition, Seq2SeqConfig, T5Bias
+from glassformer.config import Learned, ModelConfig, QueryKeyPosition, Seq2SeqConfig, T5Bias
 from glassformer.reference.arrays import Array, Params, Saved, Tokens, add_prefix, select_prefix
-from glassformer.reference.attention import CosSin
-from glassformer.reference.backward_attention import attention_backward, t5_bias_backward
-from glassformer.reference.backward_feedforward import feedforward_backward
+from glassformer.reference.backward_attention import t5_bias_backward
+from glassformer.reference.backward_block import BlockBackward
 from glassformer.reference.backward_ops import (
     IGNORE,
     activation_derivative,
@@ -29,9 +28,10 @@ from glassformer.reference.backward_ops import (
     lookup_backward,
     normalize_backward,
 )
+from glassformer.reference.embedding import embed_backward
 from glassformer.reference.forward import as_tokens, forward, head, rotary_embedding, run_seq2seq, run_stack
 from glassformer.reference.masks import as_mask, default_positions
-from glassformer.reference.params import as_params, layer_count, stack_name
+from glassformer.reference.params import as_params, block_index, layer_count, stack_name
 from glassformer.reference.positions import t5_buckets
 
 
@@ -111,12 +111,15 @@ def head_backward(config: ModelConfig, weights: Params, saved: Saved, d_logits: 
         logits_v = scale * h . W_v + b_v
         d_h = scale * sum_v d_logits_v W_v,   d_W_v = scale * d_logits_v h,   d_b_v = d_logits_v
 
-    d_W and d_b are summed over all positions. The W of a tied head is the token embedding table, whose gradient is the
-    sum of this one and the one of the embedding.
+    A soft cap a first multiplies d_logits by 1 - (logits/a)^2. d_W and d_b are summed over all positions. The W of a
+    tied head is the token embedding table, whose gradient is the sum of this one and the one of the embedding.
     """
     assert config.head is not None
+    if config.head.softcap is not None:
+        d_logits = d_logits * (1 - (saved["logits"] / config.head.softcap) ** 2)
     table = "embed.tokens.weight" if config.head.tied else "head.weight"
-    flat_d_logits, flat_h = d_logits.reshape(-1, config.vocab_size), saved["hidden"].reshape(-1, config.d_model)
+    flat_d_logits = d_logits.reshape(-1, config.vocab_size)
+    flat_h = saved["hidden"].reshape(len(flat_d_logits), -1)
     gradients: Params = {table: config.head.scale * flat_d_logits.T @ flat_h}
     if config.head.bias:
         gradients["head.bias"] = flat_d_logits.sum(axis=0)
@@ -124,8 +127,10 @@ def head_backward(config: ModelConfig, weights: Params, saved: Saved, d_logits: 
     if config.head.transform is not None:
         d_h, norm_gradients = normalize_backward(config.norm, weights, "head.norm", saved["norm.input"], d_h)
         d_h = d_h * activation_derivative(config.head.transform, saved["transform"])
+        gradients |= norm_gradients
+    if "transform" in saved:
         d_h, linear_gradients = linear_backward(weights, "head.transform", saved["input"], d_h)
-        gradients |= norm_gradients | linear_gradients
+        gradients |= linear_gradients
     return d_h, gradients
 
 
@@ -147,116 +152,31 @@ def stack_backward(
     ids = as_tokens(config, tokens)
     B, T = ids.shape
     position_ids = default_positions(B, T, as_mask(mask, B, T))
-    cos_sin = rotary_embedding(config, position_ids)
     gradients: Params = {}
     if config.placement != "post":
         d_x, gradients = normalize_backward(config.norm, weights, f"{stack}.norm", saved["norm.input"], d_x)
     d_memory: Array | None = None
     d_scores, d_qk_position = np.zeros(1), np.zeros(1)
     for layer in reversed(range(layer_count(config, stack))):
-        name = f"{stack}.blocks.{layer}"
+        name = f"{stack}.blocks.{block_index(config, layer)}"
         block_weights, block_saved = select_prefix(weights, name), select_prefix(saved, f"blocks.{layer}")
-        block_backward = BlockBackward(config, block_weights, block_saved, cos_sin)
+        cos_sin = rotary_embedding(config, position_ids, layer)
+        block_backward = BlockBackward(config, block_weights, block_saved, cos_sin, layer)
         d_x = block_backward(d_x)
-        gradients |= add_prefix(block_backward.gradients, name)
+        for parameter, gradient in add_prefix(block_backward.gradients, name).items():
+            gradients[parameter] = gradients.get(parameter, 0) + gradient  # layers that share a block add up
         d_scores, d_qk_position = d_scores + block_backward.d_scores, d_qk_position + block_backward.d_qk_position
         if block_backward.d_memory is not None:
             d_memory = block_backward.d_memory if d_memory is None else d_memory + block_backward.d_memory
-    if isinstance(config.position, T5Bias):
-        table = f"{stack}.position.weight"
-        buckets = t5_buckets(config.position, position_ids, bidirectional=stack == "encoder")
-        gradients[table] = t5_bias_backward(weights[table].shape, buckets, d_scores)
+    for owner, scheme in (("position", config.position), ("score_bias", config.score_bias)):
+        if isinstance(scheme, T5Bias):
+            table = f"{stack}.{owner}.weight"
+            buckets = t5_buckets(scheme, position_ids, bidirectional=stack == "encoder")
+            gradients[table] = t5_bias_backward(weights[table].shape, buckets, d_scores)
     if isinstance(config.position, QueryKeyPosition) and isinstance(config.position.vectors, Learned):
         table, rows = f"{stack}.position.weight", position_ids + config.position.vectors.offset
         gradients[table] = lookup_backward(weights[table].shape, rows, d_qk_position)
     return d_memory, gradients | embed_backward(config, weights, stack, saved, d_x, ids, position_ids)
-
-
-class BlockBackward:
-    """Backward pass of one block. Call it with d_y: it returns d_x and stores the other gradients as attributes."""
-
-    def __init__(self, config: ModelConfig, weights: Params, saved: Saved, cos_sin: CosSin | None) -> None:
-        self.config, self.weights, self.saved, self.cos_sin = config, weights, saved, cos_sin
-        self.gradients: Params = {}
-        self.d_scores: Array = np.zeros(1)
-        """(B,H,T,T): gradient of the self-attention scores, for the T5 bias table."""
-        self.d_qk_position: Array = np.zeros(1)
-        """(B,T,D): gradient of the query/key position embedding."""
-        self.d_memory: Array | None = None
-        """(B,S,D): gradient of the output of the encoder, if there is cross-attention."""
-
-    def __call__(self, d_y: Array) -> Array:
-        """Go through the branches in reverse order: d_y (B,T,D) -> d_x (B,T,D).
-
-        Parallel: y = x + attention(n) + feedforward(n) with n = norm(x), so d_n is the sum over both branches.
-        """
-        if self.config.placement == "parallel":
-            return d_y + self._norm("norm", self._attention(d_y) + self._feedforward(d_y))
-        if not isinstance(self.config.feedforward, NoFeedForward):
-            d_y = self._residual("feedforward", self._feedforward, d_y)
-        if "cross.pattern" in self.saved:
-            d_y = self._residual("cross", self._cross, d_y)
-        return self._residual("attention", self._attention, d_y)
-
-    def _residual(self, name: str, branch: Callable[[Array], Array], d_y: Array) -> Array:
-        """Backward pass of `residual`, where f' and norm' denote the backward passes of f and of the norm.
-
-            pre    y = x + f(norm(x))            d_x = d_y + norm'(f'(d_y))
-            post   y = norm(s), s = x + f(x)     d_s = norm'(d_y),  d_x = d_s + f'(d_s)
-
-        With pre-norm, d_y reaches x unchanged; with post-norm, it always passes through the norm. Xiong et al. 2020.
-        """
-        if self.config.placement == "pre":
-            return d_y + self._norm(f"norm_{name}", branch(d_y))
-        d_sum = self._norm(f"norm_{name}", d_y)
-        return d_sum + branch(d_sum)
-
-    def _norm(self, name: str, d_y: Array) -> Array:
-        d_x, gradients = normalize_backward(self.config.norm, self.weights, name, self.saved[f"{name}.input"], d_y)
-        self.gradients |= gradients
-        return d_x
-
-    def _attention(self, d_y: Array) -> Array:
-        weights, saved = select_prefix(self.weights, "attention"), select_prefix(self.saved, "attention")
-        d = attention_backward(self.config, weights, saved, d_y, self.cos_sin)
-        self.gradients |= add_prefix(d.params, "attention")
-        self.d_scores, self.d_qk_position = d.scores, d.x + d.keys
-        return d.x + d.memory  # in self-attention x is also the memory
-
-    def _cross(self, d_y: Array) -> Array:
-        weights, saved = select_prefix(self.weights, "cross"), select_prefix(self.saved, "cross")
-        d = attention_backward(self.config, weights, saved, d_y)
-        self.gradients |= add_prefix(d.params, "cross")
-        self.d_memory = d.memory
-        return d.x
-
-    def _feedforward(self, d_y: Array) -> Array:
-        assert not isinstance(self.config.feedforward, NoFeedForward)
-        weights, saved = select_prefix(self.weights, "feedforward"), select_prefix(self.saved, "feedforward")
-        d_x, gradients = feedforward_backward(self.config.feedforward, weights, saved, d_y)
-        self.gradients |= add_prefix(gradients, "feedforward")
-        return d_x
-
-
-def embed_backward(
-    config: ModelConfig, weights: Params, stack: str, saved: Saved, d_x: Array, ids: Tokens, position_ids: Tokens
-) -> Params:
-    """Backward pass of `embed`: x = scale * tokens[id] + segments[0] + position.
-
-    The gradient of a table row is the sum of d_x over all positions that read the row. Sinusoids have no parameters.
-    The segment ids are all 0, because the loss functions do not accept any.
-    """
-    gradients: Params = {}
-    if config.embedding.norm:
-        d_x, gradients = normalize_backward(config.norm, weights, f"{stack}.embed_norm", saved["embed.sum"], d_x)
-    tables = {"embed.tokens.weight": (ids, config.embedding.scale * d_x)}
-    if config.embedding.n_segments:
-        tables["embed.segments.weight"] = (np.zeros_like(ids), d_x)
-    if isinstance(config.position, Learned):
-        tables[f"{stack}.position.weight"] = (position_ids + config.position.offset, d_x)
-    for name, (rows, d_rows) in tables.items():
-        gradients[name] = lookup_backward(weights[name].shape, rows, d_rows)
-    return gradients
 
 
 def sgd(

@@ -11,6 +11,7 @@ import numpy as np
 from glassformer.config import (
     Dense,
     EncoderConfig,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -28,25 +29,42 @@ Shapes = dict[str, tuple[int, ...]]
 def shapes(config: ModelConfig) -> Shapes:
     """Return the shape of every parameter by name. The weight of a linear layer is (out, in)."""
     V, D = config.vocab_size, config.d_model
-    table: Shapes = {"embed.tokens.weight": (V, D)}
+    table: Shapes = {"embed.tokens.weight": (V, embedding_width(config))}
     if config.embedding.n_segments:
-        table["embed.segments.weight"] = (config.embedding.n_segments, D)
+        table["embed.segments.weight"] = (config.embedding.n_segments, embedding_width(config))
     if isinstance(config, Seq2SeqConfig):
         table |= _stack(config, "encoder", cross=False)
         table |= _stack(config, "decoder", cross=True)
     else:
         table |= _stack(config, stack_name(config), cross=False)
     if config.head is not None:
+        W = config.head.width if config.head.width is not None else D
+        if config.head.transform is not None or config.head.width is not None:
+            table |= _linear("head.transform", W, D, bias=config.head.transform_bias)
         if config.head.transform is not None:
-            table |= _linear("head.transform", D, D, bias=True)
-            table |= _norm(config.norm, "head.norm", D)
+            table |= _norm(config.norm, "head.norm", W)
         if not config.head.tied:
-            table["head.weight"] = (V, D)
+            table["head.weight"] = (V, W)
         if config.head.bias:
             table["head.bias"] = (V,)
     if isinstance(config, EncoderConfig) and config.pooler:
         table |= _linear("pooler", D, D, bias=True)
     return table
+
+
+def embedding_width(config: ModelConfig) -> int:
+    """Return the width of the token and segment tables: D, unless the embedding is factorized."""
+    return config.d_model if config.embedding.width is None else config.embedding.width
+
+
+def position_width(config: ModelConfig) -> int:
+    """Return the width at which positions are added and the embedding is normed: before or after the projection."""
+    return embedding_width(config) if config.embedding.project == "after_norm" else config.d_model
+
+
+def block_index(config: ModelConfig, layer: int) -> int:
+    """Return the index of the block whose parameters a layer uses. Layers may share a block (Lan et al. 2020)."""
+    return layer if config.shared_blocks is None else config.shared_blocks[layer]
 
 
 def stack_name(config: ModelConfig) -> str:
@@ -66,31 +84,38 @@ def _stack(config: ModelConfig, stack: str, cross: bool) -> Shapes:
     table: Shapes = {}
     if (learned := config.learned_positions) is not None:
         assert config.max_len is not None  # the config rejects learned positions without it
-        table[f"{stack}.position.weight"] = (config.max_len + learned.offset, D)
+        table[f"{stack}.position.weight"] = (config.max_len + learned.offset, position_width(config))
     if isinstance(config.position, T5Bias):
         table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)
+    if config.score_bias is not None:
+        table[f"{stack}.score_bias.weight"] = (config.score_bias.buckets, config.n_heads)
     if config.embedding.norm:
-        table |= _norm(config.norm, f"{stack}.embed_norm", D)
+        table |= _norm(config.norm, f"{stack}.embed_norm", position_width(config))
+    if config.embedding.width is not None:
+        table |= _linear(f"{stack}.project", D, config.embedding.width, config.embedding.project_bias)
     for layer in range(layer_count(config, stack)):
-        block = f"{stack}.blocks.{layer}"
+        block = f"{stack}.blocks.{block_index(config, layer)}"
+        part = config.layer_feedforward(layer)
+        branches = ["attention"] + ["cross"] * cross + ["feedforward"] * (not isinstance(part, NoFeedForward))
         if config.placement == "parallel":
             table |= _norm(config.norm, f"{block}.norm", D)
         else:
-            table |= _norm(config.norm, f"{block}.norm_attention", D)
-            if not isinstance(config.feedforward, NoFeedForward):
-                table |= _norm(config.norm, f"{block}.norm_feedforward", D)
+            for branch in branches:
+                table |= _norm(config.norm, f"{block}.norm_{branch}", D)
+                if config.placement == "sandwich":
+                    table |= _norm(config.norm, f"{block}.norm_{branch}_out", D)
         table |= _attention(config, f"{block}.attention")
         if cross:
-            table |= _norm(config.norm, f"{block}.norm_cross", D)
             table |= _attention(config, f"{block}.cross")
-        table |= _feedforward(config, f"{block}.feedforward")
+        table |= _feedforward(part, f"{block}.feedforward", D)
     if config.placement != "post":
         table |= _norm(config.norm, f"{stack}.norm", D)
     return table
 
 
-def _norm(norm: Norm, name: str, width: int) -> Shapes:
-    table: Shapes = {f"{name}.weight": (width,)}
+def _norm(norm: Norm, name: str, *shape: int) -> Shapes:
+    width = shape[-1]
+    table: Shapes = {f"{name}.weight": shape} if norm.weight else {}
     if isinstance(norm, LayerNorm) and norm.bias:
         table[f"{name}.bias"] = (width,)
     return table
@@ -111,21 +136,23 @@ def _attention(config: ModelConfig, name: str) -> Shapes:
     table |= _linear(f"{name}.v", G * U, D, bias)
     table |= _linear(f"{name}.o", D, H * U, config.out_bias)
     if qk_norm is not None:
-        table |= _norm(qk_norm, f"{name}.q_norm", K)
-        table |= _norm(qk_norm, f"{name}.k_norm", K)
+        for part, heads in (("q", H), ("k", G)):
+            shape = {"head": (K,), "heads": (heads, K), "all": (heads * K,)}[config.attention.qk_norm_over]
+            table |= _norm(qk_norm, f"{name}.{part}_norm", *shape)
+    if config.attention.sinks:
+        table[f"{name}.sinks"] = (H,)
     return table
 
 
-def _feedforward(config: ModelConfig, name: str) -> Shapes:
-    D = config.d_model
-    if isinstance(config.feedforward, NoFeedForward):
+def _feedforward(part: FeedForward, name: str, D: int) -> Shapes:
+    if isinstance(part, NoFeedForward):
         return {}
-    if isinstance(config.feedforward, MoE):
-        table: Shapes = {f"{name}.router.weight": (config.feedforward.n_experts, D)}
-        for expert in range(config.feedforward.n_experts):
-            table |= _expert(config.feedforward.expert, f"{name}.experts.{expert}", D)
+    if isinstance(part, MoE):
+        table: Shapes = {f"{name}.router.weight": (part.n_experts, D)}
+        for expert in range(part.n_experts):
+            table |= _expert(part.expert, f"{name}.experts.{expert}", D)
         return table
-    return _expert(config.feedforward, name, D)
+    return _expert(part, name, D)
 
 
 def _expert(feedforward: Dense | Gated, name: str, D: int) -> Shapes:

@@ -11,11 +11,12 @@ tensor that two operations save counts once. Torch computes attention in one of 
 On a GPU the fused kernels save the same tensors. Dropout saves one byte per entry there, and one float per entry here.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from glassformer.config import (
-    Alibi,
     Dense,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -24,7 +25,6 @@ from glassformer.config import (
     QueryKeyPosition,
     RMSNorm,
     Rotary,
-    T5Bias,
 )
 
 
@@ -45,6 +45,8 @@ class Pass:
     training: bool = True
     residual_width: int = 0
     """Bytes per number of the residual stream, which the norms read. 0 means the same as `width`."""
+    layer: int = 0
+    """Index of the block that is being counted, which may have a position scheme and a feed-forward of its own."""
 
     @property
     def norm_width(self) -> int:
@@ -80,19 +82,33 @@ class Pass:
 
     def materializes_pattern(self, cross: bool) -> bool:
         """True if torch computes the attention pattern as a tensor (the math path of the module docstring)."""
-        trains_bias = self.training and isinstance(self.config.position, T5Bias) and not cross
+        trains_bias = self.training and self.config.trained_bias is not None and not cross
         return self.has_dropout or trains_bias or self.config.d_head != self.config.d_value
 
+    @property
+    def is_explicit(self) -> bool:
+        """True if the model computes scores and pattern itself, because torch's kernel has no cap and no sinks."""
+        return self.config.attention.softcap is not None or self.config.attention.sinks
+
     def uses_rotary(self, cross: bool) -> bool:
-        return isinstance(self.config.position, Rotary) and not cross
+        return isinstance(self.config.layer_position(self.layer), Rotary) and not cross
 
     def uses_qk_position(self, cross: bool) -> bool:
         return isinstance(self.config.position, QueryKeyPosition) and not cross
 
     @property
+    def feedforward(self) -> FeedForward:
+        """The feed-forward layer of the block."""
+        return self.config.layer_feedforward(self.layer)
+
+    @property
     def has_feedforward(self) -> bool:
-        """True if the blocks have a feed-forward layer."""
-        return not isinstance(self.config.feedforward, NoFeedForward)
+        """True if the block has a feed-forward layer."""
+        return not isinstance(self.feedforward, NoFeedForward)
+
+    def at(self, layer: int) -> "Pass":
+        """Return the same pass, at one block."""
+        return dataclasses.replace(self, layer=layer)
 
     def has_window_mask(self, layer: int) -> bool:
         """True if the layer has a boolean (T, T) mask: its window is shorter than the sequence."""
@@ -128,7 +144,7 @@ def saved_by_expert(expert: Dense | Gated, n: int) -> int:
 
 def saved_by_feedforward(run: Pass) -> int:
     """Return the bytes that the feed-forward layer of one block saves, including its input."""
-    ff, D, N = run.config.feedforward, run.config.d_model, run.tokens
+    ff, D, N = run.feedforward, run.config.d_model, run.tokens
     if isinstance(ff, NoFeedForward):
         return 0
     if not isinstance(ff, MoE):
@@ -181,13 +197,12 @@ def saved_by_mask(run: Pass, layer: int) -> int:
     """
     cfg, square = run.config, run.length**2
     first = all(cfg.window(earlier) != cfg.window(layer) for earlier in range(layer))
-    match cfg.position:
-        case Alibi():
-            fused = not run.materializes_pattern(cross=False)
-            return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
-        case T5Bias():
-            masked = run.causal or run.has_window_mask(layer)
-            return square if first and masked else 0  # masked_fill: the boolean mask
+    if cfg.trained_bias is not None:
+        masked = run.causal or run.has_window_mask(layer)
+        return square if first and masked else 0  # masked_fill: the boolean mask
+    if cfg.biases_scores:
+        fused = not run.materializes_pattern(cross=False)
+        return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
     if run.has_window_mask(layer) and not run.materializes_pattern(cross=False):
         return square * run.width  # fused kernel: the mask in additive form
     return 0
@@ -195,9 +210,9 @@ def saved_by_mask(run: Pass, layer: int) -> int:
 
 def saved_by_block(run: Pass, layer: int) -> int:
     """Return the bytes that one block saves: norms, branches and dropout masks."""
-    cfg = run.config
+    cfg, run = run.config, run.at(layer)
     branches = 1 + run.has_feedforward + bool(run.memory)
-    norms = 1 if cfg.placement == "parallel" else branches
+    norms = 1 if cfg.placement == "parallel" else branches * (1 + (cfg.placement == "sandwich"))
     total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
     if run.memory:
@@ -208,17 +223,18 @@ def saved_by_block(run: Pass, layer: int) -> int:
 
 
 def saved_before_blocks(run: Pass) -> int:
-    """Return the bytes that a stack saves before its first block: positions, embedding norm, dropout."""
+    """Return the bytes that a stack saves before its first block: positions, embedding norm, projection, dropout."""
     cfg, total = run.config, run.hidden_states * run.has_dropout
     if cfg.learned_positions is not None:
         total += 8 * run.length  # embedding lookup: the position ids
-    match cfg.position:
-        case Rotary() as rotary:
-            total += run.length * rotary.rotated(cfg.d_head) * run.width  # cos and sin, shared by all blocks
-        case T5Bias():
-            total += 8 * run.length**2  # embedding lookup: the bucket of each (query, key) pair
+    if isinstance(cfg.position, Rotary):
+        total += run.length * cfg.position.rotated(cfg.d_head) * run.width  # cos and sin, shared by all blocks
+    if cfg.trained_bias is not None:
+        total += 8 * run.length**2  # embedding lookup: the bucket of each (query, key) pair
     if cfg.embedding.norm:
-        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+        total += saved_by_norm(cfg.norm, run.tokens, cfg.position_width, run.norm_width)
+    if cfg.embedding.width is not None:
+        total += run.tokens * cfg.embedding.width * run.width  # the input of the projection to D
     if cfg.embedding.n_segments:
         total += 8 * run.tokens  # embedding lookup: the segment ids
     return total
@@ -240,8 +256,10 @@ def saved_by_head(run: Pass) -> int:
     cfg, total = run.config, 0
     if cfg.head is None:
         return 0
+    numbers = run.tokens * cfg.head_width
+    if cfg.head.has_transform:
+        total += numbers * run.width  # the output of the transform (and of its norm), read by the output matrix
     if cfg.head.transform is not None:
-        # the activation; the output of the norm, read by the output matrix
-        total += saved_by_activation(cfg.head.transform, run.hidden_states) + run.hidden_states
-        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+        total += saved_by_activation(cfg.head.transform, numbers * run.width)
+        total += saved_by_norm(cfg.norm, run.tokens, cfg.head_width, run.norm_width)
     return total + run.tokens * cfg.vocab_size * run.width  # log-softmax: its output

@@ -7,6 +7,7 @@ from typing import assert_never
 from glassformer.config import (
     Dense,
     EncoderConfig,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -26,6 +27,12 @@ def stacks(config: ModelConfig) -> dict[str, int]:
     if isinstance(config, Seq2SeqConfig):
         return {"encoder": config.n_encoder_layers, "decoder": config.n_layers}
     return {"encoder" if isinstance(config, EncoderConfig) else "decoder": config.n_layers}
+
+
+def first_layers(config: ModelConfig, n_layers: int) -> list[int]:
+    """Return the first layer that uses each block of a stack: every layer, unless layers share blocks."""
+    blocks = [config.block_of_layer(layer) for layer in range(n_layers)]
+    return [layer for layer, block in enumerate(blocks) if block not in blocks[:layer]]
 
 
 def parameters(config: ModelConfig) -> dict[str, Shape]:
@@ -54,31 +61,33 @@ def active(config: ModelConfig) -> int:
 
     The complete embedding table is counted, as in the published "12.9B active" of Mixtral.
     """
-    if not isinstance(config.feedforward, MoE):
-        return count(config)
-    moe = config.feedforward
-    idle = moe.n_experts - moe.n_active
-    return count(config) - sum(stacks(config).values()) * idle * expert_count(config)
+    return count(config) - sum(idle(config, n_blocks) for n_blocks in stacks(config).values())
 
 
-def expert_count(config: ModelConfig) -> int:
+def idle(config: ModelConfig, n_blocks: int) -> int:
+    """Return the number of parameters in the experts of a stack that one token does not use."""
+    parts = [config.layer_feedforward(layer) for layer in first_layers(config, n_blocks)]
+    experts = [part for part in parts if isinstance(part, MoE)]
+    return sum((part.n_experts - part.n_active) * expert_count(part.expert, config.d_model) for part in experts)
+
+
+def expert_count(part: FeedForward, d_model: int) -> int:
     """Return the number of parameters of one feed-forward layer, or of one expert.
 
     2·D·F if dense (plus F + D with biases), 3·D·F if gated (plus 2·F + D); 0 without a feed-forward.
     """
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
+    if isinstance(part, NoFeedForward):
         return 0
-    return sum(math.prod(s) for _, s in _expert(ff.expert if isinstance(ff, MoE) else ff, config.d_model))
+    return sum(math.prod(s) for _, s in _expert(part.expert if isinstance(part, MoE) else part, d_model))
 
 
 def part_of(name: str) -> str:
     """Return the part to which a parameter belongs: one of PARTS."""
-    if name.startswith("embed."):
+    if name.startswith("embed.") or ".project." in name:
         return "embedding"
     if name.startswith(("head.", "pooler.")):
         return name.split(".")[0]
-    if ".position." in name:
+    if ".position." in name or ".score_bias." in name:
         return "positions"
     for part in ("attention", "cross", "feedforward"):
         if f".{part}." in name:
@@ -88,17 +97,18 @@ def part_of(name: str) -> str:
 
 def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     V, D = config.vocab_size, config.d_model
-    yield "embed.tokens.weight", (V, D)
+    yield "embed.tokens.weight", (V, config.embedding_width)
     if config.embedding.n_segments:
-        yield "embed.segments.weight", (config.embedding.n_segments, D)
+        yield "embed.segments.weight", (config.embedding.n_segments, config.embedding_width)
     for stack, n_blocks in stacks(config).items():
         yield from _prefixed(stack, _stack(config, n_blocks, cross=stack == "decoder" and len(stacks(config)) == 2))
     if config.head is not None:
+        if config.head.has_transform:
+            yield from _prefixed("head.transform", _linear(config.head_width, D, config.head.transform_bias))
         if config.head.transform is not None:
-            yield from _prefixed("head.transform", _linear(D, D, bias=True))
-            yield from _prefixed("head.norm", _norm(config.norm, D))
+            yield from _prefixed("head.norm", _norm(config.norm, config.head_width))
         if not config.head.tied:
-            yield "head.weight", (V, D)
+            yield "head.weight", (V, config.head_width)
         if config.head.bias:
             yield "head.bias", (V,)
     if isinstance(config, EncoderConfig) and config.pooler:
@@ -109,27 +119,33 @@ def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[st
     D = config.d_model
     if table := config.position.table(config):
         yield "position.weight", tuple(table.values())
+    if config.score_bias is not None:
+        yield "score_bias.weight", tuple(config.score_bias.table(config).values())
     if config.embedding.norm:
-        yield from _prefixed("embed_norm", _norm(config.norm, D))
-    for index in range(n_blocks):
-        yield from _prefixed(f"blocks.{index}", _block(config, cross))
+        yield from _prefixed("embed_norm", _norm(config.norm, config.position_width))
+    if config.embedding.width is not None:
+        yield from _prefixed("project", _linear(D, config.embedding.width, config.embedding.project_bias))
+    for index, layer in enumerate(first_layers(config, n_blocks)):
+        yield from _prefixed(f"blocks.{index}", _block(config, cross, config.layer_feedforward(layer)))
     if config.placement != "post":
         yield from _prefixed("norm", _norm(config.norm, D))
 
 
-def _block(config: ModelConfig, cross: bool) -> Iterator[tuple[str, Shape]]:
+def _block(config: ModelConfig, cross: bool, part: FeedForward) -> Iterator[tuple[str, Shape]]:
     D = config.d_model
     if config.placement == "parallel":
         yield from _prefixed("norm", _norm(config.norm, D))
     else:
-        has_feedforward = not isinstance(config.feedforward, NoFeedForward)
+        has_feedforward = not isinstance(part, NoFeedForward)
         branches = {"attention": True, "cross": cross, "feedforward": has_feedforward}
         for name in (name for name, present in branches.items() if present):
             yield from _prefixed(f"norm_{name}", _norm(config.norm, D))
+            if config.placement == "sandwich":
+                yield from _prefixed(f"norm_{name}_out", _norm(config.norm, D))
     yield from _prefixed("attention", _attention(config))
     if cross:
         yield from _prefixed("cross", _attention(config))
-    yield from _prefixed("feedforward", _feedforward(config))
+    yield from _prefixed("feedforward", _feedforward(part, D))
 
 
 def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -139,22 +155,25 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield from _prefixed(name, _linear(width, D, bias))
     yield from _prefixed("o", _linear(D, H * U, config.out_bias))
     if config.attention.qk_norm is not None:
-        for name in ("q_norm", "k_norm"):
-            yield from _prefixed(name, _norm(config.attention.qk_norm, K))
+        for name, heads in (("q_norm", H), ("k_norm", G)):
+            shape = {"head": (K,), "heads": (heads, K), "all": (heads * K,)}[config.attention.qk_norm_over]
+            yield from _prefixed(name, _norm(config.attention.qk_norm, *shape))
+    if config.attention.sinks:
+        yield "sinks", (H,)
 
 
-def _feedforward(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    match config.feedforward:
+def _feedforward(part: FeedForward, D: int) -> Iterator[tuple[str, Shape]]:
+    match part:
         case MoE(n_experts=E, expert=expert):
-            yield "router.weight", (E, config.d_model)
+            yield "router.weight", (E, D)
             for index in range(E):
-                yield from _prefixed(f"experts.{index}", _expert(expert, config.d_model))
+                yield from _prefixed(f"experts.{index}", _expert(expert, D))
         case Dense() | Gated() as expert:
-            yield from _expert(expert, config.d_model)
+            yield from _expert(expert, D)
         case NoFeedForward():
             pass
         case _:
-            assert_never(config.feedforward)
+            assert_never(part)
 
 
 def _expert(expert: Dense | Gated, D: int) -> Iterator[tuple[str, Shape]]:
@@ -176,11 +195,12 @@ def _linear(n_out: int, n_in: int, bias: bool) -> Iterator[tuple[str, Shape]]:
         yield "bias", (n_out,)
 
 
-def _norm(norm: LayerNorm | RMSNorm, width: int) -> Iterator[tuple[str, Shape]]:
-    yield "weight", (width,)
+def _norm(norm: LayerNorm | RMSNorm, *shape: int) -> Iterator[tuple[str, Shape]]:
+    if norm.weight:
+        yield "weight", shape
     match norm:
         case LayerNorm(bias=True):
-            yield "bias", (width,)
+            yield "bias", shape
         case LayerNorm() | RMSNorm():
             pass
         case _:

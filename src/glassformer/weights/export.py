@@ -67,7 +67,8 @@ def write_folder(
     target = check_target(path, overwrite)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if format == "hf":
-        data, tensors = families.to_hf(config, state)
+        origin = getattr(model, "origin", None)
+        data, tensors = families.to_hf(config, state, origin.family if isinstance(origin, Origin) else "")
     else:
         data, tensors = {}, state
     with staged(target, overwrite) as stage:
@@ -99,7 +100,8 @@ def _write_json(path: Path, data: Any) -> None:
 
 def _write_generation(path: Path, data: dict[str, Any]) -> None:
     """Write generation_config.json, from which generate() of transformers reads the special token ids."""
-    ids = {key: value for key, value in data.items() if key.endswith("_token_id") and value is not None}
+    names = ("_token_id", "bad_words_ids")
+    ids = {key: value for key, value in data.items() if key.endswith(names) and value is not None}
     if ids:
         _write_json(path, ids)
 

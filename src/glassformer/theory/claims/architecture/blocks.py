@@ -37,33 +37,33 @@ class Identity(PreNormBlock):
 class WithoutNorm(PreNormBlock):
     """x + attention(x), x + feedforward(x)."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
-        x = x + self.attend(x, context, tap)
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
+        x = x + self.attend(x, context, layer, tap)
         return x + self.feed(x, tap)
 
 
 class WithoutResidual(PreNormBlock):
     """feedforward(norm(attention(norm(x))))."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
-        x = self.attend(self.norm_attention(x), context, tap)
+        x = self.attend(self.norm_attention(x), context, layer, tap)
         return self.feed(self.norm_feedforward(x), tap)
 
 
 class FeedForwardFirst(PreNormBlock):
     """The two branches in the other order."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
         x = x + self.feed(self.norm_feedforward(x), tap)
-        return x + self.attend(self.norm_attention(x), context, tap)
+        return x + self.attend(self.norm_attention(x), context, layer, tap)
 
 
 class SoftmaxOverQueries(PreNormBlock):
     """Columns of the pattern sum to 1 instead of rows."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
         x = x + self._attention_over_queries(self.norm_attention(x))
         return x + self.feed(self.norm_feedforward(x), tap)
@@ -97,7 +97,8 @@ def make_block(kind: type[Block], width: int, seed: int) -> Block:
 
 @torch.no_grad()
 def through(block: Block, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-    out: Tensor = block(x, ForwardContext(torch.arange(x.shape[1])[None], [AttentionContext(is_causal=x.shape[1] > 1)]))
+    context = ForwardContext(torch.arange(x.shape[1])[None], [AttentionContext(is_causal=x.shape[1] > 1)])
+    out: Tensor = block(x, context, 0)
     return out
 
 
