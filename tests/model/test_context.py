@@ -91,6 +91,10 @@ def check(*inputs):
 
 MISTAKES = {
     "no batch dimension": (lambda: check(torch.tensor([1, 2])), "pass \\(batch, length\\)"),
+    "fractions": (lambda: check(torch.rand(1, 3)), "tokens are of dtype torch.float32: pass a tensor of whole numbers"),
+    "yes and no": (lambda: check(torch.ones(1, 3).bool()), "tokens are of dtype torch.bool"),
+    "lists": (lambda: check([[1, 2]]), r"tokens are of type list: pass .* such as torch.tensor\(\[\[1, 2\]\]\)"),
+    "a text": (lambda: check("hello"), "tokens are of type str"),
     "an empty sequence": (lambda: MODEL(torch.zeros(1, 0, dtype=torch.long)), "neither of them 0"),
     "a mask of numbers": (lambda: check(tokens(1, 3), torch.ones(1, 3)), "it must be boolean"),
     "a mask of another shape": (lambda: check(tokens(1, 3), torch.ones(1, 4).bool()), "does not fit tokens"),

@@ -17,7 +17,8 @@ def convert(
         Literal["hf", "glass"], tyro.conf.arg(help="Format: a Hugging Face folder, or this package's own.")
     ] = "hf",
     dtype: Annotated[
-        str | None, option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.")
+        str | None,
+        option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.", "DTYPE"),
     ] = None,
     force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
     json: Json = False,

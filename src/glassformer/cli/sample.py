@@ -28,13 +28,18 @@ Prompt = Annotated[
 ]
 PromptFile = Annotated[
     str | None,
-    option("Read the prompt from this UTF-8 file; `-` is standard input. One final line break is cut. Default: none."),
+    option(
+        "Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed. "
+        "Default: PROMPT.",
+        metavar="FILE",
+    ),
 ]
 ModelSource = Annotated[
-    str | None, option("Model folder, or a hub name such as gpt2. Default: bard, a small model that is bundled.")
+    str | None,
+    option("Model folder, or a hub name such as gpt2. Default: bard, a small model that is bundled.", "DIR|NAME"),
 ]
 MaxNewTokens = Annotated[
-    int | None, option("Largest number of tokens to generate. Default: 64, or as many as the context still holds.")
+    int | None, option("Largest number of tokens to generate. Default: 64, or what the context still holds.", "INT")
 ]
 NumSamples = Annotated[int, option("Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")]
 Temperature = Annotated[
@@ -60,7 +65,8 @@ DraftSource = Annotated[
     str | None,
     option(
         "Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from the text "
-        "so far. Default: none."
+        "so far. Default: none.",
+        metavar="DIR|lookup",
     ),
 ]
 DraftTokens = Annotated[int, option("Number of tokens that the draft proposes at a time.")]
@@ -79,7 +85,7 @@ Precision = Annotated[
     ),
 ]
 Device = Annotated[choices.Device, option("Where to compute. `auto` is the GPU if there is one.")]
-Threads = Annotated[int | None, option("Number of CPU threads. Default: one for each core that torch finds.")]
+Threads = Annotated[int | None, option("Number of CPU threads. Default: one for each core that torch finds.", "INT")]
 
 
 def sample(

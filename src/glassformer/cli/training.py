@@ -163,15 +163,17 @@ def _next_steps(session: "Session", out: str) -> str:
     return f"{text}: glass sample --model {folder} {shlex.quote(word)}" if word else text
 
 
+TOUR_HELP = {
+    "minutes": "Minutes of training. The other parts of the tour take about half a minute more.",
+    "out": "Folder for report.html and the trained model. Default: tour, or tour-2, … if that exists.",
+    "force": "Replace the earlier tour in --out.",
+}
+
+
 def tour(
-    minutes: Annotated[
-        float, tyro.conf.arg(help="Minutes of training. The other parts of the tour take about half a minute more.")
-    ] = 2.0,
-    out: Annotated[
-        Path | None,
-        tyro.conf.arg(help="Folder for report.html and the trained model. Default: tour, or tour-2, … if that exists."),
-    ] = None,
-    force: Annotated[bool, tyro.conf.arg(help="Replace the earlier tour in --out.")] = False,
+    minutes: Annotated[float, option(TOUR_HELP["minutes"])] = 2.0,
+    out: Annotated[Path | None, option(TOUR_HELP["out"], "DIR")] = None,
+    force: Annotated[bool, option(TOUR_HELP["force"])] = False,
     json: Json = False,
 ) -> int:
     """Train, sample from, check, prove and diagnose a small model in a few minutes, and write one HTML page."""

@@ -7,7 +7,7 @@ id, so that shifted or repeated positions never reveal the future.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -220,13 +220,16 @@ def _with_bias(mask: Bool[Tensor, "#B 1 T S"], bias: Float[Tensor, "#B H T S"] |
 def check_inputs(
     embed: "Embed",
     stack: "Stack",
-    tokens: Tensor,
+    tokens: Any,
     mask: Tensor | None = None,
     positions: Tensor | None = None,
     segments: Tensor | None = None,
     cache: Cache | None = None,
 ) -> None:
     """Refuse inputs that the model cannot compute with, in one sentence each."""
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        given = f"dtype {tokens.dtype}" if isinstance(tokens, Tensor) else f"type {type(tokens).__name__}"
+        raise ValueError(f"tokens are of {given}: pass a tensor of whole numbers, such as torch.tensor([[1, 2]]).")
     if tokens.dim() != 2 or tokens.shape[0] == 0 or tokens.shape[1] == 0:
         raise ValueError(f"tokens of shape {tuple(tokens.shape)}: pass (batch, length), neither of them 0.")
     if mask is not None:

@@ -48,6 +48,15 @@ def resolve(name: str | Path) -> Path:
     return hub.find(name)
 
 
+def resolve_unless_preset(name: str) -> Path | None:
+    """Return the folder that a name means to a command that takes presets too; None if it can only be a preset.
+
+    `gpt2` is then the preset. Folders, bundled models and OWNER/MODEL of the hub mean what they mean to `resolve`.
+    """
+    is_folder = Path(name).expanduser().is_dir() or name in pretrained.FOLDERS
+    return resolve(name) if is_folder or "/" in name else None
+
+
 def load(
     path: str | Path,
     *,

@@ -7,6 +7,7 @@ kernel from causal.BUSY on (`used`). `parts` is the number of blocks that share 
 round.
 """
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.commands import in_turns, parser
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.bench.gpu.energy import repeated
 from glassformer.kernels.cuda.training import causal, hopper
 
@@ -56,19 +58,15 @@ def contenders(batch: int, time: int, heads: int) -> dict[str, torch.cuda.CUDAGr
         return {name: captured(part, stream) for name, part in parts.items()}
 
 
-def in_turns(parts: dict[str, torch.cuda.CUDAGraph], rounds: int = 5) -> dict[str, float]:
-    """Return the median milliseconds of each, measured in turns."""
-    times: dict[str, list[float]] = {name: [] for name in parts}
-    for _ in range(rounds):
-        for name, graph in parts.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) / REPEATS)
-    return {name: sorted(t)[len(t) // 2] for name, t in times.items()}
+def milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+    """Return the milliseconds of one call, by the GPU's clock; an untimed replay comes first."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / REPEATS
 
 
 def main() -> None:
@@ -79,7 +77,8 @@ def main() -> None:
     print(" batch length heads parts  busy  used  cuDNN ms   ours ms   ratio")
     for batch, time, heads in SIZES:
         parts = contenders(batch, time, heads)
-        ms = in_turns(parts)
+        times = in_turns({name: partial(milliseconds, graph) for name, graph in parts.items()}, rounds=5)
+        ms = {name: statistics.median(found) for name, found in times.items()}
         _, split, busy = causal.shares(batch * heads, time, hopper.blocks())
         used = "yes" if causal.supports_call(batch, time, heads, causal.WIDTH, torch.device("cuda")) else "no"
         print(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from glassformer.bench.commands import parser
 from glassformer.bench.gpu import cuda_kernels
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.config import Alibi, ModelConfig, T5Bias, presets, replace
 from glassformer.config.optimizer import OptimizerKind
 from glassformer.finding import Finding

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.commands import parser
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.bench.gpu.power import Meter
 
 ROWS, WIDTH, HIDDEN, LAYERS = 65536, 768, 3072, 12

@@ -5,16 +5,16 @@ import torch
 from glassformer import config as c
 from glassformer.lens import trace
 from glassformer.reference import forward, random_params
-from glassformer.theory.claims.architecture.lively import (
+from glassformer.theory.claims.small_models import (
     SEQUENCE,
-    Misled,
+    ChangedInputs,
     decoder,
     dependence,
     encoder,
-    everyone,
-    lively,
+    full_mask,
+    random_model,
     seq2seq,
-    shape,
+    small_config,
     unmasked,
 )
 
@@ -22,29 +22,29 @@ TOKENS = torch.tensor([SEQUENCE])
 
 
 def test_no_bias_is_zero_and_no_norm_weight_one():
-    for parameter in lively(shape()).parameters():
+    for parameter in random_model(small_config()).parameters():
         assert ((parameter != 0) & (parameter != 1)).all()
 
 
 def test_the_engine_has_the_oracles_numbers():
-    config = shape()
+    config = small_config()
     expected = forward(config, random_params(config, 3, 0.5), TOKENS.numpy())
     torch.testing.assert_close(decoder(seed=3)(TOKENS).detach(), torch.from_numpy(expected), atol=1e-12, rtol=0)
 
 
 def test_a_decoder_without_its_mask_is_the_encoder_with_its_weights():
     model = decoder()
-    assert torch.equal(unmasked(model)(TOKENS), model(TOKENS, mask=everyone(TOKENS)))
+    assert torch.equal(unmasked(model)(TOKENS), model(TOKENS, mask=full_mask(TOKENS)))
 
 
-def test_one_that_is_told_the_truth_is_the_engine_and_another_is_not():
-    class Blind(Misled):
-        def told(self, tokens, mask, positions, cache):
-            return everyone(tokens), torch.zeros_like(tokens)
+def test_unchanged_inputs_give_the_same_logits_and_changed_inputs_others():
+    class Blind(ChangedInputs):
+        def changed(self, tokens, mask, positions, cache):
+            return full_mask(tokens), torch.zeros_like(tokens)
 
     model = decoder()
-    right, other = model(TOKENS), model(TOKENS, mask=everyone(TOKENS), positions=torch.zeros_like(TOKENS))
-    model.__class__ = Misled
+    right, other = model(TOKENS), model(TOKENS, mask=full_mask(TOKENS), positions=torch.zeros_like(TOKENS))
+    model.__class__ = ChangedInputs
     assert torch.equal(model(TOKENS), right)
     model.__class__ = Blind
     assert torch.equal(model(TOKENS), other)

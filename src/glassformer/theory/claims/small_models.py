@@ -1,7 +1,7 @@
 """Small models in which every parameter matters: no bias is 0 and no norm weight is 1, so an omission is visible."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ SEQUENCE = (3, 1, 4, 0, 2, 6, 5, 3)
 """Tokens to read, of a vocabulary of 7 or more."""
 
 
-def shape(kind: type[c.ModelConfig] = c.DecoderConfig, n_layers: int = 2, **changes: Any) -> c.ModelConfig:
+def small_config(kind: type[c.ModelConfig] = c.DecoderConfig, n_layers: int = 2, **changes: Any) -> c.ModelConfig:
     """A Transformer of width 8 with two heads; `changes` are fields of its config."""
     fields: dict[str, Any] = {
         "vocab_size": 7,
@@ -35,12 +35,22 @@ def shape(kind: type[c.ModelConfig] = c.DecoderConfig, n_layers: int = 2, **chan
     return kind(n_layers=n_layers, **fields)
 
 
-def lively(config: c.ModelConfig, seed: int = 0, std: float = 0.5, dtype: torch.dtype = torch.float64) -> Model:
+Config = TypeVar("Config", bound=c.ModelConfig)
+
+
+def one_layer(kind: type[Config], **fields: Any) -> Config:
+    """The config of one block of attention without feed-forward and positions; `fields` are those of the config."""
+    return kind(**{
+        "vocab_size": 2, "n_layers": 1, "feedforward": c.NoFeedForward(), "position": c.NoPosition(), **fields,
+    })  # fmt: skip
+
+
+def random_model(config: c.ModelConfig, seed: int = 0, std: float = 0.5, dtype: torch.dtype = torch.float64) -> Model:
     """Return a model with the oracle's random values for every parameter."""
-    return filled(config, random_params(config, seed, std), dtype)
+    return model_with(config, random_params(config, seed, std), dtype)
 
 
-def filled(config: c.ModelConfig, params: Params, dtype: torch.dtype = torch.float64) -> Model:
+def model_with(config: c.ModelConfig, params: Params, dtype: torch.dtype = torch.float64) -> Model:
     """Return a model with these parameters, which have the same names in the oracle."""
     model = build(config, dtype=dtype)
     model.load_state_dict({name: torch.from_numpy(value).to(dtype) for name, value in params.items()})
@@ -48,31 +58,31 @@ def filled(config: c.ModelConfig, params: Params, dtype: torch.dtype = torch.flo
 
 
 def decoder(n_layers: int = 2, seed: int = 0, std: float = 0.5, **changes: Any) -> DecoderLM:
-    model = lively(shape(c.DecoderConfig, n_layers, **changes), seed, std)
+    model = random_model(small_config(c.DecoderConfig, n_layers, **changes), seed, std)
     assert isinstance(model, DecoderLM)
     return model
 
 
 def encoder(n_layers: int = 2, seed: int = 0, std: float = 0.5, **changes: Any) -> EncoderLM:
-    model = lively(shape(c.EncoderConfig, n_layers, **changes), seed, std)
+    model = random_model(small_config(c.EncoderConfig, n_layers, **changes), seed, std)
     assert isinstance(model, EncoderLM)
     return model
 
 
 def seq2seq(n_layers: int = 2, seed: int = 0, std: float = 0.5, **changes: Any) -> Seq2Seq:
-    model = lively(shape(c.Seq2SeqConfig, n_layers, **changes), seed, std)
+    model = random_model(small_config(c.Seq2SeqConfig, n_layers, **changes), seed, std)
     assert isinstance(model, Seq2Seq)
     return model
 
 
 Positions = Int[Tensor, "#B T"] | None
-Told = tuple[Mask, Positions]
+Inputs = tuple[Mask, Positions]
 
 
-class Misled(DecoderLM):
-    """A decoder that receives changed arguments: the fault is in `told`, everything else is the model itself."""
+class ChangedInputs(DecoderLM):
+    """A decoder that receives changed arguments: the fault is in `changed`, everything else is the model itself."""
 
-    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
+    def changed(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Inputs:
         """Return the mask and the positions that the model receives."""
         return mask, positions
 
@@ -85,7 +95,7 @@ class Misled(DecoderLM):
         cache: Cache | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T D"]:
-        mask, positions = self.told(tokens, mask, positions, cache)
+        mask, positions = self.changed(tokens, mask, positions, cache)
         return super().encode(tokens, mask, positions, segments, cache, tap)
 
 
@@ -93,7 +103,7 @@ def random_tokens(rng: np.random.Generator, rows: int, length: int, vocab_size: 
     return torch.from_numpy(rng.integers(0, vocab_size, size=(rows, length)))
 
 
-def everyone(tokens: Int[Tensor, "B T"]) -> Bool[Tensor, "B T T"]:
+def full_mask(tokens: Int[Tensor, "B T"]) -> Bool[Tensor, "B T T"]:
     """Return the mask (B,T,T) that allows every pair of tokens; as `mask=` it removes the causal mask."""
     rows, length = tokens.shape
     return torch.ones(rows, length, length, dtype=torch.bool)
@@ -103,14 +113,14 @@ def dependence(model: Model, tokens: Int[Tensor, "B T"], read: str = "embed", **
     """max |d logits_i / d x_j| of the first row, x_j the vector of token j where it enters (site `read`)."""
     run = trace(model, tokens[:1], sites=[read], grad=True, **given)
     rows = []
-    for place in run.logits[0]:  # (V,)
-        gradients = [torch.autograd.grad(logit, run[read], retain_graph=True)[0][0] for logit in place]
+    for logits in run.logits[0]:  # (V,)
+        gradients = [torch.autograd.grad(logit, run[read], retain_graph=True)[0][0] for logit in logits]
         rows.append(torch.stack(gradients).abs().amax((0, 2)))
     return torch.stack(rows)
 
 
 def unmasked(model: DecoderLM) -> EncoderLM:
-    """Return the same weights without the causal mask, which turns a decoder into an encoder."""
+    """Return the same weights without the causal mask: a decoder becomes an encoder."""
     fields = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(model.config)}
     twin = build(c.EncoderConfig(**fields), dtype=model.embed.tokens.weight.dtype)
     twin.load_state_dict({n.replace("decoder.", "encoder.", 1): v for n, v in model.state_dict().items()})
