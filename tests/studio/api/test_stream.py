@@ -25,7 +25,7 @@ def test_attribution_is_the_librarys_and_adds_up(ask, models):
     assert told["finding"]["verdict"] == "pass"
 
 
-def test_attribution_explains_the_likeliest_when_none_is_named(ask, models):
+def test_attribution_explains_the_most_likely_token_by_default(ask, models):
     told = ask("attribution", model="bard", ids=IDS)
     with torch.no_grad():
         assert told["answer"]["id"] == int(models.get("bard").model(torch.tensor([IDS]))[0, -1].argmax())
