@@ -24,16 +24,10 @@ FORMER_NAMES = ('"infused"',)
 """Names in files that older versions wrote."""
 REMAINING = {
     "anatomy": 3,
-    "bench": 68,
     "doctor": 138,
     "generation": 9,
     "kernels": 75,
-    "lens": 22,
     "model": 2,
-    "reference": 30,
-    "sizing": 30,
-    "studio": 6,
-    "tour": 2,
     "training": 16,
     "weights": 19,
 }

@@ -12,14 +12,14 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler 
 HERE = Path(__file__).parent
 
 
-def way_in(kernel: str, run: str, struct: str) -> str:
+def way_in(kernel: str, run: str) -> str:
     return f"""
 static void fiber_of_{kernel}() {{
     {kernel}(given);
     (*fibers)[threadIdx.x].done = true;
     give_way();
 }}
-extern "C" void {run}(const {struct}* a, int blocks, int threads) {{
+extern "C" void {run}(const Arguments* a, int blocks, int threads) {{
     given = *a;
     launch(fiber_of_{kernel}, blocks, threads);
 }}
@@ -29,12 +29,10 @@ extern "C" void {run}(const {struct}* a, int blocks, int threads) {{
 def built(text: str, kernel: str, folder: Path, headers: Path, *others: str) -> ctypes.CDLL:
     """A library with `run(argument, blocks, threads)`, which launches a kernel of one argument.
 
-    The argument is the struct `Arguments` or `Given`, whichever the text defines. Other kernels of the text are
-    launched by `run_NAME`.
+    The argument is the struct `Arguments` that the text defines. Other kernels of the text are launched by `run_NAME`.
     """
-    struct = "Arguments" if "struct Arguments" in text else "Given"
-    ways = way_in(kernel, "run", struct) + "".join(way_in(other, f"run_{other}", struct) for other in others)
-    ways = f'static {struct} given;\n{ways}extern "C" int size() {{ return (int)sizeof({struct}); }}\n'
+    ways = way_in(kernel, "run") + "".join(way_in(other, f"run_{other}") for other in others)
+    ways = f'static Arguments given;\n{ways}extern "C" int size() {{ return (int)sizeof(Arguments); }}\n'
     file, made = folder / f"{kernel}.cpp", folder / f"{kernel}.so"
     file.write_text(f'#include "cuda.h"\n{text}\n{ways}')
     command = [compiler(), "-O1", "-std=c++17", "-fPIC", "-shared", "-pthread", "-Wl,-Bsymbolic"]

@@ -150,36 +150,28 @@ def _make_batch(model: DecoderLM, sequences: int, capacity: int, precision: str)
     return batch_session(model, sequences, capacity, CUDA_DTYPES[precision])
 
 
+def _kernel(
+    device: Literal["cpu", "cuda"],
+    name: str,
+    reads: str,
+    supports: Callable[[DecodeRequest], str | None],
+    make: Callable[[DecoderLM, int, int, str], Decoder],
+    accuracy: str,
+    test: str,
+) -> DecodeKernel:
+    replaces = f"a forward pass of DecoderLM over {reads}, with a cache"
+    return DecodeKernel(
+        f"{device}-{name}", "decode", replaces, supports, accuracy, f"tests/kernels/{test}.py", device, make
+    )
+
+
+ON_CPU = "logits within 3e-5 of their largest magnitude in float32; lower precisions round the weights"
+ON_CUDA = "logits within 5e-6 of their largest magnitude in float32; rounding of the weights in bfloat16"
 DECODE_KERNELS: tuple[DecodeKernel, ...] = (
-    DecodeKernel(
-        name="cpu-decode",
-        purpose="decode",
-        replaces="a forward pass of DecoderLM over the new tokens, with a cache",
-        supports=supported_on_cpu,
-        accuracy="logits within 3e-5 of their largest magnitude in float32; lower precisions round the weights",
-        test="tests/kernels/cpu/decode/test_decoder.py",
-        device="cpu",
-        make=NativeDecoder,
-    ),
-    DecodeKernel(
-        name="cuda-persistent",
-        purpose="decode",
-        replaces="a forward pass of DecoderLM over one new token of one sequence, with a cache",
-        supports=supported_by_persistent,
-        accuracy="logits within 5e-6 of their largest magnitude in float32; rounding of the weights in bfloat16",
-        test="tests/kernels/cuda/decode/test_decoder.py",
-        device="cuda",
-        make=_make_persistent,
-    ),
-    DecodeKernel(
-        name="cuda-batch",
-        purpose="decode",
-        replaces="a forward pass of DecoderLM over one new token per sequence, with a cache",
-        supports=supported_by_batch,
-        accuracy="logits within 5e-6 of their largest magnitude in float32; rounding of the weights in bfloat16",
-        test="tests/kernels/cuda/decode/test_batch.py",
-        device="cuda",
-        make=_make_batch,
-    ),
-)
+    _kernel("cpu", "decode", "the new tokens", supported_on_cpu, NativeDecoder, ON_CPU, "cpu/decode/test_decoder"),
+    _kernel("cuda", "persistent", "one new token of one sequence", supported_by_persistent, _make_persistent, ON_CUDA,
+            "cuda/decode/test_decoder"),
+    _kernel("cuda", "batch", "one new token per sequence", supported_by_batch, _make_batch, ON_CUDA,
+            "cuda/decode/test_batch"),
+)  # fmt: skip
 """In order of preference."""

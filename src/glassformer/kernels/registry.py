@@ -22,21 +22,19 @@ def any_value(value: Any) -> bool:
     return True
 
 
+def any_values(names: str) -> dict[str, Rule]:
+    """Return the rules of fields whose every value is supported; `names` are separated by blanks."""
+    return dict.fromkeys(names.split(), any_value)
+
+
 POSITION_FIELDS: dict[str, Rule] = {
-    "position.offset": any_value,
-    "position.base": any_value,
+    **any_values("position.offset position.base position.fraction"),
     "position.layout": {"interleaved", "halves"},
     "position.pairing": {"halves", "interleaved"},
-    "position.fraction": any_value,
     "position.scaling": {None, "linear", "ntk", "yarn", "llama3"},
-    **dict.fromkeys(
-        (
-            *("position.scaling.factor", "position.scaling.original_max_len"),
-            *("position.scaling.beta_fast", "position.scaling.beta_slow", "position.scaling.attention_factor"),
-            *("position.scaling.truncate", "position.scaling.low_freq_factor", "position.scaling.high_freq_factor"),
-        ),
-        any_value,
-    ),
+    **any_values("position.scaling.factor position.scaling.original_max_len position.scaling.attention_factor"),
+    **any_values("position.scaling.beta_fast position.scaling.beta_slow position.scaling.truncate"),
+    **any_values("position.scaling.low_freq_factor position.scaling.high_freq_factor"),
 }
 """Fields of learned, sinusoidal and rotary positions, for kernels that read tables which the model itself computes."""
 

@@ -18,7 +18,7 @@ from glassformer.config import ConfigError, ModelConfig
 from glassformer.kernels.cpu.training import library, modules
 from glassformer.kernels.cpu.training.functions import WIDE
 from glassformer.kernels.cuda.training import causal, fp8, fp8_layers, hopper, loss, muon
-from glassformer.kernels.registry import Kernel, Rule, any_value, unsupported_field
+from glassformer.kernels.registry import Kernel, Rule, any_values, unsupported_field
 from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import cxx
 from glassformer.model import Model
@@ -43,17 +43,13 @@ class TrainingRequest:
     """True if the optimizer is Muon."""
 
 
-def _all(names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), any_value)
-
-
-AROUND = _all(
+AROUND = any_values(
     "vocab_size d_model n_layers n_encoder_layers pooler placement max_len dropout init_std "
     "norm norm.eps norm.bias embedding embedding.scale embedding.n_segments embedding.norm "
     "head head.tied head.bias head.scale head.transform special special.bos special.eos special.pad special.start"
 )
 """Fields outside attention and feed-forward. No kernel but the loss reads what they configure."""
-POSITION = _all(
+POSITION = any_values(
     "position position.offset position.base position.layout position.pairing position.fraction position.scaling "
     "position.scaling.factor position.scaling.original_max_len position.scaling.beta_fast position.scaling.beta_slow "
     "position.scaling.attention_factor position.scaling.truncate position.scaling.low_freq_factor "
@@ -61,12 +57,12 @@ POSITION = _all(
     "position.vectors.layout position.vectors.offset"
 )
 """Positions reach attention as a rotation, a mask or a bias of the call, for which the modules check each call."""
-ATTENTION = _all(
+ATTENTION = any_values(
     "attention attention.n_heads attention.n_kv_heads attention.d_head attention.d_value attention.scale "
     "attention.bias attention.out_bias attention.qk_norm attention.qk_norm.eps attention.qk_norm.bias "
     "attention.window attention.window_layers"
 )
-FEEDFORWARD = _all(
+FEEDFORWARD = any_values(
     "feedforward feedforward.d_ff feedforward.activation feedforward.bias feedforward.n_experts feedforward.n_active "
     "feedforward.normalize feedforward.expert feedforward.expert.d_ff feedforward.expert.activation "
     "feedforward.expert.bias"

@@ -118,12 +118,22 @@ def _or_crash(subject: Subject, id: str, measure: Callable[[Subject], Measured],
     try:
         return judge(subject, id, measure, remedy)
     except RuntimeError as error:
-        known = subject.interface.maker is not None or subject.interface.cache == "past_key_values"
-        if not known or not any(word in str(error) for word in ("size", "shape", "dimension", "match")):
+        if not _has_own_cache(subject) or not any(
+            word in str(error) for word in ("size", "shape", "dimension", "match")
+        ):
             raise
         text = " ".join(str(error).split())[:120]
         why = f"a call with a cache stops with: {text}"
         return Finding(id, Verdict.FAIL, torch.inf, 0.0, why, remedy, {"crash": text})
+
+
+def _has_own_cache(subject: Subject) -> bool:
+    """Whether the cache comes from the model. A (B,T,D) tensor next to the logits may be the hidden states instead."""
+    if subject.interface.maker is not None:
+        return True
+    with subject.isolated() as isolated:
+        _, cache = isolated.call(isolated.tokens(1, 2), with_cache=True)
+    return cache is not None and not (isinstance(cache, Tensor) and cache.dim() < 4)
 
 
 PROMPT_REMEDY = (

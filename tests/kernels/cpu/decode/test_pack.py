@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from glassformer.kernels.cpu.decode.pack import (
     Store,
-    borrow,
     collapse,
     group_of,
     halves,
@@ -15,6 +14,7 @@ from glassformer.kernels.cpu.decode.pack import (
     panels,
     quantise,
     room,
+    zeros,
 )
 
 
@@ -63,19 +63,11 @@ def test_memory_in_huge_pages_holds_what_it_held():
     assert not collapse(numbers.data_ptr(), numbers.data_ptr() + 100)  # no whole page inside
 
 
-def test_memory_of_a_cache_is_used_again_once_its_owner_is_gone():
-    class Owner:
-        pass
-
-    one, other = Owner(), Owner()
-    size = 1 << 20  # floats: two huge pages
-    held, more = borrow(one, 2, size // 2), borrow(other, size)
-    assert held.data_ptr() != more.data_ptr()
-    assert held.data_ptr() % (2 << 20) == 0
-    place = held.data_ptr()
-    del one, held
-    assert borrow(Owner(), size).data_ptr() == place
-    small = borrow(other, 10)
+def test_a_large_cache_is_in_whole_huge_pages():
+    large, small = zeros(2, 1 << 19), zeros(10)
+    assert large.data_ptr() % (2 << 20) == 0
+    assert large.shape == (2, 1 << 19)
+    assert not large.any()
     assert torch.equal(small, torch.zeros(10))
 
 

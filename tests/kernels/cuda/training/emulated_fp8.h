@@ -5,7 +5,7 @@ static inline Pack read(const u8* at) {
     memcpy(&p, at, 16);
     return p;
 }
-static inline float inverse(float x) { return 1 / x; }
+static inline float reciprocal(float x) { return 1 / x; }
 static inline u32 __byte_perm(u32 a, u32 b, u32 which) {
     unsigned long long both = (unsigned long long)b << 32 | a;
     u32 made = 0;

@@ -7,7 +7,7 @@
 #include <mutex>
 
 #define __grid_constant__
-#define MEMORY(bytes) static thread_local __align__(1024) unsigned char memory[bytes]
+#define DYNAMIC_SHARED(bytes) static thread_local __align__(1024) unsigned char memory[bytes]
 #define FEWER_REGISTERS(n)
 #define MORE_REGISTERS(n)
 
@@ -16,7 +16,7 @@ struct float2 { float x, y; };
 struct __align__(16) float4 { float x, y, z, w; };
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 template <typename T> static inline T __ldcg(const T* at) { return *at; }
-static inline void add_to(float4* at, float4 v) { at->x += v.x, at->y += v.y, at->z += v.z, at->w += v.w; }
+static inline void reduce_add(float4* at, float4 v) { at->x += v.x, at->y += v.y, at->z += v.z, at->w += v.w; }
 static inline void __stcg(float4* at, float4 value) { *at = value; }
 
 // Addresses are offsets from an anchor of each block.
@@ -39,11 +39,11 @@ static void count(char* at, int arrivals, int bytes) {
     if (b->pending < 0) fprintf(stderr, "more arrivals than a barrier counts\n"), abort();
     if (b->pending == 0 && b->bytes == 0) b->pending = b->arrivals, b->round++;
 }
-static inline void begin_barrier(u32 at, u32 arrivals) {
+static inline void init_barrier(u32 at, u32 arrivals) {
     *(Barrier*)here(at) = {(unsigned char)arrivals, (signed char)arrivals, 0, 0};
 }
-static inline void barriers_begun() {}
-static inline void expect(u32 at, u32 bytes) { count(here(at), 1, (int)bytes); }
+static inline void fence_barrier_init() {}
+static inline void arrive_expecting(u32 at, u32 bytes) { count(here(at), 1, (int)bytes); }
 static inline void arrive(u32 at) { count(here(at), 1, 0); }
 static inline void await(u32 at, u32 round) {
     for (long tries = 0;; tries++) {
@@ -66,10 +66,10 @@ static void copy(char* to, const Map* from, int column, int row, char* filled) {
         }
     count(filled, 0, -(int)m.box * 128);
 }
-static inline void fetch(u32 to, const Map* from, int column, int row, u32 filled) {
+static inline void tma_load(u32 to, const Map* from, int column, int row, u32 filled) {
     copy(here(to), from, column, row, here(filled));
 }
-static inline void fetch_bytes(u32 to, const void* from, u32 bytes, u32 filled) {
+static inline void bulk_load(u32 to, const void* from, u32 bytes, u32 filled) {
     memcpy(here(to), from, bytes);
     count(here(filled), 0, -(int)bytes);
 }
@@ -85,7 +85,7 @@ struct Later {
     }
 };
 static thread_local Later stores[384], products[384];
-static inline void store(const Map* to, u32 from, int column, int row) {
+static inline void tma_store(const Map* to, u32 from, int column, int row) {
     char* kept = here(from);
     stores[threadIdx.x].open.push_back([=] {
         const Matrix& m = *(const Matrix*)to;
@@ -95,45 +95,37 @@ static inline void store(const Map* to, u32 from, int column, int row) {
                     m.numbers[(row + r) * m.step + column + c] = *(u16*)swapped(kept + r * 128 + c * 2);
     });
 }
-static inline void stores_are_a_group() { stores[threadIdx.x].close(); }
-template <int LATER> static inline void groups_were_read() { stores[threadIdx.x].run(LATER); }
-static inline void all_is_stored() { stores[threadIdx.x].run(0); }
+static inline void commit_stores() { stores[threadIdx.x].close(); }
+template <int LATER> static inline void wait_until_stores_have_read() { stores[threadIdx.x].run(LATER); }
+static inline void wait_for_stores() { stores[threadIdx.x].run(0); }
 static inline void put(u32 at, u32 word) { memcpy(here(at), &word, 4); }
-static inline float2 take_two(u32 at) {
+static inline float2 load_shared_pair(u32 at) {
     float2 two;
     memcpy(&two, here(at), 8);
     return two;
 }
-static inline void put_four(u32 at, u32 high, int step, const u32* words) {
+static inline void store_fragment(u32 at, u32 high, int step, const u32* words) {
     const int lane = threadIdx.x & 31;
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4 + 8 * (i & 1), unit = 2 * step + i / 2;
         put(at + unit / 8 * high + row * 128 + ((unit % 8) ^ (row % 8)) * 16 + lane % 4 * 4, words[i]);
     }
 }
-static inline void take_four(u32 at, u32 high, int step, u32* words) {
-    const int lane = threadIdx.x & 31;
-    __syncwarp();  // others of the warp put some of it
-    for (int i = 0; i < 4; i++) {
-        const int row = lane / 4 + 8 * (i & 1), unit = 2 * step + i / 2;
-        memcpy(words + i, here(at + unit / 8 * high + row * 128 + ((unit % 8) ^ (row % 8)) * 16 + lane % 4 * 4), 4);
-    }
-}
-static inline void puts_are_seen() {}
+static inline void fence_async_proxy() {}
 
 static thread_local int meeting[4], meetings[4];
-template <int COUNT> static inline void meet(u32 barrier) { wait_for(meeting[barrier], meetings[barrier], COUNT); }
-static inline bool chosen() { return threadIdx.x % 32 == 0; }
+template <int COUNT> static inline void sync_threads(u32 barrier) { wait_for(meeting[barrier], meetings[barrier], COUNT); }
+static inline bool elect_one() { return threadIdx.x % 32 == 0; }
 
-static inline void matmuls_begin() {}
-static inline void matmuls_are_a_group() { products[threadIdx.x].close(); }
-template <int LATER> static inline void matmuls_are_done() {
+static inline void wgmma_fence() {}
+static inline void wgmma_commit() { products[threadIdx.x].close(); }
+template <int LATER> static inline void wgmma_wait() {
     products[threadIdx.x].run(LATER);
     __syncwarp();  // a warp multiplies as one
 }
-template <int N> static inline void settle(float (&)[N]) {}
-static inline u32 handle(u32 at) { return (u32)((int)at >> 4); }
-static inline int uniform(int x) { return x; }
+template <int N> static inline void wgmma_result_fence(float (&)[N]) {}
+static inline u32 descriptor_word(u32 at) { return (u32)((int)at >> 4); }
+static inline int warp_uniform(int x) { return x; }
 static inline float number(char* at) { return __uint_as_float((u32) * (u16*)swapped(at) << 16); }
 // d, 64 by `columns`, from factors of which `left` gives (row, k) and `right` (column, k).
 template <typename LEFT, typename RIGHT>

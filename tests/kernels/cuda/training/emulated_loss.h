@@ -4,6 +4,6 @@
 #else
 #define ROW const Pack* row = a.logits + (long long)blockIdx.x * PACKS
 #endif
-static inline void ask(Pack* kept, const Pack* at) { *kept = *at; }
-static inline void asked() {}
-static inline void put(Made* at, const Made& p) { *at = p; }
+static inline void copy_async(Pack* kept, const Pack* at) { *kept = *at; }
+static inline void wait_for_copies() {}
+static inline void store_streaming(Gradients* at, const Gradients& p) { *at = p; }

@@ -8,63 +8,43 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
+from glassformer.kernels import decode_support
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.pack import (
     KINDS,
     Precision,
     Store,
     address,
-    borrow,
     collapse,
     linear,
     matrix,
     norm,
     room,
+    zeros,
 )
-from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
+from glassformer.kernels.decode_support import ACTIVATIONS, position_tables
+from glassformer.kernels.registry import Rule, any_values
 from glassformer.model import DecoderLM
 from glassformer.model.block import ParallelBlock, SequentialBlock
-from glassformer.model.positions import Learned, Rotary, Sinusoidal, alibi_slopes, sinusoids
 from glassformer.shapes import Float, Int
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
 PLACEMENTS = ("pre", "post", "parallel")
 CHUNK = 1024
 """Tokens of prompts that are read at once: all their hidden activations are in memory."""
-_NONE, _TABLE, _HALVES, _PAIRS, _ALIBI = range(5)
-
-
 ALLOWED: dict[str, Rule] = {
-    **dict.fromkeys(("vocab_size", "d_model", "n_layers", "max_len", "dropout", "init_std"), any_value),
-    "attention": {"Attention"},
-    **dict.fromkeys((f"attention.{name}" for name in ("n_heads", "n_kv_heads", "d_head", "d_value")), any_value),
-    **dict.fromkeys((f"attention.{name}" for name in ("scale", "bias", "out_bias")), any_value),
-    **dict.fromkeys((f"attention.{name}" for name in ("window", "window_layers")), any_value),
+    **decode_support.ALLOWED,
     "attention.qk_norm": {None, "layer_norm", "rms_norm"},
-    **dict.fromkeys(("attention.qk_norm.eps", "attention.qk_norm.bias"), any_value),
+    **any_values("attention.qk_norm.eps attention.qk_norm.bias embedding.norm"),
     "feedforward": {"dense", "gated", "none"},
-    "feedforward.activation": ACTIVATIONS,
-    **dict.fromkeys(("feedforward.d_ff", "feedforward.bias"), any_value),
-    "norm": {"layer_norm", "rms_norm"},
-    **dict.fromkeys(("norm.eps", "norm.bias"), any_value),
     "position": {"none", "learned", "sinusoidal", "rotary", "alibi"},
-    **POSITION_FIELDS,
     "placement": PLACEMENTS,
-    "embedding": {"Embedding"},
-    **dict.fromkeys(("embedding.scale", "embedding.norm"), any_value),
-    "head": {"Head"},
-    **dict.fromkeys(("head.tied", "head.bias", "head.scale"), any_value),
-    "special": {"Special"},
-    **dict.fromkeys((f"special.{name}" for name in ("bos", "eos", "pad", "start")), any_value),
 }
-"""The config fields that the kernels implement."""
+"""The config fields that the CPU kernels implement."""
 
 
 def unsupported_config(config: c.ModelConfig) -> str | None:
-    """Return why the kernels cannot run a model of this config, or None if they can."""
-    if not isinstance(config, c.DecoderConfig):
-        return "only decoder-only models have compiled kernels"
-    return unsupported_field(config, ALLOWED)
+    """Return why the CPU kernels cannot run a model of this config, or None if they can."""
+    return decode_support.unsupported_config(config, ALLOWED)
 
 
 class Weights:
@@ -212,9 +192,9 @@ class NativeDecoder:
             settle(model, self.capacity)
         self.model = library.Model.from_buffer_copy(self.weights.model)
         self.tables = Store(0)
-        self._set_positions(model.decoder.position)
-        self.keys = borrow(self, cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
-        self.values = borrow(self, cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
+        self._set_positions(model)
+        self.keys = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
+        self.values = zeros(cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_value)
         self.lengths = torch.zeros(rows, dtype=torch.int32)
 
     def step(self, tokens: Int[Tensor, "B"]) -> Float[Tensor, "B V"]:
@@ -289,21 +269,16 @@ class NativeDecoder:
         self.lengths = self.lengths.index_select(0, parents)
         self.rows = len(parents)
 
-    def _set_positions(self, scheme: Any) -> None:
-        """Set the position tables, as long as the cache."""
-        positions, keep = torch.arange(self.capacity), self.tables.refer
-        match scheme:
-            case Learned():
-                self.model.position, self.model.position_table = _TABLE, keep(scheme.weight[scheme.offset :])
-            case Sinusoidal():
-                waves = sinusoids(positions, self.config.d_model, scheme.spec)
-                self.model.position, self.model.position_table = _TABLE, keep(waves)
-            case Rotary():
-                self.model.position = _HALVES if scheme.spec.pairing == "halves" else _PAIRS
+    def _set_positions(self, model: DecoderLM) -> None:
+        """Set the kind of positions, in the order of the enum in model.h, and their tables, as long as the cache."""
+        scheme: Any = model.decoder.position
+        match self.config.position:
+            case c.Learned() | c.Sinusoidal():
+                self.model.position = 1
+            case c.Rotary(pairing=pairing):
+                self.model.position = 2 if pairing == "halves" else 3
                 self.model.rotated = scheme.d_rotated
-                self.model.cosines, self.model.sines = map(keep, scheme.table(positions, torch.float32))
-            case _ if isinstance(self.config.position, c.Alibi):
-                self.model.position = _ALIBI
-                self.model.slopes = keep(torch.tensor(alibi_slopes(self.config.n_heads)))
-            case _:
-                self.model.position = _NONE
+            case c.Alibi():
+                self.model.position = 4
+        for name, table in position_tables(model, self.capacity).items():
+            setattr(self.model, name, self.tables.refer(table))

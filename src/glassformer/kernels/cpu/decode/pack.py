@@ -10,7 +10,6 @@ import ctypes
 import math
 import mmap
 import sys
-import weakref
 from typing import Literal
 
 import torch
@@ -51,26 +50,10 @@ def stretch(n_bytes: int) -> Tensor:
     return whole[start : start + n_bytes]
 
 
-_SPARE: list[Tensor] = []
-"""Memory of caches that were freed: clearing new pages takes 2 to 6 % of the time of a prompt of 512 tokens."""
-_SPARES, _LARGEST_SPARE = 2, 64 << 20
-
-
-def borrow(owner: object, *shape: int) -> Tensor:
-    """Return uninitialised float32 memory, in huge pages if it is large enough; reused after its owner is freed."""
+def zeros(*shape: int) -> Tensor:
+    """Return float32 zeros, in huge pages if there are enough of them."""
     size = 4 * math.prod(shape)
-    if size < _HUGE:
-        return torch.zeros(shape)
-    fitting = next((i for i, spare in enumerate(_SPARE) if size <= spare.numel() <= 4 * size), None)
-    memory = stretch(size) if fitting is None else _SPARE.pop(fitting)
-    weakref.finalize(owner, _give_back, memory).atexit = False
-    return memory[:size].view(torch.float32).view(shape)
-
-
-def _give_back(memory: Tensor) -> None:
-    if memory.numel() <= _LARGEST_SPARE:
-        _SPARE.append(memory)
-        del _SPARE[:-_SPARES]
+    return torch.zeros(shape) if size < _HUGE else stretch(size).view(torch.float32).view(shape)
 
 
 class Store:

@@ -6,48 +6,25 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
+from glassformer.kernels import decode_support
+from glassformer.kernels.decode_support import ACTIVATIONS
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
 from glassformer.model.layers import LayerNorm
-from glassformer.model.positions import Learned, Rotary, Sinusoidal, sinusoids
+from glassformer.model.positions import Learned, Rotary, Sinusoidal
 from glassformer.shapes import Float
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh")
-"""In the order of their numbers in rows.cuh."""
 ENDLESS = 2**30
 """The window of a layer without a window."""
 
 
-ALLOWED: dict[str, Rule] = {
-    **dict.fromkeys(("vocab_size", "d_model", "n_layers", "max_len", "dropout", "init_std"), any_value),
-    "attention": {"Attention"},
-    **dict.fromkeys((f"attention.{name}" for name in ("n_heads", "n_kv_heads", "d_head", "d_value")), any_value),
-    **dict.fromkeys((f"attention.{name}" for name in ("scale", "bias", "out_bias")), any_value),
-    **dict.fromkeys((f"attention.{name}" for name in ("window", "window_layers")), any_value),
-    "feedforward": {"dense", "gated"},
-    "feedforward.activation": ACTIVATIONS,
-    **dict.fromkeys(("feedforward.d_ff", "feedforward.bias"), any_value),
-    "norm": {"layer_norm", "rms_norm"},
-    **dict.fromkeys(("norm.eps", "norm.bias"), any_value),
-    "position": {"none", "learned", "sinusoidal", "rotary"},
-    **POSITION_FIELDS,
-    "placement": {"pre"},
-    "embedding": {"Embedding"},
-    "embedding.scale": any_value,
-    "head": {"Head"},
-    **dict.fromkeys(("head.tied", "head.bias", "head.scale"), any_value),
-    "special": {"Special"},
-    **dict.fromkeys((f"special.{name}" for name in ("bos", "eos", "pad", "start")), any_value),
-}
+ALLOWED = dict(decode_support.ALLOWED)
 """The config fields that the CUDA kernels implement."""
 
 
 def unsupported_config(config: c.ModelConfig) -> str | None:
     """Return why the CUDA kernels cannot run a model of this config, or None if they can."""
-    if not isinstance(config, c.DecoderConfig):
-        return "only decoder-only models have CUDA decode kernels"
-    if (reason := unsupported_field(config, ALLOWED)) is not None:
+    if (reason := decode_support.unsupported_config(config, ALLOWED)) is not None:
         return reason
     if config.d_head != config.d_value or config.d_head not in (16, 32, 64, 128):
         return f"d_head={config.d_head} and d_value={config.d_value} are not supported: both must be 16, 32, 64 or 128"
@@ -63,18 +40,9 @@ def unsupported_config(config: c.ModelConfig) -> str | None:
 
 def position_tables(model: DecoderLM, capacity: int) -> dict[str, Tensor]:
     """Return the position tables, as long as the cache; a single zero in place of a table that is not needed."""
-    scheme: Any = model.decoder.position
-    nothing = torch.zeros(1, device=model.device)
-    found = {"position_table": nothing, "cosines": nothing, "sines": nothing}
-    steps = torch.arange(capacity, device=model.device)
-    match scheme:
-        case Learned():
-            found["position_table"] = scheme.weight.detach()[scheme.offset :].float().contiguous()
-        case Sinusoidal():
-            found["position_table"] = sinusoids(steps, model.config.d_model, scheme.spec).float().contiguous()
-        case Rotary():
-            found["cosines"], found["sines"] = (t.contiguous() for t in scheme.table(steps, torch.float32))
-    return found
+    empty = dict.fromkeys(("position_table", "cosines", "sines"), torch.zeros(1, device=model.device))
+    tables = decode_support.position_tables(model, capacity)
+    return empty | {name: table.float().contiguous() for name, table in tables.items()}
 
 
 def kernel_sizes(model: DecoderLM, dtype: torch.dtype, warps: int) -> dict[str, int]:

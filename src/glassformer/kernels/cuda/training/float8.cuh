@@ -22,4 +22,4 @@ __device__ inline u32 four_e5m2(float a, float b, float c, float d) {
 #endif
 
 // The conversions would saturate infinity as well. This makes it NaN, so that it stays visible, and changes no other value.
-__device__ inline float visible(float x) { return fmaf(x, 0.f, x); }
+__device__ inline float infinity_to_nan(float x) { return fmaf(x, 0.f, x); }

@@ -11,7 +11,7 @@ typedef unsigned short u16;
 struct alignas(16) Four { float x[4]; };
 struct alignas(16) Eight { u32 pair[4]; };  // of bfloat16
 
-struct Given {
+struct Arguments {
     const float* gradient[MOST];
     float* momentum[MOST];
     float* matrix[MOST];
@@ -33,12 +33,12 @@ __device__ inline u32 bfloat(float x) {  // round to nearest even
 }
 
 struct Position { int matrix, first; };
-__device__ inline Position position(const Given& a) {
+__device__ inline Position position(const Arguments& a) {
     const int pieces = (a.numbers + THREADS * EACH - 1) / (THREADS * EACH), matrix = blockIdx.x / pieces;
     return {matrix, ((int)blockIdx.x - matrix * pieces) * THREADS * EACH + (int)threadIdx.x * EACH};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) look_ahead(const __grid_constant__ Given a) {
+extern "C" __global__ void __launch_bounds__(THREADS) look_ahead(const __grid_constant__ Arguments a) {
     const Position p = position(a);
     if (p.first >= a.numbers) return;
     const bool failed = a.failed && *a.failed > 0;
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) look_ahead(const __grid_co
     *(Eight*)(a.stack + (long long)p.matrix * a.numbers + p.first) = out;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Given a) {
+extern "C" __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Arguments a) {
     const Position p = position(a);
     if (p.first >= a.numbers) return;
     const float rate = a.failed && *a.failed > 0 ? 0.f : *a.rate, kept = 1 - rate * a.decay, step = -rate * a.factor;

@@ -8,7 +8,7 @@ typedef unsigned int u32;
 
 struct alignas(16) Pack { u32 word[4]; };  // four numbers of float32, or eight of bfloat16
 
-struct Given {
+struct Arguments {
     const Pack* x[MOST];
     long long numbers[MOST];  // numbers that are read
     int wide[MOST];           // 1 for float32, 0 for bfloat16
@@ -18,7 +18,7 @@ struct Given {
 
 #define THREADS 256
 #define RUN 4  // packs that a thread loads at once, to keep several loads in flight
-#define EVERYONE 0xffffffffu
+#define FULL_MASK 0xffffffffu
 
 __device__ inline float square(float x) { return x * x; }
 
@@ -28,7 +28,7 @@ __device__ inline long long sampled_pack(long long i) {
     return (line * 8 + ((u32)line * 2654435761u >> 29)) * 8 + (i & 7);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) squares(const Given a) {
+extern "C" __global__ void __launch_bounds__(THREADS) squares(const Arguments a) {
     __shared__ float scratch[THREADS / 32];
     const int t = threadIdx.x, which = blockIdx.x / PARTS;
     const Pack* x = a.x[0];
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) squares(const Given a) {
             }
     }
     float all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(EVERYONE, all, step);
+    for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(FULL_MASK, all, step);
     if ((t & 31) == 0) scratch[t >> 5] = all;
     __syncthreads();
     if (t == 0) {

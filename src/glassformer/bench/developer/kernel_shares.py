@@ -1,0 +1,117 @@
+"""Measure what each training kernel gains end to end: the time of a step with all of them and without each, in turns.
+
+    python -m glassformer.bench.developer.kernel_shares --set model.preset=gpt2 --set loop.batch=64 [--rounds 3]
+
+Every variant runs in a process of its own, because kernels are chosen while a step is compiled. `--set` takes fields of
+a run file; tokens are random. A kernel that gains less than 5 % of every number that a user sees is to be deleted.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from glassformer.bench.result import number
+from glassformer.kernels import training as kernels
+from glassformer.kernels.cuda.training import fp8, fp8_cuda, loss
+from glassformer.training import accelerate
+from glassformer.training.loop import choose_machine, kernel_request, prepare_state, stepper
+from glassformer.training.objective import Batch
+from glassformer.training.run import Run, read_run
+
+ALL = "all kernels"
+WARM_UP = 8
+"""Steps before the measurement: they compile, and a CUDA graph is captured after three of them."""
+
+
+def _plain_float8_loss(
+    logits: torch.Tensor, targets: torch.Tensor, ignored: int, smoothing: float, z_loss: float, columns: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As fp8.loss_gradients, by operations that torch.compile fuses."""
+    losses, gradient = loss.definition(logits, targets, ignored, smoothing, z_loss, columns)
+    gradient8 = fp8.quantise(gradient, fp8.GRADIENT_SCALE, fp8.E5M2)
+    total, plain = losses.sum(1)
+    return total, plain, gradient8, fp8.transpose(gradient8)
+
+
+def _plain_squares(tensors: list[torch.Tensor], sampled: bool) -> torch.Tensor:
+    """As fp8.square_parts, by operations that torch.compile fuses."""
+    large = [sampled and t.numel() >= fp8_cuda.SAMPLED_FROM for t in tensors]
+    squares = [fp8.mean_square(fp8.sample(t) if some else t) for t, some in zip(tensors, large, strict=True)]
+    return torch.stack(squares)[:, None]
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "CUDA loss": lambda: setattr(kernels, "head_kernel", lambda device, dtype, float8: None),
+    "CUDA Muon": lambda: setattr(kernels, "muon_kernel", lambda matrices, rate: None),
+    "float8 head: the loss": lambda: setattr(fp8, "loss_gradients", _plain_float8_loss),
+    "float8: mean squares": lambda: setattr(fp8, "square_parts", _plain_squares),
+}
+"""Kernels that replace no module, and parts of kernels: how each is switched off."""
+
+
+def names(run: Run) -> list[str]:
+    """Return what can be left out of a run on this machine."""
+    device, dtype, compiled = choose_machine(run)
+    found = accelerate.choose(run.model, **kernel_request(run, device, dtype, compiled))
+    return [*found, *(part for part in PARTS if ":" in part and run.machine.products == "float8")]
+
+
+def leave_out(name: str) -> None:
+    """Switch a kernel off in this process."""
+    if name in PARTS:
+        PARTS[name]()
+    kernels.TRAINING_KERNELS = tuple(kernel for kernel in kernels.TRAINING_KERNELS if kernel.name != name)
+
+
+def seconds_per_step(run: Run, steps: int) -> float:
+    """Return the median seconds of a step on random tokens."""
+    state = prepare_state(run)
+    one_step, sync = stepper(state), torch.cuda.synchronize if state.device.type == "cuda" else lambda: None
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, run.model.vocab_size, (run.loop.batch, run.context + 1), generator=draw)
+    batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).to(state.device)
+    times = []
+    for _ in range(WARM_UP + steps):
+        sync()
+        begin = time.perf_counter()
+        one_step(state, batch)
+        state.settle()
+        sync()
+        times.append(time.perf_counter() - begin)
+    return sorted(times[WARM_UP:])[steps // 2]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="Change a field of the run.")
+    options.add_argument("--rounds", type=int, default=3, help="Rounds in which all variants take turns. Default: 3.")
+    options.add_argument("--steps", type=int, default=20, help="Steps per round. Default: 20.")
+    options.add_argument("--without", help="Measure one variant in this process and print its seconds per step.")
+    given = options.parse_args()
+    run = read_run("", ("loop.steps=100000", *given.set))
+    if given.without is not None:
+        leave_out(given.without)
+        print(json.dumps(seconds_per_step(run, given.steps)))
+        return
+    times: dict[str, list[float]] = {name: [] for name in (ALL, *names(run))}
+    command = [sys.executable, "-m", __spec__.name, "--steps", str(given.steps)]
+    command += [word for change in given.set for word in ("--set", change)]
+    for _ in range(given.rounds):
+        for name, found in times.items():
+            done = subprocess.run([*command, "--without", name], capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    medians = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+    for name, found in times.items():
+        spread = (max(found) - min(found)) / medians[name]
+        label = name if name == ALL else f"without {name}"
+        gain = "" if name == ALL else f"   it gains {1 - medians[ALL] / medians[name]:.1%} of a step"
+        print(f"{label:<32} {number(1000 * medians[name])} ms (spread {spread:.0%}){gain}")
+
+
+if __name__ == "__main__":
+    main()
