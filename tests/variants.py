@@ -3,6 +3,8 @@
 H = 6 over G = 2 or 3 (neither 1 nor H), D = 14 unequal to H·K, K = 4 and U = 5, V = 31, F = 11, T = 13.
 """
 
+import dataclasses
+
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -78,7 +80,32 @@ heads = st.builds(
     scale=st.sampled_from([1.0, 0.25]),
     transform=st.none() | activations,
 )
-embeddings = st.builds(c.Embedding, scale=st.sampled_from([1.0, 3.7]), n_segments=st.just(0), norm=st.booleans())
+E_WIDTH = 10
+projections = st.sampled_from(
+    [
+        {},
+        {},
+        {"width": E_WIDTH},
+        {"width": E_WIDTH, "project_bias": False},
+        {"width": E_WIDTH, "project": "before_positions", "project_bias": False},
+        {"width": D},
+    ]
+)
+
+
+def embeddings_of(segments):
+    """Embeddings of D and of another width; the number of segments is drawn."""
+    return st.builds(
+        lambda scale, n, norm, width: c.Embedding(scale=scale, n_segments=n, norm=norm, **width),
+        st.sampled_from([1.0, 3.7]),
+        segments,
+        st.booleans(),
+        projections,
+    )
+
+
+embeddings = embeddings_of(st.just(0))
+score_biases = st.sampled_from([None, None, c.T5Bias(buckets=8, max_distance=20)])
 common = {
     "vocab_size": st.just(V),
     "d_model": st.just(D),
@@ -90,24 +117,43 @@ common = {
     "max_len": st.just(MAX_LEN),
     "embedding": embeddings,
     "head": heads,
+    "score_bias": score_biases,
 }
 attention_only = {"feedforward": st.just(c.NoFeedForward()), "placement": st.sampled_from(["pre", "post"])}
 every_placement = {"placement": st.sampled_from(["pre", "post", "parallel"])}
 encoder_parts = {
     **common,
-    "embedding": st.builds(c.Embedding, n_segments=st.sampled_from([0, 3]), norm=st.booleans()),
+    "embedding": embeddings_of(st.sampled_from([0, 3])),
     "pooler": st.booleans(),
 }
 seq2seq_parts = {**common, "placement": st.sampled_from(["pre", "post"]), "n_encoder_layers": st.just(1)}
-decoders = st.builds(c.DecoderConfig, **common, **every_placement) | st.builds(
-    c.DecoderConfig, **{**common, **attention_only}
+shared = {"shared_blocks": st.sampled_from([None, None, (0, 0)])}
+
+
+def fitting(kind, **parts):
+    """Configs of a kind whose parts are drawn one by one, changed where two of them exclude each other."""
+
+    def build(**given):
+        embedding, head, position = given["embedding"], given["head"], given["position"]
+        if isinstance(position, c.QueryKeyPosition):
+            embedding = dataclasses.replace(embedding, width=None, project="after_norm", project_bias=True)
+        if isinstance(position, c.T5Bias):
+            given["score_bias"] = None
+        if embedding.width is not None and (head.tied or head.transform is not None):
+            bias = embedding.project_bias  # any boolean
+            head = dataclasses.replace(head, width=embedding.width, transform_bias=bias)
+        return kind(**{**given, "embedding": embedding, "head": head})
+
+    return st.builds(build, **parts)
+
+
+decoders = fitting(c.DecoderConfig, **common, **shared, **every_placement) | fitting(
+    c.DecoderConfig, **{**common, **shared, **attention_only}
 )
-encoders = st.builds(c.EncoderConfig, **encoder_parts, **every_placement) | st.builds(
-    c.EncoderConfig, **{**encoder_parts, **attention_only}
+encoders = fitting(c.EncoderConfig, **encoder_parts, **shared, **every_placement) | fitting(
+    c.EncoderConfig, **{**encoder_parts, **shared, **attention_only}
 )
-seq2seqs = st.builds(c.Seq2SeqConfig, **seq2seq_parts) | st.builds(
-    c.Seq2SeqConfig, **{**seq2seq_parts, **attention_only}
-)
+seq2seqs = fitting(c.Seq2SeqConfig, **seq2seq_parts) | fitting(c.Seq2SeqConfig, **{**seq2seq_parts, **attention_only})
 
 # One of each position scheme, for tests that must see them all in every run.
 POSITIONS: dict[str, c.Position] = {

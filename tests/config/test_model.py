@@ -26,6 +26,19 @@ from tests import variants
         ({"position": c.Rotary(fraction=0.3)}, "gives 1, which must be even"),
         ({"position": c.Rotary(fraction=0.5, scaling=c.NTKScaling(factor=2.0))}, "NTK scaling"),
         ({"attention": c.Attention(n_heads=7, window=2, window_layers=(2,))}, "window_layers names layer 2"),
+        ({"embedding": c.Embedding(width=10)}, "set head.width=10, or head.tied=False"),
+        ({"head": c.Head(width=10)}, "uses the token table of width 14, but its input has width 10"),
+        (
+            {"embedding": c.Embedding(width=9), "head": c.Head(tied=False), "position": c.Sinusoidal()},
+            "embedding.width=9 must be even",
+        ),
+        (
+            {"embedding": c.Embedding(width=10), "head": c.Head(width=10), "position": c.QueryKeyPosition()},
+            "query/key positions do not support embedding.width",
+        ),
+        ({"position": c.T5Bias(), "score_bias": c.T5Bias()}, "position is a T5 bias itself"),
+        ({"shared_blocks": (0,)}, "shared_blocks has 1 entries, but n_layers=2"),
+        ({"shared_blocks": (1, 0)}, "must number the blocks 0, 1, 2, ..."),
         ({"special": c.Special(eos=(31,))}, "special.eos=31 is outside the vocabulary of 31"),
     ],
 )
@@ -46,6 +59,8 @@ def test_parallel_has_no_place_for_cross_attention():
         variants.seq2seq(placement="parallel")
     with pytest.raises(c.ConfigError, match="window_layers is ambiguous"):
         variants.seq2seq(attention=c.Attention(n_heads=7, window=2, window_layers=(0,)))
+    with pytest.raises(c.ConfigError, match="shared_blocks is ambiguous"):
+        variants.seq2seq(shared_blocks=(0, 0))
 
 
 def test_derived_values():

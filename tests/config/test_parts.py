@@ -22,7 +22,12 @@ from glassformer import config as c
         (lambda: c.Gated(d_ff=3, activation="swish"), "activation='swish'"),
         (lambda: c.MoE(n_experts=2, n_active=3, expert=c.Dense(d_ff=1)), "n_active=3 exceeds n_experts=2"),
         (lambda: c.Head(transform="swish"), "transform='swish'"),
+        (lambda: c.Head(width=0), "Head.width=0"),
+        (lambda: c.Head(transform_bias=False), "give transform or width too"),
         (lambda: c.Embedding(n_segments=-1), "n_segments=-1"),
+        (lambda: c.Embedding(width=0), "Embedding.width=0"),
+        (lambda: c.Embedding(width=3, project="first"), "project='first' is not known"),
+        (lambda: c.Embedding(project="before_positions"), "give width too"),
     ],
 )
 def test_impossible_parts_are_refused(make, words):

@@ -66,3 +66,25 @@ def test_left_padding_leaves_the_learned_table_its_full_length():
     ids = tokens(1, variants.MAX_LEN + 5)
     mask = ragged_mask([variants.MAX_LEN], variants.MAX_LEN + 5, "left")
     assert (model(ids, mask=mask)[:, 5:] - model(ids[:, 5:])).abs().max() <= 1e-12
+
+
+def test_layers_that_share_a_block_have_caches_and_sites_of_their_own():
+    """Four layers over two blocks: the parameters exist once, decoding with a cache gives the same logits."""
+    config = variants.decoder(n_layers=4, shared_blocks=(0, 0, 1, 0))
+    model, _ = variants.lively(config)
+    assert len(model.decoder.blocks) == 2
+    assert [block is model.decoder.blocks[i] for block, i in zip(model.blocks, (0, 0, 1, 0), strict=True)] == [True] * 4
+    ids, cache = variants.tokens(2, 9), model.new_cache()
+    pieces = [model(ids[:, :5], cache=cache), model(ids[:, 5:6], cache=cache), model(ids[:, 6:], cache=cache)]
+    assert len(cache.layers) == 4
+    assert (torch.cat(pieces, dim=1) - model(ids)).abs().max() <= 1e-12
+    alone = variants.lively(c.replace(config, shared_blocks=None))[0]
+    alone.load_state_dict(
+        {
+            name: model.state_dict()[name.replace(f"blocks.{i}.", f"blocks.{b}.")]
+            for i, b in enumerate(config.shared_blocks)
+            for name in alone.state_dict()
+            if f"blocks.{i}." in name or (i == 0 and "blocks." not in name)
+        }
+    )
+    assert (alone(ids) - model(ids)).abs().max() <= 1e-12

@@ -61,6 +61,15 @@ BARE = c.DecoderConfig(
     max_len=512,
 )
 TRAINED = c.replace(BARE, feedforward=c.Dense(512), position=c.QueryKeyPosition(c.Learned()), vocab_size=2003)
+ALBERT = c.replace(
+    BERT, embedding__width=96, head__width=96, shared_blocks=(0, 0, 0, 0), dropout=0.0, norm=c.LayerNorm(), pooler=False
+)
+PROJECTED = c.replace(
+    GPT,
+    embedding=c.Embedding(width=96, project="before_positions", project_bias=False),
+    head=c.Head(width=96, transform_bias=False),
+)
+MPNET = c.replace(BERT, score_bias=c.T5Bias(), dropout=0.0, pooler=False)
 WIDE = presets.gpt2(n_layers=2, d_model=256, n_heads=4, d_ff=1024, vocab_size=30011, dropout=0.0)
 
 TRAINING = {
@@ -74,6 +83,10 @@ TRAINING = {
     "attention only, infused float32": (BARE, 4, 256, None, "float32", "backward"),
     "attention only, infused, rms float32": (c.replace(BARE, norm=c.RMSNorm()), 4, 256, None, "float32", "backward"),
     "infused, trained bfloat16": (TRAINED, 2, 256, None, "bfloat16", "loss"),
+    "factorized embedding, shared blocks float32": (ALBERT, 2, 192, None, "float32", "loss"),
+    "the same, few words float32": (c.replace(ALBERT, vocab_size=97), 4, 256, None, "float32", "backward"),
+    "projection before positions float32": (PROJECTED, 4, 256, None, "float32", "loss"),
+    "score bias float32": (c.replace(MPNET, vocab_size=97), 4, 256, None, "float32", "backward"),
     "many words, short text float32": (WIDE, 1, 16, None, "float32", "embedding"),
 }
 
@@ -109,6 +122,9 @@ PREFILL = {
     "attention only, infused, post float32": (c.replace(BARE, placement="post"), 4, 256, None, "float32"),
     "infused, trained float32": (TRAINED, 4, 256, None, "float32"),
     "values of another width float32": (c.replace(GPT, d_value=48), 2, 256, None, "float32"),
+    "factorized embedding, shared blocks float32": (ALBERT, 4, 256, None, "float32"),
+    "projection before positions float32": (PROJECTED, 4, 256, None, "float32"),
+    "score bias float32": (MPNET, 2, 256, None, "float32"),
 }
 
 

@@ -18,7 +18,7 @@ from glassformer.config.parts import (
     Norm,
     Special,
 )
-from glassformer.config.position import Learned, Position, QueryKeyPosition
+from glassformer.config.position import Learned, Position, QueryKeyPosition, T5Bias
 
 Placement = Literal["pre", "post", "parallel"]
 """Where the norms of a block are; see ModelConfig.placement."""
@@ -42,6 +42,8 @@ class ModelConfig:
     """The norm of the blocks, of the embedding and of the final hidden states."""
     position: Position = Learned()
     """How the model knows the order of the tokens."""
+    score_bias: T5Bias | None = None
+    """A T5 bias on the scores next to other positions, as in MPNet. Default: none."""
     placement: Placement = "pre"
     """pre: x + f(norm(x)), with a final norm. post: norm(x + f(x)), without one. parallel: x + attention(n) +
     feedforward(n) with one shared n = norm(x), and a final norm."""
@@ -55,6 +57,9 @@ class ModelConfig:
     dropout: float = 0.0
     """Probability of dropout after the embedding, on attention patterns and on the output of every branch, in
     training."""
+    shared_blocks: tuple[int, ...] | None = None
+    """The block whose parameters each layer uses, as in ALBERT: (0, 0, 1, 1) for 4 layers in 2 groups. Blocks are
+    numbered by first use. Default: every layer has a block of its own."""
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
     special: Special = Special()
@@ -82,6 +87,17 @@ class ModelConfig:
             "computes the same.",
         )
         self.position.check(self)
+        require(
+            self.score_bias is None or not isinstance(self.position, T5Bias),
+            "score_bias is a T5 bias next to another position scheme, but position is a T5 bias itself: leave "
+            "score_bias out, or use another position.",
+        )
+        self._check_shared_blocks()
+        require(
+            self.head is None or not self.head.tied or self.head_width == self.embedding_width,
+            f"a tied head uses the token table of width {self.embedding_width}, but its input has width "
+            f"{self.head_width}: set head.width={self.embedding_width}, or head.tied=False.",
+        )
         for layer in self.attention.window_layers or ():
             require(
                 0 <= layer < self.n_layers,
@@ -93,6 +109,20 @@ class ModelConfig:
                 token is None or 0 <= token < self.vocab_size,
                 f"special.{name}={token} is outside the vocabulary of {self.vocab_size} ids.",
             )
+
+    def _check_shared_blocks(self) -> None:
+        shared = self.shared_blocks
+        if shared is None:
+            return
+        require(
+            len(shared) == self.n_layers,
+            f"shared_blocks has {len(shared)} entries, but n_layers={self.n_layers}: name the block of every layer.",
+        )
+        first_use = list(dict.fromkeys(shared))
+        require(
+            first_use == list(range(len(first_use))),
+            f"shared_blocks={shared} must number the blocks 0, 1, 2, ... in the order in which layers first use them.",
+        )
 
     @property
     def n_heads(self) -> int:
@@ -125,6 +155,21 @@ class ModelConfig:
         return self.attention.bias if self.attention.out_bias is None else self.attention.out_bias
 
     @property
+    def embedding_width(self) -> int:
+        """Width of the token and segment tables."""
+        return self.embedding.width or self.d_model
+
+    @property
+    def position_width(self) -> int:
+        """Width of the position vectors that are added to the embedding, and of its norm."""
+        return self.embedding_width if self.embedding.project == "after_norm" else self.d_model
+
+    @property
+    def head_width(self) -> int:
+        """Width of the vectors that the output matrix reads."""
+        return self.d_model if self.head is None else self.head.width or self.d_model
+
+    @property
     def d_ff(self) -> int:
         """F, the width of the feed-forward or of one expert; 0 without a feed-forward."""
         match self.feedforward:
@@ -138,10 +183,24 @@ class ModelConfig:
                 assert_never(self.feedforward)
 
     @property
+    def trained_bias(self) -> T5Bias | None:
+        """The T5 bias on the scores, alone or next to other positions; None without one."""
+        return self.position if isinstance(self.position, T5Bias) else self.score_bias
+
+    @property
+    def biases_scores(self) -> bool:
+        """True if something is added to the scores of every block."""
+        return self.position.biases_scores or self.score_bias is not None
+
+    @property
     def learned_positions(self) -> Learned | None:
         """The trained table of position vectors; None if the positions are not learned vectors."""
         table = self.position.vectors if isinstance(self.position, QueryKeyPosition) else self.position
         return table if isinstance(table, Learned) else None
+
+    def block_of_layer(self, layer: int) -> int:
+        """Return the index of the block whose parameters a layer uses."""
+        return layer if self.shared_blocks is None else self.shared_blocks[layer]
 
     def window(self, layer: int) -> int | None:
         """Return W of one layer, None if its attention has no window."""
@@ -185,6 +244,10 @@ class Seq2SeqConfig(ModelConfig):
         require(
             self.attention.window_layers is None,
             "window_layers is ambiguous in an encoder-decoder, which has two stacks: leave it out.",
+        )
+        require(
+            self.shared_blocks is None,
+            "shared_blocks is ambiguous in an encoder-decoder, which has two stacks: leave it out.",
         )
 
 

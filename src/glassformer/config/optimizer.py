@@ -64,10 +64,12 @@ TABLE: tuple[Rule, ...] = (
     Rule("*.blocks.*.down.weight", decayed=True, matrix=True),
     Rule("*.blocks.*.router.weight", decayed=True),
     Rule("embed.*.weight", decayed=True),
+    Rule("*.project.weight", decayed=True),
     Rule("head.weight", decayed=True),
     Rule("head.transform.weight", decayed=True),
     Rule("pooler.weight", decayed=True),
     Rule("*.position.weight", decayed=False),
+    Rule("*.score_bias.weight", decayed=False),
     Rule("*norm*.weight", decayed=False),
     Rule("*.bias", decayed=False),
 )

@@ -66,7 +66,8 @@ class Learned(Scheme):
         require(config.max_len is not None, "learned positions need max_len: it is the length of their table.")
 
     def table(self, config: "ModelConfig") -> dict[str, int]:
-        return {"rows": (config.max_len or 0) + self.offset, "D": config.d_model}
+        letter = "D" if config.position_width == config.d_model else "width"
+        return {"rows": (config.max_len or 0) + self.offset, letter: config.position_width}
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ class Sinusoidal(Scheme):
         require_choice(self, "layout", WaveLayout)
 
     def check(self, config: "ModelConfig") -> None:
-        require(
-            config.d_model % 2 == 0, f"sinusoidal positions pair components: d_model={config.d_model} must be even."
-        )
+        width = config.position_width
+        name = "d_model" if width == config.d_model else "embedding.width"
+        require(width % 2 == 0, f"sinusoidal positions pair components: {name}={width} must be even.")
 
 
 @dataclass(frozen=True)
@@ -289,6 +290,10 @@ class QueryKeyPosition(Scheme):
 
     def check(self, config: "ModelConfig") -> None:
         self.vectors.check(config)
+        require(
+            config.embedding.width is None,
+            "query/key positions do not support embedding.width: leave it out, or use another position scheme.",
+        )
 
     def table(self, config: "ModelConfig") -> dict[str, int]:
         return self.vectors.table(config)

@@ -99,6 +99,8 @@ def _projection_refused(config: c.ModelConfig, x: str) -> str:
 def _embed_refused(config: c.ModelConfig) -> str:
     """TransformerLens records the token embedding; our site is the input of the first block."""
     added = isinstance(config.position, c.Learned | c.Sinusoidal) or config.embedding.n_segments > 0
+    if config.embedding.width is not None:
+        return "it is the token embedding alone, and this model records it projected to the model's width: use embed"
     return (
         "it is the token embedding alone, and this model records the sum with the positions: use embed" if added else ""
     )

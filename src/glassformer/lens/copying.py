@@ -86,7 +86,7 @@ def _circuit(model: Model, layer: int, ends: Ends) -> Tensor:
 @torch.no_grad()
 def _value_output(model: Model, layer: int) -> tuple[Float[Tensor, "H D U"], Float[Tensor, "H D U"]]:
     """Return diag(norm's weight) W_V^T and W_O of each head, on the CPU."""
-    cfg, block = model.config, _stack(model).blocks[layer]
+    cfg, block = model.config, _stack(model).layers[layer]
     values = block.attention.v.weight.unflatten(0, (cfg.n_kv_heads, cfg.d_value))  # (G, U, D)
     if cfg.placement != "post":
         values = values * (block.norm if cfg.placement == "parallel" else block.norm_attention).weight
@@ -98,19 +98,24 @@ def _value_output(model: Model, layer: int) -> tuple[Float[Tensor, "H D U"], Flo
 @torch.no_grad()
 def _ends(model: Model) -> Ends | None:
     cfg, head, stack = model.config, model.head, _stack(model)
-    if head is None or head.transform is not None:
+    if head is None or head.activation is not None:
         return None
     x = model.embed(torch.arange(cfg.vocab_size, device=model.device)[None])[0]
+    x = stack.project(x) if stack.project is not None and stack.projects_first else x
     x = x if stack.embed_norm is None else stack.embed_norm(x)
+    x = stack.project(x) if stack.project is not None and not stack.projects_first else x
     last = stack.norm
     if last is None:  # post-norm: the last norm of the last block
-        last = stack.blocks[-1].norm_feedforward or stack.blocks[-1].norm_attention
+        last = stack.layers[-1].norm_feedforward or stack.layers[-1].norm_attention
     elif isinstance(last, LayerNorm):
         x = F.layer_norm(x, x.shape[-1:], eps=last.eps)
     else:
         x = F.rms_norm(x, x.shape[-1:], eps=last.eps)
     assert isinstance(last, LayerNorm | RMSNorm)
-    table = (model.embed.tokens.weight if head.weight is None else head.weight) * last.weight * head.scale
+    table = model.embed.tokens.weight if head.weight is None else head.weight
+    if head.transform is not None:
+        table = table @ head.transform.weight  # a projection without an activation is linear
+    table = table * last.weight * head.scale
     if isinstance(last, LayerNorm):
         table = table - table.mean(-1, keepdim=True)  # LayerNorm's centring, which is linear
     return Ends(_held(x), _held(table))

@@ -148,7 +148,7 @@ class _Walk:
         self._add(f"{self.prefix}embed", self.read(f"{self.prefix}embed"))
         if at.endswith("embed"):
             return
-        for layer, block in enumerate(self.stack.blocks):
+        for layer, block in enumerate(self.stack.layers):
             name = f"{self.prefix}blocks.{layer}."
             if at == f"{name}resid_pre":
                 return
@@ -278,7 +278,7 @@ def attribute_logits(
     note = _NOTES[config.placement]
     if head.transform is not None:
         names, parts = _through_transform(head, names, parts, at.total)
-        note += _TRANSFORM_NOTE
+        note += _TRANSFORM_NOTE if head.activation is not None else ""
     values = torch.einsum("cbtd,bd->cb", parts, head.scale * direction)
     if head.bias is not None:
         names.append("head.bias")
@@ -301,18 +301,24 @@ _TRANSFORM_NOTE = (
 
 
 def _through_transform(head: Head, names: list[str], parts: Tensor, x: Tensor) -> tuple[list[str], Tensor]:
-    """Pass contributions through norm(activation(transform(x))) with gates and scale frozen at x."""
+    """Pass contributions through norm(activation(transform(x))) with gates and scale frozen at x.
+
+    A transform without an activation is linear, and nothing is frozen.
+    """
     assert head.transform is not None
-    assert head.activation is not None
-    assert head.norm is not None
-    before = head.transform(x)  # (B, 1, D)
+    before = head.transform(x)  # (B, 1, width)
+    parts = parts @ head.transform.weight.T
+    if head.transform.bias is not None:
+        parts = torch.cat([parts, head.transform.bias.expand_as(before)[None]])
+        names = [*names, "head.transform.bias"]
+    if head.activation is None or head.norm is None:
+        return names, parts
     after = head.activation(before)
     gate = torch.where(before == 0, torch.zeros_like(before), after / before)  # every activation is 0 at 0
     norm = FrozenNorm.at(head.norm, after)
-    parts = torch.cat([parts @ head.transform.weight.T, head.transform.bias.expand_as(x)[None]])
-    parts, names = norm.linear(gate * parts), [*names, "head.transform.bias"]
+    parts = norm.linear(gate * parts)
     if norm.bias is not None:
-        parts, names = torch.cat([parts, norm.bias.expand_as(x)[None]]), [*names, "head.norm.bias"]
+        parts, names = torch.cat([parts, norm.bias.expand_as(before)[None]]), [*names, "head.norm.bias"]
     return names, parts
 
 

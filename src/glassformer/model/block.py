@@ -15,29 +15,36 @@ from glassformer.shapes import Float
 
 
 class Block(nn.Module):
-    """The parts of a block. Decoder, encoder and encoder-decoder use the same ones."""
+    """The parts of a block. Decoder, encoder and encoder-decoder use the same ones.
+
+    A block does not know its layer, because several layers may share it: `forward` receives the layer's index.
+    """
 
     def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
         super().__init__()
-        self.layer, self.placement = layer, cfg.placement
+        self.placement = cfg.placement
         self.attention = Attention(cfg)
         self.cross = Attention(cfg) if cross else None
         self.feedforward = _build_feedforward(cfg.d_model, cfg.feedforward)
         self.dropout = nn.Dropout(cfg.dropout)
 
-    def attend(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap) -> Float[Tensor, "B T D"]:
+    def attend(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap
+    ) -> Float[Tensor, "B T D"]:
         """Self-attention, with dropout."""
-        return self.dropout(self.attention(x, context.layers[self.layer], scoped(tap, "attention.")))
+        return self.dropout(self.attention(x, context.layers[layer], scoped(tap, "attention.")))
 
-    def attend_memory(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap) -> Float[Tensor, "B T D"]:
+    def attend_memory(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap
+    ) -> Float[Tensor, "B T D"]:
         """Cross-attention over the encoder's output, whose keys and values are computed once and cached."""
         assert self.cross is not None
-        kv = None if context.cache is None else context.cache.cross[self.layer]
+        kv = None if context.cache is None else context.cache.cross[layer]
         if kv is None:
             assert context.memory is not None
             kv = self.cross.project_kv(context.memory)
             if context.cache is not None:
-                context.cache.cross[self.layer] = kv
+                context.cache.cross[layer] = kv
         return self.dropout(self.cross(x, AttentionContext(context.memory_mask), scoped(tap, "cross."), kv))
 
     def feed(self, x: Float[Tensor, "B T D"], tap: Tap) -> Float[Tensor, "B T D"]:
@@ -60,16 +67,18 @@ class SequentialBlock(Block):
 class PreNormBlock(SequentialBlock):
     """x + sublayer(norm(x)), for attention, cross-attention and feed-forward in turn."""
 
-    def forward(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap = NO_TAP) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
         # one expression: a name for a part of it would keep that tensor alive during the feed-forward
         x = x + self.dropout(
             self.attention(
-                tap("attention.normed", self.norm_attention(x)), context.layers[self.layer], scoped(tap, "attention.")
+                tap("attention.normed", self.norm_attention(x)), context.layers[layer], scoped(tap, "attention.")
             )
         )
         if self.norm_cross is not None:
-            x = x + self.attend_memory(tap("cross.normed", self.norm_cross(x)), context, tap)
+            x = x + self.attend_memory(tap("cross.normed", self.norm_cross(x)), context, layer, tap)
         x = tap("resid_mid", x)
         if self.norm_feedforward is not None:
             x = x + self.feed(tap("feedforward.normed", self.norm_feedforward(x)), tap)
@@ -79,11 +88,13 @@ class PreNormBlock(SequentialBlock):
 class PostNormBlock(SequentialBlock):
     """norm(x + sublayer(x)), for attention, cross-attention and feed-forward in turn."""
 
-    def forward(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap = NO_TAP) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
-        x = self.norm_attention(x + self.attend(x, context, tap))
+        x = self.norm_attention(x + self.attend(x, context, layer, tap))
         if self.norm_cross is not None:
-            x = self.norm_cross(x + self.attend_memory(x, context, tap))
+            x = self.norm_cross(x + self.attend_memory(x, context, layer, tap))
         x = tap("resid_mid", x)
         if self.norm_feedforward is not None:
             x = self.norm_feedforward(x + self.feed(x, tap))
@@ -97,10 +108,12 @@ class ParallelBlock(Block):
         super().__init__(cfg, layer, cross)
         self.norm = build_norm(cfg.d_model, cfg.norm)
 
-    def forward(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap = NO_TAP) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
         normed = tap("attention.normed", self.norm(x))
-        return tap("resid_post", x + self.attend(normed, context, tap) + self.feed(normed, tap))
+        return tap("resid_post", x + self.attend(normed, context, layer, tap) + self.feed(normed, tap))
 
 
 def build_block(cfg: c.ModelConfig, layer: int, cross: bool = False) -> Block:

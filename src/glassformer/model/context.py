@@ -45,7 +45,7 @@ class ForwardContext:
 
 
 def forward_context(
-    x: Float[Tensor, "B T D"],
+    x: Float[Tensor, "B T W"],
     scheme: NoPosition,
     windows: Sequence[int | None],
     is_causal: bool,
@@ -54,21 +54,32 @@ def forward_context(
     cache: Cache | None = None,
     memory: Float[Tensor, "B N D"] | None = None,
     memory_mask: Bool[Tensor, "B N"] | None = None,
+    score_bias: NoPosition | None = None,
 ) -> ForwardContext:
     """Compute positions, masks and position biases for the new tokens x, and record the tokens in the cache.
 
     `mask` is (B,T), True at real tokens, or (B,T,S), the whole pattern. `windows` has one entry per layer.
+    `score_bias` is a second scheme that only adds to the scores.
     """
     tokens = Cache(x.device) if cache is None else cache  # without a cache, a temporary one does the counting
     is_pattern = mask is not None and mask.dim() == 3
     positions = tokens.append(x.shape[1], positions, None if is_pattern else mask)
-    bias = scheme.bias(positions, tokens.key_positions(), x.dtype) if scheme.has_bias else None
+    biased = [s for s in (scheme, score_bias) if s is not None and s.has_bias]
+    bias = add_biases([s.bias(positions, tokens.key_positions(), x.dtype) for s in biased])
     rotation = scheme.rotation(positions, x.dtype, tokens.last_position(positions))
     qk_embedding = scheme.qk_embedding(positions, x.dtype)
     masks = attention_masks(tokens, windows, is_causal, mask if is_pattern else None, bias)
     stores = [None] * len(windows) if cache is None else cache.layers
     layers = [AttentionContext(*m, rotation, qk_embedding, s) for m, s in zip(masks, stores, strict=True)]
     return ForwardContext(positions, layers, cache, memory, None if memory_mask is None else padding(memory_mask))
+
+
+def add_biases(biases: list[Float[Tensor, "#B H T S"] | None]) -> Float[Tensor, "#B H T S"] | None:
+    """Return the sum of the biases that position schemes add to the scores; None without any."""
+    total = None
+    for bias in biases:
+        total = bias if total is None or bias is None else total + bias
+    return total
 
 
 def attention_masks(

@@ -22,7 +22,9 @@ TABLE: tuple[tuple[str, str], ...] = (
     ("*.blocks.*.down.weight", "residual"),
     ("*.blocks.*.weight", "normal"),
     ("embed.*.weight", "normal"),
+    ("*.project.weight", "normal"),
     ("*.position.weight", "normal"),
+    ("*.score_bias.weight", "normal"),
     ("head.*weight", "normal"),
     ("pooler.weight", "normal"),
 )

@@ -168,7 +168,7 @@ def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
             return NoPosition()
         case c.Learned(offset=offset):
             assert cfg.max_len is not None  # validated by the config
-            return Learned(cfg.max_len + offset, cfg.d_model, offset)
+            return Learned(cfg.max_len + offset, cfg.position_width, offset)
         case c.Sinusoidal():
             return Sinusoidal(cfg.position)
         case c.Rotary():

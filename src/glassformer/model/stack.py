@@ -7,13 +7,13 @@ from glassformer.model.block import build_block
 from glassformer.model.cache import Cache
 from glassformer.model.context import forward_context
 from glassformer.model.norm import build_norm
-from glassformer.model.positions import build_position
+from glassformer.model.positions import T5Bias, build_position
 from glassformer.model.tap import NO_TAP, Tap, scoped
 from glassformer.shapes import Bool, Float, Int
 
 
 class Stack(nn.Module):
-    """Positions, embedding norm, blocks, final norm."""
+    """Positions, embedding norm, projection to D, blocks, final norm."""
 
     def __init__(self, cfg: c.ModelConfig, n_layers: int, causal: bool, cross: bool = False):
         super().__init__()
@@ -21,14 +21,23 @@ class Stack(nn.Module):
         self.max_position = cfg.max_len if cfg.learned_positions is not None else None
         self.windows = [cfg.window(layer) for layer in range(n_layers)]
         self.position = build_position(cfg, causal)
-        self.embed_norm = build_norm(cfg.d_model, cfg.norm) if cfg.embedding.norm else None
+        self.score_bias = T5Bias(cfg.score_bias, cfg.n_heads, causal) if cfg.score_bias else None
+        self.embed_norm = build_norm(cfg.position_width, cfg.norm) if cfg.embedding.norm else None
+        self.projects_first = cfg.embedding.project == "before_positions"
+        self.project = (
+            nn.Linear(cfg.embedding_width, cfg.d_model, bias=cfg.embedding.project_bias)
+            if cfg.embedding.width
+            else None
+        )
         self.dropout = nn.Dropout(cfg.dropout)
-        self.blocks = nn.ModuleList(build_block(cfg, layer, cross) for layer in range(n_layers))
+        self.block_of_layer = [cfg.block_of_layer(layer) for layer in range(n_layers)]
+        first_layers = [self.block_of_layer.index(block) for block in range(max(self.block_of_layer) + 1)]
+        self.blocks = nn.ModuleList(build_block(cfg, layer, cross) for layer in first_layers)
         self.norm = build_norm(cfg.d_model, cfg.norm) if cfg.placement != "post" else None
 
     def forward(
         self,
-        x: Float[Tensor, "B T D"],
+        x: Float[Tensor, "B T W"],
         mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None = None,
         positions: Int[Tensor, "#B T"] | None = None,
         cache: Cache | None = None,
@@ -37,11 +46,24 @@ class Stack(nn.Module):
         memory_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         context = forward_context(
-            x, self.position, self.windows, self.causal, mask, positions, cache, memory, memory_mask
+            x, self.position, self.windows, self.causal, mask, positions, cache, memory, memory_mask, self.score_bias
         )
-        x = self.position.add(x, context.positions)
-        x = x if self.embed_norm is None else self.embed_norm(x)
-        x = tap("embed", self.dropout(x))
-        for layer, block in enumerate(self.blocks):
-            x = block(x, context, scoped(tap, f"blocks.{layer}."))
+        x = tap("embed", self.dropout(self.add_positions(x, context.positions)))
+        for layer, block in enumerate(self.layers):
+            x = block(x, context, layer, scoped(tap, f"blocks.{layer}."))
         return tap("final", x if self.norm is None else self.norm(x))
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The block of each layer. A block that several layers share is in the list several times."""
+        if len(self.blocks) == len(self.block_of_layer):
+            return self.blocks
+        return nn.ModuleList(self.blocks[block] for block in self.block_of_layer)
+
+    def add_positions(self, x: Float[Tensor, "B T W"], positions: Int[Tensor, "#B T"]) -> Float[Tensor, "B T D"]:
+        """Add positions to the token embedding, apply its norm, and project it to D if it has another width."""
+        if self.project is not None and self.projects_first:
+            x = self.project(x)
+        x = self.position.add(x, positions)
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        return x if self.project is None or self.projects_first else self.project(x)

@@ -22,12 +22,13 @@ class Embed(nn.Module):
     def __init__(self, cfg: c.ModelConfig):
         super().__init__()
         self.scale = cfg.embedding.scale
-        self.tokens = nn.Embedding(cfg.vocab_size, cfg.d_model)
-        self.segments = nn.Embedding(cfg.embedding.n_segments, cfg.d_model) if cfg.embedding.n_segments else None
+        width, n_segments = cfg.embedding_width, cfg.embedding.n_segments
+        self.tokens = nn.Embedding(cfg.vocab_size, width)
+        self.segments = nn.Embedding(n_segments, width) if n_segments else None
 
     def forward(
         self, tokens: Int[Tensor, "B T"], segments: Int[Tensor, "#B T"] | None = None
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Float[Tensor, "B T W"]:
         x = self.tokens(tokens)
         if self.scale != 1:
             x = x * self.scale
@@ -42,15 +43,17 @@ class Head(nn.Module):
     def __init__(self, cfg: c.ModelConfig, spec: c.Head):
         super().__init__()
         self.scale = spec.scale
+        width = cfg.head_width
         self.activation = ACTIVATIONS[spec.transform] if spec.transform else None
-        self.transform = nn.Linear(cfg.d_model, cfg.d_model) if spec.transform else None
-        self.norm = build_norm(cfg.d_model, cfg.norm) if spec.transform else None
-        self.weight = None if spec.tied else nn.Parameter(torch.empty(cfg.vocab_size, cfg.d_model))
+        self.transform = nn.Linear(cfg.d_model, width, bias=spec.transform_bias) if spec.has_transform else None
+        self.norm = build_norm(width, cfg.norm) if spec.transform else None
+        self.weight = None if spec.tied else nn.Parameter(torch.empty(cfg.vocab_size, width))
         self.bias = nn.Parameter(torch.empty(cfg.vocab_size)) if spec.bias else None
 
-    def forward(self, x: Float[Tensor, "B T D"], table: Float[Tensor, "V D"]) -> Float[Tensor, "B T V"]:
-        if self.transform is not None and self.activation is not None and self.norm is not None:
-            x = self.norm(self.activation(self.transform(x)))
+    def forward(self, x: Float[Tensor, "B T D"], table: Float[Tensor, "V W"]) -> Float[Tensor, "B T V"]:
+        x = x if self.transform is None else self.transform(x)
+        if self.activation is not None and self.norm is not None:
+            x = self.norm(self.activation(x))
         if self.scale != 1:
             x = x * self.scale
         return F.linear(x, table if self.weight is None else self.weight, self.bias)
@@ -86,7 +89,7 @@ class DecoderLM(_Model):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        return self.decoder.blocks
+        return self.decoder.layers
 
     def forward(
         self,
@@ -131,7 +134,7 @@ class EncoderLM(_Model):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        return self.encoder.blocks
+        return self.encoder.layers
 
     def forward(
         self,
@@ -172,7 +175,7 @@ class Seq2Seq(_Model):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        return self.decoder.blocks
+        return self.decoder.layers
 
     def forward(
         self,

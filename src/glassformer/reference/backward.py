@@ -29,9 +29,10 @@ from glassformer.reference.backward_ops import (
     lookup_backward,
     normalize_backward,
 )
+from glassformer.reference.embedding import embed_backward
 from glassformer.reference.forward import as_tokens, forward, head, rotary_embedding, run_seq2seq, run_stack
 from glassformer.reference.masks import as_mask, default_positions
-from glassformer.reference.params import as_params, layer_count, stack_name
+from glassformer.reference.params import as_params, block_index, layer_count, stack_name
 from glassformer.reference.positions import t5_buckets
 
 
@@ -116,7 +117,8 @@ def head_backward(config: ModelConfig, weights: Params, saved: Saved, d_logits: 
     """
     assert config.head is not None
     table = "embed.tokens.weight" if config.head.tied else "head.weight"
-    flat_d_logits, flat_h = d_logits.reshape(-1, config.vocab_size), saved["hidden"].reshape(-1, config.d_model)
+    flat_d_logits = d_logits.reshape(-1, config.vocab_size)
+    flat_h = saved["hidden"].reshape(len(flat_d_logits), -1)
     gradients: Params = {table: config.head.scale * flat_d_logits.T @ flat_h}
     if config.head.bias:
         gradients["head.bias"] = flat_d_logits.sum(axis=0)
@@ -124,8 +126,10 @@ def head_backward(config: ModelConfig, weights: Params, saved: Saved, d_logits: 
     if config.head.transform is not None:
         d_h, norm_gradients = normalize_backward(config.norm, weights, "head.norm", saved["norm.input"], d_h)
         d_h = d_h * activation_derivative(config.head.transform, saved["transform"])
+        gradients |= norm_gradients
+    if "transform" in saved:
         d_h, linear_gradients = linear_backward(weights, "head.transform", saved["input"], d_h)
-        gradients |= norm_gradients | linear_gradients
+        gradients |= linear_gradients
     return d_h, gradients
 
 
@@ -154,18 +158,20 @@ def stack_backward(
     d_memory: Array | None = None
     d_scores, d_qk_position = np.zeros(1), np.zeros(1)
     for layer in reversed(range(layer_count(config, stack))):
-        name = f"{stack}.blocks.{layer}"
+        name = f"{stack}.blocks.{block_index(config, layer)}"
         block_weights, block_saved = select_prefix(weights, name), select_prefix(saved, f"blocks.{layer}")
         block_backward = BlockBackward(config, block_weights, block_saved, cos_sin)
         d_x = block_backward(d_x)
-        gradients |= add_prefix(block_backward.gradients, name)
+        for parameter, gradient in add_prefix(block_backward.gradients, name).items():
+            gradients[parameter] = gradients.get(parameter, 0) + gradient  # layers that share a block add up
         d_scores, d_qk_position = d_scores + block_backward.d_scores, d_qk_position + block_backward.d_qk_position
         if block_backward.d_memory is not None:
             d_memory = block_backward.d_memory if d_memory is None else d_memory + block_backward.d_memory
-    if isinstance(config.position, T5Bias):
-        table = f"{stack}.position.weight"
-        buckets = t5_buckets(config.position, position_ids, bidirectional=stack == "encoder")
-        gradients[table] = t5_bias_backward(weights[table].shape, buckets, d_scores)
+    for owner, scheme in (("position", config.position), ("score_bias", config.score_bias)):
+        if isinstance(scheme, T5Bias):
+            table = f"{stack}.{owner}.weight"
+            buckets = t5_buckets(scheme, position_ids, bidirectional=stack == "encoder")
+            gradients[table] = t5_bias_backward(weights[table].shape, buckets, d_scores)
     if isinstance(config.position, QueryKeyPosition) and isinstance(config.position.vectors, Learned):
         table, rows = f"{stack}.position.weight", position_ids + config.position.vectors.offset
         gradients[table] = lookup_backward(weights[table].shape, rows, d_qk_position)
@@ -236,27 +242,6 @@ class BlockBackward:
         d_x, gradients = feedforward_backward(self.config.feedforward, weights, saved, d_y)
         self.gradients |= add_prefix(gradients, "feedforward")
         return d_x
-
-
-def embed_backward(
-    config: ModelConfig, weights: Params, stack: str, saved: Saved, d_x: Array, ids: Tokens, position_ids: Tokens
-) -> Params:
-    """Backward pass of `embed`: x = scale * tokens[id] + segments[0] + position.
-
-    The gradient of a table row is the sum of d_x over all positions that read the row. Sinusoids have no parameters.
-    The segment ids are all 0, because the loss functions do not accept any.
-    """
-    gradients: Params = {}
-    if config.embedding.norm:
-        d_x, gradients = normalize_backward(config.norm, weights, f"{stack}.embed_norm", saved["embed.sum"], d_x)
-    tables = {"embed.tokens.weight": (ids, config.embedding.scale * d_x)}
-    if config.embedding.n_segments:
-        tables["embed.segments.weight"] = (np.zeros_like(ids), d_x)
-    if isinstance(config.position, Learned):
-        tables[f"{stack}.position.weight"] = (position_ids + config.position.offset, d_x)
-    for name, (rows, d_rows) in tables.items():
-        gradients[name] = lookup_backward(weights[name].shape, rows, d_rows)
-    return gradients
 
 
 def sgd(

@@ -16,22 +16,21 @@ import numpy.typing as npt
 from glassformer.config import (
     Alibi,
     EncoderConfig,
-    Learned,
     ModelConfig,
     NoFeedForward,
     QueryKeyPosition,
     Rotary,
     Seq2SeqConfig,
-    Sinusoidal,
     T5Bias,
 )
 from glassformer.reference.arrays import Array, Mask, Params, Saved, Tokens, add_prefix, select_prefix
 from glassformer.reference.attention import CosSin, attention
+from glassformer.reference.embedding import embed, position_vectors
 from glassformer.reference.feedforward import feedforward
 from glassformer.reference.masks import as_mask, default_positions, self_mask
 from glassformer.reference.ops import activate, linear, normalize
-from glassformer.reference.params import as_params, layer_count, stack_name
-from glassformer.reference.positions import alibi_bias, rotary_cos_sin, sinusoidal, t5_bias, t5_buckets
+from glassformer.reference.params import as_params, block_index, layer_count, stack_name
+from glassformer.reference.positions import alibi_bias, rotary_cos_sin, t5_bias, t5_buckets
 
 Branch = Callable[[Array], tuple[Array, Saved]]
 """One branch of a block (attention, cross-attention or feed-forward): (B,T,D) -> (B,T,D) and saved activations."""
@@ -167,62 +166,14 @@ def run_stack(
     for layer in range(layer_count(config, stack)):
         allowed = self_mask(B, T, stack == "decoder", config.window(layer), real)
         context = ForwardContext(allowed, bias, cos_sin, qk_position, memory, memory_allowed)
-        x, saved_block = block(config, select_prefix(weights, f"{stack}.blocks.{layer}"), x, context)
+        own = select_prefix(weights, f"{stack}.blocks.{block_index(config, layer)}")
+        x, saved_block = block(config, own, x, context)
         saved |= add_prefix(saved_block, f"blocks.{layer}")
     if config.placement != "post":
         saved["norm.input"] = x
         x = normalize(config.norm, weights, f"{stack}.norm", x)
     saved["final"] = x
     return x, saved
-
-
-def embed(
-    config: ModelConfig,
-    weights: Params,
-    stack: str,
-    ids: Tokens,
-    position_ids: Tokens,
-    segments: npt.ArrayLike | None,
-) -> tuple[Array, Saved]:
-    """Embed the tokens: (B,T) -> (B,T,D).
-
-        x = scale * tokens[id] + segments[segment] + position,   then the embedding norm, if the config has one
-
-    Terms that the config does not have are left out. Segment ids default to 0, as in BERT.
-    """
-    x = config.embedding.scale * weights["embed.tokens.weight"][ids]
-    if config.embedding.n_segments:
-        segment_ids = np.zeros_like(ids) if segments is None else np.asarray(segments, dtype=np.int64)
-        x = x + weights["embed.segments.weight"][segment_ids]
-    elif segments is not None:
-        raise ValueError(
-            "segments were given, but embedding.n_segments is 0, so this model has no segment table: leave them out."
-        )
-    if isinstance(config.position, Learned | Sinusoidal):
-        x = x + position_vectors(config, config.position, weights, stack, position_ids)
-    saved = {"embed.sum": x}
-    if config.embedding.norm:
-        x = normalize(config.norm, weights, f"{stack}.embed_norm", x)
-    return x, saved | {"embed": x}
-
-
-def position_vectors(
-    config: ModelConfig, kind: Learned | Sinusoidal, weights: Params, stack: str, position_ids: Tokens
-) -> Array:
-    """Return the position embedding, (B,T) -> (B,T,D): rows of the learned table, or fixed sinusoids.
-
-    A learned table is read at row position + offset (RoBERTa has an offset of 2).
-    """
-    if isinstance(kind, Sinusoidal):
-        return sinusoidal(kind, position_ids, config.d_model)
-    table = weights[f"{stack}.position.weight"]
-    rows = position_ids + kind.offset
-    if rows.max(initial=0) >= len(table):
-        raise ValueError(
-            f"position {position_ids.max()} is outside the learned position table of max_len={config.max_len}: use "
-            "shorter sequences or a larger max_len."
-        )
-    return table[rows]
 
 
 def qk_position_embedding(config: ModelConfig, weights: Params, stack: str, position_ids: Tokens) -> Array | None:
@@ -236,13 +187,18 @@ def qk_position_embedding(config: ModelConfig, weights: Params, stack: str, posi
 
 
 def score_bias(config: ModelConfig, weights: Params, stack: str, position_ids: Tokens) -> Array | None:
-    """Return the bias (B,H,T,T) that ALiBi or T5 adds to the self-attention scores of every layer; otherwise None."""
+    """Return the bias (B,H,T,T) that ALiBi or T5 adds to the self-attention scores of every layer; otherwise None.
+
+    `config.score_bias` is a T5 bias next to another position scheme (Song et al. 2020, MPNet); the biases add up.
+    """
+    biases: list[Array] = []
     if isinstance(config.position, Alibi):
-        return alibi_bias(position_ids, config.n_heads)
-    if isinstance(config.position, T5Bias):
-        buckets = t5_buckets(config.position, position_ids, bidirectional=stack == "encoder")
-        return t5_bias(weights[f"{stack}.position.weight"], buckets)
-    return None
+        biases.append(alibi_bias(position_ids, config.n_heads))
+    for name, scheme in (("position", config.position), ("score_bias", config.score_bias)):
+        if isinstance(scheme, T5Bias):
+            buckets = t5_buckets(scheme, position_ids, bidirectional=stack == "encoder")
+            biases.append(t5_bias(weights[f"{stack}.{name}.weight"], buckets))
+    return np.sum(biases, axis=0) if biases else None
 
 
 def rotary_embedding(config: ModelConfig, position_ids: Tokens) -> CosSin | None:
@@ -333,15 +289,17 @@ def head(config: ModelConfig, weights: Params, hidden: Array) -> tuple[Array, Sa
 
         logits = scale * h W^T + b,   h = norm(activation(W_t x + b_t)) with a transform (BERT), otherwise h = x
 
-    A tied head uses the token embedding table as W, so the logit of a token is the dot product of h with its embedding.
+    With `head.width` alone h = W_t x + b_t: a projection to the width of the output matrix. A tied head uses the token
+    embedding table as W, so the logit of a token is the dot product of h with its embedding.
     """
     if config.head is None:
         raise ValueError("this config has head=None, so it has no logits: use encode for the hidden states.")
     saved: Saved = {"input": hidden}
     h = hidden
+    if config.head.transform is not None or config.head.width is not None:
+        h = saved["transform"] = linear(weights, "head.transform", h)
     if config.head.transform is not None:
-        saved["transform"] = linear(weights, "head.transform", h)
-        saved["norm.input"] = activate(config.head.transform, saved["transform"])
+        saved["norm.input"] = activate(config.head.transform, h)
         h = normalize(config.norm, weights, "head.norm", saved["norm.input"])
     saved["hidden"] = h
     table = weights["embed.tokens.weight"] if config.head.tied else weights["head.weight"]

@@ -28,25 +28,42 @@ Shapes = dict[str, tuple[int, ...]]
 def shapes(config: ModelConfig) -> Shapes:
     """Return the shape of every parameter by name. The weight of a linear layer is (out, in)."""
     V, D = config.vocab_size, config.d_model
-    table: Shapes = {"embed.tokens.weight": (V, D)}
+    table: Shapes = {"embed.tokens.weight": (V, embedding_width(config))}
     if config.embedding.n_segments:
-        table["embed.segments.weight"] = (config.embedding.n_segments, D)
+        table["embed.segments.weight"] = (config.embedding.n_segments, embedding_width(config))
     if isinstance(config, Seq2SeqConfig):
         table |= _stack(config, "encoder", cross=False)
         table |= _stack(config, "decoder", cross=True)
     else:
         table |= _stack(config, stack_name(config), cross=False)
     if config.head is not None:
+        W = config.head.width if config.head.width is not None else D
+        if config.head.transform is not None or config.head.width is not None:
+            table |= _linear("head.transform", W, D, bias=config.head.transform_bias)
         if config.head.transform is not None:
-            table |= _linear("head.transform", D, D, bias=True)
-            table |= _norm(config.norm, "head.norm", D)
+            table |= _norm(config.norm, "head.norm", W)
         if not config.head.tied:
-            table["head.weight"] = (V, D)
+            table["head.weight"] = (V, W)
         if config.head.bias:
             table["head.bias"] = (V,)
     if isinstance(config, EncoderConfig) and config.pooler:
         table |= _linear("pooler", D, D, bias=True)
     return table
+
+
+def embedding_width(config: ModelConfig) -> int:
+    """Return the width of the token and segment tables: D, unless the embedding is factorized."""
+    return config.d_model if config.embedding.width is None else config.embedding.width
+
+
+def position_width(config: ModelConfig) -> int:
+    """Return the width at which positions are added and the embedding is normed: before or after the projection."""
+    return embedding_width(config) if config.embedding.project == "after_norm" else config.d_model
+
+
+def block_index(config: ModelConfig, layer: int) -> int:
+    """Return the index of the block whose parameters a layer uses. Layers may share a block (Lan et al. 2020)."""
+    return layer if config.shared_blocks is None else config.shared_blocks[layer]
 
 
 def stack_name(config: ModelConfig) -> str:
@@ -66,13 +83,17 @@ def _stack(config: ModelConfig, stack: str, cross: bool) -> Shapes:
     table: Shapes = {}
     if (learned := config.learned_positions) is not None:
         assert config.max_len is not None  # the config rejects learned positions without it
-        table[f"{stack}.position.weight"] = (config.max_len + learned.offset, D)
+        table[f"{stack}.position.weight"] = (config.max_len + learned.offset, position_width(config))
     if isinstance(config.position, T5Bias):
         table[f"{stack}.position.weight"] = (config.position.buckets, config.n_heads)
+    if config.score_bias is not None:
+        table[f"{stack}.score_bias.weight"] = (config.score_bias.buckets, config.n_heads)
     if config.embedding.norm:
-        table |= _norm(config.norm, f"{stack}.embed_norm", D)
-    for layer in range(layer_count(config, stack)):
-        block = f"{stack}.blocks.{layer}"
+        table |= _norm(config.norm, f"{stack}.embed_norm", position_width(config))
+    if config.embedding.width is not None:
+        table |= _linear(f"{stack}.project", D, config.embedding.width, config.embedding.project_bias)
+    for index in sorted({block_index(config, layer) for layer in range(layer_count(config, stack))}):
+        block = f"{stack}.blocks.{index}"
         if config.placement == "parallel":
             table |= _norm(config.norm, f"{block}.norm", D)
         else:

@@ -14,7 +14,6 @@ On a GPU the fused kernels save the same tensors. Dropout saves one byte per ent
 from dataclasses import dataclass
 
 from glassformer.config import (
-    Alibi,
     Dense,
     Gated,
     LayerNorm,
@@ -24,7 +23,6 @@ from glassformer.config import (
     QueryKeyPosition,
     RMSNorm,
     Rotary,
-    T5Bias,
 )
 
 
@@ -80,7 +78,7 @@ class Pass:
 
     def materializes_pattern(self, cross: bool) -> bool:
         """True if torch computes the attention pattern as a tensor (the math path of the module docstring)."""
-        trains_bias = self.training and isinstance(self.config.position, T5Bias) and not cross
+        trains_bias = self.training and self.config.trained_bias is not None and not cross
         return self.has_dropout or trains_bias or self.config.d_head != self.config.d_value
 
     def uses_rotary(self, cross: bool) -> bool:
@@ -181,13 +179,12 @@ def saved_by_mask(run: Pass, layer: int) -> int:
     """
     cfg, square = run.config, run.length**2
     first = all(cfg.window(earlier) != cfg.window(layer) for earlier in range(layer))
-    match cfg.position:
-        case Alibi():
-            fused = not run.materializes_pattern(cross=False)
-            return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
-        case T5Bias():
-            masked = run.causal or run.has_window_mask(layer)
-            return square if first and masked else 0  # masked_fill: the boolean mask
+    if cfg.trained_bias is not None:
+        masked = run.causal or run.has_window_mask(layer)
+        return square if first and masked else 0  # masked_fill: the boolean mask
+    if cfg.biases_scores:
+        fused = not run.materializes_pattern(cross=False)
+        return cfg.n_heads * square * run.width if fused and first else 0  # fused kernel: its additive mask
     if run.has_window_mask(layer) and not run.materializes_pattern(cross=False):
         return square * run.width  # fused kernel: the mask in additive form
     return 0
@@ -208,17 +205,18 @@ def saved_by_block(run: Pass, layer: int) -> int:
 
 
 def saved_before_blocks(run: Pass) -> int:
-    """Return the bytes that a stack saves before its first block: positions, embedding norm, dropout."""
+    """Return the bytes that a stack saves before its first block: positions, embedding norm, projection, dropout."""
     cfg, total = run.config, run.hidden_states * run.has_dropout
     if cfg.learned_positions is not None:
         total += 8 * run.length  # embedding lookup: the position ids
-    match cfg.position:
-        case Rotary() as rotary:
-            total += run.length * rotary.rotated(cfg.d_head) * run.width  # cos and sin, shared by all blocks
-        case T5Bias():
-            total += 8 * run.length**2  # embedding lookup: the bucket of each (query, key) pair
+    if isinstance(cfg.position, Rotary):
+        total += run.length * cfg.position.rotated(cfg.d_head) * run.width  # cos and sin, shared by all blocks
+    if cfg.trained_bias is not None:
+        total += 8 * run.length**2  # embedding lookup: the bucket of each (query, key) pair
     if cfg.embedding.norm:
-        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+        total += saved_by_norm(cfg.norm, run.tokens, cfg.position_width, run.norm_width)
+    if cfg.embedding.width is not None:
+        total += run.tokens * cfg.embedding.width * run.width  # the input of the projection to D
     if cfg.embedding.n_segments:
         total += 8 * run.tokens  # embedding lookup: the segment ids
     return total
@@ -240,8 +238,10 @@ def saved_by_head(run: Pass) -> int:
     cfg, total = run.config, 0
     if cfg.head is None:
         return 0
+    numbers = run.tokens * cfg.head_width
+    if cfg.head.has_transform:
+        total += numbers * run.width  # the output of the transform (and of its norm), read by the output matrix
     if cfg.head.transform is not None:
-        # the activation; the output of the norm, read by the output matrix
-        total += saved_by_activation(cfg.head.transform, run.hidden_states) + run.hidden_states
-        total += saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
+        total += saved_by_activation(cfg.head.transform, numbers * run.width)
+        total += saved_by_norm(cfg.norm, run.tokens, cfg.head_width, run.norm_width)
     return total + run.tokens * cfg.vocab_size * run.width  # log-softmax: its output

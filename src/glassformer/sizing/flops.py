@@ -84,6 +84,8 @@ def decode_flops(config: ModelConfig, context: int | None = None, source: int | 
         "feedforward": 2 * L * _feedforward_weights(config),
         "head": 2 * _head_weights(config),
     }
+    if config.embedding.width is not None:
+        parts["embedding"] = 2 * _embedding_weights(config)
     if S:
         parts["cross_projections"] = 2 * L * config.d_model * H * (K + U)  # q and o; k and v are cached
         parts["cross_scores"] = 2 * L * H * (K + U) * S
@@ -140,6 +142,8 @@ def _parts(config: ModelConfig, batch: int, T: int, S: int, masked: bool) -> dic
         parts["scores"] += 2 * batch * H * K * pairs
         parts["mix"] += 2 * batch * H * U * pairs
         parts["feedforward"] += 2 * tokens * n_blocks * _feedforward_weights(config)
+        if config.embedding.width is not None:
+            parts["embedding"] = parts.get("embedding", 0) + 2 * tokens * _embedding_weights(config)
     parts["head"] = 2 * batch * T * _head_weights(config)
     if S:
         q_o, k_v = D * H * (K + U), D * G * (K + U)  # weights applied to the target, and to the source
@@ -168,10 +172,19 @@ def _feedforward_weights(config: ModelConfig) -> int:
 
 
 def _head_weights(config: ModelConfig) -> int:
-    """Return the number of weights in the matmuls of the head: D·V, plus D² with a transform, whether tied or not."""
+    """Return the number of weights in the matmuls of the head: D·V, plus D² with a transform, whether tied or not.
+
+    With `head.width` W: W·V + W·D.
+    """
     if config.head is None:
         return 0
-    return config.d_model * config.vocab_size + (config.d_model**2 if config.head.transform is not None else 0)
+    W = config.head_width
+    return W * config.vocab_size + (W * config.d_model if config.head.has_transform else 0)
+
+
+def _embedding_weights(config: ModelConfig) -> int:
+    """Return the number of weights in the matmul that projects a factorized embedding to D; 0 without one."""
+    return config.d_model * (config.embedding.width or 0)
 
 
 def _rule(config: ModelConfig, batch: int, T: int, S: int) -> int:

@@ -20,7 +20,7 @@ from glassformer.config import (
     RMSNorm,
     Seq2SeqConfig,
 )
-from glassformer.sizing.parameters import stacks
+from glassformer.sizing.parameters import stacks, unique_blocks
 
 Term = tuple[int, str]
 
@@ -108,13 +108,14 @@ def widths(config: ModelConfig) -> tuple[str, str, str, str]:
 
 def parameter_formulas(config: ModelConfig) -> dict[str, Formula]:
     """Return the formula of each part (as in `count_by_part`). A formula of one block states the number of blocks."""
-    values, blocks = letters(config), sum(stacks(config).values())
+    values = letters(config) | {"width": config.embedding_width, "output": config.head_width}
+    blocks = sum(len(unique_blocks(config, n)) for n in stacks(config).values())
     parts = {
         "embedding": formula(values | {"segments": config.embedding.n_segments}, _embedding(config)),
         "positions": _positions(config, values),
         "attention": formula(values, attention_terms(config, bias=True), blocks),
         "feedforward": formula(values, feedforward_terms(config), blocks),
-        "norms": formula(values, [(_norms(config) * _per_norm(config.norm), "D")]),
+        "norms": formula(values, _norm_terms(config)),
         "head": formula(values, _head(config)),
     }
     if isinstance(config, Seq2SeqConfig):
@@ -154,20 +155,31 @@ def _expert_terms(expert: Dense | Gated) -> list[Term]:
 
 
 def _embedding(config: ModelConfig) -> list[Term]:
-    return [(1, "V D"), (int(config.embedding.n_segments > 0), "segments D")]
+    factorized, per_stack = config.embedding.width is not None, len(stacks(config))
+    width = "width" if factorized else "D"
+    return [
+        (1, f"V {width}"),
+        (int(config.embedding.n_segments > 0), f"segments {width}"),
+        (per_stack * factorized, "D width"),
+        (per_stack * (factorized and config.embedding.project_bias), "D"),
+    ]
 
 
 def _positions(config: ModelConfig, values: dict[str, int]) -> Formula:
-    table = config.position.table(config)
-    return formula(values | table, [(len(stacks(config)), " ".join(table))] if table else [])
+    schemes = [config.position, *([] if config.score_bias is None else [config.score_bias])]
+    tables = [table for scheme in schemes if (table := scheme.table(config))]
+    terms = [(len(stacks(config)), " ".join(table)) for table in tables]
+    return formula(values | {name: value for table in tables for name, value in table.items()}, terms)
 
 
 def _head(config: ModelConfig) -> list[Term]:
     if config.head is None:
         return []
-    terms = [(int(not config.head.tied), "V D"), (int(config.head.bias), "V")]
-    if config.head.transform is not None:
-        terms = [(1, "D D"), (1 + _per_norm(config.norm), "D"), *terms]
+    W = "D" if config.head.width is None else "output"
+    terms = [(int(not config.head.tied), f"V {W}"), (int(config.head.bias), "V")]
+    if config.head.has_transform:
+        vectors = config.head.transform_bias + (_per_norm(config.norm) if config.head.transform else 0)
+        terms = [(1, f"D {W}"), (vectors, W), *terms]
     return terms
 
 
@@ -175,20 +187,24 @@ def _per_norm(norm: LayerNorm | RMSNorm) -> int:
     return 2 if isinstance(norm, LayerNorm) and norm.bias else 1
 
 
-def _norms(config: ModelConfig) -> int:
-    """Return the number of norms over the residual stream: in blocks, after the embedding, and final."""
+def _norm_terms(config: ModelConfig) -> list[Term]:
+    """Return the parameters of the norms: in blocks, after the embedding, and final."""
     total = 0
-    for stack, n_blocks in stacks(config).items():
+    for stack, n_layers in stacks(config).items():
         cross = stack == "decoder" and isinstance(config, Seq2SeqConfig)
         branches = 1 + cross + (not isinstance(config.feedforward, NoFeedForward))
-        total += n_blocks * (1 if config.placement == "parallel" else branches)
-        total += config.embedding.norm + (config.placement != "post")
-    return total
+        total += len(unique_blocks(config, n_layers)) * (1 if config.placement == "parallel" else branches)
+        total += config.placement != "post"
+    embedding, per_norm = len(stacks(config)) * config.embedding.norm, _per_norm(config.norm)
+    if config.position_width == config.d_model:
+        return [((total + embedding) * per_norm, "D")]
+    return [(total * per_norm, "D"), (embedding * per_norm, "width")]
 
 
 def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) -> dict[str, Formula]:
     """Return the formula of each part (as in `Flops.forward`), with all T·S scores computed."""
     values = letters(config, batch, context, source)
+    values |= {"width": config.embedding_width, "output": config.head_width}
     both = isinstance(config, Seq2SeqConfig)
     blocks = ["Nₑ Lₑ", "N L"] if both else ["N L"]
     squares = ["S S Lₑ", "T T L"] if both else ["T T L"]
@@ -200,6 +216,8 @@ def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) ->
         "feedforward": [(2 * n, f"{b} {w}") for b in blocks for n, w in _feedforward_matmuls(config)],
         "head": [(2 * n, f"N {w}") for n, w in _head_matmuls(config)],
     }
+    if config.embedding.width is not None:
+        parts["embedding"] = [(2, f"{tokens} D width") for tokens in (["Nₑ", "N"] if both else ["N"])]
     if both:
         q, k, v, o = widths(config)
         parts["cross_projections"] = [(2, f"N L D {w}") for w in (q, o)] + [(2, f"Nₑ L D {w}") for w in (k, v)]
@@ -219,4 +237,5 @@ def _feedforward_matmuls(config: ModelConfig) -> list[Term]:
 def _head_matmuls(config: ModelConfig) -> list[Term]:
     if config.head is None:
         return []
-    return [(1, "D V"), (int(config.head.transform is not None), "D D")]
+    W = "D" if config.head.width is None else "output"
+    return [(1, f"{W} V"), (int(config.head.has_transform), f"D {W}")]

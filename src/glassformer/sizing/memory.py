@@ -11,7 +11,7 @@ allocator (the interpreter, code, oneDNN scratch buffers) is not included.
 import math
 from dataclasses import dataclass
 
-from glassformer.config import Alibi, Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm, T5Bias
+from glassformer.config import Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm
 from glassformer.sizing.activations import (
     Pass,
     saved_after_blocks,
@@ -185,7 +185,7 @@ def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> 
         # or the gradients of the logits, of the head and of the input of the head
         logits = numbers * (last.width if options.matmuls is None else last.upcast_width)
         smoothing = logits * options.smoothing
-        return smoothing + max(3 * logits, numbers * last.width + table + last.hidden_states)
+        return smoothing + max(3 * logits, numbers * last.width + table + last.tokens * config.head_width * last.width)
     rows = min(last.tokens, 2 ** int(math.log2(max(1, options.head_bytes // (4 * config.vocab_size)))))
     accumulated = table if last.tokens > rows else 0  # the gradient of the head, summed over several chunks
     cast = config.vocab_size * config.d_model * last.width if options.matmuls is not None else 0
@@ -240,21 +240,26 @@ def _moments(
             rms = 4 * run.tokens * config.d_model * run.upcast_width - run.hidden_states
             moments["backward"] = max(moments["backward"], left + done + rms)
         left -= saved_after_blocks(run)
+        blocks = [config.block_of_layer(layer) for layer in range(n_blocks)]
         for layer in reversed(range(n_blocks)):
+            own = f"{stack}.blocks.{blocks[layer]}."
             grads = dict.fromkeys(PARTS, 0)
-            for name, n in sizes.items():
-                if name.startswith(f"{stack}.blocks.{layer}."):
-                    grads[part_of(name)] += n
+            if blocks[layer] not in blocks[layer + 1 :]:  # otherwise a later layer has made these gradients already
+                for name, n in sizes.items():
+                    if name.startswith(own):
+                        grads[part_of(name)] += n
             here = _block_backward(run, grads)
             moments["backward"] = max(moments["backward"], left + done + here)
             left -= saved_by_block(run, layer)
-            left -= sum(n for name, n in cast.items() if name.startswith(f"{stack}.blocks.{layer}."))
+            if blocks[layer] not in blocks[:layer]:  # no earlier layer needs the cast weights
+                left -= sum(n for name, n in cast.items() if name.startswith(own))
             done += 0 if accumulated else sum(grads.values())
         left -= saved_before_blocks(run)
         if not accumulated:
             done += sum(n for name, n in sizes.items() if name.startswith(stack) and ".blocks." not in name)
         new = 2 * table if table_has_gradient else table  # the new gradient, and the sum if there was one already
-        moments["embedding"] = max(moments["embedding"], left + done + run.hidden_states + new)
+        embedded = run.tokens * config.embedding_width * run.width
+        moments["embedding"] = max(moments["embedding"], left + done + embedded + new)
         done += 0 if table_has_gradient or accumulated else table
         table_has_gradient = True
     return moments
@@ -332,8 +337,8 @@ def _prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int,
     last = next(reversed(runs.values()))[0]
     logits = last.tokens * config.vocab_size * last.width if config.head is not None else 0
     held += last.hidden_states  # the input of the head
-    if config.head is not None and config.head.transform is not None:
-        held += last.hidden_states  # the output of the transform
+    if config.head is not None and config.head.has_transform:
+        held += last.tokens * config.head_width * last.width  # the output of the transform
     return max(peak, cache + cross + held + logits + loss)
 
 
@@ -344,7 +349,7 @@ def _block_forward(run: Pass, layer: int) -> int:
     if cfg.placement != "post":
         held += run.hidden_states  # the output of the norm
     square = run.length**2
-    if isinstance(cfg.position, Alibi | T5Bias):
+    if cfg.biases_scores:
         held += cfg.n_heads * square * run.width  # the score bias, shared by all blocks
     if run.uses_qk_position(cross=False):
         held += run.length * cfg.d_model * run.width  # the query/key position embedding, shared by all blocks
@@ -365,8 +370,8 @@ def _attention_forward(run: Pass, layer: int) -> int:
     copy = heads if run.uses_rotary(cross=False) or cfg.attention.qk_norm is not None else 0
     rotation = 3 * q if run.uses_rotary(cross=False) else 0  # q, its two rotated halves, and the result
     mask = 0  # the additive mask of the fused kernel
-    if run.has_window_mask(layer) or (run.causal and isinstance(cfg.position, Alibi | T5Bias)):
-        mask = (cfg.n_heads if isinstance(cfg.position, Alibi | T5Bias) else 1) * T * T * w
+    if run.has_window_mask(layer) or (run.causal and cfg.biases_scores):
+        mask = (cfg.n_heads if cfg.biases_scores else 1) * T * T * w
     return kv + max(rotation, q + heads + max(mask, copy + run.hidden_states))
 
 

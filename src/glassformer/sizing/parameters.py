@@ -28,6 +28,11 @@ def stacks(config: ModelConfig) -> dict[str, int]:
     return {"encoder" if isinstance(config, EncoderConfig) else "decoder": config.n_layers}
 
 
+def unique_blocks(config: ModelConfig, n_layers: int) -> list[int]:
+    """Return the indices of the blocks of a stack; layers that share a block count once."""
+    return sorted({config.block_of_layer(layer) for layer in range(n_layers)})
+
+
 def parameters(config: ModelConfig) -> dict[str, Shape]:
     """Return the shape of every parameter by name. A tied head is the token table, which appears once."""
     return dict(_model(config))
@@ -58,7 +63,8 @@ def active(config: ModelConfig) -> int:
         return count(config)
     moe = config.feedforward
     idle = moe.n_experts - moe.n_active
-    return count(config) - sum(stacks(config).values()) * idle * expert_count(config)
+    blocks = sum(len(unique_blocks(config, n)) for n in stacks(config).values())
+    return count(config) - blocks * idle * expert_count(config)
 
 
 def expert_count(config: ModelConfig) -> int:
@@ -74,11 +80,11 @@ def expert_count(config: ModelConfig) -> int:
 
 def part_of(name: str) -> str:
     """Return the part to which a parameter belongs: one of PARTS."""
-    if name.startswith("embed."):
+    if name.startswith("embed.") or ".project." in name:
         return "embedding"
     if name.startswith(("head.", "pooler.")):
         return name.split(".")[0]
-    if ".position." in name:
+    if ".position." in name or ".score_bias." in name:
         return "positions"
     for part in ("attention", "cross", "feedforward"):
         if f".{part}." in name:
@@ -88,17 +94,18 @@ def part_of(name: str) -> str:
 
 def _model(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     V, D = config.vocab_size, config.d_model
-    yield "embed.tokens.weight", (V, D)
+    yield "embed.tokens.weight", (V, config.embedding_width)
     if config.embedding.n_segments:
-        yield "embed.segments.weight", (config.embedding.n_segments, D)
+        yield "embed.segments.weight", (config.embedding.n_segments, config.embedding_width)
     for stack, n_blocks in stacks(config).items():
         yield from _prefixed(stack, _stack(config, n_blocks, cross=stack == "decoder" and len(stacks(config)) == 2))
     if config.head is not None:
+        if config.head.has_transform:
+            yield from _prefixed("head.transform", _linear(config.head_width, D, config.head.transform_bias))
         if config.head.transform is not None:
-            yield from _prefixed("head.transform", _linear(D, D, bias=True))
-            yield from _prefixed("head.norm", _norm(config.norm, D))
+            yield from _prefixed("head.norm", _norm(config.norm, config.head_width))
         if not config.head.tied:
-            yield "head.weight", (V, D)
+            yield "head.weight", (V, config.head_width)
         if config.head.bias:
             yield "head.bias", (V,)
     if isinstance(config, EncoderConfig) and config.pooler:
@@ -109,9 +116,13 @@ def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[st
     D = config.d_model
     if table := config.position.table(config):
         yield "position.weight", tuple(table.values())
+    if config.score_bias is not None:
+        yield "score_bias.weight", tuple(config.score_bias.table(config).values())
     if config.embedding.norm:
-        yield from _prefixed("embed_norm", _norm(config.norm, D))
-    for index in range(n_blocks):
+        yield from _prefixed("embed_norm", _norm(config.norm, config.position_width))
+    if config.embedding.width is not None:
+        yield from _prefixed("project", _linear(D, config.embedding.width, config.embedding.project_bias))
+    for index in unique_blocks(config, n_blocks):
         yield from _prefixed(f"blocks.{index}", _block(config, cross))
     if config.placement != "post":
         yield from _prefixed("norm", _norm(config.norm, D))

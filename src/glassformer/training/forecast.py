@@ -53,7 +53,7 @@ def forecast(run: Run) -> Forecast:
         notes.append(f"machine.precision='auto' is taken as {precision}, {where}.")
     half = precision == "bfloat16"
     head = run.model.head
-    chunked = head is not None and head.transform is None and run.model.vocab_size >= CHUNKED_FROM
+    chunked = head is not None and not head.has_transform and run.model.vocab_size >= CHUNKED_FROM
     options = StepOptions(
         matmuls="bfloat16" if half else None,
         residual=run.machine.stream if half else None,

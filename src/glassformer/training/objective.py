@@ -136,7 +136,7 @@ def summed_loss(
 def chunked(model: Model) -> bool:
     """Return whether the head and loss run in chunks: where the logits would be the largest tensor of the step."""
     config = model.config
-    return config.head is not None and config.head.transform is None and config.vocab_size >= CHUNKED_FROM
+    return config.head is not None and not config.head.has_transform and config.vocab_size >= CHUNKED_FROM
 
 
 def float8_head(model: Model) -> bool:

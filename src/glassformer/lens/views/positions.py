@@ -35,7 +35,7 @@ def positions(subject: Subject, choice: Choice) -> View:
             return _vectors(f"{subject.name}: learned positions", stack.position.weight[first:].detach())  # type: ignore[index]
         case c.Sinusoidal() as waves:
             return _vectors(
-                f"{subject.name}: sinusoidal positions", sinusoids(torch.arange(last + 1), config.d_model, waves)
+                f"{subject.name}: sinusoidal positions", sinusoids(torch.arange(last + 1), config.position_width, waves)
             )
         case c.QueryKeyPosition(vectors=c.Sinusoidal() as waves):
             title = f"{subject.name}: sinusoidal positions, read by queries and keys only"

@@ -48,6 +48,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     context = config.max_len or DEFAULT_CONTEXT
     shapes = parameters(config)
     parts: list[dict[str, Any]] = []
+    counted: set[str] = set()  # a part that shares its parameters with an earlier one has none of its own
 
     def add(path: str, title: str, site: str, letters: str, formula: str, prefixes: tuple[str, ...], more: int = 0,
             is_matmul: bool = True) -> None:  # fmt: skip
@@ -59,19 +60,20 @@ def describe(config: ModelConfig) -> dict[str, Any]:
                 "title": title,
                 "site": site,
                 "letters": letters,
-                "parameters": sum(map(math.prod, own.values())),
+                "parameters": sum(math.prod(shape) for name, shape in own.items() if name not in counted),
                 "flops_per_token": work + more,
                 "formula": formula,
                 "mathml": mathml(formula, True),
                 "params": [{"name": name, "shape": list(shape)} for name, shape in own.items()],
             }
         )
+        counted.update(own)
 
     add("embed", "Token embedding", _first_site(config), "B,T,D", r"x_t = c\,E_{id_t}", ("embed.",), is_matmul=False)
     for stack, prefix, layers, cross in _stacks(config):
         _stack_parts(config, add, stack, prefix, layers, cross, context)
     if config.head is not None:
-        tied = 2 * config.d_model * config.vocab_size if config.head.tied else 0
+        tied = 2 * config.head_width * config.vocab_size if config.head.tied else 0
         add("head", "Output head", "logits", "B,T,V", r"l_t = c\, x_t W^\top + b", ("head.",), tied)
     if isinstance(config, EncoderConfig) and config.pooler:
         add("pooler", "Pooler", "final", "B,D", r"\tanh(W x_0 + b)", ("pooler.",), is_matmul=False)
@@ -108,11 +110,16 @@ def _stack_parts(
         title = scheme.title[0].upper() + scheme.title[1:]
         add(f"{prefix}position", title, f"{prefix}embed", "B,T,D", scheme.formula, (f"{stack}.position.",),
             is_matmul=False)  # fmt: skip
+    if config.score_bias is not None:
+        add(f"{prefix}score_bias", "Score bias", f"{prefix}blocks.0.attention.scores", "B,H,T,S",
+            config.score_bias.formula, (f"{stack}.score_bias.",), is_matmul=False)  # fmt: skip
     if config.embedding.norm:
         add(f"{prefix}embed_norm", "Embedding norm", f"{prefix}embed", "B,T,D", norm, (f"{stack}.embed_norm.",))
+    if config.embedding.width is not None:
+        add(f"{prefix}project", "Projection", f"{prefix}embed", "B,T,D", r"W x + b", (f"{stack}.project.",))
     post = config.placement == "post"
     for layer in range(layers):
-        site, own = f"{prefix}blocks.{layer}.", f"{stack}.blocks.{layer}."
+        site, own = f"{prefix}blocks.{layer}.", f"{stack}.blocks.{config.block_of_layer(layer)}."
         branches = [("attention", "Attention", ATTENTION, scores)]
         branches += [("cross", "Cross-attention", CROSS, scores)] if cross else []
         if not isinstance(config.feedforward, NoFeedForward):

@@ -96,7 +96,7 @@ class _Element:
         self.inputs, self.run, self.stack, self.layer, self.index = inputs, run, stack, layer, index
         self.model, self.config = inputs.model, inputs.model.config
         self.trunk: Any = stack_of(inputs.model, stack)
-        self.block: Any = None if layer is None else self.trunk.blocks[layer]
+        self.block: Any = None if layer is None else self.trunk.layers[layer]
 
     def site(self, name: str) -> "Tensor":
         """Return a traced tensor of this block (or of the stack), without the batch axis."""
@@ -205,9 +205,10 @@ class _Element:
         added: dict[str, float] = {}
         if branch == "attention":
             positions = torch.arange(k.shape[1])[None]
-            bias = self.trunk.position.bias(positions, positions, q.dtype)
-            if bias is not None:
-                added["position bias"] = float(bias[0, h, t, s])
+            for name, scheme in (("position bias", self.trunk.position), ("score bias", self.trunk.score_bias)):
+                bias = None if scheme is None else scheme.bias(positions, positions, q.dtype)
+                if bias is not None:
+                    added[name] = float(bias[0, h, t, s])
         hidden = bool(self.site(f"{branch}.scores")[h, t, s].isinf())
         note = f"position {t} may not attend to position {s}: the score is minus infinity." if hidden else ""
         formula = r"s_{h,t,s} = c \sum_i q_{h,t,i} k_{g,s,i}" + (" + b_{h,t,s}" if added else "")
@@ -271,7 +272,7 @@ class _Element:
     def _final(self) -> Arithmetic:
         if self.trunk.norm is None:
             raise StudioError("with placement='post' there is no final norm: choose resid_post of the last block.")
-        last = f"{self.stack}blocks.{len(self.trunk.blocks) - 1}.resid_post"
+        last = f"{self.stack}blocks.{len(self.trunk.layers) - 1}.resid_post"
         from glassformer.lens.trace import trace
 
         x = trace(self.model, self.inputs.tokens, sites=[last], **self.inputs.trace_arguments)[last][0]
@@ -294,8 +295,10 @@ class _Element:
 
         t, d = self.index
         config, trunk = self.config, self.trunk
-        if config.embedding.norm or config.embedding.n_segments:
-            raise StudioError("an embedding with a norm or segments is not a sum of two numbers: choose another site.")
+        if config.embedding.norm or config.embedding.n_segments or config.embedding.width:
+            raise StudioError(
+                "an embedding with a norm, segments or a projection is not a sum of two numbers: choose another site."
+            )
         ids = self.inputs.ids if self.inputs.target is None or self.stack == "encoder." else self.inputs.target
         table = self.model.embed.tokens.weight
         blank = torch.zeros(1, len(ids), config.d_model, dtype=table.dtype)
@@ -310,7 +313,9 @@ class _Element:
         head = self.model.head
         x = self.run[f"{self.stack}final"][0][t]
         if head.transform is not None:
-            x = head.norm(head.activation(head.transform(x)))
+            x = head.transform(x)
+        if head.activation is not None:
+            x = head.norm(head.activation(x))
         weight = (self.model.embed.tokens.weight if head.weight is None else head.weight)[v]
         added = {} if head.bias is None else {"bias": float(head.bias[v])}
         labels = [f"component {i}" for i in range(len(x))]

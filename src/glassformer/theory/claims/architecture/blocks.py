@@ -99,7 +99,8 @@ def make_block(kind: type[Block], width: int, seed: int) -> Block:
 
 @torch.no_grad()
 def through(block: Block, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-    out: Tensor = block(x, ForwardContext(torch.arange(x.shape[1])[None], [AttentionContext(is_causal=x.shape[1] > 1)]))
+    context = ForwardContext(torch.arange(x.shape[1])[None], [AttentionContext(is_causal=x.shape[1] > 1)])
+    out: Tensor = block(x, context, 0)
     return out
 
 

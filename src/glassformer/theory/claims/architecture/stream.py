@@ -208,7 +208,7 @@ def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
                 parameter.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
 
         def through(x: Tensor, block: Block = block) -> Tensor:
-            out: Tensor = block(x[None], ForwardContext(torch.arange(3)[None], [AttentionContext(is_causal=True)]))
+            out: Tensor = block(x[None], ForwardContext(torch.arange(3)[None], [AttentionContext(is_causal=True)]), 0)
             return out[0]
 
         x = torch.randn(3, config.d_model, generator=lab.torch_rng(), dtype=torch.float64)
