@@ -47,6 +47,7 @@ positions = (
             c.Learned(offset=2),
             c.Sinusoidal(),
             c.Sinusoidal(base=50.0, layout="halves"),
+            c.Sinusoidal(layout="halves", spacing="inclusive", offset=2),
             c.Alibi(),
             c.T5Bias(buckets=8, max_distance=20),
             c.QueryKeyPosition(),

@@ -13,6 +13,8 @@ from tests import variants
         (lambda: c.Learned(offset=-1), "Learned.offset=-1"),
         (lambda: c.Sinusoidal(base=1.0), "base=1.0 must exceed 1"),
         (lambda: c.Sinusoidal(layout="mixed"), "layout='mixed'"),
+        (lambda: c.Sinusoidal(spacing="both"), "spacing='both'"),
+        (lambda: c.Sinusoidal(offset=-1), "offset=-1"),
         (lambda: c.Rotary(base=0.5), "base=0.5"),
         (lambda: c.Rotary(pairing="pairs"), "pairing='pairs'"),
         (lambda: c.Rotary(fraction=0.0), "fraction=0.0 must be in (0, 1]"),

@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -38,6 +39,13 @@ def test_sinusoidal_by_hand() -> None:
 def test_sinusoidal_halves_equal_marian() -> None:
     ours = sinusoidal(gf.Sinusoidal(layout="halves"), np.arange(50)[None], 22)[0]
     theirs = MarianSinusoidalPositionalEmbedding(50, 22).create_weight()
+    np.testing.assert_allclose(ours, theirs.numpy(), **FLOAT32)
+
+
+def test_inclusive_sinusoids_equal_m2m_100() -> None:
+    spec = gf.Sinusoidal(layout="halves", spacing="inclusive", offset=2)
+    ours = sinusoidal(spec, np.arange(48)[None], 22)[0]
+    theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(50, 22, padding_idx=1)[2:]  # rows 0 and 1: no position
     np.testing.assert_allclose(ours, theirs.numpy(), **FLOAT32)
 
 

@@ -103,8 +103,9 @@ class ModelConfig:
                 0 <= layer < self.n_layers,
                 f"window_layers names layer {layer}, but the layers are 0 to {self.n_layers - 1}.",
             )
-        ids = {"bos": self.special.bos, "pad": self.special.pad, "start": self.special.start}
-        for name, token in [*ids.items(), *(("eos", token) for token in self.special.eos)]:
+        several = [(name, token) for name in ("eos", "suppressed") for token in getattr(self.special, name)]
+        single = [(name, getattr(self.special, name)) for name in ("bos", "pad", "start", "forced_bos", "forced_eos")]
+        for name, token in single + several:
             require(
                 token is None or 0 <= token < self.vocab_size,
                 f"special.{name}={token} is outside the vocabulary of {self.vocab_size} ids.",

@@ -237,3 +237,9 @@ class Special:
     """Padding."""
     start: int | None = None
     """First decoder token of an encoder-decoder."""
+    forced_bos: int | None = None
+    """The first token of every generated text, such as the language of a translation. Default: none."""
+    forced_eos: int | None = None
+    """The last token of a generated text that reaches its maximum length. Default: none."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never generated."""

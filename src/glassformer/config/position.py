@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WaveLayout = Literal["interleaved", "halves"]
 """Whether the two components of a pair are neighbours, or one half of the vector apart."""
+WaveSpacing = Literal["exclusive", "inclusive"]
+"""Whether the last frequency of sinusoids comes before 1/base, or is 1/base."""
 
 
 class Scheme:
@@ -86,15 +88,26 @@ class Sinusoidal(Scheme):
     """The longest wavelength is 2 pi times nearly this many positions."""
     layout: WaveLayout = "interleaved"
     """Order of the components: `interleaved` sines and cosines, or all sines before all cosines (`halves`)."""
+    spacing: WaveSpacing = "exclusive"
+    """Frequencies of the D/2 waves: base^(-2i/D) (`exclusive`), or base^(-i/(D/2 - 1)), which ends at 1/base
+    (`inclusive`: fairseq, M2M-100)."""
+    offset: int = 0
+    """Added to every position: the first token is at position `offset` (2 in M2M-100)."""
 
     def __post_init__(self) -> None:
         require(self.base > 1, f"Sinusoidal.base={self.base} must exceed 1.")
         require_choice(self, "layout", WaveLayout)
+        require_choice(self, "spacing", WaveSpacing)
+        require(self.offset >= 0, f"Sinusoidal.offset={self.offset} must be 0 or more.")
 
     def check(self, config: "ModelConfig") -> None:
         width = config.position_width
         name = "d_model" if width == config.d_model else "embedding.width"
         require(width % 2 == 0, f"sinusoidal positions pair components: {name}={width} must be even.")
+        require(
+            self.spacing == "exclusive" or width > 2,
+            f"inclusive spacing needs two frequencies or more: {name}={width} must exceed 2.",
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from glassformer.config import Special
+from glassformer.generation.constraints import Constraints
 from glassformer.generation.sampling import penalize
 from glassformer.generation.state import DecodeState, ends_with
 from glassformer.shapes import Float
@@ -31,6 +33,8 @@ class BeamSettings:
     stops: Sequence[list[int]] = ()
     length_penalty: float = 1.0
     repetition_penalty: float = 1.0
+    special: Special = Special()
+    """The tokens that the model's config forces or suppresses."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def beam_search(state: DecodeState, settings: BeamSettings) -> list[Hypothesis]:
     searches = [Search([[] for _ in range(beams)], [0.0] + [-1e9] * (beams - 1)) for _ in state.prompts]
     keep = max(2, 1 + len(settings.stops)) * beams
     for length in range(1, max_new_tokens + 1):
-        totals = _totals(logits, state.prompts, searches, settings.repetition_penalty)
+        totals = _totals(logits, state.prompts, searches, settings, length - 1)
         best, where = totals.topk(min(keep, totals.shape[1]))
         parents: list[int] = []
         vocabulary = logits.shape[-1]
@@ -84,17 +88,18 @@ def beam_search(state: DecodeState, settings: BeamSettings) -> list[Hypothesis]:
 
 
 def _totals(
-    logits: Float[Tensor, "N V"], prompts: list[list[int]], searches: list[Search], repetition_penalty: float
+    logits: Float[Tensor, "N V"], prompts: list[list[int]], searches: list[Search], settings: BeamSettings, step: int
 ) -> Float[Tensor, "P C"]:
     """Return (prompts, beams * V): the log-probability of every beam extended by every token."""
     steps = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    if repetition_penalty != 1:
+    if settings.repetition_penalty != 1:
         seen = torch.zeros_like(steps, dtype=torch.bool)
         beams = len(searches[0].tokens)
         for i, search in enumerate(searches):
             for b, tokens in enumerate(search.tokens):
                 seen[i * beams + b, prompts[i] + tokens] = True
-        steps = penalize(steps, seen, repetition_penalty)
+        steps = penalize(steps, seen, settings.repetition_penalty)
+    steps = Constraints(settings.special, settings.max_new_tokens).apply(steps, step)
     so_far = torch.tensor([search.scores for search in searches], dtype=steps.dtype, device=steps.device)
     return (steps.unflatten(0, so_far.shape) + so_far[:, :, None]).flatten(1)
 

@@ -77,6 +77,7 @@ class Steps(Iterator[list[int | None]]):
     def __init__(self, state: DecodeState, request: GenerationRequest, engine: Implementation):
         self.state, self.request, self.engine = state, request, engine
         self.modules = list(state.model.modules())
+        self.constraints = request.constraints
         self.uniform = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
         self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
         self.new: list[list[int]] = [[] for _ in request.prompts]
@@ -115,6 +116,7 @@ class Steps(Iterator[list[int | None]]):
     def _choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
         with one_thread(self.state.owns_threads):
             uniform = self.uniform[:, self.step].to(logits.device)
+            logits = self.constraints.apply(logits, self.step)
             tokens = choose(logits, self.request.sampling, uniform, self.seen)
             require_numbers(logits, tokens)
         if self.seen is not None:
@@ -180,7 +182,7 @@ def generate(
     with evaluating(model):
         state, chosen = make_state(model, request)
     with evaluating(state.model):
-        settings = BeamSettings(beams, max_new_tokens, request.stops, length_penalty, penalty)
+        settings = BeamSettings(beams, max_new_tokens, request.stops, length_penalty, penalty, request.special)
         found = beam_search(state, settings)
     whole = [prompt + best.tokens for prompt, best in zip(state.prompts, found, strict=True)]
     finished = ["stop" if best.stopped else "length" for best in found]

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from glassformer.config import Special
 from glassformer.config.choices import Engine, Precision
+from glassformer.generation.constraints import Constraints
 from glassformer.generation.sampling import GREEDY, Sampling
 from glassformer.generation.tokenizer import encode_text, tokenizer_of
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
@@ -34,6 +36,13 @@ class GenerationRequest:
     draft: Draft | None = None
     draft_tokens: int = 4
     beams: int = 1
+    special: Special = Special()
+    """The tokens that the model's config forces or suppresses."""
+
+    @property
+    def constraints(self) -> Constraints:
+        """What the config of the model forces or suppresses in this call."""
+        return Constraints(self.special, self.max_new_tokens)
 
     @property
     def capacity(self) -> int:
@@ -80,6 +89,7 @@ def read_request(
         draft=draft,
         draft_tokens=draft_tokens,
         beams=beams,
+        special=model.config.special,
     )
 
 
@@ -208,6 +218,8 @@ def check_draft(model: Model, draft: object, draft_tokens: int, longest: int, ma
         raise ValueError(f"draft_tokens={draft_tokens} must be a whole number of at least 1.")
     if not isinstance(model, DecoderLM):
         raise ValueError("only a decoder-only model can be sped up by a draft, and this one is not: leave draft out.")
+    if Constraints(model.config.special, max_new_tokens).active:
+        raise ValueError("the config forces or suppresses tokens, which a draft does not know: leave draft out.")
     if isinstance(draft, str) and draft == "lookup":
         return
     if not isinstance(draft, DecoderLM):

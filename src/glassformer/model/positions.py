@@ -187,9 +187,10 @@ def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
 
 
 def sinusoids(positions: Int[Tensor, "*n"], width: int, spec: c.Sinusoidal) -> Float[Tensor, "*n W"]:
-    """sin and cos of position * base^(-2i/width), laid out as the config says; float64."""
+    """sin and cos of (position + offset) * base^(-2i/width), spaced and laid out as the config says; float64."""
     half = torch.arange(width // 2, dtype=torch.float64, device=positions.device)
-    angles = positions[..., None].to(torch.float64) * spec.base ** (-2 * half / width)
+    exponent = 2 * half / width if spec.spacing == "exclusive" else half / (width // 2 - 1)
+    angles = (positions[..., None] + spec.offset).to(torch.float64) * spec.base**-exponent
     waves = torch.stack([angles.sin(), angles.cos()], dim=-1 if spec.layout == "interleaved" else -2)
     return waves.flatten(-2)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.config import ModelConfig, Seq2SeqConfig
+from glassformer.config import ModelConfig, Seq2SeqConfig, Special
 from glassformer.reference.arrays import Array
 from glassformer.reference.forward import forward, forward_seq2seq
 from glassformer.reference.ops import log_softmax
@@ -35,14 +35,14 @@ def greedy(
     config: ModelConfig, params: Mapping[str, Any], prompt: Sequence[int], n: int, stop: Collection[int] = ()
 ) -> list[int]:
     """Append the most likely token up to n times, or until it is one of `stop`; ties go to the lowest id."""
-    return _greedy(_decoder(config, params), prompt, n, stop)
+    return _greedy(_decoder(config, params), prompt, n, stop, config.special)
 
 
 def greedy_seq2seq(
     config: Seq2SeqConfig, params: Mapping[str, Any], source: Sequence[int], n: int, stop: Collection[int] = ()
 ) -> list[int]:
     """Decode greedily with an encoder-decoder whose encoder reads `source`."""
-    return _greedy(_encoder_decoder(config, params, source), [_start(config)], n, stop)
+    return _greedy(_encoder_decoder(config, params, source), [_start(config)], n, stop, config.special)
 
 
 def beam(
@@ -55,7 +55,8 @@ def beam(
     eos: Collection[int] = (),
 ) -> list[int]:
     """Return the best sequence that `beam_search` finds."""
-    return list(beam_search(_decoder(config, params), prompt, n, beams, length_penalty, eos)[0].tokens)
+    next_logits = _decoder(config, params)
+    return list(beam_search(next_logits, prompt, n, beams, length_penalty, eos, config.special)[0].tokens)
 
 
 def beam_seq2seq(
@@ -69,7 +70,8 @@ def beam_seq2seq(
 ) -> list[int]:
     """Return the best sequence of a beam search with an encoder-decoder whose encoder reads `source`."""
     next_logits = _encoder_decoder(config, params, source)
-    return list(beam_search(next_logits, [_start(config)], n, beams, length_penalty, eos)[0].tokens)
+    start = [_start(config)]
+    return list(beam_search(next_logits, start, n, beams, length_penalty, eos, config.special)[0].tokens)
 
 
 def beam_search(
@@ -79,6 +81,7 @@ def beam_search(
     beams: int,
     length_penalty: float = 1.0,
     eos: Collection[int] = (),
+    special: Special = Special(),
 ) -> list[Hypothesis]:
     """Return up to `beams` hypotheses, best first, as transformers 5.22 does with early_stopping=False.
 
@@ -97,6 +100,9 @@ def beam_search(
        scored as if it ended now, is not better than the worst finished one: total / t^length_penalty <= worst score.
        With length_penalty > 0 this is a heuristic, because a longer sequence is divided by more and could still win.
 
+    `special` forces or suppresses tokens (see `_allowed`): a forced token adds 0 to the total log probability, and the
+    log probabilities of the others are not normalized again.
+
     If no eos is generated, the result is the best sequence of full length n, because step n finishes all candidates.
 
     Difference from transformers: it fills the initial live list with copies of the prompt at a score of -1e9. They
@@ -109,7 +115,7 @@ def beam_search(
     live: list[tuple[float, list[int]]] = [(0.0, list(prompt))]
     finished: list[Hypothesis] = []
     for t in range(1, n + 1):
-        candidates = _continuations(next_logits, live)[:n_candidates]
+        candidates = _continuations(next_logits, live, special, t - 1, n)[:n_candidates]
         live = []
         for rank, (total, tokens) in enumerate(candidates):
             if tokens[-1] not in eos_ids and t < n:
@@ -125,15 +131,31 @@ def beam_search(
     return finished
 
 
-def _continuations(next_logits: NextLogits, live: list[tuple[float, list[int]]]) -> list[tuple[float, list[int]]]:
-    """Return every live sequence extended by every token, highest total log probability first."""
+def _continuations(
+    next_logits: NextLogits, live: list[tuple[float, list[int]]], special: Special, step: int, n: int
+) -> list[tuple[float, list[int]]]:
+    """Return every live sequence extended by every token allowed, highest total log probability first."""
     log_probabilities = log_softmax(next_logits([tokens for _, tokens in live]))
+    allowed, forced = _allowed(special, step, n, log_probabilities.shape[1])
     candidates = [
-        (total + float(log_probabilities[i, token]), [*tokens, token])
+        (total + (0.0 if forced else float(log_probabilities[i, token])), [*tokens, token])
         for i, (total, tokens) in enumerate(live)
-        for token in range(log_probabilities.shape[1])
+        for token in allowed
     ]
     return sorted(candidates, key=lambda candidate: -candidate[0])  # stable: ties keep their order
+
+
+def _allowed(special: Special, step: int, n: int, V: int) -> tuple[list[int], bool]:
+    """Return the ids that may follow `step` new tokens out of n, and True if there is only one because it is forced.
+
+    The last token is `forced_eos`, the first one `forced_bos`, if the config has them; the tokens of `suppressed` are
+    never generated.
+    """
+    if step == n - 1 and special.forced_eos is not None:
+        return [special.forced_eos], True
+    if step == 0 and special.forced_bos is not None:
+        return [special.forced_bos], True
+    return [token for token in range(V) if token not in special.suppressed], False
 
 
 def sequence_log_probability(
@@ -149,10 +171,14 @@ def sequence_log_probability(
     return float(sum(log_probabilities[t - 1, tokens[t]] for t in range(prompt_length, len(tokens))))
 
 
-def _greedy(next_logits: NextLogits, prompt: Sequence[int], n: int, stop: Collection[int]) -> list[int]:
+def _greedy(
+    next_logits: NextLogits, prompt: Sequence[int], n: int, stop: Collection[int], special: Special
+) -> list[int]:
     tokens = list(prompt)
-    for _ in range(n):
-        tokens.append(int(np.argmax(next_logits([tokens])[0])))
+    for step in range(n):
+        logits = next_logits([tokens])[0]
+        allowed, _ = _allowed(special, step, n, len(logits))
+        tokens.append(allowed[int(np.argmax(logits[allowed]))])
         if tokens[-1] in stop:
             break
     return tokens

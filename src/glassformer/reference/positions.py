@@ -25,11 +25,15 @@ def sinusoidal(position: Sinusoidal, positions: Tokens, D: int) -> Array:
 
         sin(p w_i) and cos(p w_i),   w_i = base^(-2i/D),   i = 0..D/2-1
 
+    With `inclusive` spacing w_i = base^(-i/(D/2 - 1)), so that the last frequency is 1/base. p counts from `offset`.
     Layout `interleaved`: sin at component 2i, cos at 2i+1 (the paper). Layout `halves`: all sines, then all cosines
     (tensor2tensor, Marian). Vaswani et al. 2017, section 3.5.
     """
-    frequencies = position.base ** (-2 * np.arange(D // 2) / D)
-    angles = positions[..., None] * frequencies  # (B, T, D/2)
+    waves = np.arange(D // 2)
+    frequencies = position.base ** (-2 * waves / D)
+    if position.spacing == "inclusive":
+        frequencies = position.base ** (-waves / (D / 2 - 1))
+    angles = (positions[..., None] + position.offset) * frequencies  # (B, T, D/2)
     embedding = np.empty((*positions.shape, D))
     if position.layout == "interleaved":
         embedding[..., 0::2], embedding[..., 1::2] = np.sin(angles), np.cos(angles)

@@ -99,7 +99,8 @@ def _write_json(path: Path, data: Any) -> None:
 
 def _write_generation(path: Path, data: dict[str, Any]) -> None:
     """Write generation_config.json, from which generate() of transformers reads the special token ids."""
-    ids = {key: value for key, value in data.items() if key.endswith("_token_id") and value is not None}
+    names = ("_token_id", "bad_words_ids")
+    ids = {key: value for key, value in data.items() if key.endswith(names) and value is not None}
     if ids:
         _write_json(path, ids)
 

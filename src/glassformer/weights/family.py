@@ -106,7 +106,20 @@ class Source:
             eos=tuple(ids("eos_token_id")),
             pad=one("pad_token_id"),
             start=start if first is None else first,
+            forced_bos=one("forced_bos_token_id"),
+            forced_eos=one("forced_eos_token_id"),
+            suppressed=self._suppressed(vocab_size),
         )
+
+    def _suppressed(self, vocab_size: int) -> tuple[int, ...]:
+        """Return the tokens that are never generated: `suppress_tokens`, and `bad_words_ids` of one token."""
+        words = self.generation.get("bad_words_ids", self.data.get("bad_words_ids")) or []
+        listed = self.generation.get("suppress_tokens", self.data.get("suppress_tokens")) or []
+        single = [word[0] for word in words if isinstance(word, list) and len(word) == 1]
+        if len(single) < len(words):
+            self.notes.append("bad_words_ids has sequences of several tokens, which generation does not suppress.")
+        found = {t for t in (*listed, *single) if isinstance(t, int) and 0 <= t < vocab_size}
+        return tuple(sorted(found))
 
     def head(self, prefix: str, head: str, embed: str, tie: bool, **parts: Any) -> Head | None:
         """Return the language-model head: tied if config.json says so and the file has no different head tensor.
@@ -143,7 +156,13 @@ def expect(value: object, kinds: Any, name: str, family: str) -> None:
 def write_special(special: Special) -> dict[str, Any]:
     eos: Any = list(special.eos) if len(special.eos) > 1 else next(iter(special.eos), None)
     ids = {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}
-    return ids | ({} if special.start is None else {"decoder_start_token_id": special.start})
+    others = {
+        "decoder_start_token_id": special.start,
+        "forced_bos_token_id": special.forced_bos,
+        "forced_eos_token_id": special.forced_eos,
+        "bad_words_ids": [[token] for token in special.suppressed] or None,
+    }
+    return ids | {key: value for key, value in others.items() if value is not None}
 
 
 @dataclass(frozen=True)

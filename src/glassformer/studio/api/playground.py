@@ -214,7 +214,8 @@ def beam(models: ModelStore, request: schema.Beam) -> dict[str, Any]:
     loaded = models.get(request.model)
     feed = start_feed(loaded, request, request.steps, cache=True, kind=RecordingState)
     with torch.no_grad():
-        settings = BeamSettings(request.beams, request.steps, read_stop(loaded.model, None))
+        special = loaded.config.special
+        settings = BeamSettings(request.beams, request.steps, read_stop(loaded.model, None), special=special)
         (found,) = beam_search(feed, settings)
         nodes = _tree(loaded, feed, request.beams)
     best = {"ids": found.tokens, "text": loaded.decode(found.tokens), "score": found.score}

@@ -39,33 +39,33 @@ class Identity(PreNormBlock):
 class WithoutNorm(PreNormBlock):
     """x + attention(x), x + feedforward(x)."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
-        x = x + self.attend(x, context, tap)
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
+        x = x + self.attend(x, context, layer, tap)
         return x + self.feed(x, tap)
 
 
 class WithoutResidual(PreNormBlock):
     """feedforward(norm(attention(norm(x))))."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
-        x = self.attend(self.norm_attention(x), context, tap)
+        x = self.attend(self.norm_attention(x), context, layer, tap)
         return self.feed(self.norm_feedforward(x), tap)
 
 
 class FeedForwardFirst(PreNormBlock):
     """The two branches in the other order."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
         x = x + self.feed(self.norm_feedforward(x), tap)
-        return x + self.attend(self.norm_attention(x), context, tap)
+        return x + self.attend(self.norm_attention(x), context, layer, tap)
 
 
 class SoftmaxOverQueries(PreNormBlock):
     """Columns of the pattern sum to 1 instead of rows."""
 
-    def forward(self, x: Tensor, context: ForwardContext, tap: Tap = NO_TAP) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
         assert self.norm_feedforward is not None
         x = x + self._attention_over_queries(self.norm_attention(x))
         return x + self.feed(self.norm_feedforward(x), tap)
