@@ -70,6 +70,7 @@ TABLE: tuple[Rule, ...] = (
     Rule("*.position.weight", decayed=False),
     Rule("*norm*.weight", decayed=False),
     Rule("*.bias", decayed=False),
+    Rule("*.sinks", decayed=False),
 )
 
 

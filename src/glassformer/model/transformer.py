@@ -41,7 +41,7 @@ class Head(nn.Module):
 
     def __init__(self, cfg: c.ModelConfig, spec: c.Head):
         super().__init__()
-        self.scale = spec.scale
+        self.scale, self.softcap = spec.scale, spec.softcap
         self.activation = ACTIVATIONS[spec.transform] if spec.transform else None
         self.transform = nn.Linear(cfg.d_model, cfg.d_model) if spec.transform else None
         self.norm = build_norm(cfg.d_model, cfg.norm) if spec.transform else None
@@ -53,7 +53,8 @@ class Head(nn.Module):
             x = self.norm(self.activation(self.transform(x)))
         if self.scale != 1:
             x = x * self.scale
-        return F.linear(x, table if self.weight is None else self.weight, self.bias)
+        logits = F.linear(x, table if self.weight is None else self.weight, self.bias)
+        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
 
 
 class _Model(nn.Module):
