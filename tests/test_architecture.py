@@ -43,6 +43,8 @@ TESTED_ELSEWHERE = {
 }
 COMMANDS = ("bench/gpu/", "bench/developer/")
 """Benchmarks are commands for a person; those with logic of their own have tests."""
+TABLES = ("weights/hf/",)
+"""Declarative tables of model families, which one test compares with transformers: tests/weights/test_decoders.py."""
 
 
 def room_of(path: Path) -> str:
@@ -138,7 +140,7 @@ def test_tests_mirror_the_source():
     for path in FILES:
         relative = path.relative_to(SOURCE)
         name = relative.with_suffix("").as_posix()
-        if relative.stem == "__init__" or name in TESTED_ELSEWHERE or name.startswith(COMMANDS):
+        if relative.stem == "__init__" or name in TESTED_ELSEWHERE or name.startswith((*COMMANDS, *TABLES)):
             continue
         assert (ROOT / "tests" / relative.parent / f"test_{relative.stem}.py").exists(), f"no test file for {relative}"
 

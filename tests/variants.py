@@ -16,7 +16,18 @@ from glassformer.reference import random_params
 V, D, F, K, U, MAX_LEN = 31, 14, 11, 4, 5, 29
 
 activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh"])
-norms = st.sampled_from([c.LayerNorm(), c.LayerNorm(eps=1e-3, bias=False), c.RMSNorm(), c.RMSNorm(eps=1e-2)])
+norms = st.sampled_from(
+    [
+        c.LayerNorm(),
+        c.LayerNorm(eps=1e-3, bias=False),
+        c.LayerNorm(offset=1.0),
+        c.LayerNorm(weight=False, bias=False),
+        c.RMSNorm(),
+        c.RMSNorm(eps=1e-2),
+        c.RMSNorm(offset=1.0),
+        c.RMSNorm(weight=False),
+    ]
+)
 scalings = st.sampled_from(
     [
         None,
@@ -62,17 +73,35 @@ gated = st.builds(c.Gated, d_ff=st.just(F), activation=activations, bias=st.bool
 moe = st.builds(
     c.MoE, n_experts=st.just(5), n_active=st.sampled_from([1, 2, 5]), expert=dense | gated, normalize=st.booleans()
 )
-attentions = st.builds(
-    c.Attention,
-    n_heads=st.just(6),
-    n_kv_heads=st.sampled_from([None, 1, 2, 3]),
-    d_head=st.just(K),
-    d_value=st.sampled_from([None, U]),
-    scale=st.sampled_from([None, 1.0, 0.37]),
-    bias=st.booleans(),
-    out_bias=st.sampled_from([None, True, False]),
-    qk_norm=st.sampled_from([None, c.RMSNorm(), c.LayerNorm()]),
-    window=st.sampled_from([None, 1, 4]),
+usual_attention = {
+    "n_heads": st.just(6),
+    "n_kv_heads": st.sampled_from([None, 1, 2, 3]),
+    "d_head": st.just(K),
+    "d_value": st.sampled_from([None, U]),
+    "scale": st.sampled_from([None, 1.0, 0.37]),
+    "bias": st.booleans(),
+    "out_bias": st.sampled_from([None, True, False]),
+    "qk_norm": st.sampled_from([None, c.RMSNorm(), c.LayerNorm()]),
+    "window": st.sampled_from([None, 1, 4]),
+}
+rare_attention = {
+    "clip": st.sampled_from([None, 0.5]),
+    "softcap": st.sampled_from([None, 0.7]),
+    "sinks": st.booleans(),
+}
+qk_norms = {
+    "qk_norm": st.sampled_from([c.RMSNorm(), c.LayerNorm(bias=False), c.RMSNorm(offset=1.0)]),
+    "qk_norm_over": st.sampled_from(["head", "heads", "all"]),
+}
+attentions = (
+    st.builds(c.Attention, **usual_attention)
+    | st.builds(c.Attention, **usual_attention, **rare_attention)
+    | st.builds(c.Attention, **{**usual_attention, **rare_attention, **qk_norms})
+    | st.builds(
+        c.Attention,
+        **{**usual_attention, **rare_attention, **qk_norms, "qk_norm_over": st.sampled_from(["head", "heads"])},
+        qk_norm_after_rotation=st.just(True),
+    )
 )
 heads = st.builds(
     c.Head,
@@ -80,6 +109,7 @@ heads = st.builds(
     bias=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]),
     transform=st.none() | activations,
+    softcap=st.sampled_from([None, 0.9]),
 )
 E_WIDTH = 10
 projections = st.sampled_from(
@@ -118,16 +148,26 @@ common = {
     "max_len": st.just(MAX_LEN),
     "embedding": embeddings,
     "head": heads,
+    "residual_scale": st.sampled_from([1.0, 0.6]),
     "score_bias": score_biases,
 }
-attention_only = {"feedforward": st.just(c.NoFeedForward()), "placement": st.sampled_from(["pre", "post"])}
-every_placement = {"placement": st.sampled_from(["pre", "post", "parallel"])}
+SEQUENTIAL = ["pre", "post", "after", "sandwich"]
+attention_only = {"feedforward": st.just(c.NoFeedForward()), "placement": st.sampled_from(SEQUENTIAL)}
+every_placement = {"placement": st.sampled_from([*SEQUENTIAL, "parallel", "parallel_two"])}
+mixed_layers = {
+    "position": rotary | st.just(c.NoPosition()),
+    "layer_kinds": st.tuples(
+        st.builds(c.LayerKind, layers=st.just((1,)), position=rotary | st.just(c.NoPosition()))
+        | st.builds(c.LayerKind, layers=st.just((0,)), feedforward=dense | gated | moe)
+        | st.builds(c.LayerKind, layers=st.just((0, 1)), position=rotary, feedforward=gated)
+    ),
+}
 encoder_parts = {
     **common,
     "embedding": embeddings_of(st.sampled_from([0, 3])),
     "pooler": st.booleans(),
 }
-seq2seq_parts = {**common, "placement": st.sampled_from(["pre", "post"]), "n_encoder_layers": st.just(1)}
+seq2seq_parts = {**common, "placement": st.sampled_from(SEQUENTIAL), "n_encoder_layers": st.just(1)}
 shared = {"shared_blocks": st.sampled_from([None, None, (0, 0)])}
 
 
@@ -148,11 +188,15 @@ def fitting(kind, **parts):
     return st.builds(build, **parts)
 
 
-decoders = fitting(c.DecoderConfig, **common, **shared, **every_placement) | fitting(
-    c.DecoderConfig, **{**common, **shared, **attention_only}
+decoders = (
+    fitting(c.DecoderConfig, **common, **shared, **every_placement)
+    | fitting(c.DecoderConfig, **{**common, **shared, **attention_only})
+    | fitting(c.DecoderConfig, **{**common, **every_placement, **mixed_layers})
 )
-encoders = fitting(c.EncoderConfig, **encoder_parts, **shared, **every_placement) | fitting(
-    c.EncoderConfig, **{**encoder_parts, **shared, **attention_only}
+encoders = (
+    fitting(c.EncoderConfig, **encoder_parts, **shared, **every_placement)
+    | fitting(c.EncoderConfig, **{**encoder_parts, **shared, **attention_only})
+    | fitting(c.EncoderConfig, **{**encoder_parts, **every_placement, **mixed_layers})
 )
 seq2seqs = fitting(c.Seq2SeqConfig, **seq2seq_parts) | fitting(c.Seq2SeqConfig, **{**seq2seq_parts, **attention_only})
 

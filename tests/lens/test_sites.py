@@ -43,8 +43,9 @@ def test_shapes_in_letters_are_the_shapes_in_numbers(config):
     model, _ = lively(config)
     sizes = {"B": 2, "T": 7, "S": 7, "D": config.d_model, "H": config.n_heads, "G": config.n_kv_heads}
     sizes |= {"K": config.d_head, "U": config.d_value, "F": variants.F, "V": config.vocab_size, "E": 5}
-    sizes["A"] = getattr(config.feedforward, "n_active", None)
     for site in trace(model, tokens(2, 7)).sites.values():
+        layer = int(site.name.split(".")[1]) if site.name.startswith("blocks.") else 0
+        sizes["A"] = getattr(config.layer_feedforward(layer), "n_active", None)
         assert tuple(sizes[letter] for letter in site.letters.split(",")) == site.shape, site
 
 
@@ -52,7 +53,8 @@ def test_every_documented_site_is_listed_with_the_documented_shape():
     documented = dict(re.findall(r"^    (\S+) +\(([A-Z,]+)\)", tap_module.__doc__, re.M))
     listed = {}
     for feedforward in (c.Dense(d_ff=5), c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))):
-        for site in sites_of(variants.decoder(feedforward=feedforward)).values():
+        placement = "sandwich" if isinstance(feedforward, c.Dense) else "pre"
+        for site in sites_of(variants.decoder(feedforward=feedforward, placement=placement)).values():
             if not site.name.startswith("blocks.1"):
                 listed[site.name.replace("blocks.0", "blocks.I")] = site.letters
     assert listed == documented

@@ -26,7 +26,8 @@ def test_every_documented_site_exists_with_its_shape():
     assert len(expected) > 18
     found = {}
     for feedforward in (c.Dense(d_ff=variants.F), c.MoE(n_experts=5, n_active=3, expert=c.Dense(d_ff=variants.F))):
-        model, _ = lively(variants.decoder(attention=attention, feedforward=feedforward))
+        placement = "sandwich" if isinstance(feedforward, c.Dense) else "pre"
+        model, _ = lively(variants.decoder(attention=attention, feedforward=feedforward, placement=placement))
         tap = Wanting("pattern")
         model(tokens(2, 7), tap=tap)
         found |= {site: tuple(value.shape) for site, value in tap.seen.items() if not site.startswith("blocks.1")}

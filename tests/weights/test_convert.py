@@ -46,9 +46,9 @@ def test_there_and_back(convert):
 
 def test_one_matrix_is_transposed_and_a_bias_is_not():
     matrix, bias = torch.randn(3, 7), torch.randn(7)
-    assert torch.equal(CONV1D.ours(matrix, [7])[0], matrix.T)
+    assert torch.equal(CONV1D.ours(matrix, [(7, 3)])[0], matrix.T)
     assert torch.equal(CONV1D.theirs([matrix.T]), matrix)
-    assert torch.equal(CONV1D.ours(bias, [7])[0], bias)
+    assert torch.equal(CONV1D.ours(bias, [(7,)])[0], bias)
     assert IDENTITY.theirs(IDENTITY.ours(matrix, [])) is matrix
 
 

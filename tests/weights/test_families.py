@@ -22,6 +22,7 @@ from glassformer.model import build
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.families import FAMILIES, arithmetic, choose, detect_family, difference, read_config, to_hf
 from glassformer.weights.family import Source
+from glassformer.weights.hf.not_supported import NOT_SUPPORTED
 
 LLAMA_KEYS = {
     **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
@@ -33,12 +34,32 @@ def test_keys_decide_and_no_name_is_needed():
     assert detect_family(Source(dict(LLAMA_KEYS), None)).name == "Llama"
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gemma2", "cohere", "olmo", "phi3", "granite", "bloom", "", 7])
-def test_a_model_type_that_was_never_verified_is_refused_with_the_list_of_those_that_were(kind):
-    """Gemma has every key and tensor name of Llama and computes something else."""
-    with pytest.raises(WeightsError, match=r"unknown architecture.*gpt2, bert, roberta.*llama, mistral") as refused:
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("gemma9", "Did you mean .*gemma2"),
+        ("lama", "Did you mean .*llama"),
+        ("", "Supported model types are .*bert.*gpt2.*llama, mistral"),
+        (7, "Supported model types are"),
+    ],
+)
+def test_a_model_type_that_was_never_verified_is_refused_with_the_nearest_ones(kind, text):
+    """A relative may have every key and tensor name of Llama and compute something else."""
+    with pytest.raises(WeightsError, match=f"unknown architecture.*verified ones are loaded.*{text}") as refused:
         detect_family(Source({**LLAMA_KEYS, "model_type": kind, "architectures": ["X"]}, None))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("mamba", "layers that are not attention"), ("gemma3n", "several residual streams")]
+)
+def test_architectures_that_cannot_be_loaded_are_refused_by_name(kind, text):
+    with pytest.raises(WeightsError, match=f"model_type='{kind}', which cannot be loaded: it has {text}"):
+        detect_family(Source({**LLAMA_KEYS, "model_type": kind}, None))
+
+
+def test_no_supported_type_is_listed_as_unsupported():
+    assert not {kind for family in FAMILIES for kind in family.types} & NOT_SUPPORTED.keys()
 
 
 def test_missing_keys_of_a_known_type_are_named():

@@ -18,10 +18,31 @@ from glassformer.config.parts import (
     Norm,
     Special,
 )
-from glassformer.config.position import Learned, Position, QueryKeyPosition, T5Bias
+from glassformer.config.position import Learned, NoPosition, Position, QueryKeyPosition, Rotary, T5Bias
 
-Placement = Literal["pre", "post", "parallel"]
+Placement = Literal["pre", "post", "parallel", "parallel_two", "sandwich", "after"]
 """Where the norms of a block are; see ModelConfig.placement."""
+PARALLEL = ("parallel", "parallel_two")
+"""Placements in which attention and feed-forward read the same residual stream."""
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What some layers have in place of the model's position scheme or feed-forward."""
+
+    layers: tuple[int, ...]
+    """Indices of these layers."""
+    position: Rotary | NoPosition | None = None
+    """Rotary positions with other frequencies, or no positions. Default: as the model."""
+    feedforward: FeedForward | None = None
+    """Another feed-forward, as in models that mix dense layers with experts. Default: as the model."""
+
+    def __post_init__(self) -> None:
+        require(len(self.layers) > 0, "LayerKind.layers is empty: list the layers, or leave the kind out.")
+        require(
+            self.position is not None or self.feedforward is not None,
+            "LayerKind changes nothing: give position or feedforward.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +66,13 @@ class ModelConfig:
     score_bias: T5Bias | None = None
     """A T5 bias on the scores next to other positions, as in MPNet. Default: none."""
     placement: Placement = "pre"
-    """pre: x + f(norm(x)), with a final norm. post: norm(x + f(x)), without one. parallel: x + attention(n) +
-    feedforward(n) with one shared n = norm(x), and a final norm."""
+    """pre: x + f(norm(x)), with a final norm. post: norm(x + f(x)), without one. after: x + norm(f(x)), with a final
+    norm. sandwich: x + norm2(f(norm1(x))), with a final norm. parallel: x + attention(n) + feedforward(n) with one
+    shared n = norm(x), and a final norm. parallel_two: the same with a norm for each of the two."""
+    residual_scale: float = 1.0
+    """Factor on the output of every branch before it is added to the residual stream."""
+    layer_kinds: tuple[LayerKind, ...] = ()
+    """Layers with another position scheme or feed-forward. A layer is listed at most once for each of the two."""
     max_len: int | None = None
     """The longest context in tokens: the number of rows of a learned table, and the limit of generation. none: no
     limit."""
@@ -81,23 +107,26 @@ class ModelConfig:
             f"d_model={self.d_model} is not a multiple of n_heads={self.attention.n_heads}, so heads have no "
             f"even width. Use a multiple of {self.attention.n_heads}, or give d_head.",
         )
-        require(
-            self.placement != "parallel" or not isinstance(self.feedforward, NoFeedForward),
-            "placement='parallel' computes a feed-forward next to attention, and this model has none: use 'pre', which "
-            "computes the same.",
-        )
+        for layer in range(self.n_layers if self.layer_kinds else 1):
+            require(
+                self.placement not in PARALLEL or not isinstance(self.layer_feedforward(layer), NoFeedForward),
+                f"placement={self.placement!r} computes a feed-forward next to attention, and this model has none: use "
+                "'pre', which computes the same.",
+            )
+        require(self.residual_scale > 0, f"residual_scale={self.residual_scale} must be positive.")
         self.position.check(self)
         require(
             self.score_bias is None or not isinstance(self.position, T5Bias),
             "score_bias is a T5 bias next to another position scheme, but position is a T5 bias itself: leave "
             "score_bias out, or use another position.",
         )
-        self._check_shared_blocks()
         require(
             self.head is None or not self.head.tied or self.head_width == self.embedding_width,
             f"a tied head uses the token table of width {self.embedding_width}, but its input has width "
             f"{self.head_width}: set head.width={self.embedding_width}, or head.tied=False.",
         )
+        self._check_layer_kinds()
+        self._check_shared_blocks()
         for layer in self.attention.window_layers or ():
             require(
                 0 <= layer < self.n_layers,
@@ -124,6 +153,27 @@ class ModelConfig:
             first_use == list(range(len(first_use))),
             f"shared_blocks={shared} must number the blocks 0, 1, 2, ... in the order in which layers first use them.",
         )
+        require(
+            all(kind.feedforward is None for kind in self.layer_kinds),
+            "shared_blocks makes layers share a feed-forward, and layer_kinds gives some layers another one: use one "
+            "of the two.",
+        )
+
+    def _check_layer_kinds(self) -> None:
+        for field_ in ("position", "feedforward"):
+            listed = [i for kind in self.layer_kinds if getattr(kind, field_) is not None for i in kind.layers]
+            wrong = [i for i in listed if not 0 <= i < self.n_layers]
+            require(not wrong, f"layer_kinds names layers {wrong}, but the layers are 0 to {self.n_layers - 1}.")
+            twice = sorted({i for i in listed if listed.count(i) > 1})
+            require(not twice, f"layer_kinds gives layers {twice} more than one {field_}: list each layer once.")
+        for kind in self.layer_kinds:
+            if kind.position is not None:
+                kind.position.check(self)
+                require(
+                    isinstance(self.position, Rotary | NoPosition),
+                    f"layer_kinds changes the position scheme of some layers, but position={self.position.kind!r} acts "
+                    "on all of them: use rotary positions, or none.",
+                )
 
     @property
     def n_heads(self) -> int:
@@ -203,6 +253,16 @@ class ModelConfig:
         """Return the index of the block whose parameters a layer uses."""
         return layer if self.shared_blocks is None else self.shared_blocks[layer]
 
+    def layer_position(self, layer: int) -> Position:
+        """Return the position scheme of one layer."""
+        kinds = (kind.position for kind in self.layer_kinds if kind.position is not None and layer in kind.layers)
+        return next(kinds, self.position)
+
+    def layer_feedforward(self, layer: int) -> FeedForward:
+        """Return the feed-forward of one layer."""
+        kinds = (k.feedforward for k in self.layer_kinds if k.feedforward is not None and layer in k.layers)
+        return next(kinds, self.feedforward)
+
     def window(self, layer: int) -> int | None:
         """Return W of one layer, None if its attention has no window."""
         layers = self.attention.window_layers
@@ -239,17 +299,13 @@ class Seq2SeqConfig(ModelConfig):
         super().__post_init__()
         require_positive(self, "n_encoder_layers")
         require(
-            self.placement != "parallel",
-            "placement='parallel' does not support cross-attention: use 'pre' or 'post'.",
+            self.placement not in PARALLEL,
+            f"placement={self.placement!r} does not support cross-attention: use 'pre' or 'post'.",
         )
-        require(
-            self.attention.window_layers is None,
-            "window_layers is ambiguous in an encoder-decoder, which has two stacks: leave it out.",
-        )
-        require(
-            self.shared_blocks is None,
-            "shared_blocks is ambiguous in an encoder-decoder, which has two stacks: leave it out.",
-        )
+        given = {"window_layers": self.attention.window_layers, "layer_kinds": self.layer_kinds or None}
+        given["shared_blocks"] = self.shared_blocks
+        for name, value in given.items():
+            require(value is None, f"{name} is ambiguous in an encoder-decoder, which has two stacks: leave it out.")
 
 
 MODEL_KINDS: dict[str, type[ModelConfig]] = {c.kind: c for c in (DecoderConfig, EncoderConfig, Seq2SeqConfig)}

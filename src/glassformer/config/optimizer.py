@@ -72,6 +72,7 @@ TABLE: tuple[Rule, ...] = (
     Rule("*.score_bias.weight", decayed=False),
     Rule("*norm*.weight", decayed=False),
     Rule("*.bias", decayed=False),
+    Rule("*.sinks", decayed=False),
 )
 
 

@@ -11,32 +11,52 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh"]
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """(x - mean) / sqrt(var + eps) * weight + bias, var biased (divided by D). Ba et al. 2016."""
+    """(x - mean) / sqrt(var + eps) * (offset + weight) + bias, var biased (divided by D). Ba et al. 2016."""
 
     kind: ClassVar[str] = "layer_norm"
     eps: float = 1e-5
     """Added to the variance before the square root."""
     bias: bool = True
     """Train a bias as well as a weight."""
+    weight: bool = True
+    """Train a weight; false: the norm has no parameters."""
+    offset: float = 0.0
+    """Constant added to the weight (1 in Nemotron, whose stored weights are near 0)."""
 
     def __post_init__(self) -> None:
         require(self.eps > 0, f"LayerNorm.eps={self.eps} must be positive, or a constant vector divides by zero.")
+        _check_weight(self)
+        require(self.weight or not self.bias, "LayerNorm.weight=False has no parameters at all: set bias=False too.")
 
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight. Zhang and Sennrich 2019."""
+    """x / sqrt(mean(x^2) + eps) * (offset + weight). Zhang and Sennrich 2019."""
 
     kind: ClassVar[str] = "rms_norm"
     eps: float = 1e-6
     """Added to the mean square before the square root."""
+    weight: bool = True
+    """Train a weight; false: the norm has no parameters."""
+    offset: float = 0.0
+    """Constant added to the weight (1 in Gemma, whose stored weights are near 0)."""
 
     def __post_init__(self) -> None:
         require(self.eps > 0, f"RMSNorm.eps={self.eps} must be positive, or a zero vector divides by zero.")
+        _check_weight(self)
 
 
 Norm = LayerNorm | RMSNorm
 """Every norm."""
+
+
+def _check_weight(norm: Norm) -> None:
+    name = type(norm).__name__
+    require(norm.weight or norm.offset == 0, f"{name}.offset={norm.offset} is added to the weight: set weight=True.")
+
+
+NormedPart = Literal["head", "heads", "all"]
+"""What the norm of queries and keys runs over; see Attention.qk_norm_over."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +78,18 @@ class Attention:
     out_bias: bool | None = None
     """Bias on the output projection. Default: as `bias`."""
     qk_norm: Norm | None = None
-    """Norm of each head's query and key (width K), before rotation. Default: none."""
+    """Norm of queries and keys. Default: none."""
+    qk_norm_over: NormedPart = "head"
+    """What the norm of queries and keys runs over. head: each head (width K), with one weight for all heads. heads:
+    each head, with a weight for each. all: the whole projection (widths H*K and G*K), before it is split into heads."""
+    qk_norm_after_rotation: bool = False
+    """Normalize queries and keys after they are rotated, not before."""
+    clip: float | None = None
+    """Clamp queries, keys and values to [-clip, clip], after the norm of queries and keys and before the rotation."""
+    softcap: float | None = None
+    """Replace each score s by softcap * tanh(s / softcap), before the mask. Default: none."""
+    sinks: bool = False
+    """Train one more score per query head: it takes part in the softmax and its probability is dropped."""
     window: int | None = None
     """W: a query attends to itself and to the W - 1 tokens before it (in an encoder also W - 1 after). Default: no
     window."""
@@ -77,10 +108,32 @@ class Attention:
                 f"n_heads={self.n_heads} is not a multiple of n_kv_heads={groups}: query heads cannot share "
                 f"keys evenly. Use {listing(divisors)}."
             )
-        require(self.scale is None or self.scale > 0, f"Attention.scale={self.scale} must be positive.")
+        for name in ("scale", "clip", "softcap"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"Attention.{name}={value} must be positive.")
+        require_choice(self, "qk_norm_over", NormedPart)
+        self._check_qk_norm()
         require(
             self.window_layers is None or self.window is not None,
             "Attention.window_layers is set but window is not: give the window, or drop window_layers.",
+        )
+
+    def _check_qk_norm(self) -> None:
+        changed = self.qk_norm_over != "head" or self.qk_norm_after_rotation
+        require(
+            self.qk_norm is not None or not changed,
+            "Attention.qk_norm_over and qk_norm_after_rotation describe the norm of queries and keys: give qk_norm.",
+        )
+        require(
+            self.qk_norm_over != "all" or not self.qk_norm_after_rotation,
+            "Attention.qk_norm_over='all' runs before the heads are split, and rotation comes after: set "
+            "qk_norm_after_rotation=False.",
+        )
+        norm = self.qk_norm
+        require(
+            self.qk_norm_over != "heads" or norm is None or (norm.weight and not getattr(norm, "bias", False)),
+            "Attention.qk_norm_over='heads' trains a weight for each head and no bias: use RMSNorm(), or "
+            "LayerNorm(bias=False).",
         )
 
 
@@ -193,7 +246,8 @@ class Embedding:
 class Head:
     """logits = (scale * h) W^T + bias, with h = norm(activation(transform(x))) if `transform` names an activation.
 
-    With `width` and no activation, h = transform(x), a linear layer alone (OPT 350M).
+    With `width` and no activation, h = transform(x), a linear layer alone (OPT 350M). With `softcap` c the logits z
+    become c * tanh(z / c).
     """
 
     tied: bool = True
@@ -208,8 +262,11 @@ class Head:
     """Width of h, the output of the linear layer before the head. Default: D; without a transform, no such layer."""
     transform_bias: bool = True
     """Train a bias of that linear layer."""
+    softcap: float | None = None
+    """Bound c of the logits. Default: none."""
 
     def __post_init__(self) -> None:
+        require(self.softcap is None or self.softcap > 0, f"Head.softcap={self.softcap} must be positive.")
         if self.transform is not None:
             require_choice(self, "transform", Activation)
         if self.width is not None:

@@ -20,8 +20,12 @@ def to_dict(config: Any) -> dict[str, Any]:
         elif value is None:
             if f.default is not None:  # TOML has no null
                 out[f.name] = "none"
+        elif isinstance(value, tuple):
+            items = [to_dict(item) if dataclasses.is_dataclass(item) else item for item in value]
+            if items or _table_type(f.type) is None:
+                out[f.name] = items
         else:
-            out[f.name] = list(value) if isinstance(value, tuple) else value
+            out[f.name] = value
     return out
 
 
@@ -67,6 +71,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if type(None) in options and (value is None or value == "none"):
         return None
     classes = [o for o in options if dataclasses.is_dataclass(o)]
+    if (item := _table_type(hint)) is not None:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}={value!r} must be a list of tables.")
+        return tuple(_convert(item, part, f"{where}[{i}]") for i, part in enumerate(value))
     if classes:
         if dataclasses.is_dataclass(value):
             return value
@@ -78,6 +86,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if converted is not _NO:
             return converted
     raise ConfigError(f"{where}={value!r} has the wrong type: expected {_type_name(options)}.")
+
+
+def _table_type(hint: Any) -> Any:
+    """Return the type of the tables that a field lists: Part of tuple[Part, ...]; None for any other field."""
+    item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+    return item if dataclasses.is_dataclass(item) else None
 
 
 def _variant(classes: list[Any], value: dict[str, Any], where: str) -> Any:
@@ -167,14 +181,21 @@ def to_toml(data: dict[str, Any]) -> str:
     return "\n".join(_toml_table(data, ())).strip() + "\n"
 
 
-def _toml_table(data: dict[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = [f"{key} = {_toml_value(value)}" for key, value in data.items() if not isinstance(value, dict)]
-    if path and (lines or not data):
-        lines = ["", f"[{'.'.join(path)}]", *lines]
-    for key, value in data.items():
-        if isinstance(value, dict):
-            lines += _toml_table(value, (*path, key))
+def _toml_table(data: dict[str, Any], path: tuple[str, ...], listed: bool = False) -> list[str]:
+    """Return the lines of a table; `listed`: it is one item of a list of tables, which TOML writes [[name]]."""
+    tables = {key: value for key, value in data.items() if isinstance(value, dict) or _lists_tables(value)}
+    lines = [f"{key} = {_toml_value(value)}" for key, value in data.items() if key not in tables]
+    if path and (lines or not data or listed):
+        name = ".".join(path)
+        lines = ["", f"[[{name}]]" if listed else f"[{name}]", *lines]
+    for key, value in tables.items():
+        for part in [value] if isinstance(value, dict) else value:
+            lines += _toml_table(part, (*path, key), listed=not isinstance(value, dict))
     return lines
+
+
+def _lists_tables(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
 def _toml_value(value: Any) -> str:

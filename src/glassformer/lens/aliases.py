@@ -51,6 +51,7 @@ def _in_layer(alias: Alias, layer: int) -> Alias:
 def _block_aliases(config: c.ModelConfig) -> list[tuple[str, Alias]]:
     """Aliases of one block, without the prefix blocks.I."""
     post, rotary = _is_post(config), isinstance(config.position, c.Rotary)
+    out = "out_normed" if config.placement in ("after", "sandwich") else "out"  # what is added to the residual stream
     before_norm = (
         "with placement='post' it is taken before the norm, and this model records the norm's output" if post else ""
     )
@@ -60,12 +61,12 @@ def _block_aliases(config: c.ModelConfig) -> list[tuple[str, Alias]]:
         "attn.hook_attn_scores": "attention.scores",
         "attn.hook_pattern": "attention.pattern",
         "attn.hook_z": "attention.heads",
-        "hook_attn_out": "attention.out",
+        "hook_attn_out": f"attention.{out}",
         "ln1.hook_out": "resid_mid" if post else "attention.normed",
         "ln2.hook_out": "resid_post" if post else "feedforward.normed",
         "mlp.hook_pre": "feedforward.pre",
         "mlp.hook_post": "feedforward.post",
-        "hook_mlp_out": "feedforward.out",
+        "hook_mlp_out": f"feedforward.{out}",
     }
     return [
         *((name, Alias(site)) for name, site in same.items()),

@@ -85,13 +85,16 @@ def _circuit(model: Model, layer: int, ends: Ends) -> Tensor:
 
 @torch.no_grad()
 def _value_output(model: Model, layer: int) -> tuple[Float[Tensor, "H D U"], Float[Tensor, "H D U"]]:
-    """Return diag(norm's weight) W_V^T and W_O of each head, on the CPU."""
+    """Return diag(norm's weight) W_V^T and W_O of each head (times the weight of a norm after it), on the CPU."""
     cfg, block = model.config, _stack(model).layers[layer]
     values = block.attention.v.weight.unflatten(0, (cfg.n_kv_heads, cfg.d_value))  # (G, U, D)
-    if cfg.placement != "post":
-        values = values * (block.norm if cfg.placement == "parallel" else block.norm_attention).weight
+    if cfg.placement not in ("post", "after"):
+        values = values * (block.norm if cfg.placement == "parallel" else block.norm_attention).factor().to(values)
     values = values.repeat_interleave(cfg.n_heads // cfg.n_kv_heads, dim=0).transpose(-1, -2)
     outputs = block.attention.o.weight.unflatten(1, (cfg.n_heads, cfg.d_value)).transpose(0, 1)  # (H, D, U)
+    after = {"after": "norm_attention", "sandwich": "norm_attention_out"}.get(cfg.placement)
+    if after is not None:
+        outputs = outputs * getattr(block, after).factor().to(outputs)[:, None]
     return _held(values), _held(outputs)
 
 
@@ -115,7 +118,7 @@ def _ends(model: Model) -> Ends | None:
     table = model.embed.tokens.weight if head.weight is None else head.weight
     if head.transform is not None:
         table = table @ head.transform.weight  # a projection without an activation is linear
-    table = table * last.weight * head.scale
+    table = table * last.factor().to(x) * head.scale
     if isinstance(last, LayerNorm):
         table = table - table.mean(-1, keepdim=True)  # LayerNorm's centring, which is linear
     return Ends(_held(x), _held(table))

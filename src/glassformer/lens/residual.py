@@ -2,8 +2,8 @@
 
 Attention's output is a sum over heads, `out = sum_h heads_h W_o[h] + b_o`, and a block adds its sublayers' outputs to
 the residual stream. So with pre-norm and parallel placement the residual stream at any depth is the sum of these
-outputs (Elhage et al. 2021). A norm on the way (every norm with post-norm placement, the final norm before the head) is
-affine once its statistics are frozen at those of the run. With sigma the recorded scale,
+outputs (Elhage et al. 2021). A norm on the way (every norm with post-norm placement, a norm after a branch, the final
+norm before the head) is affine once its statistics are frozen at those of the run. With sigma the recorded scale,
 
     LayerNorm(x) = w (x - mean(x)) / sigma + b,   so   sum_i c_i  ->  sum_i w (c_i - mean(c_i)) / sigma + b
     RMSNorm(x)   = w x / sigma,                   so   sum_i c_i  ->  sum_i w c_i / sigma
@@ -24,7 +24,7 @@ from glassformer.lens.sites import LensError, site_name, sites_of, stacks_of
 from glassformer.lens.trace import ForwardArguments, Tokens, Trace, trace
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.attention import Attention
-from glassformer.model.block import Block, PostNormBlock
+from glassformer.model.block import AfterNormBlock, Block, PostNormBlock, SandwichBlock
 from glassformer.model.norm import LayerNorm, RMSNorm
 from glassformer.model.stack import Stack
 from glassformer.model.transformer import Head
@@ -45,9 +45,10 @@ class FrozenNorm:
 
     @classmethod
     def at(cls, norm: LayerNorm | RMSNorm, x: Float[Tensor, "B T D"]) -> "FrozenNorm":
+        weight = norm.factor().to(x)
         if isinstance(norm, LayerNorm):
-            return cls(norm.weight, (x.var(-1, correction=0, keepdim=True) + norm.eps).sqrt(), True, norm.bias)
-        return cls(norm.weight, (x.square().mean(-1, keepdim=True) + norm.eps).sqrt(), False, None)
+            return cls(weight, (x.var(-1, correction=0, keepdim=True) + norm.eps).sqrt(), True, norm.bias)
+        return cls(weight, (x.square().mean(-1, keepdim=True) + norm.eps).sqrt(), False, None)
 
     def linear(self, part: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         """Apply the norm to one contribution, without the bias."""
@@ -161,36 +162,44 @@ class _Walk:
 
     def _block(self, name: str, block: Block, stop: bool) -> None:
         x = self.read(f"{name}resid_pre")
-        x = self._attend(f"{name}attention", block.attention, x)
-        if isinstance(block, PostNormBlock):
-            x = self._normed(f"{name}norm_attention", block.norm_attention, x)
+        x = self._attend(name, "attention", block, block.attention, x)
         if block.cross is not None:
-            x = self._attend(f"{name}cross", block.cross, x)
-            if isinstance(block, PostNormBlock) and block.norm_cross is not None:
-                x = self._normed(f"{name}norm_cross", block.norm_cross, x)
+            x = self._attend(name, "cross", block, block.cross, x)
         if stop or f"{name}feedforward.out" not in self.run:
             return
-        out = self.read(f"{name}feedforward.out")
-        self._add(f"{name}feedforward", out)
-        if isinstance(block, PostNormBlock) and block.norm_feedforward is not None:
-            self._normed(f"{name}norm_feedforward", block.norm_feedforward, x + out)
+        start = len(self.parts)
+        self._add(f"{name}feedforward", self.read(f"{name}feedforward.out"))
+        self._join(name, "feedforward", block, x, start)
 
-    def _attend(self, name: str, attention: Attention, x: Tensor) -> Tensor:
+    def _attend(self, name: str, branch: str, block: Block, attention: Attention, x: Tensor) -> Tensor:
         """Add each head's part of attention's output. Return the residual stream with the whole output added."""
-        for head, part in enumerate(head_outputs(attention, self.read(f"{name}.heads"))):
-            self._add(f"{name}.head.{head}", part)
+        start = len(self.parts)
+        for head, part in enumerate(head_outputs(attention, self.read(f"{name}{branch}.heads"))):
+            self._add(f"{name}{branch}.head.{head}", part)
         if attention.o.bias is not None:
-            self._add(f"{name}.bias", attention.o.bias.expand_as(x))
-        return x + self.read(f"{name}.out")
+            self._add(f"{name}{branch}.bias", attention.o.bias.expand_as(x))
+        return self._join(name, branch, block, x, start)
 
-    def _normed(self, name: str, norm: LayerNorm | RMSNorm, x: Tensor) -> Tensor:
+    def _join(self, name: str, branch: str, block: Block, x: Tensor, start: int) -> Tensor:
+        """Let the contributions from number `start` on join the residual stream x, as the placement says."""
+        out = self.read(f"{name}{branch}.out")
+        if isinstance(block, AfterNormBlock | SandwichBlock):
+            after = f"norm_{branch}" if isinstance(block, AfterNormBlock) else f"norm_{branch}_out"
+            out = self._normed(f"{name}{after}", getattr(block, after), out, start)
+        self.parts[start:] = [block.residual_scale * part for part in self.parts[start:]]
+        x = x + block.residual_scale * out
+        if isinstance(block, PostNormBlock):
+            x = self._normed(f"{name}norm_{branch}", getattr(block, f"norm_{branch}"), x, 0)
+        return x
+
+    def _normed(self, name: str, norm: LayerNorm | RMSNorm, x: Tensor, start: int) -> Tensor:
         frozen = FrozenNorm.at(norm, x)
-        self.freeze(name, frozen)
+        self.freeze(name, frozen, start)
         return frozen(x)
 
-    def freeze(self, name: str, norm: FrozenNorm) -> None:
-        """Pass every contribution so far through a norm; its bias becomes one more contribution."""
-        self.parts = [norm.linear(part) for part in self.parts]
+    def freeze(self, name: str, norm: FrozenNorm, start: int = 0) -> None:
+        """Pass the contributions from number `start` on through a norm; its bias becomes one more contribution."""
+        self.parts[start:] = [norm.linear(part) for part in self.parts[start:]]
         if norm.bias is not None:
             self._add(f"{name}.bias", norm.bias.expand_as(self.parts[0]))
 
@@ -274,26 +283,34 @@ def attribute_logits(
     answers, others = (_one_per_row(model, token, rows) for token in (answer, wrong))
     assert answers is not None
     table = model.embed.tokens.weight if head.weight is None else head.weight
-    direction = table[answers] if others is None else table[answers] - table[others]  # (B, D)
     note = _NOTES[config.placement]
+    logits = model.logits(at.total)[:, 0]
+    gates = torch.ones_like(logits)
+    if head.softcap is not None:
+        gates = torch.where(logits == 0, gates, logits / (torch.atanh(logits / head.softcap) * head.softcap))
+        note += _CAP_NOTE
+    direction = _difference(gates, answers, None)[:, None] * table[answers]  # (B, D)
+    if others is not None:
+        direction = direction - _difference(gates, others, None)[:, None] * table[others]
     if head.transform is not None:
         names, parts = _through_transform(head, names, parts, at.total)
         note += _TRANSFORM_NOTE if head.activation is not None else ""
     values = torch.einsum("cbtd,bd->cb", parts, head.scale * direction)
     if head.bias is not None:
         names.append("head.bias")
-        bias = head.bias[answers] if others is None else head.bias[answers] - head.bias[others]
-        values = torch.cat([values, bias[None]])
-    logits = model.logits(at.total)[:, 0]
+        values = torch.cat([values, _difference(gates * head.bias, answers, others)[None]])
     logit = _difference(logits, answers, others)
     return Attribution(tuple(names), values, logit, _sums("attribution-sums-to-logit", values, logit), note)
 
 
+_FINAL = "The final norm's scale is frozen at its value in this run."
+_EVERY = "Every norm's scale is frozen at its value in this run."
+_OUTPUTS = "The scales of the final norm and of the norms after each branch are frozen at their values in this run."
 _NOTES = {
-    "pre": "The final norm's scale is frozen at its value in this run.",
-    "parallel": "The final norm's scale is frozen at its value in this run.",
-    "post": "Every norm's scale is frozen at its value in this run.",
+    **{"pre": _FINAL, "parallel": _FINAL, "parallel_two": _FINAL, "post": _EVERY},
+    **{"after": _OUTPUTS, "sandwich": _OUTPUTS},
 }
+_CAP_NOTE = " The soft cap c tanh(z/c) = g z of the logits is frozen at its gate g."
 _TRANSFORM_NOTE = (
     " The head's transform is not linear: contributions are to the residual stream before it, with the gates of its "
     "activation and its norm's scale frozen at their values in this run."

@@ -70,10 +70,11 @@ class Sites(Mapping[str, Site]):
 
 ATTENTION = {
     **{"normed": "B,T,D", "q": "B,H,T,K", "k": "B,G,S,K", "v": "B,G,S,U", "scores": "B,H,T,S", "pattern": "B,H,T,S"},
-    **{"heads": "B,H,T,U", "out": "B,T,D"},
+    **{"heads": "B,H,T,U", "out": "B,T,D", "out_normed": "B,T,D"},
 }
 FEEDFORWARD = {
     **{"normed": "B,T,D", "pre": "B,T,F", "post": "B,T,F", "router": "B,T,E", "choice": "B,T,A", "out": "B,T,D"},
+    "out_normed": "B,T,D",
 }
 
 
@@ -99,31 +100,40 @@ def _catalogue(config: c.ModelConfig) -> Iterator[tuple[Site, str]]:
     for prefix, layers in stacks_of(config).items():
         yield Site(f"{prefix}embed", "B,T,D"), ""
         for layer in range(layers):
-            for name, letters, absent in _block_catalogue(config, cross=prefix == "decoder."):
+            for name, letters, absent in _block_catalogue(config, layer, cross=prefix == "decoder."):
                 yield Site(f"{prefix}blocks.{layer}.{name}", letters), absent
         yield Site(f"{prefix}final", "B,T,D"), ""
     yield Site("logits", "B,T,V"), "" if config.head else "the model has no head (config.head is None)"
 
 
-def _block_catalogue(config: c.ModelConfig, cross: bool) -> Iterator[tuple[str, str, str]]:
-    post = "with placement='post' a sublayer reads the residual stream itself: see resid_pre and resid_mid"
-    unnormed = post if config.placement == "post" else ""
+_UNNORMED = {
+    "post": "with placement='post' a sublayer reads the residual stream itself: see resid_pre and resid_mid",
+    "after": "with placement='after' a sublayer reads the residual stream itself: see resid_pre and resid_mid",
+}
+
+
+def _block_catalogue(config: c.ModelConfig, layer: int, cross: bool) -> Iterator[tuple[str, str, str]]:
+    part = config.layer_feedforward(layer)
+    unnormed = {"normed": _UNNORMED.get(config.placement, "")}
+    if config.placement not in ("after", "sandwich"):
+        unnormed["out_normed"] = f"with placement={config.placement!r} no norm follows a sublayer: see out"
     parallel = "with placement='parallel' both sublayers share one norm of resid_pre: see attention.normed"
     shared_norm = parallel if config.placement == "parallel" else ""
+    two = "with placement='parallel_two' both sublayers read resid_pre"
     yield "resid_pre", "B,T,D", ""
     for name, letters in ATTENTION.items():
-        yield f"attention.{name}", letters, unnormed if name == "normed" else ""
+        yield f"attention.{name}", letters, unnormed.get(name, "")
     for name, letters in ATTENTION.items():
         absent = "" if cross else "only the decoder of an encoder-decoder has cross-attention"
-        yield f"cross.{name}", letters, absent or (unnormed if name == "normed" else "")
-    attention_only = isinstance(config.feedforward, c.NoFeedForward)
+        yield f"cross.{name}", letters, absent or unnormed.get(name, "")
+    attention_only = isinstance(part, c.NoFeedForward)
     without = "the blocks of this model have attention only and no feed-forward" if attention_only else ""
-    yield "resid_mid", "B,T,D", shared_norm
+    yield "resid_mid", "B,T,D", two if config.placement == "parallel_two" else shared_norm
     for name, letters in FEEDFORWARD.items():
-        absent = unnormed or shared_norm if name == "normed" else ""
-        if name in ("pre", "post") and isinstance(config.feedforward, c.MoE):
+        absent = unnormed.get(name, "") or (shared_norm if name == "normed" else "")
+        if name in ("pre", "post") and isinstance(part, c.MoE):
             absent = "each expert receives only its own tokens, so there is no single tensor: see feedforward.choice"
-        if name in ("router", "choice") and not isinstance(config.feedforward, c.MoE):
+        if name in ("router", "choice") and not isinstance(part, c.MoE):
             absent = "only a mixture of experts has a router"
         yield f"feedforward.{name}", letters, without or absent
     yield "resid_post", "B,T,D", ""

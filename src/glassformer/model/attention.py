@@ -30,8 +30,11 @@ class Attention(nn.Module):
         self.k = nn.Linear(D, G * K, bias=cfg.attention.bias)
         self.v = nn.Linear(D, G * U, bias=cfg.attention.bias)
         self.o = nn.Linear(H * U, D, bias=cfg.out_bias)
-        self.q_norm = build_norm(K, cfg.attention.qk_norm) if cfg.attention.qk_norm else None
-        self.k_norm = build_norm(K, cfg.attention.qk_norm) if cfg.attention.qk_norm else None
+        self.q_norm, self.k_norm = _build_qk_norm(cfg, H), _build_qk_norm(cfg, G)
+        self.norms_all = cfg.attention.qk_norm_over == "all"
+        self.norms_last, self.clip = cfg.attention.qk_norm_after_rotation, cfg.attention.clip
+        self.softcap = cfg.attention.softcap
+        self.sinks = nn.Parameter(torch.empty(H)) if cfg.attention.sinks else None
         self.kernel: Callable[..., Tensor] = F.scaled_dot_product_attention
         """The fused implementation of `explicit_attention`; `kernels` may install a faster one."""
 
@@ -47,7 +50,7 @@ class Attention(nn.Module):
         k, v = self.project_kv(x, placed, context.rotation) if kv is None else kv
         if context.cache is not None:
             k, v = context.cache.extend(k, v)
-        q = to_heads(self.q(placed), self.n_heads, self.q_norm, context.rotation)
+        q = self.prepare(self.q(placed), self.n_heads, self.q_norm, context.rotation)
         return self.attend(q, k, v, context, tap)
 
     def project_kv(
@@ -55,7 +58,19 @@ class Attention(nn.Module):
     ) -> KV:
         """Keys (B,G,S,K), normed and rotated, and values (B,G,S,U). Keys are read from `placed`, values from x."""
         k = self.k(x if placed is None else placed)
-        return to_heads(k, self.n_kv_heads, self.k_norm, rotation), to_heads(self.v(x), self.n_kv_heads)
+        return self.prepare(k, self.n_kv_heads, self.k_norm, rotation), self.prepare(self.v(x), self.n_kv_heads)
+
+    def prepare(
+        self, x: Float[Tensor, "B T N"], n_heads: int, norm: nn.Module | None = None, rotation: Rotation | None = None
+    ) -> Float[Tensor, "B H T K"]:
+        """Split a projection into heads; norm, clip and rotate it as the config says."""
+        if norm is not None and self.norms_all:
+            x, norm = norm(x), None
+        last = norm if self.norms_last else None
+        heads = to_heads(x, n_heads, None if self.norms_last else norm)
+        heads = heads if self.clip is None else heads.clamp(-self.clip, self.clip)
+        heads = heads if rotation is None else apply_rotation(heads, rotation)
+        return heads if last is None else last(heads)
 
     def attend(
         self,
@@ -69,7 +84,11 @@ class Attention(nn.Module):
         q, k, v = tap("q", q), tap("k", k), tap("v", v)
         mask = None if context.mask is None else context.mask[..., -k.shape[2] :]
         dropout = self.dropout if self.training else 0.0
-        if tap.wants("scores") or tap.wants("pattern"):
+        if self.softcap is not None or self.sinks is not None:
+            heads = explicit_attention(
+                q, k, v, self.scale, mask, context.is_causal, dropout, tap, self.softcap, self.sinks
+            )
+        elif tap.wants("scores") or tap.wants("pattern"):
             heads = explicit_attention(q, k, v, self.scale, mask, context.is_causal, dropout, tap)
         else:
             options = {"scale": self.scale, "enable_gqa": self.n_kv_heads != self.n_heads}
@@ -86,14 +105,19 @@ def explicit_attention(
     is_causal: bool = False,
     dropout: float = 0.0,
     tap: Tap = NO_TAP,
+    softcap: float | None = None,
+    sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "B H T U"]:
     """The definition, line by line. The softmax of half-precision scores is computed in float32.
 
-    `mask` is boolean, True = may attend, or a bias that is added to the scores.
+    `mask` is boolean, True = may attend, or a bias that is added to the scores. `sinks` holds one more score per head,
+    which takes its share of the softmax and adds no value.
     """
     sharing = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(sharing, dim=1), v.repeat_interleave(sharing, dim=1)  # (B, H, S, ·)
     scores = q @ k.transpose(-1, -2) * scale  # (B, H, T, S)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=k.device).tril()
     if mask is not None and mask.dtype is torch.bool:
@@ -102,8 +126,23 @@ def explicit_attention(
         scores = scores + mask
     scores = tap("scores", scores)
     exact = torch.promote_types(scores.dtype, torch.float32)
-    pattern = tap("pattern", scores.softmax(-1, dtype=exact).to(scores.dtype))
+    if sinks is None:
+        pattern = scores.softmax(-1, dtype=exact)
+    else:
+        with_sink = torch.cat([scores, sinks[:, None, None].to(scores.dtype).expand(*scores.shape[:3], 1)], dim=-1)
+        pattern = with_sink.softmax(-1, dtype=exact)[..., :-1]
+    pattern = tap("pattern", pattern.to(scores.dtype))
     return F.dropout(pattern, dropout) @ v
+
+
+def _build_qk_norm(cfg: c.ModelConfig, n_heads: int) -> nn.Module | None:
+    """Build the norm of queries or of keys; None if the config has none."""
+    norm, over = cfg.attention.qk_norm, cfg.attention.qk_norm_over
+    if norm is None:
+        return None
+    if over == "all":
+        return build_norm(n_heads * cfg.d_head, norm)
+    return build_norm(cfg.d_head, norm, n_heads if over == "heads" else 0)
 
 
 def to_heads(

@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+import torch
 from torch import Tensor, nn
 
 from glassformer import config as c
@@ -22,10 +23,10 @@ class Block(nn.Module):
 
     def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
         super().__init__()
-        self.placement = cfg.placement
+        self.placement, self.residual_scale = cfg.placement, cfg.residual_scale
         self.attention = Attention(cfg)
         self.cross = Attention(cfg) if cross else None
-        self.feedforward = _build_feedforward(cfg.d_model, cfg.feedforward)
+        self.feedforward = _build_feedforward(cfg.d_model, cfg.layer_feedforward(layer))
         self.dropout = nn.Dropout(cfg.dropout)
 
     def attend(
@@ -53,6 +54,10 @@ class Block(nn.Module):
         tap = scoped(tap, "feedforward.")
         return self.dropout(tap("out", self.feedforward(x, tap)))
 
+    def add(self, x: Float[Tensor, "B T D"], branch: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Add the output of a branch to the residual stream, times the residual scale."""
+        return torch.add(x, branch, alpha=self.residual_scale)
+
 
 class SequentialBlock(Block):
     """A block whose sublayers follow each other, each with a norm of its own."""
@@ -72,16 +77,21 @@ class PreNormBlock(SequentialBlock):
     ) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
         # one expression: a name for a part of it would keep that tensor alive during the feed-forward
-        x = x + self.dropout(
-            self.attention(
-                tap("attention.normed", self.norm_attention(x)), context.layers[layer], scoped(tap, "attention.")
-            )
+        x = self.add(
+            x,
+            self.dropout(
+                self.attention(
+                    tap("attention.normed", self.norm_attention(x)),
+                    context.layers[layer],
+                    scoped(tap, "attention."),
+                )
+            ),
         )
         if self.norm_cross is not None:
-            x = x + self.attend_memory(tap("cross.normed", self.norm_cross(x)), context, layer, tap)
+            x = self.add(x, self.attend_memory(tap("cross.normed", self.norm_cross(x)), context, layer, tap))
         x = tap("resid_mid", x)
         if self.norm_feedforward is not None:
-            x = x + self.feed(tap("feedforward.normed", self.norm_feedforward(x)), tap)
+            x = self.add(x, self.feed(tap("feedforward.normed", self.norm_feedforward(x)), tap))
         return tap("resid_post", x)
 
 
@@ -92,12 +102,53 @@ class PostNormBlock(SequentialBlock):
         self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
     ) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
-        x = self.norm_attention(x + self.attend(x, context, layer, tap))
+        x = self.norm_attention(self.add(x, self.attend(x, context, layer, tap)))
         if self.norm_cross is not None:
-            x = self.norm_cross(x + self.attend_memory(x, context, layer, tap))
+            x = self.norm_cross(self.add(x, self.attend_memory(x, context, layer, tap)))
         x = tap("resid_mid", x)
         if self.norm_feedforward is not None:
-            x = self.norm_feedforward(x + self.feed(x, tap))
+            x = self.norm_feedforward(self.add(x, self.feed(x, tap)))
+        return tap("resid_post", x)
+
+
+class AfterNormBlock(SequentialBlock):
+    """x + norm(sublayer(x)), for attention, cross-attention and feed-forward in turn."""
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "B T D"]:
+        x = tap("resid_pre", x)
+        x = self.add(x, tap("attention.out_normed", self.norm_attention(self.attend(x, context, layer, tap))))
+        if self.norm_cross is not None:
+            x = self.add(x, tap("cross.out_normed", self.norm_cross(self.attend_memory(x, context, layer, tap))))
+        x = tap("resid_mid", x)
+        if self.norm_feedforward is not None:
+            x = self.add(x, tap("feedforward.out_normed", self.norm_feedforward(self.feed(x, tap))))
+        return tap("resid_post", x)
+
+
+class SandwichBlock(SequentialBlock):
+    """x + norm_out(sublayer(norm(x))), for attention, cross-attention and feed-forward in turn."""
+
+    def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
+        super().__init__(cfg, layer, cross)
+        self.norm_attention_out = build_norm(cfg.d_model, cfg.norm)
+        self.norm_cross_out = build_norm(cfg.d_model, cfg.norm) if cross else None
+        self.norm_feedforward_out = build_norm(cfg.d_model, cfg.norm) if self.feedforward is not None else None
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "B T D"]:
+        x = tap("resid_pre", x)
+        out = self.attend(tap("attention.normed", self.norm_attention(x)), context, layer, tap)
+        x = self.add(x, tap("attention.out_normed", self.norm_attention_out(out)))
+        if self.norm_cross is not None and self.norm_cross_out is not None:
+            out = self.attend_memory(tap("cross.normed", self.norm_cross(x)), context, layer, tap)
+            x = self.add(x, tap("cross.out_normed", self.norm_cross_out(out)))
+        x = tap("resid_mid", x)
+        if self.norm_feedforward is not None and self.norm_feedforward_out is not None:
+            out = self.feed(tap("feedforward.normed", self.norm_feedforward(x)), tap)
+            x = self.add(x, tap("feedforward.out_normed", self.norm_feedforward_out(out)))
         return tap("resid_post", x)
 
 
@@ -113,7 +164,22 @@ class ParallelBlock(Block):
     ) -> Float[Tensor, "B T D"]:
         x = tap("resid_pre", x)
         normed = tap("attention.normed", self.norm(x))
-        return tap("resid_post", x + self.attend(normed, context, layer, tap) + self.feed(normed, tap))
+        return tap(
+            "resid_post", self.add(self.add(x, self.attend(normed, context, layer, tap)), self.feed(normed, tap))
+        )
+
+
+class ParallelTwoBlock(SequentialBlock):
+    """x + attention(norm_attention(x)) + feedforward(norm_feedforward(x))."""
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: ForwardContext, layer: int, tap: Tap = NO_TAP
+    ) -> Float[Tensor, "B T D"]:
+        x = tap("resid_pre", x)
+        assert self.norm_feedforward is not None
+        attended = self.attend(tap("attention.normed", self.norm_attention(x)), context, layer, tap)
+        fed = self.feed(tap("feedforward.normed", self.norm_feedforward(x)), tap)
+        return tap("resid_post", self.add(self.add(x, attended), fed))
 
 
 def build_block(cfg: c.ModelConfig, layer: int, cross: bool = False) -> Block:
@@ -125,6 +191,12 @@ def build_block(cfg: c.ModelConfig, layer: int, cross: bool = False) -> Block:
             return PostNormBlock(cfg, layer, cross)
         case "parallel":
             return ParallelBlock(cfg, layer, cross)
+        case "parallel_two":
+            return ParallelTwoBlock(cfg, layer, cross)
+        case "sandwich":
+            return SandwichBlock(cfg, layer, cross)
+        case "after":
+            return AfterNormBlock(cfg, layer, cross)
         case _:
             assert_never(cfg.placement)
 

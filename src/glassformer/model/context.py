@@ -44,6 +44,15 @@ class ForwardContext:
     memory_mask: Bool[Tensor, "B 1 1 S"] | None = None
 
 
+@dataclass(frozen=True)
+class LayerPositions:
+    """Position schemes of layers that differ from the model's."""
+
+    others: list[NoPosition]
+    index: list[int]
+    """For each layer: 0 for the model's own scheme, n for others[n - 1]."""
+
+
 def forward_context(
     x: Float[Tensor, "B T W"],
     scheme: NoPosition,
@@ -54,23 +63,28 @@ def forward_context(
     cache: Cache | None = None,
     memory: Float[Tensor, "B N D"] | None = None,
     memory_mask: Bool[Tensor, "B N"] | None = None,
+    kinds: LayerPositions | None = None,
     score_bias: NoPosition | None = None,
 ) -> ForwardContext:
     """Compute positions, masks and position biases for the new tokens x, and record the tokens in the cache.
 
-    `mask` is (B,T), True at real tokens, or (B,T,S), the whole pattern. `windows` has one entry per layer.
-    `score_bias` is a second scheme that only adds to the scores.
+    `mask` is (B,T), True at real tokens, or (B,T,S), the whole pattern. `windows` has one entry per layer. `kinds`
+    are the schemes of layers that rotate in another way than `scheme`. `score_bias` is a second scheme that only adds
+    to the scores.
     """
     tokens = Cache(x.device) if cache is None else cache  # without a cache, a temporary one does the counting
     is_pattern = mask is not None and mask.dim() == 3
     positions = tokens.append(x.shape[1], positions, None if is_pattern else mask)
     biased = [s for s in (scheme, score_bias) if s is not None and s.has_bias]
     bias = add_biases([s.bias(positions, tokens.key_positions(), x.dtype) for s in biased])
-    rotation = scheme.rotation(positions, x.dtype, tokens.last_position(positions))
+    last = tokens.last_position(positions)
+    rotations = [scheme.rotation(positions, x.dtype, last)]
+    rotations += [] if kinds is None else [other.rotation(positions, x.dtype, last) for other in kinds.others]
+    which = [0] * len(windows) if kinds is None else kinds.index
     qk_embedding = scheme.qk_embedding(positions, x.dtype)
     masks = attention_masks(tokens, windows, is_causal, mask if is_pattern else None, bias)
     stores = [None] * len(windows) if cache is None else cache.layers
-    layers = [AttentionContext(*m, rotation, qk_embedding, s) for m, s in zip(masks, stores, strict=True)]
+    layers = [AttentionContext(*m, rotations[i], qk_embedding, s) for m, i, s in zip(masks, which, stores, strict=True)]
     return ForwardContext(positions, layers, cache, memory, None if memory_mask is None else padding(memory_mask))
 
 

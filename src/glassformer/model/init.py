@@ -14,10 +14,12 @@ from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq
 
 # Pattern of the parameter's name -> distribution. First match wins; a name that matches none is an error.
 #   normal: N(0, init_std^2);  residual: N(0, (init_std / sqrt(number of residual branches))^2), so that the stream's
-#   variance does not grow with depth (Radford et al. 2019, 2.3);  one, zero: constants.
+#   variance does not grow with depth (Radford et al. 2019, 2.3);  one, zero: constants. The weight of a norm with an
+#   offset starts at one minus the offset.
 TABLE: tuple[tuple[str, str], ...] = (
     ("*norm*.weight", "one"),
     ("*.bias", "zero"),
+    ("*.sinks", "zero"),
     ("*.blocks.*.o.weight", "residual"),
     ("*.blocks.*.down.weight", "residual"),
     ("*.blocks.*.weight", "normal"),
@@ -88,7 +90,8 @@ def init_weights(model: Model, seed: int) -> None:
     for name, parameter in model.named_parameters():
         kind = distribution(name)
         if kind in ("one", "zero"):
-            parameter.fill_(1.0 if kind == "one" else 0.0)
+            offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0)
+            parameter.fill_(1.0 - offset if kind == "one" else 0.0)
             continue
         std = config.init_std
         if kind == "residual":

@@ -162,28 +162,28 @@ class T5Bias(NoPosition):
         return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2).to(dtype)
 
 
-def build_position(cfg: c.ModelConfig, causal: bool) -> NoPosition:
-    match cfg.position:
+def build_position(spec: c.Position, cfg: c.ModelConfig, causal: bool) -> NoPosition:
+    match spec:
         case c.NoPosition():
             return NoPosition()
         case c.Learned(offset=offset):
             assert cfg.max_len is not None  # validated by the config
             return Learned(cfg.max_len + offset, cfg.position_width, offset)
         case c.Sinusoidal():
-            return Sinusoidal(cfg.position)
+            return Sinusoidal(spec)
         case c.Rotary():
-            return Rotary(cfg.position, cfg.d_head)
+            return Rotary(spec, cfg.d_head)
         case c.Alibi():
             return Alibi(cfg.n_heads)
         case c.T5Bias():
-            return T5Bias(cfg.position, cfg.n_heads, causal)
+            return T5Bias(spec, cfg.n_heads, causal)
         case c.QueryKeyPosition(vectors=vectors):
             if isinstance(vectors, c.Sinusoidal):
                 return SinusoidalQueryKey(vectors, cfg.d_model)
             assert cfg.max_len is not None
             return LearnedQueryKey(cfg.max_len + vectors.offset, cfg.d_model, vectors.offset)
         case _:
-            assert_never(cfg.position)
+            assert_never(spec)
 
 
 def sinusoids(positions: Int[Tensor, "*n"], width: int, spec: c.Sinusoidal) -> Float[Tensor, "*n W"]:

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 from glassformer import config as c
 from glassformer.model.block import build_block
 from glassformer.model.cache import Cache
-from glassformer.model.context import forward_context
+from glassformer.model.context import LayerPositions, forward_context
 from glassformer.model.norm import build_norm
-from glassformer.model.positions import T5Bias, build_position
+from glassformer.model.positions import NoPosition, T5Bias, build_position
 from glassformer.model.tap import NO_TAP, Tap, scoped
 from glassformer.shapes import Bool, Float, Int
 
@@ -20,7 +20,8 @@ class Stack(nn.Module):
         self.causal = causal
         self.max_position = cfg.max_len if cfg.learned_positions is not None else None
         self.windows = [cfg.window(layer) for layer in range(n_layers)]
-        self.position = build_position(cfg, causal)
+        self.position = build_position(cfg.position, cfg, causal)
+        self.kinds = layer_positions(cfg, n_layers, causal)
         self.score_bias = T5Bias(cfg.score_bias, cfg.n_heads, causal) if cfg.score_bias else None
         self.embed_norm = build_norm(cfg.position_width, cfg.norm) if cfg.embedding.norm else None
         self.projects_first = cfg.embedding.project == "before_positions"
@@ -46,7 +47,9 @@ class Stack(nn.Module):
         memory_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         context = forward_context(
-            x, self.position, self.windows, self.causal, mask, positions, cache, memory, memory_mask, self.score_bias
+            *(x, self.position, self.windows, self.causal, mask, positions, cache, memory, memory_mask),
+            self.kinds,
+            self.score_bias,
         )
         x = tap("embed", self.dropout(self.add_positions(x, context.positions)))
         for layer, block in enumerate(self.layers):
@@ -67,3 +70,17 @@ class Stack(nn.Module):
         x = self.position.add(x, positions)
         x = x if self.embed_norm is None else self.embed_norm(x)
         return x if self.project is None or self.projects_first else self.project(x)
+
+    def scheme(self, layer: int) -> NoPosition:
+        """Return the position scheme of one layer."""
+        which = 0 if self.kinds is None else self.kinds.index[layer]
+        return self.position if not which or self.kinds is None else self.kinds.others[which - 1]
+
+
+def layer_positions(cfg: c.ModelConfig, n_layers: int, causal: bool) -> LayerPositions | None:
+    """Build the position schemes of layers that differ from the model's; None if all layers are alike."""
+    specs = list(dict.fromkeys([cfg.position, *(cfg.layer_position(layer) for layer in range(n_layers))]))
+    if len(specs) == 1:
+        return None
+    index = [specs.index(cfg.layer_position(layer)) for layer in range(n_layers)]
+    return LayerPositions([build_position(spec, cfg, causal) for spec in specs[1:]], index)

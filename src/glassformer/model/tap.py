@@ -16,7 +16,8 @@ Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` 
     blocks.I.attention.scores         (B,H,T,S)  scaled, biased and masked: what softmax reads
     blocks.I.attention.pattern        (B,H,T,S)
     blocks.I.attention.heads          (B,H,T,U)  pattern @ v, before the output projection
-    blocks.I.attention.out            (B,T,D)    what is added to the stream
+    blocks.I.attention.out            (B,T,D)    output of the projection: what is added to the stream, unless
+    blocks.I.attention.out_normed     (B,T,D)    ... a norm follows it (placements after and sandwich)
     blocks.I.cross.*                  the same, over the encoder's output
     blocks.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward; an
                                               attention-only block has no feedforward.* sites
@@ -26,6 +27,7 @@ Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` 
     blocks.I.feedforward.router       (B,T,E)  probabilities over experts
     blocks.I.feedforward.choice       (B,T,A)  experts chosen
     blocks.I.feedforward.out          (B,T,D)
+    blocks.I.feedforward.out_normed   (B,T,D)  what is added to the stream with placements after and sandwich
     blocks.I.resid_post               (B,T,D)
     final                            (B,T,D)  what the head reads
     logits                           (B,T,V)

@@ -42,7 +42,7 @@ class Head(nn.Module):
 
     def __init__(self, cfg: c.ModelConfig, spec: c.Head):
         super().__init__()
-        self.scale = spec.scale
+        self.scale, self.softcap = spec.scale, spec.softcap
         width = cfg.head_width
         self.activation = ACTIVATIONS[spec.transform] if spec.transform else None
         self.transform = nn.Linear(cfg.d_model, width, bias=spec.transform_bias) if spec.has_transform else None
@@ -56,7 +56,8 @@ class Head(nn.Module):
             x = self.norm(self.activation(x))
         if self.scale != 1:
             x = x * self.scale
-        return F.linear(x, table if self.weight is None else self.weight, self.bias)
+        logits = F.linear(x, table if self.weight is None else self.weight, self.bias)
+        return logits if self.softcap is None else (logits / self.softcap).tanh() * self.softcap
 
 
 class _Model(nn.Module):

@@ -48,10 +48,14 @@ def attention(
     bias: Array | None = None,
     cos_sin: CosSin | None = None,
     qk_position: Array | None = None,
+    rotary: Rotary | None = None,
 ) -> tuple[Array, Saved]:
     """Compute one attention layer: (B,T,D) -> (B,T,D).
 
         pattern = softmax(scale * q k^T + bias),   out = (pattern v) W_o^T + b_o
+
+    With `softcap` c the scores are c tanh(scale * q k^T / c) + bias. With `sinks` the softmax has one more score b_h:
+    pattern_j = exp(s_j) / (exp(b_h) + sum_k exp(s_k)), so that a pattern may sum to less than 1.
 
     Args:
         x: (B,T,D), the input of the queries.
@@ -59,31 +63,64 @@ def attention(
         allowed: (B,T,S), True = may attend. A masked score is set to -inf, so its probability is exactly 0.
         bias: (B,H,T,S), added to the scores (ALiBi, T5).
         cos_sin: rotates q and k (rotary positions).
+        rotary: the rotary positions of this layer. Default: those of the model.
         qk_position: (B,T,D), the query/key position embedding. It is added to the input of q and k, not of v.
 
-    With `qk_norm`, queries and keys are normalized per head, before the rotation.
+    With `qk_norm`, queries and keys are normalized: per head or over the whole projection, before or after the
+    rotation. With `clip` c, q, k and v are limited to [-c, c] before the rotation.
 
     Vaswani et al. 2017, section 3.2; grouped-query attention: Ainslie et al. 2023.
     """
     H, G = config.n_heads, config.n_kv_heads
     q_input, k_input = (x, memory) if qk_position is None else (x + qk_position, memory + qk_position)
-    q = q_raw = split_heads(linear(weights, "q", q_input), H)  # (B, H, T, K)
-    k = k_raw = split_heads(linear(weights, "k", k_input), G)  # (B, G, S, K)
-    v = split_heads(linear(weights, "v", memory), G)  # (B, G, S, U)
-    if config.attention.qk_norm is not None:
-        q = normalize(config.attention.qk_norm, weights, "q_norm", q)
-        k = normalize(config.attention.qk_norm, weights, "k_norm", k)
-    if cos_sin is not None:
-        assert isinstance(config.position, Rotary)
-        q = rotate(config.position, q, *cos_sin)
-        k = rotate(config.position, k, *cos_sin)
-    scores = config.scale * q @ repeat_kv_heads(k, H).transpose(0, 1, 3, 2)  # (B, H, T, S)
-    if bias is not None:
-        scores = scores + bias
-    scores = np.where(allowed[:, None], scores, -np.inf)
-    pattern = softmax(scores)
+    rotary = config.position if rotary is None and isinstance(config.position, Rotary) else rotary
+    rotation = None if cos_sin is None or rotary is None else (rotary, *cos_sin)
+    q, saved_q = prepare(config, weights, "q", split_heads(linear(weights, "q", q_input), H), rotation)
+    k, saved_k = prepare(config, weights, "k", split_heads(linear(weights, "k", k_input), G), rotation)
+    v_raw = split_heads(linear(weights, "v", memory), G)  # (B, G, S, U)
+    v = clip(config, v_raw)
+    capped = soft_cap(config.attention.softcap, config.scale * q @ repeat_kv_heads(k, H).transpose(0, 1, 3, 2))
+    scores = np.where(allowed[:, None], capped if bias is None else capped + bias, -np.inf)  # (B, H, T, S)
+    pattern = softmax_with_sinks(scores, weights["sinks"]) if config.attention.sinks else softmax(scores)
     heads = pattern @ repeat_kv_heads(v, H)  # (B, H, T, U)
     out = linear(weights, "o", join_heads(heads))
-    saved = {"q_input": q_input, "k_input": k_input, "memory": memory, "q_raw": q_raw, "k_raw": k_raw}
-    saved |= {"q": q, "k": k, "v": v}
+    saved = {"q_input": q_input, "k_input": k_input, "memory": memory, "v_raw": v_raw, "capped": capped}
+    saved |= saved_q | saved_k | {"q": q, "k": k, "v": v}
     return out, saved | {"scores": scores, "pattern": pattern, "heads": heads, "out": out}
+
+
+def prepare(
+    config: ModelConfig, weights: Params, name: str, x: Array, rotation: tuple[Rotary, Array, Array] | None
+) -> tuple[Array, Saved]:
+    """Norm, clip and rotate queries or keys (B,heads,T,K). `name` is `q` or `k`."""
+    norm, over, last = config.attention.qk_norm, config.attention.qk_norm_over, config.attention.qk_norm_after_rotation
+    saved = {f"{name}_raw": x}
+    if norm is not None and not last:
+        joined = join_heads(x) if over == "all" else x
+        x = normalize(norm, weights, f"{name}_norm", joined)
+        x = split_heads(x, saved[f"{name}_raw"].shape[1]) if over == "all" else x
+    saved[f"{name}_unclipped"] = x
+    x = clip(config, x)
+    if rotation is not None:
+        x = rotate(rotation[0], x, *rotation[1:])
+    saved[f"{name}_rotated"] = x
+    if norm is not None and last:
+        x = normalize(norm, weights, f"{name}_norm", x)
+    return x, saved
+
+
+def clip(config: ModelConfig, x: Array) -> Array:
+    """Limit all components to [-clip, clip], if the config has a limit."""
+    limit = config.attention.clip
+    return x if limit is None else np.clip(x, -limit, limit)
+
+
+def soft_cap(cap: float | None, x: Array) -> Array:
+    """Return c tanh(x / c), which stays within (-c, c) and is close to x if x is small; x itself without a cap."""
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def softmax_with_sinks(scores: Array, sinks: Array) -> Array:
+    """Softmax over the keys and one more score per head (H,); its probability is dropped. (B,H,T,S) -> (B,H,T,S)."""
+    sink = np.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
+    return softmax(np.concatenate([scores, sink], axis=-1))[..., :-1]

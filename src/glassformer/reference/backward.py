@@ -9,17 +9,16 @@ The model can be a decoder (targets are the next tokens), an encoder (targets ar
 ignored) or an encoder-decoder.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from glassformer.config import Learned, ModelConfig, NoFeedForward, QueryKeyPosition, Seq2SeqConfig, T5Bias
+from glassformer.config import Learned, ModelConfig, QueryKeyPosition, Seq2SeqConfig, T5Bias
 from glassformer.reference.arrays import Array, Params, Saved, Tokens, add_prefix, select_prefix
-from glassformer.reference.attention import CosSin
-from glassformer.reference.backward_attention import attention_backward, t5_bias_backward
-from glassformer.reference.backward_feedforward import feedforward_backward
+from glassformer.reference.backward_attention import t5_bias_backward
+from glassformer.reference.backward_block import BlockBackward
 from glassformer.reference.backward_ops import (
     IGNORE,
     activation_derivative,
@@ -112,10 +111,12 @@ def head_backward(config: ModelConfig, weights: Params, saved: Saved, d_logits: 
         logits_v = scale * h . W_v + b_v
         d_h = scale * sum_v d_logits_v W_v,   d_W_v = scale * d_logits_v h,   d_b_v = d_logits_v
 
-    d_W and d_b are summed over all positions. The W of a tied head is the token embedding table, whose gradient is the
-    sum of this one and the one of the embedding.
+    A soft cap a first multiplies d_logits by 1 - (logits/a)^2. d_W and d_b are summed over all positions. The W of a
+    tied head is the token embedding table, whose gradient is the sum of this one and the one of the embedding.
     """
     assert config.head is not None
+    if config.head.softcap is not None:
+        d_logits = d_logits * (1 - (saved["logits"] / config.head.softcap) ** 2)
     table = "embed.tokens.weight" if config.head.tied else "head.weight"
     flat_d_logits = d_logits.reshape(-1, config.vocab_size)
     flat_h = saved["hidden"].reshape(len(flat_d_logits), -1)
@@ -151,7 +152,6 @@ def stack_backward(
     ids = as_tokens(config, tokens)
     B, T = ids.shape
     position_ids = default_positions(B, T, as_mask(mask, B, T))
-    cos_sin = rotary_embedding(config, position_ids)
     gradients: Params = {}
     if config.placement != "post":
         d_x, gradients = normalize_backward(config.norm, weights, f"{stack}.norm", saved["norm.input"], d_x)
@@ -160,7 +160,8 @@ def stack_backward(
     for layer in reversed(range(layer_count(config, stack))):
         name = f"{stack}.blocks.{block_index(config, layer)}"
         block_weights, block_saved = select_prefix(weights, name), select_prefix(saved, f"blocks.{layer}")
-        block_backward = BlockBackward(config, block_weights, block_saved, cos_sin)
+        cos_sin = rotary_embedding(config, position_ids, layer)
+        block_backward = BlockBackward(config, block_weights, block_saved, cos_sin, layer)
         d_x = block_backward(d_x)
         for parameter, gradient in add_prefix(block_backward.gradients, name).items():
             gradients[parameter] = gradients.get(parameter, 0) + gradient  # layers that share a block add up
@@ -176,72 +177,6 @@ def stack_backward(
         table, rows = f"{stack}.position.weight", position_ids + config.position.vectors.offset
         gradients[table] = lookup_backward(weights[table].shape, rows, d_qk_position)
     return d_memory, gradients | embed_backward(config, weights, stack, saved, d_x, ids, position_ids)
-
-
-class BlockBackward:
-    """Backward pass of one block. Call it with d_y: it returns d_x and stores the other gradients as attributes."""
-
-    def __init__(self, config: ModelConfig, weights: Params, saved: Saved, cos_sin: CosSin | None) -> None:
-        self.config, self.weights, self.saved, self.cos_sin = config, weights, saved, cos_sin
-        self.gradients: Params = {}
-        self.d_scores: Array = np.zeros(1)
-        """(B,H,T,T): gradient of the self-attention scores, for the T5 bias table."""
-        self.d_qk_position: Array = np.zeros(1)
-        """(B,T,D): gradient of the query/key position embedding."""
-        self.d_memory: Array | None = None
-        """(B,S,D): gradient of the output of the encoder, if there is cross-attention."""
-
-    def __call__(self, d_y: Array) -> Array:
-        """Go through the branches in reverse order: d_y (B,T,D) -> d_x (B,T,D).
-
-        Parallel: y = x + attention(n) + feedforward(n) with n = norm(x), so d_n is the sum over both branches.
-        """
-        if self.config.placement == "parallel":
-            return d_y + self._norm("norm", self._attention(d_y) + self._feedforward(d_y))
-        if not isinstance(self.config.feedforward, NoFeedForward):
-            d_y = self._residual("feedforward", self._feedforward, d_y)
-        if "cross.pattern" in self.saved:
-            d_y = self._residual("cross", self._cross, d_y)
-        return self._residual("attention", self._attention, d_y)
-
-    def _residual(self, name: str, branch: Callable[[Array], Array], d_y: Array) -> Array:
-        """Backward pass of `residual`, where f' and norm' denote the backward passes of f and of the norm.
-
-            pre    y = x + f(norm(x))            d_x = d_y + norm'(f'(d_y))
-            post   y = norm(s), s = x + f(x)     d_s = norm'(d_y),  d_x = d_s + f'(d_s)
-
-        With pre-norm, d_y reaches x unchanged; with post-norm, it always passes through the norm. Xiong et al. 2020.
-        """
-        if self.config.placement == "pre":
-            return d_y + self._norm(f"norm_{name}", branch(d_y))
-        d_sum = self._norm(f"norm_{name}", d_y)
-        return d_sum + branch(d_sum)
-
-    def _norm(self, name: str, d_y: Array) -> Array:
-        d_x, gradients = normalize_backward(self.config.norm, self.weights, name, self.saved[f"{name}.input"], d_y)
-        self.gradients |= gradients
-        return d_x
-
-    def _attention(self, d_y: Array) -> Array:
-        weights, saved = select_prefix(self.weights, "attention"), select_prefix(self.saved, "attention")
-        d = attention_backward(self.config, weights, saved, d_y, self.cos_sin)
-        self.gradients |= add_prefix(d.params, "attention")
-        self.d_scores, self.d_qk_position = d.scores, d.x + d.keys
-        return d.x + d.memory  # in self-attention x is also the memory
-
-    def _cross(self, d_y: Array) -> Array:
-        weights, saved = select_prefix(self.weights, "cross"), select_prefix(self.saved, "cross")
-        d = attention_backward(self.config, weights, saved, d_y)
-        self.gradients |= add_prefix(d.params, "cross")
-        self.d_memory = d.memory
-        return d.x
-
-    def _feedforward(self, d_y: Array) -> Array:
-        assert not isinstance(self.config.feedforward, NoFeedForward)
-        weights, saved = select_prefix(self.weights, "feedforward"), select_prefix(self.saved, "feedforward")
-        d_x, gradients = feedforward_backward(self.config.feedforward, weights, saved, d_y)
-        self.gradients |= add_prefix(gradients, "feedforward")
-        return d_x
 
 
 def sgd(

@@ -27,7 +27,12 @@ class AttentionGradients(NamedTuple):
 
 
 def attention_backward(
-    config: ModelConfig, weights: Params, saved: Saved, d_out: Array, cos_sin: CosSin | None = None
+    config: ModelConfig,
+    weights: Params,
+    saved: Saved,
+    d_out: Array,
+    cos_sin: CosSin | None = None,
+    rotary: Rotary | None = None,
 ) -> AttentionGradients:
     """Backward pass of `attention`, given d_out (B,T,D) and the activations that `attention` saved.
 
@@ -37,30 +42,71 @@ def attention_backward(
         P = softmax(scores)               d_scores = P (d_P - sum_j P d_P)   (0 where the mask makes P = 0)
         scores_ij = c q_i . k_j + bias    d_q_i = c sum_j d_scores_ij k_j    d_k_j = c sum_i d_scores_ij q_i
 
+    A soft cap a multiplies d_scores by 1 - (s/a)^2, where s is the capped score. The formula of the softmax also holds
+    for the keys next to a sink, whose own d_P is 0: its gradient is -P_sink sum_j P_j d_P_j, where P_sink is
+    1 - sum_j P_j, summed over all queries of the head.
+
     H/G query heads read the same key/value head, so its gradient is the sum of theirs. The gradient of the bias is
     d_scores. A query/key position embedding p changes the input of q to x + p and the input of k to memory + p, so its
     gradient is the sum of the gradients of both inputs; v does not contribute.
     """
     q, k, v, pattern, heads = (saved[name] for name in ("q", "k", "v", "pattern", "heads"))
     H, G = config.n_heads, config.n_kv_heads
+    rotary = config.position if rotary is None and isinstance(config.position, Rotary) else rotary
     d_joined, params = linear_backward(weights, "o", join_heads(heads), d_out)
     d_heads = split_heads(d_joined, H)  # (B, H, T, U)
     d_pattern = d_heads @ repeat_kv_heads(v, H).transpose(0, 1, 3, 2)  # (B, H, T, S)
     d_v = repeat_kv_heads_backward(pattern.transpose(0, 1, 3, 2) @ d_heads, G)  # (B, G, S, U)
     d_scores = softmax_backward(pattern, d_pattern)
-    d_q = config.scale * d_scores @ repeat_kv_heads(k, H)  # (B, H, T, K)
-    d_k = repeat_kv_heads_backward(config.scale * d_scores.transpose(0, 1, 3, 2) @ q, G)  # (B, G, S, K)
-    if cos_sin is not None:
-        d_q, d_k = rotate_backward(config, d_q, cos_sin), rotate_backward(config, d_k, cos_sin)
-    if config.attention.qk_norm is not None:
-        d_q, q_gradients = normalize_backward(config.attention.qk_norm, weights, "q_norm", saved["q_raw"], d_q)
-        d_k, k_gradients = normalize_backward(config.attention.qk_norm, weights, "k_norm", saved["k_raw"], d_k)
-        params |= q_gradients | k_gradients
+    if config.attention.sinks:
+        taken = (pattern * d_pattern).sum(axis=-1)  # (B, H, T)
+        params["sinks"] = -((1 - pattern.sum(axis=-1)) * taken).sum(axis=(0, 2))
+    d_products = d_scores
+    if config.attention.softcap is not None:
+        d_products = d_scores * (1 - (saved["capped"] / config.attention.softcap) ** 2)
+    d_q = config.scale * d_products @ repeat_kv_heads(k, H)  # (B, H, T, K)
+    d_k = repeat_kv_heads_backward(config.scale * d_products.transpose(0, 1, 3, 2) @ q, G)  # (B, G, S, K)
+    d_q, q_gradients = prepare_backward(config, weights, "q", saved, d_q, rotary, cos_sin)
+    d_k, k_gradients = prepare_backward(config, weights, "k", saved, d_k, rotary, cos_sin)
+    params |= q_gradients | k_gradients
     d_x, q_gradients = linear_backward(weights, "q", saved["q_input"], join_heads(d_q))
     d_from_k, k_gradients = linear_backward(weights, "k", saved["k_input"], join_heads(d_k))
+    d_v = clip_backward(config, saved["v_raw"], d_v)
     d_from_v, v_gradients = linear_backward(weights, "v", saved["memory"], join_heads(d_v))
     params |= q_gradients | k_gradients | v_gradients
     return AttentionGradients(d_x, d_from_k + d_from_v, d_from_k, d_scores, params)
+
+
+def prepare_backward(
+    config: ModelConfig,
+    weights: Params,
+    name: str,
+    saved: Saved,
+    d_y: Array,
+    rotary: Rotary | None,
+    cos_sin: CosSin | None,
+) -> tuple[Array, Params]:
+    """Backward pass of `prepare`: the norm after the rotation, the rotation, the clip, the norm before the rotation."""
+    norm, over, last = config.attention.qk_norm, config.attention.qk_norm_over, config.attention.qk_norm_after_rotation
+    gradients: Params = {}
+    if norm is not None and last:
+        d_y, gradients = normalize_backward(norm, weights, f"{name}_norm", saved[f"{name}_rotated"], d_y)
+    if cos_sin is not None and rotary is not None:
+        d_y = rotate_backward(rotary, d_y, cos_sin)
+    d_y = clip_backward(config, saved[f"{name}_unclipped"], d_y)
+    if norm is None or last:
+        return d_y, gradients
+    raw = saved[f"{name}_raw"]
+    if over != "all":
+        return normalize_backward(norm, weights, f"{name}_norm", raw, d_y)
+    d_joined, gradients = normalize_backward(norm, weights, f"{name}_norm", join_heads(raw), join_heads(d_y))
+    return split_heads(d_joined, raw.shape[1]), gradients
+
+
+def clip_backward(config: ModelConfig, x: Array, d_y: Array) -> Array:
+    """Backward pass of `clip`: the gradient is 0 where x was limited."""
+    limit = config.attention.clip
+    return d_y if limit is None else np.where(np.abs(x) <= limit, d_y, 0.0)
 
 
 def repeat_kv_heads_backward(d_y: Array, G: int) -> Array:
@@ -69,14 +115,13 @@ def repeat_kv_heads_backward(d_y: Array, G: int) -> Array:
     return d_y.reshape(B, G, H // G, S, width).sum(axis=2)
 
 
-def rotate_backward(config: ModelConfig, d_y: Array, cos_sin: CosSin) -> Array:
+def rotate_backward(rotary: Rotary, d_y: Array, cos_sin: CosSin) -> Array:
     """Backward pass of `rotate`. y = R x with a rotation matrix R, so d_x = R^T d_y: the rotation by minus the angle.
 
     cos is unchanged and sin changes sign. YaRN's factor scales both, hence R and R^T alike.
     """
-    assert isinstance(config.position, Rotary)
     cos, sin = cos_sin
-    return rotate(config.position, d_y, cos, -sin)
+    return rotate(rotary, d_y, cos, -sin)
 
 
 def t5_bias_backward(shape: tuple[int, ...], buckets: np.ndarray, d_scores: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 
 from glassformer.config import Activation, LayerNorm, Norm
 from glassformer.reference.arrays import Array, Mask, Params, Tokens
-from glassformer.reference.ops import gelu_tanh_argument, log_softmax, normal_cdf, sigmoid
+from glassformer.reference.ops import gelu_tanh_argument, log_softmax, norm_scale, normal_cdf, sigmoid
 
 IGNORE = -100
 """Positions whose target has this value are ignored by the loss."""
@@ -82,17 +82,30 @@ def softmax_backward(p: Array, d_p: Array) -> Array:
 
 
 def normalize_backward(norm: Norm, weights: Params, name: str, x: Array, d_y: Array) -> tuple[Array, Params]:
-    """Backward pass of `normalize`: LayerNorm or RMSNorm, as the config says."""
-    weight = weights[f"{name}.weight"]
+    """Backward pass of `normalize`: LayerNorm or RMSNorm, as the config says.
+
+    A constant offset that is added to the weight does not change the gradient of the weight.
+    """
+    scale = norm_scale(norm, weights, name)
+    gradients: Params = {}
     if isinstance(norm, LayerNorm):
-        d_x, d_weight, d_bias = layer_norm_backward(x, weight, norm.eps, d_y)
-        gradients = {f"{name}.weight": d_weight}
-        return d_x, gradients | ({f"{name}.bias": d_bias} if norm.bias else {})
-    d_x, d_weight = rms_norm_backward(x, weight, norm.eps, d_y)
-    return d_x, {f"{name}.weight": d_weight}
+        d_x, d_weight, d_bias = layer_norm_backward(x, scale, norm.eps, d_y)
+        gradients |= {f"{name}.bias": d_bias} if norm.bias else {}
+    else:
+        d_x, d_weight = rms_norm_backward(x, scale, norm.eps, d_y)
+    if norm.weight:
+        gradients[f"{name}.weight"] = d_weight
+    return d_x, gradients
 
 
-def layer_norm_backward(x: Array, weight: Array, eps: float, d_y: Array) -> tuple[Array, Array, Array]:
+def _sum_like(values: Array, weight: Array | float) -> Array:
+    """Sum over all vectors that share a weight: (..., W) -> (W,), or (B,H,T,K) -> (H,K) if each head has a weight."""
+    if np.ndim(weight) == 3:
+        return values.sum(axis=(0, 2))
+    return values.sum(axis=tuple(range(values.ndim - 1)))
+
+
+def layer_norm_backward(x: Array, weight: Array | float, eps: float, d_y: Array) -> tuple[Array, Array, Array]:
     """Backward pass of `layer_norm`; returns d_x, d_w and d_b.
 
         y = n w + b,   n = (x - m)/s,   m = mean(x),   s = sqrt(mean((x - m)^2) + eps)
@@ -110,11 +123,10 @@ def layer_norm_backward(x: Array, weight: Array, eps: float, d_y: Array) -> tupl
     n = centred / s
     d_n = d_y * weight
     d_x = (d_n - d_n.mean(axis=-1, keepdims=True) - n * (d_n * n).mean(axis=-1, keepdims=True)) / s
-    leading_axes = tuple(range(x.ndim - 1))
-    return d_x, (d_y * n).sum(axis=leading_axes), d_y.sum(axis=leading_axes)
+    return d_x, _sum_like(d_y * n, weight), _sum_like(d_y, 1.0)
 
 
-def rms_norm_backward(x: Array, weight: Array, eps: float, d_y: Array) -> tuple[Array, Array]:
+def rms_norm_backward(x: Array, weight: Array | float, eps: float, d_y: Array) -> tuple[Array, Array]:
     """Backward pass of `rms_norm`; returns d_x and d_w.
 
         y = n w,   n = x/r,   r = sqrt(mean(x^2) + eps)
@@ -128,7 +140,7 @@ def rms_norm_backward(x: Array, weight: Array, eps: float, d_y: Array) -> tuple[
     n = x / r
     d_n = d_y * weight
     d_x = (d_n - n * (d_n * n).mean(axis=-1, keepdims=True)) / r
-    return d_x, (d_y * n).sum(axis=tuple(range(x.ndim - 1)))
+    return d_x, _sum_like(d_y * n, weight)
 
 
 def activation_derivative(name: Activation, x: Array) -> Array:

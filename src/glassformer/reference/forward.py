@@ -6,8 +6,7 @@ a public function to receive them, under names such as `blocks.0.attention.patte
 `decoder.blocks.0.attention.pattern`).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,23 +16,19 @@ from glassformer.config import (
     Alibi,
     EncoderConfig,
     ModelConfig,
-    NoFeedForward,
     QueryKeyPosition,
     Rotary,
     Seq2SeqConfig,
     T5Bias,
 )
 from glassformer.reference.arrays import Array, Mask, Params, Saved, Tokens, add_prefix, select_prefix
-from glassformer.reference.attention import CosSin, attention
+from glassformer.reference.attention import CosSin, soft_cap
+from glassformer.reference.block import ForwardContext, block
 from glassformer.reference.embedding import embed, position_vectors
-from glassformer.reference.feedforward import feedforward
 from glassformer.reference.masks import as_mask, default_positions, self_mask
 from glassformer.reference.ops import activate, linear, normalize
 from glassformer.reference.params import as_params, block_index, layer_count, stack_name
 from glassformer.reference.positions import alibi_bias, rotary_cos_sin, t5_bias, t5_buckets
-
-Branch = Callable[[Array], tuple[Array, Saved]]
-"""One branch of a block (attention, cross-attention or feed-forward): (B,T,D) -> (B,T,D) and saved activations."""
 
 
 def forward(
@@ -161,11 +156,11 @@ def run_stack(
     position_ids = default_positions(B, T, real) if positions is None else _as_positions(positions, B, T)
     x, saved = embed(config, weights, stack, ids, position_ids, segments)
     bias = score_bias(config, weights, stack, position_ids)
-    cos_sin = rotary_embedding(config, position_ids)
     qk_position = qk_position_embedding(config, weights, stack, position_ids)
     for layer in range(layer_count(config, stack)):
         allowed = self_mask(B, T, stack == "decoder", config.window(layer), real)
-        context = ForwardContext(allowed, bias, cos_sin, qk_position, memory, memory_allowed)
+        cos_sin = rotary_embedding(config, position_ids, layer)
+        context = ForwardContext(allowed, bias, cos_sin, qk_position, memory, memory_allowed, layer)
         own = select_prefix(weights, f"{stack}.blocks.{block_index(config, layer)}")
         x, saved_block = block(config, own, x, context)
         saved |= add_prefix(saved_block, f"blocks.{layer}")
@@ -201,87 +196,10 @@ def score_bias(config: ModelConfig, weights: Params, stack: str, position_ids: T
     return np.sum(biases, axis=0) if biases else None
 
 
-def rotary_embedding(config: ModelConfig, position_ids: Tokens) -> CosSin | None:
-    """Return cos and sin of the rotary angles, (B,T,R/2) each; None if the config does not use rotary positions."""
-    if isinstance(config.position, Rotary):
-        return rotary_cos_sin(config.position, config.d_head, position_ids)
-    return None
-
-
-@dataclass(frozen=True)
-class ForwardContext:
-    """Inputs of a block other than the residual stream: masks, positions and the output of the encoder."""
-
-    allowed: Mask
-    """(B,T,T): self-attention mask, True = may attend."""
-    bias: Array | None
-    """(B,H,T,T): score bias of ALiBi or T5."""
-    cos_sin: CosSin | None
-    """cos and sin of the rotary angles, (B,T,R/2) each."""
-    qk_position: Array | None
-    """(B,T,D): query/key position embedding."""
-    memory: Array | None
-    """(B,S,D): output of the encoder, in the decoder of an encoder-decoder."""
-    memory_allowed: Mask | None
-    """(B,T,S): cross-attention mask, True where the source token is real."""
-
-
-def block(config: ModelConfig, weights: Params, x: Array, context: ForwardContext) -> tuple[Array, Saved]:
-    """Compute one block: (B,T,D) -> (B,T,D).
-
-        pre       x = x + attention(norm(x)),  x = x + cross(norm(x)),  x = x + feedforward(norm(x))
-        post      x = norm(x + attention(x)),  and so on: the order of Vaswani et al. 2017
-        parallel  n = norm(x),  x = x + attention(n) + feedforward(n): Wang and Komatsuzaki 2021 (GPT-J)
-
-    Each norm has its own parameters. Cross-attention exists only in the decoder of an encoder-decoder; an
-    attention-only block has no feed-forward.
-    """
-
-    def self_attention(n: Array) -> tuple[Array, Saved]:
-        own = select_prefix(weights, "attention")
-        return attention(config, own, n, n, context.allowed, context.bias, context.cos_sin, context.qk_position)
-
-    def cross_attention(n: Array) -> tuple[Array, Saved]:
-        assert context.memory is not None
-        assert context.memory_allowed is not None
-        return attention(config, select_prefix(weights, "cross"), n, context.memory, context.memory_allowed)
-
-    def feed_forward(n: Array) -> tuple[Array, Saved]:
-        assert not isinstance(config.feedforward, NoFeedForward)
-        return feedforward(config.feedforward, select_prefix(weights, "feedforward"), n)
-
-    saved: Saved = {"resid_pre": x}
-    if config.placement == "parallel":
-        saved["norm.input"] = x
-        n = normalize(config.norm, weights, "norm", x)
-        attended, saved_attention = self_attention(n)
-        fed_forward, saved_feedforward = feed_forward(n)
-        x = x + attended + fed_forward
-        saved |= add_prefix(saved_attention, "attention") | add_prefix(saved_feedforward, "feedforward")
-    else:
-        branches: list[tuple[str, Branch]] = [("attention", self_attention)]
-        if context.memory is not None:
-            branches.append(("cross", cross_attention))
-        if not isinstance(config.feedforward, NoFeedForward):
-            branches.append(("feedforward", feed_forward))
-        for name, branch in branches:
-            x, saved_branch = residual(config, weights, name, branch, x)
-            saved |= saved_branch
-    return x, saved | {"resid_post": x}
-
-
-def residual(config: ModelConfig, weights: Params, name: str, branch: Branch, x: Array) -> tuple[Array, Saved]:
-    """Apply one branch with its residual connection: x + branch(norm(x)) if pre-norm, norm(x + branch(x)) if post-norm.
-
-    The norm is the one called `norm_NAME`, for example `norm_attention`.
-    """
-    norm = f"norm_{name}"
-    if config.placement == "pre":
-        out, saved = branch(normalize(config.norm, weights, norm, x))
-        return x + out, add_prefix(saved, name) | {f"{norm}.input": x}
-    out, saved = branch(x)
-    total = x + out
-    return normalize(config.norm, weights, norm, total), add_prefix(saved, name) | {f"{norm}.input": total}
+def rotary_embedding(config: ModelConfig, position_ids: Tokens, layer: int = 0) -> CosSin | None:
+    """Return cos and sin of the rotary angles of one layer, (B,T,R/2) each; None if the layer does not rotate."""
+    rotary = config.layer_position(layer)
+    return rotary_cos_sin(rotary, config.d_head, position_ids) if isinstance(rotary, Rotary) else None
 
 
 def head(config: ModelConfig, weights: Params, hidden: Array) -> tuple[Array, Saved]:
@@ -289,8 +207,9 @@ def head(config: ModelConfig, weights: Params, hidden: Array) -> tuple[Array, Sa
 
         logits = scale * h W^T + b,   h = norm(activation(W_t x + b_t)) with a transform (BERT), otherwise h = x
 
-    With `head.width` alone h = W_t x + b_t: a projection to the width of the output matrix. A tied head uses the token
-    embedding table as W, so the logit of a token is the dot product of h with its embedding.
+    With `head.width` alone h = W_t x + b_t: a projection to the width of the output matrix. With `softcap` c, the
+    logits z become c tanh(z / c). A tied head uses the token embedding table as W, so the logit of a token is the dot
+    product of h with its embedding.
     """
     if config.head is None:
         raise ValueError("this config has head=None, so it has no logits: use encode for the hidden states.")
@@ -306,6 +225,7 @@ def head(config: ModelConfig, weights: Params, hidden: Array) -> tuple[Array, Sa
     logits = config.head.scale * h @ table.T
     if config.head.bias:
         logits = logits + weights["head.bias"]
+    logits = soft_cap(config.head.softcap, logits)
     return logits, saved | {"logits": logits}
 
 

@@ -54,7 +54,7 @@ def log_softmax(scores: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+def layer_norm(x: Array, weight: Array | float, bias: Array | None, eps: float) -> Array:
     """Return (x - mean) / sqrt(var + eps) * weight + bias over the last axis.
 
     The variance is the biased one (it divides by D), and eps is inside the square root. Ba et al. 2016.
@@ -65,7 +65,7 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Array
     return y if bias is None else y + bias
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+def rms_norm(x: Array, weight: Array | float, eps: float) -> Array:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last axis. eps is inside the square root.
 
     Zhang and Sennrich 2019.
@@ -76,8 +76,16 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 def normalize(norm: Norm, weights: Params, name: str, x: Array) -> Array:
     """Apply LayerNorm or RMSNorm, as the config says, with the parameters `NAME.weight` and `NAME.bias` (if any)."""
     if isinstance(norm, LayerNorm):
-        return layer_norm(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), norm.eps)
-    return rms_norm(x, weights[f"{name}.weight"], norm.eps)
+        return layer_norm(x, norm_scale(norm, weights, name), weights.get(f"{name}.bias"), norm.eps)
+    return rms_norm(x, norm_scale(norm, weights, name), norm.eps)
+
+
+def norm_scale(norm: Norm, weights: Params, name: str) -> Array | float:
+    """Return the factor of a norm, offset + weight: (W,), or (H,1,K) if each head has a weight; 1 without a weight."""
+    if not norm.weight:
+        return 1.0
+    scale = norm.offset + weights[f"{name}.weight"]
+    return scale[:, None] if scale.ndim == 2 else scale
 
 
 def sigmoid(x: Array) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from glassformer.config import (
     Dense,
     EncoderConfig,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -92,26 +93,29 @@ def _stack(config: ModelConfig, stack: str, cross: bool) -> Shapes:
         table |= _norm(config.norm, f"{stack}.embed_norm", position_width(config))
     if config.embedding.width is not None:
         table |= _linear(f"{stack}.project", D, config.embedding.width, config.embedding.project_bias)
-    for index in sorted({block_index(config, layer) for layer in range(layer_count(config, stack))}):
-        block = f"{stack}.blocks.{index}"
+    for layer in range(layer_count(config, stack)):
+        block = f"{stack}.blocks.{block_index(config, layer)}"
+        part = config.layer_feedforward(layer)
+        branches = ["attention"] + ["cross"] * cross + ["feedforward"] * (not isinstance(part, NoFeedForward))
         if config.placement == "parallel":
             table |= _norm(config.norm, f"{block}.norm", D)
         else:
-            table |= _norm(config.norm, f"{block}.norm_attention", D)
-            if not isinstance(config.feedforward, NoFeedForward):
-                table |= _norm(config.norm, f"{block}.norm_feedforward", D)
+            for branch in branches:
+                table |= _norm(config.norm, f"{block}.norm_{branch}", D)
+                if config.placement == "sandwich":
+                    table |= _norm(config.norm, f"{block}.norm_{branch}_out", D)
         table |= _attention(config, f"{block}.attention")
         if cross:
-            table |= _norm(config.norm, f"{block}.norm_cross", D)
             table |= _attention(config, f"{block}.cross")
-        table |= _feedforward(config, f"{block}.feedforward")
+        table |= _feedforward(part, f"{block}.feedforward", D)
     if config.placement != "post":
         table |= _norm(config.norm, f"{stack}.norm", D)
     return table
 
 
-def _norm(norm: Norm, name: str, width: int) -> Shapes:
-    table: Shapes = {f"{name}.weight": (width,)}
+def _norm(norm: Norm, name: str, *shape: int) -> Shapes:
+    width = shape[-1]
+    table: Shapes = {f"{name}.weight": shape} if norm.weight else {}
     if isinstance(norm, LayerNorm) and norm.bias:
         table[f"{name}.bias"] = (width,)
     return table
@@ -132,21 +136,23 @@ def _attention(config: ModelConfig, name: str) -> Shapes:
     table |= _linear(f"{name}.v", G * U, D, bias)
     table |= _linear(f"{name}.o", D, H * U, config.out_bias)
     if qk_norm is not None:
-        table |= _norm(qk_norm, f"{name}.q_norm", K)
-        table |= _norm(qk_norm, f"{name}.k_norm", K)
+        for part, heads in (("q", H), ("k", G)):
+            shape = {"head": (K,), "heads": (heads, K), "all": (heads * K,)}[config.attention.qk_norm_over]
+            table |= _norm(qk_norm, f"{name}.{part}_norm", *shape)
+    if config.attention.sinks:
+        table[f"{name}.sinks"] = (H,)
     return table
 
 
-def _feedforward(config: ModelConfig, name: str) -> Shapes:
-    D = config.d_model
-    if isinstance(config.feedforward, NoFeedForward):
+def _feedforward(part: FeedForward, name: str, D: int) -> Shapes:
+    if isinstance(part, NoFeedForward):
         return {}
-    if isinstance(config.feedforward, MoE):
-        table: Shapes = {f"{name}.router.weight": (config.feedforward.n_experts, D)}
-        for expert in range(config.feedforward.n_experts):
-            table |= _expert(config.feedforward.expert, f"{name}.experts.{expert}", D)
+    if isinstance(part, MoE):
+        table: Shapes = {f"{name}.router.weight": (part.n_experts, D)}
+        for expert in range(part.n_experts):
+            table |= _expert(part.expert, f"{name}.experts.{expert}", D)
         return table
-    return _expert(config.feedforward, name, D)
+    return _expert(part, name, D)
 
 
 def _expert(feedforward: Dense | Gated, name: str, D: int) -> Shapes:

@@ -11,10 +11,12 @@ tensor that two operations save counts once. Torch computes attention in one of 
 On a GPU the fused kernels save the same tensors. Dropout saves one byte per entry there, and one float per entry here.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 from glassformer.config import (
     Dense,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -43,6 +45,8 @@ class Pass:
     training: bool = True
     residual_width: int = 0
     """Bytes per number of the residual stream, which the norms read. 0 means the same as `width`."""
+    layer: int = 0
+    """Index of the block that is being counted, which may have a position scheme and a feed-forward of its own."""
 
     @property
     def norm_width(self) -> int:
@@ -81,16 +85,30 @@ class Pass:
         trains_bias = self.training and self.config.trained_bias is not None and not cross
         return self.has_dropout or trains_bias or self.config.d_head != self.config.d_value
 
+    @property
+    def is_explicit(self) -> bool:
+        """True if the model computes scores and pattern itself, because torch's kernel has no cap and no sinks."""
+        return self.config.attention.softcap is not None or self.config.attention.sinks
+
     def uses_rotary(self, cross: bool) -> bool:
-        return isinstance(self.config.position, Rotary) and not cross
+        return isinstance(self.config.layer_position(self.layer), Rotary) and not cross
 
     def uses_qk_position(self, cross: bool) -> bool:
         return isinstance(self.config.position, QueryKeyPosition) and not cross
 
     @property
+    def feedforward(self) -> FeedForward:
+        """The feed-forward layer of the block."""
+        return self.config.layer_feedforward(self.layer)
+
+    @property
     def has_feedforward(self) -> bool:
-        """True if the blocks have a feed-forward layer."""
-        return not isinstance(self.config.feedforward, NoFeedForward)
+        """True if the block has a feed-forward layer."""
+        return not isinstance(self.feedforward, NoFeedForward)
+
+    def at(self, layer: int) -> "Pass":
+        """Return the same pass, at one block."""
+        return dataclasses.replace(self, layer=layer)
 
     def has_window_mask(self, layer: int) -> bool:
         """True if the layer has a boolean (T, T) mask: its window is shorter than the sequence."""
@@ -126,7 +144,7 @@ def saved_by_expert(expert: Dense | Gated, n: int) -> int:
 
 def saved_by_feedforward(run: Pass) -> int:
     """Return the bytes that the feed-forward layer of one block saves, including its input."""
-    ff, D, N = run.config.feedforward, run.config.d_model, run.tokens
+    ff, D, N = run.feedforward, run.config.d_model, run.tokens
     if isinstance(ff, NoFeedForward):
         return 0
     if not isinstance(ff, MoE):
@@ -192,9 +210,9 @@ def saved_by_mask(run: Pass, layer: int) -> int:
 
 def saved_by_block(run: Pass, layer: int) -> int:
     """Return the bytes that one block saves: norms, branches and dropout masks."""
-    cfg = run.config
+    cfg, run = run.config, run.at(layer)
     branches = 1 + run.has_feedforward + bool(run.memory)
-    norms = 1 if cfg.placement == "parallel" else branches
+    norms = 1 if cfg.placement == "parallel" else branches * (1 + (cfg.placement == "sandwich"))
     total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
     if run.memory:

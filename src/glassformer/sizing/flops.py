@@ -13,8 +13,8 @@ Fused kernels that recompute the scores in the backward pass need one more matmu
 import math
 from dataclasses import dataclass
 
-from glassformer.config import EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, Seq2SeqConfig
-from glassformer.sizing.parameters import active, expert_count, parameters, stacks
+from glassformer.config import EncoderConfig, FeedForward, Gated, ModelConfig, MoE, NoFeedForward, Seq2SeqConfig
+from glassformer.sizing.parameters import active, idle, parameters, stacks
 
 DEFAULT_CONTEXT = 512
 """Tokens per sequence if neither the caller nor the config (max_len) gives a length: the training length of T5."""
@@ -81,7 +81,7 @@ def decode_flops(config: ModelConfig, context: int | None = None, source: int | 
         "projections": 2 * L * _projection_weights(config),
         "scores": 2 * H * K * seen,
         "mix": 2 * H * U * seen,
-        "feedforward": 2 * L * _feedforward_weights(config),
+        "feedforward": 2 * _feedforward_weights(config, L),
         "head": 2 * _head_weights(config),
     }
     if config.embedding.width is not None:
@@ -141,7 +141,7 @@ def _parts(config: ModelConfig, batch: int, T: int, S: int, masked: bool) -> dic
         parts["projections"] += 2 * tokens * n_blocks * _projection_weights(config)
         parts["scores"] += 2 * batch * H * K * pairs
         parts["mix"] += 2 * batch * H * U * pairs
-        parts["feedforward"] += 2 * tokens * n_blocks * _feedforward_weights(config)
+        parts["feedforward"] += 2 * tokens * _feedforward_weights(config, n_blocks)
         if config.embedding.width is not None:
             parts["embedding"] = parts.get("embedding", 0) + 2 * tokens * _embedding_weights(config)
     parts["head"] = 2 * batch * T * _head_weights(config)
@@ -158,17 +158,23 @@ def _projection_weights(config: ModelConfig) -> int:
     return config.d_model * (H * K + G * K + G * U + H * U)
 
 
-def _feedforward_weights(config: ModelConfig) -> int:
+def _feedforward_weights(config: ModelConfig, n_blocks: int) -> int:
+    """Return the number of feed-forward weights that one token uses in all blocks of a stack."""
+    return sum(block_weights(config.layer_feedforward(layer), config.d_model) for layer in range(n_blocks))
+
+
+def block_weights(part: FeedForward, D: int) -> int:
     """Return the number of feed-forward weights that one token uses in a block.
 
     2·D·F if dense, 3·D·F if gated; with experts A times that, plus D·E for the router; 0 without a feed-forward.
     """
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
-        return 0
-    expert = ff.expert if isinstance(ff, MoE) else ff
-    weights = (3 if isinstance(expert, Gated) else 2) * config.d_model * expert.d_ff
-    return ff.n_active * weights + config.d_model * ff.n_experts if isinstance(ff, MoE) else weights
+    match part:
+        case NoFeedForward():
+            return 0
+        case MoE():
+            return part.n_active * block_weights(part.expert, D) + D * part.n_experts
+        case _:
+            return (3 if isinstance(part, Gated) else 2) * D * part.d_ff
 
 
 def _head_weights(config: ModelConfig) -> int:
@@ -192,9 +198,7 @@ def _rule(config: ModelConfig, batch: int, T: int, S: int) -> int:
         return 6 * active(config) * batch * T
     names = parameters(config)
     encoder = sum(math.prod(shape) for name, shape in names.items() if name.startswith("encoder."))
-    if isinstance(config.feedforward, MoE):
-        idle = config.feedforward.n_experts - config.feedforward.n_active
-        encoder -= stacks(config)["encoder"] * idle * expert_count(config)
+    encoder -= idle(config, stacks(config)["encoder"])
     return 6 * batch * (encoder * S + (active(config) - encoder) * T)
 
 

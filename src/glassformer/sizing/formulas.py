@@ -12,6 +12,7 @@ from typing import assert_never
 from glassformer.config import (
     Dense,
     EncoderConfig,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -20,7 +21,7 @@ from glassformer.config import (
     RMSNorm,
     Seq2SeqConfig,
 )
-from glassformer.sizing.parameters import stacks, unique_blocks
+from glassformer.sizing.parameters import first_layers, stacks
 
 Term = tuple[int, str]
 
@@ -109,12 +110,12 @@ def widths(config: ModelConfig) -> tuple[str, str, str, str]:
 def parameter_formulas(config: ModelConfig) -> dict[str, Formula]:
     """Return the formula of each part (as in `count_by_part`). A formula of one block states the number of blocks."""
     values = letters(config) | {"width": config.embedding_width, "output": config.head_width}
-    blocks = sum(len(unique_blocks(config, n)) for n in stacks(config).values())
+    blocks = sum(len(first_layers(config, n)) for n in stacks(config).values())
     parts = {
         "embedding": formula(values | {"segments": config.embedding.n_segments}, _embedding(config)),
         "positions": _positions(config, values),
         "attention": formula(values, attention_terms(config, bias=True), blocks),
-        "feedforward": formula(values, feedforward_terms(config), blocks),
+        "feedforward": _feedforward(config, values, blocks),
         "norms": formula(values, _norm_terms(config)),
         "head": formula(values, _head(config)),
     }
@@ -131,14 +132,16 @@ def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
     terms = [(1, f"D {width}") for width in (q, k, v, o)]
     if bias:
         terms += [(int(config.attention.bias), width) for width in (q, k, v)] + [(int(config.out_bias), "D")]
-        if config.attention.qk_norm is not None:
-            terms.append((2 * _per_norm(config.attention.qk_norm), "K"))
+        if (norm := config.attention.qk_norm) is not None:
+            widths_ = ("K", "K") if config.attention.qk_norm_over == "head" else ("H K", "G K")
+            terms += [(_per_norm(norm), width) for width in widths_]
+        terms.append((int(config.attention.sinks), "H"))
     return terms
 
 
-def feedforward_terms(config: ModelConfig) -> list[Term]:
+def feedforward_terms(part: FeedForward) -> list[Term]:
     """Return the parameters of the feed-forward layer of one block, including all experts."""
-    match config.feedforward:
+    match part:
         case NoFeedForward():
             return []
         case MoE(expert=expert):
@@ -146,7 +149,45 @@ def feedforward_terms(config: ModelConfig) -> list[Term]:
         case Dense() | Gated() as expert:
             return _expert_terms(expert)
         case _:
-            assert_never(config.feedforward)
+            assert_never(part)
+
+
+_SUBSCRIPTS = "₁₂₃₄₅₆₇₈₉"
+
+
+def feedforward_kinds(config: ModelConfig) -> list[tuple[FeedForward, str, int]]:
+    """Return the different feed-forwards of the layers, with the subscript of their letters and the number of layers.
+
+    The subscript is empty if all layers have the same feed-forward.
+    """
+    counts = Counter(config.layer_feedforward(layer) for n in stacks(config).values() for layer in range(n))
+    return [(part, _SUBSCRIPTS[i] if len(counts) > 1 else "", n) for i, (part, n) in enumerate(counts.items())]
+
+
+def kind_letters(part: FeedForward, subscript: str, layers: int) -> dict[str, int]:
+    """Return the values of F, E and A of one kind of layers, and of L if there are several kinds."""
+    expert = part.expert if isinstance(part, MoE) else part
+    values = {"F": 0 if isinstance(expert, NoFeedForward) else expert.d_ff, "L": layers}
+    if isinstance(part, MoE):
+        values |= {"E": part.n_experts, "A": part.n_active}
+    return {name + subscript: value for name, value in values.items()}
+
+
+def with_subscript(terms: list[Term], subscript: str, prefix: str = "") -> list[Term]:
+    """Return terms with a subscript at the letters that differ between kinds of layers."""
+    marked = {name: name + subscript for name in "FEAL"}
+    return [(n, " ".join(marked.get(letter, letter) for letter in f"{prefix} {names}".split())) for n, names in terms]
+
+
+def _feedforward(config: ModelConfig, values: dict[str, int], blocks: int) -> Formula:
+    kinds = feedforward_kinds(config)
+    if len(kinds) == 1:
+        return formula(values, feedforward_terms(kinds[0][0]), blocks)
+    terms: list[Term] = []
+    for part, subscript, layers in kinds:
+        values = values | kind_letters(part, subscript, layers)
+        terms += with_subscript(feedforward_terms(part), subscript, "L")
+    return formula(values, terms)
 
 
 def _expert_terms(expert: Dense | Gated) -> list[Term]:
@@ -184,6 +225,8 @@ def _head(config: ModelConfig) -> list[Term]:
 
 
 def _per_norm(norm: LayerNorm | RMSNorm) -> int:
+    if not norm.weight:
+        return 0
     return 2 if isinstance(norm, LayerNorm) and norm.bias else 1
 
 
@@ -192,8 +235,9 @@ def _norm_terms(config: ModelConfig) -> list[Term]:
     total = 0
     for stack, n_layers in stacks(config).items():
         cross = stack == "decoder" and isinstance(config, Seq2SeqConfig)
-        branches = 1 + cross + (not isinstance(config.feedforward, NoFeedForward))
-        total += len(unique_blocks(config, n_layers)) * (1 if config.placement == "parallel" else branches)
+        for layer in first_layers(config, n_layers):
+            branches = 1 + cross + (not isinstance(config.layer_feedforward(layer), NoFeedForward))
+            total += 1 if config.placement == "parallel" else branches * (1 + (config.placement == "sandwich"))
         total += config.placement != "post"
     embedding, per_norm = len(stacks(config)) * config.embedding.norm, _per_norm(config.norm)
     if config.position_width == config.d_model:
@@ -213,7 +257,7 @@ def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) ->
         "projections": [(2 * n, f"{b} {w}") for b in blocks for n, w in attention_terms(config, bias=False)],
         "scores": [(2, f"B H K {s}") for s in squares],
         "mix": [(2, f"B H {U} {s}") for s in squares],
-        "feedforward": [(2 * n, f"{b} {w}") for b in blocks for n, w in _feedforward_matmuls(config)],
+        "feedforward": _feedforward_flops(config, blocks),
         "head": [(2 * n, f"N {w}") for n, w in _head_matmuls(config)],
     }
     if config.embedding.width is not None:
@@ -222,16 +266,27 @@ def flop_formulas(config: ModelConfig, batch: int, context: int, source: int) ->
         q, k, v, o = widths(config)
         parts["cross_projections"] = [(2, f"N L D {w}") for w in (q, o)] + [(2, f"Nₑ L D {w}") for w in (k, v)]
         parts["cross_scores"] = [(2, "B L T S H K"), (2, f"B L T S H {U}")]
+    kinds = feedforward_kinds(config)
+    for part, subscript, layers in kinds if len(kinds) > 1 else []:
+        values |= kind_letters(part, subscript, layers)
     return {name: formula(values, terms) for name, terms in parts.items()}
 
 
-def _feedforward_matmuls(config: ModelConfig) -> list[Term]:
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
+def _feedforward_flops(config: ModelConfig, blocks: list[str]) -> list[Term]:
+    kinds = feedforward_kinds(config)
+    terms = [term for part, subscript, _ in kinds for term in with_subscript(_matmuls(part), subscript)]
+    if len(kinds) == 1:
+        return [(2 * n, f"{b} {w}") for b in blocks for n, w in terms]
+    return [(2 * n, w) for part, sub, _ in kinds for n, w in with_subscript(_matmuls(part), sub, "N L")]
+
+
+def _matmuls(part: FeedForward) -> list[Term]:
+    """Return the weights of the matmuls that one token uses in one block."""
+    if isinstance(part, NoFeedForward):
         return []
-    expert = ff.expert if isinstance(ff, MoE) else ff
+    expert = part.expert if isinstance(part, MoE) else part
     weights = 3 if isinstance(expert, Gated) else 2
-    return [(weights, "A D F"), (1, "E D")] if isinstance(ff, MoE) else [(weights, "D F")]
+    return [(weights, "A D F"), (1, "E D")] if isinstance(part, MoE) else [(weights, "D F")]
 
 
 def _head_matmuls(config: ModelConfig) -> list[Term]:

@@ -248,7 +248,7 @@ def _moments(
                 for name, n in sizes.items():
                     if name.startswith(own):
                         grads[part_of(name)] += n
-            here = _block_backward(run, grads)
+            here = _block_backward(run.at(layer), grads)
             moments["backward"] = max(moments["backward"], left + done + here)
             left -= saved_by_block(run, layer)
             if blocks[layer] not in blocks[:layer]:  # no earlier layer needs the cast weights
@@ -291,7 +291,7 @@ def _block_backward(run: Pass, grads: dict[str, int]) -> int:
 
 def _feedforward_backward(run: Pass) -> int:
     """Return the peak bytes of gradients in the backward pass of a feed-forward, in addition to what it saved."""
-    ff = run.config.feedforward
+    ff = run.feedforward
     assert not isinstance(ff, NoFeedForward)
     expert = ff.expert if isinstance(ff, MoE) else ff
     rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
@@ -330,7 +330,7 @@ def _prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int,
     peak = held = 0
     for stack, (run, n_blocks) in runs.items():
         kept = (cache + cross) if stack == "decoder" else 0
-        block = max(_block_forward(run, layer) for layer in range(n_blocks))
+        block = max(_block_forward(run.at(layer), layer) for layer in range(n_blocks))
         peak = max(peak, held + kept + block)
         if len(runs) == 2:
             held += run.hidden_states  # the encoder's output, until the decoder is done
@@ -376,7 +376,7 @@ def _attention_forward(run: Pass, layer: int) -> int:
 
 
 def _feedforward_forward(run: Pass) -> int:
-    ff = run.config.feedforward
+    ff = run.feedforward
     if isinstance(ff, NoFeedForward):
         return 0
     expert = ff.expert if isinstance(ff, MoE) else ff

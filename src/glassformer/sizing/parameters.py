@@ -7,6 +7,7 @@ from typing import assert_never
 from glassformer.config import (
     Dense,
     EncoderConfig,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -28,9 +29,10 @@ def stacks(config: ModelConfig) -> dict[str, int]:
     return {"encoder" if isinstance(config, EncoderConfig) else "decoder": config.n_layers}
 
 
-def unique_blocks(config: ModelConfig, n_layers: int) -> list[int]:
-    """Return the indices of the blocks of a stack; layers that share a block count once."""
-    return sorted({config.block_of_layer(layer) for layer in range(n_layers)})
+def first_layers(config: ModelConfig, n_layers: int) -> list[int]:
+    """Return the first layer that uses each block of a stack: every layer, unless layers share blocks."""
+    blocks = [config.block_of_layer(layer) for layer in range(n_layers)]
+    return [layer for layer, block in enumerate(blocks) if block not in blocks[:layer]]
 
 
 def parameters(config: ModelConfig) -> dict[str, Shape]:
@@ -59,23 +61,24 @@ def active(config: ModelConfig) -> int:
 
     The complete embedding table is counted, as in the published "12.9B active" of Mixtral.
     """
-    if not isinstance(config.feedforward, MoE):
-        return count(config)
-    moe = config.feedforward
-    idle = moe.n_experts - moe.n_active
-    blocks = sum(len(unique_blocks(config, n)) for n in stacks(config).values())
-    return count(config) - blocks * idle * expert_count(config)
+    return count(config) - sum(idle(config, n_blocks) for n_blocks in stacks(config).values())
 
 
-def expert_count(config: ModelConfig) -> int:
+def idle(config: ModelConfig, n_blocks: int) -> int:
+    """Return the number of parameters in the experts of a stack that one token does not use."""
+    parts = [config.layer_feedforward(layer) for layer in first_layers(config, n_blocks)]
+    experts = [part for part in parts if isinstance(part, MoE)]
+    return sum((part.n_experts - part.n_active) * expert_count(part.expert, config.d_model) for part in experts)
+
+
+def expert_count(part: FeedForward, d_model: int) -> int:
     """Return the number of parameters of one feed-forward layer, or of one expert.
 
     2·D·F if dense (plus F + D with biases), 3·D·F if gated (plus 2·F + D); 0 without a feed-forward.
     """
-    ff = config.feedforward
-    if isinstance(ff, NoFeedForward):
+    if isinstance(part, NoFeedForward):
         return 0
-    return sum(math.prod(s) for _, s in _expert(ff.expert if isinstance(ff, MoE) else ff, config.d_model))
+    return sum(math.prod(s) for _, s in _expert(part.expert if isinstance(part, MoE) else part, d_model))
 
 
 def part_of(name: str) -> str:
@@ -122,25 +125,27 @@ def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[st
         yield from _prefixed("embed_norm", _norm(config.norm, config.position_width))
     if config.embedding.width is not None:
         yield from _prefixed("project", _linear(D, config.embedding.width, config.embedding.project_bias))
-    for index in unique_blocks(config, n_blocks):
-        yield from _prefixed(f"blocks.{index}", _block(config, cross))
+    for index, layer in enumerate(first_layers(config, n_blocks)):
+        yield from _prefixed(f"blocks.{index}", _block(config, cross, config.layer_feedforward(layer)))
     if config.placement != "post":
         yield from _prefixed("norm", _norm(config.norm, D))
 
 
-def _block(config: ModelConfig, cross: bool) -> Iterator[tuple[str, Shape]]:
+def _block(config: ModelConfig, cross: bool, part: FeedForward) -> Iterator[tuple[str, Shape]]:
     D = config.d_model
     if config.placement == "parallel":
         yield from _prefixed("norm", _norm(config.norm, D))
     else:
-        has_feedforward = not isinstance(config.feedforward, NoFeedForward)
+        has_feedforward = not isinstance(part, NoFeedForward)
         branches = {"attention": True, "cross": cross, "feedforward": has_feedforward}
         for name in (name for name, present in branches.items() if present):
             yield from _prefixed(f"norm_{name}", _norm(config.norm, D))
+            if config.placement == "sandwich":
+                yield from _prefixed(f"norm_{name}_out", _norm(config.norm, D))
     yield from _prefixed("attention", _attention(config))
     if cross:
         yield from _prefixed("cross", _attention(config))
-    yield from _prefixed("feedforward", _feedforward(config))
+    yield from _prefixed("feedforward", _feedforward(part, D))
 
 
 def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -150,22 +155,25 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield from _prefixed(name, _linear(width, D, bias))
     yield from _prefixed("o", _linear(D, H * U, config.out_bias))
     if config.attention.qk_norm is not None:
-        for name in ("q_norm", "k_norm"):
-            yield from _prefixed(name, _norm(config.attention.qk_norm, K))
+        for name, heads in (("q_norm", H), ("k_norm", G)):
+            shape = {"head": (K,), "heads": (heads, K), "all": (heads * K,)}[config.attention.qk_norm_over]
+            yield from _prefixed(name, _norm(config.attention.qk_norm, *shape))
+    if config.attention.sinks:
+        yield "sinks", (H,)
 
 
-def _feedforward(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
-    match config.feedforward:
+def _feedforward(part: FeedForward, D: int) -> Iterator[tuple[str, Shape]]:
+    match part:
         case MoE(n_experts=E, expert=expert):
-            yield "router.weight", (E, config.d_model)
+            yield "router.weight", (E, D)
             for index in range(E):
-                yield from _prefixed(f"experts.{index}", _expert(expert, config.d_model))
+                yield from _prefixed(f"experts.{index}", _expert(expert, D))
         case Dense() | Gated() as expert:
-            yield from _expert(expert, config.d_model)
+            yield from _expert(expert, D)
         case NoFeedForward():
             pass
         case _:
-            assert_never(config.feedforward)
+            assert_never(part)
 
 
 def _expert(expert: Dense | Gated, D: int) -> Iterator[tuple[str, Shape]]:
@@ -187,11 +195,12 @@ def _linear(n_out: int, n_in: int, bias: bool) -> Iterator[tuple[str, Shape]]:
         yield "bias", (n_out,)
 
 
-def _norm(norm: LayerNorm | RMSNorm, width: int) -> Iterator[tuple[str, Shape]]:
-    yield "weight", (width,)
+def _norm(norm: LayerNorm | RMSNorm, *shape: int) -> Iterator[tuple[str, Shape]]:
+    if norm.weight:
+        yield "weight", shape
     match norm:
         case LayerNorm(bias=True):
-            yield "bias", (width,)
+            yield "bias", shape
         case LayerNorm() | RMSNorm():
             pass
         case _:

@@ -6,12 +6,15 @@ the names of the other format (Hugging Face), `ours` the names of glassformer.
 The rows of a table are patterns. `{i}` is the index of a layer and `{j}` of an expert. `{p}` is the prefix of the base
 model in a model with a head (`transformer.` in GPT-2), which a bare base model does not have. A row whose targets do
 not exist in a model (a bias, a gate) is ignored, so one table serves every member of a family.
+
+One tensor of theirs may hold several of ours: a fused projection, or all experts of a layer (`Row.every`). One tensor
+of ours may be stored as several of theirs: `norm.weight[{j}]` is row j of ours.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,8 +28,8 @@ Shape = tuple[int, ...]
 class Transform(Protocol):
     """A change of memory layout and its inverse."""
 
-    def ours(self, theirs: Tensor, sizes: list[int]) -> list[Tensor]:
-        """Return our tensors. `sizes` are their sizes along the last dimension if `theirs` concatenates several."""
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        """Return our tensors, which have these shapes."""
 
     def theirs(self, ours: list[Tensor]) -> Tensor:
         """Return their tensor: the inverse of `ours`."""
@@ -38,7 +41,7 @@ class Transform(Protocol):
 class Identity:
     """The same layout on both sides."""
 
-    def ours(self, theirs: Tensor, sizes: list[int]) -> list[Tensor]:
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
         return [theirs]
 
     def theirs(self, ours: list[Tensor]) -> Tensor:
@@ -51,7 +54,8 @@ class Identity:
 class Conv1D:
     """The layout of GPT-2: matrices are (in, out), and `c_attn` concatenates q, k and v along out."""
 
-    def ours(self, theirs: Tensor, sizes: list[int]) -> list[Tensor]:
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        sizes = [shape[0] for shape in shapes]
         return [part.t() if part.dim() == 2 else part for part in theirs.split(sizes, dim=-1)]
 
     def theirs(self, ours: list[Tensor]) -> Tensor:
@@ -61,7 +65,44 @@ class Conv1D:
         return (*ours[0][1:], sum(part[0] for part in ours))
 
 
-IDENTITY, CONV1D = Identity(), Conv1D()
+class Concatenated:
+    """Several matrices (out, in) or biases below each other, in this order: q, k and v, or gate and up."""
+
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        return list(theirs.split([shape[0] for shape in shapes]))
+
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        return torch.cat(ours)
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        return (sum(part[0] for part in ours), *ours[0][1:])
+
+
+@dataclass(frozen=True)
+class PerHead:
+    """q, k and v by groups of heads: the queries of a group, its key, its value, then the next group.
+
+    With as many groups as heads it is the layout of GPT-NeoX: q, k, v of head 0, then of head 1.
+    """
+
+    groups: int
+
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        width = shapes[1][0] // self.groups
+        grouped = theirs.view(self.groups, -1, width, *theirs.shape[1:])  # (G, H/G + 2, K, ...)
+        parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        width = ours[1].shape[0] // self.groups
+        grouped = [part.reshape(self.groups, -1, width, *part.shape[1:]) for part in ours]
+        return torch.cat(grouped, dim=1).reshape(-1, *ours[0].shape[1:])
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        return (sum(part[0] for part in ours), *ours[0][1:])
+
+
+IDENTITY, CONV1D, CONCATENATED = Identity(), Conv1D(), Concatenated()
 
 
 @dataclass(frozen=True)
@@ -77,6 +118,8 @@ class Row:
     """Name of the tensor that this one must equal if the model has no target for it: the copy stored by a tied head."""
     strict: bool = True
     """False if an alias may differ, because the other implementation uses only `theirs`."""
+    every: int = 0
+    """Number of experts, if one tensor of theirs holds all of them: `ours` are then filled for each `{j}`."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +142,8 @@ class Move:
     aliases: tuple[str, ...]
     strict: bool
     shape: Shape
+    parts: tuple[Shape, ...]
+    """The shapes of `ours`."""
 
     def source(self, tensors: Tensors) -> str | None:
         """Return the name under which the tensor is stored; None if it is missing."""
@@ -116,7 +161,30 @@ _PARTS = ("weight", "bias")
 
 def _regex(pattern: str) -> re.Pattern[str]:
     text = re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{j\}", r"(?P<j>\d+)")
-    return re.compile(text.replace(r"\{p\}", r"(?:[a-z]+\.)?"))
+    return re.compile(text.replace(r"\{p\}", r"(?:[a-z_]+\.)*"))
+
+
+_ROW_OF = "[{j}]"
+
+
+def _pattern(row: Row) -> str:
+    """Return the pattern of the target that starts a row: its first name, of expert 0 if it fills all of them."""
+    first = row.ours[0].removesuffix(_ROW_OF)
+    return first.replace("{j}", "0") if row.every else first
+
+
+def _move(row: Row, values: Mapping[str, Any], targets: Mapping[str, Shape]) -> Move:
+    indices = [{"j": j} for j in range(row.every)] or [{}]
+    ours = tuple(name.format(**values, **index) for index in indices for name in row.ours)
+    names = [name.format(**values) for name in (row.theirs, *row.aliases)]
+    parts = tuple(targets[name] for name in ours)
+    return Move(names[0], ours, row.transform, tuple(names[1:]), row.strict, row.transform.shape(list(parts)), parts)
+
+
+def _row_move(row: Row, values: Mapping[str, Any], whole: Shape) -> Move:
+    """Return the move of row j of one of our tensors."""
+    shape = whole[1:]
+    return Move(row.theirs.format(**values), (row.ours[0].format(**values),), IDENTITY, (), True, shape, (shape,))
 
 
 def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict: bool = True) -> list[Move]:
@@ -125,7 +193,7 @@ def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict:
     Raises:
         WeightsError: no row, or more than one, matches a target (only with `strict`).
     """
-    patterns = [(_regex(row.ours[0]), row) for row in rows]
+    patterns = [(_regex(_pattern(row)), row) for row in rows]
     moves: list[Move] = []
     filled: dict[str, int] = {}
     for target in targets:
@@ -133,11 +201,12 @@ def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict:
             if not (match := regex.fullmatch(target)):
                 continue
             values = {"p": prefix, **match.groupdict()}
-            ours = tuple(name.format(**values) for name in row.ours)
-            names = [name.format(**values) for name in (row.theirs, *row.aliases)]
-            shape = row.transform.shape([targets[name] for name in ours])
-            moves.append(Move(names[0], ours, row.transform, tuple(names[1:]), row.strict, shape))
-            for name in ours:
+            if row.ours[0].endswith(_ROW_OF):
+                made = [_row_move(row, values | {"j": j}, targets[target]) for j in range(targets[target][0])]
+            else:
+                made = [_move(row, values, targets)]
+            moves += made
+            for name in {name.partition("[")[0] for move in made for name in move.ours}:
                 filled[name] = filled.get(name, 0) + 1
     wrong = [name for name in targets if filled.get(name, 0) != 1]
     if wrong and strict:
@@ -174,14 +243,21 @@ def read(
     for move in moves:
         source = move.source(tensors)
         assert source is not None  # _check_sources
-        share = move.shape[-1] // len(move.ours) if move.shape else 1
-        parts = move.transform.ours(tensors.read(source), [share] * len(move.ours))
+        parts = move.transform.ours(tensors.read(source), list(move.parts))
         for name, part in zip(move.ours, parts, strict=True):
             if copy:
                 state[name] = torch.empty(part.shape, dtype=common, device=device).copy_(part)
             else:
                 state[name] = part.to(device=device, dtype=common)
-    return state, notes
+    return _joined(state), notes
+
+
+def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict with rows `name[0]`, `name[1]`, ... stacked to `name`."""
+    rows: dict[str, list[Tensor]] = {}
+    for name in [name for name in state if name.endswith("]")]:
+        rows.setdefault(name.partition("[")[0], []).append(state.pop(name))
+    return state | {name: torch.stack(parts) for name, parts in rows.items()}
 
 
 def _common(dtypes: list[torch.dtype]) -> torch.dtype:
@@ -252,8 +328,14 @@ def _account_for_rest(
 
 def write(state: Mapping[str, Tensor], moves: list[Move]) -> dict[str, Tensor]:
     """Convert our state dict to their tensors: the inverse of `read`."""
-    used = {name for move in moves for name in move.ours}
+    used = {name.partition("[")[0] for move in moves for name in move.ours}
     extra = [name for name in state if name not in used]
     if extra:
         raise WeightsError(f"the state dict contains tensors that the name table does not have ({summarize(extra)}).")
-    return {move.theirs: move.transform.theirs([state[name] for name in move.ours]) for move in moves}
+    return {move.theirs: move.transform.theirs([_tensor(state, name) for name in move.ours]) for move in moves}
+
+
+def _tensor(state: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return a tensor of ours, or row j of it if the name is `name[j]`."""
+    whole, _, index = name.partition("[")
+    return state[whole][int(index[:-1])].clone() if index else state[whole]

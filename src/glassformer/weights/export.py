@@ -67,7 +67,8 @@ def write_folder(
     target = check_target(path, overwrite)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if format == "hf":
-        data, tensors = families.to_hf(config, state)
+        origin = getattr(model, "origin", None)
+        data, tensors = families.to_hf(config, state, origin.family if isinstance(origin, Origin) else "")
     else:
         data, tensors = {}, state
     with staged(target, overwrite) as stage:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from glassformer.config import (
     T5Bias,
     to_dict,
 )
+from glassformer.config.errors import nearest
 from glassformer.model import build
 from glassformer.weights import convert
 from glassformer.weights.bert import BERT, ROBERTA
@@ -29,35 +30,30 @@ from glassformer.weights.distilbert import DISTILBERT
 from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.gpt2 import GPT2
+from glassformer.weights.hf import DECODERS
+from glassformer.weights.hf.not_supported import NOT_SUPPORTED
 from glassformer.weights.llama import LLAMA
 from glassformer.weights.rope import fold_ntk
 from glassformer.weights.t5 import T5
 from glassformer.weights.tensors import Tensors
 
-FAMILIES = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA)
-SUPPORTED = ", ".join(kind for family in FAMILIES for kind in family.types)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA, *DECODERS)
+"""Every family. The order matters for saving: the first that can represent a config is used."""
 
 
 def detect_family(source: Source) -> Family:
-    """Return the family of a folder, detected by the keys of config.json and the names of its tensors.
+    """Return the family of a folder.
 
-    `model_type` alone does not decide, but an unknown value is rejected. It decides between families with the same keys
-    and names (BERT and RoBERTa without a head).
+    `model_type` decides, and keys and tensor names must not contradict it. Without a `model_type` the keys of
+    config.json and the names of the tensors decide, for families that they identify.
     """
     given = source.data.get("model_type")
-    fitting = [family for family in FAMILIES if all(key in source.data for key in family.keys)]
-    if given is not None:
-        fitting = [family for family in fitting if given in family.types]
+    if given is None:
+        fitting = [f for f in FAMILIES if not f.needs_type and all(key in source.data for key in f.keys)]
+    else:
+        fitting = [f for f in FAMILIES if given in f.types and all(key in source.data for key in f.keys)]
     if not fitting:
-        known = any(given in family.types for family in FAMILIES)
-        lacking = ""
-        if known:
-            family = next(family for family in FAMILIES if given in family.types)
-            lacking = f" (it lacks {', '.join(key for key in family.keys if key not in source.data)})"
-        raise WeightsError(
-            f"config.json describes an unknown architecture: model_type={given!r}, "
-            f"architectures={source.data.get('architectures')!r}{lacking}. Supported model types are {SUPPORTED}."
-        )
+        raise unknown_architecture(source)
     if source.data.get("quantization_config") is not None:
         raise WeightsError("config.json has quantization_config: quantised weights must be dequantised before loading.")
     if source.tensors is not None:
@@ -74,6 +70,25 @@ def detect_family(source: Source) -> Family:
             "set model_type in config.json."
         )
     return fitting[0]
+
+
+def unknown_architecture(source: Source) -> WeightsError:
+    """Return the error for a config.json of no family: why, and which model types are near."""
+    given, types = source.data.get("model_type"), [kind for family in FAMILIES for kind in family.types]
+    if isinstance(given, str) and given in NOT_SUPPORTED:
+        return WeightsError(f"config.json has model_type={given!r}, which cannot be loaded: {NOT_SUPPORTED[given]}.")
+    about = f"model_type={given!r}, architectures={source.data.get('architectures')!r}"
+    family = next((family for family in FAMILIES if given in family.types), None)
+    if family is not None:
+        lacking = ", ".join(key for key in family.keys if key not in source.data)
+        return WeightsError(
+            f"config.json describes an unknown architecture: {about} (it lacks {lacking}): add what is missing."
+        )
+    near = nearest(str(given), types, "Supported model types are")
+    return WeightsError(
+        f"config.json describes an unknown architecture: {about}. Other architectures compute something else even with "
+        f"the same tensor names, so only verified ones are loaded.{near}"
+    )
 
 
 def _has_names_of(family: Family, names: list[str]) -> bool:
@@ -111,29 +126,41 @@ def _check_sizes(config: ModelConfig, tensors: Tensors, embed: str) -> None:
             "config.json or the weights, they must be equal."
         )
     layers = config.n_layers + (config.n_encoder_layers if isinstance(config, Seq2SeqConfig) else 0)
-    parts = layers * (config.feedforward.n_experts if isinstance(config.feedforward, MoE) else 1)
-    if parts > len(tensors):
+    if layers > len(tensors):
         raise WeightsError(
-            f"config.json has {layers} layers ({parts} feed-forwards), but the weights contain only {len(tensors)} "
-            "tensors: correct config.json or the weights."
+            f"config.json has {layers} layers, but the weights contain only {len(tensors)} tensors: correct "
+            "config.json or the weights."
         )
+    stored = sum(math.prod(tensors.shape(name)) for name in tensors)
+    experts = sum(part.n_experts * part.expert.d_ff for part in _experts(config)) * config.d_model
+    if experts > 2 * stored:  # two numbers in a byte are the densest format
+        raise WeightsError(
+            f"config.json has {layers} layers with experts of {experts:,} weights, but the weights contain only "
+            f"{stored:,} numbers: correct config.json or the weights."
+        )
+
+
+def _experts(config: ModelConfig) -> Iterator[MoE]:
+    for layer in range(config.n_layers):
+        if isinstance(part := config.layer_feedforward(layer), MoE):
+            yield part
 
 
 def from_hf(
     source: Source, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
-) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return the config and the state dict of a Hugging Face folder. Notes are added to `source.notes`."""
+) -> tuple[Family, ModelConfig, dict[str, Tensor]]:
+    """Return family, config and state dict of a Hugging Face folder. Notes are added to `source.notes`."""
     family, config = read_config(source)
     assert source.tensors is not None
     prefix, rows = source.prefix(family.prefix), family.rows(config)
     moves = convert.plan(rows, shapes(config), prefix)
     state, notes = convert.read(source.tensors, moves, rows, family.drops, prefix, dtype, device, copy)
     source.notes += notes
-    return config, state
+    return family, config, state
 
 
 def choose(config: ModelConfig) -> Family:
-    """Return the family that has the parts of a config. `to_hf` checks the remaining fields."""
+    """Return the plainest family for the parts of a config. `to_hf` checks the remaining fields."""
     if isinstance(config.feedforward, NoFeedForward):
         raise WeightsError(f"an attention-only model has no Hugging Face family: {SAVE_AS_GLASS}.")
     match config, config.position:
@@ -151,13 +178,39 @@ def choose(config: ModelConfig) -> Family:
     )
 
 
-def to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return config.json and the tensors under the names of the family.
+def to_hf(
+    config: ModelConfig, state: Mapping[str, Tensor], prefer: str = ""
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config.json and the tensors under the names of a family: the first that can represent the config.
+
+    The family named `prefer` is tried first, then the plainest one, then all others. A family can represent a config if
+    it reads back what it wrote. If none can, the error is that of the plainest family and names the field.
+    """
+    refused: WeightsError | None = None
+    try:
+        plainest = [choose(config)]
+    except WeightsError as error:
+        refused, plainest = error, []
+    preferred = [family for family in FAMILIES if family.name == prefer]
+    others = [family for family in FAMILIES if family.needs_type and isinstance(config, family.kinds)]
+    for family in dict.fromkeys([*preferred, *plainest, *others]):
+        try:
+            return _write_as(family, config, state)
+        except (WeightsError, ConfigError) as error:
+            if refused is None and family in plainest:
+                refused = error if isinstance(error, WeightsError) else WeightsError(str(error))
+    assert refused is not None
+    raise refused
+
+
+def _write_as(
+    family: Family, config: ModelConfig, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config.json and tensors of one family; raise WeightsError if it cannot represent the config.
 
     The config is read back immediately. A field that reads back differently cannot be represented, and the error names
     it.
     """
-    family = choose(config)
     if family.add_biases is not None:
         config = family.add_biases(config)
         like = next(iter(state.values()))
@@ -166,7 +219,8 @@ def to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     data = family.write(config)
     prefix, rows = family.prefix if config.head is not None else "", family.rows(config)
     targets = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    names = _Names({move.theirs for move in convert.plan(rows, targets, prefix, strict=False)})
+    first = {name: shape for name, shape in targets.items() if ".blocks." not in name or ".blocks.0." in name}
+    names = _Names({move.theirs for move in convert.plan(rows, first, prefix, strict=False)})
     back = family.read(Source(dict(data), names))  # type: ignore[arg-type]
     if field := difference(config, back):
         wanted, got = arithmetic(config).get(field), arithmetic(back).get(field)
@@ -186,7 +240,7 @@ class _Names(set[str]):
 def arithmetic(config: ModelConfig) -> dict[str, Any]:
     """Return all fields of a config that change what the model computes, with defaults filled in."""
     parts = to_dict(config)
-    for name in ("dropout", "init_std", "special", "max_len", "attention"):
+    for name in ("dropout", "init_std", "special", "max_len", "attention", "layer_kinds"):
         parts.pop(name, None)
     parts["head"] = parts.get("head", "none")
     attention = dataclasses.asdict(config.attention)
@@ -195,13 +249,20 @@ def arithmetic(config: ModelConfig) -> dict[str, Any]:
     attention |= {"n_kv_heads": config.n_kv_heads, "d_head": config.d_head, "d_value": config.d_value}
     attention |= {"scale": config.scale, "out_bias": config.out_bias}
     attention["qk_norm"] = None if config.attention.qk_norm is None else to_dict(config.attention.qk_norm)
-    if isinstance(config.position, Rotary):
-        parts["position"] = to_dict(fold_ntk(config.position, config.d_head))
+    parts["position"] = [_plain_position(config, layer) for layer in range(config.n_layers)]
+    parts["feedforward"] = [to_dict(config.layer_feedforward(layer)) for layer in range(config.n_layers)]
+    if len({str(part) for part in parts["position"] + parts["feedforward"]}) == 2:
+        parts |= {name: parts[name][0] for name in ("position", "feedforward")}
     if isinstance(config.position, Learned):
         parts["max_len"] = config.max_len
     parts |= {f"attention.{name}": value for name, value in attention.items()}
     parts["attention.window"] = [config.window(layer) for layer in range(config.n_layers)]
     return parts
+
+
+def _plain_position(config: ModelConfig, layer: int) -> dict[str, Any]:
+    position = config.layer_position(layer)
+    return to_dict(fold_ntk(position, config.d_head) if isinstance(position, Rotary) else position)
 
 
 def difference(wanted: ModelConfig, got: ModelConfig) -> str | None:
@@ -211,6 +272,8 @@ def difference(wanted: ModelConfig, got: ModelConfig) -> str | None:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, float) and isinstance(b, float):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassformer.config import Activation, Head, ModelConfig, Special
+from glassformer.config import Activation, DecoderConfig, EncoderConfig, Head, ModelConfig, Seq2SeqConfig, Special
 from glassformer.weights.convert import Drop, Row
 from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.tensors import Tensors
@@ -12,7 +12,7 @@ from glassformer.weights.tensors import Tensors
 # Hugging Face names of each activation; the first one is the name that is written.
 ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "gelu": ("gelu", "gelu_python"),
-    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh"),
+    "gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"),
     "relu": ("relu",),
     "silu": ("silu", "swish"),
     "relu2": ("relu2",),
@@ -192,3 +192,7 @@ class Family:
     """Converts old tensor names to current ones."""
     add_biases: Callable[[ModelConfig], ModelConfig] | None = None
     """Returns the config with every bias that members always have; added biases are written as zeros."""
+    needs_type: bool = False
+    """True if only `model_type` identifies the family, because others have the same keys and tensor names."""
+    kinds: tuple[type[ModelConfig], ...] = (DecoderConfig, EncoderConfig, Seq2SeqConfig)
+    """Kinds of models that can be members."""

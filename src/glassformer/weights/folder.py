@@ -31,6 +31,8 @@ class Origin:
     path: Path
     notes: tuple[str, ...] = field(default=())
     """Notes for the user: dropped tensors, settings that only affect training."""
+    family: str = ""
+    """Name of the Hugging Face family of the folder, which `save` prefers; empty for a glassformer folder."""
 
 
 def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu") -> Model:
@@ -43,10 +45,10 @@ def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: st
         WeightsError: the folder cannot be loaded. The message is one sentence.
     """
     folder = hub.resolve(path)
-    config, state, notes = read_folder(folder, _dtype(dtype), device)
+    config, state, origin = read_folder(folder, _dtype(dtype), device)
     model = build(config, device="meta")
     model.load_state_dict(state, strict=True, assign=True)
-    model.origin = Origin(folder, tuple(notes))  # type: ignore[assignment]
+    model.origin = origin  # type: ignore[assignment]
     return model.eval()
 
 
@@ -76,18 +78,18 @@ def load_tokenizer(path: str | Path) -> Any:
 
 def read_folder(
     folder: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
-) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
-    """Return config, state dict and notes of a folder. `copy` is explained in `convert.read`."""
+) -> tuple[ModelConfig, dict[str, Tensor], Origin]:
+    """Return config, state dict and origin of a folder. `copy` is explained in `convert.read`."""
     if (config := _our_config(folder)) is not None:
         return _read_ours(folder, config, dtype, device, copy)
     source = _source(folder)
     if source.tensors is None:
         raise no_weights(folder)
     try:
-        config, state = families.from_hf(source, dtype, device, copy)
+        family, config, state = families.from_hf(source, dtype, device, copy)
     except WeightsError as error:
         raise _at(folder, error) from None
-    return config, state, source.notes
+    return config, state, Origin(folder, tuple(source.notes), family.name)
 
 
 def _at(folder: Path, error: WeightsError) -> WeightsError:
@@ -109,17 +111,19 @@ def _our_config(folder: Path) -> ModelConfig | None:
 
 def _read_ours(
     folder: Path, config: ModelConfig, dtype: torch.dtype | None, device: str | torch.device, copy: bool
-) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
+) -> tuple[ModelConfig, dict[str, Tensor], Origin]:
     """Read a glassformer folder. Names are the same on both sides; presence and shape of every tensor are checked."""
     tensors = open_folder(folder)
     if tensors is None:
         raise no_weights(folder)
-    moves = [Move(name, (name,), IDENTITY, (), True, shape) for name, shape in families.shapes(config).items()]
+    moves = [
+        Move(name, (name,), IDENTITY, (), True, shape, (shape,)) for name, shape in families.shapes(config).items()
+    ]
     try:
         state, notes = read(tensors, moves, (), (), "", dtype, device, copy)
     except WeightsError as error:
         raise WeightsError(f"{folder}: {str(error).replace(CONFIG, TOML)}") from None
-    return config, state, notes
+    return config, state, Origin(folder, tuple(notes))
 
 
 def _source(folder: Path) -> Source:

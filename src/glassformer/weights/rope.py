@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from glassformer.config import LinearScaling, Llama3Scaling, NTKScaling, Rotary, RotaryScaling, YarnScaling
+from glassformer.config.position import WaveLayout
 from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.family import Source
 
@@ -25,9 +26,30 @@ SCALED = {
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
-def read_rope(source: Source, max_len: int | None, default_theta: float = 10000.0) -> Rotary:
-    """Return the rotary positions that config.json describes."""
+def read_rope(
+    source: Source,
+    max_len: int | None,
+    default_theta: float = 10000.0,
+    pairing: WaveLayout = "halves",
+    fraction: float | None = None,
+) -> Rotary:
+    """Return the rotary positions that config.json describes.
+
+    `fraction` is the default of `partial_rotary_factor`; None: the family rotates whole heads.
+    """
     table = source.data.get("rope_scaling") or source.data.get("rope_parameters") or {}
+    return rope_of(table, source, max_len, default_theta, pairing, fraction)
+
+
+def rope_of(
+    table: Any,
+    source: Source,
+    max_len: int | None,
+    default_theta: float,
+    pairing: WaveLayout = "halves",
+    fraction: float | None = None,
+) -> Rotary:
+    """Return the rotary positions of one table, and of the keys next to it in config.json."""
     if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
         raise WeightsError(f"config.json has rope_parameters={table!r}: give one flat table for all layers.")
     given = {key: value for key, value in table.items() if value is not None}
@@ -42,16 +64,17 @@ def read_rope(source: Source, max_len: int | None, default_theta: float = 10000.
         raise WeightsError(
             f"config.json's rotary table of type {kind!r} has keys that are not known ({summarize(unknown)})."
         )
-    fraction = given.get("partial_rotary_factor", source.number("partial_rotary_factor", 1.0))
-    if fraction != 1:
-        raise WeightsError(f"config.json has partial_rotary_factor={fraction}: this family rotates whole heads, use 1.")
+    rotated = given.get("partial_rotary_factor", source.number("partial_rotary_factor", fraction or 1.0))
+    if fraction is None and rotated != 1:
+        raise WeightsError(f"config.json has partial_rotary_factor={rotated}: this family rotates whole heads, use 1.")
     wrong = [
         f"{k}={v!r}" for k, v in given.items() if not isinstance(v, int | float) and k not in ("rope_type", "type")
     ]
     if wrong:
         raise WeightsError(f"config.json's rotary table holds values that are not numbers ({summarize(wrong)}).")
     base = float(given.get("rope_theta", source.number("rope_theta", default_theta)))
-    return Rotary(base=base, scaling=_read_scaling(kind, given, source, max_len))
+    scaling = _read_scaling(kind, given, source, max_len)
+    return Rotary(base=base, pairing=pairing, fraction=float(rotated), scaling=scaling)
 
 
 def _read_scaling(kind: str, given: dict[str, Any], source: Source, max_len: int | None) -> RotaryScaling | None:
@@ -104,8 +127,25 @@ def fold_ntk(rotary: Rotary, d_head: int) -> Rotary:
     return Rotary(base=base, pairing=rotary.pairing, fraction=rotary.fraction)
 
 
-def write_rope(rotary: Rotary, d_head: int) -> dict[str, Any]:
-    """Return `rope_parameters`, and also the older keys for readers that know only those."""
+def write_rope(rotary: Rotary, d_head: int, with_fraction: bool = False) -> dict[str, Any]:
+    """Return `rope_parameters`, and also the older keys for readers that know only those.
+
+    `with_fraction` is True for families that can rotate a part of each head.
+    """
+    table = rope_table(rotary, d_head)
+    partial = {"partial_rotary_factor": rotary.fraction} if with_fraction else {}
+    table |= partial
+    old = {key: value for key, value in table.items() if key != "rope_theta"}
+    return {
+        "rope_parameters": table,
+        "rope_theta": table["rope_theta"],
+        "rope_scaling": None if table["rope_type"] == "default" else old,
+        **partial,
+    }
+
+
+def rope_table(rotary: Rotary, d_head: int) -> dict[str, Any]:
+    """Return one table of `rope_parameters`."""
     rotary = fold_ntk(rotary, d_head)
     table: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
     match rotary.scaling:
@@ -120,9 +160,4 @@ def write_rope(rotary: Rotary, d_head: int) -> dict[str, Any]:
             table |= {} if s.attention_factor is None else {"attention_factor": s.attention_factor}
         case NTKScaling() | None:
             pass
-    old = {key: value for key, value in table.items() if key != "rope_theta"}
-    return {
-        "rope_parameters": table,
-        "rope_theta": rotary.base,
-        "rope_scaling": None if rotary.scaling is None else old,
-    }
+    return table

@@ -194,6 +194,7 @@ def poisoned_step_changes_nothing(name: str, state: "TrainState", step: Callable
     assert isinstance(state.model, DecoderLM)
     norm = state.model.decoder.norm
     assert norm is not None
+    assert norm.weight is not None
     with torch.no_grad():
         norm.weight[0] = float("nan")
     first = state.step

@@ -196,7 +196,7 @@ def expected_square(norms: Norms) -> Tensor | None:
     if not norms:
         return None
     bias = getattr(norms[0], "bias", None)
-    square = mean_square(norms[0].weight.detach())
+    square = mean_square(norms[0].factor().detach())
     return square if bias is None else square + mean_square(bias.detach())
 
 

@@ -116,7 +116,7 @@ class UnbiasedNorm(LayerNorm):
 
     def forward(self, x: Float[Tensor, "*n W"]) -> Float[Tensor, "*n W"]:
         centred = x - x.mean(-1, keepdim=True)
-        out = centred / (x.var(-1, keepdim=True) + self.eps).sqrt() * self.weight
+        out = centred / (x.var(-1, keepdim=True) + self.eps).sqrt() * self.factor()
         return out if self.bias is None else out + self.bias
 
 

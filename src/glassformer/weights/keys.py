@@ -1,0 +1,293 @@
+"""Two-way tables between `config.json` and our config.
+
+A family lists entries. Each entry reads a key of config.json into a field of our config and writes the field back, so
+reading and writing cannot disagree. Fields have dotted names: `attention.n_heads`. What all members of a family share
+is its `base`, the same nested table as in a model.toml. `describe` makes a `Family` of all this.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from glassformer.config import DecoderConfig, EncoderConfig, Head, ModelConfig, Seq2SeqConfig, from_dict
+from glassformer.weights.convert import Drop, Row
+from glassformer.weights.errors import WeightsError
+from glassformer.weights.family import Family, Source, read_activation, write_activation, write_special
+
+Values = dict[str, Any]
+"""Fields of our config that were read so far, by dotted name. A name that starts with `_` is not a field."""
+
+REQUIRED = object()
+
+
+class Entry(Protocol):
+    """One part of config.json, in both directions."""
+
+    def read(self, source: Source, values: Values) -> None:
+        """Add what config.json says to `values`."""
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        """Add the keys for a config to `data`."""
+
+
+def same(value: Any) -> Any:
+    """Return the value itself."""
+    return value
+
+
+def lookup(config: Any, field: str) -> Any:
+    """Return the value of a dotted field; None if a part on the way does not exist."""
+    for name in field.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
+def whole(value: float) -> float:
+    """Return the whole number that a value is, up to rounding, or else the value."""
+    return round(value) if math.isclose(value, round(value), rel_tol=1e-12) else value
+
+
+Type = Literal["integer", "number", "flag", "text"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of config.json and the field that it sets."""
+
+    name: str
+    field: str
+    type: Type = "integer"
+    default: Any = REQUIRED
+    """The value in config.json if the key is absent, or a function of the values read so far that returns it. None
+    leaves the field at its own default."""
+    null: Any = None
+    """What a null in config.json means: None leaves the field at its own default, `same` uses `default`."""
+    decode: Callable[[Any], Any] = same
+    encode: Callable[[Any], Any] = same
+    get: Callable[[ModelConfig], Any] | None = None
+    """Returns the value to encode, if it is not the field itself."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the key, which are only read."""
+
+    def read(self, source: Source, values: Values) -> None:
+        name = next((name for name in (self.name, *self.aliases) if name in source.data), None)
+        if name is None or (source.data[name] is None and self.null is same):
+            if self.default is REQUIRED:
+                raise WeightsError(f"config.json lacks {self.name!r}, which has no default: add it.")
+            value = self.default(values) if callable(self.default) else self.default
+        else:
+            value = getattr(source, self.type)(name, None)
+        if value is not None:
+            values[self.field] = self.decode(value)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        value = self.get(config) if self.get else lookup(config, self.field)
+        data[self.name] = None if value is None else self.encode(value)
+
+
+def integer(name: str, field: str, default: Any = REQUIRED, **options: Any) -> Key:
+    return Key(name, field, "integer", default, **options)
+
+
+def number(name: str, field: str, default: Any = REQUIRED, **options: Any) -> Key:
+    return Key(name, field, "number", default, **options)
+
+
+def flag(name: str, field: str, default: bool, yes: Any = True, no: Any = False) -> Key:
+    """Return the entry of a flag that chooses between two values of a field."""
+    return Key(name, field, "flag", default, decode=lambda given: yes if given else no, encode=lambda held: held == yes)
+
+
+def activation(name: str, default: str, field: str = "feedforward.activation", **synonyms: Any) -> Key:
+    """Return the entry of an activation. `synonyms` are names that mean something else in this family."""
+
+    def decode(given: str) -> Any:
+        return synonyms[given] if given in synonyms else read_activation(given, name)
+
+    def encode(held: Any) -> str:
+        return next((theirs for theirs, ours in synonyms.items() if ours == held), None) or write_activation(held)
+
+    return Key(name, field, "text", default, decode=decode, encode=encode)
+
+
+@dataclass(frozen=True)
+class Only:
+    """A key that must have one of these values, because the others select what is not implemented."""
+
+    name: str
+    allowed: tuple[Any, ...]
+    why: str
+
+    def read(self, source: Source, values: Values) -> None:
+        source.only(self.name, *self.allowed, why=self.why)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data[self.name] = self.allowed[0]
+
+
+def only(name: str, *allowed: Any, why: str) -> Only:
+    return Only(name, allowed, why)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A key that we write and do not read."""
+
+    name: str
+    value: Any
+
+    def read(self, source: Source, values: Values) -> None:
+        pass
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data[self.name] = self.value(config) if callable(self.value) else self.value
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A field that follows from others. Writing checks nothing: the config that is read back is compared."""
+
+    field: str
+    value: Callable[[Values], Any]
+
+    def read(self, source: Source, values: Values) -> None:
+        values[self.field] = self.value(values)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Tied:
+    """The output head: tied to the token table, or a matrix of its own."""
+
+    prefix: str
+    head: str
+    embed: str
+    default: bool
+
+    def read(self, source: Source, values: Values) -> None:
+        prefix = source.prefix(self.prefix)
+        tie = source.flag("tie_word_embeddings", self.default)
+        head = source.head(prefix, self.head, prefix + self.embed, tie)
+        values["head.tied" if head else "head"] = head.tied if head else None
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data["tie_word_embeddings"] = (config.head or Head(tied=False)).tied
+
+
+SIZES = (
+    integer("vocab_size", "vocab_size"),
+    integer("hidden_size", "d_model"),
+    integer("num_hidden_layers", "n_layers"),
+    integer("num_attention_heads", "attention.n_heads"),
+)
+"""Sizes under the names that most families use."""
+WIDTH = integer("intermediate_size", "feedforward.d_ff", get=lambda config: config.d_ff)
+INIT = number("initializer_range", "init_std", 0.02)
+
+
+def groups(default: Any = None) -> Key:
+    """Return the entry of the number of key/value heads. Default: as many as query heads."""
+    return integer("num_key_value_heads", "attention.n_kv_heads", default, get=lambda config: config.n_kv_heads)
+
+
+def head_dim(default: Any = None) -> Key:
+    """Return the entry of the width of a head. Default: D/H."""
+    return integer("head_dim", "attention.d_head", default, get=lambda config: config.d_head)
+
+
+def max_len(default: int, name: str = "max_position_embeddings") -> Key:
+    """Return the entry of the longest context."""
+    return integer(name, "max_len", default, get=lambda config: config.max_len or default)
+
+
+def nested(base: Mapping[str, Any], values: Values) -> dict[str, Any]:
+    """Return `base` with the values added, as a nested table."""
+    table = copy.deepcopy(dict(base))
+    if values.get("head", True) is None:
+        table["head"] = "none"
+        values = {name: value for name, value in values.items() if name.split(".")[0] != "head"}
+    for field, value in values.items():
+        *parts, last = field.split(".")
+        if field.startswith("_"):
+            continue
+        inner = table
+        for part in parts:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return table
+
+
+def simplified(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table without sizes that are equal to our defaults."""
+    attention, d_model = table["attention"], table["d_model"]
+    n_heads = attention["n_heads"]
+    d_head = attention.get("d_head") or d_model // n_heads
+    usual = {"n_kv_heads": n_heads, "d_value": d_head} | ({"d_head": d_head} if d_head * n_heads == d_model else {})
+    table["attention"] = {key: value for key, value in attention.items() if key not in usual or value != usual[key]}
+    return table
+
+
+@dataclass(frozen=True)
+class Description:
+    """Reads and writes config.json with the entries of one family."""
+
+    type: str
+    classes: tuple[str, str]
+    """Names of the transformers classes with and without a head."""
+    base: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+
+    def read(self, source: Source) -> ModelConfig:
+        values: Values = {}
+        for entry in self.entries:
+            entry.read(source, values)
+        values["special"] = source.special(values["vocab_size"])
+        return from_dict(simplified(nested(self.base, values)))
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "architectures": [self.classes[0 if config.head else 1]],
+            "model_type": self.type,
+        }
+        for entry in self.entries:
+            entry.write(config, data)
+        return data | write_special(config.special)
+
+
+KINDS: dict[str, type[ModelConfig]] = {"decoder": DecoderConfig, "encoder": EncoderConfig, "seq2seq": Seq2SeqConfig}
+
+
+def describe(
+    type: str,
+    classes: tuple[str, str],
+    base: Mapping[str, Any],
+    entries: Iterable[Entry],
+    rows: Callable[[ModelConfig], tuple[Row, ...]] | tuple[Row, ...],
+    *,
+    prefix: str = "model.",
+    embed: str = "embed_tokens.weight",
+    drops: tuple[Drop, ...] = (),
+    aliases: tuple[str, ...] = (),
+    add_biases: Callable[[ModelConfig], ModelConfig] | None = None,
+) -> Family:
+    """Return the family of one `model_type` (and of `aliases`, which compute the same)."""
+    described = Description(type, classes, base, tuple(entries))
+    return Family(
+        name=type,
+        types=(type, *aliases),
+        keys=(),
+        typical_names=(embed,),
+        prefix=prefix,
+        embed=embed,
+        rows=rows if callable(rows) else lambda config: rows,
+        drops=drops,
+        read=described.read,
+        write=described.write,
+        add_biases=add_biases,
+        needs_type=True,
+        kinds=(KINDS[base.get("kind", "decoder")],),
+    )
