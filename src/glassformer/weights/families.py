@@ -31,13 +31,14 @@ from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.gpt2 import GPT2
 from glassformer.weights.hf import DECODERS
+from glassformer.weights.hf.encoders import ENCODERS
 from glassformer.weights.hf.not_supported import NOT_SUPPORTED
 from glassformer.weights.llama import LLAMA
 from glassformer.weights.rope import fold_ntk
 from glassformer.weights.t5 import T5
 from glassformer.weights.tensors import Tensors
 
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA, *DECODERS)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA, *DECODERS, *ENCODERS)
 """Every family. The order matters for saving: the first that can represent a config is used."""
 
 
@@ -125,7 +126,8 @@ def _check_sizes(config: ModelConfig, tensors: Tensors, embed: str) -> None:
             f"config.json has vocab_size={config.vocab_size}, but the token table {embed} has {rows} rows: correct "
             "config.json or the weights, they must be equal."
         )
-    layers = config.n_layers + (config.n_encoder_layers if isinstance(config, Seq2SeqConfig) else 0)
+    layers = len({config.block_of_layer(layer) for layer in range(config.n_layers)})
+    layers += config.n_encoder_layers if isinstance(config, Seq2SeqConfig) else 0
     if layers > len(tensors):
         raise WeightsError(
             f"config.json has {layers} layers, but the weights contain only {len(tensors)} tensors: correct "
@@ -243,6 +245,7 @@ def arithmetic(config: ModelConfig) -> dict[str, Any]:
     for name in ("dropout", "init_std", "special", "max_len", "attention", "layer_kinds"):
         parts.pop(name, None)
     parts["head"] = parts.get("head", "none")
+    parts["shared_blocks"] = [config.block_of_layer(layer) for layer in range(config.n_layers)]
     attention = dataclasses.asdict(config.attention)
     for name in ("window", "window_layers"):
         attention.pop(name)

@@ -1,0 +1,175 @@
+"""What families of encoders have in common: entries of config.json, and tables of tensor names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glassformer.config import Activation, Head, Learned, ModelConfig
+from glassformer.weights.convert import IDENTITY, Drop, Row, linear
+from glassformer.weights.family import Source
+from glassformer.weights.hf.layouts import Block
+from glassformer.weights.keys import INIT, SIZES, WIDTH, Entry, Values, activation, number, only
+
+OURS = "encoder.blocks.{i}"
+WORDS = "embeddings.word_embeddings.weight"
+BASE: dict[str, Any] = {
+    "kind": "encoder",
+    "norm": {"kind": "layer_norm"},
+    "feedforward": {"kind": "dense"},
+    "embedding": {"norm": True},
+    "placement": "post",
+}
+"""What BERT and its descendants share."""
+ATTENTION = {
+    "attention.q": "attention.self.query",
+    "attention.k": "attention.self.key",
+    "attention.v": "attention.self.value",
+    "attention.o": "attention.output.dense",
+}
+FEEDFORWARD = {"feedforward.up": "intermediate.dense", "feedforward.down": "output.dense"}
+POST_NORMS = {"norm_attention": "attention.output.LayerNorm", "norm_feedforward": "output.LayerNorm"}
+BERT: Block = {**ATTENTION, **FEEDFORWARD, **POST_NORMS}
+"""The names of BERT."""
+EMBEDDINGS = {
+    "embed.tokens": "embeddings.word_embeddings",
+    "embed.segments": "embeddings.token_type_embeddings",
+    "encoder.position": "embeddings.position_embeddings",
+    "encoder.embed_norm": "embeddings.LayerNorm",
+}
+POOLER = {"pooler": "pooler.dense"}
+IGNORED = (
+    Drop("{p}embeddings.position_ids", "0, 1, 2, ..., stored by old versions"),
+    *(Drop(f"classifier.{x}", "a classifier is not part of the model", notice=True) for x in ("weight", "bias")),
+)
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """Tensor names of a masked-LM head: a linear layer, a norm, the output matrix and its bias."""
+
+    dense: str
+    norm: str
+    matrix: str
+    bias: str = ""
+    """The name of the bias if it is not that of the matrix. A tied head then stores the bias under both."""
+
+    def rows(self, config: ModelConfig, table: str) -> tuple[Row, ...]:
+        inner, tied = f"{self.matrix}.bias", config.head is None or config.head.tied
+        bias = Row(self.bias or inner, ("head.bias",), aliases=(inner,) if self.bias else ())
+        if self.bias and not tied:  # an untied head uses the bias of its matrix only
+            bias = Row(inner, ("head.bias",), aliases=(self.bias,), strict=False)
+        matrix = Row(f"{self.matrix}.weight", ("head.weight",), tied_to=table)
+        return (*linear(self.dense, "head.transform"), *linear(self.norm, "head.norm"), matrix, bias)
+
+
+@dataclass(frozen=True)
+class MaskedHead:
+    """The masked-LM head, which base models and classifiers do not have."""
+
+    prefix: str
+    names: HeadNames
+    transform: Activation | None = None
+    """The activation of the head. Default: that of the feed-forward."""
+    table: str = WORDS
+    default: bool = True
+    """The default of `tie_word_embeddings`."""
+
+    def read(self, source: Source, values: Values) -> None:
+        if source.tensors is not None and not source.has(f"{self.names.dense}.weight"):
+            values["head"] = None
+            return
+        prefix, tie = source.prefix(self.prefix), source.flag("tie_word_embeddings", self.default)
+        head = source.head(self.prefix, f"{self.names.matrix}.weight", prefix + self.table, tie)
+        values["head.tied"] = head is not None and head.tied
+        values["head.transform"] = self.transform or values["feedforward.activation"]
+        values["head.bias"] = True
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data["tie_word_embeddings"] = (config.head or Head()).tied
+
+
+@dataclass(frozen=True)
+class Pooler:
+    """BERT's pooler, whose presence only the tensors tell."""
+
+    prefix: str
+    name: str = "pooler.dense.weight"
+
+    def read(self, source: Source, values: Values) -> None:
+        values["pooler"] = source.has(source.prefix(self.prefix) + self.name)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Learned positions. RoBERTa's start one row after the padding id."""
+
+    offset: int | None = 0
+    """Rows that no position reads; None: `pad_token_id` + 1."""
+    default: int = 512
+
+    def read(self, source: Source, values: Values) -> None:
+        offset = source.integer("pad_token_id", 1) + 1 if self.offset is None else self.offset
+        values["position"] = Learned(offset=offset)
+        values["max_len"] = source.integer("max_position_embeddings", self.default) - offset
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        if isinstance(config.position, Learned) and config.max_len is not None:
+            data["max_position_embeddings"] = config.max_len + config.position.offset
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The dropout rates, of which we have one."""
+
+    names: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+    def read(self, source: Source, values: Values) -> None:
+        values["dropout"] = source.dropout(*self.names)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data |= dict.fromkeys(self.names, config.dropout)
+
+
+@dataclass(frozen=True)
+class Pad:
+    """The default of `pad_token_id`."""
+
+    id: int
+
+    def read(self, source: Source, values: Values) -> None:
+        source.data.setdefault("pad_token_id", self.id)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        pass
+
+
+COMMON: tuple[Entry, ...] = (
+    *(*SIZES, WIDTH, INIT, Dropout()),
+    only("position_embedding_type", "absolute", why="positions inside attention, which is not implemented"),
+    only("is_decoder", False, why="a causal encoder, which is not implemented"),
+    only("add_cross_attention", False, why="cross-attention, which is not implemented"),
+)
+"""The keys of BERT, without positions, segments and head."""
+GELU = activation("hidden_act", "gelu")
+EPS = number("layer_norm_eps", "norm.eps", 1e-12)
+
+
+def names(
+    block: Block,
+    head: HeadNames,
+    *,
+    layers: str = "{p}encoder.layer.{i}",
+    outside: Mapping[str, str] = EMBEDDINGS,
+    table: str = WORDS,
+) -> Callable[[ModelConfig], tuple[Row, ...]]:
+    """Return the rows of an encoder. `outside` are modules that are in no block: our names and theirs."""
+    rows: list[Row] = []
+    for ours, theirs in outside.items():
+        rows += linear(f"{{p}}{theirs}", ours)
+    for ours, theirs_ in block.items():
+        name, transform = (theirs_, IDENTITY) if isinstance(theirs_, str) else theirs_
+        rows += linear(f"{layers}.{name}", *(f"{OURS}.{part}" for part in ours.split()), transform=transform)
+    return lambda config: (*rows, *head.rows(config, f"{{p}}{table}"))
