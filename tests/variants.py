@@ -150,6 +150,7 @@ common = {
     "head": heads,
     "residual_scale": st.sampled_from([1.0, 0.6]),
     "score_bias": score_biases,
+    "first_norm": st.booleans(),
 }
 SEQUENTIAL = ["pre", "post", "after", "sandwich"]
 attention_only = {"feedforward": st.just(c.NoFeedForward()), "placement": st.sampled_from(SEQUENTIAL)}
@@ -180,6 +181,8 @@ def fitting(kind, **parts):
             embedding = dataclasses.replace(embedding, width=None, project="after_norm", project_bias=True)
         if isinstance(position, c.T5Bias):
             given["score_bias"] = None
+        if given["placement"] != "pre" or given.get("shared_blocks"):
+            given["first_norm"] = True
         if embedding.width is not None and (head.tied or head.transform is not None):
             bias = embedding.project_bias  # any boolean
             head = dataclasses.replace(head, width=embedding.width, transform_bias=bias)

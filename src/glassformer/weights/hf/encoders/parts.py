@@ -45,7 +45,7 @@ IGNORED = (
 
 @dataclass(frozen=True)
 class HeadNames:
-    """Tensor names of a masked-LM head: a linear layer, a norm, the output matrix and its bias."""
+    """Tensor names of a masked-LM head: a linear layer, a norm (both '' if there is none), output matrix and bias."""
 
     dense: str
     norm: str
@@ -59,7 +59,8 @@ class HeadNames:
         if self.bias and not tied:  # an untied head uses the bias of its matrix only
             bias = Row(inner, ("head.bias",), aliases=(self.bias,), strict=False)
         matrix = Row(f"{self.matrix}.weight", ("head.weight",), tied_to=table)
-        return (*linear(self.dense, "head.transform"), *linear(self.norm, "head.norm"), matrix, bias)
+        transform = (*linear(self.dense, "head.transform"), *linear(self.norm, "head.norm")) if self.dense else ()
+        return (*transform, matrix, bias)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,49 @@ class Pad:
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A key under an old name, which is only read."""
+
+    old: str
+    new: str
+
+    def read(self, source: Source, values: Values) -> None:
+        if source.data.get(self.old) is not None:
+            source.data.setdefault(self.new, source.data[self.old])
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class ReadOnly:
+    """An entry that is not written."""
+
+    entry: Entry
+
+    def read(self, source: Source, values: Values) -> None:
+        self.entry.read(source, values)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class WithHead:
+    """An entry about the head, for models that have one. It comes after the head."""
+
+    entry: Entry
+
+    def read(self, source: Source, values: Values) -> None:
+        if values.get("head", True) is not None:
+            self.entry.read(source, values)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        if config.head is not None:
+            self.entry.write(config, data)
 
 
 COMMON: tuple[Entry, ...] = (
