@@ -57,6 +57,7 @@ positions = (
             c.Sinusoidal(),
             c.Sinusoidal(base=50.0, layout="halves"),
             c.Alibi(),
+            c.Alibi(scale=0.5, rounded=True),
             c.T5Bias(buckets=8, max_distance=20),
             c.QueryKeyPosition(),
             c.QueryKeyPosition(c.Sinusoidal(base=50.0, layout="halves")),

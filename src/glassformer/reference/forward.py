@@ -233,7 +233,7 @@ def qk_position_embedding(config: ModelConfig, weights: Params, stack: str, posi
 def score_bias(config: ModelConfig, weights: Params, stack: str, position_ids: Tokens) -> Array | None:
     """Return the bias (B,H,T,T) that ALiBi or T5 adds to the self-attention scores of every layer; otherwise None."""
     if isinstance(config.position, Alibi):
-        return alibi_bias(position_ids, config.n_heads)
+        return alibi_bias(config.position, position_ids, config.n_heads)
     if isinstance(config.position, T5Bias):
         buckets = t5_buckets(config.position, position_ids, bidirectional=stack == "encoder")
         return t5_bias(weights[f"{stack}.position.weight"], buckets)
