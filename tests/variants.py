@@ -60,6 +60,7 @@ positions = (
             c.Sinusoidal(base=50.0, layout="halves"),
             c.Sinusoidal(layout="halves", spacing="inclusive", offset=2),
             c.Alibi(),
+            c.Alibi(scale=0.5, rounded=True),
             c.T5Bias(buckets=8, max_distance=20),
             c.QueryKeyPosition(),
             c.QueryKeyPosition(c.Sinusoidal(base=50.0, layout="halves")),
