@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from glassformer import config as c
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, save
-from glassformer.weights.hf.encoders import ENCODERS
-from glassformer.weights.hf.encoders.width import grouping
+from glassformer.weights.encoders import ENCODERS
+from glassformer.weights.encoders.width import grouping
 from tests.weights.tiny import BOUND, B, T, batch, edit, gap, precision, random_model, round_trip, saved
 
 SIZES = {

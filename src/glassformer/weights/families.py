@@ -27,11 +27,11 @@ from glassformer.weights import convert
 from glassformer.weights.bert import BERT, ROBERTA
 from glassformer.weights.convert import Shape
 from glassformer.weights.distilbert import DISTILBERT
+from glassformer.weights.encoders import ENCODERS
 from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.gpt2 import GPT2
 from glassformer.weights.hf import DECODERS
-from glassformer.weights.hf.encoders import ENCODERS
 from glassformer.weights.hf.not_supported import NOT_SUPPORTED
 from glassformer.weights.llama import LLAMA
 from glassformer.weights.rope import fold_ntk

@@ -7,12 +7,12 @@ read.
 from typing import Any
 
 from glassformer.weights.convert import CONCATENATED
-from glassformer.weights.hf.encoders.parts import (
+from glassformer.weights.encoders.parts import (
+    DROPOUT,
     EPS,
     IGNORED,
     POOLER,
     WORDS,
-    Dropout,
     HeadNames,
     MaskedHead,
     Pad,
@@ -56,7 +56,7 @@ NOMIC_BERT = describe(
         integer("num_hidden_layers", "n_layers", 12, aliases=("n_layer",)),
         integer("num_attention_heads", "attention.n_heads", 12, aliases=("n_head",)),
         integer("intermediate_size", "feedforward.d_ff", 3072, aliases=("n_inner",), get=lambda config: config.d_ff),
-        *(INIT, EPS, head_dim(), activation("hidden_act", "silu"), Dropout(), Pad(0)),
+        *(INIT, EPS, head_dim(), activation("hidden_act", "silu"), DROPOUT, Pad(0)),
         *(Renamed("n_positions", "max_position_embeddings"), max_len(2048)),
         *(Renamed("rotary_emb_base", "rope_theta"), Rope(1000.0)),
         integer("type_vocab_size", "embedding.n_segments", 2),

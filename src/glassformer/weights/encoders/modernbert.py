@@ -5,11 +5,11 @@ from typing import Any
 
 from glassformer.config import ModelConfig
 from glassformer.weights.convert import CONCATENATED
+from glassformer.weights.encoders.parts import HeadNames, MaskedHead, Renamed, WithHead, names
 from glassformer.weights.family import Source
-from glassformer.weights.hf.encoders.parts import Dropout, HeadNames, MaskedHead, Renamed, WithHead, names
 from glassformer.weights.hf.layers import FULL, SLIDING, RopeByType, Windows, all_full
 from glassformer.weights.hf.layouts import GATE_UP, QKV
-from glassformer.weights.keys import INIT, SIZES, WIDTH, Values, activation, describe, flag, max_len, number
+from glassformer.weights.keys import INIT, SIZES, WIDTH, Dropout, Values, activation, describe, flag, max_len, number
 
 HEAD = HeadNames("head.dense", "head.norm", "decoder")
 BASE: dict[str, Any] = {
@@ -50,7 +50,7 @@ MODERNBERT = describe(
         *(*SIZES, WIDTH, INIT, activation("hidden_activation", "gelu"), max_len(8192)),
         *(number("norm_eps", "norm.eps", 1e-5), flag("norm_bias", "norm.bias", False)),
         *(flag("attention_bias", "attention.bias", False), flag("mlp_bias", "feedforward.bias", False)),
-        Dropout(("mlp_dropout", "attention_dropout", "embedding_dropout")),
+        Dropout("mlp_dropout", "attention_dropout", "embedding_dropout"),
         *(Local(65, all_full), Renamed("global_rope_theta", "rope_theta")),
         RopeByType(full=160000.0, sliding=10000.0, sliding_key="local_rope_theta"),
         MaskedHead("model.", HEAD, table="embeddings.tok_embeddings.weight"),

@@ -8,7 +8,7 @@ from glassformer.config import Activation, Head, Learned, ModelConfig
 from glassformer.weights.convert import IDENTITY, Drop, Row, linear
 from glassformer.weights.family import Source
 from glassformer.weights.hf.layouts import Block
-from glassformer.weights.keys import INIT, SIZES, WIDTH, Entry, Values, activation, number, only
+from glassformer.weights.keys import INIT, SIZES, WIDTH, Dropout, Entry, Values, activation, number, only
 
 OURS = "encoder.blocks.{i}"
 WORDS = "embeddings.word_embeddings.weight"
@@ -122,19 +122,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Dropout:
-    """The dropout rates, of which we have one."""
-
-    names: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-
-    def read(self, source: Source, values: Values) -> None:
-        values["dropout"] = source.dropout(*self.names)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        data |= dict.fromkeys(self.names, config.dropout)
-
-
-@dataclass(frozen=True)
 class Pad:
     """The default of `pad_token_id`."""
 
@@ -190,8 +177,9 @@ class WithHead:
             self.entry.write(config, data)
 
 
+DROPOUT = Dropout("hidden_dropout_prob", "attention_probs_dropout_prob")
 COMMON: tuple[Entry, ...] = (
-    *(*SIZES, WIDTH, INIT, Dropout()),
+    *(*SIZES, WIDTH, INIT, DROPOUT),
     only("position_embedding_type", "absolute", why="positions inside attention, which is not implemented"),
     only("is_decoder", False, why="a causal encoder, which is not implemented"),
     only("add_cross_attention", False, why="cross-attention, which is not implemented"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from glassformer.weights.hf.encoders.parts import HeadNames, names
+from glassformer.weights.encoders.parts import HeadNames, names
 from glassformer.weights.hf.layers import Rope
 from glassformer.weights.hf.layouts import LLAMA
 from glassformer.weights.keys import (
