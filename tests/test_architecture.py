@@ -44,8 +44,8 @@ TESTED_ELSEWHERE = {
 COMMANDS = ("bench/gpu/", "bench/developer/")
 """Benchmarks are commands for a person; those with logic of their own have tests."""
 TABLES = ("weights/hf/", "weights/encoders/", "weights/seq2seq/")
-"""Declarative tables of model families. tests/weights/test_decoders.py, test_encoders.py and test_seq2seq.py compare them
-with transformers."""
+"""Declarative tables of model families, compared with transformers by test_decoders.py, test_encoders.py and
+test_seq2seq.py in tests/weights."""
 
 
 def room_of(path: Path) -> str:
