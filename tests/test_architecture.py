@@ -42,8 +42,9 @@ TESTED_ELSEWHERE = {
 }
 COMMANDS = ("bench/gpu/", "bench/developer/")
 """Benchmarks are commands for a person; those with logic of their own have tests."""
-TABLES = ("weights/hf/",)
-"""Declarative tables of model families, which one test compares with transformers: tests/weights/test_decoders.py."""
+TABLES = ("weights/hf/", "weights/encoders/", "weights/seq2seq/")
+"""Declarative tables of model families, compared with transformers by test_decoders.py, test_encoders.py and
+test_seq2seq.py in tests/weights."""
 
 
 def room_of(path: Path) -> str:

@@ -60,6 +60,7 @@ positions = (
             c.Sinusoidal(base=50.0, layout="halves"),
             c.Sinusoidal(layout="halves", spacing="inclusive", offset=2),
             c.Alibi(),
+            c.Alibi(scale=0.5, rounded=True),
             c.T5Bias(buckets=8, max_distance=20),
             c.QueryKeyPosition(),
             c.QueryKeyPosition(c.Sinusoidal(base=50.0, layout="halves")),
@@ -150,6 +151,7 @@ common = {
     "head": heads,
     "residual_scale": st.sampled_from([1.0, 0.6]),
     "score_bias": score_biases,
+    "first_norm": st.booleans(),
 }
 SEQUENTIAL = ["pre", "post", "after", "sandwich"]
 attention_only = {"feedforward": st.just(c.NoFeedForward()), "placement": st.sampled_from(SEQUENTIAL)}
@@ -180,6 +182,8 @@ def fitting(kind, **parts):
             embedding = dataclasses.replace(embedding, width=None, project="after_norm", project_bias=True)
         if isinstance(position, c.T5Bias):
             given["score_bias"] = None
+        if given["placement"] != "pre" or given.get("shared_blocks"):
+            given["first_norm"] = True
         if embedding.width is not None and (head.tied or head.transform is not None):
             bias = embedding.project_bias  # any boolean
             head = dataclasses.replace(head, width=embedding.width, transform_bias=bias)

@@ -37,6 +37,12 @@ from tests import variants
             "query/key positions do not support embedding.width",
         ),
         ({"position": c.T5Bias(), "score_bias": c.T5Bias()}, "position is a T5 bias itself"),
+        ({"first_norm": False, "placement": "post"}, "placement='post' has none there: use 'pre'"),
+        ({"first_norm": False, "shared_blocks": (0, 0)}, "shared_blocks shares its block"),
+        (
+            {"shared_blocks": (0, 0), "layer_kinds": (c.LayerKind((0,), feedforward=c.Gated(3)),)},
+            "layer_kinds gives some layers another one",
+        ),
         ({"shared_blocks": (0,)}, "shared_blocks has 1 entries, but n_layers=2"),
         ({"shared_blocks": (1, 0)}, "must number the blocks 0, 1, 2, ..."),
         ({"special": c.Special(eos=(31,))}, "special.eos=31 is outside the vocabulary of 31"),

@@ -164,7 +164,7 @@ def test_alibi_slopes_equal_bloom(H: int) -> None:
 
 
 def test_alibi_bias_by_hand() -> None:
-    bias = alibi_bias(np.array([[0, 1, 4]]), 2)  # slopes 1/16 and 1/256
+    bias = alibi_bias(gf.Alibi(), np.array([[0, 1, 4]]), 2)  # slopes 1/16 and 1/256
     np.testing.assert_array_equal(bias[0, 0] * -16, [[0, 1, 4], [1, 0, 3], [4, 3, 0]])
     np.testing.assert_array_equal(bias[0, 1] * -256, [[0, 1, 4], [1, 0, 3], [4, 3, 0]])
 

@@ -69,6 +69,7 @@ PROJECTED = c.replace(
     embedding=c.Embedding(width=96, project="before_positions", project_bias=False),
     head=c.Head(width=96, transform_bias=False),
 )
+MODERN = c.replace(BERT, placement="pre", first_norm=False, dropout=0.0, vocab_size=97, pooler=False)
 MPNET = c.replace(BERT, score_bias=c.T5Bias(), dropout=0.0, pooler=False)
 WIDE = presets.gpt2(n_layers=2, d_model=256, n_heads=4, d_ff=1024, vocab_size=30011, dropout=0.0)
 
@@ -87,6 +88,7 @@ TRAINING = {
     "the same, few words float32": (c.replace(ALBERT, vocab_size=97), 4, 256, None, "float32", "backward"),
     "projection before positions float32": (PROJECTED, 4, 256, None, "float32", "loss"),
     "score bias float32": (c.replace(MPNET, vocab_size=97), 4, 256, None, "float32", "backward"),
+    "no first norm float32": (MODERN, 4, 256, None, "float32", "loss"),
     "many words, short text float32": (WIDE, 1, 16, None, "float32", "embedding"),
 }
 
@@ -125,6 +127,7 @@ PREFILL = {
     "factorized embedding, shared blocks float32": (ALBERT, 4, 256, None, "float32"),
     "projection before positions float32": (PROJECTED, 4, 256, None, "float32"),
     "score bias float32": (MPNET, 2, 256, None, "float32"),
+    "no first norm float32": (MODERN, 4, 256, None, "float32"),
 }
 
 

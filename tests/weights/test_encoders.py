@@ -12,16 +12,27 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from glassformer import config as c
+from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, save
-from glassformer.weights.hf.encoders import ENCODERS
-from glassformer.weights.hf.encoders.width import grouping
+from glassformer.weights.encoders import ENCODERS
+from glassformer.weights.encoders.width import grouping
 from tests.weights.tiny import BOUND, B, T, batch, edit, gap, precision, random_model, round_trip, saved
 
 SIZES = {
     **{"vocab_size": 97, "hidden_size": 35, "intermediate_size": 53, "num_hidden_layers": 3, "num_attention_heads": 5},
     **{"max_position_embeddings": 23, "layer_norm_eps": 1e-3},
 }
+EVEN = {
+    **{"vocab_size": 97, "hidden_size": 36, "intermediate_size": 53, "num_hidden_layers": 3, "num_attention_heads": 6},
+    **{"max_position_embeddings": 64},
+}
 SEGMENTS = torch.randint(3, (B, T), generator=torch.Generator().manual_seed(5))
+
+
+def modernbert(**changes):
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    return hf.ModernBertConfig(**{**EVEN, **ids, "local_attention": 6, "norm_eps": 1e-3, **changes})
+
 
 CASES = {
     "electra": lambda: (hf.ElectraForMaskedLM, hf.ElectraConfig(**SIZES, embedding_size=13, type_vocab_size=3)),
@@ -50,6 +61,24 @@ CASES = {
     "xlm-roberta-xl": lambda: (
         hf.XLMRobertaXLForMaskedLM,
         hf.XLMRobertaXLConfig(**SIZES, type_vocab_size=3),
+    ),
+    "modernbert": lambda: (hf.ModernBertForMaskedLM, modernbert()),
+    "modernbert, biases": lambda: (
+        hf.ModernBertForMaskedLM,
+        modernbert(
+            **{"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True},
+            **{"decoder_bias": False, "classifier_activation": "relu"},
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
+    "nomic_bert": lambda: (hf.NomicBertForMaskedLM, hf.NomicBertConfig(**EVEN, layer_norm_eps=1e-3, type_vocab_size=3)),
+    "eurobert": lambda: (
+        hf.EuroBertForMaskedLM,
+        hf.EuroBertConfig(
+            **EVEN,
+            **{"num_key_value_heads": 3, "rms_norm_eps": 1e-3, "head_dim": 10, "mask_token_id": 3},
+            **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        ),
     ),
     "rembert": lambda: (
         hf.RemBertForMaskedLM,
@@ -107,6 +136,11 @@ CONTROLS = {
     "activation": ("albert", {"feedforward__activation": "relu"}, 1e-3),
     "embedding norm": ("albert", {"embedding__norm": False}, 1e-2),
     "score bias": ("mpnet", {"score_bias": None}, 1e-3),
+    "two bases": ("modernbert", {"layer_kinds": ()}, 1e-3),
+    "windows": ("modernbert", {"attention__window": 64}, 1e-3),
+    "one window more": ("modernbert", {"attention__window": 5}, 1e-3),
+    "first norm": ("modernbert", {"first_norm": True}, 1e-3),
+    "rotary base": ("nomic_bert", {"position": c.Rotary()}, 1e-3),
     "pre-norm": ("megatron-bert", {"placement": "post"}, 1e-2),
     "groups": ("albert", {"shared_blocks": (0, 1, 2, 3, 0, 1, 2, 3)}, 1e-2),
 }
@@ -117,7 +151,7 @@ def test_a_feature_that_is_turned_off_shows(tmp_path, name):
     case, changes, least = CONTROLS[name]
     model = reference(case)
     ours = load(saved(model, tmp_path))
-    changed = type(ours)(c.replace(ours.config, **changes)).eval()
+    changed = build(c.replace(ours.config, **changes))
     changed.load_state_dict(ours.state_dict(), strict=False)
     assert difference(model, ours, "left") <= BOUND[torch.float32]
     assert difference(model, changed, "left") >= least
@@ -132,6 +166,9 @@ BASES = {
     "mpnet": (hf.MPNetModel, hf.MPNetConfig(**SIZES)),
     "xlm-roberta-xl": (hf.XLMRobertaXLModel, hf.XLMRobertaXLConfig(**SIZES)),
     "rembert": (hf.RemBertModel, hf.RemBertConfig(**SIZES, input_embedding_size=13, bos_token_id=1, eos_token_id=2)),
+    "modernbert": (hf.ModernBertModel, modernbert()),
+    "nomic_bert": (hf.NomicBertModel, hf.NomicBertConfig(**EVEN)),
+    "eurobert": (hf.EuroBertModel, hf.EuroBertConfig(**EVEN, pad_token_id=0, bos_token_id=1, eos_token_id=2)),
     "albert": (hf.AlbertModel, hf.AlbertConfig(**SIZES, embedding_size=13)),
 }
 
@@ -157,6 +194,30 @@ def test_other_heads_are_dropped_with_a_notice(tmp_path):
     ours = load(saved(model, tmp_path))
     assert ours.config.head is None
     assert "the classifier of replaced tokens" in " ".join(ours.origin.notes)
+
+
+def test_the_published_keys_of_nomic_bert_are_read(tmp_path):
+    model = reference("nomic_bert")
+    saved(model, tmp_path)
+    ours = load_config(tmp_path)
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rope_parameters")
+    old = {"n_embd": 36, "n_layer": 3, "n_head": 6, "n_inner": 53, "rotary_emb_base": 1000, "n_positions": 64}
+    edit(tmp_path, **dict.fromkeys([*names, "max_position_embeddings", "head_dim"], ...), **old)
+    assert load_config(tmp_path) == ours
+    edit(tmp_path, num_experts=8)
+    with pytest.raises(WeightsError, match="a mixture of experts"):
+        load_config(tmp_path)
+
+
+def test_the_old_keys_of_modernbert_are_read(tmp_path):
+    model = reference("modernbert")
+    saved(model, tmp_path)
+    ours = load_config(tmp_path)
+    old = {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    edit(tmp_path, rope_parameters=..., layer_types=..., **old)
+    assert load_config(tmp_path) == ours
+    edit(tmp_path, local_rope_theta=500.0)
+    assert load_config(tmp_path).layer_position(1) == c.Rotary(base=500.0)
 
 
 def test_albert_blocks_exist_once_and_groups_can_be_written(tmp_path):

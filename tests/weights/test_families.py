@@ -39,7 +39,7 @@ def test_keys_decide_and_no_name_is_needed():
     [
         ("gemma9", "Did you mean .*gemma2"),
         ("lama", "Did you mean .*llama"),
-        ("", "Supported model types are .*bert.*gpt2.*llama, mistral"),
+        ("", "Supported model types are .*bert.*gpt2.*llama.*mistral"),
         (7, "Supported model types are"),
     ],
 )
@@ -108,7 +108,6 @@ def test_each_preset_is_written_as_what_it_is(name):
         ("gpt2", {"feedforward": NoFeedForward()}, "attention-only model has no Hugging Face family"),
         ("llama2_7b", {"feedforward": NoFeedForward()}, "attention-only model has no Hugging Face family"),
         ("bert_base", {"feedforward": NoFeedForward()}, "attention-only model has no Hugging Face family"),
-        ("gpt2", {"position": Learned(offset=2)}, "position"),
         ("gpt2", {"norm": RMSNorm()}, "norm"),
         ("gpt2", {"placement": "parallel"}, "placement"),
         ("gpt2", {"placement": "post"}, "placement"),
@@ -118,12 +117,10 @@ def test_each_preset_is_written_as_what_it_is(name):
         ("gpt2", {"n_kv_heads": 2}, r"attention\.n_kv_heads"),
         ("gpt2", {"attention__scale": 0.5}, r"attention\.scale"),
         ("gpt2", {"head__scale": 0.5}, "head"),
-        ("llama2_7b", {"position": Rotary(pairing="interleaved")}, "position"),
-        ("llama2_7b", {"position": Rotary(fraction=1 / 3)}, "position"),
-        ("llama2_7b", {"feedforward": Dense(31)}, "feedforward=Dense"),
-        ("llama2_7b", {"attention__bias": True, "window": 3}, r"attention\.window"),
-        ("llama2_7b", {"norm": LayerNorm()}, "norm"),
-        ("mistral_7b", {"window_layers": (0,)}, r"attention\.window"),
+        ("gpt2", {"position": Learned(offset=3)}, "position"),
+        ("llama2_7b", {"position": Rotary(pairing="interleaved", fraction=1 / 3), "norm": LayerNorm()}, "norm"),
+        ("llama2_7b", {"feedforward": Dense(31), "placement": "sandwich"}, "feedforward=Dense"),
+        ("llama2_7b", {"attention__bias": True, "window": 3, "attention__sinks": True}, r"attention\.sinks"),
         ("qwen3_0_6b", {"attention__qk_norm": RMSNorm(eps=0.5)}, r"attention\.qk_norm"),
         ("mixtral_8x7b", {"feedforward__normalize": False}, "feedforward"),
         ("bert_base", {"head__transform": "relu"}, "head"),
@@ -142,6 +139,35 @@ def test_a_field_that_no_family_can_express_is_refused_by_name(name, changes, fi
         to_hf(config, build(config).state_dict())
     assert "\n" not in str(refused.value)
     assert "save with format='glass' (`glass convert --to glass`)" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kind"),
+    [
+        ("gpt2", {"position": Learned(offset=2), "feedforward__activation": "relu"}, "opt"),
+        ("llama2_7b", {"position": Rotary(pairing="interleaved")}, "helium"),
+        ("llama2_7b", {"position": Rotary(fraction=1 / 3)}, "phi3"),
+        ("llama2_7b", {"feedforward": Dense(31, "relu2", bias=False)}, "arcee"),
+        ("llama2_7b", {"norm": LayerNorm()}, "stablelm"),
+        ("mistral_7b", {"window_layers": (0,)}, "ministral"),
+        ("llama2_7b", {"residual_scale": 0.5}, "granite"),
+        ("bloom_560m", {}, "bloom"),
+    ],
+    ids=str,
+)
+def test_the_first_family_that_reads_back_the_same_is_written(name, changes, kind):
+    config = small(name, **changes)
+    data, tensors = to_hf(config, build(config).state_dict())
+    assert data["model_type"] == kind
+    assert len(tensors) > 10
+
+
+def test_the_family_of_a_loaded_model_comes_first():
+    config = small("llama2_7b")
+    state = build(config).state_dict()
+    assert to_hf(config, state)[0]["model_type"] == "llama"
+    assert to_hf(config, state, prefer="arcee")[0]["model_type"] == "llama", "arcee cannot represent it"
+    assert to_hf(config, state, prefer="seed_oss")[0]["model_type"] == "seed_oss"
 
 
 def test_defaults_filled_in_are_the_same_arithmetic():

@@ -6,6 +6,7 @@ softmax and its rotary angles, which `AllDouble` replaces while the model is bui
 """
 
 import contextlib
+import inspect
 import json
 from pathlib import Path
 
@@ -41,9 +42,9 @@ def precision(dtype):
     return AllDouble() if dtype == torch.float64 else contextlib.nullcontext()
 
 
-def random_model(cls, config, dtype=torch.float32, seed=0):
+def random_model(cls, config, dtype=torch.float32, seed=0, attention="eager"):
     """A transformers model of a class and config, noise in every parameter, in evaluation mode."""
-    config._attn_implementation = config._experts_implementation = "eager"
+    config._attn_implementation, config._experts_implementation = attention, "eager"
     with precision(dtype):
         model = cls(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -78,18 +79,26 @@ def gap(ours, theirs, mask):
 
 
 @torch.no_grad()
+def logits_of(model, side, dtype):
+    """The logits of transformers; models that take position ids get those that count real tokens."""
+    tokens, mask, positions = batch(side)
+    takes = "position_ids" in inspect.signature(model.forward).parameters
+    with precision(dtype):
+        return model(tokens, attention_mask=mask.long(), **({"position_ids": positions} if takes else {})).logits
+
+
+@torch.no_grad()
 def decoder_gap(model, folder, side, dtype):
     """Our logits against transformers' for one padding; positions are given to transformers, derived here."""
-    tokens, mask, positions = batch(side)
-    with precision(dtype):
-        theirs = model(tokens, attention_mask=mask.long(), position_ids=positions).logits
+    tokens, mask, _ = batch(side)
+    theirs = logits_of(model, side, dtype)
     ours = load(folder)(tokens, mask=None if side == "none" else mask)
     assert ours.dtype == dtype
     return gap(ours, theirs, mask)
 
 
 @torch.no_grad()
-def round_trip(model, folder, tmp_path, run, ignore=()):
+def round_trip(model, folder, tmp_path, run, ignore=(), attention="eager"):
     """load, save(format="hf"), transformers again: the same tensors under the same names, and the same output."""
     out = save(load(folder), tmp_path / "out")
     ours, theirs = load_file(out / "model.safetensors"), load_file(Path(folder) / "model.safetensors")
@@ -97,7 +106,7 @@ def round_trip(model, folder, tmp_path, run, ignore=()):
     for name, tensor in ours.items():
         assert tensor.dtype == theirs[name].dtype
         assert torch.equal(tensor, theirs[name]), name
-    again = reopen(out)
+    again = reopen(out, attention)
     # The tensors are equal bit for bit; products still round differently with the alignment of their memory (3e-5
     # measured in float32 for one transformers model against its own copy).
     first, second = run(model), run(again)
@@ -105,10 +114,10 @@ def round_trip(model, folder, tmp_path, run, ignore=()):
     return out
 
 
-def reopen(folder):
+def reopen(folder, attention="eager"):
     """What transformers makes of a folder of ours; anything missing or left over is an error."""
     cls = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
-    model, info = cls.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    model, info = cls.from_pretrained(folder, output_loading_info=True, attn_implementation=attention)
     model.config._experts_implementation = "eager"
     assert not info["missing_keys"]
     assert not info["mismatched_keys"]

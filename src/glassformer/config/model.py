@@ -69,6 +69,9 @@ class ModelConfig:
     """pre: x + f(norm(x)), with a final norm. post: norm(x + f(x)), without one. after: x + norm(f(x)), with a final
     norm. sandwich: x + norm2(f(norm1(x))), with a final norm. parallel: x + attention(n) + feedforward(n) with one
     shared n = norm(x), and a final norm. parallel_two: the same with a norm for each of the two."""
+    first_norm: bool = True
+    """False: the attention of the first layer reads the embedding without a norm before it, as in ModernBERT, whose
+    embedding has a norm already."""
     residual_scale: float = 1.0
     """Factor on the output of every branch before it is added to the residual stream."""
     layer_kinds: tuple[LayerKind, ...] = ()
@@ -125,6 +128,11 @@ class ModelConfig:
             f"a tied head uses the token table of width {self.embedding_width}, but its input has width "
             f"{self.head_width}: set head.width={self.embedding_width}, or head.tied=False.",
         )
+        require(
+            self.first_norm or self.placement == "pre",
+            f"first_norm=False leaves out the norm before the first attention; placement={self.placement!r} has none "
+            "there: use 'pre'.",
+        )
         self._check_layer_kinds()
         self._check_shared_blocks()
         for layer in self.attention.window_layers or ():
@@ -152,6 +160,10 @@ class ModelConfig:
         require(
             first_use == list(range(len(first_use))),
             f"shared_blocks={shared} must number the blocks 0, 1, 2, ... in the order in which layers first use them.",
+        )
+        require(
+            self.first_norm or shared.count(0) == 1,
+            "first_norm=False makes the first layer differ from the others, but shared_blocks shares its block.",
         )
         require(
             all(kind.feedforward is None for kind in self.layer_kinds),
@@ -248,6 +260,10 @@ class ModelConfig:
         """The trained table of position vectors; None if the positions are not learned vectors."""
         table = self.position.vectors if isinstance(self.position, QueryKeyPosition) else self.position
         return table if isinstance(table, Learned) else None
+
+    def has_attention_norm(self, layer: int) -> bool:
+        """Return whether a norm of its own precedes (or follows) the attention of a layer."""
+        return self.first_norm or layer > 0
 
     def block_of_layer(self, layer: int) -> int:
         """Return the index of the block whose parameters a layer uses."""

@@ -236,12 +236,12 @@ class Rotary(Scheme):
 
     def rotated(self, d_head: int) -> int:
         """Return R, the number of rotated components of a head."""
-        return int(d_head * self.fraction)
+        return int(d_head * self.fraction + 1e-9)  # 64/192 of 192 is 64, not 63
 
 
 @dataclass(frozen=True)
 class Alibi(Scheme):
-    """-slope_h * |query position - key position| added to the scores. Press et al. 2022.
+    """-scale * slope_h * |query position - key position| added to the scores. Press et al. 2022.
 
     Slopes are 2^(-8h/n) for h = 1..n when n = H is a power of two; otherwise the slopes of the largest power of two
     below H, followed by every other slope (h = 1, 3, 5, ...) of twice that power.
@@ -251,6 +251,13 @@ class Alibi(Scheme):
     title: ClassVar[str] = "ALiBi"
     formula: ClassVar[str] = r"s_{h,t,s} \leftarrow s_{h,t,s} - m_h |t - s|"
     biases_scores: ClassVar[bool] = True
+    scale: float = 1.0
+    """Factor on the bias (1/sqrt(K) in Falcon-RW, which adds it before it scales the scores)."""
+    rounded: bool = False
+    """Round slope_h * position of query and key to bfloat16 before the difference is taken, as Falcon-RW does."""
+
+    def __post_init__(self) -> None:
+        require(self.scale > 0, f"Alibi.scale={self.scale} must be positive.")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from glassformer.model.context import (
     forward_context,
     scoped,
 )
-from glassformer.model.layers import Dense, Gated, MoE, build_dense, build_norm
+from glassformer.model.layers import Dense, Gated, MoE, NoNorm, build_dense, build_norm
 from glassformer.model.positions import NoPosition, T5Bias, build_position
 from glassformer.shapes import Bool, Float, Int
 
@@ -74,7 +74,8 @@ class SequentialBlock(Block):
 
     def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
         super().__init__(cfg, layer, cross)
-        self.norm_attention = build_norm(cfg.d_model, cfg.norm)
+        has_norm = cfg.has_attention_norm(layer)
+        self.norm_attention = build_norm(cfg.d_model, cfg.norm) if has_norm else NoNorm(cfg.d_model)
         self.norm_cross = build_norm(cfg.d_model, cfg.norm) if cross else None
         self.norm_feedforward = build_norm(cfg.d_model, cfg.norm) if self.feedforward is not None else None
 

@@ -63,6 +63,19 @@ class RMSNorm(_Norm):
         return F.rms_norm(x.to(exact), self.width, self.weight.to(exact) + self.offset, self.eps).to(x.dtype)
 
 
+class NoNorm(_Norm):
+    """x itself, in place of a norm that a layer does not have."""
+
+    weight = bias = None
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.width, self.offset = (width,), 0.0
+
+    def forward(self, x: Float[Tensor, "*n W"]) -> Float[Tensor, "*n W"]:
+        return x
+
+
 def _weight(width: int, heads: int) -> nn.Parameter:
     """One weight for all vectors or, of the vectors (B,H,T,K) of heads, one for each head."""
     return nn.Parameter(torch.empty((heads, width) if heads else (width,)))

@@ -130,19 +130,27 @@ class Alibi(NoPosition):
 
     has_bias = True
 
-    def __init__(self, n_heads: int):
+    def __init__(self, n_heads: int, spec: c.Alibi = c.Alibi()):
         super().__init__()
-        self.n_heads = n_heads
+        self.n_heads, self.spec = n_heads, spec
         self.slopes: dict[torch.device, Tensor] = {}
 
     def bias(
         self, queries: Int[Tensor, "#B T"], keys: Int[Tensor, "#B S"], dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
-        distance = (queries[:, :, None] - keys[:, None, :]).abs()  # (B, T, S)
         if keys.device not in self.slopes:
             self.slopes[keys.device] = torch.tensor(alibi_slopes(self.n_heads), dtype=torch.float64, device=keys.device)
-        slopes = self.slopes[keys.device]
-        return (-slopes[:, None, None] * distance[:, None]).to(dtype)
+        slopes = self.spec.scale * self.slopes[keys.device][:, None, None]  # (H, 1, 1)
+        if self.spec.rounded:
+            q, k = (self._rounded(positions) for positions in (queries, keys))  # (B, H, T), (B, H, S)
+            return (-self.spec.scale * (q[..., None] - k[:, :, None]).abs()).to(dtype)
+        distance = (queries[:, :, None] - keys[:, None, :]).abs()  # (B, T, S)
+        return (-slopes * distance[:, None]).to(dtype)
+
+    def _rounded(self, positions: Int[Tensor, "#B T"]) -> Float[Tensor, "#B H T"]:
+        """slope_h * position, each factor and the result rounded to bfloat16."""
+        slopes = self.slopes[positions.device].to(torch.bfloat16)[:, None]
+        return (slopes * positions[:, None].to(torch.bfloat16)).to(torch.float64)
 
 
 class T5Bias(NoPosition):
@@ -174,7 +182,7 @@ def build_position(spec: c.Position, cfg: c.ModelConfig, causal: bool) -> NoPosi
         case c.Rotary():
             return Rotary(spec, cfg.d_head)
         case c.Alibi():
-            return Alibi(cfg.n_heads)
+            return Alibi(cfg.n_heads, spec)
         case c.T5Bias():
             return T5Bias(spec, cfg.n_heads, causal)
         case c.QueryKeyPosition(vectors=vectors):

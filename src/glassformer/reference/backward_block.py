@@ -65,8 +65,10 @@ class BlockBackward:
                 return d_y + branch(self._norm(f"norm_{name}", r * d_y))
             case "sandwich":
                 return d_y + self._norm(f"norm_{name}", branch(self._norm(f"norm_{name}_out", r * d_y)))
-            case _:
+            case _ if f"norm_{name}.input" in self.saved:
                 return d_y + self._norm(f"norm_{name}", branch(r * d_y))
+            case _:  # the first layer of a model without its attention norm: y = x + r f(x)
+                return d_y + branch(r * d_y)
 
     def _norm(self, name: str, d_y: Array) -> Array:
         d_x, gradients = normalize_backward(self.config.norm, self.weights, name, self.saved[f"{name}.input"], d_y)

@@ -80,20 +80,23 @@ def block(config: ModelConfig, weights: Params, x: Array, context: ForwardContex
     if not isinstance(part, NoFeedForward):
         branches.append(("feedforward", feed_forward))
     for name, branch in branches:
-        x, saved_branch = residual(config, weights, name, branch, x)
+        normed = name != "attention" or context.layer > 0 or config.first_norm
+        x, saved_branch = residual(config, weights, name, branch, x, normed)
         saved |= saved_branch
     return x, saved | {"resid_post": x}
 
 
-def residual(config: ModelConfig, weights: Params, name: str, branch: Branch, x: Array) -> tuple[Array, Saved]:
+def residual(
+    config: ModelConfig, weights: Params, name: str, branch: Branch, x: Array, normed: bool = True
+) -> tuple[Array, Saved]:
     """Apply one branch with its residual connection, as the placement says (see `block`).
 
     The norm is the one called `norm_NAME`, for example `norm_attention`; the second norm of `sandwich` is
-    `norm_NAME_out`.
+    `norm_NAME_out`. With `normed` False the branch reads x itself: the first attention of ModernBERT.
     """
     norm, saved = f"norm_{name}", Saved()
     n = x
-    if config.placement in ("pre", "sandwich"):
+    if config.placement in ("pre", "sandwich") and normed:
         saved[f"{norm}.input"] = x
         n = normalize(config.norm, weights, norm, x)
     out, saved_branch = branch(n)

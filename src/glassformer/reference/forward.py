@@ -188,7 +188,7 @@ def score_bias(config: ModelConfig, weights: Params, stack: str, position_ids: T
     """
     biases: list[Array] = []
     if isinstance(config.position, Alibi):
-        biases.append(alibi_bias(position_ids, config.n_heads))
+        biases.append(alibi_bias(config.position, position_ids, config.n_heads))
     for name, scheme in (("position", config.position), ("score_bias", config.score_bias)):
         if isinstance(scheme, T5Bias):
             buckets = t5_buckets(scheme, position_ids, bidirectional=stack == "encoder")

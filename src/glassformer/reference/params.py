@@ -101,7 +101,8 @@ def _stack(config: ModelConfig, stack: str, cross: bool) -> Shapes:
             table |= _norm(config.norm, f"{block}.norm", D)
         else:
             for branch in branches:
-                table |= _norm(config.norm, f"{block}.norm_{branch}", D)
+                if branch != "attention" or layer > 0 or config.first_norm:
+                    table |= _norm(config.norm, f"{block}.norm_{branch}", D)
                 if config.placement == "sandwich":
                     table |= _norm(config.norm, f"{block}.norm_{branch}_out", D)
         table |= _attention(config, f"{block}.attention")

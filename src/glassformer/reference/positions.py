@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from glassformer.config import (
+    Alibi,
     LinearScaling,
     Llama3Scaling,
     NTKScaling,
@@ -155,10 +156,23 @@ def alibi_slopes(H: int) -> Array:
     return np.array((slopes + between)[:H])
 
 
-def alibi_bias(positions: Tokens, H: int) -> Array:
-    """Return the ALiBi bias (B,H,T,T): -slope_h |p_i - p_j| for query i and key j."""
-    distance = np.abs(positions[:, :, None] - positions[:, None, :])  # (B, T, T)
-    return -alibi_slopes(H)[None, :, None, None] * distance[:, None]
+def alibi_bias(alibi: Alibi, positions: Tokens, H: int) -> Array:
+    """Return the ALiBi bias (B,H,T,T): -scale slope_h |p_i - p_j| for query i and key j.
+
+    With `rounded` it is -scale |r(p_i) - r(p_j)|, where r(p) is slope_h p and slope, p and r are rounded to bfloat16.
+    """
+    slopes = alibi_slopes(H)[None, :, None]
+    if alibi.rounded:
+        places = bfloat16(bfloat16(slopes) * bfloat16(positions[:, None].astype(np.float64)))  # (B, H, T)
+    else:
+        places = slopes * positions[:, None]
+    return -alibi.scale * np.abs(places[..., :, None] - places[..., None, :])
+
+
+def bfloat16(x: Array) -> Array:
+    """Round to bfloat16, which keeps 8 significant bits: to the nearest value, ties to an even last bit."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(mantissa * 256) / 256, exponent)
 
 
 def t5_bucket(relative: int, position: T5Bias, bidirectional: bool) -> int:

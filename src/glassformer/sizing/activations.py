@@ -213,6 +213,7 @@ def saved_by_block(run: Pass, layer: int) -> int:
     cfg, run = run.config, run.at(layer)
     branches = 1 + run.has_feedforward + bool(run.memory)
     norms = 1 if cfg.placement == "parallel" else branches * (1 + (cfg.placement == "sandwich"))
+    norms -= not cfg.has_attention_norm(layer)
     total = norms * saved_by_norm(cfg.norm, run.tokens, cfg.d_model, run.norm_width)
     total += saved_by_attention(run) + saved_by_mask(run, layer) + saved_by_feedforward(run)
     if run.memory:

@@ -238,7 +238,7 @@ def _norm_terms(config: ModelConfig) -> list[Term]:
         for layer in first_layers(config, n_layers):
             branches = 1 + cross + (not isinstance(config.layer_feedforward(layer), NoFeedForward))
             total += 1 if config.placement == "parallel" else branches * (1 + (config.placement == "sandwich"))
-        total += config.placement != "post"
+        total += (config.placement != "post") - (not config.first_norm)
     embedding, per_norm = len(stacks(config)) * config.embedding.norm, _per_norm(config.norm)
     if config.position_width == config.d_model:
         return [((total + embedding) * per_norm, "D")]

@@ -126,18 +126,18 @@ def _stack(config: ModelConfig, n_blocks: int, cross: bool) -> Iterator[tuple[st
     if config.embedding.width is not None:
         yield from _prefixed("project", _linear(D, config.embedding.width, config.embedding.project_bias))
     for index, layer in enumerate(first_layers(config, n_blocks)):
-        yield from _prefixed(f"blocks.{index}", _block(config, cross, config.layer_feedforward(layer)))
+        yield from _prefixed(f"blocks.{index}", _block(config, cross, layer))
     if config.placement != "post":
         yield from _prefixed("norm", _norm(config.norm, D))
 
 
-def _block(config: ModelConfig, cross: bool, part: FeedForward) -> Iterator[tuple[str, Shape]]:
-    D = config.d_model
+def _block(config: ModelConfig, cross: bool, layer: int) -> Iterator[tuple[str, Shape]]:
+    D, part = config.d_model, config.layer_feedforward(layer)
     if config.placement == "parallel":
         yield from _prefixed("norm", _norm(config.norm, D))
     else:
         has_feedforward = not isinstance(part, NoFeedForward)
-        branches = {"attention": True, "cross": cross, "feedforward": has_feedforward}
+        branches = {"attention": config.has_attention_norm(layer), "cross": cross, "feedforward": has_feedforward}
         for name in (name for name, present in branches.items() if present):
             yield from _prefixed(f"norm_{name}", _norm(config.norm, D))
             if config.placement == "sandwich":

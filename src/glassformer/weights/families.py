@@ -25,18 +25,19 @@ from glassformer.errors import nearest
 from glassformer.weights import convert
 from glassformer.weights.bert import BERT, ROBERTA
 from glassformer.weights.distilbert import DISTILBERT
+from glassformer.weights.encoders import ENCODERS
 from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.gpt2 import GPT2
 from glassformer.weights.hf import DECODERS
-from glassformer.weights.hf.encoders import ENCODERS
 from glassformer.weights.hf.not_supported import NOT_SUPPORTED
 from glassformer.weights.llama import LLAMA
 from glassformer.weights.rope import fold_ntk
+from glassformer.weights.seq2seq import SEQ2SEQ
 from glassformer.weights.t5 import T5
 from glassformer.weights.tensors import Tensors
 
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA, *DECODERS, *ENCODERS)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, ROBERTA, DISTILBERT, T5, LLAMA, *DECODERS, *ENCODERS, *SEQ2SEQ)
 """Every family. The order matters for saving: the first that can represent a config is used."""
 
 

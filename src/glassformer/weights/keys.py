@@ -84,7 +84,7 @@ class Key:
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         value = self.get(config) if self.get else lookup(config, self.field)
-        data[self.name] = None if value is None else self.encode(value)
+        data[self.name] = None if value is None and self.type != "flag" else self.encode(value)
 
 
 def integer(name: str, field: str, default: Any = REQUIRED, **options: Any) -> Key:
@@ -95,9 +95,13 @@ def number(name: str, field: str, default: Any = REQUIRED, **options: Any) -> Ke
     return Key(name, field, "number", default, **options)
 
 
-def flag(name: str, field: str, default: bool, yes: Any = True, no: Any = False) -> Key:
+def flag(name: str, field: str, default: bool, yes: Any = True, no: Any = False, get: Any = None) -> Key:
     """Return the entry of a flag that chooses between two values of a field."""
-    return Key(name, field, "flag", default, decode=lambda given: yes if given else no, encode=lambda held: held == yes)
+
+    def decode(given: bool) -> Any:
+        return yes if given else no
+
+    return Key(name, field, "flag", default, decode=decode, encode=lambda held: held == yes, get=get)
 
 
 def activation(name: str, default: str, field: str = "feedforward.activation", **synonyms: Any) -> Key:
@@ -176,6 +180,58 @@ class Tied:
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         data["tie_word_embeddings"] = (config.head or Head(tied=False)).tied
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """A key that must have the value of a field, or `default`, because other values are not implemented."""
+
+    name: str
+    field: str
+    why: str
+    default: Any = None
+
+    def read(self, source: Source, values: Values) -> None:
+        source.only(self.name, values.get(self.field, self.default), why=self.why)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        value = lookup(config, self.field)
+        data[self.name] = self.default if value is None else value
+
+
+class Nested:
+    """Entries of a table inside config.json."""
+
+    def __init__(self, name: str, *entries: Entry):
+        self.name, self.entries = name, entries
+
+    def read(self, source: Source, values: Values) -> None:
+        table = source.data.get(self.name) or {}
+        if not isinstance(table, dict):
+            raise WeightsError(f"config.json has {self.name}={table!r}, which must be a table.")
+        for entry in self.entries:
+            entry.read(Source(table, source.tensors), values)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data[self.name] = {}
+        for entry in self.entries:
+            entry.write(config, data[self.name])
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Our single dropout rate, under these names."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str):
+        object.__setattr__(self, "names", names)
+
+    def read(self, source: Source, values: Values) -> None:
+        values["dropout"] = source.dropout(*self.names)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data |= dict.fromkeys(self.names, config.dropout)
 
 
 SIZES = (

@@ -127,7 +127,7 @@ def _stack_parts(
         if config.placement == "parallel":
             add(f"{site}norm", "Norm", f"{site}attention.normed", "B,T,D", norm, (f"{own}norm.",))
         for name, title, formula, more in branches:
-            if config.placement == "pre":
+            if config.placement == "pre" and (name != "attention" or config.has_attention_norm(layer)):
                 add(f"{site}norm_{name}", "Norm", f"{site}{name}.normed", "B,T,D", norm, (f"{own}norm_{name}.",))
             add(f"{site}{name}", title, f"{site}{name}.out", "B,T,D", formula, (f"{own}{name}.",), more)
             if post:

@@ -267,6 +267,8 @@ class _Element:
         x = self.site("resid_pre" if branch == "attention" else "resid_mid")
         if branch == "cross":
             x = self.site("resid_pre") + self.site("attention.out")
+        if branch == "attention" and self.layer is not None and not self.config.has_attention_norm(self.layer):
+            raise StudioError("the first layer of this model has no norm before attention: choose resid_pre.")
         return _norm_cell(getattr(self.block, name), x[self.index[0]], self.index[1])
 
     def _final(self) -> Arithmetic:

@@ -1,6 +1,7 @@
 """Entries of config.json about positions and kinds of layers: rotary tables, windows, layers without rotation."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,13 @@ class Rope:
     theta: float = 10000.0
     pairing: WaveLayout = "halves"
     fraction: float | None = None
+    old: Mapping[str, str] = field(default_factory=dict)
+    """Names of keys in older files, and the names they have now."""
 
     def read(self, source: Source, values: Values) -> None:
+        renamed = {new: source.data[key] for key, new in self.old.items() if key in source.data}
+        if "rope_parameters" not in source.data:
+            source = dataclasses.replace(source, data=renamed | source.data)
         values["position"] = read_rope(source, values.get("max_len"), self.theta, self.pairing, self.fraction)
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:

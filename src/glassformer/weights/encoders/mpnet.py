@@ -3,7 +3,7 @@
 transformers uses 32 buckets up to a distance of 128, whatever config.json says, and the padding id 1.
 """
 
-from glassformer.weights.hf.encoders.parts import (
+from glassformer.weights.encoders.parts import (
     BASE,
     COMMON,
     EMBEDDINGS,

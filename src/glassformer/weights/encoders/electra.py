@@ -4,7 +4,7 @@ Published discriminators have a classifier of replaced tokens in place of the he
 """
 
 from glassformer.weights.convert import Drop
-from glassformer.weights.hf.encoders.parts import (
+from glassformer.weights.encoders.parts import (
     BASE,
     BERT,
     COMMON,
@@ -18,7 +18,7 @@ from glassformer.weights.hf.encoders.parts import (
     Table,
     names,
 )
-from glassformer.weights.hf.encoders.width import Width
+from glassformer.weights.encoders.width import Width
 from glassformer.weights.keys import describe, integer
 
 HEAD = HeadNames("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")

@@ -8,7 +8,7 @@ from glassformer.config import Activation, Head, Learned, ModelConfig
 from glassformer.weights.convert import IDENTITY, Drop, Row, linear
 from glassformer.weights.family import Source
 from glassformer.weights.hf.layouts import Block
-from glassformer.weights.keys import INIT, SIZES, WIDTH, Entry, Values, activation, number, only
+from glassformer.weights.keys import INIT, SIZES, WIDTH, Dropout, Entry, Values, activation, number, only
 
 OURS = "encoder.blocks.{i}"
 WORDS = "embeddings.word_embeddings.weight"
@@ -45,7 +45,7 @@ IGNORED = (
 
 @dataclass(frozen=True)
 class HeadNames:
-    """Tensor names of a masked-LM head: a linear layer, a norm, the output matrix and its bias."""
+    """Tensor names of a masked-LM head: a linear layer, a norm (both '' if there is none), output matrix and bias."""
 
     dense: str
     norm: str
@@ -59,7 +59,8 @@ class HeadNames:
         if self.bias and not tied:  # an untied head uses the bias of its matrix only
             bias = Row(inner, ("head.bias",), aliases=(self.bias,), strict=False)
         matrix = Row(f"{self.matrix}.weight", ("head.weight",), tied_to=table)
-        return (*linear(self.dense, "head.transform"), *linear(self.norm, "head.norm"), matrix, bias)
+        transform = (*linear(self.dense, "head.transform"), *linear(self.norm, "head.norm")) if self.dense else ()
+        return (*transform, matrix, bias)
 
 
 @dataclass(frozen=True)
@@ -121,19 +122,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Dropout:
-    """The dropout rates, of which we have one."""
-
-    names: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-
-    def read(self, source: Source, values: Values) -> None:
-        values["dropout"] = source.dropout(*self.names)
-
-    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
-        data |= dict.fromkeys(self.names, config.dropout)
-
-
-@dataclass(frozen=True)
 class Pad:
     """The default of `pad_token_id`."""
 
@@ -146,8 +134,52 @@ class Pad:
         pass
 
 
+@dataclass(frozen=True)
+class Renamed:
+    """A key under an old name, which is only read."""
+
+    old: str
+    new: str
+
+    def read(self, source: Source, values: Values) -> None:
+        if source.data.get(self.old) is not None:
+            source.data.setdefault(self.new, source.data[self.old])
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class ReadOnly:
+    """An entry that is not written."""
+
+    entry: Entry
+
+    def read(self, source: Source, values: Values) -> None:
+        self.entry.read(source, values)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class WithHead:
+    """An entry about the head, for models that have one. It comes after the head."""
+
+    entry: Entry
+
+    def read(self, source: Source, values: Values) -> None:
+        if values.get("head", True) is not None:
+            self.entry.read(source, values)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        if config.head is not None:
+            self.entry.write(config, data)
+
+
+DROPOUT = Dropout("hidden_dropout_prob", "attention_probs_dropout_prob")
 COMMON: tuple[Entry, ...] = (
-    *(*SIZES, WIDTH, INIT, Dropout()),
+    *(*SIZES, WIDTH, INIT, DROPOUT),
     only("position_embedding_type", "absolute", why="positions inside attention, which is not implemented"),
     only("is_decoder", False, why="a causal encoder, which is not implemented"),
     only("add_cross_attention", False, why="cross-attention, which is not implemented"),

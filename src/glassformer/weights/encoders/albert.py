@@ -2,7 +2,7 @@
 
 from glassformer.config import ModelConfig
 from glassformer.weights.convert import Drop, Row, linear
-from glassformer.weights.hf.encoders.parts import (
+from glassformer.weights.encoders.parts import (
     BASE,
     COMMON,
     EMBEDDINGS,
@@ -15,7 +15,7 @@ from glassformer.weights.hf.encoders.parts import (
     Table,
     names,
 )
-from glassformer.weights.hf.encoders.width import Groups, Width, grouping
+from glassformer.weights.encoders.width import Groups, Width, grouping
 from glassformer.weights.keys import activation, describe, integer
 
 HEAD = HeadNames("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias")

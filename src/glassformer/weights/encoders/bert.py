@@ -4,7 +4,7 @@ ERNIE is BERT. Megatron-BERT, RoBERTa-PreLayerNorm and XLM-RoBERTa-XL have their
 RemBERT has narrow embeddings and a wide output matrix that is not tied to them.
 """
 
-from glassformer.weights.hf.encoders.parts import (
+from glassformer.weights.encoders.parts import (
     ATTENTION,
     BASE,
     BERT,
@@ -23,7 +23,7 @@ from glassformer.weights.hf.encoders.parts import (
     Table,
     names,
 )
-from glassformer.weights.hf.encoders.width import Width
+from glassformer.weights.encoders.width import Width
 from glassformer.weights.keys import Key, describe, integer, number, only
 
 CLS = HeadNames(
