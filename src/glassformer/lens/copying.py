@@ -23,7 +23,7 @@ from torch import Tensor
 
 from glassformer.lens.residual import stack_of
 from glassformer.model import Model
-from glassformer.model.norm import LayerNorm, RMSNorm
+from glassformer.model.layers import LayerNorm, RMSNorm
 from glassformer.shapes import Float, Int
 
 

@@ -118,7 +118,7 @@ def rank(case: Case, rounds: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from glassformer.training.distributed.ranks import leave
+    from glassformer.training.distributed.group import leave
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -145,7 +145,7 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     import torch
     from torch.distributed.fsdp import FSDPModule
 
-    from glassformer.training.distributed.parallel import ALONE
+    from glassformer.training.distributed.group import ALONE
     from glassformer.training.loop import prepare_state, train_step
     from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Run

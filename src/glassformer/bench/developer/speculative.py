@@ -45,7 +45,7 @@ from glassformer.generation.request import Draft, GenerationRequest
 from glassformer.generation.speculate import Acceptance, Speculation, make_readers
 from glassformer.model import DecoderLM, build
 from glassformer.model.block import Block
-from glassformer.model.feedforward import Dense
+from glassformer.model.layers import Dense
 from glassformer.weights import load, load_tokenizer
 
 PrecisionName = Precision | Literal["torch"]
@@ -70,7 +70,7 @@ class Case:
 def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int | None], Acceptance | None]:
     """Return tokens per second after the first pass, the tokens, and the acceptance if there is a draft."""
     given = {**case.how, "draft": draft, "draft_tokens": case.k, "seed": seed, "stop": []}
-    steps = stream(case.target, [case.prompt], case.new, case.sampling, **given)
+    steps = stream(case.target, [case.prompt], case.new, sampling=case.sampling, **given)
     tokens = [next(steps)[0]]
     already = len(steps.sequences[0].new) if isinstance(steps, Speculation) else 1
     begin = time.perf_counter()

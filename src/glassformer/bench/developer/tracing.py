@@ -32,7 +32,7 @@ from glassformer.bench.race import rotated
 
 MODULE = "glassformer.bench.developer.tracing"
 SLOWER, LARGER = 1.03, 1.5
-MODULES = ("attention", "feedforward", "moe", "block", "stack", "transformer", "init")
+MODULES = ("attention", "layers", "block", "transformer")
 CASES = {  # small: the Python between the kernels shows; large: the kernels do
     "nano, 1 x 16 tokens": ("nano", 1, 16),
     "nano, 4 x 64 tokens": ("nano", 4, 64),

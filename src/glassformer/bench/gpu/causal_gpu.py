@@ -46,14 +46,14 @@ def contenders(batch: int, time: int, heads: int) -> dict[str, torch.cuda.CUDAGr
     with torch.cuda.stream(stream):  # autograd runs the backward pass on the stream of the forward pass
         given = torch.randn(batch, time, 3 * heads * 64, device="cuda").bfloat16()
         d_out = torch.randn(batch, time, heads * 64, device="cuda").bfloat16()
-        out, logs = causal.forward([given], heads, 0.125)
+        out, logs = causal.forward(list(given.chunk(3, -1)), heads, 0.125)
         q, k, v = (t.unflatten(-1, (heads, 64)).transpose(1, 2).detach().requires_grad_() for t in given.chunk(3, -1))
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         d_o = d_out.unflatten(-1, (heads, 64)).transpose(1, 2)
         parts: dict[str, Callable[[], object]] = {
             "cuDNN": partial(torch.autograd.grad, o, (q, k, v), d_o, retain_graph=True),
-            "ours": partial(causal.backward, [given], out, logs, d_out, heads, 0.125),
+            "ours": partial(causal.backward, list(given.chunk(3, -1)), out, logs, d_out, heads, 0.125),
         }
         return {name: captured(part, stream) for name, part in parts.items()}
 

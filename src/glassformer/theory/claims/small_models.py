@@ -10,7 +10,7 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.lens.trace import trace
 from glassformer.model import Cache, DecoderLM, EncoderLM, Model, Seq2Seq, build
-from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.context import NO_TAP, Tap
 from glassformer.model.transformer import Mask
 from glassformer.reference import random_params
 from glassformer.reference.arrays import Params

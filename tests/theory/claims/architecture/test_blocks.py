@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glassformer.model.block import PreNormBlock
-from glassformer.model.norm import LayerNorm
+from glassformer.model.layers import LayerNorm
 from glassformer.theory.claims.architecture import blocks
 from glassformer.theory.claims.claim import Lab
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from glassformer.model import build, inputs
+from glassformer.model import build, context
 from glassformer.model.positions import Learned
 from glassformer.theory.claims.claim import Lab
 from glassformer.theory.claims.positions import extrapolation as beyond
@@ -52,7 +52,7 @@ def test_training_repeats_itself_and_leaves_rows_it_never_saw(monkeypatch):
 
 def test_an_engine_that_clamps_positions_is_found_out(monkeypatch):
     whole = Learned.vectors
-    monkeypatch.setattr(inputs, "_check_positions", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(context, "_check_positions", lambda *_args, **_kwargs: None)
     monkeypatch.setattr(Learned, "vectors", lambda self, places: whole(self, places.clamp(max=31)))
     assert not beyond._table_ends(Lab()).passed
 

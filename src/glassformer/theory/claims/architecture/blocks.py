@@ -14,8 +14,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.model.block import Block, PreNormBlock
-from glassformer.model.context import AttentionContext, ForwardContext
-from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, Tap
 from glassformer.reference import random_params
 from glassformer.reference.arrays import Array, select_prefix
 from glassformer.reference.forward import ForwardContext as OracleContext

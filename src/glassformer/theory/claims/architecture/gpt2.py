@@ -17,8 +17,7 @@ from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import DecoderLM
-from glassformer.model.feedforward import ACTIVATIONS
-from glassformer.model.norm import LayerNorm
+from glassformer.model.layers import ACTIVATIONS, LayerNorm
 from glassformer.reference import forward
 from glassformer.reference.arrays import Array, Params
 from glassformer.shapes import Float, Int

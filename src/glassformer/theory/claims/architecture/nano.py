@@ -15,14 +15,14 @@ from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, Tap
-from glassformer.model.tap import NO_TAP
+from glassformer.model.context import NO_TAP
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
 from glassformer.theory.claims.small_models import decoder, random_tokens
 from glassformer.training import Run, train_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.data.corpus import embedded
 from glassformer.training.data.tasks import Markov, TaskData
-from glassformer.training.distributed.parallel import ALONE
+from glassformer.training.distributed.group import ALONE
 from glassformer.training.loop import TrainState, evaluate, prepare_state
 from glassformer.training.objective import make_batch
 from glassformer.training.run import Data, Loop, Machine, Optim, Schedule

@@ -16,8 +16,7 @@ from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
 from glassformer.lens.figure import Figure
 from glassformer.model import Cache
-from glassformer.model.init import init_weights
-from glassformer.model.transformer import Mask
+from glassformer.model.transformer import Mask, init_weights
 from glassformer.reference import random_params
 from glassformer.shapes import Bool, Int
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure

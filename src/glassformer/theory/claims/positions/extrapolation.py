@@ -16,7 +16,7 @@ from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.training import Run, train_step
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.tasks import Copy, Markov, Stream, TaskData
-from glassformer.training.distributed.parallel import ALONE
+from glassformer.training.distributed.group import ALONE
 from glassformer.training.loop import prepare_state
 from glassformer.training.objective import make_batch
 from glassformer.training.run import Data, Loop, Machine, Optim, Schedule

@@ -12,7 +12,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.lens.trace import Trace, trace
 from glassformer.model import Model, build
-from glassformer.model.init import n_parameters
+from glassformer.model.transformer import n_parameters
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.positions.sinusoids import vanishes
 from glassformer.theory.claims.positions.spectrum import off_toeplitz

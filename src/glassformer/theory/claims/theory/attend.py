@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.model.attention import explicit_attention
-from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.context import NO_TAP, Tap
 from glassformer.shapes import Float
 
 

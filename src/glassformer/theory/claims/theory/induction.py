@@ -156,7 +156,7 @@ def induction_head_detection(lab: Lab) -> Iterator[Finding]:
         "the engine's two-layer circuit on random repeated blocks: its layer-2 head scores near 1",
         low=0.99,
     )
-    folder = pretrained.folder(MODEL)
+    folder = pretrained.FOLDERS.get(MODEL)
     if folder is None:
         why = f"the model {MODEL!r} is not among those that came with this installation"
         yield lab.skipped("the shipped model", Kind.EMPIRICAL, why, "install the package with its models")
@@ -318,7 +318,7 @@ def draw_detection(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention
     from glassformer.lens.figures.labels import settle, write_cells
 
-    folder = pretrained.folder(MODEL)
+    folder = pretrained.FOLDERS.get(MODEL)
     model = as_model(40, 41) if folder is None else load(folder)
     scores = head_table(model, weights=False, seed=lab.seed).score("induction")
     layer, head = divmod(int(scores.argmax()), scores.shape[1])

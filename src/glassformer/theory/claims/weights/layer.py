@@ -9,8 +9,7 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.model.attention import Attention
-from glassformer.model.context import AttentionContext
-from glassformer.model.tap import NO_TAP
+from glassformer.model.context import NO_TAP, AttentionContext
 from glassformer.shapes import Bool, Float
 from glassformer.theory.claims.small_models import one_layer
 

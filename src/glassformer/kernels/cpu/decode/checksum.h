@@ -11,53 +11,53 @@
 
 namespace glass {
 
-struct Piece {  // a range of memory
+struct MemoryRange {  // a range of memory
     const uint8_t* at;
     int64_t bytes;
 };
 
 typedef uint64_t vw __attribute__((vector_size(64), aligned(1), may_alias));
 constexpr uint64_t ODD = 0x9e3779b97f4a7c15u;
-constexpr long PORTION = 1 << 20, LINE = 64, TURN = 8 * LINE;  // bytes per thread and turn, per vector, per eight vectors
+constexpr long UNIT = 1 << 20, VECTOR = 64, ROUND = 8 * VECTOR;  // bytes of a unit of work, of a vector, of eight vectors
 
 template <class V> inline V mixed(V state, V word) {
     state = (state ^ word) * ODD;
     return state ^ (state >> 32);
 }
 
-inline uint64_t mark_of(const uint8_t* at, long bytes) {
+inline uint64_t checksum_of(const uint8_t* at, long bytes) {
     vw lanes[8];
     for (int i = 0; i < 8; i++) lanes[i] = vw{0, 1, 2, 3, 4, 5, 6, 7} + 8 * i;
     auto take = [&](const uint8_t* from) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) lanes[i] = mixed(lanes[i], *(const vw*)(from + i * LINE));
+        for (int i = 0; i < 8; i++) lanes[i] = mixed(lanes[i], *(const vw*)(from + i * VECTOR));
     };
     long done = 0;
-    for (; done + TURN <= bytes; done += TURN) take(at + done);
-    uint8_t rest[TURN] = {};
+    for (; done + ROUND <= bytes; done += ROUND) take(at + done);
+    uint8_t rest[ROUND] = {};
     std::memcpy(rest, at + done, bytes - done);
     take(rest);
-    uint64_t mark = bytes;
+    uint64_t sum = bytes;
     for (int i = 0; i < 8; i++)
-        for (int k = 0; k < 8; k++) mark = mixed<uint64_t>(mark, lanes[i][k]);
-    return mark;
+        for (int k = 0; k < 8; k++) sum = mixed<uint64_t>(sum, lanes[i][k]);
+    return sum;
 }
 
-// The combined checksum of all pieces, the same for any number of threads.
-inline uint64_t mark_of_all(const Piece* pieces, int count, int threads) {
-    std::vector<Piece> portions;
+// The combined checksum of all ranges, the same for any number of threads.
+inline uint64_t checksum_all(const MemoryRange* ranges, int count, int threads) {
+    std::vector<MemoryRange> units;
     for (int i = 0; i < count; i++)
-        for (long from = 0; from < pieces[i].bytes; from += PORTION)
-            portions.push_back({pieces[i].at + from, std::min(PORTION, pieces[i].bytes - from)});
-    std::vector<uint64_t> marks(portions.size());
+        for (long from = 0; from < ranges[i].bytes; from += UNIT)
+            units.push_back({ranges[i].at + from, std::min(UNIT, ranges[i].bytes - from)});
+    std::vector<uint64_t> sums(units.size());
     std::atomic<size_t> next{0};
     pool().run(threads, [&](int) {
-        for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < marks.size();)
-            marks[i] = mark_of(portions[i].at, portions[i].bytes);
+        for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < sums.size();)
+            sums[i] = checksum_of(units[i].at, units[i].bytes);
     });
-    uint64_t mark = count;
-    for (uint64_t one : marks) mark = mixed(mark, one);
-    return mark;
+    uint64_t sum = count;
+    for (uint64_t one : sums) sum = mixed(sum, one);
+    return sum;
 }
 
 }  // namespace glass

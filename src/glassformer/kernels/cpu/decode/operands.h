@@ -1,22 +1,22 @@
 // Activations in the layout of the matmuls: tiles of a few vectors, interleaved element by element.
 #pragma once
 #include <vector>
-#include "kernels.h"
-#include "tiles.h"
+#include "rows.h"
+#include "amx.h"
 
 namespace glass {
 
 constexpr int WIDE = 32;         // rows of a panel
-constexpr int PARTS = WIDE / W;  // registers of them
+constexpr int PARTS = WIDE / LANES;  // registers of them
 // From this many vectors on, a matmul is limited by arithmetic, and transposing a panel of weights pays off. With short
 // registers the transposition takes longer.
-constexpr int MANY = W == 16 ? 16 : 48;
+constexpr int MANY = LANES == 16 ? 16 : 48;
 template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of whole numbers is (byte - ZERO) * scale
 
 // Parts of a panel that are multiplied with B vectors at once: as many as there are registers for.
 template <int B> constexpr int AT_ONCE = SUMS / B >= PARTS ? PARTS : SUMS / B >= 4 && PARTS > 4 ? 4 : SUMS / B >= 2 ? 2 : 1;
-constexpr int TALL = W == 16 ? 14 : W == 8 ? 6 : 4, SHORT = W / 2;  // vectors of a tile where there are many; W at most
-static_assert(TALL <= W, "");
+constexpr int TALL = LANES == 16 ? 14 : LANES == 8 ? 6 : 4, SHORT = LANES / 2;  // vectors of a tile where there are many; LANES at most
+static_assert(TALL <= LANES, "");
 
 // How numbers are kept, in words of 32 bits: FLOATS one, PAIRS two of bfloat16, BYTES four of one byte. SPLIT are two
 // words for four numbers of 16 bits: where bytes can be multiplied, their high and their low bytes; elsewhere the first
@@ -45,26 +45,26 @@ inline Form form_of(const Matrix& m, int batch) {
 
 inline int tile_of(Form form, int batch) {  // vectors of a tile: what the registers hold, and little that is empty
     if (form == LINES) return 2 * TILE;
-    if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, W);
+    if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, LANES);
     const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
     return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
 }
 
-// out[c][0..W) = rows[0..W)[c] for W columns c: neighbours change places at distances 8, 4, 2 and 1.
-inline void turn(const float* rows, long pitch, float* out, long out_pitch) {
+// out[c][0..LANES) = rows[0..LANES)[c] for LANES columns c: neighbours change places at distances 8, 4, 2 and 1.
+inline void transpose_square(const float* rows, long pitch, float* out, long out_pitch) {
 #if defined(__clang__)  // has no shuffle by a variable
-    for (int c = 0; c < W; c++)
-        for (int r = 0; r < W; r++) out[c * out_pitch + r] = rows[r * pitch + c];
+    for (int c = 0; c < LANES; c++)
+        for (int r = 0; r < LANES; r++) out[c * out_pitch + r] = rows[r * pitch + c];
 #else
-    vf v[W];
-    for (int i = 0; i < W; i++) v[i] = load(rows + i * pitch);
+    floats v[LANES];
+    for (int i = 0; i < LANES; i++) v[i] = load(rows + i * pitch);
 #define GLASS_EXCHANGE(D)                                                                                   \
-    for (int i = 0; i < W; i++)                                                                             \
-        if (W > D && !(i & D)) {                                                                                \
-            vi low, high;                                                                                   \
-            for (int c = 0; c < W; c++) low[c] = c & D ? c - D + W : c, high[c] = c & D ? c + W : c + D;    \
-            vf& other = v[(i + D) % W];                                                                     \
-            const vf a = __builtin_shuffle(v[i], other, low), b = __builtin_shuffle(v[i], other, high);     \
+    for (int i = 0; i < LANES; i++)                                                                             \
+        if (LANES > D && !(i & D)) {                                                                                \
+            ints low, high;                                                                                   \
+            for (int c = 0; c < LANES; c++) low[c] = c & D ? c - D + LANES : c, high[c] = c & D ? c + LANES : c + D;    \
+            floats& other = v[(i + D) % LANES];                                                                     \
+            const floats a = __builtin_shuffle(v[i], other, low), b = __builtin_shuffle(v[i], other, high);     \
             v[i] = a, other = b;                                                                            \
         }
     GLASS_EXCHANGE(8)
@@ -72,7 +72,7 @@ inline void turn(const float* rows, long pitch, float* out, long out_pitch) {
     GLASS_EXCHANGE(2)
     GLASS_EXCHANGE(1)
 #undef GLASS_EXCHANGE
-    for (int c = 0; c < W; c++) *(vf*)(out + c * out_pitch) = v[c];
+    for (int c = 0; c < LANES; c++) *(floats*)(out + c * out_pitch) = v[c];
 #endif
 }
 
@@ -99,63 +99,63 @@ struct Vectors {
     const int32_t* starts_of(int i) const { return &starts[(long)i * groups() * tile]; }
 
     // Tiles part, part + parts, ... of `batch` vectors at a distance of `pitch`.
-    void take(const float* x, long pitch, int part, int parts) {
+    void pack(const float* x, long pitch, int part, int parts) {
         static thread_local std::vector<uint32_t> room;
         const bool in_place = tile == 1 || form == LINES;
-        const long line = form == LINES ? depth : (depth + W - 1) / W * W;
-        room.resize(W * line);
+        const long line = form == LINES ? depth : (depth + LANES - 1) / LANES * LANES;
+        room.resize(LANES * line);
         for (int i = part; i < tiles; i += parts) {
             const float* from = x + (long)i * tile * pitch;
             uint32_t* to = &words[(long)i * depth * tile];
-            if (form == FLOATS && (i + 1L) * tile + W <= batch && depth % W == 0) {
-                side_by_side((const uint32_t*)from, pitch, to);
+            if (form == FLOATS && (i + 1L) * tile + LANES <= batch && depth % LANES == 0) {
+                interleave((const uint32_t*)from, pitch, to);
                 continue;
             }
             uint32_t* lines = in_place ? to : room.data();
             for (int b = 0; b < tile; b++) {
-                if (i * tile + b < batch) one(from + b * pitch, lines + b * line, i, b);
-                else nothing(lines + b * line, i, b);
+                if (i * tile + b < batch) convert(from + b * pitch, lines + b * line, i, b);
+                else clear(lines + b * line, i, b);
             }
-            if (!in_place) side_by_side(lines, line, to);
+            if (!in_place) interleave(lines, line, to);
         }
     }
 
 private:
     // to[k][b] = lines[b][k]; whole vectors are written, and what is too much of one is written over by the next
-    void side_by_side(const uint32_t* lines, long line, uint32_t* to) const {
-        uint32_t last[W * W];
-        for (int k = 0; k < depth; k += W) {
-            const bool more = k + 2 * W <= depth;
-            turn((const float*)lines + k, line, more ? (float*)to + (long)k * tile : (float*)last, more ? tile : W);
+    void interleave(const uint32_t* lines, long line, uint32_t* to) const {
+        uint32_t last[LANES * LANES];
+        for (int k = 0; k < depth; k += LANES) {
+            const bool more = k + 2 * LANES <= depth;
+            transpose_square((const float*)lines + k, line, more ? (float*)to + (long)k * tile : (float*)last, more ? tile : LANES);
             if (more) continue;
-            for (int c = 0; c < std::min(W, depth - k); c++)
-                std::memcpy(to + (long)(k + c) * tile, last + c * W, tile * sizeof(uint32_t));
+            for (int c = 0; c < std::min(LANES, depth - k); c++)
+                std::memcpy(to + (long)(k + c) * tile, last + c * LANES, tile * sizeof(uint32_t));
         }
     }
 
-    void nothing(uint32_t* to, int i, int b) {
+    void clear(uint32_t* to, int i, int b) {
         std::memset(to, 0, depth * sizeof(uint32_t));
         if (rounds())
             for (int g = 0; g < groups(); g++)
                 scales[((long)i * groups() + g) * tile + b] = 0, starts[((long)i * groups() + g) * tile + b] = 0;
     }
 
-    void one(const float* x, uint32_t* to, int i, int b) {
+    void convert(const float* x, uint32_t* to, int i, int b) {
         if (form == FLOATS) {
             std::memcpy(to, x, columns * sizeof(float));
             if (columns % 2) to[columns] = 0;
         } else if (form == PAIRS || form == LINES) {
             pairs(x, to);
         } else {
-            for (int g = 0; g < groups(); g++) rounded(x + (long)g * group, to, i, b, g);
+            for (int g = 0; g < groups(); g++) quantise(x + (long)g * group, to, i, b, g);
         }
     }
 
     void pairs(const float* x, uint32_t* to) {
 #if defined(__AVX512BF16__)
         int c = 0;
-        for (; c + 2 * W <= columns; c += 2 * W)
-            _mm512_storeu_si512(to + c / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)load(x + c + W), (__m512)load(x + c)));
+        for (; c + 2 * LANES <= columns; c += 2 * LANES)
+            _mm512_storeu_si512(to + c / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)load(x + c + LANES), (__m512)load(x + c)));
         for (; c < columns; c += 2) {
             const __m256bh both = _mm512_cvtneps_pbh(_mm512_setr4_ps(x[c], c + 1 < columns ? x[c + 1] : 0.0f, 0, 0));
             std::memcpy(to + c / 2, &both, 4);
@@ -171,70 +171,70 @@ private:
     }
 
     // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES) or / 32512 (SPLIT: q = 256 high + low).
-    void rounded(const float* x, uint32_t* to, int i, int b, int g) {
-        vf most = {};
-        for (int c = 0; c < group; c += W) {
-            const vf here = load(x + c), size = here < 0 ? -here : here;
+    void quantise(const float* x, uint32_t* to, int i, int b, int g) {
+        floats most = {};
+        for (int c = 0; c < group; c += LANES) {
+            const floats here = load(x + c), size = here < 0 ? -here : here;
             most = size > most ? size : most;
         }
         float largest = 1e-30f;
-        for (int k = 0; k < W; k++) largest = most[k] > largest ? most[k] : largest;
+        for (int k = 0; k < LANES; k++) largest = most[k] > largest ? most[k] : largest;
         const float top = form == BYTES ? 127.0f : 32512.0f, inverse = top / largest;
         const long position = ((long)i * groups() + g) * tile + b;
-        vi sums = {};
-        for (int c = 0; c < group; c += W) {
-            const vi q = nearest(load(x + c) * inverse);
+        ints sums = {};
+        for (int c = 0; c < group; c += LANES) {
+            const ints q = round_to_int(load(x + c) * inverse);
             sums += q;
             const int at = (g * group + c) / 4;
             if (form == BYTES) {
-                bottom(q, to + at);
+                low_bytes(q, to + at);
             } else if (!HAS_BYTES) {
-                for (int k = 0; k < W; k += 4) {
+                for (int k = 0; k < LANES; k += 4) {
                     to[2 * at + k / 2] = (uint16_t)q[k] | (uint32_t)q[k + 2] << 16;
                     to[2 * at + k / 2 + 1] = (uint16_t)q[k + 1] | (uint32_t)q[k + 3] << 16;
                 }
             } else {
-                uint32_t high[W / 4], low[W / 4];
-                bottom(q, low);
-                bottom((q - widened(low)) >> 8, high);
-                for (int k = 0; k < W / 4; k++) to[2 * (at + k)] = high[k], to[2 * (at + k) + 1] = low[k];
+                uint32_t high[LANES / 4], low[LANES / 4];
+                low_bytes(q, low);
+                low_bytes((q - sign_extended(low)) >> 8, high);
+                for (int k = 0; k < LANES / 4; k++) to[2 * (at + k)] = high[k], to[2 * (at + k) + 1] = low[k];
             }
         }
         int32_t sum = 0;
-        for (int k = 0; k < W; k++) sum += sums[k];
+        for (int k = 0; k < LANES; k++) sum += sums[k];
         scales[position] = largest / top, starts[position] = -zero * sum;
     }
 
-    static vi nearest(vf x) {
+    static ints round_to_int(floats x) {
 #if defined(__AVX512F__)
-        return (vi)_mm512_cvtps_epi32((__m512)x);
+        return (ints)_mm512_cvtps_epi32((__m512)x);
 #elif defined(__AVX2__)
-        return (vi)_mm256_cvtps_epi32((__m256)x);
+        return (ints)_mm256_cvtps_epi32((__m256)x);
 #else
-        vi q;
-        for (int k = 0; k < W; k++) q[k] = (int32_t)std::nearbyintf(x[k]);
+        ints q;
+        for (int k = 0; k < LANES; k++) q[k] = (int32_t)std::nearbyintf(x[k]);
         return q;
 #endif
     }
 
-    static void bottom(vi q, uint32_t* to) {  // the lowest bytes of W numbers
+    static void low_bytes(ints q, uint32_t* to) {  // the lowest bytes of LANES numbers
 #if defined(__AVX512F__)
         _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)q));
 #else
-        int8_t bytes[W];
-        for (int k = 0; k < W; k++) bytes[k] = (int8_t)q[k];
-        std::memcpy(to, bytes, W);
+        int8_t bytes[LANES];
+        for (int k = 0; k < LANES; k++) bytes[k] = (int8_t)q[k];
+        std::memcpy(to, bytes, LANES);
 #endif
     }
 
-    static vi widened(const uint32_t* words) {  // W signed bytes
+    static ints sign_extended(const uint32_t* words) {  // LANES signed bytes
 #if defined(__AVX512F__)
-        return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)words));
+        return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)words));
 #else
-        int8_t bytes[W];
-        std::memcpy(bytes, words, W);
-        vi out;
-        for (int k = 0; k < W; k++) out[k] = bytes[k];
+        int8_t bytes[LANES];
+        std::memcpy(bytes, words, LANES);
+        ints out;
+        for (int k = 0; k < LANES; k++) out[k] = bytes[k];
         return out;
 #endif
     }

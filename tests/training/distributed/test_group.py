@@ -5,19 +5,50 @@ import threading
 import pytest
 
 from glassformer.training import checkpoint, resume_session, train
-from glassformer.training.interrupt import interrupts
+from glassformer.training.distributed import group
+from glassformer.training.distributed.group import ALONE
+from glassformer.training.distributed.parallel import Replicated
 from tests.training import tiny
+
+
+def test_without_torchrun_there_is_one_process_and_errors_pass_through(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert (group.world_size(), group.local_rank(), group.is_main()) == (1, 0, True)
+    with pytest.raises(ValueError, match="wrong"), group.report_error_once():
+        raise ValueError("wrong")
+    with group.report_error_once():
+        pass  # and a success just goes on
+
+
+@pytest.mark.parametrize(("rank", "code"), [("0", 2), ("1", 2)])
+def test_under_torchrun_the_first_speaks_and_all_leave(monkeypatch, capsys, rank, code):
+    class Left(Exception):  # noqa: N818
+        pass
+
+    def leave(given):
+        raise Left(given)
+
+    for name, value in (("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(group.os, "_exit", leave)
+    monkeypatch.setattr(group, "PATIENCE", 0.0)
+    with pytest.raises(Left, match=str(code)), group.report_error_once():
+        raise ValueError("a sentence")
+    assert ("glass: a sentence" in capsys.readouterr().err) is (rank == "0")
+    with pytest.raises(Left, match="0"), group.report_error_once():
+        pass
 
 
 def test_the_first_is_noted_and_the_second_stops():
     before = signal.getsignal(signal.SIGINT)
-    with interrupts() as asked:
+    with ALONE.interrupts() as asked:
         assert not asked()
         os.kill(os.getpid(), signal.SIGINT)
         assert asked()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    with interrupts(active=False), pytest.raises(KeyboardInterrupt):
+    with Replicated.interrupts(ALONE), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -26,7 +57,7 @@ def test_other_threads_are_left_alone():
     seen = []
 
     def work():
-        with interrupts() as asked:
+        with ALONE.interrupts() as asked:
             seen.append(asked())
 
     thread = threading.Thread(target=work)

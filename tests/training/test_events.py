@@ -1,9 +1,11 @@
+import contextlib
 import io
+import json
 
 import pytest
 from rich.console import Console
 
-from glassformer.training.display import Display, baseline_lines, sparkline, time_left
+from glassformer.training.events import Display, Log, baseline_lines, sparkline, time_left
 
 EVENTS = [
     {
@@ -93,3 +95,26 @@ def test_baselines_are_ordered_from_easy_to_hard():
 def test_sparkline_falls_with_the_loss():
     assert sparkline([4.0, 3.0, 2.0, 1.0]) == "█▅▃▁"
     assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_log_drops_what_will_be_done_again_and_torn_lines(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with contextlib.closing(Log(path, None, 0)) as log:
+        for step in (1, 5, 9):
+            log(event="step", step=step)
+    path.write_text(path.read_text() + '{"event": "st')  # a crash in the middle of a line
+    heard = []
+    with contextlib.closing(Log(path, heard.append, 5)) as log:
+        log(event="step", step=6)
+    assert [e["step"] for e in lines(path)] == [1, 5, 6]
+    assert heard == [{"event": "step", "step": 6}]
+
+
+def test_only_one_rank_writes(tmp_path):
+    with contextlib.closing(Log(tmp_path / "log.jsonl", None, 0, is_main=False)) as log:
+        log(event="step", step=1)
+    assert not (tmp_path / "log.jsonl").exists()

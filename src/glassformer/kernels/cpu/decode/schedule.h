@@ -18,20 +18,11 @@ struct Prepared {
     }
     const Vectors& take(int t, int threads, const float* x, long pitch, Barrier& barrier) {
         Vectors& set = sets[joint ? 0 : t];
-        if (needed) joint ? set.take(x, pitch, t, threads) : set.take(x, pitch, 0, 1);
+        if (needed) joint ? set.pack(x, pitch, t, threads) : set.pack(x, pitch, 0, 1);
         if (joint) barrier.wait();
         return set;
     }
 };
-
-// Floats from one vector to the next of n: an odd number of cache lines, because vectors at a distance of a power of two
-// would evict each other from the caches.
-inline long apart(long n) { return ((n + W - 1) / W | 1) * W; }
-
-// The first cache line boundary in a buffer: vectors that cross two lines are loaded at half the speed.
-inline float* lined(std::vector<float>& held) {
-    return held.data() + (-(uintptr_t)held.data() / sizeof(float)) % W;
-}
 
 // The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
 struct Scratch {
@@ -41,9 +32,9 @@ struct Scratch {
     long used = 0;
 
     float* need(std::vector<float>& held, long n) {
-        if ((long)held.size() < n + W) held.resize(n + W);
+        if ((long)held.size() < n + LANES) held.resize(n + LANES);
         used += held.size() * sizeof(float);
-        return lined(held);
+        return cache_aligned(held.data());
     }
     static Scratch& kept() {  // guarded by the lock of the pool
         static Scratch* made = new Scratch;
@@ -52,7 +43,7 @@ struct Scratch {
 };
 
 // Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes.
-inline int chunk_of(const Matrix& w, int batch, int threads) {
+inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
     constexpr long CHUNK = 256 << 10;
     if (batch >= MANY) return WIDE;
     const long bits = w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4;
@@ -62,11 +53,11 @@ inline int chunk_of(const Matrix& w, int batch, int threads) {
     return (int)std::max(rows / step * step, (long)step);
 }
 
-// work(first, last, soon) for rows of a matrix, and those that are probably next. Each thread has a first chunk and then
+// work(first, last, next_row) for rows of a matrix, and those that are probably next. Each thread has a first chunk and then
 // takes the next free one, because memory serves threads unevenly. Which thread sums a row does not change the result.
 template <class F>
-inline void share_rows(int t, int threads, std::atomic<int>& taken, const Matrix& w, int batch, F work) {
-    const int chunk = chunk_of(w, batch, threads), rows = w.rows;
+inline void for_row_chunks(int t, int threads, std::atomic<int>& taken, const Matrix& w, int batch, F work) {
+    const int chunk = rows_per_chunk(w, batch, threads), rows = w.rows;
     for (int i = t; (long)i * chunk < rows; i = threads + taken.fetch_add(1, std::memory_order_relaxed))
         work(i * chunk, std::min((i + 1) * chunk, rows), (i + threads) * chunk < rows ? (i + threads) * chunk : 0);
 }

@@ -83,7 +83,7 @@ struct Unit {};
 #endif
 
 // out[32][32] = 32 vectors of bfloat16, `depth` words each, times 32 rows, of which a step of one pair takes `step` bytes.
-inline void meet_tiles(Unit& unit, const uint8_t* w, long step, const uint32_t* x, int depth, float* out) {
+inline void amx_multiply(Unit& unit, const uint8_t* w, long step, const uint32_t* x, int depth, float* out) {
     (void)unit;
 #if defined(GLASS_TILE_ADD)
     const long line = depth * sizeof(uint32_t), row = 2 * TILE * sizeof(float);

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from glassformer.training import accelerate as memory
+from glassformer.model import device as memory
 
 FAULTS = """
 import resource, sys, torch
-from glassformer.training.accelerate import keep_freed
+from glassformer.model.device import keep_freed
 if sys.argv[1] == "keep":
     assert keep_freed()
 def step():
