@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from glassformer.kernels.cuda.training import loss as cuda
+from glassformer.kernels.toolchain import nvrtc
 from glassformer.training.chunked_loss import chunk_gradients, head_gradients
 from tests.emulated_cuda import built, needs_compiler
 
