@@ -24,6 +24,8 @@ KEEPS = frozenset([
 ])  # fmt: skip
 """Operations that change numbers and leave factors and matmuls of the lineage as they are."""
 INVERSE = frozenset(["rsqrt", "sqrt", "reciprocal", "linalg_vector_norm", "norm", "exp", "clamp_min"])
+ROOTS = (0.5, -0.5, -1, -1.0)
+"""Exponents of `pow` that make a norm of a sum of squares, or its inverse."""
 NORMS = frozenset(["native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"])
 REDUCTIONS = frozenset(["mean", "var", "std", "var_mean", "sum"])
 ACTIVATIONS = frozenset(["gelu", "silu", "relu", "sigmoid", "mish", "elu", "hardswish"])
@@ -55,7 +57,7 @@ class TracedAttention:
     learned_scale: bool
     capped: bool
     rotated: tuple[bool, bool]
-    """Whether q and k were multiplied elementwise since their projection (a rotation; not a norm)."""
+    """Whether q and k were multiplied component by component since their projection (a rotation; not a norm)."""
     scores: Tensor
     weights: Tensor
     dim: int
@@ -163,7 +165,7 @@ class _Reader:
         elif node.op in NORMS:
             self.lineages[node.index] = Lineage(normed=True, maps=self.of(node.args[0]).maps)
             self._norm(node)
-        elif node.op in INVERSE:
+        elif node.op in INVERSE or (node.op == "pow" and node.args[1] in ROOTS):
             self.lineages[node.index] = Lineage(inverse=True)
         elif node.op in REDUCTIONS and len(node.args) > 1 and isinstance(node.args[1], list):
             shape = tuple(node.args[0].value.shape)
@@ -251,7 +253,9 @@ class _Reader:
                 self.lineages[node.index] = replace(was, scale=scale, learned=learned)
             return
         inverse = self.of(other).inverse
-        gain = inverse or (isinstance(other, Node) and self.graph.is_parameter(other))
+        # one number per vector, such as a temperature by position, rotates nothing
+        by_vector = isinstance(other, Node) and other.value.dim() > 0 and other.value.shape[-1] == 1
+        gain = inverse or by_vector or (isinstance(other, Node) and self.graph.is_parameter(other))
         per_head = isinstance(other, Node) and was.product is not None and 1 < other.value.numel() <= 64
         self.lineages[node.index] = replace(
             was, normed=was.normed or inverse, learned=was.learned or per_head, rotated=was.rotated or not gain

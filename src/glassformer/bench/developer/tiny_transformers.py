@@ -163,7 +163,7 @@ def shrunk(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name in changes:
             found[name] = changes[name]
-        elif name in by_layer and kept:
+        elif name in by_layer and kept and value != list(range(layers)):
             values = [value[i] for i in kept]
             found[name] = [_size(name, v) for v in values]
         elif isinstance(value, dict) and ("model_type" in value or name.endswith("_config")):
@@ -189,7 +189,7 @@ def _size(name: str, value: Any) -> Any:
 
 def _one_of_each(by_layer: dict[str, list[Any]], layers: int) -> list[int]:
     """The first layer of each type, and at least two layers."""
-    types = {k: v for k, v in by_layer.items() if all(isinstance(x, str | bool | int) for x in v)}
+    types = {k: v for k, v in by_layer.items() if all(isinstance(x, str | bool | int) for x in v) and len(set(v)) < 5}
     if not types:
         return []
     seen: dict[Any, int] = {}

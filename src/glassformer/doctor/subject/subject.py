@@ -10,6 +10,7 @@ docs/doctor.md has an example of ten lines.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -28,6 +29,8 @@ from glassformer.shapes import Float, Int, Shaped
 Kind = ModelKind
 LENGTHS = (5, 24, 65, 129)
 """Short, usual, and one past two powers of two: "only after position n" bugs like powers of two."""
+SPECIAL_ID = re.compile(r"_token_(id|ids|index)$|^(bos|eos|pad|sep|cls|mask|unk)_(id|idx|index)$")
+"""Fields of a config that name ids with a meaning of their own."""
 LARGE = 30_000_000
 """Parameters above which the longest probes are shortened."""
 
@@ -109,13 +112,20 @@ class Subject:
     def tokens(self, rows: int, length: int, seed: int = 0) -> Int[Tensor, "B T"]:
         """Random ids, none of them special: a padding id in the text would be a different question."""
         generator = torch.Generator().manual_seed(seed)
-        special = {self.facts.raw.get(n) for n in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
-        special |= {self.pad}
         usable = torch.ones(min(self.vocab_size, 50_000), dtype=torch.bool)
-        usable[[i for i in special if isinstance(i, int) and i < len(usable)]] = False
+        usable[[i for i in self.special_ids() if i < len(usable)]] = False
         ids = usable.nonzero().flatten() if bool(usable.any()) else torch.zeros(1, dtype=torch.long)
         picked = torch.randint(0, len(ids), (rows, length), generator=generator)
         return ids[picked].to(self.device)
+
+    def special_ids(self) -> set[int]:
+        """Ids that the config gives a meaning of their own: one number or a list of them under each name."""
+        found = set() if self.pad is None else {self.pad}
+        for name, value in self.facts.raw.items():
+            if SPECIAL_ID.search(name):
+                values = value if isinstance(value, list | tuple | set) else [value]
+                found |= {v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0}
+        return found
 
     def other(self, tokens: Int[Tensor, "B T"], seed: int = 1) -> Int[Tensor, "B T"]:
         """Ids of the same shape, different at every position."""
