@@ -44,6 +44,10 @@ class Linear:
     input: Tensor
     output: Tensor
     path: str
+    sources: tuple["Linear", ...] = ()
+    """The linear layers whose outputs this one reads, with no other matmul in between."""
+    mixes: bool = False
+    """Whether it also reads a matmul of two activations, such as attention heads."""
 
 
 @dataclass
@@ -118,6 +122,8 @@ class Trace:
     """(storage of the table, its number of rows, indices, path)."""
     reductions: list[tuple[str, str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     """(path, operation, shape, axes) of means, variances and norms."""
+    selections: list[tuple[int, int]] = field(default_factory=list)
+    """(size of the axis, number kept) of each top-k, in order."""
     logits: Tensor | None = None
 
 
@@ -135,6 +141,7 @@ class _Reader:
     def __init__(self, graph: Graph):
         self.graph, self.trace = graph, Trace()
         self.lineages: dict[int, Lineage] = {}
+        self.linears: dict[int, Linear] = {}
 
     def of(self, node: Any) -> Lineage:
         return self.lineages.get(node.index, Lineage()) if isinstance(node, Node) else Lineage()
@@ -144,6 +151,9 @@ class _Reader:
             self._carry(node, node.args[0])
         if node.op in ("embedding", "index_select"):
             self._lookup(node)
+        if node.op == "topk" and not node.output:
+            axis = int(node.args[2]) if len(node.args) > 2 else int(node.kwargs.get("dim", -1))
+            self.trace.selections.append((node.args[0].value.shape[axis], int(node.args[1])))
         if node.op in CARRIES or node.output:
             return
         if node.op == OVERWRITTEN:
@@ -273,6 +283,10 @@ class _Reader:
 
     def _linear(self, node: Node, read: Node, weight: Node) -> None:
         record = Linear(weight.storage, read.value, node.value, node.path)
+        before = {read} if read.is_landmark else self.graph.landmarks_before(read)
+        record.sources = tuple(self.linears[n.index] for n in before if n.index in self.linears)
+        record.mixes = any(n.is_mixing for n in before)
+        self.linears[node.index] = record
         self.trace.linears.append(record)
         heads = self.of(read).heads
         if heads is not None and heads.merged is None:

@@ -100,7 +100,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "MobileBertForMaskedLM": {"hidden_size": 64, "intra_bottleneck_size": 32, "true_hidden_size": 32},
     "NemotronForCausalLM": {"num_key_value_heads": 2},
     "NemotronHForCausalLM": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "use_mamba_kernels": False},
-    "NeoMMEForMaskedLM": {"per_layer_config": {}, "embedding_rank": 16},
+    "NeoMMEForMaskedLM": {"per_layer_config": {1: {"sliding_window": None}}, "embedding_rank": 16},
     "Qwen4ExpForCausalLM": {
         **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8},
         **{"indexer_compress_ratio": 2, "hc_lowrank": 16, "ngram_vocab_size_base": 97, "split_ngram_parts": 1},

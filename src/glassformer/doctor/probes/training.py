@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glassformer.doctor.probes.padding import pad_fill, padded
+from glassformer.doctor.probes.padding import amounts, pad_fill, padded
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.measure import ulp
@@ -305,7 +305,7 @@ def _minus_one_is_ignored(isolated: Subject, call: LossCall, shift: int) -> bool
 
 def _padded(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
     """A right-padded batch: the mean over all real targets, not the mean of the rows' means."""
-    batch = padded(isolated, isolated.length(17), [0, 4, 11], "right", pad_fill(isolated))
+    batch = padded(isolated, isolated.length(17), amounts(isolated, 0, 4, 11), "right", pad_fill(isolated))
     labels = None
     if isolated.kind == "encoder" or not call.method:
         labels = torch.where(batch.mask, batch.tokens, IGNORE)
@@ -331,7 +331,7 @@ def _pad_content(isolated: Subject, call: LossCall, shift: int) -> tuple[float, 
     """Other tokens in padding positions leave the loss as it is."""
     if call.mask is None or not call.method:
         raise Unsupported("labels of padding are the caller's here")
-    batch = padded(isolated, isolated.length(17), [0, 4, 11], "right", pad_fill(isolated))
+    batch = padded(isolated, isolated.length(17), amounts(isolated, 0, 4, 11), "right", pad_fill(isolated))
     labels = torch.where(batch.mask, batch.tokens, IGNORE) if isolated.kind == "encoder" else None
     first, _ = call(isolated, batch.tokens, labels, batch.mask)
     junk = batch.tokens.clone()
@@ -345,7 +345,7 @@ def _accumulated(isolated: Subject, call: LossCall, shift: int) -> tuple[float, 
 
     Rows keep their padded length, so that what padding does to logits is the same on both sides.
     """
-    batch = padded(isolated, isolated.length(17), [0, 12, 9, 3], "right", pad_fill(isolated))
+    batch = padded(isolated, isolated.length(17), amounts(isolated, 0, 12, 9, 3), "right", pad_fill(isolated))
     parts = (slice(0, 1), slice(1, 4))
     marked = call.labels is not None and (call.mask is None or not call.method or isolated.kind == "encoder")
 

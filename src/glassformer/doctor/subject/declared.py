@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[str, ...]] = {
              "share_embeddings", "tied_embeddings"),
     "activation": ("activation", "hidden_act", "activation_function", "hidden_activation", "act", "act_fn",
                    "mlp_activation",
-                   "feed_forward_proj", "ffn_activation"),
+                   "feed_forward_proj", "ffn_activation", "dense_act_fn"),
     "eps": ("eps", "layer_norm_eps", "rms_norm_eps", "norm_eps", "layer_norm_epsilon", "ln_eps", "norm_epsilon",
             "layernorm_eps", "layernorm_epsilon"),
     "norm": ("norm", "norm_type", "normalization", "norm_kind", "normalization_type"),

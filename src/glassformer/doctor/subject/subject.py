@@ -62,6 +62,13 @@ class Subject:
     noise: dict[Any, float] = field(default_factory=dict)
     """Prefix noise over the logits' size by look, kept for a large model: see `compare.prefix_noise`."""
 
+    continuous: int | None = None
+    """Longest input of which a top-k selection keeps every key; None where none is selected (see selection.py)."""
+
+    def between_lengths(self) -> "Subject":
+        """This subject, limited to inputs of which results may be compared between lengths."""
+        return self if self.continuous is None else replace(self, limit=min(self.limit, self.continuous))
+
     @property
     def module(self) -> nn.Module | None:
         return self.model if isinstance(self.model, nn.Module) else None
@@ -159,6 +166,23 @@ class Subject:
         **more: Any,
     ) -> tuple[Float[Tensor, "B T V"], Any]:
         """One call of the model; returns logits and the cache it gave back (or the one it was given)."""
+        output = self.output(tokens, mask, positions, cache, source, source_mask, with_cache, **more)
+        logits = calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
+        returned = calls.find_cache(output) if with_cache or cache is not None else None
+        return logits, cache if returned is None else returned
+
+    def output(
+        self,
+        tokens: Int[Tensor, "B T"],
+        mask: Shaped[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        cache: Any = None,
+        source: Int[Tensor, "B N"] | None = None,
+        source_mask: Shaped[Tensor, "B N"] | None = None,
+        with_cache: bool = False,
+        **more: Any,
+    ) -> Any:
+        """What one call of the model returns, as it is."""
         face = self.interface
         arguments: dict[str, Any] = {**face.flags, **more}
         if mask is not None:
@@ -178,10 +202,7 @@ class Subject:
             source = self.source(len(tokens)) if source is None else source
             positional = [source.clone()]
             arguments[cast(str, face.target)] = tokens.clone()
-        output = self.model(*positional, **arguments)
-        logits = calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
-        returned = calls.find_cache(output) if with_cache or cache is not None else None
-        return logits, cache if returned is None else returned
+        return self.model(*positional, **arguments)
 
     def _put(self, arguments: dict[str, Any], name: str | None, value: Any, what: str) -> None:
         if name is None:
