@@ -200,7 +200,16 @@ def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) 
 
 
 def _muted(exam: Examination, finding: Finding) -> Finding:
-    """The model drops in eval mode: patch dropout to identity and go on; it is dropout if that makes it repeat."""
+    """The model is random in eval mode: by a declared seed that is not set, or by dropout, or otherwise.
+
+    The other probes are made with that seed, or with dropout as identity; it is the cause if the model then repeats.
+    """
+    seeds = [name for name, value in exam.subject.facts.raw.items() if "seed" in name.lower() and value is None]
+    exam.subject.seeded = bool(seeds)
+    if seeds and modes.eval_is_deterministic(exam.subject).passed:
+        why = f"it draws random numbers unless its config gives {seeds[0]}: the other probes were made with one seed"
+        return replace(finding, verdict=Verdict.SKIP, why=why, remedy="", evidence={"explained": True})
+    exam.subject.seeded = False
     exam.subject.mute = True
     if not modes.eval_is_deterministic(exam.subject).passed:
         return finding

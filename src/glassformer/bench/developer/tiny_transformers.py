@@ -123,7 +123,7 @@ CHANGES |= dict.fromkeys(
     ("ReformerForMaskedLM", "ReformerModelWithLMHead"),
     {
         **{"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"]},
-        **{"local_attn_chunk_length": 16, "lsh_attn_chunk_length": 16, "max_position_embeddings": 256},
+        "max_position_embeddings": 256,
     },
 )
 """Class -> fields that it needs beyond the rules."""

@@ -61,6 +61,10 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
         }
         tables = dict(module.named_parameters())
         blocks = _dead_blocks(isolated, module)
+        if blocks:  # rows that only distant positions use
+            longer = isolated.logits(isolated.tokens(1, isolated.lengths()[-1], seed=30))
+            (longer * torch.randn(longer.shape, generator=stir).to(longer)).sum().backward()
+            blocks = _dead_blocks(isolated, module)
         owners = {
             f"{m}.{n}" if m else n: (m, mod)
             for m, mod in module.named_modules()
@@ -84,6 +88,8 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
     cut = [n for n in dead if n not in reasons]
     if cut:
         yield _name(subject, cut, owners)
+    elif blocks:
+        yield _name_block(subject, blocks)
     else:
         yield Finding(id, Verdict.PASS, 0.0, 0.0, "every parameter that these inputs reach gets a gradient")
 

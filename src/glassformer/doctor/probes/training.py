@@ -163,7 +163,10 @@ def _overheard(isolated: Subject, shape: tuple[int, int]) -> Iterator[list[Tenso
 def _compare(
     isolated: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
 ) -> tuple[dict[str, tuple[float, float]], Tensor | None]:
-    """How each way to shift matches; and the gradient with respect to the logits, where they are seen."""
+    """How each way to shift matches; and the gradient with respect to the logits, where they are seen.
+
+    Raises Unsupported where logits come with the loss, the loss is not computed from them, and no shift matches.
+    """
     with _overheard(isolated, (tokens.shape[0], tokens.shape[1])) as heard:
         loss, logits = call(isolated, tokens, labels)
     assert isolated.module is not None
@@ -174,7 +177,13 @@ def _compare(
         if rows is not None:
             return matches(loss, logits, labels, [logits]), rows
     wrt: list[Tensor] = [p for p in isolated.module.parameters() if p.requires_grad]
-    return matches(loss, isolated.logits(tokens), labels, wrt), None
+    found = matches(loss, isolated.logits(tokens), labels, wrt)
+    if logits is not None and min(left for left, _ in found.values()) > MATCH:
+        raise Unsupported(
+            "its loss is not computed from the logits that it returns (several predictions per position, or logits of "
+            "another form), so it was not compared with theirs"
+        )
+    return found, None
 
 
 def _uncounted(rows: Tensor, labels: Tensor, shift: int) -> Tensor | None:

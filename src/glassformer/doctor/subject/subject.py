@@ -55,6 +55,8 @@ class Subject:
     """Whether the last axis is the vocabulary; False for an encoder without a head."""
     mute: bool = False
     """Dropout replaced by identity, because the model drops in eval mode."""
+    seeded: bool = False
+    """The random state is set before each call, because the model draws unless its config gives a seed."""
     in_place: bool = False
     """A deep copy would not compute with its own weights: the model itself is examined, then restored."""
     look: tuple[Any, ...] = ()
@@ -202,6 +204,8 @@ class Subject:
             source = self.source(len(tokens)) if source is None else source
             positional = [source.clone()]
             arguments[cast(str, face.target)] = tokens.clone()
+        if self.seeded:
+            torch.manual_seed(0)
         return self.model(*positional, **arguments)
 
     def _put(self, arguments: dict[str, Any], name: str | None, value: Any, what: str) -> None:
