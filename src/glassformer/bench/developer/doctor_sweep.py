@@ -49,6 +49,7 @@ KNOWN: dict[str, frozenset[str]] = {
         "ProphetNetForCausalLM": "causal_leak",
         "ProphetNetForConditionalGeneration": "causal_leak",
         "RecurrentGemmaForCausalLM": "pad_leak",
+        "ReformerModelWithLMHead": "causal_leak",
         "RwkvForCausalLM": "pad_leak",
         "YosoForMaskedLM": "pad_leak",
     }.items()
@@ -121,8 +122,8 @@ def table(results: list[dict[str, Any]]) -> str:
             cells = [found["subject"], str(found["kind"]), diagnosis["id"], words, "yes" if is_known else "NO"]
             lines.append(f"| {' | '.join(cells)} |")
         if state_of(found) in ("refused", "error", "not built"):
-            words = found.get("refused") or found.get("error") or found.get("not_built")
-            lines.append(f"| {found['subject']} | {found.get('kind')} | {state_of(found).upper()} | {words} | |")
+            reason = found.get("refused") or found.get("error") or found.get("not_built")
+            lines.append(f"| {found['subject']} | {found.get('kind')} | {state_of(found).upper()} | {reason} | |")
     states = Counter(state_of(found) for found in results)
     times = [found["seconds"] for found in results if "seconds" in found]
     lines += ["", ", ".join(f"{n} {state}" for state, n in states.most_common()) + f" of {len(results)} classes"]

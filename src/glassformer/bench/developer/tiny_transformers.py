@@ -1,7 +1,7 @@
 """Build every text model class of `transformers`, tiny and random, from its own default config.
 
-Fields of a config are shrunk by their names: hidden size 64, 4 heads, vocabulary 97, windows of 16, two layers or one of
-each type. `CHANGES` lists what a class needs beyond that. Classes that need an image or sound are left out.
+Fields of a config are shrunk by their names: hidden size 64, 4 heads, vocabulary 97, windows of 16, two layers or one
+of each type. `CHANGES` lists what a class needs beyond that. Classes that need an image or sound are left out.
 """
 
 import inspect
@@ -20,7 +20,9 @@ BOTH_WAYS = ("XLMWithLMHeadModel", "FlaubertWithLMHeadModel", "XLNetLMHeadModel"
 """Named like decoders; with their default configs they read both ways."""
 DECODERS = ("HiggsAudioV2ForConditionalGeneration",)
 """Named like encoder-decoders; they take one sequence of tokens."""
-OTHER_INPUT = re.compile(r"vision|audio|speech|image|video|codec|vq|vlm|thinker|patcher|flow|diffusion|token2wav|tokenizer|projector")
+OTHER_INPUT = re.compile(
+    r"vision|audio|speech|image|video|codec|vq|vlm|thinker|patcher|flow|diffusion|token2wav|tokenizer|projector"
+)
 """Parts of a config that belong to another kind of input."""
 
 KEEP = -1
@@ -119,13 +121,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ZayaForCausalLM": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "xLSTMForCausalLM": {"num_heads": 4, "qk_dim_factor": 1.0},
 }
-CHANGES |= dict.fromkeys(
-    ("ReformerForMaskedLM", "ReformerModelWithLMHead"),
-    {
-        **{"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"]},
-        "max_position_embeddings": 256,
-    },
-)
+REFORMER: dict[str, Any] = {
+    **{"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"]},
+    "max_position_embeddings": 256,
+}
+CHANGES |= {"ReformerForMaskedLM": REFORMER, "ReformerModelWithLMHead": REFORMER}
 """Class -> fields that it needs beyond the rules."""
 
 

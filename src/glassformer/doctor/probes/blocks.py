@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -102,8 +103,7 @@ def whole_layers(isolated: Subject, blocks: list[Block]) -> list[Block]:
         stacks.setdefault(at[0] if at else "", []).append(block)
     found = []
     for stack in stacks.values():
-        pairs = zip(stack, stack[1:], strict=False)
-        if all(gap(a.after, b.before) <= 1e-5 * max(rms(a.after), 1e-30) for a, b in pairs):
+        if all(gap(a.after, b.before) <= 1e-5 * max(rms(a.after), 1e-30) for a, b in pairwise(stack)):
             found += stack
     return found
 
@@ -277,7 +277,9 @@ def _coefficients(isolated: Subject, block: Block, found: list[float], where: di
     )
 
 
-RESIDUAL_FACTOR = re.compile(r"multiplier|resid\w*_(scale|factor|alpha|beta)|scale_depth|alpha|beta_factor|branch_scale")
+RESIDUAL_FACTOR = re.compile(
+    r"multiplier|resid\w*_(scale|factor|alpha|beta)|scale_depth|alpha|beta_factor|branch_scale"
+)
 
 
 def _residual_factors(isolated: Subject) -> list[str]:

@@ -34,7 +34,7 @@ class Norm:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """By its class name, or by having nothing but one or two vectors of one width; no modules with parameters inside."""
+    """By its class name, or by having only one or two vectors of one width; no modules with parameters inside."""
     children = list(module.children())
     if any(True for c in children for _ in c.parameters()) or isinstance(module, nn.Embedding | nn.Linear | nn.PReLU):
         return False

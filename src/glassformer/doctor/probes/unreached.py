@@ -165,7 +165,7 @@ def _values(name: str) -> list[Value]:
 def _with_arguments(values: dict[str, Value]) -> Call:
     def call(isolated: Subject) -> list[Tensor]:
         tokens = _tokens(isolated)
-        given = {name: make(isolated, tokens) for name, make in values.items()}
+        given: dict[str, Any] = {name: make(isolated, tokens) for name, make in values.items()}
         return _tensors(isolated.output(tokens, **given))
 
     return call
@@ -284,10 +284,11 @@ def _reads(node: ast.AST, attribute: str, optional: set[str], under: str) -> Ite
         named = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)} & optional
         inner = under or next(iter(sorted(named)), "")
         yield from _reads(node.test, attribute, optional, under)
-        for child in node.body if isinstance(node.body, list) else [node.body]:
-            yield from _reads(child, attribute, optional, inner)
-        for child in node.orelse if isinstance(node.orelse, list) else [node.orelse]:
-            yield from _reads(child, attribute, optional, inner)
+        branches: list[ast.AST] = []
+        for part in (node.body, node.orelse):
+            branches += part if isinstance(part, list) else [part]
+        for branch in branches:
+            yield from _reads(branch, attribute, optional, inner)
         return
     for child in ast.iter_child_nodes(node):
         yield from _reads(child, attribute, optional, under)
