@@ -167,7 +167,7 @@ def _double(subject: Subject) -> torch.dtype | None:
     """float64 where the model runs there."""
     try:
         with subject.isolated(dtype=torch.float64) as isolated:
-            isolated.logits(isolated.tokens(1, 3))
+            isolated.logits(isolated.tokens(1, isolated.length(3)))
     except Exception:
         return None
     return torch.float64

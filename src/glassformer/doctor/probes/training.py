@@ -70,8 +70,8 @@ class LossCall:
         if labels is None and self.labels:
             given[self.labels] = tokens
         first = source if seq2seq else tokens
-        output = isolated.model(first, **isolated.interface.flags, **given)
-        return _scalar(output), calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
+        output = isolated.model(first, **{**isolated.filled(tokens, source), **isolated.interface.flags, **given})
+        return _scalar(output), isolated.logits_in(output, tokens)
 
 
 def _scalar(output: Any) -> Tensor:
@@ -333,7 +333,7 @@ def _seq2seq_logits(isolated: Subject, call: LossCall, row: Tensor, given: dict[
     if call.method:
         return isolated.logits(row, **given)
     output = isolated.model(given["source"], **isolated.interface.flags, **{str(call.labels): row})
-    return calls.find_logits(output, (row.shape[0], row.shape[1]))
+    return isolated.logits_in(output, row)
 
 
 def _pad_content(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:

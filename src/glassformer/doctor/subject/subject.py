@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.config.choices import ModelKind
 from glassformer.doctor.subject import interface as calls
+from glassformer.doctor.subject.arguments import InternalCache
 from glassformer.doctor.subject.declared import Declared
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
@@ -48,6 +49,8 @@ class Subject:
     expect: Mapping[str, Any] = field(default_factory=dict)
     limit: int = 129
     """Longest input that works, as far as the probes go."""
+    multiple: int = 1
+    """Inputs must be as long as a multiple of this; where it is `limit`, there is one length only."""
     notes: list[str] = field(default_factory=list)
     warmth: float = 1.0
     """Factor for the second look: 6 where attention is almost uniform, 1 where it is already sharp."""
@@ -102,11 +105,16 @@ class Subject:
         if self.large:
             return sorted({self.length(24), self.length(65)})
         longest = min(self.limit, LENGTHS[-1])
-        return sorted({*(t for t in LENGTHS if t <= longest), longest})
+        return sorted({self.length(t) for t in (*(t for t in LENGTHS if t <= longest), longest)})
 
     def length(self, wanted: int, if_large: int | None = None) -> int:
         """A length within what the model takes; a large model may get a shorter one, its width makes up for it."""
-        return min(if_large if if_large is not None and self.large else wanted, self.limit)
+        wanted = min(if_large if if_large is not None and self.large else wanted, self.limit)
+        return min(-(-wanted // self.multiple) * self.multiple, self.limit)
+
+    def takes(self, length: int) -> bool:
+        """Whether inputs of this length can be given."""
+        return 0 < length <= self.limit and length % self.multiple == 0
 
     def rows(self, usual: int, if_large: int = 1) -> int:
         return if_large if self.large else usual
@@ -169,9 +177,18 @@ class Subject:
     ) -> tuple[Float[Tensor, "B T V"], Any]:
         """One call of the model; returns logits and the cache it gave back (or the one it was given)."""
         output = self.output(tokens, mask, positions, cache, source, source_mask, with_cache, **more)
-        logits = calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
+        logits = self.logits_in(output, tokens)
+        if isinstance(cache, InternalCache):
+            return logits, InternalCache(cache.length + tokens.shape[1])
         returned = calls.find_cache(output) if with_cache or cache is not None else None
         return logits, cache if returned is None else returned
+
+    def logits_in(self, output: Any, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """The logits in what a call of the model returned for these tokens."""
+        shape = (tokens.shape[0], tokens.shape[1])
+        if self.interface.time_first:
+            return calls.find_logits(output, shape[::-1], self.vocab_size).transpose(0, 1)
+        return calls.find_logits(output, shape, self.vocab_size)
 
     def output(
         self,
@@ -193,20 +210,32 @@ class Subject:
             self._put(arguments, face.positions, positions, "positions")
         if source_mask is not None:
             self._put(arguments, face.source_mask, self._mask(source_mask), "a source mask")
-        if cache is not None:
+        internal = isinstance(cache, InternalCache)
+        if cache is not None and not internal:
             self._put(arguments, face.cache, cache, "a cache")
+        if face.setup is not None and (cache is None or cache.length == 0):
+            face.setup(self.model, len(tokens))
         if face.use_cache is not None:
             arguments[face.use_cache] = with_cache or cache is not None
         if face.needs_labels and face.labels and face.labels not in arguments:
             arguments[face.labels] = tokens.clone()
-        positional: list[Tensor] = [tokens.clone()]
+        positional: list[Tensor] = [tokens.t().clone() if face.time_first else tokens.clone()]
         if face.is_seq2seq:
             source = self.source(len(tokens)) if source is None else source
             positional = [source.clone()]
             arguments[cast(str, face.target)] = tokens.clone()
+        arguments = {**self.filled(tokens, source, cache.length if internal else 0), **arguments}
         if self.seeded:
             torch.manual_seed(0)
         return self.model(*positional, **arguments)
+
+    def filled(self, tokens: Tensor, source: Tensor | None = None, start: int = 0) -> dict[str, Any]:
+        """Values of the required arguments for a call with these tokens."""
+        found = {}
+        for name, filler in self.interface.fill.items():
+            of_source = name == self.interface.source_mask or name.startswith(("src", "source", "enc"))
+            found[name] = filler(source, 0) if of_source and source is not None else filler(tokens, start)
+        return found
 
     def _put(self, arguments: dict[str, Any], name: str | None, value: Any, what: str) -> None:
         if name is None:
@@ -219,12 +248,14 @@ class Subject:
 
     @property
     def has_cache(self) -> bool:
-        return self.interface.cache is not None
+        return self.interface.cache is not None or self.interface.internal
 
     def new_cache(self) -> Any:
         """An empty cache; None where the model makes its own when asked to use one."""
         if not self.has_cache:
             raise Unsupported("the model takes no cache")
+        if self.interface.internal:
+            return InternalCache()
         maker = self.interface.maker
         return None if maker is None else getattr(self.model, maker)()
 
