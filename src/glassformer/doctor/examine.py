@@ -34,6 +34,7 @@ from glassformer.doctor.probes import (
 from glassformer.doctor.reference import against_reference
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.isolate import WARM, quiet
+from glassformer.doctor.subject.selection import continuous_length
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
@@ -109,6 +110,12 @@ FAMILIES = (
     *("padding", "generate", "weights", "start", "gradients", "loss", "reference", "training"),
 )
 """In the order of the examination; the last two are made when asked for."""
+BETWEEN_LENGTHS = ("cache", "padding", "generate", "loss")
+"""Families that compare results of inputs of different lengths."""
+SELECTS = (
+    "it keeps the best keys of each query by top-k, which jumps where scores are close: what is compared between "
+    "lengths (cache, padding) was compared up to {} tokens, where every key is kept."
+)
 QUICK = ("modes", "batch", "causality", "attention", "positions", "cache", "padding", "weights")
 
 
@@ -175,12 +182,16 @@ def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) 
         drops = finding.id == "eval_stochastic/repeat" and finding.verdict is Verdict.FAIL
         exam.add(_muted(exam, finding) if drops else finding, "modes")
     subject.warmth = warmth(subject)
+    subject.continuous = continuous_length(subject)
+    if subject.continuous is not None:
+        exam.notes.append(SELECTS.format(subject.continuous))
     done = 1
     for family, inner in families:
+        examined = subject.between_lengths() if family in BETWEEN_LENGTHS else subject
         for name, probe in inner:
             if tell:
                 tell(f"{family}: {name}", done, total)
-            for finding in guard(f"{family}/{name}", probe, subject):
+            for finding in guard(f"{family}/{name}", probe, examined):
                 exam.add(finding, family)
             done += 1
     if tell:
@@ -189,7 +200,16 @@ def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) 
 
 
 def _muted(exam: Examination, finding: Finding) -> Finding:
-    """The model drops in eval mode: patch dropout to identity and go on; it is dropout if that makes it repeat."""
+    """The model is random in eval mode: by a declared seed that is not set, or by dropout, or otherwise.
+
+    The other probes are made with that seed, or with dropout as identity; it is the cause if the model then repeats.
+    """
+    seeds = [name for name, value in exam.subject.facts.raw.items() if "seed" in name.lower() and value is None]
+    exam.subject.seeded = bool(seeds)
+    if seeds and modes.eval_is_deterministic(exam.subject).passed:
+        why = f"it draws random numbers unless its config gives {seeds[0]}: the other probes were made with one seed"
+        return replace(finding, verdict=Verdict.SKIP, why=why, remedy="", evidence={"explained": True})
+    exam.subject.seeded = False
     exam.subject.mute = True
     if not modes.eval_is_deterministic(exam.subject).passed:
         return finding

@@ -20,7 +20,7 @@ NOTE, ALARM = 0.3, 1.5
 
 def _tied(isolated: Subject) -> bool | None:
     """Whether the head's matrix is a token table, as a forward uses them; None when one of them is not seen."""
-    trace = trace_call(isolated, isolated.tokens(1, 4))
+    trace = trace_call(isolated, isolated.tokens(1, isolated.length(4)))
     assert trace.logits is not None
     size = trace.logits.shape[-1]
     tables = {storage for storage, rows, _, _ in trace.lookups if rows == size}
@@ -67,7 +67,7 @@ def _after_changes(subject: Subject) -> Iterator[tuple[str, bool | None]]:
             yield "load_state_dict", None
         with torch.enable_grad():
             optimiser = torch.optim.SGD([p for p in isolated.module.parameters() if p.requires_grad], lr=1e-3)
-            isolated.logits(isolated.tokens(1, 4)).square().mean().backward()
+            isolated.logits(isolated.tokens(1, isolated.length(4))).square().mean().backward()
             optimiser.step()
         yield "an optimiser step", _tied(isolated)
         isolated.module.to(torch.bfloat16)
