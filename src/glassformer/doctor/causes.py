@@ -105,10 +105,15 @@ def sort_out(findings: list[Finding]) -> list[tuple[list[Finding], list[Finding]
     if not causes and failed:  # a circle: the first by rank is named
         first = min(failed, key=lambda f: RANK.index(name_of(f)))
         causes = {name_of(first): [first]}
-    ordered = sorted(causes.items(), key=lambda item: RANK.index(item[0]))
+    ordered = sorted(causes.items(), key=lambda item: (not _compared(item[1]), RANK.index(item[0])))
     known = {id(f) for _, group in ordered for f in group}
     rest = [f for f in failed if id(f) not in known]
     return [(group, [f for f in rest if any(_brings(cause, f) for cause in group)]) for _, group in ordered]
+
+
+def _compared(group: list[Finding]) -> bool:
+    """Whether a trusted model shows this as the first difference of the forward pass: it is named before all others."""
+    return any(f.evidence.get("first_difference") for f in group)
 
 
 def _brings_back(effect: Finding, cause: Finding) -> bool:
