@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import Json, check_parent, option, refuse_nan, report
+from glassformer.cli.common import Json, check_parent, option, report
 
 
 def convert(
@@ -17,7 +17,8 @@ def convert(
         Literal["hf", "glass"], tyro.conf.arg(help="Format: a Hugging Face folder, or this package's own.")
     ] = "hf",
     dtype: Annotated[
-        str | None, option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.")
+        str | None,
+        option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.", "DTYPE"),
     ] = None,
     force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
     json: Json = False,
@@ -33,11 +34,10 @@ def convert(
         check_apart(Path(source), target)
     target = check_target(target, force)  # before a large model is read for nothing
     check_parent(f"DST {target}", target, makes_folders=True)
-    model = load(source, dtype=dtype)
+    model = load(source, dtype=dtype, require_finite=True)
     origin = model.origin
     assert isinstance(origin, Origin)
     check_apart(origin.path, target)  # a hub name means a folder too
-    refuse_nan(model, source)
     notes = list(origin.notes)
     findings = []
 

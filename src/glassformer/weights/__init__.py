@@ -6,8 +6,7 @@ compared bit for bit before it replaces anything.
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
-from glassformer.weights.folder import load, load_config, load_tokenizer
-from glassformer.weights.hub import resolve
+from glassformer.weights.folder import load, load_config, load_tokenizer, resolve, resolve_unless_preset
 from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
 __all__ = [
@@ -18,6 +17,7 @@ __all__ = [
     "load_tokenizer",
     "record_reference",
     "resolve",
+    "resolve_unless_preset",
     "save",
     "verify_folder",
 ]

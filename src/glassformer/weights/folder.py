@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, from_toml
 from glassformer.model import Model, build
 from glassformer.weights import families, hub
-from glassformer.weights.convert import IDENTITY, Move, read
+from glassformer.weights.convert import IDENTITY, Move, read, shapes
 from glassformer.weights.errors import PickledError, WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.tensors import no_weights, open_folder, read_json
@@ -33,26 +34,75 @@ class Origin:
     """Notes for the user: dropped tensors, settings that only affect training."""
 
 
-def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu") -> Model:
+def resolve(name: str | Path) -> Path:
+    """Return the folder of a path, of a bundled model or of a hub name.
+
+    Raises:
+        WeightsError: there is no such model.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() and str(name):  # an empty name would mean the working directory
+        return path
+    if str(name) in pretrained.FOLDERS and not path.is_file():
+        return pretrained.FOLDERS[str(name)]
+    return hub.find(name)
+
+
+def resolve_unless_preset(name: str) -> Path | None:
+    """Return the folder that a name means to a command that takes presets too; None if it can only be a preset.
+
+    `gpt2` is then the preset. Folders, bundled models and OWNER/MODEL of the hub mean what they mean to `resolve`.
+    """
+    is_folder = Path(name).expanduser().is_dir() or name in pretrained.FOLDERS
+    return resolve(name) if is_folder or "/" in name else None
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    require_finite: bool = False,
+) -> Model:
     """Load the model of a folder, or of a hub name such as `gpt2`, in evaluation mode.
 
     The default `dtype` is that of the file. The weights exist only once in memory: the model is built on the meta
-    device and takes over the tensors that are read.
+    device and takes over the tensors that are read. `require_finite` refuses weights that are NaN or infinite, with
+    which all results would be NaN or infinite too.
 
     Raises:
         WeightsError: the folder cannot be loaded. The message is one sentence.
     """
-    folder = hub.resolve(path)
+    folder = resolve(path)
     config, state, notes = read_folder(folder, _dtype(dtype), device)
     model = build(config, device="meta")
     model.load_state_dict(state, strict=True, assign=True)
+    if require_finite and (problem := non_finite(model)) is not None:
+        raise WeightsError(f"{path}: {problem}: copy the weights again, or take an earlier checkpoint.")
     model.origin = Origin(folder, tuple(notes))  # type: ignore[assignment]
     return model.eval()
 
 
+@torch.no_grad()
+def non_finite(model: nn.Module) -> str | None:
+    """Return a sentence about the first parameter that contains NaN or infinite values; None if there is none.
+
+    A frozen parameter may contain infinities (a mask), but no NaN.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.is_meta or not parameter.numel():
+            continue
+        ends = torch.stack(torch.aminmax(parameter.float() if parameter.dtype.itemsize == 1 else parameter))
+        if bool((ends.isfinite() if parameter.requires_grad else ~ends.isnan()).all()):
+            continue
+        wrong = int((~parameter.isfinite() if parameter.requires_grad else parameter.isnan()).sum())
+        return f"{wrong:,} of the {parameter.numel():,} numbers in {name} are NaN or infinite"
+    return None
+
+
 def load_config(path: str | Path) -> ModelConfig:
     """Load the config of a folder. The names of the tensors are used where config.json is not enough, if they exist."""
-    folder = hub.resolve(path)
+    folder = resolve(path)
     if (ours := _our_config(folder)) is not None:
         return ours
     try:
@@ -63,7 +113,7 @@ def load_config(path: str | Path) -> ModelConfig:
 
 def load_tokenizer(path: str | Path) -> Any:
     """Load the `tokenizers.Tokenizer` from `tokenizer.json` of a folder; return None if there is none."""
-    file = hub.resolve(path) / TOKENIZER
+    file = resolve(path) / TOKENIZER
     if not file.exists():
         return None
     from tokenizers import Tokenizer  # loading a model does not need it
@@ -114,7 +164,7 @@ def _read_ours(
     tensors = open_folder(folder)
     if tensors is None:
         raise no_weights(folder)
-    moves = [Move(name, (name,), IDENTITY, (), True, shape) for name, shape in families.shapes(config).items()]
+    moves = [Move(name, (name,), IDENTITY, (), True, shape) for name, shape in shapes(config).items()]
     try:
         state, notes = read(tensors, moves, (), (), "", dtype, device, copy)
     except WeightsError as error:
