@@ -137,6 +137,11 @@ def read_trace(graph: Graph, logits: Tensor | None = None) -> Trace:
     return reader.trace
 
 
+def _is_mask(node: Node) -> bool:
+    """Whether a tensor holds only zeros and ones, whatever the tokens are."""
+    return not node.live and bool(((node.value == 0) | (node.value == 1)).all())
+
+
 class _Reader:
     def __init__(self, graph: Graph):
         self.graph, self.trace = graph, Trace()
@@ -208,7 +213,8 @@ class _Reader:
         if node.value.shape != main.value.shape:
             self.lineages[node.index] = Lineage(total=was.softmax)
             return True
-        others = [self.of(a) for a in node.args if isinstance(a, Node) and a is not main and a.value.numel() > 1]
+        given = [a for a in node.args if isinstance(a, Node) and a is not main and not _is_mask(a)]
+        others = [self.of(a) for a in given if a.value.numel() > 1]
         foreign = any(o.softmax is not was.softmax and o.total is not was.softmax for o in others)
         learned = any(isinstance(a, Node) and self.graph.is_parameter(a) for a in node.args)
         factor = node.op in ("mul", "div") and not others and node.args[0] is not node.args[1]

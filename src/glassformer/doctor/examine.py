@@ -1,6 +1,7 @@
 """The examination: every probe in its order, each on a fresh copy, none able to stop the others."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from glassformer.doctor.probes import (
     weighting,
     weights,
 )
+from glassformer.doctor.probes.structure import additions, initial, placement, precision, reuse, tables, targets
+from glassformer.doctor.probes.structure.recording import recorded
 from glassformer.doctor.reference import against_reference
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.isolate import WARM, quiet
@@ -70,6 +73,7 @@ class Examination:
 def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
     """The probes by family, in the order in which failures explain later ones."""
     causal = exam.subject.kind != "encoder"
+    structure = _structure(exam.subject)
     attention_steps: list[Step] = [
         ("attention", _attention),
         ("attention weights", weighting.used_as_they_are),
@@ -81,8 +85,10 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
         ("batch", [("norm axis", norms.each_token_by_itself), ("batch", batching.batch_invariance)]),
         ("causality", [("future", causality.future_token), ("gradient", reach.future_by_gradient)] if causal else []),
         ("train and eval", [("modes", modes.train_equals_eval)]),
+        ("structure", structure["structure"]),
         ("attention", attention_steps),
         ("blocks", [("wiring", blocks.wiring), ("eps", norms.eps_as_declared), ("growth", blocks.residual_growth)]),
+        ("placement", [("placement", placement.as_declared)]),
         ("activation", [("activation", activation.as_declared)]),
         ("positions", [("positions", _positions)]),
         (
@@ -92,9 +98,10 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
         ("padding", [("nan", masking.nothing_is_nan), ("padding", masking.padding_is_invisible)]),
         ("generate", [("generate", decoding.greedy_is_greedy)]),
         ("weights", [("tying", weights.tying), ("registered", weights.registered), ("state dict", weights.round_trip)]),
-        ("start", [("initial loss", weights.initial_loss), ("residual init", weights.residual_init)]),
+        ("tables", structure["tables"]),
+        ("start", [("initial loss", weights.initial_loss), *structure["start"]]),
         ("gradients", [("gradients", gradients.reach_every_parameter)]),
-        ("loss", [("label shift", training.label_shift)]),
+        ("loss", [("label shift", training.label_shift), *structure["loss"]]),
     ]
     if exam.quick:
         found = [(family, inner) for family, inner in found if family in QUICK]
@@ -105,9 +112,28 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
     return found
 
 
+def _structure(subject: Subject) -> dict[str, list[Step]]:
+    """Probes of one recorded forward pass, which is made when the first of them needs it."""
+    seen = functools.cache(lambda: recorded(subject))
+    return {
+        "structure": [
+            ("layers", lambda s: reuse.weights_of_its_own(s, seen())),
+            ("position sum", lambda s: additions.positions_added_once(s, seen())),
+            ("softmax dtype", lambda s: precision.softmax_in_own_dtype(s, seen())),
+        ],
+        "tables": [("tables", lambda s: tables.shared_tables(s, seen()))],
+        "start": [
+            ("output projections", lambda s: initial.output_projections(s, seen())),
+            ("head", lambda s: initial.head(s, seen())),
+        ],
+        "loss": [("every id", targets.every_id_counts), ("padding labels", targets.padding_labels)],
+    }
+
+
 FAMILIES = (
-    *("modes", "batch", "causality", "train and eval", "attention", "blocks", "activation", "positions", "cache"),
-    *("padding", "generate", "weights", "start", "gradients", "loss", "reference", "training"),
+    *("modes", "batch", "causality", "train and eval", "structure", "attention", "blocks", "placement", "activation"),
+    *("positions", "cache", "padding", "generate", "weights", "tables", "start", "gradients", "loss"),
+    *("reference", "training"),
 )
 """In the order of the examination; the last two are made when asked for."""
 BETWEEN_LENGTHS = ("cache", "padding", "generate", "loss")
@@ -116,7 +142,7 @@ SELECTS = (
     "it keeps the best keys of each query by top-k, which jumps where scores are close: what is compared between "
     "lengths (cache, padding) was compared up to {} tokens, where every key is kept."
 )
-QUICK = ("modes", "batch", "causality", "attention", "positions", "cache", "padding", "weights")
+QUICK = ("modes", "batch", "causality", "structure", "attention", "positions", "cache", "padding", "weights")
 
 
 def _attention(subject: Subject) -> Iterator[Finding]:

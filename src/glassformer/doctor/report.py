@@ -18,6 +18,7 @@ TITLES: dict[str, str] = {
     "cache_reorder": "cache reorder: after reordering, part of the cache belongs to other sequences",
     "decode_select": "wrong token selection: generate() does not return the argmax of the logits",
     "state_leak": "state between calls: the output depends on earlier calls",
+    "position_twice": "repeated positions: the position embedding is added more than once",
     "position_missing": "missing positions: the position embedding does not reach the computation",
     "position_train_infer": "train/inference mismatch: training and inference use different positions or context",
     "rope_relative": "rotary embedding: the rotation is not the declared one, or not relative",
@@ -42,6 +43,9 @@ TITLES: dict[str, str] = {
     "loss_padding": "loss mask: the loss counts the wrong targets, or divides by the wrong number",
     "init_loss": "initial loss: far from ln(vocabulary size)",
     "dead_gradient": "missing gradient: parameters get no gradient",
+    "layer_reuse": "reused layer: the same weights run at two depths, and no sharing is declared",
+    "low_precision": "low precision: softmax runs in a narrower dtype than the model",
+    "constant_logits": "constant logits: the output does not depend on the tokens",
 }
 """Headline of each diagnosis: its usual name and what happens."""
 
