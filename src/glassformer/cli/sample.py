@@ -260,13 +260,11 @@ def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: f
 def load_to_sample(source: str, precision: str, device: str) -> "Model":
     """The model on its device, in the dtype it is computed in: `generate` would otherwise keep a second copy."""
     from glassformer.model.device import choose_device
-    from glassformer.weights import load
+    from glassformer.weights import load, load_to_compute
 
-    chosen = choose_device(device)
-    loaded = load(source, dtype=precision if precision in STORED else None, device=chosen)
+    read = load_to_compute if precision == "auto" else load  # the kernels of int8 and int4 read what is stored
+    loaded = read(source, dtype=precision if precision in STORED else None, device=choose_device(device))
     refuse_nan(loaded, source)
-    if precision == "auto" and chosen == "cpu" and next(loaded.parameters()).dtype.itemsize == 2:
-        loaded = loaded.float()
     return loaded
 
 

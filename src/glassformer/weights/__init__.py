@@ -6,7 +6,7 @@ compared bit for bit before it replaces anything.
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
-from glassformer.weights.folder import load, load_config, load_tokenizer
+from glassformer.weights.folder import load, load_config, load_to_compute, load_tokenizer
 from glassformer.weights.hub import resolve, resolve_beside_presets
 from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
@@ -15,6 +15,7 @@ __all__ = [
     "compare_logits",
     "load",
     "load_config",
+    "load_to_compute",
     "load_tokenizer",
     "record_reference",
     "resolve",

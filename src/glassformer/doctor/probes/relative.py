@@ -31,12 +31,13 @@ def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding
     if kind not in RELATIVE or constant.absolute:
         yield Finding.skip("rope_relative/shift", "positions are not relative, so a shift may move logits")
         return
-    found = [f for f in (_toeplitz(constant, kind), *_shifts(subject)) if f is not None]
+    coarse = _rounding(subject, constant)
+    found = [f for f in (_toeplitz(constant, kind, coarse), *_shifts(subject)) if f is not None]
     failed = next((f for f in found if f.verdict is Verdict.FAIL), None)
-    values = _values_move(constant)
+    values = _values_move(constant, coarse)
     if values is not None:
         yield values
-    rotations = _rotations(subject, constant) if kind == "rotary" else []
+    rotations = _rotations(subject, constant, coarse) if kind == "rotary" else []
     if failed is not None and values is None and kind == "rotary":
         yield _mixed_pairing(rotations, failed) or failed
     elif failed is not None and values is None:
@@ -44,10 +45,16 @@ def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding
     else:
         yield from found
     if kind == "rotary" and failed is None:
-        yield from _as_declared(subject, rotations)
+        yield from _as_declared(subject, rotations, coarse)
 
 
-def _values_move(constant: Constant) -> Finding | None:
+def _rounding(subject: Subject, constant: Constant) -> float:
+    """An ulp of the model or of its scores, whichever is larger: a CPU computes float16 scores in float32."""
+    return max(map(ulp, {subject.dtype, *(one.scores.dtype for one in constant.seen)}))
+
+
+def _values_move(constant: Constant, coarse: float) -> Finding | None:
+    share = max(1e-3, 8 * coarse)
     for one in constant.seen:
         if one.role == "cross":
             continue
@@ -56,12 +63,12 @@ def _values_move(constant: Constant) -> Finding | None:
             continue
         v = parts[2][0]
         moved = gap(v, v[:, :1].expand_as(v))
-        if moved > 1e-3 * rms(v) and constant.absolute is not True:
+        if moved > share * rms(v) and constant.absolute is not True:
             return Finding(
                 "rope_values/repeated-token",
                 Verdict.FAIL,
                 moved,
-                1e-3 * rms(v),
+                share * rms(v),
                 "values of a repeated token differ from position to position although the stream does not",
                 "Rotate q and k, not v.",
                 {"layer": one.layer},
@@ -69,9 +76,9 @@ def _values_move(constant: Constant) -> Finding | None:
     return None
 
 
-def _toeplitz(constant: Constant, kind: str) -> Finding | None:
+def _toeplitz(constant: Constant, kind: str, coarse: float) -> Finding | None:
     """Scores of a repeated token, less the query's own: a function of the distance alone (a shift per row cancels)."""
-    worst_gap, where, bound = 0.0, None, 1.0
+    worst_gap, where = 0.0, None
     for one in [s for s in constant.seen if s.role in ("self", "encoder")]:
         scores, hidden = one.scores[0].double(), hidden_keys(one.scores)[0]
         own = torch.diagonal(scores, dim1=-2, dim2=-1)[..., None]
@@ -87,12 +94,11 @@ def _toeplitz(constant: Constant, kind: str) -> Finding | None:
                     off = float((line - line[:, :1]).abs().max()) / size
                     if off > worst_gap:
                         worst_gap, where = off, one
-    # in half precision an ulp of a score is more than that
-    bound = (
-        max(2e-3, 40 * ulp(where.scores.dtype)) if where is not None else 2e-3
-    )  # float32 angles at 129 positions: 129 times 6e-8, over scores that vary by a thousandth of their size
     if where is None:
         return None
+    # float32 angles at 129 positions: 129 times 6e-8, over scores that vary by a thousandth of their size; in half
+    # precision an ulp of a score is more than that
+    bound = max(2e-3, 40 * coarse)
     remedy = "q and k must be rotated alike, by their own positions, with the same angles."
     evidence = {"layer": where.layer, "scheme": kind}
     why = "scores of a repeated token depend on the distance alone"
@@ -128,13 +134,14 @@ def _shifts(subject: Subject) -> list[Finding]:
     return found
 
 
-def _rotations(subject: Subject, constant: Constant) -> list[tuple[Seen, Rotation, Rotation]]:
+def _rotations(subject: Subject, constant: Constant, coarse: float) -> list[tuple[Seen, Rotation, Rotation]]:
     found = []
     for one in [s for s in constant.seen if s.role in ("self", "encoder")]:
         parts = vectors(one.attention, 2)
         if parts is not None:
             fraction = subject.facts.number("rope_fraction") or _nested(subject, "partial_rotary_factor")
-            found.append((one, rotation_of(parts[0][0, 0], fraction), rotation_of(parts[1][0, 0], fraction)))
+            q, k = (rotation_of(part[0, 0], fraction, coarse) for part in parts[:2])
+            found.append((one, q, k))
     return found
 
 
@@ -156,7 +163,9 @@ def _mixed_pairing(rotations: list[tuple[Seen, Rotation, Rotation]], failed: Fin
     return None
 
 
-def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotation]]) -> Iterator[Finding]:
+def _as_declared(
+    subject: Subject, rotations: list[tuple[Seen, Rotation, Rotation]], coarse: float
+) -> Iterator[Finding]:
     """Pairing and base against the config. Frequencies are judged only where no scaling is declared."""
     for one, q, _ in rotations[:1]:
         said = subject.facts.rope_pairing
@@ -183,7 +192,6 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
             continue
         expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)
         # an angle is read off vectors of the model's precision
-        coarse = ulp(one.scores.dtype)
         large = expected > max(1e-3, 10 * coarse)
         off = float((q.angles[large] / expected[large] - 1).abs().max())
         measured = float(q.angles[1]) ** (-q.width / 2)

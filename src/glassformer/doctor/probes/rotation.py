@@ -21,8 +21,11 @@ class Rotation:
     """|angle| of each pair between positions 0 and 1, in radians."""
 
 
-def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) -> Rotation:
-    """Measure the rotation of one repeated vector at positions 0, 1, 2, ...: pairs keep their length, angles grow."""
+def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None, coarse: float = 0.0) -> Rotation:
+    """Measure the rotation of one repeated vector at positions 0, 1, 2, ...: pairs keep their length, angles grow.
+
+    `coarse` is the rounding of the model, which may be larger than that of the dtype that the vectors have by now.
+    """
     x = vectors.double()
     size = float(x.abs().max().clamp(min=1e-30))
     moving = ((x - x[:1]).abs().amax(0) > 1e-6 * size).nonzero().flatten()
@@ -41,7 +44,10 @@ def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) ->
         a, b = split_pairs(x[:, :width], pairing)
         lengths = (a**2 + b**2).sqrt()
         scale = float(lengths.amax().clamp(min=1e-30))
-        if float((lengths - lengths[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(vectors.dtype).eps) * scale:
+        if (
+            float((lengths - lengths[:1]).abs().max())
+            <= max(1e-3, 4 * coarse, 4 * torch.finfo(vectors.dtype).eps) * scale
+        ):
             # cross and dot product of positions 0 and 1: exact for small angles too
             angle = torch.atan2(a[0] * b[1] - b[0] * a[1], a[0] * a[1] + b[0] * b[1]).abs()
             return Rotation(pairing, width, True, angle)
