@@ -28,8 +28,8 @@ GPU = torch.device("cuda")
 @pytest.fixture
 def h200(monkeypatch):
     """A machine with a Hopper GPU and NVRTC, as far as the choice of kernels can see."""
-    monkeypatch.setattr(training.hopper, "available", lambda: True)
-    monkeypatch.setattr(training.loss, "available", lambda: True)
+    monkeypatch.setattr(training.causal, "available", lambda: True)
+    monkeypatch.setattr(training.nvrtc, "can_launch", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 

@@ -194,8 +194,8 @@ def _every_machine(monkeypatch):
     """The machine supports all kernels: the config alone decides."""
     monkeypatch.setattr(cxx, "register_bits", lambda: 512)
     monkeypatch.setattr(cxx, "is_intel", lambda: False)
-    monkeypatch.setattr(training.hopper, "available", lambda: True)
-    monkeypatch.setattr(training.loss, "available", lambda: True)
+    monkeypatch.setattr(training.causal, "available", lambda: True)
+    monkeypatch.setattr(training.nvrtc, "can_launch", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 

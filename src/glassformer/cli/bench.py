@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, check_writable, refuse_unused
+from glassformer.cli.common import Force, InputError, check_writable, option, refuse_unused
 
 OF_A_RACE = {"against": (), "precision": (), "batch": 1, "prompt": 0, "new": 0, "threads": 0, "model": "gpt2"}
 """Defaults of the options that `growth` does not use: it compares with no other library."""
@@ -22,30 +22,23 @@ Task = Annotated[
 ]
 Against = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
-        help="Library to compare with: transformers, transformers-compiled, ctranslate2, onnxruntime, llama.cpp, "
-        "nanogpt or gpt-fast. Repeat the option for more than one.",
-        help_behavior_hint="(default: all that are installed)",
+    option(
+        "Library to compare with: transformers, transformers-compiled, ctranslate2, onnxruntime, llama.cpp, nanogpt or "
+        "gpt-fast. Repeat the option for more than one. Default: all that are installed."
     ),
 ]
 Precision = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
-        help="Precisions to measure: float32, bfloat16, int8, int4.",
-        help_behavior_hint="(default: all that the task supports)",
-    ),
+    option("Precisions to measure: float32, bfloat16, int8, int4. Default: all that the task supports."),
 ]
 Batch = Annotated[int, tyro.conf.arg(help="Number of sequences that are generated together.")]
 Prompt = Annotated[
     int,
-    tyro.conf.arg(help="Length of each prompt in tokens.", help_behavior_hint="(default: 32 tokens; for prefill 512)"),
+    option("Length of each prompt in tokens. Default: 32 tokens; for prefill 512."),
 ]
 New = Annotated[
     int,
-    tyro.conf.arg(
-        help="New tokens per round; for train, training steps per round.",
-        help_behavior_hint="(default: 128 tokens, 10 steps)",
-    ),
+    option("New tokens per round; for train, training steps per round. Default: 128 tokens, 10 steps."),
 ]
 Rounds = Annotated[
     int,
@@ -55,40 +48,26 @@ Rounds = Annotated[
 ]
 Threads = Annotated[
     int,
-    tyro.conf.arg(help="Number of threads of each library.", help_behavior_hint="(default: one for each core)"),
+    option("Number of threads of each library. Default: one for each core."),
 ]
 Nanogpt = Annotated[
     Path | None,
-    tyro.conf.arg(
-        help="Folder of a git checkout of nanoGPT.", metavar="DIR", help_behavior_hint="(default: nanoGPT is left out)"
-    ),
+    option("Folder of a git checkout of nanoGPT. Default: nanoGPT is left out.", "DIR"),
 ]
 GptFast = Annotated[
     Path | None,
-    tyro.conf.arg(
-        help="Folder of a git checkout of gpt-fast.",
-        metavar="DIR",
-        help_behavior_hint="(default: gpt-fast is left out)",
-    ),
+    option("Folder of a git checkout of gpt-fast. Default: gpt-fast is left out.", "DIR"),
 ]
 Model = Annotated[
     str, tyro.conf.arg(help="Model to run: a preset, which gets seeded random weights, or a model folder.")
 ]
 JsonFile = Annotated[
     Path | None,
-    tyro.conf.arg(
-        help="Write everything that was measured to this JSON file.",
-        metavar="FILE",
-        help_behavior_hint="(default: no file)",
-    ),
+    option("Write everything that was measured to this JSON file. Default: no file.", "FILE"),
 ]
 Keep = Annotated[
     Path | None,
-    tyro.conf.arg(
-        help="Folder in which the model and its conversions are kept.",
-        metavar="DIR",
-        help_behavior_hint="(default: the user's cache folder)",
-    ),
+    option("Folder in which the model and its conversions are kept. Default: the user's cache folder.", "DIR"),
 ]
 
 

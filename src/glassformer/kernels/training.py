@@ -17,10 +17,10 @@ from glassformer import config as c
 from glassformer.config import ConfigError, ModelConfig
 from glassformer.kernels.cpu.training import library, modules
 from glassformer.kernels.cpu.training.functions import WIDE
-from glassformer.kernels.cuda.training import causal, fp8, fp8_layers, hopper, loss, muon
+from glassformer.kernels.cuda.training import causal, fp8, fp8_layers, loss, muon
 from glassformer.kernels.registry import Kernel, Rule, any_values, unsupported_field
 from glassformer.kernels.replacement import Replacement
-from glassformer.kernels.toolchain import cxx
+from glassformer.kernels.toolchain import cxx, nvrtc
 from glassformer.model import Model
 
 
@@ -124,7 +124,7 @@ def _causal(config: ModelConfig, request: TrainingRequest) -> str | None:
         return f"heads are {config.d_head} wide, not {causal.WIDTH}"
     if request.dtype is not torch.bfloat16:
         return f"matmuls are in {request.dtype}, not in bfloat16"
-    return _compiled_on_cuda(request) or (None if hopper.available() else "no Hopper GPU with NVRTC was found")
+    return _compiled_on_cuda(request) or (None if causal.available() else "no Hopper GPU with NVRTC was found")
 
 
 def _cuda_loss(config: ModelConfig, request: TrainingRequest) -> str | None:
@@ -138,7 +138,7 @@ def _cuda_loss(config: ModelConfig, request: TrainingRequest) -> str | None:
 def _nvrtc(request: TrainingRequest) -> str | None:
     if request.device.type != "cuda":
         return f"the device is {request.device.type}, not cuda"
-    return None if loss.available() else "NVRTC was not found"
+    return None if nvrtc.can_launch() else "NVRTC was not found"
 
 
 def _muon(config: ModelConfig, request: TrainingRequest) -> str | None:
@@ -268,7 +268,7 @@ def head_kernel(
     """
     if float8:
         return fp8.cast_measured, fp8.head_gradients
-    if device.type == "cuda" and dtype is torch.bfloat16 and loss.available():
+    if device.type == "cuda" and dtype is torch.bfloat16 and nvrtc.can_launch():
         return None, loss.head_gradients
     return None
 

@@ -142,7 +142,7 @@ def build_dense(d_model: int, spec: c.Dense | c.Gated) -> Dense | Gated:
 
 
 class MoE(nn.Module):
-    """sum over the A likeliest experts of p_e expert_e(x). No capacity: no token is dropped."""
+    """sum over the A most likely experts of p_e expert_e(x). No capacity: no token is dropped."""
 
     def __init__(self, d_model: int, spec: c.MoE):
         super().__init__()

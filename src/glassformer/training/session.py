@@ -107,7 +107,7 @@ def _prepare(run: Run) -> Source:
 def _locked(folder: Path) -> Iterator[None]:
     """Hold a lock on token files: the first process writes them, the others wait and read them.
 
-    It is a file lock of the system, which ends with its process. Where there is no such lock, nobody waits.
+    It is a file lock of the system, which ends with its process. Without such a lock, no process waits.
     """
     try:
         import fcntl

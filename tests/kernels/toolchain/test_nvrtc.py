@@ -46,8 +46,9 @@ class Compiler:
         return 0
 
 
-def test_numbers_stand_before_the_texts_that_name_them():
-    whole = nvrtc.with_macros({"ROWS": 3, "WIDTH": 64}, ("int a[ROWS];", "int b[WIDTH];"))
+def test_numbers_stand_before_the_texts_that_name_them(tmp_path):
+    (tmp_path / "a.cu").write_text("int a[ROWS];")
+    whole = nvrtc.source(tmp_path, ("a.cu", "b.cu"), {"ROWS": 3, "WIDTH": 64}, {"b.cu": "int b[WIDTH];"})
     assert whole.splitlines() == ["#define ROWS 3", "#define WIDTH 64", "int a[ROWS];", "int b[WIDTH];"]
 
 
@@ -118,3 +119,16 @@ def test_the_copy_engine_is_told_columns_first_and_bytes_between_rows(monkeypatc
         "kind": 9, "axes": 2, "address": matrix.data_ptr(), "sizes": [72, 10], "step": [160], "box": [64, 32],
         "every": [1, 1], "rest": (0, 3, 3, 0),
     }  # fmt: skip
+
+
+def test_without_the_compiler_nothing_can_be_launched(monkeypatch):
+    def missing():
+        raise nvrtc.CudaError("no libnvrtc")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(nvrtc, "_compiler", lambda: "a library")
+    assert nvrtc.can_launch()
+    monkeypatch.setattr(nvrtc, "_compiler", missing)
+    assert not nvrtc.is_available()
+    assert not nvrtc.can_launch()

@@ -6,15 +6,14 @@ Every variant runs in a process of its own, because kernels are chosen while a s
 a run file; tokens are random. A kernel that gains less than 5 % of every number that a user sees is to be deleted.
 """
 
-import argparse
 import json
-import subprocess
-import sys
-import time
+import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
+from glassformer.bench.commands import in_process, in_turns, parser, seconds_of, spread
 from glassformer.bench.result import number
 from glassformer.kernels import training as kernels
 from glassformer.kernels.cuda.training import fp8, fp8_cuda, loss
@@ -23,6 +22,7 @@ from glassformer.training.loop import choose_machine, kernel_request, prepare_st
 from glassformer.training.objective import Batch
 from glassformer.training.run import Run, read_run
 
+MODULE = "glassformer.bench.developer.kernel_shares"
 ALL = "all kernels"
 WARM_UP = 8
 """Steps before the measurement: they compile, and a CUDA graph is captured after three of them."""
@@ -75,19 +75,18 @@ def seconds_per_step(run: Run, steps: int) -> float:
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, run.model.vocab_size, (run.loop.batch, run.context + 1), generator=draw)
     batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).to(state.device)
-    times = []
-    for _ in range(WARM_UP + steps):
-        sync()
-        begin = time.perf_counter()
+
+    def step() -> None:
         one_step(state, batch)
         state.settle()
         sync()
-        times.append(time.perf_counter() - begin)
-    return sorted(times[WARM_UP:])[steps // 2]
+
+    times = [seconds_of(step) for _ in range(WARM_UP + steps)]
+    return statistics.median(times[WARM_UP:])
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = parser(__doc__)
     options.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="Change a field of the run.")
     options.add_argument("--rounds", type=int, default=3, help="Rounds in which all variants take turns. Default: 3.")
     options.add_argument("--steps", type=int, default=20, help="Steps per round. Default: 20.")
@@ -96,21 +95,22 @@ def main() -> None:
     run = read_run("", ("loop.steps=100000", *given.set))
     if given.without is not None:
         leave_out(given.without)
-        print(json.dumps(seconds_per_step(run, given.steps)))
+        print(json.dumps([seconds_per_step(run, given.steps)]))
         return
-    times: dict[str, list[float]] = {name: [] for name in (ALL, *names(run))}
-    command = [sys.executable, "-m", __spec__.name, "--steps", str(given.steps)]
-    command += [word for change in given.set for word in ("--set", change)]
-    for _ in range(given.rounds):
-        for name, found in times.items():
-            done = subprocess.run([*command, "--without", name], capture_output=True, text=True, check=True)
-            found.append(json.loads(done.stdout.splitlines()[-1]))
-    medians = {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+    words = ["--steps", str(given.steps), *(word for change in given.set for word in ("--set", change))]
+    threads = str(torch.get_num_threads())
+
+    def measured(name: str) -> float:
+        ((seconds,),) = in_process(MODULE, *words, "--without", name, OMP_NUM_THREADS=threads)
+        return float(seconds)
+
+    times = in_turns({name: partial(measured, name) for name in (ALL, *names(run))}, given.rounds)
+    whole = statistics.median(times[ALL])
     for name, found in times.items():
-        spread = (max(found) - min(found)) / medians[name]
+        seconds = statistics.median(found)
         label = name if name == ALL else f"without {name}"
-        gain = "" if name == ALL else f"   it gains {1 - medians[ALL] / medians[name]:.1%} of a step"
-        print(f"{label:<32} {number(1000 * medians[name])} ms (spread {spread:.0%}){gain}")
+        gain = "" if name == ALL else f"   it gains {1 - whole / seconds:.1%} of a step"
+        print(f"{label:<32} {number(1000 * seconds)} ms (spread {spread(found):.0%}){gain}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from glassformer.bench.commands import in_turns, parser
 from glassformer.bench.gpu.device import require_gpu
 from glassformer.bench.gpu.energy import repeated
-from glassformer.kernels.cuda.training import causal, hopper
+from glassformer.kernels.cuda.training import causal
 
 SIZES = (
     *((batch, 1024, 12) for batch in (64, 32, 24, 16, 12, 8, 6, 4)),
@@ -79,7 +79,7 @@ def main() -> None:
         parts = contenders(batch, time, heads)
         times = in_turns({name: partial(milliseconds, graph) for name, graph in parts.items()}, rounds=5)
         ms = {name: statistics.median(found) for name, found in times.items()}
-        _, split, busy = causal.shares(batch * heads, time, hopper.blocks())
+        _, split, busy = causal.shares(batch * heads, time, causal.blocks())
         used = "yes" if causal.supports_call(batch, time, heads, causal.WIDTH, torch.device("cuda")) else "no"
         print(
             f"{batch:>6}{time:>7}{heads:>6}{split:>6}{busy:>6.0%}{used:>6}{ms['cuDNN']:>10.3f}{ms['ours']:>10.3f}"

@@ -1,1 +1,1 @@
-"""Compilers and libraries that the kernels are built with: a C++ compiler, NVRTC and cuBLASLt."""
+"""Compilers and libraries that the kernels are built with: a C++ compiler and NVRTC."""

@@ -32,8 +32,19 @@ def _compiler() -> Any:
     )
 
 
-def with_macros(macros: Mapping[str, int], texts: Iterable[str]) -> str:
-    """Return sources as one, after #define lines for the macros."""
+@cache
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+def source(
+    folder: Path, files: Iterable[str], macros: Mapping[str, int], instead: Mapping[str, str] | None = None
+) -> str:
+    """Return CUDA files of a folder as one text, after #define lines for the macros that they leave open.
+
+    `instead` replaces files by other texts, for the emulation in tests.
+    """
+    texts = [(instead or {}).get(file) or _text(folder / file) for file in files]
     return "\n".join([*(f"#define {name} {value}" for name, value in macros.items()), *texts])
 
 
@@ -46,11 +57,17 @@ def code_path(text: str, capability: tuple[int, int]) -> Path:
 
 
 def is_available() -> bool:
-    """Return whether the run-time compiler can be loaded."""
+    """Return whether the run-time compiler can be loaded. PyTorch for GPUs of other vendors comes without it."""
     try:
         return _compiler() is not None
     except CudaError:
         return False
+
+
+@torch.compiler.assume_constant_result
+def can_launch() -> bool:
+    """Return whether this machine can compile and run kernels: the answer is a constant for torch.compile."""
+    return torch.cuda.is_available() and torch.version.cuda is not None and is_available()
 
 
 def architecture(capability: tuple[int, int]) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassformer import config as c
-from glassformer.kernels.cuda.training import causal, hopper
+from glassformer.kernels.cuda.training import causal
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.kernels.training import _replace
 from glassformer.training.objective import Batch, summed_loss
@@ -178,8 +178,8 @@ def test_heads_that_would_leave_blocks_idle_are_done_in_parts():
 
 def test_a_gpu_is_to_be_busy(monkeypatch):
     gpu = torch.device("cuda")
-    monkeypatch.setattr(hopper, "available", lambda: True)
-    monkeypatch.setattr(hopper, "blocks", lambda: 132)
+    monkeypatch.setattr(causal, "available", lambda: True)
+    monkeypatch.setattr(causal, "blocks", lambda: 132)
     assert causal.supports_call(64, 1024, 12, 64, gpu)  # GPT-2, 97 % busy
     assert causal.supports_call(12, 1024, 12, 64, gpu)  # 144 heads: a round, and 12 in parts
     assert not causal.supports_call(1, 1024, 12, 64, gpu)  # 12 heads
@@ -190,8 +190,8 @@ def test_a_gpu_is_to_be_busy(monkeypatch):
 
 
 def test_a_compiler_asks_without_a_warning(monkeypatch, recwarn):
-    monkeypatch.setattr(hopper, "available", lambda: True)
-    monkeypatch.setattr(hopper, "blocks", lambda: 132)
+    monkeypatch.setattr(causal, "available", lambda: True)
+    monkeypatch.setattr(causal, "blocks", lambda: 132)
     asked = torch.compile(
         lambda x: x + causal.supports_call(len(x), 1024, 12, 64, torch.device("cuda")), backend="eager", fullgraph=True
     )
@@ -262,8 +262,27 @@ def test_it_is_used_for_nothing_that_it_does_not_compute(name, monkeypatch):
             causal.attend(*qkv, is_causal=True, scale=0.3)  # an evaluation has no backward pass
 
 
+@pytest.mark.parametrize(
+    ("there", "cuda", "capability", "compiler", "wanted"),
+    [
+        (True, "13.0", (9, 0), True, True),
+        (False, "13.0", (9, 0), True, False),
+        (True, None, (9, 0), True, False),  # a GPU of another maker
+        (True, "13.0", (8, 0), True, False),
+        (True, "13.0", (10, 0), True, False),
+        (True, "13.0", (9, 0), False, False),
+    ],
+)
+def test_it_needs_a_hopper_gpu_and_a_compiler(there, cuda, capability, compiler, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(nvrtc, "is_available", lambda: compiler)
+    assert causal.available() is wanted
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not hopper.available(), reason="no Hopper GPU with a compiler on this machine")
+@pytest.mark.skipif(not causal.available(), reason="no Hopper GPU with a compiler on this machine")
 def test_on_a_gpu():
     from glassformer.bench.gpu.cuda_kernels import causal_attention_equals_its_definition
 

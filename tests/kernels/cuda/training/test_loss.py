@@ -108,14 +108,6 @@ def test_only_supported_rows_are_accepted():
     assert not cuda.stays_in_shared_memory(128256)
 
 
-def test_without_a_compiler_it_cannot_be_used(monkeypatch):
-    def missing():
-        raise nvrtc.CudaError("no libnvrtc")
-
-    monkeypatch.setattr(nvrtc, "_compiler", missing)
-    assert not cuda.can_compile()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_on_a_gpu_it_is_the_plain_chunk():
@@ -153,7 +145,7 @@ def test_it_is_looked_up_on_a_gpu_in_bfloat16_only(monkeypatch):
 
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     for there in (True, False):
-        monkeypatch.setattr(cuda, "available", lambda there=there: there)
+        monkeypatch.setattr(nvrtc, "can_launch", lambda there=there: there)
         found = head_kernel(gpu, torch.bfloat16, False)
         assert found == ((None, cuda.head_gradients) if there else None)
         assert head_kernel(gpu, torch.float32, False) is None

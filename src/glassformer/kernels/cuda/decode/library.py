@@ -33,6 +33,4 @@ class Arguments(ctypes.Structure):
 
 def source(sizes: Mapping[str, int], parts: tuple[str, ...] = DECODE, instead: Mapping[str, str] | None = None) -> str:
     """Return the source for a model of these sizes. `instead` replaces parts, for the emulation in tests."""
-    here = Path(__file__).parent
-    texts = [(instead or {}).get(part) or (here / part).read_text() for part in parts]
-    return nvrtc.with_macros(sizes, texts)
+    return nvrtc.source(Path(__file__).parent, parts, sizes, instead)

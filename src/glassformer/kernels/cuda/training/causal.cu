@@ -18,7 +18,7 @@
 //
 // Synchronisation. mbarriers in shared memory, in pairs (one per stage): filled[0..1] and emptied[0..1] for queries,
 // filled[2..3] and emptied[2..3] for keys, `written` and `read` for ds. A barrier distinguishes only even from odd rounds,
-// so nobody may wait for round n before round n - 1 has completed; the waits below respect that.
+// so no thread may wait for round n before round n - 1 has completed; the waits below respect that.
 //
 // The text of hopper.cuh precedes this one. tests/kernels/cuda/training compiles the same text for a CPU.
 

@@ -15,14 +15,13 @@ p and ds are rounded to bfloat16 between them.
 import ctypes
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.kernels.cuda.training import hopper
-from glassformer.kernels.cuda.training.loss import with_macros
 from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import Model
@@ -53,7 +52,19 @@ class Arguments(ctypes.Structure):
 
 @cache
 def source() -> str:
-    return with_macros({}, "floats.cuh", "hopper.cuh", "causal.cu")
+    return nvrtc.source(Path(__file__).parent, ("floats.cuh", "hopper.cuh", "causal.cu"), {})
+
+
+@torch.compiler.assume_constant_result
+def available() -> bool:
+    """Return whether there is a Hopper GPU and NVRTC: the answer is a constant for torch.compile."""
+    return nvrtc.can_launch() and torch.cuda.get_device_capability() == (9, 0)
+
+
+@torch.compiler.assume_constant_result
+def blocks() -> int:
+    """Return how many thread blocks run at once: each needs most of a multiprocessor."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
 class Shares(NamedTuple):
@@ -67,32 +78,32 @@ class Shares(NamedTuple):
     """Utilisation: the time of a perfect distribution over the time of this one."""
 
 
-def shares(count: int, time: int, blocks: int) -> Shares:
+def shares(count: int, time: int, n_blocks: int) -> Shares:
     """Return the fastest distribution, estimated by the largest number of tiles that one block computes.
 
     Each part of a split head has its own sums of query gradients, which are written and read once more than those of a
     whole head. That is estimated to cost as much as half a tile for each tile of queries.
     """
-    tiles, left = time // TILE, count % blocks
+    tiles, left = time // TILE, count % n_blocks
     of_head = tiles * (tiles + 1) // 2
-    parts, last = 1, -(-left // blocks) * of_head * 1.0
+    parts, last = 1, -(-left // n_blocks) * of_head * 1.0
     for some in range(2, tiles + 1):
         keys = [0] * some
         for j in range(tiles):  # in the order of Tile::move in causal.cu
             keys[min(j % (2 * some), 2 * some - 1 - j % (2 * some))] += tiles - j
-        took = -(-left * some // blocks) * (max(keys) + tiles / 2)
+        took = -(-left * some // n_blocks) * (max(keys) + tiles / 2)
         if took < last:
             parts, last = some, took
-    longest = count // blocks * of_head + last
-    return Shares(count - left if parts > 1 else count, parts, count * of_head / (blocks * longest))
+    longest = count // n_blocks * of_head + last
+    return Shares(count - left if parts > 1 else count, parts, count * of_head / (n_blocks * longest))
 
 
 def supports_call(batch: int, time: int, heads: int, width: int, device: torch.device) -> bool:
     """Return whether this kernel computes the gradients of a batch of these sizes, and faster than cuDNN."""
-    if device.type != "cuda" or width != WIDTH or time % TILE or time < TILE or not hopper.available():
+    if device.type != "cuda" or width != WIDTH or time % TILE or time < TILE or not available():
         return False
     least = next((share for most, share in BUSY.items() if time <= most), None)
-    return least is not None and shares(batch * heads, time, hopper.blocks()).busy >= least
+    return least is not None and shares(batch * heads, time, blocks()).busy >= least
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -169,8 +180,8 @@ def _(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, s
     qkv, out, d_out = [_rows(t) for t in qkv], out.contiguous(), d_out.contiguous()
     B, T, _ = out.shape
     d_qkv, device, count = out.new_empty(3, *out.shape), out.device, B * heads
-    whole, parts, _ = shares(count, T, hopper.blocks())
-    at_once, split = min(whole + (count - whole) * parts, hopper.blocks()), count - whole
+    whole, parts, _ = shares(count, T, blocks())
+    at_once, split = min(whole + (count - whole) * parts, blocks()), count - whole
     bits, means = torch.empty(2, count, T, device=device)
     sums = torch.empty(split * parts + (at_once if whole else 0), T, WIDTH, device=device)
     buffers = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}

@@ -52,7 +52,7 @@ class SquaresArguments(ctypes.Structure):
 def source(**macros: int) -> str:
     """Return the CUDA source. `macros` are those of fp8.cu that are not 0."""
     chosen = {"DOWN": DOWN, "WIDE": 0, "SHORT": 0, "KIND": 0, "SUMMED": 0, **macros}
-    return loss.with_macros(chosen, "floats.cuh", "float8.cuh", "fp8.cu")
+    return nvrtc.source(loss.FOLDER, ("floats.cuh", "float8.cuh", "fp8.cu"), chosen)
 
 
 def launch(
@@ -135,7 +135,7 @@ def square_parts(tensors: list[Tensor], sampled: bool) -> Tensor:
     lines = [t.numel() * t.element_size() // 1024 for t in tensors]  # of 128 bytes that a sample reads
     numbers = [n * 128 // t.element_size() if c else t.numel() for t, c, n in zip(tensors, chosen, lines, strict=True)]
     parts = torch.empty(len(tensors), PARTS, device=tensors[0].device)
-    text = loss.with_macros({"MOST": MOST, "PARTS": PARTS}, "squares.cu")
+    text = nvrtc.source(loss.FOLDER, ("squares.cu",), {"MOST": MOST, "PARTS": PARTS})
     given = SquaresArguments(
         (ctypes.c_void_p * MOST)(*(t.data_ptr() for t in tensors)),
         (ctypes.c_int64 * MOST)(*numbers),

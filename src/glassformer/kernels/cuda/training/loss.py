@@ -6,8 +6,6 @@ half of a multiprocessor's shared memory is read twice. Logits are bfloat16. The
 """
 
 import ctypes
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from glassformer.kernels.toolchain import nvrtc
 
+FOLDER = Path(__file__).parent
 THREADS = 512
 MAX_ROW_BYTES = 110 * 1024
 """Longest row of logits that stays in shared memory: two blocks share the 227 KB of a multiprocessor."""
@@ -31,41 +30,12 @@ class Arguments(ctypes.Structure):
     ]
 
 
-@cache
-def _text(name: str) -> str:
-    return (Path(__file__).parent / name).read_text()
-
-
-def with_macros(macros: Mapping[str, int], *files: str) -> str:
-    """Concatenate CUDA files of this folder and define the macros that they leave open."""
-    return nvrtc.with_macros(macros, map(_text, files))
-
-
-def can_compile() -> bool:
-    """Return whether NVRTC is installed. PyTorch for GPUs of other vendors comes without it."""
-    try:
-        nvrtc.code_path("", (9, 0))
-    except nvrtc.CudaError:
-        return False
-    return True
-
-
-@torch.compiler.assume_constant_result
-def available() -> bool:
-    """Return whether this machine can compile and run the kernel: the answer is a constant for torch.compile."""
-    return _available()
-
-
-@cache
-def _available() -> bool:
-    return torch.cuda.is_available() and torch.version.cuda is not None and can_compile()
-
-
 def source(columns: int, stride: int, smoothed: bool, float8_factor: int = 0) -> str:
     """Return the CUDA source. `float8_factor` multiplies gradients in e5m2; 0 means gradients in bfloat16."""
     sizes = {"COLUMNS": columns, "STRIDE": stride, "KEPT": int(stays_in_shared_memory(stride)), "THREADS": THREADS}
     sizes |= {"SMOOTHED": int(smoothed), "EIGHT": float8_factor}
-    return with_macros(sizes, "floats.cuh", *(("float8.cuh",) if float8_factor else ()), "loss.cu")
+    files = ("floats.cuh", "float8.cuh", "loss.cu") if float8_factor else ("floats.cuh", "loss.cu")
+    return nvrtc.source(FOLDER, files, sizes)
 
 
 def supports_call(logits: Tensor) -> bool:

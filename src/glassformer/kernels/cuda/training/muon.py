@@ -1,11 +1,11 @@
 """The elementwise passes of Muon in CUDA C++ (muon.cu): momentum before orthogonalization, the update after it."""
 
 import ctypes
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from glassformer.kernels.cuda.training import loss
 from glassformer.kernels.toolchain import nvrtc
 
 MOST, THREADS, EACH = 64, 256, 8
@@ -25,7 +25,7 @@ class Arguments(ctypes.Structure):
 
 def supports_call(matrices: list[Tensor], rate: float | Tensor) -> bool:
     """Return whether the kernels support these: unsharded float32 matrices and a learning rate on a GPU."""
-    ready = isinstance(rate, Tensor) and rate.is_cuda and loss.can_compile()
+    ready = isinstance(rate, Tensor) and rate.is_cuda and nvrtc.is_available()
     tensors = (t for p in matrices for t in (p, p.grad) if t is not None)
     return ready and all(_plain(t) for t in tensors)
 
@@ -74,7 +74,7 @@ def move(
 
 def _launch(name: str, given: Arguments, some: list[Tensor]) -> None:
     given.numbers = some[0].numel()
-    text = loss.with_macros({"MOST": MOST}, "muon.cu")
+    text = nvrtc.source(Path(__file__).parent, ("muon.cu",), {"MOST": MOST})
     blocks = len(some) * -(-given.numbers // (THREADS * EACH))
     nvrtc.kernel(text, name, some[0].device.index or 0).launch(given, blocks, THREADS)
 
