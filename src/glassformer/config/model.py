@@ -111,6 +111,7 @@ class ModelConfig:
         require(self.residual_scale > 0, f"residual_scale={self.residual_scale} must be positive.")
         self.position.check(self)
         self._check_layer_kinds()
+        self._check_latent()
         for layer in self.attention.window_layers or ():
             require(
                 0 <= layer < self.n_layers,
@@ -121,6 +122,23 @@ class ModelConfig:
             require(
                 token is None or 0 <= token < self.vocab_size,
                 f"special.{name}={token} is outside the vocabulary of {self.vocab_size} ids.",
+            )
+
+    def _check_latent(self) -> None:
+        if self.attention.latent is None:
+            return
+        shared = self.attention.latent.d_shared
+        require(
+            shared < self.d_head,
+            f"latent.d_shared={shared} must be less than d_head={self.d_head}, which has components of each head too.",
+        )
+        for layer in range(self.n_layers):
+            position = self.layer_position(layer)
+            require(
+                isinstance(position, NoPosition)
+                or (isinstance(position, Rotary) and position.rotated(self.d_head) == shared),
+                f"latent.d_shared={shared} are the rotated components of a key: use rotary positions with "
+                f"fraction={shared}/{self.d_head}, or none.",
             )
 
     def _check_layer_kinds(self) -> None:

@@ -9,6 +9,7 @@ from glassformer import config as c
 from glassformer.model.attention import Attention
 from glassformer.model.context import AttentionContext, ForwardContext
 from glassformer.model.feedforward import Dense, Gated, build_dense
+from glassformer.model.latent import LatentAttention
 from glassformer.model.moe import MoE
 from glassformer.model.norm import build_norm
 from glassformer.model.tap import NO_TAP, Tap, scoped
@@ -21,8 +22,8 @@ class Block(nn.Module):
     def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
         super().__init__()
         self.layer, self.placement, self.residual_scale = layer, cfg.placement, cfg.residual_scale
-        self.attention = Attention(cfg)
-        self.cross = Attention(cfg) if cross else None
+        self.attention = _build_attention(cfg)
+        self.cross = _build_attention(cfg) if cross else None
         self.feedforward = _build_feedforward(cfg.d_model, cfg.layer_feedforward(layer))
         self.dropout = nn.Dropout(cfg.dropout)
 
@@ -178,6 +179,11 @@ def build_block(cfg: c.ModelConfig, layer: int, cross: bool = False) -> Block:
             return AfterNormBlock(cfg, layer, cross)
         case _:
             assert_never(cfg.placement)
+
+
+def _build_attention(cfg: c.ModelConfig) -> Attention:
+    latent = cfg.attention.latent
+    return Attention(cfg) if latent is None else LatentAttention(cfg, latent)
 
 
 def _build_feedforward(d_model: int, spec: c.FeedForward) -> Dense | Gated | MoE | None:

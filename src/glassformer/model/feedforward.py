@@ -18,6 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu2": lambda x: F.relu(x).square(),
     "tanh": torch.tanh,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
@@ -36,17 +37,20 @@ class Dense(nn.Module):
 
 
 class Gated(nn.Module):
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * (up(x) + offset)), with both factors limited if there is a limit."""
 
     def __init__(self, d_model: int, spec: c.Gated):
         super().__init__()
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation, self.limit, self.up_offset = ACTIVATIONS[spec.activation], spec.limit, spec.up_offset
         self.gate = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
         self.up = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
         self.down = nn.Linear(spec.d_ff, d_model, bias=spec.bias)
 
     def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
-        hidden = self.activation(tap("pre", self.gate(x))) * self.up(x)
+        gate, up = tap("pre", self.gate(x)), self.up(x)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        hidden = self.activation(gate) * (up + self.up_offset if self.up_offset else up)
         return self.down(tap("post", hidden))
 
 
