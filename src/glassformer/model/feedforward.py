@@ -47,11 +47,16 @@ class Gated(nn.Module):
         self.down = nn.Linear(spec.d_ff, d_model, bias=spec.bias)
 
     def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
-        gate, up = tap("pre", self.gate(x)), self.up(x)
-        if self.limit is not None:
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        hidden = self.activation(gate) * (up + self.up_offset if self.up_offset else up)
+        # one expression: a name for a factor would keep its input alive
+        hidden = self.activation(self.limited_gate(tap("pre", self.gate(x)))) * self.factor(self.up(x))
         return self.down(tap("post", hidden))
+
+    def limited_gate(self, gate: Float[Tensor, "*n F"]) -> Float[Tensor, "*n F"]:
+        return gate if self.limit is None else gate.clamp(max=self.limit)
+
+    def factor(self, up: Float[Tensor, "*n F"]) -> Float[Tensor, "*n F"]:
+        up = up if self.limit is None else up.clamp(-self.limit, self.limit)
+        return up + self.up_offset if self.up_offset else up
 
 
 def build_dense(d_model: int, spec: c.Dense | c.Gated) -> Dense | Gated:

@@ -21,7 +21,7 @@ class MoE(nn.Module):
         self.shared_gate = nn.Linear(d_model, 1, bias=False) if spec.shared_gate else None
 
     def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
-        probabilities = tap("router", self.router(x))
+        probabilities = tap("router", self.router.scores(x))
         gates, choice = self.router.choose(probabilities, self.n_active)
         choice = tap("choice", choice)
         if self.normalize:
@@ -44,7 +44,7 @@ class MoE(nn.Module):
 
 
 class Router(nn.Linear):
-    """Scores of the E experts, in float32 or better, and the choice of the best ones."""
+    """Logits of the E experts, their scores in float32 or better, and the choice of the best ones."""
 
     def __init__(self, d_model: int, n_experts: int, spec: c.Router):
         super().__init__(d_model, n_experts, bias=spec.bias)
@@ -52,8 +52,9 @@ class Router(nn.Linear):
         self.correction: Tensor | None
         self.register_buffer("correction", torch.empty(n_experts) if spec.correction else None)
 
-    def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
-        logits = super().forward(x)
+    def scores(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
+        """softmax of the logits, or the sigmoid of each."""
+        logits = self(x)
         exact = torch.promote_types(logits.dtype, torch.float32)
         return logits.softmax(-1, dtype=exact) if self.spec.score == "softmax" else logits.to(exact).sigmoid()
 
