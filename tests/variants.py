@@ -15,7 +15,7 @@ from glassformer.reference import random_params
 
 V, D, F, K, U, MAX_LEN = 31, 14, 11, 4, 5, 29
 
-activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh"])
+activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh", "quick_gelu"])
 norms = st.sampled_from(
     [
         c.LayerNorm(),
@@ -71,8 +71,33 @@ positions = (
 )
 dense = st.builds(c.Dense, d_ff=st.just(F), activation=activations, bias=st.booleans())
 gated = st.builds(c.Gated, d_ff=st.just(F), activation=activations, bias=st.booleans())
-moe = st.builds(
+limited = st.builds(c.Gated, d_ff=st.just(F), activation=activations, limit=st.just(0.4), up_offset=st.just(1.0))
+plain_moe = st.builds(
     c.MoE, n_experts=st.just(5), n_active=st.sampled_from([1, 2, 5]), expert=dense | gated, normalize=st.booleans()
+)
+routers = st.builds(
+    c.Router,
+    score=st.sampled_from(["softmax", "sigmoid"]),
+    bias=st.booleans(),
+    scale=st.sampled_from([1.0, 2.5]),
+    correction=st.booleans(),
+    groups=st.just(3),
+    top_groups=st.sampled_from([1, 2]),
+    group_score=st.sampled_from(["sum_of_two", "max"]),
+) | st.builds(c.Router, score=st.just("sigmoid"), correction=st.booleans(), bias=st.booleans())
+moe = (
+    plain_moe
+    | st.builds(
+        c.MoE,
+        n_experts=st.just(6),
+        n_active=st.sampled_from([1, 2]),
+        expert=dense | limited,
+        normalize=st.booleans(),
+        router=routers,
+        shared=dense | gated,
+        shared_gate=st.booleans(),
+    )
+    | st.builds(c.MoE, n_experts=st.just(6), n_active=st.just(2), expert=gated, router=routers)
 )
 usual_attention = {
     "n_heads": st.just(6),
@@ -164,6 +189,24 @@ mixed_layers = {
         | st.builds(c.LayerKind, layers=st.just((0, 1)), position=rotary, feedforward=gated)
     ),
 }
+latent = {
+    "attention": st.builds(
+        c.Attention,
+        n_heads=st.just(6),
+        d_head=st.just(K + 2),
+        d_value=st.sampled_from([None, U]),
+        bias=st.booleans(),
+        window=st.sampled_from([None, 4]),
+        sinks=st.booleans(),
+        softcap=st.sampled_from([None, 0.7]),
+        latent=st.builds(
+            c.Latent, kv_rank=st.sampled_from([3, 40]), d_shared=st.just(2), q_rank=st.sampled_from([None, 5])
+        ),
+    ),
+    "position": st.sampled_from(
+        [c.NoPosition(), c.Rotary(fraction=2 / 6), c.Rotary(fraction=2 / 6, pairing="interleaved")]
+    ),
+}
 encoder_parts = {
     **common,
     "embedding": embeddings_of(st.sampled_from([0, 3])),
@@ -196,11 +239,13 @@ decoders = (
     fitting(c.DecoderConfig, **common, **shared, **every_placement)
     | fitting(c.DecoderConfig, **{**common, **shared, **attention_only})
     | fitting(c.DecoderConfig, **{**common, **every_placement, **mixed_layers})
+    | fitting(c.DecoderConfig, **{**common, **every_placement, **latent})
 )
 encoders = (
     fitting(c.EncoderConfig, **encoder_parts, **shared, **every_placement)
     | fitting(c.EncoderConfig, **{**encoder_parts, **shared, **attention_only})
     | fitting(c.EncoderConfig, **{**encoder_parts, **every_placement, **mixed_layers})
+    | fitting(c.EncoderConfig, **{**encoder_parts, **every_placement, **latent})
 )
 seq2seqs = fitting(c.Seq2SeqConfig, **seq2seq_parts) | fitting(c.Seq2SeqConfig, **{**seq2seq_parts, **attention_only})
 

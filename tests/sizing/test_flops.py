@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer.config import Attention, Head, presets
+from glassformer.config import Attention, Dense, Gated, Head, Latent, LayerKind, MoE, Rotary, presets
 from glassformer.model import build
 from glassformer.sizing import active, attended_pairs, decode_flops, flops
 from tests import variants
@@ -20,6 +20,13 @@ CASES = {
     "llama": presets.llama_tiny(n_layers=3),
     "moe": presets.moe_tiny(n_layers=2),
     "wide values": variants.decoder(d_value=5),
+    "latent": variants.decoder(
+        attention=Attention(6, d_head=6, d_value=5, latent=Latent(kv_rank=9, d_shared=2, q_rank=7), sinks=True),
+        position=Rotary(fraction=2 / 6),
+    ),
+    "mixed": variants.decoder(
+        layer_kinds=(LayerKind((0,), feedforward=MoE(6, 2, Gated(7), shared=Dense(9), shared_gate=True)),)
+    ),
     "qk norm, untied": variants.decoder(head=Head(tied=False), attention=Attention(6, n_kv_heads=3, d_head=4)),
 }
 
@@ -39,7 +46,7 @@ def test_forward_and_backward_equal_torch_counting_on_the_engine(name):
     assert backward.get_total_flops() == predicted.total_backward
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "moe", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "moe", "t5", "latent", "mixed"])
 def test_a_decoded_token_equals_torch_counting_on_the_engine(name):
     config = CASES[name]
     model, seq2seq = build(config).eval(), config.kind == "seq2seq"
@@ -66,6 +73,8 @@ def test_seen_pairs_equals_counting_them(T, window, causal):
 @settings(max_examples=30)
 def test_decoding_token_by_token_costs_what_the_masked_pass_costs(config, T):
     """Each query meets each visible key once, cached or not: the sums agree exactly, part by part."""
+    if config.attention.latent is not None:
+        return  # a decoded token is computed in the absorbed form, which has other widths
     whole = flops(config, batch=1, context=T).needed
     steps = [decode_flops(config, context=t) for t in range(1, T + 1)]
     assert {part: sum(step[part] for step in steps) for part in whole} == whole

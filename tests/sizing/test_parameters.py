@@ -176,7 +176,8 @@ def test_parts_add_up_to_the_count(config):
 @given(CONFIGS)
 @settings(max_examples=60)
 def test_names_and_shapes_equal_the_oracle(config):
-    assert parameters(config) == {name: tuple(shape) for name, shape in shapes(config).items()}
+    trained = {name: tuple(shape) for name, shape in shapes(config).items() if not name.endswith(".correction")}
+    assert parameters(config) == trained
 
 
 @given(CONFIGS)

@@ -135,6 +135,7 @@ class ModelConfig:
         )
         self._check_layer_kinds()
         self._check_shared_blocks()
+        self._check_latent()
         for layer in self.attention.window_layers or ():
             require(
                 0 <= layer < self.n_layers,
@@ -170,6 +171,23 @@ class ModelConfig:
             "shared_blocks makes layers share a feed-forward, and layer_kinds gives some layers another one: use one "
             "of the two.",
         )
+
+    def _check_latent(self) -> None:
+        if self.attention.latent is None:
+            return
+        shared = self.attention.latent.d_shared
+        require(
+            shared < self.d_head,
+            f"latent.d_shared={shared} must be less than d_head={self.d_head}, which has components of each head too.",
+        )
+        for layer in range(self.n_layers):
+            position = self.layer_position(layer)
+            require(
+                isinstance(position, NoPosition)
+                or (isinstance(position, Rotary) and position.rotated(self.d_head) == shared),
+                f"latent.d_shared={shared} are the rotated components of a key: use rotary positions with "
+                f"fraction={shared}/{self.d_head}, or none.",
+            )
 
     def _check_layer_kinds(self) -> None:
         for field_ in ("position", "feedforward"):

@@ -5,8 +5,9 @@ from typing import ClassVar, Literal
 
 from glassformer.errors import ConfigError, listing, require, require_choice, require_positive
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh"]
-"""Every activation: `gelu` is exact, `gelu_tanh` its tanh approximation, `relu2` the square of relu."""
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh", "quick_gelu"]
+"""Every activation: `gelu` is exact, `gelu_tanh` its tanh approximation, `relu2` the square of relu, `quick_gelu`
+x * sigmoid(1.702 x)."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,30 @@ def _check_weight(norm: Norm) -> None:
     require(norm.weight or norm.offset == 0, f"{name}.offset={norm.offset} is added to the weight: set weight=True.")
 
 
+@dataclass(frozen=True)
+class Latent:
+    """Keys and values from one low-rank vector of each token (multi-head latent attention). DeepSeek-AI 2024.
+
+    c = norm(down(x)) has `kv_rank` components. A key of head h consists of `d_shared` components that all heads share,
+    a projection of x which is rotated, and of d_head - d_shared components k_h(c); its value is v_h(c). The KV cache
+    holds c and the shared components. With `q_rank`, queries are projected from a norm of a low-rank vector too.
+    """
+
+    kv_rank: int
+    """Width of the vector from which keys and values are computed."""
+    d_shared: int
+    """Number of components of a key that all heads share: the rotated ones."""
+    q_rank: int | None = None
+    """Width of the vector from which queries are computed. Default: queries are computed from x."""
+    norm: Norm = RMSNorm()
+    """The norm of both vectors."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "kv_rank", "d_shared")
+        if self.q_rank is not None:
+            require_positive(self, "q_rank")
+
+
 NormedPart = Literal["head", "heads", "all"]
 """What the norm of queries and keys runs over; see Attention.qk_norm_over."""
 
@@ -90,6 +115,9 @@ class Attention:
     """Replace each score s by softcap * tanh(s / softcap), before the mask. Default: none."""
     sinks: bool = False
     """Train one more score per query head: it takes part in the softmax and its probability is dropped."""
+    latent: Latent | None = None
+    """Compute keys and values of all heads from one low-rank vector. Default: project them from x. `bias` is then that
+    of the projections to the low-rank vectors."""
     window: int | None = None
     """W: a query attends to itself and to the W - 1 tokens before it (in an encoder also W - 1 after). Default: no
     window."""
@@ -113,6 +141,12 @@ class Attention:
             require(value is None or value > 0, f"Attention.{name}={value} must be positive.")
         require_choice(self, "qk_norm_over", NormedPart)
         self._check_qk_norm()
+        if self.latent is not None:
+            require(
+                self.n_kv_heads in (None, self.n_heads) and self.qk_norm is None and self.clip is None,
+                "Attention.latent computes keys and values of each head from one vector: leave out n_kv_heads, qk_norm "
+                "and clip.",
+            )
         require(
             self.window_layers is None or self.window is not None,
             "Attention.window_layers is set but window is not: give the window, or drop window_layers.",
@@ -156,7 +190,10 @@ class Dense:
 
 @dataclass(frozen=True)
 class Gated:
-    """down(activation(gate(x)) * up(x)): SwiGLU with silu, GEGLU with gelu. Shazeer 2020."""
+    """down(activation(gate(x)) * (up(x) + up_offset)): SwiGLU with silu, GEGLU with gelu. Shazeer 2020.
+
+    With `limit` l, gate(x) is limited to at most l, and up(x) to [-l, l].
+    """
 
     kind: ClassVar[str] = "gated"
     d_ff: int
@@ -165,10 +202,52 @@ class Gated:
     """The activation of the gate."""
     bias: bool = False
     """Biases on the three projections."""
+    limit: float | None = None
+    """Bound of gate(x) and up(x). Default: none."""
+    up_offset: float = 0.0
+    """Constant added to up(x) (1 in gpt-oss)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "d_ff")
         require_choice(self, "activation", Activation)
+        require(self.limit is None or self.limit > 0, f"Gated.limit={self.limit} must be positive.")
+
+
+RouterScore = Literal["softmax", "sigmoid"]
+"""How the logits of a router become scores; see Router.score."""
+GroupScore = Literal["sum_of_two", "max"]
+"""The score of a group of experts; see Router.group_score."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a mixture of experts scores and chooses its experts."""
+
+    score: RouterScore = "softmax"
+    """softmax over all experts, or the sigmoid of each logit."""
+    bias: bool = False
+    """Train a bias of the logits."""
+    scale: float = 1.0
+    """Factor on the weights of the chosen experts."""
+    correction: bool = False
+    """Add a stored vector, which is not trained by gradients, to the scores when experts are chosen. Their weights are
+    the scores without it."""
+    groups: int = 1
+    """Number of groups of neighbouring experts. Experts are chosen from the best `top_groups` groups only."""
+    top_groups: int = 1
+    """Number of groups from which experts are chosen."""
+    group_score: GroupScore = "sum_of_two"
+    """The score of a group: the sum of its two largest scores, or the largest."""
+
+    def __post_init__(self) -> None:
+        require_choice(self, "score", RouterScore)
+        require_choice(self, "group_score", GroupScore)
+        require_positive(self, "groups", "top_groups")
+        require(self.scale > 0, f"Router.scale={self.scale} must be positive.")
+        require(
+            self.top_groups <= self.groups,
+            f"Router.top_groups={self.top_groups} exceeds groups={self.groups}: choose from at most all groups.",
+        )
 
 
 @dataclass(frozen=True)
@@ -176,7 +255,8 @@ class MoE:
     """A mixture of experts: the sum of p_e * expert_e(x) over the A experts with the largest p_e.
 
     p = softmax(router(x)) over all E experts, then the A largest (ties: lowest index), divided by their sum if
-    `normalize`. No token is dropped. Fedus et al. 2021; Jiang et al. 2024 for the normalised form.
+    `normalize`. `router` describes other scores. A `shared` expert computes every token in addition. No token is
+    dropped. Fedus et al. 2021; Jiang et al. 2024 for the normalised form.
     """
 
     kind: ClassVar[str] = "moe"
@@ -188,13 +268,38 @@ class MoE:
     """The feed-forward of one expert."""
     normalize: bool = True
     """Divide the A largest probabilities by their sum."""
+    router: Router = Router()
+    """How experts are scored and chosen."""
+    shared: Dense | Gated | None = None
+    """A feed-forward that computes every token, added to the sum. Default: none."""
+    shared_gate: bool = False
+    """Multiply the output of the shared feed-forward by sigmoid(w.x), with a trained vector w."""
 
     def __post_init__(self) -> None:
         require_positive(self, "n_experts", "n_active")
         require(
+            self.shared is not None or not self.shared_gate,
+            "MoE.shared_gate multiplies the shared feed-forward, and there is none: give shared.",
+        )
+        self._check_groups()
+        require(
             self.n_active <= self.n_experts,
             f"n_active={self.n_active} exceeds n_experts={self.n_experts}: a token cannot visit more experts "
             "than exist.",
+        )
+
+    def _check_groups(self) -> None:
+        groups, least = self.router.groups, 2 if self.router.group_score == "sum_of_two" else 1
+        require(
+            self.n_experts % groups == 0,
+            f"n_experts={self.n_experts} is not a multiple of router.groups={groups}: groups must be equally large.",
+        )
+        size = self.n_experts // groups
+        require(groups == 1 or size >= least, f"groups of {size} experts cannot be scored by their {least} best ones.")
+        require(
+            groups == 1 or self.n_active <= self.router.top_groups * size,
+            f"n_active={self.n_active} exceeds the {self.router.top_groups * size} experts of the best "
+            f"{self.router.top_groups} groups: raise router.top_groups.",
         )
 
 

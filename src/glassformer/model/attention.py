@@ -78,8 +78,12 @@ class Attention(nn.Module):
         v: Float[Tensor, "B G S U"],
         context: AttentionContext,
         tap: Tap,
+        after: Float[Tensor, "H X U"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """softmax(scale q k^T + bias) v, merged by the output projection. A mask longer than the keys is cropped."""
+        """softmax(scale q k^T + bias) v, merged by the output projection. A mask longer than the keys is cropped.
+
+        `after` is a matrix of each head that is applied to its result (see latent.py).
+        """
         q, k, v = tap("q", q), tap("k", k), tap("v", v)
         mask = None if context.mask is None else context.mask[..., -k.shape[2] :]
         dropout = self.dropout if self.training else 0.0
@@ -90,8 +94,9 @@ class Attention(nn.Module):
         elif tap.wants("scores") or tap.wants("pattern"):
             heads = explicit_attention(q, k, v, self.scale, mask, context.is_causal, dropout, tap)
         else:
-            options = {"scale": self.scale, "enable_gqa": self.n_kv_heads != self.n_heads}
+            options = {"scale": self.scale, "enable_gqa": k.shape[1] != q.shape[1]}
             heads = self.kernel(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=context.is_causal, **options)
+        heads = heads if after is None else heads @ after.transpose(-1, -2)
         return tap("out", self.o(tap("heads", heads).transpose(1, 2).flatten(2)))
 
 

@@ -20,7 +20,9 @@ from glassformer.model.context import (
     forward_context,
     scoped,
 )
-from glassformer.model.layers import Dense, Gated, MoE, NoNorm, build_dense, build_norm
+from glassformer.model.latent import LatentAttention
+from glassformer.model.layers import Dense, Gated, NoNorm, build_dense, build_norm
+from glassformer.model.moe import MoE
 from glassformer.model.positions import NoPosition, T5Bias, build_position
 from glassformer.shapes import Bool, Float, Int
 
@@ -34,8 +36,8 @@ class Block(nn.Module):
     def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
         super().__init__()
         self.placement, self.residual_scale = cfg.placement, cfg.residual_scale
-        self.attention = Attention(cfg)
-        self.cross = Attention(cfg) if cross else None
+        self.attention = _build_attention(cfg)
+        self.cross = _build_attention(cfg) if cross else None
         self.feedforward = _build_feedforward(cfg.d_model, cfg.layer_feedforward(layer))
         self.dropout = nn.Dropout(cfg.dropout)
 
@@ -210,6 +212,11 @@ def build_block(cfg: c.ModelConfig, layer: int, cross: bool = False) -> Block:
             return AfterNormBlock(cfg, layer, cross)
         case _:
             assert_never(cfg.placement)
+
+
+def _build_attention(cfg: c.ModelConfig) -> Attention:
+    latent = cfg.attention.latent
+    return Attention(cfg) if latent is None else LatentAttention(cfg, latent)
 
 
 def _build_feedforward(d_model: int, spec: c.FeedForward) -> Dense | Gated | MoE | None:

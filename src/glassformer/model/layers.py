@@ -1,4 +1,4 @@
-"""The layers around attention: norms, feed-forwards (dense, gated, mixture of experts), token embedding, head.
+"""The layers around attention: norms, feed-forwards, token embedding, head.
 
 Norms take the statistics of half-precision inputs in float32.
 """
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer import config as c
-from glassformer.model.context import NO_TAP, Tap
+from glassformer.model.context import Tap
 from glassformer.shapes import Float, Int
 
 
@@ -99,6 +99,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu2": lambda x: F.relu(x).square(),
     "tanh": torch.tanh,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
@@ -117,18 +118,26 @@ class Dense(nn.Module):
 
 
 class Gated(nn.Module):
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * (up(x) + offset)), with both factors limited if there is a limit."""
 
     def __init__(self, d_model: int, spec: c.Gated):
         super().__init__()
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation, self.limit, self.up_offset = ACTIVATIONS[spec.activation], spec.limit, spec.up_offset
         self.gate = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
         self.up = nn.Linear(d_model, spec.d_ff, bias=spec.bias)
         self.down = nn.Linear(spec.d_ff, d_model, bias=spec.bias)
 
     def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
-        hidden = self.activation(tap("pre", self.gate(x))) * self.up(x)
+        # one expression: a name for a factor would keep its input alive
+        hidden = self.activation(self.limited_gate(tap("pre", self.gate(x)))) * self.factor(self.up(x))
         return self.down(tap("post", hidden))
+
+    def limited_gate(self, gate: Float[Tensor, "*n F"]) -> Float[Tensor, "*n F"]:
+        return gate if self.limit is None else gate.clamp(max=self.limit)
+
+    def factor(self, up: Float[Tensor, "*n F"]) -> Float[Tensor, "*n F"]:
+        up = up if self.limit is None else up.clamp(-self.limit, self.limit)
+        return up + self.up_offset if self.up_offset else up
 
 
 def build_dense(d_model: int, spec: c.Dense | c.Gated) -> Dense | Gated:
@@ -139,52 +148,6 @@ def build_dense(d_model: int, spec: c.Dense | c.Gated) -> Dense | Gated:
             return Gated(d_model, spec)
         case _:
             assert_never(spec)
-
-
-class MoE(nn.Module):
-    """sum over the A most likely experts of p_e expert_e(x). No capacity: no token is dropped."""
-
-    def __init__(self, d_model: int, spec: c.MoE):
-        super().__init__()
-        self.n_active, self.normalize = spec.n_active, spec.normalize
-        self.router = nn.Linear(d_model, spec.n_experts, bias=False)
-        self.experts = nn.ModuleList(build_dense(d_model, spec.expert) for _ in range(spec.n_experts))
-
-    def forward(self, x: Float[Tensor, "*n D"], tap: Tap) -> Float[Tensor, "*n D"]:
-        logits = self.router(x)
-        exact = torch.promote_types(logits.dtype, torch.float32)
-        probabilities = tap("router", logits.softmax(-1, dtype=exact))
-        gates, choice = top_experts(probabilities, self.n_active)
-        choice = tap("choice", choice)
-        if self.normalize:
-            gates = gates / gates.sum(-1, keepdim=True)
-        gates = gates.to(x.dtype)
-        flat, out = x.flatten(0, -2), torch.zeros_like(x).flatten(0, -2)  # (n, D)
-        for e, expert in enumerate(self.experts):
-            token, slot = torch.where(choice.flatten(0, -2) == e)
-            if len(token):
-                value = expert(flat[token], NO_TAP) * gates.flatten(0, -2)[token, slot, None]
-                out = out.index_add(0, token, value)
-        return out.view_as(x)
-
-
-def top_experts(
-    probabilities: Float[Tensor, "*n E"], n_active: int
-) -> tuple[Float[Tensor, "*n A"], Int[Tensor, "*n A"]]:
-    """The A largest probabilities and their experts; ties go to the lowest index."""
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    return ordered[..., :n_active], order[..., :n_active]
-
-
-def balance_loss(probabilities: Float[Tensor, "*n E"], choice: Int[Tensor, "*n A"]) -> Float[Tensor, ""]:
-    """E * sum_e f_e P_e: 1 when experts are used evenly, E when one takes all. Fedus et al. 2021, eq. 4.
-
-    f_e is the share of the n*A assignments that went to expert e (no gradient), P_e the mean probability of e.
-    """
-    n_experts = probabilities.shape[-1]
-    counts = torch.bincount(choice.flatten(), minlength=n_experts).to(probabilities.dtype)
-    share = counts / counts.sum()
-    return n_experts * (share * probabilities.flatten(0, -2).mean(0)).sum()
 
 
 class Embed(nn.Module):

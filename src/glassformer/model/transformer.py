@@ -289,6 +289,8 @@ def init_weights(model: Model, seed: int) -> None:
         if kind == "residual":
             std /= math.sqrt(_residual_branches(config, name))
         parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+    for buffer in model.buffers():  # corrections of routers
+        buffer.zero_()
 
 
 def distribution(name: str) -> str:

@@ -7,7 +7,7 @@ grouped-query.
 
 import numpy as np
 
-from glassformer.config import ModelConfig, Rotary
+from glassformer.config import Latent, ModelConfig, Rotary
 from glassformer.reference.arrays import Array, Mask, Params, Saved
 from glassformer.reference.ops import linear, normalize, softmax
 from glassformer.reference.positions import rotate
@@ -75,18 +75,51 @@ def attention(
     q_input, k_input = (x, memory) if qk_position is None else (x + qk_position, memory + qk_position)
     rotary = config.position if rotary is None and isinstance(config.position, Rotary) else rotary
     rotation = None if cos_sin is None or rotary is None else (rotary, *cos_sin)
-    q, saved_q = prepare(config, weights, "q", split_heads(linear(weights, "q", q_input), H), rotation)
-    k, saved_k = prepare(config, weights, "k", split_heads(linear(weights, "k", k_input), G), rotation)
-    v_raw = split_heads(linear(weights, "v", memory), G)  # (B, G, S, U)
-    v = clip(config, v_raw)
+    if config.attention.latent is not None:
+        q, k, v, saved = latent_heads(config, config.attention.latent, weights, x, memory, rotation)
+    else:
+        q, saved_q = prepare(config, weights, "q", split_heads(linear(weights, "q", q_input), H), rotation)
+        k, saved_k = prepare(config, weights, "k", split_heads(linear(weights, "k", k_input), G), rotation)
+        v_raw = split_heads(linear(weights, "v", memory), G)  # (B, G, S, U)
+        v, saved = clip(config, v_raw), saved_q | saved_k | {"v_raw": v_raw}
     capped = soft_cap(config.attention.softcap, config.scale * q @ repeat_kv_heads(k, H).transpose(0, 1, 3, 2))
     scores = np.where(allowed[:, None], capped if bias is None else capped + bias, -np.inf)  # (B, H, T, S)
     pattern = softmax_with_sinks(scores, weights["sinks"]) if config.attention.sinks else softmax(scores)
     heads = pattern @ repeat_kv_heads(v, H)  # (B, H, T, U)
     out = linear(weights, "o", join_heads(heads))
-    saved = {"q_input": q_input, "k_input": k_input, "memory": memory, "v_raw": v_raw, "capped": capped}
-    saved |= saved_q | saved_k | {"q": q, "k": k, "v": v}
+    saved |= {"q_input": q_input, "k_input": k_input, "memory": memory, "capped": capped, "q": q, "k": k, "v": v}
     return out, saved | {"scores": scores, "pattern": pattern, "heads": heads, "out": out}
+
+
+def latent_heads(
+    config: ModelConfig,
+    latent: Latent,
+    weights: Params,
+    x: Array,
+    memory: Array,
+    rotation: tuple[Rotary, Array, Array] | None,
+) -> tuple[Array, Array, Array, Saved]:
+    """Return q (B,H,T,K), k (B,H,S,K) and v (B,H,S,U) of multi-head latent attention. DeepSeek-AI 2024, section 2.1.
+
+    c = norm(kv_down(memory)),   k_h = [shared ; k_h(c)],   v_h = v_h(c),   shared = rotate(k_shared(memory))
+    q = q(x), or q(norm(q_down(x))) with `q_rank`; the components that meet `shared` are rotated
+    """
+    H = config.n_heads
+    saved: Saved = {"q_low": x}
+    if latent.q_rank is not None:
+        saved["q_down"] = linear(weights, "q_down", x)
+        saved["q_low"] = normalize(latent.norm, weights, "q_down_norm", saved["q_down"])
+    q = split_heads(linear(weights, "q", saved["q_low"]), H)
+    shared = split_heads(linear(weights, "k_shared", memory), 1)  # (B, 1, S, R)
+    if rotation is not None:
+        q, shared = rotate(rotation[0], q, *rotation[1:]), rotate(rotation[0], shared, *rotation[1:])
+    saved["kv_down"] = linear(weights, "kv_down", memory)
+    saved["kv_low"] = normalize(latent.norm, weights, "kv_down_norm", saved["kv_down"])
+    own, v = (
+        split_heads(linear(weights, "k", saved["kv_low"]), H),
+        split_heads(linear(weights, "v", saved["kv_low"]), H),
+    )
+    return q, np.concatenate([np.repeat(shared, H, axis=1), own], axis=-1), v, saved
 
 
 def prepare(

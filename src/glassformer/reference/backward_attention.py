@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glassformer.config import ModelConfig, Rotary
+from glassformer.config import Latent, ModelConfig, Rotary
 from glassformer.reference.arrays import Array, Params, Saved
 from glassformer.reference.attention import CosSin, join_heads, repeat_kv_heads, split_heads
 from glassformer.reference.backward_ops import linear_backward, normalize_backward, softmax_backward
@@ -66,6 +66,11 @@ def attention_backward(
         d_products = d_scores * (1 - (saved["capped"] / config.attention.softcap) ** 2)
     d_q = config.scale * d_products @ repeat_kv_heads(k, H)  # (B, H, T, K)
     d_k = repeat_kv_heads_backward(config.scale * d_products.transpose(0, 1, 3, 2) @ q, G)  # (B, G, S, K)
+    if config.attention.latent is not None:
+        d_x, d_memory, gradients = latent_backward(
+            config.attention.latent, weights, saved, (d_q, d_k, d_v), rotary, cos_sin
+        )
+        return AttentionGradients(d_x, d_memory, d_memory, d_scores, params | gradients)
     d_q, q_gradients = prepare_backward(config, weights, "q", saved, d_q, rotary, cos_sin)
     d_k, k_gradients = prepare_backward(config, weights, "k", saved, d_k, rotary, cos_sin)
     params |= q_gradients | k_gradients
@@ -75,6 +80,39 @@ def attention_backward(
     d_from_v, v_gradients = linear_backward(weights, "v", saved["memory"], join_heads(d_v))
     params |= q_gradients | k_gradients | v_gradients
     return AttentionGradients(d_x, d_from_k + d_from_v, d_from_k, d_scores, params)
+
+
+def latent_backward(
+    latent: Latent,
+    weights: Params,
+    saved: Saved,
+    d_heads: tuple[Array, Array, Array],
+    rotary: Rotary | None,
+    cos_sin: CosSin | None,
+) -> tuple[Array, Array, Params]:
+    """Backward pass of `latent_heads`: the gradients of q, k and v -> d_x (B,T,D), d_memory (B,S,D) and parameters.
+
+    All heads read the same shared components of the keys, so their gradient is the sum over the heads. c is the input
+    of k_h and of v_h, so its gradient is the sum of both.
+    """
+    d_q, d_k, d_v = d_heads
+    d_shared = d_k[..., : latent.d_shared].sum(axis=1, keepdims=True)
+    if cos_sin is not None and rotary is not None:
+        d_q, d_shared = rotate_backward(rotary, d_q, cos_sin), rotate_backward(rotary, d_shared, cos_sin)
+    d_from_k, gradients = linear_backward(weights, "k", saved["kv_low"], join_heads(d_k[..., latent.d_shared :]))
+    d_from_v, v_gradients = linear_backward(weights, "v", saved["kv_low"], join_heads(d_v))
+    d_low, norm_gradients = normalize_backward(
+        latent.norm, weights, "kv_down_norm", saved["kv_down"], d_from_k + d_from_v
+    )
+    d_memory, down_gradients = linear_backward(weights, "kv_down", saved["memory"], d_low)
+    d_from_shared, shared_gradients = linear_backward(weights, "k_shared", saved["memory"], join_heads(d_shared))
+    gradients |= v_gradients | norm_gradients | down_gradients | shared_gradients
+    d_x, q_gradients = linear_backward(weights, "q", saved["q_low"], join_heads(d_q))
+    if latent.q_rank is not None:
+        d_x, norm_gradients = normalize_backward(latent.norm, weights, "q_down_norm", saved["q_down"], d_x)
+        d_x, down_gradients = linear_backward(weights, "q_down", saved["q_input"], d_x)
+        q_gradients |= norm_gradients | down_gradients
+    return d_x, d_memory + d_from_shared, gradients | q_gradients
 
 
 def prepare_backward(

@@ -153,8 +153,12 @@ def activation_derivative(name: Activation, x: Array) -> Array:
                u' = sqrt(2/pi) (1 + 3 * 0.044715 x^2)
     silu       (x s)' = s + x s (1 - s),   s = sigmoid(x)
     tanh       1 - tanh^2
+    quick_gelu s + a x s (1 - s),   a = 1.702, s = sigmoid(a x)
     """
     match name:
+        case "quick_gelu":
+            s = sigmoid(1.702 * x)
+            return s + 1.702 * x * s * (1 - s)
         case "relu":
             return (x > 0).astype(np.float64)
         case "relu2":

@@ -1,4 +1,4 @@
-"""The basic operations of a Transformer: linear layer, softmax, LayerNorm, RMSNorm and six activation functions.
+"""The basic operations of a Transformer: linear layer, softmax, LayerNorm, RMSNorm and the activation functions.
 
 Each formula is computed directly in float64. The gradients of these operations are in `backward_ops`.
 """
@@ -115,8 +115,11 @@ def activate(name: Activation, x: Array) -> Array:
     gelu_tanh  x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2       the approximation that GPT-2 uses
     silu       x sigmoid(x)
     tanh       tanh(x)
+    quick_gelu x sigmoid(1.702 x)
     """
     match name:
+        case "quick_gelu":
+            return x * sigmoid(1.702 * x)
         case "relu":
             return np.maximum(x, 0)
         case "relu2":

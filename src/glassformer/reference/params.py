@@ -13,6 +13,7 @@ from glassformer.config import (
     EncoderConfig,
     FeedForward,
     Gated,
+    Latent,
     LayerNorm,
     ModelConfig,
     MoE,
@@ -132,6 +133,8 @@ def _linear(name: str, d_out: int, d_in: int, bias: bool) -> Shapes:
 def _attention(config: ModelConfig, name: str) -> Shapes:
     D, H, G, K, U = config.d_model, config.n_heads, config.n_kv_heads, config.d_head, config.d_value
     bias, qk_norm = config.attention.bias, config.attention.qk_norm
+    if config.attention.latent is not None:
+        return _latent(config, config.attention.latent, name)
     table = _linear(f"{name}.q", H * K, D, bias)
     table |= _linear(f"{name}.k", G * K, D, bias)
     table |= _linear(f"{name}.v", G * U, D, bias)
@@ -145,13 +148,36 @@ def _attention(config: ModelConfig, name: str) -> Shapes:
     return table
 
 
+def _latent(config: ModelConfig, latent: Latent, name: str) -> Shapes:
+    D, H, K, U, R, C = config.d_model, config.n_heads, config.d_head, config.d_value, latent.d_shared, latent.kv_rank
+    bias = config.attention.bias
+    table: Shapes = {}
+    if latent.q_rank is not None:
+        table |= _linear(f"{name}.q_down", latent.q_rank, D, bias)
+        table |= _norm(latent.norm, f"{name}.q_down_norm", latent.q_rank)
+    table |= _linear(f"{name}.q", H * K, latent.q_rank or D, bias=False)
+    table |= _linear(f"{name}.kv_down", C, D, bias) | _norm(latent.norm, f"{name}.kv_down_norm", C)
+    table |= _linear(f"{name}.k_shared", R, D, bias)
+    table |= _linear(f"{name}.k", H * (K - R), C, bias=False) | _linear(f"{name}.v", H * U, C, bias=False)
+    table |= _linear(f"{name}.o", D, H * U, config.out_bias)
+    if config.attention.sinks:
+        table[f"{name}.sinks"] = (H,)
+    return table
+
+
 def _feedforward(part: FeedForward, name: str, D: int) -> Shapes:
     if isinstance(part, NoFeedForward):
         return {}
     if isinstance(part, MoE):
-        table: Shapes = {f"{name}.router.weight": (part.n_experts, D)}
+        table = _linear(f"{name}.router", part.n_experts, D, part.router.bias)
+        if part.router.correction:
+            table[f"{name}.router.correction"] = (part.n_experts,)
         for expert in range(part.n_experts):
             table |= _expert(part.expert, f"{name}.experts.{expert}", D)
+        if part.shared is not None:
+            table |= _expert(part.shared, f"{name}.shared", D)
+        if part.shared_gate:
+            table |= _linear(f"{name}.shared_gate", 1, D, bias=False)
         return table
     return _expert(part, name, D)
 

@@ -77,10 +77,16 @@ def decode_flops(config: ModelConfig, context: int | None = None, source: int | 
     H, K, U = config.n_heads, config.d_head, config.d_value
     L = config.n_layers
     seen = sum(min(T, config.window(layer) or T) for layer in range(L))
+    keys, values = K, U
+    if config.attention.latent is not None:  # the absorbed form: keys and values of all heads are the cached vectors
+        keys, values = (
+            config.attention.latent.d_shared + config.attention.latent.kv_rank,
+            config.attention.latent.kv_rank,
+        )
     parts = {
         "projections": 2 * L * _projection_weights(config),
-        "scores": 2 * H * K * seen,
-        "mix": 2 * H * U * seen,
+        "scores": 2 * H * keys * seen,
+        "mix": 2 * H * values * seen,
         "feedforward": 2 * _feedforward_weights(config, L),
         "head": 2 * _head_weights(config),
     }
@@ -153,8 +159,16 @@ def _parts(config: ModelConfig, batch: int, T: int, S: int, masked: bool) -> dic
 
 
 def _projection_weights(config: ModelConfig) -> int:
-    """Return the number of weights in q, k, v and o of one block: D·(H·K + G·K + G·U + H·U)."""
+    """Return the number of weights in q, k, v and o of one block: D·(H·K + G·K + G·U + H·U).
+
+    With latent attention: D·(Q + C + R + H·U) + Q·H·K + C·H·(K - R + U), with D·H·K for the first and the last Q terms
+    if queries have no low-rank vector.
+    """
     H, G, K, U = config.n_heads, config.n_kv_heads, config.d_head, config.d_value
+    if (latent := config.attention.latent) is not None:
+        D, C, R = config.d_model, latent.kv_rank, latent.d_shared
+        queries = D * H * K if latent.q_rank is None else latent.q_rank * (D + H * K)
+        return queries + D * (C + R + H * U) + C * H * (K - R + U)
     return config.d_model * (H * K + G * K + G * U + H * U)
 
 
@@ -166,13 +180,15 @@ def _feedforward_weights(config: ModelConfig, n_blocks: int) -> int:
 def block_weights(part: FeedForward, D: int) -> int:
     """Return the number of feed-forward weights that one token uses in a block.
 
-    2·D·F if dense, 3·D·F if gated; with experts A times that, plus D·E for the router; 0 without a feed-forward.
+    2·D·F if dense, 3·D·F if gated; with experts A times that, plus D·E for the router and the weights of a shared
+    expert and its gate; 0 without a feed-forward.
     """
     match part:
         case NoFeedForward():
             return 0
         case MoE():
-            return part.n_active * block_weights(part.expert, D) + D * part.n_experts
+            shared = 0 if part.shared is None else block_weights(part.shared, D) + D * part.shared_gate
+            return part.n_active * block_weights(part.expert, D) + D * part.n_experts + shared
         case _:
             return (3 if isinstance(part, Gated) else 2) * D * part.d_ff
 

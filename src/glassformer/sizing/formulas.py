@@ -14,6 +14,7 @@ from glassformer.config import (
     EncoderConfig,
     FeedForward,
     Gated,
+    Latent,
     LayerNorm,
     ModelConfig,
     MoE,
@@ -74,7 +75,9 @@ def _superscript(power: int) -> str:
 def letters(config: ModelConfig, batch: int = 1, context: int = 1, source: int = 0) -> dict[str, int]:
     """Return the value of every letter. N is B·T tokens.
 
-    In an encoder-decoder the encoder has Lₑ layers and Nₑ = B·S tokens.
+    With latent attention C and Q are the widths of the low-rank vectors, R and O those of the shared and of the own
+    components of a key. Fₛ is the width of a shared expert. In an encoder-decoder the encoder has Lₑ layers and
+    Nₑ = B·S tokens.
     """
     ff = config.feedforward
     values = {
@@ -94,6 +97,11 @@ def letters(config: ModelConfig, batch: int = 1, context: int = 1, source: int =
     }
     if isinstance(ff, MoE):
         values |= {"E": ff.n_experts, "A": ff.n_active}
+        if ff.shared is not None:
+            values["Fₛ"] = ff.shared.d_ff
+    if (latent := config.attention.latent) is not None:
+        values |= {"C": latent.kv_rank, "R": latent.d_shared, "Q": latent.q_rank or config.d_model}
+        values["O"] = config.d_head - latent.d_shared
     if isinstance(config, Seq2SeqConfig):
         values["Lₑ"] = config.n_encoder_layers
     return values
@@ -128,6 +136,8 @@ def parameter_formulas(config: ModelConfig) -> dict[str, Formula]:
 
 def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
     """Return the terms of q, k, v and o of one block: the weights, and with `bias` also biases and norms of q and k."""
+    if (latent := config.attention.latent) is not None:
+        return _latent_terms(config, latent, bias)
     q, k, v, o = widths(config)
     terms = [(1, f"D {width}") for width in (q, k, v, o)]
     if bias:
@@ -139,13 +149,30 @@ def attention_terms(config: ModelConfig, bias: bool) -> list[Term]:
     return terms
 
 
+def _latent_terms(config: ModelConfig, latent: Latent, bias: bool) -> list[Term]:
+    low = latent.q_rank is not None
+    terms = [(int(low), "D Q"), (1, "Q H K" if low else "D H K"), (1, "D C"), (1, "D R"), (1, "C H O"), (1, "C H U")]
+    terms.append((1, "D H U"))
+    if bias:
+        down, per_norm = int(config.attention.bias), _per_norm(latent.norm)
+        terms += [(low * (down + per_norm), "Q"), (down + per_norm, "C"), (down, "R")]
+        terms += [(int(config.out_bias), "D"), (int(config.attention.sinks), "H")]
+    return terms
+
+
 def feedforward_terms(part: FeedForward) -> list[Term]:
     """Return the parameters of the feed-forward layer of one block, including all experts."""
     match part:
         case NoFeedForward():
             return []
         case MoE(expert=expert):
-            return [(1, "E D"), *((n, f"E {names}") for n, names in _expert_terms(expert))]
+            terms = [
+                (1, "E D"),
+                (int(part.router.bias), "E"),
+                *((n, f"E {names}") for n, names in _expert_terms(expert)),
+            ]
+            shared = [] if part.shared is None else _expert_terms(part.shared)
+            return terms + _of_shared(shared) + [(int(part.shared_gate), "D")]
         case Dense() | Gated() as expert:
             return _expert_terms(expert)
         case _:
@@ -169,13 +196,13 @@ def kind_letters(part: FeedForward, subscript: str, layers: int) -> dict[str, in
     expert = part.expert if isinstance(part, MoE) else part
     values = {"F": 0 if isinstance(expert, NoFeedForward) else expert.d_ff, "L": layers}
     if isinstance(part, MoE):
-        values |= {"E": part.n_experts, "A": part.n_active}
+        values |= {"E": part.n_experts, "A": part.n_active, "Fₛ": 0 if part.shared is None else part.shared.d_ff}
     return {name + subscript: value for name, value in values.items()}
 
 
 def with_subscript(terms: list[Term], subscript: str, prefix: str = "") -> list[Term]:
     """Return terms with a subscript at the letters that differ between kinds of layers."""
-    marked = {name: name + subscript for name in "FEAL"}
+    marked = {name: name + subscript for name in ("F", "E", "A", "L", "Fₛ")}
     return [(n, " ".join(marked.get(letter, letter) for letter in f"{prefix} {names}".split())) for n, names in terms]
 
 
@@ -188,6 +215,11 @@ def _feedforward(config: ModelConfig, values: dict[str, int], blocks: int) -> Fo
         values = values | kind_letters(part, subscript, layers)
         terms += with_subscript(feedforward_terms(part), subscript, "L")
     return formula(values, terms)
+
+
+def _of_shared(terms: list[Term]) -> list[Term]:
+    """Return terms with the width of the shared expert in place of that of the others."""
+    return [(n, " ".join("Fₛ" if name == "F" else name for name in names.split())) for n, names in terms]
 
 
 def _expert_terms(expert: Dense | Gated) -> list[Term]:
@@ -284,9 +316,15 @@ def _matmuls(part: FeedForward) -> list[Term]:
     """Return the weights of the matmuls that one token uses in one block."""
     if isinstance(part, NoFeedForward):
         return []
-    expert = part.expert if isinstance(part, MoE) else part
-    weights = 3 if isinstance(expert, Gated) else 2
-    return [(weights, "A D F"), (1, "E D")] if isinstance(part, MoE) else [(weights, "D F")]
+    if not isinstance(part, MoE):
+        return [(3 if isinstance(part, Gated) else 2, "D F")]
+    shared = [] if part.shared is None else _of_shared(_matmuls(part.shared))
+    return [
+        *((n, f"A {names}") for n, names in _matmuls(part.expert)),
+        (1, "E D"),
+        *shared,
+        (int(part.shared_gate), "D"),
+    ]
 
 
 def _head_matmuls(config: ModelConfig) -> list[Term]:

@@ -130,7 +130,7 @@ def inference_memory(
     T, S = lengths(config, context, source)
     weights = weight_bytes(config, dtype)
     w = 2 if dtype.startswith("int") else int(BYTES[dtype])
-    per_layer = config.n_kv_heads * (config.d_head + config.d_value) * w
+    per_layer = cached_numbers(config) * w
     windows = [config.window(layer) for layer in range(config.n_layers)]
     decodes = not isinstance(config, EncoderConfig)
     held = [batch * min(T, W or T) * per_layer for W in windows] if decodes else [0]
@@ -148,6 +148,13 @@ def inference_memory(
         decode_peak=weights + sum(held) + moving + cross + _decode(config, batch, max(T, S), w) if decodes else 0,
         growth=max(held) - moving,
     )
+
+
+def cached_numbers(config: ModelConfig) -> int:
+    """Return the numbers in the KV cache of one token and layer: G·(K + U), or R + C with latent attention."""
+    if (latent := config.attention.latent) is not None:
+        return latent.d_shared + latent.kv_rank
+    return config.n_kv_heads * (config.d_head + config.d_value)
 
 
 def _runs(

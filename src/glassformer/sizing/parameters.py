@@ -9,6 +9,7 @@ from glassformer.config import (
     EncoderConfig,
     FeedForward,
     Gated,
+    Latent,
     LayerNorm,
     ModelConfig,
     MoE,
@@ -151,6 +152,9 @@ def _block(config: ModelConfig, cross: bool, layer: int) -> Iterator[tuple[str, 
 def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     D, H, G, K, U = config.d_model, config.n_heads, config.n_kv_heads, config.d_head, config.d_value
     bias = config.attention.bias
+    if config.attention.latent is not None:
+        yield from _latent(config, config.attention.latent)
+        return
     for name, width in (("q", H * K), ("k", G * K), ("v", G * U)):
         yield from _prefixed(name, _linear(width, D, bias))
     yield from _prefixed("o", _linear(D, H * U, config.out_bias))
@@ -162,12 +166,33 @@ def _attention(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield "sinks", (H,)
 
 
+def _latent(config: ModelConfig, latent: Latent) -> Iterator[tuple[str, Shape]]:
+    D, H, K, U, R, C = config.d_model, config.n_heads, config.d_head, config.d_value, latent.d_shared, latent.kv_rank
+    bias = config.attention.bias
+    if latent.q_rank is not None:
+        yield from _prefixed("q_down", _linear(latent.q_rank, D, bias))
+        yield from _prefixed("q_down_norm", _norm(latent.norm, latent.q_rank))
+    yield from _prefixed("q", _linear(H * K, latent.q_rank or D, bias=False))
+    yield from _prefixed("kv_down", _linear(C, D, bias))
+    yield from _prefixed("kv_down_norm", _norm(latent.norm, C))
+    yield from _prefixed("k_shared", _linear(R, D, bias))
+    yield from _prefixed("k", _linear(H * (K - R), C, bias=False))
+    yield from _prefixed("v", _linear(H * U, C, bias=False))
+    yield from _prefixed("o", _linear(D, H * U, config.out_bias))
+    if config.attention.sinks:
+        yield "sinks", (H,)
+
+
 def _feedforward(part: FeedForward, D: int) -> Iterator[tuple[str, Shape]]:
     match part:
         case MoE(n_experts=E, expert=expert):
-            yield "router.weight", (E, D)
+            yield from _prefixed("router", _linear(E, D, part.router.bias))
             for index in range(E):
                 yield from _prefixed(f"experts.{index}", _expert(expert, D))
+            if part.shared is not None:
+                yield from _prefixed("shared", _expert(part.shared, D))
+            if part.shared_gate:
+                yield from _prefixed("shared_gate", _linear(1, D, bias=False))
         case Dense() | Gated() as expert:
             yield from _expert(expert, D)
         case NoFeedForward():

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from glassformer.config import ConfigError
 from glassformer.model import Model, build
-from glassformer.model.layers import MoE
+from glassformer.model.moe import MoE
 from glassformer.training.distributed.group import Function, Group, T, local_rank
 from glassformer.training.optimizers import Optimizer
 from glassformer.training.run import Run

@@ -86,4 +86,4 @@ MINISTRAL = describe(
     (*sizes(131072, n_kv_heads=8), eps(1e-6), UNTIED, rope(), Windows(4096, lambda n: [SLIDING] * n)),
     names(LLAMA),
 )
-FAMILIES = (ARCEE, JAIS2, HELIUM, ERNIE, SEED, CWM, MINISTRAL)
+FAMILIES = (ARCEE, JAIS2, HELIUM, ERNIE, SEED, MINISTRAL, CWM)

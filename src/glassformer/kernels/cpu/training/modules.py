@@ -50,12 +50,14 @@ class NativeAttention(JoinedAttention):
             return tuple(layer(x) for layer in layers)
         return linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, tap: Tap) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, tap: Tap, after: Tensor | None = None
+    ) -> Tensor:
         known = q.dtype is k.dtype is v.dtype and q.dtype in (torch.float32, torch.bfloat16)
         watched = any(tap.wants(site) for site in ("scores", "pattern"))
         plain = known and context.mask is None and not self.dropout and 0 not in (q.numel(), k.numel())
         if not self.training or watched or not plain:
-            return super().attend(q, k, v, context, tap)
+            return super().attend(q, k, v, context, tap, after)
         heads = attention(tap("q", q), tap("k", k), tap("v", v), self.scale, context.is_causal)
         return tap("out", self.o(tap("heads", heads).transpose(1, 2).flatten(2)))
 

@@ -11,7 +11,7 @@ from glassformer.finding import Finding
 from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import NO_TAP, build, n_parameters
 from glassformer.model.block import Block
-from glassformer.model.layers import MoE
+from glassformer.model.moe import MoE
 from glassformer.sizing import active, count_by_part
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.rounding import max_difference
