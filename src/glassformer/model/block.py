@@ -10,7 +10,7 @@ from glassformer.model.attention import Attention
 from glassformer.model.context import AttentionContext, ForwardContext
 from glassformer.model.feedforward import Dense, Gated, build_dense
 from glassformer.model.moe import MoE
-from glassformer.model.norm import NoNorm, build_norm
+from glassformer.model.norm import Unchanged, build_norm
 from glassformer.model.tap import NO_TAP, Tap, scoped
 from glassformer.shapes import Float
 
@@ -65,7 +65,7 @@ class SequentialBlock(Block):
     def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
         super().__init__(cfg, layer, cross)
         has_norm = cfg.has_attention_norm(layer)
-        self.norm_attention = build_norm(cfg.d_model, cfg.norm) if has_norm else NoNorm(cfg.d_model)
+        self.norm_attention = build_norm(cfg.d_model, cfg.norm) if has_norm else Unchanged()
         self.norm_cross = build_norm(cfg.d_model, cfg.norm) if cross else None
         self.norm_feedforward = build_norm(cfg.d_model, cfg.norm) if self.feedforward is not None else None
 
