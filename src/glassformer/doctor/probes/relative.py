@@ -178,7 +178,7 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
                 {"layer": one.layer},
             )
     for one, q, _ in rotations:
-        base = declared_base(subject, one.layer)
+        base = declared_base(subject, one.layer or 0)
         if base is None or q.pairing is None or len(q.angles) < 2 or not float(q.angles[1]) > 0:
             continue
         expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)

@@ -8,7 +8,7 @@ from glassformer.weights.convert import CONCATENATED
 from glassformer.weights.encoders.parts import HeadNames, MaskedHead, Renamed, WithHead, names
 from glassformer.weights.family import Source
 from glassformer.weights.hf.layers import FULL, SLIDING, RopeByType, Windows, all_full
-from glassformer.weights.hf.layouts import GATE_UP, QKV
+from glassformer.weights.hf.layouts import GATE_UP, QKV, Block
 from glassformer.weights.keys import INIT, SIZES, WIDTH, Dropout, Values, activation, describe, flag, max_len, number
 
 HEAD = HeadNames("head.dense", "head.norm", "decoder")
@@ -19,7 +19,7 @@ BASE: dict[str, Any] = {
     "embedding": {"norm": True},
     "first_norm": False,
 }
-BLOCK = {
+BLOCK: Block = {
     **{QKV: ("attn.Wqkv", CONCATENATED), "attention.o": "attn.Wo"},
     **{GATE_UP: ("mlp.Wi", CONCATENATED), "feedforward.down": "mlp.Wo"},
     **{"norm_attention": "attn_norm", "norm_feedforward": "mlp_norm"},

@@ -22,7 +22,7 @@ from glassformer.weights.encoders.parts import (
     names,
 )
 from glassformer.weights.hf.layers import Rope
-from glassformer.weights.hf.layouts import QKV
+from glassformer.weights.hf.layouts import QKV, Block
 from glassformer.weights.keys import INIT, activation, describe, head_dim, integer, max_len, only
 
 HEAD = HeadNames(
@@ -39,7 +39,7 @@ BASE: dict[str, Any] = {
     "embedding": {"norm": True},
     "placement": "post",
 }
-BLOCK = {
+BLOCK: Block = {
     **{QKV: ("attn.Wqkv", CONCATENATED), "attention.o": "attn.out_proj"},
     **{"feedforward.up": "mlp.fc11", "feedforward.gate": "mlp.fc12", "feedforward.down": "mlp.fc2"},
     **{"norm_attention": "norm1", "norm_feedforward": "norm2"},

@@ -32,7 +32,7 @@ BATCHES, LENGTHS, WIDTHS = (1, 3), range(1, 17), (8, 48)
 class Identity(PreNormBlock):
     """Does nothing."""
 
-    def forward(self, x: Float[Tensor, "B T D"], context: ForwardContext, tap: Tap = NO_TAP) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Tensor, context: ForwardContext, layer: int, tap: Tap = NO_TAP) -> Tensor:
         return x
 
 
