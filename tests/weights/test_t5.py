@@ -157,7 +157,7 @@ def test_copies_of_the_table_are_dropped_when_equal_and_reported_when_not(tmp_pa
         {"is_decoder": True},
         {"relative_attention_num_buckets": 6},
         {"model_type": "umt5"},
-        {"model_type": "mt5"},
+        {"model_type": "longt5"},
     ],
     ids=str,
 )

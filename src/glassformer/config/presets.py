@@ -46,8 +46,7 @@ def _vary(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     vocab = changes.get("vocab_size")
     if isinstance(vocab, int) and "special" not in changes:
         # The ids belong to the published vocabulary: gpt2(vocab_size=256) has no token 50256 to stop at.
-        old = config.special
-        ids: dict[str, Any] = dataclasses.asdict(old)
+        ids = dataclasses.asdict(config.special)
         inside: dict[str, Any] = {n: t for n, t in ids.items() if isinstance(t, int) and t < vocab}
         inside |= {n: tuple(t for t in ids[n] if t < vocab) for n in ("eos", "suppressed")}
         config = dataclasses.replace(config, special=Special(**inside))

@@ -21,7 +21,7 @@ from glassformer.model.context import (
     scoped,
 )
 from glassformer.model.latent import LatentAttention
-from glassformer.model.layers import Dense, Gated, NoNorm, build_dense, build_norm
+from glassformer.model.layers import Dense, Gated, Unchanged, build_dense, build_norm
 from glassformer.model.moe import MoE
 from glassformer.model.positions import NoPosition, T5Bias, build_position
 from glassformer.shapes import Bool, Float, Int
@@ -77,7 +77,7 @@ class SequentialBlock(Block):
     def __init__(self, cfg: c.ModelConfig, layer: int, cross: bool):
         super().__init__(cfg, layer, cross)
         has_norm = cfg.has_attention_norm(layer)
-        self.norm_attention = build_norm(cfg.d_model, cfg.norm) if has_norm else NoNorm(cfg.d_model)
+        self.norm_attention = build_norm(cfg.d_model, cfg.norm) if has_norm else Unchanged()
         self.norm_cross = build_norm(cfg.d_model, cfg.norm) if cross else None
         self.norm_feedforward = build_norm(cfg.d_model, cfg.norm) if self.feedforward is not None else None
 

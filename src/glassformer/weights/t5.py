@@ -135,6 +135,7 @@ def read(source: Source) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
+    expect(config.position, T5Bias, "position", "T5")
     assert isinstance(config.position, T5Bias)
     expect(config.feedforward, Dense | Gated, "feedforward", "T5")
     assert isinstance(config.feedforward, Dense | Gated)

@@ -50,3 +50,9 @@ def test_the_declared_base_is_not_judged_under_a_scaling():
     assert relative.declared_base(Has()) == 1e4
     assert relative.declared_base(Has(rope_scaling={"rope_type": "yarn"})) is None
     assert relative.declared_base(Has(rope_parameters={"rope_type": "default", "rope_theta": 5e5})) == 5e5
+    # each layer, or each type of layer, may have a base of its own
+    assert relative.declared_base(Has(rope_bases=[2e4, None]), 0) == 2e4
+    assert relative.declared_base(Has(rope_bases=[2e4, None]), 1) is None
+    tables = {"full_attention": {"rope_theta": 3e5}, "sliding_attention": {"rope_theta": 4e4}}
+    kinds = ["sliding_attention", "full_attention"]
+    assert [relative.declared_base(Has(rope_parameters=tables, layer_types=kinds), i) for i in (0, 1)] == [4e4, 3e5]

@@ -226,8 +226,8 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
                 f"Rotate {wanted} pairs, as the checkpoint was trained.",
                 {"layer": one.layer},
             )
-    base = declared_base(subject)
     for one, q, _ in rotations:
+        base = declared_base(subject, one.layer or 0)
         if base is None or q.pairing is None or len(q.angles) < 2 or not float(q.angles[1]) > 0:
             continue
         expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)
@@ -252,10 +252,15 @@ def _nested(subject: Subject, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def declared_base(subject: Subject) -> float | None:
-    """The rotary base the config names, None where a scaling changes what it means."""
+def declared_base(subject: Subject, layer: int = 0) -> float | None:
+    """The rotary base the config names for a layer, None where a scaling changes what it means."""
     raw = subject.facts.raw
+    bases, kinds = raw.get("rope_bases"), raw.get("layer_types")
+    if isinstance(bases, list) and layer < len(bases):
+        return bases[layer]
     inner = raw.get("rope_parameters") or raw.get("rope_scaling")
+    if isinstance(inner, dict) and isinstance(kinds, list | tuple) and layer < len(kinds):
+        inner = inner.get(kinds[layer], inner)  # a table for each type of layer
     if isinstance(inner, dict):
         if inner.get("rope_type", inner.get("type", "default")) != "default":
             return None

@@ -216,10 +216,16 @@ def _ours(config: Any) -> dict[str, Any]:
         "pad": config.special.pad,
         "position": config.position.kind,
         "rope_base": getattr(config.position, "base", None) if config.position.kind == "rotary" else None,
+        "rope_bases": [_base(config.layer_position(i)) for i in range(config.n_layers)],
         "rope_pairing": getattr(config.position, "pairing", None),
         "rope_scaling": getattr(config.position, "scaling", None),
         "rope_fraction": getattr(config.position, "fraction", None),
     }
+
+
+def _base(position: Any) -> float | None:
+    """The rotary base of one layer; None without rotation, or where a scaling changes what it means."""
+    return position.base if position.kind == "rotary" and position.scaling is None else None
 
 
 POSITION_WORDS = {

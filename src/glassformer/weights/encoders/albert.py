@@ -14,9 +14,10 @@ from glassformer.weights.encoders.parts import (
     Pooler,
     Table,
     names,
+    segments,
 )
 from glassformer.weights.encoders.width import Groups, Width, grouping
-from glassformer.weights.keys import activation, describe, integer
+from glassformer.weights.keys import activation, describe
 
 HEAD = HeadNames("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias")
 OUTSIDE = {**EMBEDDINGS, "encoder.project": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"}
@@ -45,7 +46,7 @@ ALBERT = describe(
     BASE,
     (
         *(*COMMON, activation("hidden_act", "gelu_new"), EPS, Pad(0), Table()),
-        integer("type_vocab_size", "embedding.n_segments", 2),
+        segments(),
         MaskedHead("albert.", HEAD),
         Pooler("albert.", "pooler.weight"),
         Width("embedding_size", 128, always=True),

@@ -22,9 +22,10 @@ from glassformer.weights.encoders.parts import (
     Pooler,
     Table,
     names,
+    segments,
 )
 from glassformer.weights.encoders.width import Width
-from glassformer.weights.keys import Key, describe, integer, number, only
+from glassformer.weights.keys import describe, number, only
 
 CLS = HeadNames(
     "cls.predictions.transform.dense",
@@ -36,10 +37,6 @@ LM_HEAD = HeadNames("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "l
 REMBERT_HEAD = HeadNames("cls.predictions.dense", "cls.predictions.LayerNorm", "cls.predictions.decoder")
 PRE = {**BASE, "placement": "pre"}
 WITHOUT_NORM = {name: theirs for name, theirs in EMBEDDINGS.items() if name != "encoder.embed_norm"}
-
-
-def segments(default: int = 2) -> Key:
-    return integer("type_vocab_size", "embedding.n_segments", default)
 
 
 ERNIE = describe(

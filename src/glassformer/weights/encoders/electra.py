@@ -17,9 +17,10 @@ from glassformer.weights.encoders.parts import (
     Pad,
     Table,
     names,
+    segments,
 )
 from glassformer.weights.encoders.width import Width
-from glassformer.weights.keys import describe, integer
+from glassformer.weights.keys import describe
 
 HEAD = HeadNames("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
 
@@ -28,7 +29,7 @@ ELECTRA = describe(
     ("ElectraForMaskedLM", "ElectraModel"),
     BASE,
     (
-        *(*COMMON, GELU, EPS, Pad(0), Table(), integer("type_vocab_size", "embedding.n_segments", 2)),
+        *(*COMMON, GELU, EPS, Pad(0), Table(), segments()),
         MaskedHead("electra.", HEAD, transform="gelu"),
         Width("embedding_size", 128, always=False),
     ),

@@ -20,6 +20,7 @@ from glassformer.weights.encoders.parts import (
     ReadOnly,
     Renamed,
     names,
+    segments,
 )
 from glassformer.weights.hf.layers import Rope
 from glassformer.weights.hf.layouts import QKV, Block
@@ -59,7 +60,7 @@ NOMIC_BERT = describe(
         *(INIT, EPS, head_dim(), activation("hidden_act", "silu"), DROPOUT, Pad(0)),
         *(Renamed("n_positions", "max_position_embeddings"), max_len(2048)),
         *(Renamed("rotary_emb_base", "rope_theta"), Rope(1000.0)),
-        integer("type_vocab_size", "embedding.n_segments", 2),
+        segments(),
         *(MaskedHead("nomic_bert.", HEAD), Pooler("nomic_bert.")),
         ReadOnly(only("num_experts", 0, why=f"a mixture of experts, {OTHER}")),
         ReadOnly(only("prenorm", False, why=f"norms before the branches, {OTHER}")),

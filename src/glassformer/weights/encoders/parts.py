@@ -6,9 +6,22 @@ from typing import Any
 
 from glassformer.config import Activation, Head, Learned, ModelConfig
 from glassformer.weights.convert import IDENTITY, Drop, Row, linear
+from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.hf.layouts import Block
-from glassformer.weights.keys import INIT, SIZES, WIDTH, Dropout, Entry, Values, activation, number, only
+from glassformer.weights.keys import (
+    INIT,
+    SIZES,
+    WIDTH,
+    Dropout,
+    Entry,
+    Key,
+    Values,
+    activation,
+    integer,
+    number,
+    only,
+)
 
 OURS = "encoder.blocks.{i}"
 WORDS = "embeddings.word_embeddings.weight"
@@ -82,7 +95,7 @@ class MaskedHead:
         prefix, tie = source.prefix(self.prefix), source.flag("tie_word_embeddings", self.default)
         head = source.head(self.prefix, f"{self.names.matrix}.weight", prefix + self.table, tie)
         values["head.tied"] = head is not None and head.tied
-        values["head.transform"] = self.transform or values["feedforward.activation"]
+        values["head.transform"] = self.transform or values.get("feedforward.activation")
         values["head.bias"] = True
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
@@ -187,6 +200,17 @@ COMMON: tuple[Entry, ...] = (
 """The keys of BERT, without positions, segments and head."""
 GELU = activation("hidden_act", "gelu")
 EPS = number("layer_norm_eps", "norm.eps", 1e-12)
+
+
+def segments(default: int = 2) -> Key:
+    """Return the entry of the number of segments. transformers adds a segment embedding to every token."""
+
+    def at_least_one(given: int) -> int:
+        if given < 1:
+            raise WeightsError(f"config.json has type_vocab_size={given}: this family needs at least one segment.")
+        return given
+
+    return integer("type_vocab_size", "embedding.n_segments", default, decode=at_least_one)
 
 
 def names(
