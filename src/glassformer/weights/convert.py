@@ -178,7 +178,7 @@ def read(
         parts = move.transform.ours(tensors.read(source), [share] * len(move.ours))
         for name, part in zip(move.ours, parts, strict=True):
             if copy:
-                state[name] = torch.empty(part.shape, dtype=common, device=device).copy_(part)
+                state[name] = tensors.copy(source, part, common, device)
             else:
                 state[name] = part.to(device=device, dtype=common)
     return state, notes

@@ -58,8 +58,6 @@ def detect_family(source: Source) -> Family:
             f"config.json describes an unknown architecture: model_type={given!r}, "
             f"architectures={source.data.get('architectures')!r}{lacking}. Supported model types are {SUPPORTED}."
         )
-    if source.data.get("quantization_config") is not None:
-        raise WeightsError("config.json has quantization_config: quantised weights must be dequantised before loading.")
     if source.tensors is not None:
         names = list(source.tensors)
         fitting = [family for family in fitting if _has_names_of(family, names)]

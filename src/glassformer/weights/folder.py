@@ -13,6 +13,7 @@ from glassformer.weights import families, hub
 from glassformer.weights.convert import IDENTITY, Move, read
 from glassformer.weights.errors import PickledError, WeightsError
 from glassformer.weights.family import Source
+from glassformer.weights.quantized import dequantize
 from glassformer.weights.tensors import no_weights, open_folder, read_json
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
@@ -80,10 +81,10 @@ def read_folder(
     """Return config, state dict and notes of a folder. `copy` is explained in `convert.read`."""
     if (config := _our_config(folder)) is not None:
         return _read_ours(folder, config, dtype, device, copy)
-    source = _source(folder)
-    if source.tensors is None:
-        raise no_weights(folder)
     try:
+        source = _source(folder, dtype)
+        if source.tensors is None:
+            raise no_weights(folder)
         config, state = families.from_hf(source, dtype, device, copy)
     except WeightsError as error:
         raise _at(folder, error) from None
@@ -122,14 +123,18 @@ def _read_ours(
     return config, state, notes
 
 
-def _source(folder: Path) -> Source:
+def _source(folder: Path, dtype: torch.dtype | None = None) -> Source:
     config, generation = folder / CONFIG, folder / GENERATION
     if not config.exists():
         error = no_weights(folder)
         if isinstance(error, PickledError):
             raise error
         raise WeightsError(f"{folder} has neither {CONFIG} nor {TOML}, so it is not a model folder: add one of them.")
-    return Source(read_json(config), open_folder(folder), read_json(generation) if generation.exists() else {})
+    data, tensors = read_json(config), open_folder(folder)
+    if data.get("quantization_config") is not None:
+        tensors = dequantize(tensors, data, dtype)
+        data.pop("quantization_config")
+    return Source(data, tensors, read_json(generation) if generation.exists() else {})
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
