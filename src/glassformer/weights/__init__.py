@@ -1,19 +1,20 @@
-"""Load and save models: Hugging Face folders, glassformer folders, and the Hugging Face hub.
+"""Load and save models: Hugging Face folders, glassformer folders, GGUF files, and the Hugging Face hub.
 
-Only safetensors and JSON are read, never pickles, and transformers is never imported. A saved model is read back and
-compared bit for bit before it replaces anything.
+No pickle is opened but the `ckpt.pt` of nanoGPT, of which only tensors and plain values are read, and transformers is
+never imported. A saved model is read back and compared bit for bit before it replaces anything.
 """
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
-from glassformer.weights.folder import load, load_config, load_tokenizer
 from glassformer.weights.hub import resolve
+from glassformer.weights.loading import load, load_chat_template, load_config, load_tokenizer
 from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
 __all__ = [
     "WeightsError",
     "compare_logits",
     "load",
+    "load_chat_template",
     "load_config",
     "load_tokenizer",
     "record_reference",

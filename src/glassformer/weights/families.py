@@ -202,15 +202,18 @@ def arithmetic(config: ModelConfig) -> dict[str, Any]:
     return parts
 
 
-def difference(wanted: ModelConfig, got: ModelConfig) -> str | None:
-    """Return the first field that makes the two models compute differently; None if there is none."""
+def difference(wanted: ModelConfig, got: ModelConfig, tolerance: float = 1e-12) -> str | None:
+    """Return the first field that makes the two models compute differently; None if there is none.
+
+    `tolerance` is the relative difference of numbers that count as equal.
+    """
     a, b = arithmetic(wanted), arithmetic(got)
-    return next((key for key in [*a, *b] if not _same(a.get(key), b.get(key))), None)
+    return next((key for key in [*a, *b] if not _same(a.get(key), b.get(key), tolerance)), None)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any, tolerance: float) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_same(a[key], b[key], tolerance) for key in a)
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-12)
+        return math.isclose(a, b, rel_tol=tolerance)
     return bool(a == b)

@@ -1,78 +1,30 @@
-"""Load models from folders: Hugging Face (`config.json`) or glassformer (`model.toml`, or `run.toml` of a run)."""
+"""Read models from folders: Hugging Face (`config.json`) or glassformer (`model.toml`, or `run.toml` of a run)."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from glassformer.config import ConfigError, ModelConfig, from_toml
-from glassformer.model import Model, build
-from glassformer.weights import families, hub
+from glassformer.weights import families
 from glassformer.weights.convert import IDENTITY, Move, read
 from glassformer.weights.errors import PickledError, WeightsError
 from glassformer.weights.family import Source
 from glassformer.weights.quantized import dequantize
 from glassformer.weights.tensors import no_weights, open_folder, read_json
 
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 TOML, RUN = "model.toml", "run.toml"
-# Files of a tokenizer in transformers; they are copied from the folder from which a model was loaded.
-TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
-)
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The folder from which a model was loaded, stored as `model.origin`."""
-
-    path: Path
-    notes: tuple[str, ...] = field(default=())
-    """Notes for the user: dropped tensors, settings that only affect training."""
-
-
-def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu") -> Model:
-    """Load the model of a folder, or of a hub name such as `gpt2`, in evaluation mode.
-
-    The default `dtype` is that of the file. The weights exist only once in memory: the model is built on the meta
-    device and takes over the tensors that are read.
-
-    Raises:
-        WeightsError: the folder cannot be loaded. The message is one sentence.
-    """
-    folder = hub.resolve(path)
-    config, state, notes = read_folder(folder, _dtype(dtype), device)
-    model = build(config, device="meta")
-    model.load_state_dict(state, strict=True, assign=True)
-    model.origin = Origin(folder, tuple(notes))  # type: ignore[assignment]
-    return model.eval()
-
-
-def load_config(path: str | Path) -> ModelConfig:
-    """Load the config of a folder. The names of the tensors are used where config.json is not enough, if they exist."""
-    folder = hub.resolve(path)
+def config_of_folder(folder: Path) -> ModelConfig:
+    """Return the config of a folder. The names of the tensors are used where config.json is not enough."""
     if (ours := _our_config(folder)) is not None:
         return ours
     try:
         return families.read_config(_source(folder))[1]
     except WeightsError as error:
         raise _at(folder, error) from None
-
-
-def load_tokenizer(path: str | Path) -> Any:
-    """Load the `tokenizers.Tokenizer` from `tokenizer.json` of a folder; return None if there is none."""
-    file = hub.resolve(path) / TOKENIZER
-    if not file.exists():
-        return None
-    from tokenizers import Tokenizer  # loading a model does not need it
-
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise WeightsError(f"{file} is not a tokenizer that `tokenizers` can read: {error}.") from None
 
 
 def read_folder(
@@ -135,12 +87,3 @@ def _source(folder: Path, dtype: torch.dtype | None = None) -> Source:
         tensors = dequantize(tensors, data, dtype)
         data.pop("quantization_config")
     return Source(data, tensors, read_json(generation) if generation.exists() else {})
-
-
-def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if not isinstance(dtype, str):
-        return dtype
-    known = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    if dtype not in known:
-        raise WeightsError(f"dtype={dtype!r} is not known: use one of {', '.join(known)}.")
-    return known[dtype]

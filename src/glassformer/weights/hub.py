@@ -1,4 +1,4 @@
-"""Resolve a model name to a folder: a path, a bundled model, a model in the Hugging Face cache, or a download."""
+"""Resolve a model name to a folder or file: a path, a bundled model, the Hugging Face cache, or a download."""
 
 import os
 import re
@@ -10,6 +10,8 @@ from urllib.parse import urlparse
 from glassformer import pretrained
 from glassformer.errors import install
 from glassformer.weights.errors import WeightsError, pickled
+from glassformer.weights.formats.gguf.file import is_gguf
+from glassformer.weights.formats.nanogpt import is_checkpoint
 from glassformer.weights.tensors import PICKLES, loads_in_transformers
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -20,7 +22,7 @@ CONNECT_SECONDS = 4.0
 
 
 def resolve(name: str | Path) -> Path:
-    """Return the folder of a path, bundled model or hub name.
+    """Return the folder, GGUF file or nanoGPT checkpoint of a path, bundled model or hub name.
 
     Raises:
         WeightsError: there is no such model. An unreachable hub is reported within seconds.
@@ -29,6 +31,8 @@ def resolve(name: str | Path) -> Path:
     if path.is_dir() and str(name):  # an empty name would mean the working directory
         return path
     if path.is_file():
+        if is_gguf(path) or is_checkpoint(path):
+            return path
         if path.suffix.lower() in PICKLES:
             known = path.name.startswith("pytorch_model") and loads_in_transformers(path.parent)
             raise pickled(f"{path} is a pickle", known)
@@ -50,7 +54,7 @@ def _is_id(text: str) -> bool:
     first, _, rest = text.partition("/")
     if rest and Path(first).is_dir():
         return False
-    return not text.lower().endswith((".safetensors", ".json", ".toml", *PICKLES))
+    return not text.lower().endswith((".safetensors", ".json", ".toml", ".gguf", *PICKLES))
 
 
 def _listed() -> str:

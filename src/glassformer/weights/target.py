@@ -6,11 +6,13 @@ else is always rejected: files, symbolic links, folders of training runs, folder
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOKENIZER_FILES, TOML
+from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOML
 from glassformer.weights.tensors import INDEX, SINGLE
+from glassformer.weights.tokenizer import TOKENIZER_FILES
 from glassformer.weights.verify import REFERENCE
 
 CHECKPOINT = ("meta.json", "optimizer.safetensors")
@@ -51,6 +53,33 @@ def check_target(path: str | Path, overwrite: bool = False) -> Path:
             f"{target} already holds a model: pass --force (in Python: overwrite=True) to replace it, or give "
             "another path."
         )
+    return target
+
+
+def check_file_target(path: str | Path, overwrite: bool, is_ours: Callable[[Path], bool]) -> Path:
+    """Return the absolute path of a file that may be written, or raise a WeightsError.
+
+    A file is replaced only with `overwrite`, and only if `is_ours` says that it has the format that is written.
+    """
+    given = Path(path).expanduser()
+    if given.is_symlink():
+        raise WeightsError(
+            f"{given} is a symbolic link, and a model is never written through a link: give the path of the file "
+            "itself."
+        )
+    try:
+        target = given.resolve()
+        if target.is_dir():
+            raise WeightsError(f"{target} is a folder, and this format is a file: give the path of a file.")
+        if target.exists() and not is_ours(target):
+            raise WeightsError(f"{target} is a file of another format, which is never replaced: give another path.")
+        if target.exists() and not overwrite:
+            raise WeightsError(
+                f"{target} already holds a model: pass --force (in Python: overwrite=True) to replace it, or give "
+                "another path."
+            )
+    except OSError as error:
+        raise WeightsError(f"{given} cannot be written ({error.strerror}): give another path.") from None
     return target
 
 

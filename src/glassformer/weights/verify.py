@@ -15,8 +15,8 @@ from glassformer.config import ModelConfig
 from glassformer.finding import Finding
 from glassformer.model import Seq2Seq
 from glassformer.weights.errors import WeightsError
-from glassformer.weights.folder import load
 from glassformer.weights.hub import resolve
+from glassformer.weights.loading import load
 from glassformer.weights.tensors import Tensors
 
 REFERENCE = "reference.safetensors"
