@@ -81,6 +81,8 @@ def _source(folder: Path, dtype: torch.dtype | None = None) -> Source:
         error = no_weights(folder)
         if isinstance(error, PickledError):
             raise error
+        if files := sorted(folder.glob("*.gguf")):
+            raise WeightsError(f"{folder} has no {CONFIG}, but GGUF files: give {files[0]}, which is a whole model.")
         raise WeightsError(f"{folder} has neither {CONFIG} nor {TOML}, so it is not a model folder: add one of them.")
     data, tensors = read_json(config), open_folder(folder)
     if data.get("quantization_config") is not None:

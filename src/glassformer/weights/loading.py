@@ -29,11 +29,11 @@ class Origin:
 
     def tokenizer(self) -> Any:
         """Return the `tokenizers.Tokenizer` that belongs to the model; None if there is none."""
-        return load_tokenizer(self.path)
+        return _tokenizer(self.path)
 
     def chat_template(self) -> str | None:
         """Return the chat template that belongs to the model (Jinja); None if there is none."""
-        return load_chat_template(self.path)
+        return _chat_template(self.path)
 
 
 def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu") -> Model:
@@ -83,7 +83,15 @@ def load_tokenizer(path: str | Path) -> Any:
     Raises:
         WeightsError: the file cannot be read, or the tokenizer belongs to another model.
     """
-    place = hub.resolve(path)
+    return _tokenizer(hub.resolve(path))
+
+
+def load_chat_template(path: str | Path) -> str | None:
+    """Load the chat template of a folder or file (Jinja); return None if there is none."""
+    return _chat_template(hub.resolve(path))
+
+
+def _tokenizer(place: Path) -> Any:
     if place.is_dir():
         return read_tokenizer(place)
     if not is_gguf(place):
@@ -94,9 +102,7 @@ def load_tokenizer(path: str | Path) -> Any:
         raise WeightsError(f"{place}: {error}") from None
 
 
-def load_chat_template(path: str | Path) -> str | None:
-    """Load the chat template of a folder or file (Jinja); return None if there is none."""
-    place = hub.resolve(path)
+def _chat_template(place: Path) -> str | None:
     if place.is_dir():
         return read_chat_template(place)
     template = open_gguf(place).metadata.get(TEMPLATE) if is_gguf(place) else None

@@ -64,7 +64,9 @@ def _logits(model: DecoderLM, tokens: list[int], answer: dict[str, Any], quantiz
     chosen = after.gather(1, torch.tensor(answer["greedy"])[:, None])[:, 0]
     lost = float((after.max(1).values - chosen).max())
     same = sum(int(row.argmax()) == token for row, token in zip(after, answer["greedy"], strict=True))
-    why = f"{same} of {len(answer['greedy'])} greedy tokens are the same, the others a tie within twice the bound"
+    why = f"{same} of {len(answer['greedy'])} greedy tokens are the same" + (
+        "" if same == len(answer["greedy"]) else ", the others a tie within twice the bound"
+    )
     return [*findings, Finding.judge("llama.cpp-greedy", lost, 2 * bound, why, remedy)]
 
 

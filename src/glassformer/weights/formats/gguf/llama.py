@@ -1,7 +1,8 @@
 """Run llama.cpp on a GGUF file, in a process of its own, and compare it with our model.
 
-llama.cpp ends its process when a file is not as it expects, so it must not run in ours. `python -m` with this module is
-that process: it reads a JSON object from standard input and writes one to standard output.
+llama.cpp ends its process when a file is not as it expects, so it must not run in ours. This file, run as a script, is
+that process. It imports nothing of this package, because that would take longer than the rest. It reads a JSON object
+from standard input and writes one to standard output.
 """
 
 import base64
@@ -36,7 +37,7 @@ def run_llama(file: Path, tokens: list[int], new: int, texts: list[str]) -> dict
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", __file__],
             input=json.dumps(request),
             capture_output=True,
             text=True,
