@@ -86,12 +86,14 @@ def _check_target(target: Path, to: str, force: bool) -> Path:
 def _write(model: "Model", target: Path, to: str, quant: str | None, force: bool) -> tuple[list["Finding"], list[str]]:
     """Write and verify the model; return what was verified, and notes."""
     from glassformer.weights import load
-    from glassformer.weights.export import write_file, write_folder
+    from glassformer.weights.export import write_folder, write_gguf_file, write_onnx_folder
     from glassformer.weights.formats.unverified import UnverifiedError
     from glassformer.weights.verify import same_logits
 
     if to == "gguf":
-        return write_file(model, target, quant, overwrite=force)[1:]
+        return write_gguf_file(model, target, quant, overwrite=force)[1:]
+    if to == "onnx":
+        return write_onnx_folder(model, target, overwrite=force)[1:]
     findings: list[Finding] = []
 
     def compare(folder: Path) -> None:

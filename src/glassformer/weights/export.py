@@ -20,6 +20,7 @@ from glassformer.weights import families
 from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.folder import CONFIG, GENERATION, TOML, read_folder
 from glassformer.weights.formats.gguf.save import save_gguf
+from glassformer.weights.formats.onnx.save import save_onnx
 from glassformer.weights.loading import Origin, load_tokenizer
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
@@ -54,11 +55,13 @@ def save(
     if quantization is not None and format != "gguf":
         raise WeightsError(f"quantization={quantization!r} is for format='gguf': leave it out.")
     if format == "gguf":
-        return write_file(model, path, quantization, tokenizer, overwrite)[0]
+        return write_gguf_file(model, path, quantization, tokenizer, overwrite)[0]
+    if format == "onnx":
+        return write_onnx_folder(model, path, tokenizer, overwrite)[0]
     return write_folder(model, path, format, tokenizer, max_shard_bytes, overwrite)
 
 
-def write_file(
+def write_gguf_file(
     model: nn.Module, path: str | Path, quantization: str | None, tokenizer: Any = None, overwrite: bool = False
 ) -> tuple[Path, list[Finding], list[str]]:
     """Save a model as a GGUF file; return its path, what was verified, and notes."""
@@ -66,6 +69,25 @@ def write_file(
     origin = getattr(model, "origin", None)
     template = origin.chat_template() if isinstance(origin, Origin) and tokenizer is None else None
     return save_gguf(path, config, state, _tokenizer(model, tokenizer), template, quantization, overwrite)
+
+
+def write_onnx_folder(
+    model: nn.Module, path: str | Path, tokenizer: Any = None, overwrite: bool = False
+) -> tuple[Path, list[Finding], list[str]]:
+    """Save a model as an ONNX folder; return its path, what was verified, and notes."""
+    config, state = parts_of(model)
+
+    def write_rest(folder: Path) -> None:
+        try:
+            data, _ = families.to_hf(config, state)
+        except WeightsError:  # no family has this model; its ONNX graph needs none
+            (folder / TOML).write_text(to_toml(to_dict(config)), encoding="utf-8")
+        else:
+            _write_json(folder / CONFIG, data)
+            _write_generation(folder / GENERATION, data)
+        _write_tokenizer(folder, model, tokenizer)
+
+    return save_onnx(model, path, overwrite, write_rest)
 
 
 def parts_of(model: nn.Module) -> tuple[ModelConfig, dict[str, Tensor]]:

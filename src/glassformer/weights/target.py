@@ -20,7 +20,10 @@ CHECKPOINT = ("meta.json", "optimizer.safetensors")
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
 """Entries of the folder of a training run, next to its run.toml."""
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-_NAMES = {CONFIG, GENERATION, TOML, RUN, SINGLE, INDEX, REFERENCE, *TOKENIZER_FILES, *CHECKPOINT}
+ONNX = ("model.onnx", "encoder_model.onnx", "decoder_model.onnx")
+"""Graphs of an ONNX folder; the weights of a large one are next to it, with the suffix .data."""
+_NAMES = {CONFIG, GENERATION, TOML, RUN, SINGLE, INDEX, REFERENCE, *TOKENIZER_FILES, *CHECKPOINT, *ONNX}
+_NAMES |= {f"{name}.data" for name in ONNX}
 
 
 def check_target(path: str | Path, overwrite: bool = False) -> Path:
@@ -87,7 +90,7 @@ def _check_model_folder(folder: Path, names: list[str]) -> None:
     """Raise WeightsError unless the folder contains a model and nothing else."""
     if LOG in names or CHECKPOINTS in names:
         raise WeightsError(f"{folder} is the folder of a training run, which is never replaced: give another path.")
-    if not {CONFIG, TOML, RUN}.intersection(names) or not {SINGLE, INDEX}.intersection(names):
+    if not {CONFIG, TOML, RUN}.intersection(names) or not {SINGLE, INDEX, *ONNX}.intersection(names):
         raise WeightsError(
             f"{folder} is not empty and not a model folder (it needs {CONFIG} or {TOML}, and {SINGLE} or {INDEX}): it "
             "is never replaced, give another path."

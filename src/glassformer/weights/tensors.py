@@ -293,6 +293,11 @@ def no_weights(folder: Path) -> WeightsError:
         return WeightsError(
             f"{folder} has no {SINGLE} or {INDEX} (found {summarize(others)}): rename the weights to it."
         )
+    if graphs := sorted(p.name for p in folder.glob("*.onnx")):
+        return WeightsError(
+            f"{folder} holds an ONNX model ({summarize(graphs)}), which only onnxruntime reads: give the folder that "
+            "it was made of."
+        )
     inside = sorted(str(path.parent) for path in folder.glob(f"*/{SINGLE}"))
     if inside:  # a run: best, last
         return WeightsError(f"{folder} has no weights of its own: give a folder inside it, such as {inside[0]}.")

@@ -7,7 +7,7 @@ import glassformer as gf
 from glassformer.config import Alibi, Gated, Head, MoE, RMSNorm, Rotary, YarnScaling
 from glassformer.model import build
 from glassformer.weights import WeightsError
-from glassformer.weights.export import write_file
+from glassformer.weights.export import write_gguf_file
 from glassformer.weights.formats.gguf import check, layouts, llama, save
 from glassformer.weights.formats.gguf.file import open_gguf
 from glassformer.weights.formats.unverified import UnverifiedError
@@ -19,7 +19,7 @@ SILU, GELU = 1e-5, 1e-3
 
 
 def written(model, path, quantization=None, **options):
-    path, findings, notes = write_file(model, path, quantization, **options)
+    path, findings, notes = write_gguf_file(model, path, quantization, **options)
     return {finding.id: finding for finding in findings}, notes
 
 
