@@ -1,6 +1,7 @@
-"""Trace the path from token ids to the attention kernel: functions, body lines and stack frames of our own."""
+"""Trace a call: our functions and files that it enters, and the stack frames from token ids to the attention kernel."""
 
 import ast
+import contextlib
 import functools
 import inspect
 import sys
@@ -37,28 +38,37 @@ class AttentionWatcher(TorchFunctionMode):
 
 
 def is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(str(SOURCE)) and code.co_name != "<module>"
+    """Return whether this is a function of the package. The body of a module or of a class is not one."""
+    return code.co_filename.startswith(str(SOURCE)) and bool(code.co_flags & inspect.CO_OPTIMIZED)
 
 
-def trace_to_attention(call: Callable[[], Any]) -> tuple[list[CodeType], list[CodeType]]:
-    """Return our frames on the stack at the attention kernel, and all our functions entered before it."""
+def trace(call: Callable[[], Any]) -> list[CodeType]:
+    """Return all our functions that a call enters, in the order of their first calls."""
     entered: dict[CodeType, None] = {}
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and is_ours(frame.f_code):
             entered[frame.f_code] = None
 
-    watcher = AttentionWatcher()
     sys.setprofile(profile)
     try:
-        with watcher:
-            call()
-    except ReachedAttention:
-        pass
+        call()
     finally:
         sys.setprofile(None)
+    return list(entered)
+
+
+def trace_to_attention(call: Callable[[], Any]) -> tuple[list[CodeType], list[CodeType]]:
+    """Return our frames on the stack at the attention kernel, and all our functions entered before it."""
+    watcher = AttentionWatcher()
+
+    def until_attention() -> None:
+        with watcher, contextlib.suppress(ReachedAttention):
+            call()
+
+    entered = trace(until_attention)
     assert watcher.frames, "the call never reached attention"
-    return watcher.frames, list(entered)
+    return watcher.frames, entered
 
 
 @functools.cache
@@ -93,5 +103,16 @@ def describe(codes: list[CodeType]) -> str:
     return "\n".join([*rows, f"{sum(map(body_lines, codes)):4} lines in {len(codes)} functions"])
 
 
-def own_files(codes: list[CodeType]) -> set[str]:
-    return {Path(inspect.getfile(code)).relative_to(SOURCE).as_posix() for code in codes}
+def own_files(codes: list[CodeType]) -> dict[str, int]:
+    """Return the files of the functions in the order in which they are entered, each with its number of functions."""
+    files: dict[str, int] = {}
+    for code in codes:
+        name = Path(code.co_filename).relative_to(SOURCE).as_posix()
+        files[name] = files.get(name, 0) + 1
+    return files
+
+
+def describe_files(files: dict[str, int]) -> str:
+    """The files of a path, one a line, each with the number of its functions that were entered."""
+    rows = [f"{number:4} {name}" for name, number in files.items()]
+    return "\n".join([*rows, f"{sum(files.values()):4} functions in {len(files)} files"])

@@ -39,7 +39,6 @@ LONG_FUNCTIONS = {}
 TESTED_ELSEWHERE = {
     "__main__": "tests/cli/test_common.py runs it",
     "py.typed": "no code",
-    "kernels/cpu/decode/structures": "no code; kernels.cpu.decode.library compares it with the compiled structures",
 }
 COMMANDS = ("bench/gpu/", "bench/developer/")
 """Benchmarks are commands for a person; those with logic of their own have tests."""

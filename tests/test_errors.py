@@ -1,4 +1,4 @@
-"""Optional dependencies: each is named where it is missing, with the command that installs it."""
+"""Optional dependencies are named where they are missing, with the command that installs them; words of errors."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from glassformer import errors
+from glassformer.errors import listing, nearest
 
 ROOT = Path(__file__).parents[1]
 MODULES = {"z3-solver": "z3", "protobuf": "google.protobuf"}
@@ -82,3 +83,15 @@ def test_a_noun_agrees_with_its_count():
         "1 piece of evidence",
         "3 pieces of evidence",
     ]
+
+
+def test_listing_reads_as_a_sentence():
+    assert listing([1]) == "1"
+    assert listing([1, 2]) == "1 or 2"
+    assert listing(["a", "b", "c"], "and") == "a, b and c"
+
+
+def test_nearest_names_or_all_names():
+    assert nearest("n_head", ["n_heads", "d_model"]) == " Did you mean n_heads?"
+    assert nearest("qqq", ["b", "a"]) == " Fields: a, b."
+    assert nearest("qqq", ["b", "a"], "Use one of") == " Use one of a, b."

@@ -79,6 +79,8 @@ def run(tmp_path):
         ("gpt2", "gpt2", None),
         ("snapshots/../gpt2", "gpt2", None),
         ("nowhere", "nowhere", None),
+        ("hub/models--owner--some-model/snapshots/4f1a", "owner/some-model", None),
+        ("hub/models--gpt2/snapshots/4f1a", "gpt2", None),
     ],
 )
 def test_a_model_folder_has_the_name_of_its_run_and_checkpoint(run, monkeypatch, path, name, step):

@@ -33,7 +33,6 @@ REMAINING = {
     "reference": 30,
     "sizing": 30,
     "studio": 6,
-    "theory": 96,
     "tour": 2,
     "training": 16,
     "weights": 19,

@@ -58,12 +58,16 @@ def cache_folder() -> Path:
 
 
 def model_name(folder: str | Path) -> str:
-    """Return the display name of a model folder: RUN/CHECKPOINT for a checkpoint of a run, otherwise the folder name.
+    """Return the display name of a model folder: RUN/CHECKPOINT for a checkpoint of a run, OWNER/MODEL for a download
+    from the Hugging Face hub, otherwise the folder name.
 
     runs/code/best is `code/best`, although it is a link to a folder called step-00000200. Links to a run
     (runs/latest/best is also `code/best`) and links to a checkpoint are followed.
     """
     path = Path(os.path.abspath(folder))
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
     root = _run_of(path.resolve())
     if root is None:
         return path.name or str(path)

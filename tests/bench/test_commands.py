@@ -1,6 +1,7 @@
 """Every developer benchmark starts: `--help` works, and a GPU command without a GPU ends in one sentence."""
 
 import importlib
+import itertools
 import pkgutil
 import sys
 
@@ -9,6 +10,7 @@ import torch
 
 import glassformer.bench.developer
 import glassformer.bench.gpu
+from glassformer.bench.commands import in_process, in_turns, seconds_of, spread
 from glassformer.bench.developer import memory, speculative
 from glassformer.config import presets
 from glassformer.model import build
@@ -62,3 +64,29 @@ def test_the_block_benchmark_of_speculative_decoding_runs(monkeypatch, capsys):
     monkeypatch.setattr(speculative, "gpt2", lambda: tiny)
     speculative.blocks(["torch"], rounds=1)
     assert "torch" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_contenders_take_turns_and_another_one_begins_each_round():
+    called, clock = [], itertools.count()
+
+    def contender(name):
+        called.append(name)
+        return float(next(clock))
+
+    times = in_turns({name: lambda name=name: contender(name) for name in "abc"}, rounds=2, warm_up=1)
+    assert "".join(called) == "cab" + "abc" + "bca"
+    assert times == {"a": [3.0, 8.0], "b": [4.0, 6.0], "c": [5.0, 7.0]}
+    assert spread([1.0, 2.0, 4.0]) == 1.5
+    assert seconds_of(lambda: None) >= 0
+
+
+def test_a_module_in_a_fresh_process_answers_in_json(tmp_path, monkeypatch):
+    (tmp_path / "answering.py").write_text(
+        "import json, os, sys\nprint('a library prints this')\nprint(json.dumps({'given': sys.argv[1:]}))\n"
+        "print(json.dumps([os.environ['OMP_NUM_THREADS'], os.environ['EXTRA']]))\n"
+    )
+    (tmp_path / "failing.py").write_text("raise SystemExit('no such case')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert in_process("answering", "one", EXTRA="2") == [{"given": ["one"]}, ["1", "2"]]
+    with pytest.raises(SystemExit, match="no such case"):
+        in_process("failing")

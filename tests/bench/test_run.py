@@ -7,11 +7,11 @@ import pytest
 from glassformer.bench import judge, processes, race, training
 from glassformer.bench import run as running
 from glassformer.bench.plan import BenchError, Plan
-from glassformer.kernels.cpu.decode import library
+from glassformer.kernels.toolchain import cxx
 from tests.bench import checkout, tiny
 
 
-@pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler")
 @pytest.mark.slow
 def test_a_tiny_model_end_to_end(subject, tmp_path):
     pytest.importorskip("transformers")
@@ -39,14 +39,15 @@ real = judge.targets
 
 @pytest.fixture
 def fakes(monkeypatch, fake_processes):
-    """Fake processes; `told[name]` is what that contender shall do."""
-    told: dict[str, dict] = {}
+    """Fake processes; `told[name]` is what that contender shall do, or a function of its order."""
+    told = {}
     real = processes.Worker.load
 
     def load(self):
         import dataclasses
 
-        self.order = dataclasses.replace(self.order, setting=told.get(self.order.name, {"ids": [[1, 2, 3]]}))
+        setting = told.get(self.order.name, {"ids": [[1, 2, 3]]})
+        self.order = dataclasses.replace(self.order, setting=setting(self.order) if callable(setting) else setting)
         return real(self)
 
     monkeypatch.setattr(processes.Worker, "load", load)
@@ -96,6 +97,20 @@ def test_a_disturbed_run_judges_no_target(subject, tmp_path, fakes, monkeypatch)
         assert (bandwidth.verdict == "skip") == (wild != "transformers")
         assert (ratio.verdict == "skip") == (wild != "memory")
         assert result.sound
+
+
+def test_two_precisions_of_one_run_must_agree_on_the_bandwidth(subject, tmp_path, fakes):
+    """Memory was read at 9.8 and at 53.4 GB/s in one run, and the target of the slower part was "reached"."""
+    pytest.importorskip("transformers")
+
+    def slow_in_float32(order):
+        return {"rate": 9.8e9 if order.precision == "float32" else 53.4e9}
+
+    fakes["memory"] = slow_in_float32
+    result = running.run(plan(subject, tmp_path, rounds=3, precisions=("float32", "bfloat16")))
+    slow, fast = (group.bandwidth.disturbed for group in result.groups)
+    assert "memory was read at 9.8 GB/s, and at 53.4 GB/s in another part of the same run" in slow
+    assert fast == ""
 
 
 def test_without_the_engine_there_is_nothing_to_compare_with(subject, tmp_path, fakes):

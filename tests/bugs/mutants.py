@@ -18,15 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.model import attention, context, feedforward, positions
+from glassformer.model import attention, context, layers, positions
 from glassformer.model.attention import Attention
-from glassformer.model.block import PostNormBlock, PreNormBlock
+from glassformer.model.block import PostNormBlock, PreNormBlock, Stack
 from glassformer.model.cache import Cache
-from glassformer.model.context import AttentionContext
-from glassformer.model.norm import LayerNorm, RMSNorm
+from glassformer.model.context import NO_TAP, AttentionContext, Tap
+from glassformer.model.layers import LayerNorm, RMSNorm
 from glassformer.model.positions import Alibi, Rotation
-from glassformer.model.stack import Stack
-from glassformer.model.tap import NO_TAP, Tap
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -254,7 +252,7 @@ MUTANTS: dict[str, Mutant] = {
         (attention, "explicit_attention", _over_queries),
         (Attention, "attend", _editing("", lambda value: value, explicit=True)),
     ),
-    "gelu_erf_for_tanh": _mutant((feedforward, "F", _ExactGelu())),
+    "gelu_erf_for_tanh": _mutant((layers, "F", _ExactGelu())),
     "unbiased_variance": _mutant((LayerNorm, "forward", _unbiased)),
     "eps_times_1000": _mutant(
         (LayerNorm, "forward", _large_eps(LAYER_NORM)), (RMSNorm, "forward", _large_eps(RMS_NORM))

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.model import attention, context, feedforward, positions
+from glassformer.model import attention, context, layers, positions
 from glassformer.model.attention import Attention
-from glassformer.model.block import PreNormBlock
+from glassformer.model.block import PreNormBlock, Stack
 from glassformer.model.cache import Cache
-from glassformer.model.norm import LayerNorm, RMSNorm
+from glassformer.model.layers import LayerNorm, RMSNorm
 from glassformer.model.positions import Alibi
-from glassformer.model.stack import Stack
 from glassformer.reference import forward
 from tests.bugs.mutants import MUTANTS
 from tests.variants import decoder, lively, ragged_mask, seq2seq, tokens
@@ -43,7 +42,7 @@ CONCERNS = {
     "t5_direction": {"t5"},
     "sinusoids_turned": {"sinusoidal"},
 }
-TARGETS = (Attention, PreNormBlock, Cache, Stack, LayerNorm, RMSNorm, Alibi, attention, context, feedforward, positions)
+TARGETS = (Attention, PreNormBlock, Cache, Stack, LayerNorm, RMSNorm, Alibi, attention, context, layers, positions)
 each_mutant = pytest.mark.parametrize("name", MUTANTS)
 
 

@@ -94,7 +94,7 @@ def test_a_module_by_its_name(capsys, file, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nowhere", "nowhere is no folder and names nothing: give a folder, file.py:name or package.module:name."),
+        ("nowhere", "give that folder; or give file.py:name or package.module:name."),
         ("missing.py:build", "missing.py does not exist"),
         ("no.such.module:build", "no.such.module cannot be imported"),
         ("a b:build", "a b is neither a Python file nor a module"),

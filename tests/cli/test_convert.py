@@ -106,6 +106,16 @@ def test_a_model_is_never_converted_onto_itself(capsys, llama, tmp_path, monkeyp
     assert contents(llama) == {name.removeprefix("llama/"): data for name, data in before.items() if "/" in name}
 
 
+def test_a_model_of_the_hub_is_not_converted_onto_its_own_cache(capsys, llama, tmp_path, monkeypatch):
+    """A hub name is a folder too, which is known only when it is resolved."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = shutil.copytree(llama, tmp_path / "hub" / "models--owner--model" / "snapshots" / "4f1a")
+    before = contents(cached)
+    assert "the source and the target" in refused(capsys, "owner/model", cached, "--force")
+    assert "lies inside the source" in refused(capsys, "owner/model", cached / "new")
+    assert contents(cached) == before
+
+
 @pytest.mark.parametrize("force", [[], ["--force"]], ids=["", "force"])
 def test_a_run_and_its_links_are_never_replaced(capsys, llama, run_folder, force):
     before = contents(run_folder)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glassformer.cli import env
-from glassformer.kernels.cpu.decode import library
+from glassformer.kernels.toolchain import cxx
 from glassformer.model.device import Throughput
 from tests.cli.asking import run, run_json
 from tests.training import tiny
@@ -51,11 +51,11 @@ def test_train_does_what_env_says(capsys, monkeypatch, tmp_path, flags, width):
 
 
 @pytest.mark.parametrize("compiler", [None, pytest.param("its own", marks=pytest.mark.skipif(
-    library.compiler() is None, reason="no C++ compiler here"))])  # fmt: skip
+    cxx.compiler() is None, reason="no C++ compiler here"))])  # fmt: skip
 def test_sample_does_what_env_says(capsys, monkeypatch, compiler):
     monkeypatch.delenv("GLASSFORMER_NATIVE")
     if compiler is None:
-        monkeypatch.setattr(library, "compiler", lambda: None)
+        monkeypatch.setattr(cxx, "compiler", lambda: None)
     _, facts = run_json(capsys, "env")
     _, result = run_json(capsys, "sample", "ROMEO:")
     used, said = result["engine"], facts["sample"]

@@ -1,9 +1,11 @@
 """Command lines as words: lists and positionals in either order, help, misspelt verbs and options, lazy imports."""
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -105,6 +107,39 @@ def test_help_lists_every_verb_with_its_description(capsys, words):
     for verb in VERBS:
         start = " ".join((load(verb).__doc__ or "").split()[:4])
         assert re.search(rf"• {verb} +{re.escape(start)}", out)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_fits_the_terminal_and_never_says_none(capsys, monkeypatch, verb, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = run(capsys, "help", *([verb] if verb else []))
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line for line in lines if len(line) > columns] == []
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert lines[0].startswith(f"usage: glass {verb or '[-h] COMMAND'}")
+    if verb:  # the description is whole
+        assert " ".join((load(verb).__doc__ or "").partition("\n\n")[0].split()) in " ".join(out.split())
+    assert "None" not in out  # a default of None is explained in words
+    assert "(default: )" not in out
+
+
+def test_help_in_a_terminal_keeps_its_colours(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b[" in run(capsys, "help", "exercise")[1]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_says_in_a_sentence_what_it_does_and_its_default(verb):
+    hints = get_type_hints(load(verb), include_extras=True)
+    for name, parameter in inspect.signature(load(verb)).parameters.items():
+        (told,) = (mark for mark in hints[name].__metadata__ if hasattr(mark, "help_behavior_hint"))
+        assert told.help[0].isupper(), told.help
+        assert told.help.endswith("."), told.help
+        if parameter.default in (None, ()):  # others are shown by tyro
+            assert re.search("[Dd]efault:|[Rr]equire", f"{told.help} {told.help_behavior_hint}"), name
 
 
 def test_glass_alone_shows_the_verbs_and_is_exit_2(capsys):

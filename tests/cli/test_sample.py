@@ -1,13 +1,11 @@
 """`glass sample` as a user meets it."""
 
 import io
-from typing import get_type_hints
 
 import pytest
+import torch
 
-from glassformer.cli.bench import bench
-from glassformer.cli.env import env, has_compiler
-from glassformer.cli.sample import sample
+from glassformer.cli.env import has_compiler
 from tests.cli.asking import run, run_json
 
 
@@ -100,19 +98,15 @@ def test_a_prompt_from_a_file_or_standard_input(capsys, folder, tmp_path, monkey
     assert found["text"] == wanted["text"]
 
 
+def test_the_number_of_threads_is_set(capsys, folder):
+    assert torch.get_num_threads() == 1
+    assert run(capsys, "sample", "--model", folder, "the cat", "--max-new-tokens", "2", "--threads", "2")[0] == 0
+    assert torch.get_num_threads() == 2
+
+
 def test_top_k_of_zero_is_off(capsys, folder):
     asked = ["sample", "--model", folder, "the cat", "--max-new-tokens", "12", "--temperature", "1.5", "--top-p", "1"]
     off, all_of_them, default = (
         run_json(capsys, *asked, "--top-k", k)[1]["new_tokens"] for k in (0, 300, 50)
     )  # fmt: skip
     assert off == all_of_them != default
-
-
-def test_every_option_has_a_help_text_of_sentences():
-    for verb in (sample, env, bench):
-        for name, hint in get_type_hints(verb, include_extras=True).items():
-            if name != "return":
-                found = [part.help for part in getattr(hint, "__metadata__", ()) if getattr(part, "help", None)]
-                assert found, f"{verb.__name__} {name}"
-                assert found[-1][0].isupper(), found
-                assert found[-1].endswith("."), found

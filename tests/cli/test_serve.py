@@ -1,6 +1,7 @@
 import importlib.util
 import re
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,8 @@ def test_a_missing_extra_is_one_sentence(capsys, monkeypatch):
     [
         (["--host", "0.0.0.0"], "give a token"),
         (["--host", "0.0.0.0", "--token", "x"], "8 to 200"),
-        (["--model", "/nonexistent/folder"], "not a folder"),
+        (["--model", "/nonexistent/folder"], "'/nonexistent/folder' does not exist: give a folder"),
+        (["--model", str(Path(__file__).parent)], "has none of config.json"),
         (["--port", "99999"], "between 0 and 65535"),
         (["--folder", __file__, "--port", "0"], "is a file: --folder names a folder"),
         (["--folder", f"{__file__}/below", "--port", "0"], "is a file: --folder names a folder"),

@@ -5,6 +5,7 @@ import pytest
 import glassformer as gf
 from glassformer.doctor.load import resolve
 from glassformer.doctor.probes import CannotExamineError
+from glassformer.weights import WeightsError
 
 CODE = """
 import torch
@@ -72,8 +73,10 @@ def test_missing_and_broken_files_and_modules_are_said(tmp_path):
     with pytest.raises(CannotExamineError, match="is neither a Python file nor a module"):
         resolve("a b:x")
     for text in ("nowhere", "nowhere:", ":x"):
-        with pytest.raises(CannotExamineError, match="is no folder and names nothing"):
+        with pytest.raises(WeightsError, match=r"; or give file\.py:name or package\.module:name\.$"):
             resolve(text)
+    with pytest.raises(CannotExamineError, match=r"name the model in it, such as net\.py:build\.$"):
+        resolve("net.py")
     assert resolve("glassformer.doctor.subject.measure:rms")[0] is not None
 
 
@@ -83,6 +86,20 @@ def test_a_folder_is_loaded_into_our_engine_and_says_so(tmp_path):
     model, label = resolve(str(tmp_path / "m"))
     assert "own engine" in label
     assert model.config == config
+
+
+def test_a_folder_that_cannot_be_loaded_is_not_taken_for_code(tmp_path):
+    with pytest.raises(WeightsError) as refused:
+        resolve(str(tmp_path))
+    assert "file.py" not in str(refused.value)
+
+
+def test_a_checkpoint_is_named_with_its_run(tmp_path):
+    checkpoint = tmp_path / "code" / "checkpoints" / "step-00000200"
+    gf.save(gf.build(gf.presets.nano(n_layers=1, d_model=8, n_heads=2, vocab_size=11)), checkpoint, format="glass")
+    (checkpoint / "meta.json").write_text("{}")
+    (tmp_path / "code" / "best").symlink_to("checkpoints/step-00000200")
+    assert resolve(str(tmp_path / "code" / "best"))[1].startswith("code/best (")
 
 
 def test_two_files_of_one_name_stay_apart(tmp_path):

@@ -189,7 +189,7 @@ def test_public_name_is_the_function():
         ({"beams": 0}, "beams=0"),
         ({"beams": 2, "sampling": Sampling(top_k=3)}, "does not sample: drop top_k"),
         ({"beams": 2, "sampling": Sampling(temperature=0.5)}, "drop temperature=0.5"),
-        ({"seed": [1, 2]}, "2 seeds were given for 1 prompts"),
+        ({"seed": [1, 2]}, "2 seeds for 1 prompt: give one number"),
         ({"stop": [[]]}, "a stop sequence is empty"),
         ({"prefill_chunk": 0}, "prefill_chunk=0"),
     ],

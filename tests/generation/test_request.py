@@ -1,11 +1,19 @@
-"""The request: arguments are read and validated once, at the boundary."""
+"""Requests are read and refused at the boundary, and so are texts that the tokenizer of a model cannot encode."""
 
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer import config as c
 from glassformer.generation import stream
-from glassformer.generation.request import GenerationRequest, read_request, read_seeds, read_stop
+from glassformer.generation.request import (
+    GenerationRequest,
+    encode_text,
+    read_request,
+    read_seeds,
+    read_stop,
+    tokenizer_of,
+)
 from glassformer.generation.sampling import GREEDY
 from glassformer.model import build
 from tests.variants import decoder, seq2seq
@@ -26,7 +34,18 @@ def test_arguments_become_plain_values():
     [
         ({"prompts": [[1, 31]]}, "token id 31: ids go from 0 to 30"),
         ({"max_new_tokens": 16}, "exceed the context of 16"),
-        ({"seed": [1, 2]}, "2 seeds were given for 1 prompts"),
+        ({"seed": [1, 2]}, "2 seeds for 1 prompt: give one"),
+        ({"seed": "x"}, "seed='x' must be a whole number, or one for each prompt"),
+        ({"seed": [1.5]}, r"seed=\[1.5\] must be a whole number"),
+        ({"stop": "end"}, "stop='end' must be token ids, or lists of them: encode a text"),
+        ({"stop": ["end"]}, "must be token ids, or lists"),
+        ({"stop": [[1, 2.5]]}, "must be token ids, or lists"),
+        ({"sampling": 0.8}, "sampling=0.8 must be a gf.Sampling"),
+        ({"model": "bard"}, "the model is of type str: pass a model, such as gf.load\\('bard'\\) returns"),
+        ({"prompts": "hello"}, "the prompt 'hello' is text, and the model carries no tokenizer"),
+        ({"prompts": [[1.5]]}, "contains 1.5, of type float: token ids are whole numbers"),
+        ({"prompts": [["a"]]}, "contains 'a', of type str"),
+        ({"prompts": torch.rand(1, 2)}, "prompts are of dtype float32: token ids are whole numbers"),
         ({"stop": [[]]}, "a stop sequence is empty"),
         ({"prefill_chunk": 0}, "prefill_chunk=0"),
         ({"beams": 0}, "beams=0"),
@@ -48,3 +67,23 @@ def test_stops_default_to_the_end_of_text():
     assert read_stop(build(decoder(special=c.Special(eos=(3, 4)))), None) == [[3], [4]]
     assert read_stop(MODEL, 5) == [[5]]
     assert read_seeds([4, 5], 2) == [4, 5]
+
+
+def test_a_loaded_model_has_the_tokenizer_of_its_folder():
+    found = tokenizer_of(gf.load("bard"))
+    assert encode_text(found, "ROMEO:") == gf.load_tokenizer("bard").encode("ROMEO:").ids
+
+
+def test_a_model_that_was_built_or_whose_folder_has_none_has_no_tokenizer(tmp_path):
+    model = build(gf.presets.nano(max_len=16))
+    assert tokenizer_of(model) is None
+    gf.save(model, tmp_path / "m")
+    assert tokenizer_of(gf.load(tmp_path / "m")) is None
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer.*pass token ids"):
+        tokenizer_of(gf.load(tmp_path / "m"))
+
+
+def test_a_character_that_is_no_token_is_named():
+    with pytest.raises(ValueError, match=r"'½' \(U\+00BD\), which is not one of the 65 tokens"):
+        encode_text(gf.load_tokenizer("bard"), "to ½ be")

@@ -5,12 +5,13 @@ import torch
 
 from glassformer.config import presets
 from glassformer.generation import Sampling, generate
-from glassformer.kernels.cpu.decode import NativeDecoder, library
+from glassformer.kernels.cpu.decode import NativeDecoder
+from glassformer.kernels.toolchain import cxx
 from glassformer.model import build
 from tests.generation.test_speculate import LIVELY, near, untied
 from tests.variants import decoder, lively
 
-pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
 RAGGED = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [9, 3]]
 
 

@@ -15,15 +15,16 @@ import torch
 from glassformer import config as c
 from glassformer.generation.engine import Call
 from glassformer.kernels import decode
-from glassformer.kernels.cpu.decode import NativeDecoder, library
+from glassformer.kernels.cpu.decode import NativeDecoder
 from glassformer.kernels.cpu.decode import decoder as cpu
 from glassformer.kernels.cuda.decode import pack as cuda
 from glassformer.kernels.registry import any_value, config_fields
+from glassformer.kernels.toolchain import cxx
 from tests.variants import lively, tokens
 
 BOUND = 3e-5
 """The accuracy of the CPU kernel in float32: difference of logits, divided by their largest magnitude."""
-needs_compiler = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
 BASE = c.DecoderConfig(
     vocab_size=31,
     d_model=64,
@@ -246,7 +247,7 @@ REFUSED_ON_CUDA = REFUSED_ON_CPU | {
     ],
 )
 def test_the_refused_fields_are_these(supports, device, refused, monkeypatch):
-    monkeypatch.setattr(library, "compiler", lambda: "c++")
+    monkeypatch.setattr(cxx, "compiler", lambda: "c++")
     monkeypatch.setattr(decode.nvrtc, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("glassformer.kernels.cuda.decode.decoder.unsupported_device", lambda *_: None)

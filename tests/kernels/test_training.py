@@ -27,10 +27,9 @@ GPU = torch.device("cuda")
 
 @pytest.fixture
 def h200(monkeypatch):
-    """A machine with a Hopper GPU, NVRTC and cuBLASLt, as far as the choice of kernels can see."""
+    """A machine with a Hopper GPU and NVRTC, as far as the choice of kernels can see."""
     monkeypatch.setattr(training.hopper, "available", lambda: True)
     monkeypatch.setattr(training.loss, "available", lambda: True)
-    monkeypatch.setattr(training.matmuls, "READY", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
@@ -59,16 +58,14 @@ def test_only_one_place_changes_the_class_of_a_module():
 @pytest.mark.usefixtures("h200")
 def test_what_a_gpu_uses():
     bf16 = TrainingRequest(GPU, torch.bfloat16, compiled=True, muon=True)
-    joined = ["joined projections", "causal attention"]
-    tuned = ["tuned feed-forward", "tuned linear", "CUDA loss"]
-    assert choose_training_kernels(GPT2, bf16) == [*joined, *tuned, "CUDA Muon"]
+    assert choose_training_kernels(GPT2, bf16) == ["causal attention", "CUDA loss", "CUDA Muon"]
     eager = TrainingRequest(GPU, torch.bfloat16)
     assert choose_training_kernels(GPT2, eager) == ["CUDA loss"]
     sharded = TrainingRequest(GPU, torch.bfloat16, compiled=True, sharded=True, muon=True)
     assert choose_training_kernels(GPT2, sharded) == ["CUDA loss"]
     float8 = TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True)
     eight = ["float8 feed-forward", "float8 projections", "float8 head"]
-    assert choose_training_kernels(GPT2, float8) == [*eight, *joined, *tuned[:-1]]
+    assert choose_training_kernels(GPT2, float8) == [*eight, "causal attention"]
 
 
 @pytest.mark.usefixtures("h200")
@@ -77,10 +74,10 @@ def test_a_module_is_replaced_once_and_kernels_without_a_module_are_not_reported
     names = list(model.state_dict())
     float8 = TrainingRequest(GPU, torch.bfloat16, compiled=True, float8=True)
     installed = install_training_kernels(model, float8)
-    assert installed == ["float8 feed-forward", "float8 projections", "float8 head", "causal attention", "tuned linear"]
+    assert installed == ["float8 feed-forward", "float8 projections", "float8 head", "causal attention"]
     attention = model.blocks[0].attention
     assert type(attention).__name__ == "Float8Attention"
-    assert attention.causal_kernel
+    assert attention.kernel is training.causal.attend
     assert list(model.state_dict()) == names
 
 

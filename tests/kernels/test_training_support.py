@@ -122,7 +122,6 @@ CHANGES = {
 NO_DENSE = {name for name in CHANGES if name == "feedforward" or "feedforward.n_" in name or ".expert" in name} | {
     "feedforward.normalize"
 }
-EXPERTS = NO_DENSE - {"feedforward"}
 KINDS = {"pooler", "n_encoder_layers"}
 ROTATED = {name for name in CHANGES if name.startswith("position.scaling")} | {
     *(f"position.{field}" for field in ("base", "pairing", "fraction"))
@@ -135,13 +134,10 @@ REFUSED = {
     "float8 feed-forward": NO_DENSE,
     "float8 projections": {"attention.d_head"},
     "float8 head": {"head.bias", "head.transform"},
-    "joined projections": set(),
     "causal attention": {
         "d_model", "attention", *(f"attention.{n}" for n in ("n_heads", "n_kv_heads", "d_head", "d_value", "qk_norm",
         "qk_norm.eps", "qk_norm.bias", "window", "window_layers")), "dropout", *KINDS, *ROTATED, *OTHER_POSITIONS,
     },
-    "tuned feed-forward": NO_DENSE | {"feedforward.activation"},
-    "tuned linear": EXPERTS,
     "CUDA loss": {"head.transform"},
     "CUDA Muon": set(),
 }  # fmt: skip
@@ -200,7 +196,6 @@ def _every_machine(monkeypatch):
     monkeypatch.setattr(cxx, "is_intel", lambda: False)
     monkeypatch.setattr(training.hopper, "available", lambda: True)
     monkeypatch.setattr(training.loss, "available", lambda: True)
-    monkeypatch.setattr(training.matmuls, "READY", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
@@ -282,7 +277,7 @@ def test_a_planted_fault_in_an_allow_list_is_caught(fault, monkeypatch):
 
 @pytest.mark.usefixtures("_every_machine")
 @pytest.mark.parametrize(
-    ("kernel", "field"), [("causal attention", "attention.window"), ("tuned feed-forward", "feedforward.activation")]
+    ("kernel", "field"), [("causal attention", "attention.window"), ("float8 feed-forward", "feedforward")]
 )
 def test_a_planted_fault_of_a_cuda_kernel_is_caught(kernel, field, monkeypatch):
     monkeypatch.setitem(training.ALLOWED, kernel, {**training.ALLOWED[kernel], field: training.any_value})

@@ -80,7 +80,7 @@ def test_a_tuned_lens_learns_what_a_constant_last_block_adds():
 @pytest.mark.skipif(not TEXT.exists(), reason="the Shakespeare corpus is not here: set GLASSFORMER_DATA")
 def test_tuning_lowers_the_divergence_of_bard_on_held_out_text_at_every_layer():
     model = gf.load("bard", dtype="float32")
-    words = tokenizer.load(pretrained.folder("bard"))
+    words = tokenizer.load(pretrained.FOLDERS["bard"])
     ids = torch.as_tensor(words.encode(TEXT.read_text(encoding="utf-8")[-111_000:]), dtype=torch.long)
     train, held_out = ids[: 12 * 4 * 96].view(12, 4, 96), ids[90_000 : 90_000 + 8 * 96].view(8, 96)
     lens = train_tuned_lens(model, list(train), steps=24, seed=1)

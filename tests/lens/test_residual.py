@@ -10,7 +10,7 @@ from glassformer import config as c
 from glassformer.lens.residual import FrozenNorm, attribute_logits, decompose, head_outputs, stream_norms
 from glassformer.lens.sites import LensError, sites_of
 from glassformer.lens.trace import trace
-from glassformer.model.norm import build_norm
+from glassformer.model.layers import build_norm
 from tests import variants
 from tests.variants import lively, ragged_mask, tokens
 

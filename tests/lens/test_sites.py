@@ -9,7 +9,7 @@ from torch import nn
 from glassformer import config as c
 from glassformer.lens.sites import MissingSite, site_name, sites_of
 from glassformer.lens.trace import trace
-from glassformer.model import tap as tap_module
+from glassformer.model.context import Tap
 from tests import variants
 from tests.variants import lively, tokens
 
@@ -49,7 +49,7 @@ def test_shapes_in_letters_are_the_shapes_in_numbers(config):
 
 
 def test_every_documented_site_is_listed_with_the_documented_shape():
-    documented = dict(re.findall(r"^    (\S+) +\(([A-Z,]+)\)", tap_module.__doc__, re.M))
+    documented = dict(re.findall(r"^ +(\S+) +\(([A-Z,]+)\)", Tap.__doc__, re.M))
     listed = {}
     for feedforward in (c.Dense(d_ff=5), c.MoE(n_experts=3, n_active=1, expert=c.Dense(d_ff=5))):
         for site in sites_of(variants.decoder(feedforward=feedforward)).values():

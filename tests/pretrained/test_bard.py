@@ -14,7 +14,7 @@ from glassformer import pretrained
 from glassformer.training.data import tokenizer
 from glassformer.training.data.batches import eval_batches
 
-FOLDER = pretrained.folder("bard")
+FOLDER = pretrained.FOLDERS["bard"]
 TEXT = Path(os.environ.get("GLASSFORMER_DATA") or "nowhere") / "tinyshakespeare.txt"
 
 
@@ -26,8 +26,8 @@ def test_it_is_at_most_four_megabytes_and_knows_its_recipe():
 
 def test_it_is_found_by_name_and_nothing_else_is():
     assert gf.load("bard").config.vocab_size == 65
-    assert pretrained.folder("homer") is None
-    assert pretrained.folder("../weights") is None
+    assert "homer" not in pretrained.FOLDERS
+    assert "../weights" not in pretrained.FOLDERS
 
 
 @pytest.mark.slow

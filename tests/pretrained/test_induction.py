@@ -16,7 +16,7 @@ from glassformer.model import Model
 from glassformer.training import Run, open_session, read_run, train
 from glassformer.training.data.tasks import TaskData
 
-FOLDER = pretrained.folder("induction")
+FOLDER = pretrained.FOLDERS["induction"]
 RECIPE = Path(__file__).parents[2] / "recipes" / "induction.toml"
 RUN = read_run(RECIPE.read_text())
 

@@ -7,9 +7,10 @@ import torch
 
 from glassformer.training import graph
 from glassformer.training.graph import CapturedStep, Reading, can_capture
-from glassformer.training.health import DeadGradient, NonFinite
+from glassformer.training.health import NonFinite
 from glassformer.training.loop import prepare_state, train_step
 from glassformer.training.objective import Batch
+from glassformer.training.optimizers import DeadGradient
 from tests.training import tiny
 
 

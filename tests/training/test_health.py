@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from glassformer.training.health import DeadGradient, NonFinite
+from glassformer.training.health import NonFinite
 from glassformer.training.loop import prepare_state, train_step
+from glassformer.training.optimizers import DeadGradient
 from tests.training import tiny
 from tests.training.test_loop import batches
 

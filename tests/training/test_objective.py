@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from glassformer import config as c
 from glassformer.model import build
-from glassformer.model.moe import balance_loss
+from glassformer.model.layers import balance_loss
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.objective import Batch, Narrow, make_batch, summed_loss
 from glassformer.training.run import Loss, read_run

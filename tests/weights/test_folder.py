@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, models
 from glassformer.config import presets, to_dict, to_toml
 from glassformer.model import build
 from glassformer.weights import WeightsError, load, load_config, load_tokenizer, save
+from glassformer.weights.folder import non_finite
+from tests.variants import decoder
 from tests.weights.test_gpt2 import config
 from tests.weights.test_llama import CASES
 from tests.weights.tiny import batch, edit, random_model, saved
@@ -222,3 +224,18 @@ def test_loading_and_a_first_token_leave_the_compiler_of_torch_alone(gpt2):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_a_parameter_that_is_not_finite_is_named():
+    model = build(decoder())
+    assert non_finite(model) is None
+    table = model.embed.tokens.weight
+    for wrong in (float("nan"), float("inf")):
+        with torch.no_grad():
+            table[1, 2] = wrong
+        assert non_finite(model) == f"1 of the {table.numel():,} numbers in embed.tokens.weight are NaN or infinite"
+    table.requires_grad_(False)  # what is not trained may be a mask
+    assert non_finite(model) is None
+    with torch.no_grad():
+        table[0, 0] = float("nan")
+    assert non_finite(model).startswith("1 of the")

@@ -1,6 +1,6 @@
 """Name the activations of a model in the order of computation, each with those it is computed from.
 
-Names are those of `glassformer.model.tap` where it has one. The others are `tokens` (the rows of the embedding table),
+Names are those of `model.context.Tap` where it has one. The others are `tokens` (the rows of the embedding table),
 `attention.projected_q` and so on (a projection split into heads, before rotation), `attention.mask` (1 where a key is
 visible), `attention.weights` (what multiplies the values), `attention.merged` (the heads concatenated), `attention.sum`
 and `feedforward.sum` (a branch added to the residual stream).

@@ -6,12 +6,12 @@ with a cache and O(S²) without, a prompt O(T²), and the cache holds O(B) numbe
 that attention dominates the matrices.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from glassformer import config as c
+from glassformer.bench.commands import seconds_of
 from glassformer.sizing import decode_flops, flops, inference_memory
 
 WIDTH, HEADS, VOCABULARY = 64, 4, 256
@@ -133,12 +133,7 @@ AGREE = 0.2
 def _best(work: Callable[[], Any], rounds: int) -> tuple[float, bool]:
     """Return the seconds of the fastest round, and whether the fastest three agree, as quiet rounds do."""
     work()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    fastest = sorted(times)[:3]
+    fastest = sorted(seconds_of(work) for _ in range(rounds))[:3]
     return fastest[0], len(fastest) == 3 and fastest[-1] <= (1 + AGREE) * fastest[0]
 
 

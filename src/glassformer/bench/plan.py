@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from glassformer.config.errors import nearest
-from glassformer.errors import GlassformerError
+from glassformer.errors import GlassformerError, nearest
 
 Task = Literal["decode", "prefill", "train", "startup"]
 TASKS: tuple[str, ...] = get_args(Task)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from glassformer.bench.peers.base import Order
 from glassformer.bench.processes import Died, Worker, ask_once, ending_workers
@@ -10,10 +11,13 @@ from glassformer.bench.result import Row
 Say = Callable[[str], None]
 
 
-def rotated(names: Sequence[Row], turn: int) -> list[Row]:
+Item = TypeVar("Item")
+
+
+def rotated(items: Sequence[Item], turn: int) -> list[Item]:
     """Return the order of a round: another contender begins each round, so that no contender is always first."""
-    at = turn % len(names) if names else 0
-    return [*names[at:], *names[:at]]
+    at = turn % len(items) if items else 0
+    return [*items[at:], *items[:at]]
 
 
 def race(orders: Sequence[tuple[Order, Row]], rounds: int, say: Say) -> None:

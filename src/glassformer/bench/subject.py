@@ -12,7 +12,7 @@ from glassformer.bench.plan import BYTES, BenchError, Plan
 from glassformer.config import presets
 from glassformer.files import cache_folder, write_atomically
 from glassformer.sizing import count
-from glassformer.weights import load, load_config, save
+from glassformer.weights import load, load_config, resolve_unless_preset, save
 
 FORMAT = 1
 """Increase it when the recipe below changes: models of an older format are not used from the cache."""
@@ -55,8 +55,8 @@ def model_folder(keep: Path | None) -> Path:
 
 def subject(plan: Plan) -> Subject:
     """Return the model of a plan: from a folder, or a preset with seeded weights."""
-    path = Path(plan.model).expanduser()
-    config = load_config(path) if path.is_dir() else c.replace(presets.get(plan.model), dropout=0.0)
+    path = resolve_unless_preset(plan.model)
+    config = c.replace(presets.get(plan.model), dropout=0.0) if path is None else load_config(path)
     if not isinstance(config, c.DecoderConfig):
         raise BenchError(f"--model {plan.model} does not generate text: give a decoder-only model.")
     if config.max_len is not None and plan.length_prompt + plan.length_new > config.max_len:
@@ -64,13 +64,13 @@ def subject(plan: Plan) -> Subject:
             f"a prompt of {plan.length_prompt} and {plan.length_new} new tokens exceed the model's context of "
             f"{config.max_len}: give a smaller --prompt or --new."
         )
-    if not path.is_dir():
+    if path is None:
         return write(model_folder(plan.keep), config, plan.model, plan.seed)
     stamps = [[file.name, file.stat().st_mtime_ns, file.stat().st_size] for file in sorted(path.glob("*.safetensors"))]
     root = model_folder(plan.keep) / f"{path.resolve().name}-{digest(str(path.resolve()), stamps)}"
     if not (root / "hf" / DONE).exists():
         _store(load(path, dtype="float32"), root)
-    return Subject(root, config, str(path))
+    return Subject(root, config, plan.model)
 
 
 def write(folder: Path, config: c.ModelConfig, label: str, seed: int, perturbed: bool = True) -> Subject:

@@ -59,11 +59,17 @@ Threads = Annotated[
 ]
 Nanogpt = Annotated[
     Path | None,
-    tyro.conf.arg(help="Folder of a git checkout of nanoGPT.", help_behavior_hint="(default: nanoGPT is left out)"),
+    tyro.conf.arg(
+        help="Folder of a git checkout of nanoGPT.", metavar="DIR", help_behavior_hint="(default: nanoGPT is left out)"
+    ),
 ]
 GptFast = Annotated[
     Path | None,
-    tyro.conf.arg(help="Folder of a git checkout of gpt-fast.", help_behavior_hint="(default: gpt-fast is left out)"),
+    tyro.conf.arg(
+        help="Folder of a git checkout of gpt-fast.",
+        metavar="DIR",
+        help_behavior_hint="(default: gpt-fast is left out)",
+    ),
 ]
 Model = Annotated[
     str, tyro.conf.arg(help="Model to run: a preset, which gets seeded random weights, or a model folder.")
@@ -71,13 +77,16 @@ Model = Annotated[
 JsonFile = Annotated[
     Path | None,
     tyro.conf.arg(
-        help="Write everything that was measured to this JSON file.", help_behavior_hint="(default: no file)"
+        help="Write everything that was measured to this JSON file.",
+        metavar="FILE",
+        help_behavior_hint="(default: no file)",
     ),
 ]
 Keep = Annotated[
     Path | None,
     tyro.conf.arg(
         help="Folder in which the model and its conversions are kept.",
+        metavar="DIR",
         help_behavior_hint="(default: the user's cache folder)",
     ),
 ]

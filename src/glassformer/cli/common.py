@@ -16,8 +16,6 @@ import tyro
 from glassformer.errors import GlassformerError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from glassformer.finding import Finding
 
 Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on standard output and nothing else.")]
@@ -139,14 +137,6 @@ def refuse_unused(
     for name, value in given.items():
         if name not in used and value != defaults.get(name):
             raise InputError(f"{command} has no use for --{name.replace('_', '-')}: leave it out.")
-
-
-def refuse_nan(model: "nn.Module", name: str) -> None:
-    """Refuse weights that are NaN or infinite, because all results would be NaN or infinite too."""
-    from glassformer.weights.verify import non_finite
-
-    if (problem := non_finite(model)) is not None:
-        raise InputError(f"{name}: {problem}: copy the weights again, or take an earlier checkpoint.")
 
 
 def report(findings: Sequence["Finding"], as_json: bool, **facts: Any) -> None:

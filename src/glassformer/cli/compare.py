@@ -2,40 +2,33 @@
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, token_ids, wrapped
+from glassformer.cli.common import Force, InputError, Json, check_writable, option, terminal_width, token_ids, wrapped
 from glassformer.config.choices import FloatDtype, ModelKind
+
+HELP = {
+    "a": "A model folder, a bundled model such as bard, a hub name, file.py:name or package.module:name (a model, or a "
+    "function that builds one).",
+    "b": "The other model, given like A.",
+    "tokens": "Token ids to compare on, such as '5 17 3'. Default: random tokens of several lengths.",
+    "vocab_size": "Compare only the first ids, for a vocabulary that is padded in one model. Default: all ids.",
+    "kind": "Kind of both models. Default: inferred from the models.",
+    "dtype": "Dtype of the first comparison. Default: the dtype of each model.",
+    "html": "Also write the report as HTML to this file. Default: do not.",
+}
 
 
 def compare(
-    a: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="A", help="A folder, file.py:name or package.module:name.")
-    ],
-    b: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(metavar="B", help="Like A. A name is a model or builds one."),
-    ],
-    tokens: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            help="Token ids to compare on, such as '5 17 3'. Default: random tokens of several lengths.", metavar="IDS"
-        ),
-    ] = (),
-    vocab_size: Annotated[
-        int | None, tyro.conf.arg(help="Compare only the first N ids, where one vocabulary is padded.")
-    ] = None,
-    kind: Annotated[
-        ModelKind | None,
-        tyro.conf.arg(help="Kind of both models. Default: inferred."),
-    ] = None,
-    dtype: Annotated[
-        FloatDtype | None,
-        tyro.conf.arg(help="Dtype of the first comparison. Default: the dtype of each model."),
-    ] = None,
-    html: Annotated[Path | None, tyro.conf.arg(help="Also write the report to this file as an HTML page.")] = None,
+    a: Annotated[tyro.conf.Positional[str], option(HELP["a"], "A")],
+    b: Annotated[tyro.conf.Positional[str], option(HELP["b"], "B")],
+    tokens: Annotated[tuple[str, ...], option(HELP["tokens"], "IDS")] = (),
+    vocab_size: Annotated[int | None, option(HELP["vocab_size"], "INT")] = None,
+    kind: Annotated[ModelKind | None, option(HELP["kind"], "|".join(get_args(ModelKind)))] = None,
+    dtype: Annotated[FloatDtype | None, option(HELP["dtype"], "|".join(get_args(FloatDtype)))] = None,
+    html: Annotated[Path | None, option(HELP["html"], "FILE")] = None,
     force: Force = False,
     json: Json = False,
 ) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_parent, option, refuse_nan, report
+from glassformer.cli.common import InputError, Json, check_parent, option, report
 
 if TYPE_CHECKING:
     from glassformer.finding import Finding
@@ -30,7 +30,8 @@ def convert(
         ),
     ] = "hf",
     dtype: Annotated[
-        str | None, option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.")
+        str | None,
+        option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.", "DTYPE"),
     ] = None,
     quant: Annotated[
         Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"] | None,
@@ -44,8 +45,8 @@ def convert(
     A GGUF file is also run by llama.cpp, and an ONNX model by onnxruntime, if they are installed.
     """
     from glassformer.weights import load
+    from glassformer.weights.folder import Origin
     from glassformer.weights.formats.unverified import UnverifiedError
-    from glassformer.weights.loading import Origin
     from glassformer.weights.target import check_apart
 
     _check_suffix(target, to)
@@ -55,11 +56,10 @@ def convert(
         check_apart(Path(source), target)
     target = _check_target(target, to, force)  # before a large model is read for nothing
     check_parent(f"DST {target}", target, makes_folders=True)
-    model = load(source, dtype=dtype)
+    model = load(source, dtype=dtype, require_finite=True)
     origin = model.origin
     assert isinstance(origin, Origin)
     check_apart(origin.path, target)  # a hub name means a folder too
-    refuse_nan(model, source)
     try:
         findings, notes = _write(model, target, to, quant, force)
     except UnverifiedError as error:

@@ -7,11 +7,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable, terminal_width, wrapped
+from glassformer.cli.common import Force, InputError, Json, check_writable, option, terminal_width, wrapped
 from glassformer.config.choices import ModelKind
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ ALSO = (
 
 
 HELP = {
-    "subject": "A model folder, file.py:name or package.module:name (a model, or a function that builds one).",
+    "subject": "A model folder, a bundled model such as bard, a hub name, file.py:name or package.module:name (a "
+    "model, or a function that builds one).",
     "kind": "Kind of the model. Default: inferred from the model and stated in the report.",
     "vocab_size": "Number of token ids. Default: taken from the model's config.",
     "expect": "A property that the model is meant to have and its config does not declare, such as sliding-window=128, "
@@ -48,29 +49,16 @@ HELP = {
 
 
 def doctor(
-    subject: Annotated[
-        tyro.conf.Positional[str],
-        tyro.conf.arg(
-            metavar="SUBJECT",
-            help="A model folder, file.py:name or package.module:name (a model, or a function that builds one).",
-        ),
-    ],
-    kind: Annotated[ModelKind | None, tyro.conf.arg(help="Default: inferred from the model.")] = None,
-    vocab_size: Annotated[
-        int | None, tyro.conf.arg(help="Number of token ids. Needed where the model does not declare it.")
-    ] = None,
-    expect: Annotated[
-        list[str],
-        tyro.conf.arg(help="Facts beyond the config: sliding-window=128, prefix=16, ...", metavar="K=V"),
-    ] = [],  # noqa: B006 - tyro reads the default; it is never changed
-    reference: Annotated[
-        str | None, tyro.conf.arg(help="A trusted model with the same weights, named like SUBJECT.")
-    ] = None,
-    quick: Annotated[bool, tyro.conf.arg(help="Only causality, cache, padding, positions and attention.")] = False,
-    deep: Annotated[bool, tyro.conf.arg(help="Also train briefly: overfit one batch, learn a known source.")] = False,
-    seconds: Annotated[float, tyro.conf.arg(help="Time limit of the whole examination, in seconds.")] = SECONDS,
-    junit: Annotated[Path | None, tyro.conf.arg(help="Write the findings to this file as JUnit XML.")] = None,
-    html: Annotated[Path | None, tyro.conf.arg(help="Write the report to this file as an HTML page.")] = None,
+    subject: Annotated[tyro.conf.Positional[str], option(HELP["subject"], "SUBJECT")],
+    kind: Annotated[ModelKind | None, option(HELP["kind"], "|".join(get_args(ModelKind)))] = None,
+    vocab_size: Annotated[int | None, option(HELP["vocab_size"], "INT")] = None,
+    expect: Annotated[list[str], option(HELP["expect"], "KEY=VALUE")] = [],  # noqa: B006 - tyro reads it, nothing changes it
+    reference: Annotated[str | None, option(HELP["reference"], "SUBJECT")] = None,
+    quick: Annotated[bool, option(HELP["quick"])] = False,
+    deep: Annotated[bool, option(HELP["deep"])] = False,
+    seconds: Annotated[float, option(HELP["seconds"])] = SECONDS,
+    junit: Annotated[Path | None, option(HELP["junit"], "FILE")] = None,
+    html: Annotated[Path | None, option(HELP["html"], "FILE")] = None,
     force: Force = False,
     json: Json = False,
 ) -> int:
@@ -111,8 +99,8 @@ def expected(pairs: Sequence[str]) -> dict[str, Any]:
 
 def _known(key: str) -> None:
     """Refuse a name that no probe reads: a misspelled one would not be checked."""
-    from glassformer.config.errors import nearest
     from glassformer.doctor.subject.declared import NAMES
+    from glassformer.errors import nearest
 
     spellings = {name for names in NAMES.values() for name in names}.union(ALSO)
     if key.replace("-", "_") not in spellings:

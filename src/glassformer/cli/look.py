@@ -101,7 +101,7 @@ def look(
 
 def _check(kind: str, given: dict[str, object]) -> None:
     """Refuse an unknown kind, and options that a kind would silently ignore."""
-    from glassformer.config.errors import nearest
+    from glassformer.errors import nearest
 
     if kind not in USES:
         raise InputError(f"glass look knows no {kind!r}.{nearest(kind, USES, others='It draws')}")
@@ -125,7 +125,7 @@ def _bundled(kind: str) -> str:
     from glassformer import pretrained
 
     wanted = BUNDLED.get(kind, "bard")
-    return wanted if pretrained.folder(wanted) is not None else "bard"
+    return wanted if wanted in pretrained.FOLDERS else "bard"
 
 
 def _text(kind: str, model: str | None, text: str | None, show: str | None) -> str | None:

@@ -7,18 +7,24 @@ may be repeated, so that it never takes the words that belong to a positional ar
 import contextlib
 import functools
 import importlib
+import inspect
+import io
 import itertools
 import re
 import shlex
+import shutil
 import sys
+import textwrap
+import types
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
 from glassformer.cli.common import InputError
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 
 Verb = Callable[..., int]
 Call = Callable[[], int]
@@ -44,6 +50,7 @@ DESCRIPTION = "glassformer: the Transformer you can see through. `glass help COM
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]
 _ARG: Any = type(tyro.conf.arg())
 _ASSIGNMENT = re.compile(r"[\w.-]+=")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def parse(words: Sequence[str]) -> Call:
@@ -71,30 +78,99 @@ def load(name: str) -> Verb:
     return verb
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a verb, as a user writes it."""
+
+    spellings: tuple[str, ...]
+    """The options that set it, such as `--json` and `--no-json`; of a positional argument its name in the help."""
+    kind: Any
+    """The type of one value, without None."""
+    metavar: str
+    """What the help calls its value, such as DIR."""
+    several: bool
+    positional: bool
+    default: Any
+    """`inspect.Parameter.empty` if it must be given."""
+
+
+def parameters(verb: Verb) -> list[Parameter]:
+    """Return the parameters of a verb, in the order of its signature."""
+    found = []
+    hints = get_type_hints(verb, include_extras=True)
+    for name, given in inspect.signature(verb).parameters.items():
+        kind, *marks = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        described = [mark for mark in marks if isinstance(mark, _ARG)]
+        spelled = "--" + next((mark.name for mark in described if mark.name), name).replace("_", "-")
+        metavar = next((mark.metavar for mark in described if mark.metavar), None)
+        aliases = [alias for mark in described for alias in mark.aliases or ()]
+        several = get_origin(kind) in (tuple, list)
+        kind = _without_none(get_args(kind)[0] if several else kind)
+        positional = _POSITIONAL in marks
+        if positional:
+            spellings = (metavar or name.upper(),)
+        else:
+            spellings = (*aliases, spelled, *([f"--no-{spelled[2:]}"] if kind is bool else []))
+        found.append(Parameter(spellings, kind, metavar or "VALUE", several, positional, given.default))
+    return found
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
+    return kind
+
+
 def options(verb: Verb) -> dict[str, bool]:
     """Return every option of a verb, and whether it takes a list."""
-    found: dict[str, bool] = {}
-    for name, hint in get_type_hints(verb, include_extras=True).items():
-        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        if name == "return" or _POSITIONAL in marks:
-            continue
-        for mark in marks:
-            if isinstance(mark, _ARG):
-                name = mark.name or name
-                found |= dict.fromkeys(mark.aliases or (), get_origin(kind) in (tuple, list))
-        spelled = name.replace("_", "-")
-        found[f"--{spelled}"] = get_origin(kind) in (tuple, list)
-        if kind is bool:
-            found[f"--no-{spelled}"] = False
-    return found
+    return {option: one.several for one in parameters(verb) if not one.positional for option in one.spellings}
 
 
 def _overview(code: int) -> Call:
     """Print all verbs with their descriptions."""
     try:
-        return _all_verbs(["--help"])
+        with _fitted_help():
+            return _all_verbs(["--help"])
     except SystemExit:
         return lambda: code
+
+
+class _Kept(io.TextIOWrapper):
+    """A stream that keeps what is printed; tyro chooses colours and frames by its properties, as for the real one."""
+
+    def __init__(self, real: TextIO) -> None:
+        super().__init__(io.BytesIO(), real.encoding, newline="\n")
+        self.real = real
+
+    def isatty(self) -> bool:
+        return self.real.isatty()
+
+    def text(self) -> str:
+        self.seek(0)
+        return self.read()
+
+
+@contextlib.contextmanager
+def _fitted_help() -> Iterator[None]:
+    """Wrap the help outside of its boxes: tyro wraps neither the usage line nor the description."""
+    real, width = sys.stdout, shutil.get_terminal_size().columns
+    kept = sys.stdout = _Kept(real)
+    try:
+        yield
+    finally:
+        sys.stdout = real
+        text = kept.text().replace("{" + ",".join(VERBS) + "}", "COMMAND ...")
+        for is_prose, lines in itertools.groupby(text.splitlines(), _is_prose):
+            block = "\n".join(lines)
+            plain = _COLOUR.sub("", block)
+            fits = not is_prose or max(map(len, plain.split("\n"))) <= width
+            shown = block if fits else textwrap.fill(plain, width, break_on_hyphens=False)
+            print(re.sub(r" +$", "", shown, flags=re.MULTILINE))
+
+
+def _is_prose(line: str) -> bool:
+    """Return True for a line of the help that is neither blank nor part of a box."""
+    return not (_COLOUR.sub("", line) or " ").startswith(("│", "╭", "╰", " "))
 
 
 def _all_verbs(words: Sequence[str]) -> Call:
@@ -120,10 +196,23 @@ def _parse_verb(name: str, words: Sequence[str]) -> Call:
             if rewritten != list(words) and _reads(name, verb, rewritten):
                 write = shlex.join(["glass", name, *rewritten])
                 raise InputError(f"{runs[0][1]} takes one value at a time: write `{write}`.")
-    call, left = _read(name, verb, words)
+    try:
+        call, left = _read(name, verb, words, quiet=True)
+    except SystemExit as end:
+        if end.code and (sentence := _explained(name, verb, words)):
+            raise InputError(sentence) from None
+        with _fitted_help():
+            call, left = _read(name, verb, words)  # prints the help, and exits
     if left:
-        raise InputError(f"glass {name} has no use for {left[0]!r}: leave it out, or see `glass help {name}`.")
+        unused = f"glass {name} has no use for {left[0]!r}: leave it out, or see `glass help {name}`."
+        raise InputError(_explained(name, verb, words) or unused)
     return call
+
+
+def _explained(name: str, verb: Verb, words: Sequence[str]) -> str | None:
+    from glassformer.cli.usage import explain  # not needed unless there is an error
+
+    return explain(name, parameters(verb), words)
 
 
 def _refuse_unknown_options(name: str, words: Sequence[str], known: dict[str, bool]) -> None:
@@ -173,14 +262,16 @@ def _reads(name: str, verb: Verb, words: Sequence[str]) -> bool:
 
 def _read(name: str, verb: Verb, words: Sequence[str], quiet: bool = False) -> tuple[Call, list[str]]:
     """Return the call, and the words that tyro does not know."""
-    read: tuple[Call, list[str]] = tyro.cli(
-        _deferred(verb),
-        prog=f"glass {name}",
-        args=list(words),
-        return_unknown_args=True,
-        console_outputs=not quiet,
-        config=(tyro.conf.UseAppendAction,),
-    )
+    # a value that has no conversion is reported on standard error whatever `console_outputs` is
+    with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+        read: tuple[Call, list[str]] = tyro.cli(
+            _deferred(verb),
+            prog=f"glass {name}",
+            args=list(words),
+            return_unknown_args=True,
+            console_outputs=not quiet,
+            config=(tyro.conf.UseAppendAction,),
+        )
     return read
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_seed, refuse_nan, refuse_unused
+from glassformer.cli.common import InputError, Json, option
 from glassformer.config import choices
 
 if TYPE_CHECKING:
@@ -24,98 +24,68 @@ STORED = ("float32", "bfloat16", "float16")
 
 Prompt = Annotated[
     tyro.conf.Positional[str | None],
-    tyro.conf.arg(
-        metavar="PROMPT",
-        help="Text to continue. With --ids it is token ids, such as '15 27 3'.",
-        help_behavior_hint="(required without --prompt-file)",
-    ),
+    option("Text to continue; with --ids, token ids such as '15 27 3'. Default: the text of --prompt-file.", "PROMPT"),
 ]
 PromptFile = Annotated[
     str | None,
-    tyro.conf.arg(
-        help="Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed.",
-        help_behavior_hint="(default: PROMPT)",
+    option(
+        "Read the prompt from this UTF-8 file; `-` reads standard input. One final line break is removed. "
+        "Default: PROMPT.",
+        metavar="FILE",
     ),
 ]
 ModelSource = Annotated[
     str | None,
-    tyro.conf.arg(
-        help="Model folder, or a hub name such as gpt2.",
-        help_behavior_hint="(default: bard, a small model that is bundled)",
-    ),
+    option("Model folder, or a hub name such as gpt2. Default: bard, a small model that is bundled.", "DIR|NAME"),
 ]
 MaxNewTokens = Annotated[
-    int | None,
-    tyro.conf.arg(
-        help="Largest number of tokens to generate.",
-        help_behavior_hint="(default: 64, or what the context still holds)",
-    ),
+    int | None, option("Largest number of tokens to generate. Default: 64, or what the context still holds.", "INT")
 ]
-NumSamples = Annotated[
-    int, tyro.conf.arg(help="Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")
-]
+NumSamples = Annotated[int, option("Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")]
 Temperature = Annotated[
-    float,
-    tyro.conf.arg(help="Divides the logits: below 1 sharpens, above 1 flattens, 0 takes the most likely token."),
+    float, option("Divides the logits: below 1 sharpens, above 1 flattens, 0 takes the most likely token.")
 ]
-TopK = Annotated[
-    int, tyro.conf.arg(help="Sample from the k most likely tokens only. 0 turns this off and keeps all tokens.")
-]
+TopK = Annotated[int, option("Sample from the k most likely tokens only. 0 turns this off and keeps all tokens.")]
 TopP = Annotated[
-    float,
-    tyro.conf.arg(help="Sample from the smallest set of tokens whose probabilities sum to p. 1 keeps all tokens."),
+    float, option("Sample from the smallest set of tokens whose probabilities sum to p. 1 keeps all tokens.")
 ]
-MinP = Annotated[
-    float,
-    tyro.conf.arg(help="Drop tokens below this fraction of the largest probability. 0 keeps all tokens."),
-]
+MinP = Annotated[float, option("Drop tokens below this fraction of the largest probability. 0 keeps all tokens.")]
 RepetitionPenalty = Annotated[
-    float, tyro.conf.arg(help="Make tokens that already occurred less likely by this factor. 1 turns this off.")
+    float, option("Make tokens that already occurred less likely by this factor. 1 turns this off.")
 ]
-Beams = Annotated[
-    int, tyro.conf.arg(help="Number of beams. 1 samples; more search for the most likely text and do not sample.")
-]
+Beams = Annotated[int, option("Number of beams. 1 samples; more search for the most likely text and do not sample.")]
 LengthPenalty = Annotated[
-    float,
-    tyro.conf.arg(help="Beam search divides a log-probability by length to this power: above 0 favours long text."),
+    float, option("Beam search divides a log-probability by length to this power: above 0 favours long text.")
 ]
-Seed = Annotated[int, tyro.conf.arg(help="Seed of the random numbers. The same seed gives the same text.")]
-Stop = Annotated[
-    tuple[str, ...],
-    tyro.conf.arg(help="Texts that end the output; they are not printed.", help_behavior_hint="(default: none)"),
-]
-Ids = Annotated[bool, tyro.conf.arg(help="Read and print token ids instead of text.")]
-Cache = Annotated[
-    bool, tyro.conf.arg(help="Keep keys and values of earlier tokens. Without, every step recomputes all tokens.")
-]
+Seed = Annotated[int, option("Seed of the random numbers. The same seed gives the same text.")]
+Stop = Annotated[tuple[str, ...], option("Texts that end the output; they are not printed. Default: none.")]
+Ids = Annotated[bool, option("Read and print token ids instead of text.")]
+Cache = Annotated[bool, option("Keep keys and values of earlier tokens. Without, every step recomputes all tokens.")]
 DraftSource = Annotated[
     str | None,
-    tyro.conf.arg(
-        help="Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from "
-        "the text so far.",
-        help_behavior_hint="(default: none)",
+    option(
+        "Speculative decoding: folder of a smaller model that proposes tokens, or `lookup`, which copies from the text "
+        "so far. Default: none.",
+        metavar="DIR|lookup",
     ),
 ]
-DraftTokens = Annotated[int, tyro.conf.arg(help="Number of tokens that the draft proposes at a time.")]
+DraftTokens = Annotated[int, option("Number of tokens that the draft proposes at a time.")]
 Engine = Annotated[
     choices.Engine,
-    tyro.conf.arg(
-        help="Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they "
-        "support the model and there is a compiler, and torch otherwise."
+    option(
+        "Implementation. `native` is compiled kernels. `auto` uses them for 32 new tokens or more if they support the "
+        "model and there is a compiler, and torch otherwise."
     ),
 ]
 Precision = Annotated[
     choices.Precision,
-    tyro.conf.arg(
-        help="Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a "
-        "GPU. int8 and int4 need the compiled kernels."
+    option(
+        "Number format of the weights while decoding. `auto` is float32 on a CPU and the stored dtype on a GPU. int8 "
+        "and int4 need the compiled kernels."
     ),
 ]
-Device = Annotated[choices.Device, tyro.conf.arg(help="Where to compute. `auto` is the GPU if there is one.")]
-Threads = Annotated[
-    int | None,
-    tyro.conf.arg(help="Number of CPU threads.", help_behavior_hint="(default: one for each core that torch finds)"),
-]
+Device = Annotated[choices.Device, option("Where to compute. `auto` is the GPU if there is one.")]
+Threads = Annotated[int | None, option("Number of CPU threads. Default: one for each core that torch finds.", "INT")]
 
 
 def sample(
@@ -214,21 +184,18 @@ def _check_search(beams: int, length_penalty: float, draft: str | None, draft_to
         raise InputError(f"--beams {beams} must be at least 1, which samples; 4 is a usual search.")
     if not math.isfinite(length_penalty):
         raise InputError(f"--length-penalty {length_penalty} must be a finite number; 1 is the usual one.")
-    if beams == 1:
-        given = {"length_penalty": length_penalty}
-        refuse_unused("glass sample without --beams", given, (), {"length_penalty": 1.0})
-    if draft is None:
-        refuse_unused("glass sample without --draft", {"draft_tokens": draft_tokens}, (), {"draft_tokens": 4})
+    if beams == 1 and length_penalty != 1:
+        raise InputError("glass sample without --beams has no use for --length-penalty: leave it out.")
+    if draft is None and draft_tokens != 4:
+        raise InputError("glass sample without --draft has no use for --draft-tokens: leave it out.")
 
 
 def _check_samples(count: int, seed: int, beams: int, temperature: float) -> None:
     if count < 1:
         raise InputError(f"--num-samples {count} must be a whole number of at least 1.")
-    check_seed(seed)
-    if count == 1:
-        return
-    check_seed(seed + count - 1)
-    if beams > 1 or temperature == 0:
+    if not 0 <= seed <= 2**63 - count:
+        raise InputError(f"--seed {seed} must be between 0 and 2^63 - 1, and so must the seed of the last sample.")
+    if count > 1 and (beams > 1 or temperature == 0):
         how = f"--beams {beams}" if beams > 1 else "--temperature 0"
         raise InputError(f"--num-samples {count} with {how} would give the same text {count} times: leave one out.")
 
@@ -257,8 +224,8 @@ def load_to_sample(source: str, precision: str, device: str) -> "Model":
     from glassformer.weights import load
 
     chosen = choose_device(device)
-    loaded = load(source, dtype=precision if precision in STORED else None, device=chosen)
-    refuse_nan(loaded, source)
+    dtype = precision if precision in STORED else None
+    loaded = load(source, dtype=dtype, device=chosen, require_finite=True)
     if precision == "auto" and chosen == "cpu" and next(loaded.parameters()).dtype.itemsize == 2:
         loaded = loaded.float()
     return loaded

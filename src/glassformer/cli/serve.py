@@ -5,9 +5,11 @@ import socket
 import sys
 import threading
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from glassformer import pretrained
 from glassformer.cli.common import InputError, check_parent, option
 from glassformer.errors import install, missing
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
 
 HELP = {
-    "model": "Model folders to serve next to the bundled models. A checkpoint of a run is named RUN/CHECKPOINT, such "
-    "as code/best. Default: the bundled models only.",
+    "model": "A model folder or a hub name to serve next to the bundled models. A checkpoint of a run is named "
+    "RUN/CHECKPOINT, such as code/best. Default: the bundled models only.",
     "port": "TCP port to listen on; 0 chooses a free one.",
     "host": "Address to listen on. An address that other machines can reach needs --token.",
     "token": "A secret that every request must carry. Default: none, which only a local address allows.",
@@ -28,7 +30,7 @@ HELP = {
 
 
 def serve(
-    model: Annotated[tuple[Path, ...], option(HELP["model"], "DIR")] = (),
+    model: Annotated[tuple[str, ...], option(HELP["model"], "DIR|NAME")] = (),
     port: Annotated[int, option(HELP["port"])] = 8000,
     host: Annotated[str, option(HELP["host"])] = "127.0.0.1",
     token: Annotated[str | None, option(HELP["token"], "TEXT")] = None,
@@ -42,7 +44,7 @@ def serve(
 
     if not 0 <= port <= 65535:
         raise InputError(f"--port {port} must be between 0 and 65535; 0 chooses a free port.")
-    settings = Settings(model, host, port, token, folder or default_folder())
+    settings = Settings(model_folders(model), host, port, token, folder or default_folder())
     kept = settings.folder
     check_parent(f"--folder {kept}", kept / ".studio" if kept.is_dir() else kept, makes_folders=True)
     with contextlib.closing(listen(host, port)) as listening:
@@ -54,6 +56,20 @@ def require_extras() -> None:
     """Raise InputError if the packages of the studio are not installed."""
     if absent := missing("studio"):
         raise InputError(f"the studio needs {', '.join(absent)}: {install('studio')}.")
+
+
+def model_folders(names: Sequence[str]) -> tuple[Path, ...]:
+    """Return the folders of the models to serve. The bundled models are served in any case."""
+    folders = []
+    for name in names:
+        path = Path(name).expanduser()
+        if not path.is_dir() and name not in pretrained.FOLDERS:
+            from glassformer.weights import resolve  # imports torch, which a server with folders only loads later
+
+            path = resolve(name)
+        if path.is_dir():
+            folders.append(path)
+    return tuple(folders)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -29,8 +29,8 @@ def _arg(help: str, metavar: str | None = None) -> Any:
 Subject = Annotated[
     tyro.conf.Positional[str | None],
     _arg(
-        "What to size: a preset, a model folder, a run file or a model config (both TOML); or `chinchilla`, `jl` or "
-        "`plan`.",
+        "What to size: a preset, a model folder, a bundled model such as bard, a hub name, a run file or a model "
+        "config (both TOML); or `chinchilla`, `jl` or `plan`. Required without --list.",
         "SUBJECT",
     ),
 ]
@@ -61,10 +61,22 @@ OptimizerOption = Annotated[
 ]
 Set = Annotated[
     tuple[str, ...],
-    _arg("For a run file: changes as in `glass train`, such as machine.precision=bfloat16.", "SECTION.FIELD=VALUE"),
+    _arg(
+        "For a run file: changes as in `glass train`, such as machine.precision=bfloat16. Default: no changes.",
+        "SECTION.FIELD=VALUE",
+    ),
 ]
-Flops = Annotated[float | None, _arg("For chinchilla: the training compute C, in floating-point operations.", "FLOAT")]
-Params = Annotated[float | None, _arg("For chinchilla: the number of parameters N, instead of C.", "FLOAT")]
+Flops = Annotated[
+    float | None,
+    _arg(
+        "For chinchilla: the training compute C, in floating-point operations. Default: derived from --params or "
+        "--tokens.",
+        "FLOAT",
+    ),
+]
+Params = Annotated[
+    float | None, _arg("For chinchilla: the number of parameters N, instead of C. Default: derived from C.", "FLOAT")
+]
 Tokens = Annotated[
     float | None,
     _arg(
@@ -73,11 +85,13 @@ Tokens = Annotated[
         "FLOAT",
     ),
 ]
-Points = Annotated[float | None, _arg("For jl: the number of points whose distances are preserved.", "FLOAT")]
+Points = Annotated[
+    float | None, _arg("For jl, which requires it: the number of points whose distances are preserved.", "FLOAT")
+]
 Eps = Annotated[float, tyro.conf.arg(help="For jl: the largest relative change of a distance, between 0 and 1.")]
 Model = Annotated[
     str | None,
-    _arg("For plan: a preset, a model folder or a TOML file. Default: four presets on 1 to 1,024 GPUs.", "MODEL"),
+    _arg("For plan: a model, given like SUBJECT. Default: four presets on 1 to 1,024 GPUs.", "MODEL"),
 ]
 Gpus = Annotated[int, tyro.conf.arg(help="For plan with --model: the number of GPUs.")]
 Gpu = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable, fitted, terminal_width
+from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable, fitted, option, terminal_width
 from glassformer.errors import plural
 
 if TYPE_CHECKING:
@@ -17,24 +17,34 @@ if TYPE_CHECKING:
 WORKERS = 2
 """Default number of processes for several claims."""
 
+HELP = {
+    "names": "Ids of claims, chapters or errata. Default: all claims.",
+    "source": 'Run only the claims of a source, such as "Bishop 12.3". Default: of all sources.',
+    "slow": "Also run the claims that train a model, which takes minutes.",
+    "control": "Run the negative controls: every check must fail.",
+    "explain": "Print derivation, evidence and errata in full.",
+    "list": "List the claims and their sources, and run nothing.",
+    "figure": "Draw one claim to this .png, .svg, .pdf or .html file. Default: no figure.",
+    "report": "Write the results as a self-contained HTML page to this file. Default: no page.",
+    "seed": "Seed of all random numbers.",
+    "workers": "Number of processes. Default: 2, or 1 on a machine with one core.",
+    "exercise": "Id of an exercise. Default: list all.",
+    "stub": "Write a file to start from; it must not exist. Default: show the exercise.",
+    "grade": "Grade the solution in this file. Default: show the exercise.",
+}
+
 
 def check(
-    names: Annotated[
-        tyro.conf.Positional[tuple[str, ...]],
-        tyro.conf.arg(metavar="ID", help="Ids of claims, chapters or errata. Default: all claims."),
-    ] = (),
-    source: Annotated[str | None, tyro.conf.arg(help='Only the claims of a source, such as "Bishop 12.3".')] = None,
-    slow: Annotated[bool, tyro.conf.arg(help="Also run the claims that train a model, which takes minutes.")] = False,
-    control: Annotated[
-        bool,
-        tyro.conf.arg(name="break", help="Run the negative controls: every check must fail."),
-    ] = False,
-    explain: Annotated[bool, tyro.conf.arg(help="Print derivation, evidence and errata in full.")] = False,
-    list: Annotated[bool, tyro.conf.arg(help="List the claims and their sources, and run nothing.")] = False,
-    figure: Annotated[Path | None, tyro.conf.arg(help="Draw one claim to this .png, .svg, .pdf or .html file.")] = None,
-    report: Annotated[Path | None, tyro.conf.arg(help="Write the results to this self-contained HTML page.")] = None,
-    seed: Annotated[int, tyro.conf.arg(help="Seed of all random numbers.")] = 0,
-    workers: Annotated[int | None, tyro.conf.arg(help="Number of processes. Default: 2, on one core 1.")] = None,
+    names: Annotated[tyro.conf.Positional[tuple[str, ...]], option(HELP["names"], "ID")] = (),
+    source: Annotated[str | None, option(HELP["source"], "SOURCE")] = None,
+    slow: Annotated[bool, option(HELP["slow"])] = False,
+    control: Annotated[bool, tyro.conf.arg(name="break", help=HELP["control"])] = False,
+    explain: Annotated[bool, option(HELP["explain"])] = False,
+    list: Annotated[bool, option(HELP["list"])] = False,
+    figure: Annotated[Path | None, option(HELP["figure"], "FILE")] = None,
+    report: Annotated[Path | None, option(HELP["report"], "FILE")] = None,
+    seed: Annotated[int, option(HELP["seed"])] = 0,
+    workers: Annotated[int | None, option(HELP["workers"], "INT")] = None,
     force: Force = False,
     json: Json = False,
 ) -> int:
@@ -152,11 +162,9 @@ def _report(outcomes: "list[Outcome]", plan: "Plan", rows: Any, report: Path | N
 
 
 def exercise(
-    id: Annotated[
-        tyro.conf.Positional[str | None], tyro.conf.arg(metavar="ID", help="Id of an exercise. Default: list all.")
-    ] = None,
-    stub: Annotated[Path | None, tyro.conf.arg(help="Write the stub to this file, which must not exist.")] = None,
-    grade: Annotated[Path | None, tyro.conf.arg(help="Grade this file.")] = None,
+    id: Annotated[tyro.conf.Positional[str | None], option(HELP["exercise"], "ID")] = None,
+    stub: Annotated[Path | None, option(HELP["stub"], "FILE")] = None,
+    grade: Annotated[Path | None, option(HELP["grade"], "FILE")] = None,
     json: Json = False,
 ) -> int:
     """Show, start or grade an exercise. Exit code 0: correct, 1: incorrect, 2: could not be graded."""

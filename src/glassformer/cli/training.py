@@ -43,7 +43,7 @@ def train(
     if fields:
         _print_fields(json)
         return 0
-    from glassformer.training.distributed.ranks import report_error_once
+    from glassformer.training.distributed.group import report_error_once
 
     with report_error_once():  # under torchrun, one process prints it
         changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
@@ -95,7 +95,7 @@ def _defaults(text: Path, run: "Run") -> str:
 
 def _note(sentence: str) -> None:
     """Print one sentence on standard error, from one process only."""
-    from glassformer.training.distributed.ranks import is_main
+    from glassformer.training.distributed.group import is_main
 
     if is_main():
         print(f"note: {sentence}", file=sys.stderr)  # not "glass: ", which begins an error
@@ -111,7 +111,7 @@ class _Listener:
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "start":
-            from glassformer.training.folder import point_latest
+            from glassformer.training.checkpoint import point_latest
 
             self.out = event["out"]
             if self.about:
@@ -123,8 +123,8 @@ class _Listener:
 
 def _train(session: "Session", about: str, force: bool, latest: bool, json: bool) -> None:
     from glassformer.training import train as run_training
-    from glassformer.training.display import Display
-    from glassformer.training.distributed.ranks import is_main
+    from glassformer.training.distributed.group import is_main
+    from glassformer.training.events import Display
 
     run, data, resume = session.run, session.data, session.resume
     listener: _Listener | None = None
@@ -163,15 +163,17 @@ def _next_steps(session: "Session", out: str) -> str:
     return f"{text}: glass sample --model {folder} {shlex.quote(word)}" if word else text
 
 
+TOUR_HELP = {
+    "minutes": "Minutes of training. The other parts of the tour take about half a minute more.",
+    "out": "Folder for report.html and the trained model. Default: tour, or tour-2, … if that exists.",
+    "force": "Replace the earlier tour in --out.",
+}
+
+
 def tour(
-    minutes: Annotated[
-        float, tyro.conf.arg(help="Minutes of training. The other parts of the tour take about half a minute more.")
-    ] = 2.0,
-    out: Annotated[
-        Path | None,
-        tyro.conf.arg(help="Folder for report.html and the trained model. Default: tour, or tour-2, … if that exists."),
-    ] = None,
-    force: Annotated[bool, tyro.conf.arg(help="Replace the earlier tour in --out.")] = False,
+    minutes: Annotated[float, option(TOUR_HELP["minutes"])] = 2.0,
+    out: Annotated[Path | None, option(TOUR_HELP["out"], "DIR")] = None,
+    force: Annotated[bool, option(TOUR_HELP["force"])] = False,
     json: Json = False,
 ) -> int:
     """Train, sample from, check, prove and diagnose a small model in a few minutes, and write one HTML page."""

@@ -8,9 +8,6 @@ The letters are the alphabet of docs/shapes.md: D width, H query heads, G key/va
 U value width, F feed-forward width, E experts, A active experts, L layers, V vocabulary, W window.
 """
 
-from glassformer.config.errors import (
-    ConfigError,
-)
 from glassformer.config.model import (
     MODEL_KINDS,
     DecoderConfig,
@@ -56,6 +53,9 @@ from glassformer.config.schema import (
     replace,
     to_dict,
     to_toml,
+)
+from glassformer.errors import (
+    ConfigError,
 )
 
 __all__ = [

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, assert_never
 
-from glassformer.config.errors import require, require_choice, require_positive
 from glassformer.config.parts import (
     Attention,
     Dense,
@@ -19,6 +18,7 @@ from glassformer.config.parts import (
     Special,
 )
 from glassformer.config.position import Learned, Position, QueryKeyPosition
+from glassformer.errors import require, require_choice, require_positive
 
 Placement = Literal["pre", "post", "parallel"]
 """Where the norms of a block are; see ModelConfig.placement."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from glassformer.config.errors import ConfigError, listing, require, require_choice, require_positive
+from glassformer.errors import ConfigError, listing, require, require_choice, require_positive
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh"]
 """Every activation: `gelu` is exact, `gelu_tanh` its tanh approximation, `relu2` the square of relu."""

@@ -7,7 +7,7 @@ trains, whether it adds to the scores, its formula. The model and the NumPy refe
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from glassformer.config.errors import require, require_choice, require_positive
+from glassformer.errors import require, require_choice, require_positive
 
 if TYPE_CHECKING:
     from glassformer.config.model import ModelConfig

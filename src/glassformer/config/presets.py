@@ -33,7 +33,7 @@ from glassformer.config import (
     T5Bias,
     replace,
 )
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 
 LLAMA_IDS = Special(bos=1, eos=(2,))
 _WIDTHS = {"d_ff", "feedforward", "feedforward__d_ff", "expert", "feedforward__expert"}  # they say F themselves

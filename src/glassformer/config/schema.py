@@ -6,8 +6,8 @@ import types
 import typing
 from typing import Any, Literal, TypeVar
 
-from glassformer.config.errors import ConfigError, listing, nearest
 from glassformer.config.model import MODEL_KINDS, ModelConfig
+from glassformer.errors import ConfigError, listing, nearest
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from glassformer.doctor.subject.isolate import preserved, quiet, time_limit
 from glassformer.doctor.subject.measure import gap
 from glassformer.doctor.subject.subject import Kind, Subject
 from glassformer.finding import Finding, Verdict
-from glassformer.weights.verify import non_finite
+from glassformer.weights.folder import non_finite
 
 
 def diagnose(

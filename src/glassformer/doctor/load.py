@@ -1,4 +1,7 @@
-"""From what a user types to a model: a folder, `file.py:name` or `package.module:name`. Code runs only when named."""
+"""Load the model that a text names: a folder, a bundled model, a hub name, `file.py:name` or `package.module:name`.
+
+Names without a colon mean what they mean to `gf.load`. Code runs only if it is named.
+"""
 
 import contextlib
 import importlib
@@ -12,24 +15,38 @@ from typing import Any
 
 from torch import nn
 
-from glassformer.config.errors import nearest
 from glassformer.doctor.subject.errors import CannotExamineError
 from glassformer.doctor.subject.isolate import quiet, time_limit
-from glassformer.weights import load as load_folder
+from glassformer.errors import nearest
+from glassformer.files import model_name
+from glassformer.weights import WeightsError
+from glassformer.weights import load as load_weights
 
-GIVE = "give a folder, file.py:name or package.module:name"
+CODE = "file.py:name or package.module:name"
+GIVE = f"give a model folder, {CODE}"
 
 
 def resolve(text: str, seconds: float | None = None) -> tuple[Any, str]:
-    """The model that a text names, and what to call it. Raises CannotExamineError or WeightsError, one sentence."""
-    if Path(text).is_dir():
-        return load_folder(text), f"{Path(text).name or text} (loaded into glassformer's own engine)"
+    """Return the model that a text names, and its display name. Raises CannotExamineError or WeightsError."""
     place, _, name = text.rpartition(":")
-    if not place or not name:
-        raise CannotExamineError(f"{text} is no folder and names nothing: {GIVE}.")
+    if Path(text).is_dir() or not place or not name:
+        return _loaded(text)
     with time_limit(seconds, f"importing {place}"), quiet():
         module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
         return _built(_attribute(module, name, place), text), text
+
+
+def _loaded(text: str) -> tuple[Any, str]:
+    if text.endswith(".py"):
+        raise CannotExamineError(f"{text} is a file of code, not a model: name the model in it, such as {text}:build.")
+    try:
+        model = load_weights(text)
+    except WeightsError as error:
+        if Path(text).exists():
+            raise
+        raise WeightsError(f"{str(error).rstrip('.')}; or give {CODE}.") from None
+    shown = model_name(text) if Path(text).is_dir() else text
+    return model, f"{shown} (loaded into glassformer's own engine)"
 
 
 def _from_file(path: Path) -> ModuleType:

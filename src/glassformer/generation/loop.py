@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,17 +13,18 @@ from glassformer.generation.request import (
     Draft,
     Engine,
     GenerationRequest,
+    Options,
     Precision,
     Prompts,
     Stop,
     is_text,
     read_request,
     read_seeds,
+    tokenizer_of,
 )
 from glassformer.generation.sampling import GREEDY, Sampling, choose, require_numbers
 from glassformer.generation.speculate import Acceptance, Speculation, speculate
 from glassformer.generation.state import DecodeState, ends_with, evaluating, one_thread
-from glassformer.generation.tokenizer import tokenizer_of
 from glassformer.model import Model
 from glassformer.model.cache import CacheKind
 from glassformer.shapes import Bool, Float, Int
@@ -170,8 +171,8 @@ def generate(
     same distribution and is reproducible for a given seed, but differs from the output without a draft.
     """
     request = read_request(
-        model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk, engine, precision, draft,
-        draft_tokens, beams,
+        model, prompts, max_new_tokens, beams=beams, sampling=sampling, cache=cache, seed=seed, stop=stop,
+        prefill_chunk=prefill_chunk, engine=engine, precision=precision, draft=draft, draft_tokens=draft_tokens,
     )  # fmt: skip
     tokenizer = tokenizer_of(model) if is_text(prompts) else None
     if beams == 1:
@@ -199,30 +200,13 @@ def _beam_penalty(sampling: Sampling | None, beams: int) -> float:
     return sampling.repetition_penalty
 
 
-def stream(
-    model: Model,
-    prompts: Prompts,
-    max_new_tokens: int = 64,
-    sampling: Sampling | None = None,
-    cache: bool | CacheKind = True,
-    seed: int | Sequence[int] = 0,
-    stop: Stop = None,
-    prefill_chunk: int | None = None,
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    draft: Draft | None = None,
-    draft_tokens: int = 4,
-) -> Steps | Speculation:
+def stream(model: Model, prompts: Prompts, max_new_tokens: int = 64, **options: Unpack[Options]) -> Steps | Speculation:
     """One list per step: the token each sequence gained, None for one that has ended. Arguments as for `generate`.
 
     The iterator has an attribute `engine`, the implementation that runs. With a draft it is a `Speculation`, whose
     `acceptance` counts what became of the proposals so far.
     """
-    request = read_request(
-        model, prompts, max_new_tokens, sampling, cache, seed, stop, prefill_chunk, engine, precision, draft,
-        draft_tokens,
-    )  # fmt: skip
-    return _steps(model, request)
+    return _steps(model, read_request(model, prompts, max_new_tokens, **options))
 
 
 def _steps(model: Model, request: GenerationRequest) -> Steps | Speculation:

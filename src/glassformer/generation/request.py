@@ -3,19 +3,33 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 
 from glassformer.config.choices import Engine, Precision
+from glassformer.errors import plural
 from glassformer.generation.sampling import GREEDY, Sampling
-from glassformer.generation.tokenizer import encode_text, tokenizer_of
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.cache import CacheKind
 
 Prompts = Sequence[Sequence[int]] | Tensor | str | Sequence[str]
 Stop = int | Sequence[int | Sequence[int]] | None
 Draft = DecoderLM | Literal["lookup"]
+
+
+class Options(TypedDict, total=False):
+    """The optional arguments that `generate` and `stream` share; `generate` describes them."""
+
+    sampling: Sampling | None
+    cache: bool | CacheKind
+    seed: int | Sequence[int]
+    stop: Stop
+    prefill_chunk: int | None
+    engine: Engine
+    precision: Precision
+    draft: Draft | None
+    draft_tokens: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,12 @@ def read_request(
 ) -> GenerationRequest:
     """Return the request for the arguments of `generate`. Everything that cannot be done is refused in one sentence."""
     if type(beams) is not int or beams < 1:
-        raise ValueError(f"beams={beams} must be a whole number of at least 1.")
+        raise ValueError(f"beams={beams!r} must be a whole number of at least 1.")
+    if not isinstance(model, DecoderLM | EncoderLM | Seq2Seq):
+        name = f"gf.load({model!r})" if isinstance(model, str) else "gf.load or gf.build"
+        raise ValueError(f"the model is of type {type(model).__name__}: pass a model, such as {name} returns.")
+    if not isinstance(sampling, Sampling | None):
+        raise ValueError(f"sampling={sampling!r} must be a gf.Sampling, such as gf.Sampling(temperature=0.8).")
     found = read_prompts(model, prompts)
     if draft is not None and beams > 1:
         raise ValueError(f"beam search follows many sequences and cannot use a draft: leave it out (beams={beams}).")
@@ -66,7 +85,7 @@ def read_request(
     if draft is not None:
         check_draft(model, draft, draft_tokens, max(map(len, found)), max_new_tokens)
     if prefill_chunk is not None and (type(prefill_chunk) is not int or prefill_chunk < 1):
-        raise ValueError(f"prefill_chunk={prefill_chunk} must be a whole number of at least 1.")
+        raise ValueError(f"prefill_chunk={prefill_chunk!r} must be a whole number of at least 1.")
     return GenerationRequest(
         prompts=found,
         max_new_tokens=max_new_tokens,
@@ -118,6 +137,28 @@ def _encode(model: Model, texts: list[str]) -> list[list[int]]:
     return [_read_prompt(number, prompt, model.config.vocab_size) for number, prompt in enumerate(encoded)]
 
 
+def tokenizer_of(model: Model) -> Any | None:
+    """Return the tokenizer of the folder or file that a model was loaded from; None if there is none."""
+    origin: Any = getattr(model, "origin", None)
+    return None if origin is None else origin.tokenizer()
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Return the token ids of a text."""
+    try:
+        return list(tokenizer.encode(text).ids)
+    except Exception as error:  # the library raises plain Exception for what its vocabulary lacks
+        for character in text:
+            try:
+                tokenizer.encode(character)
+            except Exception:
+                raise ValueError(
+                    f"the prompt holds {character!r} (U+{ord(character):04X}), which is not one of the "
+                    f"{tokenizer.get_vocab_size()} tokens of this model: leave it out."
+                ) from None
+        raise ValueError(f"the tokenizer cannot encode the prompt: {error}.") from None
+
+
 def shorten(text: str) -> str:
     """Return at most 40 characters of a text, for a message."""
     return text if len(text) <= 40 else f"{text[:39]}…"
@@ -162,7 +203,7 @@ def _read_prompt(number: int, prompt: Any, vocabulary: int) -> list[int]:
 def check_length(model: Model, prompts: list[list[int]], max_new_tokens: int) -> None:
     """Refuse what the context cannot hold, before any work is done."""
     if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number of at least 1.")
+        raise ValueError(f"max_new_tokens={max_new_tokens!r} must be a whole number of at least 1.")
     limit = model.config.max_len
     if limit is None:
         return
@@ -188,24 +229,36 @@ def read_stop(model: Model, stop: Stop) -> list[list[int]]:
         stop = list(model.config.special.eos)
     if isinstance(stop, int):
         stop = [stop]
+    if isinstance(stop, str) or not all(_is_ids(s) for s in stop):
+        raise ValueError(
+            f"stop={stop!r} must be token ids, or lists of them: encode a text with the model's tokenizer."
+        )
     sequences = [[s] if isinstance(s, int) else list(s) for s in stop]
     if any(not s for s in sequences):
         raise ValueError("a stop sequence is empty: it would end every sequence at once.")
     return sequences
 
 
+def _is_ids(stop: object) -> bool:
+    return isinstance(stop, int) or (isinstance(stop, Sequence) and all(isinstance(token, int) for token in stop))
+
+
 def read_seeds(seed: int | Sequence[int], prompts: int) -> list[int]:
     """Return one seed per prompt."""
-    seeds = [seed] * prompts if isinstance(seed, int) else list(seed)
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * prompts
+    if not all(type(one) is int for one in seeds):
+        raise ValueError(f"seed={seed!r} must be a whole number, or one for each prompt.")
     if len(seeds) != prompts:
-        raise ValueError(f"{len(seeds)} seeds were given for {prompts} prompts: give one number, or one per prompt.")
+        raise ValueError(
+            f"{plural(len(seeds), 'seed')} for {plural(prompts, 'prompt')}: give one number, or one per prompt."
+        )
     return seeds
 
 
 def check_draft(model: Model, draft: object, draft_tokens: int, longest: int, max_new_tokens: int) -> None:
     """Refuse a draft that cannot propose tokens for this model."""
     if type(draft_tokens) is not int or draft_tokens < 1:
-        raise ValueError(f"draft_tokens={draft_tokens} must be a whole number of at least 1.")
+        raise ValueError(f"draft_tokens={draft_tokens!r} must be a whole number of at least 1.")
     if not isinstance(model, DecoderLM):
         raise ValueError("only a decoder-only model can be sped up by a draft, and this one is not: leave draft out.")
     if isinstance(draft, str) and draft == "lookup":

@@ -8,10 +8,9 @@ from typing import Any
 
 from glassformer.generation.engine import Implementation
 from glassformer.generation.loop import Steps, generate, stream
-from glassformer.generation.request import Draft, Engine, Precision
+from glassformer.generation.request import Draft, Engine, Options, Precision, encode_text
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.speculate import Acceptance, Speculation
-from glassformer.generation.tokenizer import encode_text
 from glassformer.model import Model, Seq2Seq
 
 NEW_TOKENS = 64
@@ -78,9 +77,8 @@ class Continuation:
         self.new, self.finished, self.acceptance, self._waiting, self._has_space = [], "length", None, "", False
         self._whole_words = whole_words and not self.ids
         self._text = self._prompt_text = self.shown = self._decode(self.head)
-        self._steps = stream(
-            self.model, [self.tokens], self.max_new_tokens, sampling, cache, seed, self._stop_ids(), **self._how()
-        )
+        options = self._options(sampling, seed, cache)
+        self._steps = stream(self.model, [self.tokens], self.max_new_tokens, **options)
         self.implementation = self._steps.engine
         return self._steps
 
@@ -131,8 +129,13 @@ class Continuation:
             yield self.add(step)
         yield self.rest()
 
-    def _how(self) -> dict[str, Any]:
+    def _options(self, sampling: Sampling, seed: int, cache: bool) -> Options:
+        """Return the arguments of `stream` and `generate`."""
         return {
+            "sampling": sampling,
+            "seed": seed,
+            "cache": cache,
+            "stop": self._stop_ids(),
             "draft": self.draft,
             "draft_tokens": self.draft_tokens,
             "engine": self.engine,
@@ -148,10 +151,10 @@ class Continuation:
         if beams == 1:
             text = "".join(self.pieces(sampling, seed, cache))
         else:
+            options = self._options(sampling, seed, cache)
             out = generate(
-                self.model, [self.tokens], self.max_new_tokens, sampling, beams, cache, seed, self._stop_ids(),
-                length_penalty, **self._how(),
-            )  # fmt: skip
+                self.model, [self.tokens], self.max_new_tokens, beams=beams, length_penalty=length_penalty, **options
+            )
             self.new, self.finished, self.implementation = out.new[0], out.finished[0], out.engine
             score = out.scores[0] if out.scores else None
             text = self._decode(self.head + self.new)

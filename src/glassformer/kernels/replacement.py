@@ -1,9 +1,15 @@
-"""Which module of a model gets another class, for training by a kernel."""
+"""What a training kernel puts into a model: another class for a module, and attention with joined projections."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from glassformer.model.attention import Attention, to_heads
+from glassformer.model.cache import KV
+from glassformer.model.context import NO_TAP, AttentionContext, Tap
+from glassformer.shapes import Float
 
 
 @dataclass(frozen=True)
@@ -16,3 +22,29 @@ class Replacement:
     module: nn.Module
     kind: type[nn.Module]
     attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class JoinedAttention(Attention):
+    """An Attention whose training steps compute queries, keys and values together, by `project`.
+
+    In evaluation, with a KV cache, with keys and values from elsewhere, or where positions are added to queries and
+    keys alone, it is an Attention.
+    """
+
+    def project(self, x: Float[Tensor, "B T D"]) -> Sequence[Tensor]:
+        """Return queries (B,T,HK), keys (B,T,GK) and values (B,T,GU)."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        context: AttentionContext = AttentionContext(),
+        tap: Tap = NO_TAP,
+        kv: KV | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        if not self.training or context.cache is not None or context.qk_embedding is not None or kv is not None:
+            return Attention.forward(self, x, context, tap, kv)
+        q, k, v = self.project(x)
+        q = to_heads(q, self.n_heads, self.q_norm, context.rotation)
+        k = to_heads(k, self.n_kv_heads, self.k_norm, context.rotation)
+        return self.attend(q, k, to_heads(v, self.n_kv_heads), context, tap)

@@ -17,7 +17,7 @@ from glassformer import config as c
 from glassformer.config import ConfigError, ModelConfig
 from glassformer.kernels.cpu.training import library, modules
 from glassformer.kernels.cpu.training.functions import WIDE
-from glassformer.kernels.cuda.training import attention, causal, fp8, fp8_layers, hopper, loss, matmuls, muon
+from glassformer.kernels.cuda.training import causal, fp8, fp8_layers, hopper, loss, muon
 from glassformer.kernels.registry import Kernel, Rule, any_value, unsupported_field
 from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import cxx
@@ -77,7 +77,6 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
     "float8 feed-forward": EVERYTHING | {"feedforward": {"dense"}},
     "float8 projections": EVERYTHING,
     "float8 head": EVERYTHING | {"head": {"Head"}, "head.bias": {False}, "head.transform": {None}},
-    "joined projections": EVERYTHING,
     "causal attention": EVERYTHING
     | {
         "attention.n_kv_heads": {None},
@@ -87,8 +86,6 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
         "position": {"learned", "sinusoidal", "none"},
         "dropout": {0.0},
     },
-    "tuned linear": EVERYTHING | {"feedforward": {"dense", "gated", "none"}},
-    "tuned feed-forward": EVERYTHING | {"feedforward": {"dense"}, "feedforward.activation": {"gelu_tanh"}},
     "CUDA loss": EVERYTHING | {"head": {"Head"}, "head.transform": {None}},
     "CUDA Muon": EVERYTHING,
     "native attention": EVERYTHING,
@@ -132,10 +129,6 @@ def _causal(config: ModelConfig, request: TrainingRequest) -> str | None:
     if request.dtype is not torch.bfloat16:
         return f"matmuls are in {request.dtype}, not in bfloat16"
     return _compiled_on_cuda(request) or (None if hopper.available() else "no Hopper GPU with NVRTC was found")
-
-
-def _tuned(config: ModelConfig, request: TrainingRequest) -> str | None:
-    return _compiled_on_cuda(request) or (None if matmuls.READY else "cuBLASLt was not found")
 
 
 def _cuda_loss(config: ModelConfig, request: TrainingRequest) -> str | None:
@@ -211,25 +204,21 @@ BFLOAT16 = "the rounding of bfloat16: 2^-7 of the largest value"
 FLOAT32 = "float32 sums in another order: loss 1e-5, gradients 1e-4 relative"
 FLOAT8 = "the rounding of e4m3 (2^-4) and e5m2 (2^-3): gradients of a feed-forward 7 to 9 % root mean square"
 TRAINING_KERNELS: tuple[Kernel, ...] = (
-    _kernel("float8 feed-forward", "model.feedforward.Dense", lambda config, request: _float8(request), FLOAT8,
+    _kernel("float8 feed-forward", "model.layers.Dense", lambda config, request: _float8(request), FLOAT8,
             "cuda/training/test_fp8_layers"),
     _kernel("float8 projections", "projections of model.attention.Attention", _float8_projections, FLOAT8,
             "cuda/training/test_fp8_layers"),
     _kernel("float8 head", "training.chunked_loss.head_gradients", lambda config, request: _float8(request), FLOAT8,
             "cuda/training/test_fp8"),
-    _kernel("joined projections", "projections of model.attention.Attention",
-            lambda config, request: _compiled_on_cuda(request), "the same operations", "cuda/training/test_attention"),
     _kernel("causal attention", "F.scaled_dot_product_attention, backward", _causal, BFLOAT16,
             "cuda/training/test_causal"),
-    _kernel("tuned feed-forward", "model.feedforward.Dense", _tuned, BFLOAT16, "cuda/training/test_matmuls"),
-    _kernel("tuned linear", "nn.Linear in the blocks", _tuned, BFLOAT16, "cuda/training/test_matmuls"),
     _kernel("CUDA loss", "training.chunked_loss.head_gradients", _cuda_loss, BFLOAT16, "cuda/training/test_loss"),
     _kernel("CUDA Muon", "training.muon.Muon, elementwise passes", _muon, "one step of bfloat16 before rounding",
             "cuda/training/test_muon"),
     _kernel("native attention", "model.attention.Attention", _native_attention, FLOAT32, "cpu/training/test_modules"),
     _kernel("native linear", "projections of model.attention.Attention", _native_linear, FLOAT32,
             "cpu/training/test_modules"),
-    _kernel("native feed-forward", "model.feedforward.Dense", _native_feedforward, FLOAT32,
+    _kernel("native feed-forward", "model.layers.Dense", _native_feedforward, FLOAT32,
             "cpu/training/test_modules"),
 )  # fmt: skip
 """In the order of installation: a module that one kernel has replaced is not replaced by a later one."""
@@ -237,10 +226,7 @@ TRAINING_KERNELS: tuple[Kernel, ...] = (
 REPLACEMENTS: dict[str, Callable[[Model], Iterator[Replacement]]] = {
     "float8 feed-forward": fp8_layers.dense_replacements,
     "float8 projections": fp8_layers.projection_replacements,
-    "joined projections": attention.replacements,
-    "causal attention": attention.causal_replacements,
-    "tuned linear": matmuls.linear_replacements,
-    "tuned feed-forward": matmuls.dense_replacements,
+    "causal attention": causal.replacements,
     "native attention": modules.attention_replacements,
     "native linear": modules.linear_replacements,
     "native feed-forward": modules.dense_replacements,

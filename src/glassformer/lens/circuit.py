@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from glassformer import config as c
-from glassformer.config.errors import listing
+from glassformer.errors import listing
 from glassformer.lens.sites import LensError
 from glassformer.model import DecoderLM, build
 

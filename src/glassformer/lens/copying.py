@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.model import DecoderLM, Model
-from glassformer.model.norm import LayerNorm, RMSNorm
+from glassformer.model.layers import LayerNorm, RMSNorm
 from glassformer.shapes import Float, Int
 
 

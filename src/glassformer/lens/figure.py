@@ -1,5 +1,7 @@
 """Figures: drawn by matplotlib, saved as png, svg, pdf or html, shown as SVG in notebooks. They never open a window.
 
+matplotlib is imported when a figure is drawn, so that modules which also compute start without it.
+
 Style of all figures: 6.3 inches wide (a text column), 9-point type, Okabe-Ito colours (which colour-blind readers can
 tell apart), `viridis` for amounts, `RdBu_r` centred on zero for signed values. Queries run down, keys to the right.
 """
@@ -10,16 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from cycler import cycler
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Canvas
-
 from glassformer.errors import GlassformerError
 from glassformer.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito (2008). Yellow is last because it is faint on white."""
@@ -38,7 +36,7 @@ STYLE: Any = {
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
     "figure.titlesize": 10,
-    "axes.prop_cycle": cycler(color=list(COLOURS)),
+    "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.formatter.useoffset": False,
@@ -70,7 +68,7 @@ def format_of(path: str | Path) -> str:
 class Figure:
     """A drawn figure. `.save(path)` writes it; a notebook shows its SVG."""
 
-    def __init__(self, canvas: Canvas, title: str):
+    def __init__(self, canvas: "Canvas", title: str):
         self.canvas, self.title = canvas, title
 
     @property
@@ -112,6 +110,8 @@ class Figure:
             "svg": {"Date": None, "Title": self.title},
             "pdf": {"CreationDate": None},
         }
+        import matplotlib as mpl
+
         buffer = io.BytesIO()
         with mpl.rc_context(STYLE):
             self.canvas.savefig(buffer, format=format, metadata=metadata[format])
@@ -124,6 +124,10 @@ def drawing(title: str, width: float = WIDTH, height: float = 3.6, *, show_title
 
     It does not use the state of pyplot, so it works in threads, notebooks and servers.
     """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(width, height))
         FigureCanvasAgg(canvas)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 from glassformer.lens.copying import copying_score, copying_top
 from glassformer.lens.sites import LensError
 from glassformer.lens.trace import trace

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.config.errors import listing
+from glassformer.errors import listing
 from glassformer.lens.sites import LensError
 from glassformer.lens.trace import trace
 from glassformer.model import Model

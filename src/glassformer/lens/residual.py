@@ -24,9 +24,8 @@ from glassformer.lens.sites import LensError, site_name, sites_of, stacks_of
 from glassformer.lens.trace import ForwardArguments, Tokens, Trace, trace
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.attention import Attention
-from glassformer.model.block import Block, PostNormBlock
-from glassformer.model.norm import LayerNorm, RMSNorm
-from glassformer.model.stack import Stack
+from glassformer.model.block import Block, PostNormBlock, Stack
+from glassformer.model.layers import LayerNorm, RMSNorm
 from glassformer.model.transformer import Head
 from glassformer.shapes import Float, Int
 

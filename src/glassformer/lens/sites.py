@@ -1,6 +1,6 @@
 """The sites of a model: their names, their shapes, and why a model lacks one.
 
-A site is a named tensor in the forward pass; `glassformer.model.tap` describes each. Its name starts with the name of
+A site is a named tensor in the forward pass; `model.context.Tap` describes each. Its name starts with the name of
 the module that computes it: `blocks.3.attention.pattern` is the attention pattern of
 `model.get_submodule("blocks.3.attention")`. The names that TransformerLens uses are accepted too (`lens.aliases`).
 """
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from glassformer import config as c
-from glassformer.config.errors import listing
-from glassformer.errors import GlassformerError
+from glassformer.errors import GlassformerError, listing
 from glassformer.lens.aliases import aliases_of
 from glassformer.model import Model
 

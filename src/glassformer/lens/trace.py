@@ -2,7 +2,7 @@
 
     trace(model, tokens, sites=["blocks.*.attention.pattern"])["blocks.3.attention.pattern"]   # (B,H,T,S)
 
-`glassformer.model.tap` describes the sites. If `scores` or `pattern` of a layer are requested, that layer uses explicit
+`model.context.Tap` describes the sites. If `scores` or `pattern` of a layer are requested, that layer uses explicit
 attention; otherwise it uses the fused kernel. The two agree up to rounding, so for bitwise equality compare runs that
 request the same scores and patterns.
 

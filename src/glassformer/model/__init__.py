@@ -2,8 +2,7 @@
 
 from glassformer.model import masks
 from glassformer.model.cache import Cache
-from glassformer.model.init import build, n_parameters
-from glassformer.model.tap import NO_TAP, Tap
-from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq
+from glassformer.model.context import NO_TAP, Tap
+from glassformer.model.transformer import DecoderLM, EncoderLM, Model, Seq2Seq, build, n_parameters
 
 __all__ = ["NO_TAP", "Cache", "DecoderLM", "EncoderLM", "Model", "Seq2Seq", "Tap", "build", "masks", "n_parameters"]

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.model.cache import KV
-from glassformer.model.context import AttentionContext
-from glassformer.model.norm import build_norm
+from glassformer.model.context import NO_TAP, AttentionContext, Tap
+from glassformer.model.layers import build_norm
 from glassformer.model.positions import Rotation, apply_rotation
-from glassformer.model.tap import NO_TAP, Tap
 from glassformer.shapes import Float, Shaped
 
 

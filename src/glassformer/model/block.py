@@ -1,4 +1,7 @@
-"""One block: attention and feed-forward on a residual stream. Placements of the norms differ in one forward each."""
+"""A block, attention and feed-forward on a residual stream, and the stack of blocks of an encoder or a decoder.
+
+Placements of the norms differ in one forward each. Encoder and decoder differ only in `causal` and `cross`.
+"""
 
 from typing import assert_never
 
@@ -6,12 +9,11 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.model.attention import Attention
-from glassformer.model.context import AttentionContext, ForwardContext
-from glassformer.model.feedforward import Dense, Gated, build_dense
-from glassformer.model.moe import MoE
-from glassformer.model.norm import build_norm
-from glassformer.model.tap import NO_TAP, Tap, scoped
-from glassformer.shapes import Float
+from glassformer.model.cache import Cache
+from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, Tap, forward_context, scoped
+from glassformer.model.layers import Dense, Gated, MoE, build_dense, build_norm
+from glassformer.model.positions import build_position
+from glassformer.shapes import Bool, Float, Int
 
 
 class Block(nn.Module):
@@ -124,3 +126,38 @@ def _build_feedforward(d_model: int, spec: c.FeedForward) -> Dense | Gated | MoE
             return MoE(d_model, spec)
         case _:
             return build_dense(d_model, spec)
+
+
+class Stack(nn.Module):
+    """Positions, embedding norm, blocks, final norm."""
+
+    def __init__(self, cfg: c.ModelConfig, n_layers: int, causal: bool, cross: bool = False):
+        super().__init__()
+        self.causal = causal
+        self.max_position = cfg.max_len if cfg.learned_positions is not None else None
+        self.windows = [cfg.window(layer) for layer in range(n_layers)]
+        self.position = build_position(cfg, causal)
+        self.embed_norm = build_norm(cfg.d_model, cfg.norm) if cfg.embedding.norm else None
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.blocks = nn.ModuleList(build_block(cfg, layer, cross) for layer in range(n_layers))
+        self.norm = build_norm(cfg.d_model, cfg.norm) if cfg.placement != "post" else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None = None,
+        positions: Int[Tensor, "#B T"] | None = None,
+        cache: Cache | None = None,
+        tap: Tap = NO_TAP,
+        memory: Float[Tensor, "B N D"] | None = None,
+        memory_mask: Bool[Tensor, "B N"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        context = forward_context(
+            x, self.position, self.windows, self.causal, mask, positions, cache, memory, memory_mask
+        )
+        x = self.position.add(x, context.positions)
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        x = tap("embed", self.dropout(x))
+        for layer, block in enumerate(self.blocks):
+            x = block(x, context, scoped(tap, f"blocks.{layer}."))
+        return tap("final", x if self.norm is None else self.norm(x))

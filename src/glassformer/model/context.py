@@ -1,11 +1,13 @@
-"""What all blocks share in one forward pass: positions, attention masks, position biases, KV cache.
+"""What enters a forward pass and is shared by all blocks: the tap, checked inputs, positions, masks, KV cache.
 
-`forward_context` is the only place where positions and masks are computed. Causality and windows go by the index of a
-token in its sequence, not by its position id, so that shifted or repeated positions never reveal the future.
+`check_inputs` validates once, at the public methods of the three models. `forward_context` is the only place where
+positions and masks are computed. Causality and windows go by the index of a token in its sequence, not by its position
+id, so that shifted or repeated positions never reveal the future.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +16,83 @@ from glassformer.model.cache import Cache, LayerCache
 from glassformer.model.masks import causal, padding, window
 from glassformer.model.positions import NoPosition, Rotation
 from glassformer.shapes import Bool, Float, Int, Shaped
+
+if TYPE_CHECKING:
+    from glassformer.model.block import Stack
+    from glassformer.model.layers import Embed
+
+Mask = Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None
+
+
+@runtime_checkable
+class Tap(Protocol):
+    """What a forward pass calls at each site: it may record the tensor, or return another one in its place.
+
+    At a site the model writes `x = tap("resid_mid", x)`. Without a tap that call returns its argument, and attention
+    uses its fused kernel. `wants` is called before something is computed only to be recorded.
+
+    Sites of a decoder-only model (an encoder-decoder puts `encoder.` or `decoder.` before `embed`, `blocks` and
+    `final`):
+
+        embed                            (B,T,D)  tokens (+ segments, + positions, normed)
+        blocks.I.resid_pre                (B,T,D)  the stream entering block I
+        blocks.I.attention.normed         (B,T,D)  what attention reads (pre-norm and parallel placement), without
+                                                  query/key positions
+        blocks.I.attention.q              (B,H,T,K)  after QK-norm and rotation
+        blocks.I.attention.k              (B,G,S,K)  cached and new
+        blocks.I.attention.v              (B,G,S,U)
+        blocks.I.attention.scores         (B,H,T,S)  scaled, biased and masked: what softmax reads
+        blocks.I.attention.pattern        (B,H,T,S)
+        blocks.I.attention.heads          (B,H,T,U)  pattern @ v, before the output projection
+        blocks.I.attention.out            (B,T,D)    what is added to the stream
+        blocks.I.cross.*                  the same, over the encoder's output
+        blocks.I.resid_mid                (B,T,D)  between attention (and cross-attention) and feed-forward; an
+                                                  attention-only block has no feedforward.* sites
+        blocks.I.feedforward.normed       (B,T,D)
+        blocks.I.feedforward.pre          (B,T,F)  before the activation (a gate's, when gated)
+        blocks.I.feedforward.post         (B,T,F)  what the down projection reads
+        blocks.I.feedforward.router       (B,T,E)  probabilities over experts
+        blocks.I.feedforward.choice       (B,T,A)  experts chosen
+        blocks.I.feedforward.out          (B,T,D)
+        blocks.I.resid_post               (B,T,D)
+        final                            (B,T,D)  what the head reads
+        logits                           (B,T,V)
+    """
+
+    def __call__(self, site: str, value: Tensor) -> Tensor: ...
+
+    def wants(self, site: str) -> bool: ...
+
+
+class NoTap:
+    """Records nothing, changes nothing."""
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        return value
+
+    def wants(self, site: str) -> bool:
+        return False
+
+
+NO_TAP = NoTap()
+
+
+class Scoped:
+    """A tap whose sites all start with a prefix: a block names its sites without knowing its number."""
+
+    def __init__(self, tap: Tap, prefix: str):
+        self.tap, self.prefix = tap, prefix
+
+    def __call__(self, site: str, value: Tensor) -> Tensor:
+        return self.tap(self.prefix + site, value)
+
+    def wants(self, site: str) -> bool:
+        return self.tap.wants(self.prefix + site)
+
+
+def scoped(tap: Tap, prefix: str) -> Tap:
+    """`tap` under a prefix; the no-op tap stays itself, so an unwatched forward builds no strings."""
+    return tap if tap is NO_TAP else Scoped(tap, prefix)
 
 
 @dataclass(frozen=True)
@@ -136,3 +215,70 @@ def _complete(pattern: Bool[Tensor, "B T S"], tokens: Cache) -> Bool[Tensor, "B 
 
 def _with_bias(mask: Bool[Tensor, "#B 1 T S"], bias: Float[Tensor, "#B H T S"] | None) -> Shaped[Tensor, "..."]:
     return mask if bias is None else bias.masked_fill(~mask, float("-inf"))
+
+
+def check_inputs(
+    embed: "Embed",
+    stack: "Stack",
+    tokens: Any,
+    mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    segments: Tensor | None = None,
+    cache: Cache | None = None,
+) -> None:
+    """Refuse inputs that the model cannot compute with, in one sentence each."""
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        given = f"dtype {tokens.dtype}" if isinstance(tokens, Tensor) else f"type {type(tokens).__name__}"
+        raise ValueError(f"tokens are of {given}: pass a tensor of whole numbers, such as torch.tensor([[1, 2]]).")
+    if tokens.dim() != 2 or tokens.shape[0] == 0 or tokens.shape[1] == 0:
+        raise ValueError(f"tokens of shape {tuple(tokens.shape)}: pass (batch, length), neither of them 0.")
+    if mask is not None:
+        _check_mask(tokens, mask)
+    _check_ids(tokens, embed.tokens.num_embeddings, "token", "vocabulary")
+    if segments is not None:
+        if embed.segments is None:
+            raise ValueError("segments were given to a model without segment embeddings: leave them out.")
+        _check_ids(segments, embed.segments.num_embeddings, "segment", "segments")
+    if stack.max_position is not None and not torch.compiler.is_compiling():
+        _check_positions(stack.max_position, tokens, mask, positions, cache)
+
+
+def _check_mask(tokens: Tensor, mask: Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask has dtype {mask.dtype}: it must be boolean, True = real token (use mask.bool()).")
+    if mask.dim() == 2 and mask.shape != tokens.shape:
+        raise ValueError(
+            f"mask of shape {tuple(mask.shape)} does not fit tokens of shape {tuple(tokens.shape)}: "
+            "it marks which of the new tokens are real."
+        )
+
+
+def _check_ids(ids: Tensor, size: int, what: str, where: str) -> None:
+    """Check the range on a CPU only: elsewhere it would wait for the device, which reports an error itself."""
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or ids.numel() == 0:
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= size:
+        bad = lowest if lowest < 0 else highest
+        raise ValueError(f"{what} id {bad} is outside the {where} of {size} (0 to {size - 1}).")
+
+
+def _check_positions(
+    limit: int, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Cache | None
+) -> None:
+    """Refuse positions that a learned table does not have."""
+    first, new = 0, tokens.shape[1]
+    if positions is not None:
+        first, last = int(positions.min()), int(positions.max())
+    elif mask is not None and mask.dim() == 2:
+        start = cache.next_position() if cache is not None else 0
+        last = int((start + mask.sum(1, keepdim=True) - 1).max())
+    elif cache is not None and cache.positions is not None:
+        last = int(cache.next_position().max()) + new - 1
+    else:  # known without waiting for a device, also while a CUDA graph is captured
+        last = new - 1 + (0 if cache is None else cache.length)
+    if first < 0 or last >= limit:
+        raise ValueError(
+            f"position {first if first < 0 else last} is outside a learned table of {limit} positions "
+            f"(0 to {limit - 1}): shorten the sequence, or use a model with a longer context."
+        )

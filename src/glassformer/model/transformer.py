@@ -1,59 +1,23 @@
-"""The three models. They compute logits, nothing else: loss, sampling and optimizers live elsewhere."""
+"""The three models, and `build`, which makes one and fills it from the table of initial distributions.
 
+A model computes logits, nothing else: loss, sampling and optimizers live elsewhere.
+"""
+
+import fnmatch
+import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from glassformer import config as c
+from glassformer.config import presets
+from glassformer.model.block import Stack
 from glassformer.model.cache import Cache, CacheKind, build_cache
-from glassformer.model.feedforward import ACTIVATIONS
-from glassformer.model.inputs import Mask, check_inputs
-from glassformer.model.norm import build_norm
-from glassformer.model.stack import Stack
-from glassformer.model.tap import NO_TAP, Tap, scoped
+from glassformer.model.context import NO_TAP, Mask, Tap, check_inputs, scoped
+from glassformer.model.layers import Embed, Head
 from glassformer.shapes import Bool, Float, Int
-
-
-class Embed(nn.Module):
-    """scale * tokens[id] (+ segments[s])."""
-
-    def __init__(self, cfg: c.ModelConfig):
-        super().__init__()
-        self.scale = cfg.embedding.scale
-        self.tokens = nn.Embedding(cfg.vocab_size, cfg.d_model)
-        self.segments = nn.Embedding(cfg.embedding.n_segments, cfg.d_model) if cfg.embedding.n_segments else None
-
-    def forward(
-        self, tokens: Int[Tensor, "B T"], segments: Int[Tensor, "#B T"] | None = None
-    ) -> Float[Tensor, "B T D"]:
-        x = self.tokens(tokens)
-        if self.scale != 1:
-            x = x * self.scale
-        if self.segments is not None:
-            x = x + self.segments(torch.zeros_like(tokens) if segments is None else segments)
-        return x
-
-
-class Head(nn.Module):
-    """From the residual stream to logits. A tied head has no matrix of its own: it uses the token embedding."""
-
-    def __init__(self, cfg: c.ModelConfig, spec: c.Head):
-        super().__init__()
-        self.scale = spec.scale
-        self.activation = ACTIVATIONS[spec.transform] if spec.transform else None
-        self.transform = nn.Linear(cfg.d_model, cfg.d_model) if spec.transform else None
-        self.norm = build_norm(cfg.d_model, cfg.norm) if spec.transform else None
-        self.weight = None if spec.tied else nn.Parameter(torch.empty(cfg.vocab_size, cfg.d_model))
-        self.bias = nn.Parameter(torch.empty(cfg.vocab_size)) if spec.bias else None
-
-    def forward(self, x: Float[Tensor, "B T D"], table: Float[Tensor, "V D"]) -> Float[Tensor, "B T V"]:
-        if self.transform is not None and self.activation is not None and self.norm is not None:
-            x = self.norm(self.activation(self.transform(x)))
-        if self.scale != 1:
-            x = x * self.scale
-        return F.linear(x, table if self.weight is None else self.weight, self.bias)
 
 
 class _Model(nn.Module):
@@ -238,3 +202,108 @@ class Seq2Seq(_Model):
 
 
 Model = DecoderLM | EncoderLM | Seq2Seq
+
+
+# Pattern of the parameter's name -> distribution. First match wins; a name that matches none is an error.
+#   normal: N(0, init_std^2);  residual: N(0, (init_std / sqrt(number of residual branches))^2), so that the stream's
+#   variance does not grow with depth (Radford et al. 2019, 2.3);  one, zero: constants.
+TABLE: tuple[tuple[str, str], ...] = (
+    ("*norm*.weight", "one"),
+    ("*.bias", "zero"),
+    ("*.blocks.*.o.weight", "residual"),
+    ("*.blocks.*.down.weight", "residual"),
+    ("*.blocks.*.weight", "normal"),
+    ("embed.*.weight", "normal"),
+    ("*.position.weight", "normal"),
+    ("head.*weight", "normal"),
+    ("pooler.weight", "normal"),
+)
+
+
+def build(
+    config: c.ModelConfig | str,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Model:
+    """A model with fresh weights. The same config and seed give the same weights, whatever the device or dtype.
+
+    `config` is a ModelConfig or the name of a preset, such as "gpt2".
+    It comes in evaluation mode (no dropout), as a loaded one does; `model.train()` switches. On device "meta" nothing
+    is allocated: shapes only.
+    """
+    if isinstance(config, str):
+        config = presets.get(config)
+    with torch.device("meta"), _Unfilled():
+        model = _construct(config)
+    model = model.to(dtype).eval()
+    if torch.device(device).type == "meta":
+        return model
+    model = model.to_empty(device=device)
+    init_weights(model, seed)
+    return model
+
+
+class _Unfilled(TorchFunctionMode):
+    """Modules are made without their own first values, which TABLE replaces.
+
+    On the meta device torch would import its compiler, a second, to do nothing.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+def _construct(config: c.ModelConfig) -> Model:
+    match config:
+        case c.DecoderConfig():
+            return DecoderLM(config)
+        case c.EncoderConfig():
+            return EncoderLM(config)
+        case c.Seq2SeqConfig():
+            return Seq2Seq(config)
+    raise TypeError(
+        f"cannot build a model from {type(config).__name__}: give a DecoderConfig, EncoderConfig or Seq2SeqConfig, or "
+        "the name of a preset."
+    )
+
+
+@torch.no_grad()
+def init_weights(model: Model, seed: int) -> None:
+    """Fill every parameter from TABLE, drawing on the CPU in float32 so that devices and dtypes agree."""
+    config = model.config
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        kind = distribution(name)
+        if kind in ("one", "zero"):
+            parameter.fill_(1.0 if kind == "one" else 0.0)
+            continue
+        std = config.init_std
+        if kind == "residual":
+            std /= math.sqrt(_residual_branches(config, name))
+        parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+
+
+def distribution(name: str) -> str:
+    """The entry of TABLE that a parameter's name falls under."""
+    for pattern, kind in TABLE:
+        if fnmatch.fnmatchcase(name, pattern):
+            return kind
+    raise KeyError(f"parameter {name} matches no row of the table of initial distributions")
+
+
+def _residual_branches(config: c.ModelConfig, name: str) -> int:
+    """How many branches are added to the stream that this parameter writes to."""
+    per_block = 1 if isinstance(config.feedforward, c.NoFeedForward) else 2
+    if isinstance(config, c.Seq2SeqConfig):
+        if name.startswith("encoder."):
+            return per_block * config.n_encoder_layers
+        return (per_block + 1) * config.n_layers
+    return per_block * config.n_layers
+
+
+def n_parameters(model: nn.Module) -> int:
+    """Scalars in the model; a shared (tied) tensor counts once."""
+    return sum(p.numel() for p in model.parameters())

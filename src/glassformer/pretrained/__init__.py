@@ -3,9 +3,6 @@
 from pathlib import Path
 
 NAMES = ("bard", "induction")
-
-
-def folder(name: str) -> Path | None:
-    """Return the folder of a bundled model; None if there is no model of that name."""
-    path = Path(__file__).parent / name
-    return path if name in NAMES and (path / "model.safetensors").exists() else None
+_HERE = Path(__file__).parent
+FOLDERS = {name: _HERE / name for name in NAMES if (_HERE / name / "model.safetensors").exists()}
+"""The folder of each bundled model. An installation may lack some of them."""

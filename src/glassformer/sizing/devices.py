@@ -30,7 +30,7 @@ import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 
 
 @dataclass(frozen=True)

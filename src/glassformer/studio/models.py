@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, NoFeedForward, Seq2SeqConfig, from_toml
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 from glassformer.files import checkpoint_step, model_name
 from glassformer.sizing import count
 from glassformer.studio.errors import NotFoundError, StudioError
@@ -221,11 +221,7 @@ def facts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _entries(folders: Iterable[Path]) -> list[ModelEntry]:
-    found = []
-    for name in pretrained.NAMES:
-        path = pretrained.folder(name)
-        if path is not None:
-            found.append(ModelEntry(name, path, TITLES.get(name, name), bundled=True))
+    found = [ModelEntry(name, path, TITLES.get(name, name), bundled=True) for name, path in pretrained.FOLDERS.items()]
     for folder in folders:
         parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-.") for part in model_name(folder).split("/"))
         plain = "/".join(part for part in parts if part) or "model"

@@ -44,7 +44,7 @@ class CheckedClaim:
     def erratum(self) -> tuple[str, str, str] | None:
         """A source that is wrong, its statement, and why that fails; None if no source is wrong."""
         wrong = next((erratum for erratum in self.outcome.claim.errata if erratum.flaw == "wrong"), None)
-        return None if wrong is None else (wrong.sources[-1], readable(wrong.said), readable(wrong.fails))
+        return None if wrong is None else (wrong.sources[-1], readable(wrong.states), readable(wrong.fails))
 
     @property
     def findings(self) -> tuple[Finding, Finding]:

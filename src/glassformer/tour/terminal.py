@@ -16,7 +16,7 @@ from glassformer.tour.diagnosis import DiagnosedModel
 from glassformer.tour.generation import CacheTiming, Sample, SamplerDistribution
 from glassformer.tour.run import STAGES, run_tour
 from glassformer.tour.training import Corpus, Plan
-from glassformer.training.display import Display
+from glassformer.training.events import Display
 
 
 class Printer:

@@ -1,7 +1,5 @@
 """The one place where training uses `glassformer.kernels`. Without that package, training runs in plain torch."""
 
-import ctypes
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -63,23 +61,3 @@ def muon_kernel(matrices: list[Tensor], rate: float | Tensor) -> types.ModuleTyp
         return None
     found: types.ModuleType | None = kernels.muon_kernel(matrices, rate)
     return found
-
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""glibc's names for its settings (mallopt(3))."""
-LARGEST = 32 << 20
-"""Largest size in bytes that comes from the heap; the largest that glibc allows."""
-
-
-def keep_freed() -> bool:
-    """Tell glibc to keep freed memory, which the next step needs again. Return False if there is no such setting.
-
-    By default glibc returns freed memory to the system, and every step maps and clears thousands of pages again: a
-    sixth of the time of a bfloat16 step with 10 million parameters on a CPU.
-    """
-    if sys.platform != "linux":
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # musl
-        return False
-    return bool(mallopt(_MMAP_THRESHOLD, LARGEST)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))

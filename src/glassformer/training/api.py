@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.config import ConfigError, ModelConfig
-from glassformer.generation.tokenizer import tokenizer_of
+from glassformer.generation.request import tokenizer_of
 from glassformer.model import DecoderLM, Model
 from glassformer.training.data.batches import IGNORED, eval_batches
 from glassformer.training.data.tasks import Task

@@ -1,5 +1,6 @@
-"""Checkpoints: folders that are written atomically, never pickled, and verified when read.
+"""The folder of a run and its checkpoints: written atomically, never pickled, and verified when read.
 
+    runs/CORPUS-N                        the folder RUN of a run that names none; runs/latest links to the newest one
     RUN/run.toml                         the resolved run
     RUN/log.jsonl                        one line per event
     RUN/checkpoints/step-00000250/       model.toml, model.safetensors, tokenizer.json: a model folder `gf.load` reads
@@ -27,12 +28,13 @@ from torch import Tensor
 from glassformer.config import ConfigError, to_dict, to_toml
 from glassformer.errors import GlassformerError
 from glassformer.files import flush, flush_folder, write_atomically
-from glassformer.training import folder as run_folder
 from glassformer.training.run import Run, read_run, run_to_dict
 
 FORMAT = 1
 FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
 MODEL_FILES = ("config.json", "model.toml", "model.safetensors", "model.safetensors.index.json")
+RUNS = Path("runs")
+LATEST = RUNS / "latest"
 _NAME = re.compile(r"step-\d{8}(-\d+)?")
 
 
@@ -84,7 +86,7 @@ def publish(run: Run, checkpoint: Path, is_best: bool) -> None:
     """Point `last` (and `best`) at a checkpoint, then drop what is neither best nor among the newest `keep`."""
     root = Path(run.out)
     for name in ("last", *(["best"] if is_best else [])):
-        run_folder.point(root / name, root / "checkpoints" / checkpoint.name)
+        point_link(root / name, root / "checkpoints" / checkpoint.name)
     flush(root)
     linked = {(root / name).resolve().name for name in ("best", "last") if (root / name).exists()}
     for old in steps(root)[: -run.loop.keep]:
@@ -146,9 +148,9 @@ def start_run(run: Run, resumed: bool, force: bool = False) -> Run:
     A new run replaces another one only with `force`, which removes what a run writes and no other file. A folder with
     the same run.toml and no checkpoint is a run that was stopped before its first one: it simply starts again.
     """
-    root = Path(run.out or run_folder.RUNS)
+    root = Path(run.out or RUNS)
     try:
-        root = Path(run.out) if run.out else run_folder.create(run.data.corpus)
+        root = Path(run.out) if run.out else create_run_folder(run.data.corpus)
         run = dataclasses.replace(run, out=str(root))
         text = to_toml(run_to_dict(run)).encode()
         if not resumed:
@@ -240,3 +242,80 @@ def set_random_state(tensors: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(tensors["rng/cpu"])
     if device.type == "cuda" and "rng/cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng/cuda"], device)
+
+
+def create_run_folder(corpus: str) -> Path:
+    """Create and return the folder runs/CORPUS-N of a new run, with N one more than any run of this name has.
+
+    The folder is created here, not only named, so that two runs started at the same moment get different ones.
+    """
+    RUNS.mkdir(parents=True, exist_ok=True)
+    name = _plain_name(corpus)
+    taken = [path.name.removeprefix(f"{name}-") for path in RUNS.glob(f"{name}-*")]
+    number = max((int(text) for text in taken if text.isdecimal()), default=0)
+    while True:
+        number += 1
+        try:
+            (RUNS / f"{name}-{number}").mkdir()
+        except FileExistsError:
+            continue
+        return RUNS / f"{name}-{number}"
+
+
+def _plain_name(corpus: str) -> str:
+    """shakespeare, the stem of a text file, the name of a folder, or that of a task."""
+    path = Path(corpus.removeprefix("task:")).expanduser()
+    name = path.resolve().name if path.is_dir() else path.stem
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+
+
+def point_latest(folder: str | Path) -> str | None:
+    """Point runs/latest to the folder of a run; returns one sentence if that is not possible.
+
+    A real folder of this name, which older versions created, is never replaced: it may hold a run.
+    """
+    target = Path(folder).resolve()
+    if LATEST.exists() and LATEST.resolve() == target:
+        return None
+    if os.path.lexists(LATEST) and not LATEST.is_symlink():
+        return (
+            f"{LATEST} is a folder of its own and not a link, so it does not point to this run: rename it, and the "
+            "next run creates the link."
+        )
+    try:
+        RUNS.mkdir(parents=True, exist_ok=True)
+        parent = RUNS.resolve()
+        replace_link(LATEST, Path(os.path.relpath(target, parent)) if target.is_relative_to(parent) else target)
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return f"{LATEST} could not be linked to this run ({reason}): use {folder} instead."
+    return None
+
+
+def replace_link(link: Path, target: Path) -> None:
+    """Make `link` a symbolic link to a folder; an older link is replaced in one step."""
+    staged = link.parent / f".{link.name}-{os.getpid()}"
+    staged.unlink(missing_ok=True)
+    staged.symlink_to(target, target_is_directory=True)
+    try:
+        os.replace(staged, link)
+    except OSError:
+        staged.unlink(missing_ok=True)
+        raise
+
+
+def point_link(name: Path, target: Path) -> None:
+    """Make `name` mean the folder `target`, its neighbour: a link, or a copy where links are not possible."""
+    try:
+        replace_link(name, Path(os.path.relpath(target, name.parent)))
+    except (OSError, NotImplementedError):
+        staged, old = (name.parent / f".{what}-{os.getpid()}-{name.name}" for what in ("writing", "old"))
+        for left in (staged, old):
+            shutil.rmtree(left, ignore_errors=True)
+        shutil.copytree(target, staged)
+        if name.is_symlink():
+            name.unlink()
+        elif name.exists():
+            os.rename(name, old)
+        os.rename(staged, name)
+        shutil.rmtree(old, ignore_errors=True)

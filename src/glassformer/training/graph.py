@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from glassformer.training.data.batches import IGNORED
-from glassformer.training.health import NonFinite, explain_non_finite, require_gradient
+from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.loop import TrainState, train_step
 from glassformer.training.objective import Batch, has_experts
-from glassformer.training.optimizers import gradient_norm
-from glassformer.training.schedule import factor
+from glassformer.training.optimizers import factor, gradient_norm, require_gradient
 
 WARM_UP = 3
 """Uncaptured steps before the capture: they compile, allocate and choose kernels. They are real steps of the run."""

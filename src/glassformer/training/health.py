@@ -1,4 +1,4 @@
-"""Checks of a training step: find where NaN or infinity first appears, and refuse a gradient of exactly zero."""
+"""Find where NaN or infinity first appears in a training step that failed."""
 
 from typing import TYPE_CHECKING
 
@@ -13,19 +13,6 @@ if TYPE_CHECKING:
 
 class NonFinite(ArithmeticError):  # noqa: N818  (the name says what happened)
     """The loss or gradient is NaN or infinite. Nothing was updated; the message names the first site."""
-
-
-class DeadGradient(ArithmeticError):  # noqa: N818
-    """Every gradient is exactly zero although there is something to learn. One sentence."""
-
-
-def require_gradient(step: int, loss: float, norm: float) -> None:
-    """Raise DeadGradient if the loss is above zero and every gradient is exactly zero: a kernel or compiler lost it."""
-    if norm == 0 and loss > 1e-2:
-        raise DeadGradient(
-            f"step {step} has a loss of {loss:.4f} and a gradient of exactly zero, so nothing can be learnt: "
-            "train with machine.compile='no', and report it with the output of `glass env`."
-        )
 
 
 class FirstNonFinite:

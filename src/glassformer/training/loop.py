@@ -15,21 +15,18 @@ from torch import Tensor
 
 from glassformer import sizing
 from glassformer.model import Model, build
-from glassformer.model.device import choose_for_training, measure_matmul
+from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint
-from glassformer.training.accelerate import keep_freed
 from glassformer.training.data.batches import IGNORED, eval_batches
 from glassformer.training.data.source import Source
-from glassformer.training.distributed.parallel import ALONE, Group, start
-from glassformer.training.health import NonFinite, explain_non_finite, require_gradient
-from glassformer.training.interrupt import interrupts
-from glassformer.training.log import Log, Report, Throughput
+from glassformer.training.distributed.group import ALONE, Group, start
+from glassformer.training.events import Log, Report, Throughput
+from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
-from glassformer.training.optimizers import Average, Optimizer, clip, gradient_norm
+from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient
 from glassformer.training.probes import Probe, chosen_probes
 from glassformer.training.run import Run
 from glassformer.training.sample import can_sample, sample_text
-from glassformer.training.schedule import factor
 
 
 @dataclass
@@ -78,7 +75,9 @@ def prepare_state(run: Run, group: Group | None = None) -> TrainState:
         function = functools.partial(function, float8=True)
     if device.type == "cpu":
         keep_freed()
-    kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
+    kernels: list[str] = []
+    if run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8":
+        kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
@@ -249,7 +248,7 @@ def train(
     The first event names the folder RUN. `resume` holds the contents of a checkpoint to continue from. `baselines` are
     written into the `start` event. `force` replaces a run that the folder `out` already holds.
     """
-    probes = chosen_probes(run.probe)
+    probes = chosen_probes(run.probe) if run.probe.every else {}
     state = prepare_state(run)
     if resume is not None:
         restore(state, *resume)
@@ -302,7 +301,7 @@ def _run(
             check()
             if probes:
                 probe()
-    with interrupts(active=state.group.world == 1) as asked_to_stop:
+    with state.group.interrupts() as asked_to_stop:
         for batch in _batches(state, data):
             event = one_step(state, batch)
             if state.step % run.loop.log_every == 0 or state.step == 1:
@@ -321,7 +320,9 @@ def _run(
 
 
 def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor | float]]:
-    """Return `train_step`, or the same step as one captured CUDA graph where that is possible."""
+    """Return `train_step`, or on a GPU the same step as one captured CUDA graph where that is possible."""
+    if state.device.type != "cuda":
+        return train_step
     from glassformer.training.graph import CapturedStep, can_capture  # it is built on this module
 
     return CapturedStep(state) if can_capture(state) else train_step

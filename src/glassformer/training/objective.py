@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
-from glassformer.model.moe import balance_loss
+from glassformer.model.layers import balance_loss
 from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
 from glassformer.training.run import Loss, Run

@@ -1,5 +1,9 @@
-"""The optimizers of a run. `config.optimizer` says which parameters each of them updates."""
+"""The optimizers of a run, learning-rate schedules, gradient clipping, and averages of weights.
 
+`config.optimizer` says which parameters an optimizer updates.
+"""
+
+import math
 from typing import Any, assert_never
 
 import torch
@@ -7,7 +11,7 @@ from torch import Tensor, nn
 
 from glassformer.config.optimizer import rule_for
 from glassformer.training.muon import Muon
-from glassformer.training.run import Optim
+from glassformer.training.run import Optim, Schedule
 
 
 class Optimizer:
@@ -115,6 +119,43 @@ def clip(parameters: list[nn.Parameter], norm: Tensor, limit: float | None) -> N
     if limit is None or (norm.device.type == "cpu" and float(norm) + 1e-6 <= limit):
         return  # torch would multiply every gradient by exactly 1
     torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+
+
+class DeadGradient(ArithmeticError):  # noqa: N818
+    """Every gradient is exactly zero although there is something to learn. One sentence."""
+
+
+def require_gradient(step: int, loss: float, norm: float) -> None:
+    """Raise DeadGradient if the loss is above zero and every gradient is exactly zero: a kernel or compiler lost it."""
+    if norm == 0 and loss > 1e-2:
+        raise DeadGradient(
+            f"step {step} has a loss of {loss:.4f} and a gradient of exactly zero, so nothing can be learnt: "
+            "train with machine.compile='no', and report it with the output of `glass env`."
+        )
+
+
+def factor(schedule: Schedule, step: int, steps: int) -> float:
+    """Return the factor on the peak learning rate at `step`, 0 <= step < steps.
+
+    Warm-up is linear and ends at 1 on step `warmup`: (step + 1) / (warmup + 1). Then
+    constant: 1;
+    cosine:   floor + (1 - floor) (1 + cos(pi p)) / 2, p the fraction of the steps after the warm-up that are done;
+    wsd:      1, then over the last fraction `decay` of all steps a linear decay to the floor.
+    """
+    if step < schedule.warmup:
+        return (step + 1) / (schedule.warmup + 1)
+    match schedule.kind:
+        case "constant":
+            return 1.0
+        case "cosine":
+            done = (step - schedule.warmup) / max(1, steps - 1 - schedule.warmup)
+            return schedule.floor + (1 - schedule.floor) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+        case "wsd":
+            start = max(schedule.warmup, round(steps * (1 - schedule.decay)))
+            done = max(0.0, (step - start) / max(1, steps - 1 - start))
+            return 1 - (1 - schedule.floor) * min(1.0, done)
+        case _:
+            assert_never(schedule.kind)
 
 
 class Average:

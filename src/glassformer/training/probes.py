@@ -84,9 +84,9 @@ PROBES: dict[str, Probe] = {"norms": weight_norms, "accuracy": accuracy, "heads"
 
 
 def chosen_probes(section: ProbeSection) -> dict[str, Probe]:
-    """Return the probes that a run selects; none if `every` is 0."""
+    """Return the probes that a run selects."""
     names = [field.name for field in fields(section) if field.name != "every" and getattr(section, field.name)]
-    return {name: PROBES[name] for name in names} if section.every else {}
+    return {name: PROBES[name] for name in names}
 
 
 @dataclass(frozen=True)

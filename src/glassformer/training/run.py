@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
 from glassformer.config import replace as replace_model
-from glassformer.config.errors import nearest, require
 from glassformer.config.schema import build, from_dict, to_dict
+from glassformer.errors import nearest, require
 from glassformer.training.data import tasks
 from glassformer.training.sections import Data, Loop, Loss, Machine, Optim, Probe, Schedule
 
@@ -85,12 +85,12 @@ class Run:
         )
 
     def _check_task(self) -> None:
-        kind = tasks.named(self.data.corpus)
+        is_task = self.data.corpus.startswith(tasks.PREFIX)
         if self.task is None:
-            require(kind is None, f"data.corpus={self.data.corpus!r} needs its task: make the run with read_run.")
+            require(not is_task, f"data.corpus={self.data.corpus!r} needs its task: make the run with read_run.")
             return
         require(
-            kind is type(self.task),
+            is_task and tasks.named(self.data.corpus) is type(self.task),
             f"[task] is of {self.task.kind}, but data.corpus={self.data.corpus!r}: name it 'task:{self.task.kind}'.",
         )
         require(
@@ -238,14 +238,14 @@ def _shortened(schedule: Schedule, steps: int, note: Note | None) -> Schedule:
 
 
 def _read_task(corpus: str, given: Any, source: str) -> tasks.Task | None:
-    kind = tasks.named(corpus)
-    if kind is None:
+    if not corpus.startswith(tasks.PREFIX):
         require(
             given is None,
             f"{source}: [task] is for a synthetic task, but data.corpus={corpus!r} is none: name one, such as "
             "data.corpus='task:repeat', or leave [task] out.",
         )
         return None
+    kind = tasks.named(corpus)
     section = {} if given is None else given
     require(isinstance(section, dict), f"{source}: task must be a table.")
     require(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from glassformer.config.choices import Device, ScheduleKind, TrainingPrecision, WindowOrder
-from glassformer.config.errors import require, require_choice, require_positive
 from glassformer.config.optimizer import OPTIMIZERS, OptimizerKind
+from glassformer.errors import require, require_choice, require_positive
 
 StreamDtype = Literal["float32", "bfloat16"]
 Products = Literal["precision", "float8"]

@@ -15,7 +15,7 @@ from glassformer.training import checkpoint
 from glassformer.training.data import corpus
 from glassformer.training.data.source import Source, prepare
 from glassformer.training.data.tasks import TaskData
-from glassformer.training.distributed import parallel
+from glassformer.training.distributed import group
 from glassformer.training.run import Note, Run, read_run, run_to_dict, with_model
 
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
@@ -33,7 +33,7 @@ class Session:
 
 def open_session(run: Run) -> Session:
     """Prepare the data and fit the model's vocabulary to the tokenizer."""
-    parallel.check(run)
+    group.check(run)
     data = _prepare(run)
     return Session(fit_model(run, data), data)
 
@@ -57,7 +57,7 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
                 f"{run.out}."
             )
         run = changed
-    parallel.check(run)
+    group.check(run)
     if meta["step"] >= run.loop.steps:
         raise checkpoint.CheckpointError(
             f"the run is finished ({meta['step']} of {run.loop.steps} steps): go further with --set loop.steps=N."

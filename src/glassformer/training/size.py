@@ -89,15 +89,16 @@ def _named(subject: "str | os.PathLike[str]", changes: tuple[str, ...]) -> "Mode
     if isinstance(subject, str) and subject in presets.ALL:
         return presets.get(subject)
     path = Path(subject).expanduser()
-    if path.is_dir():
-        from glassformer.weights import load_config
-
-        return load_config(path)
     if path.is_file():
         return _read(path, str(subject), changes)
-    if not isinstance(subject, str) or path.suffix == ".toml" or os.sep in subject:
+    if path.suffix == ".toml" or not (path.is_dir() or isinstance(subject, str)):
         raise ConfigError(f"{subject} does not exist: give a preset, a model folder or a TOML file.")
-    return presets.get(subject)  # refuses it, and names presets that are spelled like it
+    from glassformer.weights import load_config, resolve_unless_preset
+
+    folder = resolve_unless_preset(str(subject))
+    if folder is not None:
+        return load_config(folder)
+    return presets.get(str(subject))  # refuses it, and names presets that are spelled like it
 
 
 def _read(path: Path, name: str, changes: tuple[str, ...]) -> "ModelConfig | Run":

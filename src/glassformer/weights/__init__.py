@@ -6,8 +6,14 @@ never imported. A saved model is read back and compared bit for bit before it re
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
-from glassformer.weights.hub import resolve
-from glassformer.weights.loading import load, load_chat_template, load_config, load_tokenizer
+from glassformer.weights.folder import (
+    load,
+    load_chat_template,
+    load_config,
+    load_tokenizer,
+    resolve,
+    resolve_unless_preset,
+)
 from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
 __all__ = [
@@ -19,6 +25,7 @@ __all__ = [
     "load_tokenizer",
     "record_reference",
     "resolve",
+    "resolve_unless_preset",
     "save",
     "verify_folder",
 ]

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from glassformer.config import ModelConfig
+from glassformer.model import build
 from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.tensors import Tensors
 
@@ -145,6 +147,11 @@ def plan(rows: Iterable[Row], targets: Mapping[str, Shape], prefix: str, strict:
             f"the name table does not have exactly one row for {summarize(wrong)}: these cannot be converted."
         )
     return moves
+
+
+def shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Return the shape of every parameter of a config by name, without allocating them."""
+    return {name: tuple(tensor.shape) for name, tensor in build(config, device="meta").state_dict().items()}
 
 
 def read(

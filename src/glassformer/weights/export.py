@@ -18,14 +18,19 @@ from glassformer.config import ModelConfig, to_dict, to_toml
 from glassformer.finding import Finding
 from glassformer.weights import families
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import CONFIG, GENERATION, TOML, read_folder
-from glassformer.weights.formats.gguf.save import save_gguf
-from glassformer.weights.formats.onnx.save import save_onnx
-from glassformer.weights.loading import Origin, load_tokenizer
+from glassformer.weights.folder import (
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    TOML,
+    Origin,
+    load_tokenizer,
+    read_folder,
+)
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
 from glassformer.weights.tensors import INDEX, SINGLE
-from glassformer.weights.tokenizer import TEMPLATE, TOKENIZER, TOKENIZER_FILES
 
 
 def save(
@@ -65,6 +70,8 @@ def write_gguf_file(
     model: nn.Module, path: str | Path, quantization: str | None, tokenizer: Any = None, overwrite: bool = False
 ) -> tuple[Path, list[Finding], list[str]]:
     """Save a model as a GGUF file; return its path, what was verified, and notes."""
+    from glassformer.weights.formats.gguf.save import save_gguf
+
     config, state = parts_of(model)
     origin = getattr(model, "origin", None)
     template = origin.chat_template() if isinstance(origin, Origin) and tokenizer is None else None
@@ -75,6 +82,8 @@ def write_onnx_folder(
     model: nn.Module, path: str | Path, tokenizer: Any = None, overwrite: bool = False
 ) -> tuple[Path, list[Finding], list[str]]:
     """Save a model as an ONNX folder; return its path, what was verified, and notes."""
+    from glassformer.weights.formats.onnx.save import save_onnx
+
     config, state = parts_of(model)
 
     def write_rest(folder: Path) -> None:
@@ -219,7 +228,7 @@ def _write_tokenizer(folder: Path, model: nn.Module, tokenizer: Any) -> None:
         if (found := origin.tokenizer()) is not None:
             (folder / TOKENIZER).write_text(found.to_str(pretty=True), encoding="utf-8")
         if (template := origin.chat_template()) is not None:
-            (folder / TEMPLATE).write_text(template, encoding="utf-8")
+            (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _compare(folder: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:

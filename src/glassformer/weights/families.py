@@ -21,10 +21,8 @@ from glassformer.config import (
     T5Bias,
     to_dict,
 )
-from glassformer.model import build
 from glassformer.weights import convert
 from glassformer.weights.bert import BERT, ROBERTA
-from glassformer.weights.convert import Shape
 from glassformer.weights.distilbert import DISTILBERT
 from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
@@ -79,11 +77,6 @@ def _has_names_of(family: Family, names: list[str]) -> bool:
     return marked and not any(name.startswith(family.excluded_prefixes) for name in names if family.excluded_prefixes)
 
 
-def shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Return the shape of every parameter of a config by name, without allocating them."""
-    return {name: tuple(tensor.shape) for name, tensor in build(config, device="meta").state_dict().items()}
-
-
 def read_config(source: Source) -> tuple[Family, ModelConfig]:
     """Return the family and the config of a folder."""
     family = detect_family(source)
@@ -124,7 +117,7 @@ def from_hf(
     family, config = read_config(source)
     assert source.tensors is not None
     prefix, rows = source.prefix(family.prefix), family.rows(config)
-    moves = convert.plan(rows, shapes(config), prefix)
+    moves = convert.plan(rows, convert.shapes(config), prefix)
     state, notes = convert.read(source.tensors, moves, rows, family.drops, prefix, dtype, device, copy)
     source.notes += notes
     return config, state
@@ -159,7 +152,8 @@ def to_hf(config: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     if family.add_biases is not None:
         config = family.add_biases(config)
         like = next(iter(state.values()))
-        added = {n: like.new_zeros(s) for n, s in shapes(config).items() if n not in state and n.endswith(".bias")}
+        missing = {name: shape for name, shape in convert.shapes(config).items() if name not in state}
+        added = {name: like.new_zeros(shape) for name, shape in missing.items() if name.endswith(".bias")}
         state = {**state, **added}
     data = family.write(config)
     prefix, rows = family.prefix if config.head is not None else "", family.rows(config)

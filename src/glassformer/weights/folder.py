@@ -1,30 +1,183 @@
-"""Read models from folders: Hugging Face (`config.json`) or glassformer (`model.toml`, or `run.toml` of a run)."""
+"""Load models from folders: Hugging Face (`config.json`) or glassformer (`model.toml`, or `run.toml` of a run)."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from glassformer import pretrained
 from glassformer.config import ConfigError, ModelConfig, from_toml
-from glassformer.weights import families
-from glassformer.weights.convert import IDENTITY, Move, read
+from glassformer.model import Model, build
+from glassformer.weights import families, hub
+from glassformer.weights.convert import IDENTITY, Move, read, shapes
 from glassformer.weights.errors import PickledError, WeightsError
 from glassformer.weights.family import Source
-from glassformer.weights.quantized import dequantize
 from glassformer.weights.tensors import no_weights, open_folder, read_json
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOML, RUN = "model.toml", "run.toml"
+# Files of a tokenizer in transformers; they are copied from the folder from which a model was loaded.
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "source.spm"),
+    *("qwen.tiktoken", "chat_template.jinja", "chat_template.json"),
+)
 
 
-def config_of_folder(folder: Path) -> ModelConfig:
-    """Return the config of a folder. The names of the tensors are used where config.json is not enough."""
+@dataclass(frozen=True)
+class Origin:
+    """The folder or file from which a model was loaded, stored as `model.origin`."""
+
+    path: Path
+    notes: tuple[str, ...] = field(default=())
+    """Notes for the user: dropped tensors, settings that only affect training."""
+
+    def tokenizer(self) -> Any:
+        """Return the `tokenizers.Tokenizer` that belongs to the model; None if there is none."""
+        return _tokenizer(self.path) if self.path.exists() else None
+
+    def chat_template(self) -> str | None:
+        """Return the chat template that belongs to the model (Jinja); None if there is none."""
+        return _chat_template(self.path) if self.path.exists() else None
+
+
+def resolve(name: str | Path) -> Path:
+    """Return the folder of a path, of a bundled model or of a hub name; or a file that is a whole model.
+
+    Raises:
+        WeightsError: there is no such model.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() and str(name):  # an empty name would mean the working directory
+        return path
+    if path.is_file():
+        from glassformer.weights.formats.files import is_model_file
+
+        if is_model_file(path):
+            return path
+    if str(name) in pretrained.FOLDERS and not path.is_file():
+        return pretrained.FOLDERS[str(name)]
+    return hub.find(name)
+
+
+def resolve_unless_preset(name: str) -> Path | None:
+    """Return the folder that a name means to a command that takes presets too; None if it can only be a preset.
+
+    `gpt2` is then the preset. Folders, bundled models and OWNER/MODEL of the hub mean what they mean to `resolve`.
+    """
+    is_folder = Path(name).expanduser().is_dir() or name in pretrained.FOLDERS
+    return resolve(name) if is_folder or "/" in name else None
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    require_finite: bool = False,
+) -> Model:
+    """Load a model in evaluation mode: a folder, a hub name such as `gpt2`, a GGUF file or a nanoGPT checkpoint.
+
+    The default `dtype` is that of the file; quantised weights become float32, or the dtype that config.json names. The
+    weights exist only once in memory: the model is built on the meta device and takes over the tensors that are read.
+    `require_finite` refuses weights that are NaN or infinite, with which all results would be NaN or infinite too.
+
+    Raises:
+        WeightsError: the model cannot be loaded. The message is one sentence.
+    """
+    place = resolve(path)
+    config, state, notes = read_model(place, _dtype(dtype), device)
+    model = build(config, device="meta")
+    model.load_state_dict(state, strict=True, assign=True)
+    if require_finite and (problem := non_finite(model)) is not None:
+        raise WeightsError(f"{path}: {problem}: copy the weights again, or take an earlier checkpoint.")
+    model.origin = Origin(place, tuple(notes))  # type: ignore[assignment]
+    return model.eval()
+
+
+@torch.no_grad()
+def non_finite(model: nn.Module) -> str | None:
+    """Return a sentence about the first parameter that contains NaN or infinite values; None if there is none.
+
+    A frozen parameter may contain infinities (a mask), but no NaN.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.is_meta or not parameter.numel():
+            continue
+        ends = torch.stack(torch.aminmax(parameter.float() if parameter.dtype.itemsize == 1 else parameter))
+        if bool((ends.isfinite() if parameter.requires_grad else ~ends.isnan()).all()):
+            continue
+        wrong = int((~parameter.isfinite() if parameter.requires_grad else parameter.isnan()).sum())
+        return f"{wrong:,} of the {parameter.numel():,} numbers in {name} are NaN or infinite"
+    return None
+
+
+def read_model(
+    place: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
+) -> tuple[ModelConfig, dict[str, Tensor], list[str]]:
+    """Return config, state dict and notes of a folder or file. `copy` is explained in `convert.read`."""
+    if place.is_dir():
+        return read_folder(place, dtype, device, copy)
+    from glassformer.weights.formats.files import read_file
+
+    return read_file(place, dtype, device, copy)
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """Load the config of a folder or file. The names of the tensors are used where the config is not enough."""
+    folder = resolve(path)
+    if folder.is_file():
+        from glassformer.weights.formats.files import config_of_file
+
+        return config_of_file(folder)
     if (ours := _our_config(folder)) is not None:
         return ours
     try:
         return families.read_config(_source(folder))[1]
     except WeightsError as error:
         raise _at(folder, error) from None
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer of a folder or file as a `tokenizers.Tokenizer`; return None if there is none."""
+    return _tokenizer(resolve(path))
+
+
+def load_chat_template(path: str | Path) -> str | None:
+    """Load the chat template of a folder or file (Jinja); return None if there is none."""
+    return _chat_template(resolve(path))
+
+
+def _tokenizer(place: Path) -> Any:
+    if place.is_file():
+        from glassformer.weights.formats.files import tokenizer_of_file
+
+        return tokenizer_of_file(place)
+    file = place / TOKENIZER
+    if not file.exists():
+        from glassformer.weights.tokenizer.folder import read_tokenizer
+
+        return read_tokenizer(place)
+    from tokenizers import Tokenizer  # loading a model does not need it
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise WeightsError(
+            f"{file} is not a tokenizer that `tokenizers` can read ({error}): replace it, or pass token ids."
+        ) from None
+
+
+def _chat_template(place: Path) -> str | None:
+    if place.is_file():
+        from glassformer.weights.formats.files import chat_template_of_file
+
+        return chat_template_of_file(place)
+    from glassformer.weights.tokenizer.folder import read_chat_template
+
+    return read_chat_template(place)
 
 
 def read_folder(
@@ -67,7 +220,7 @@ def _read_ours(
     tensors = open_folder(folder)
     if tensors is None:
         raise no_weights(folder)
-    moves = [Move(name, (name,), IDENTITY, (), True, shape) for name, shape in families.shapes(config).items()]
+    moves = [Move(name, (name,), IDENTITY, (), True, shape) for name, shape in shapes(config).items()]
     try:
         state, notes = read(tensors, moves, (), (), "", dtype, device, copy)
     except WeightsError as error:
@@ -86,6 +239,17 @@ def _source(folder: Path, dtype: torch.dtype | None = None) -> Source:
         raise WeightsError(f"{folder} has neither {CONFIG} nor {TOML}, so it is not a model folder: add one of them.")
     data, tensors = read_json(config), open_folder(folder)
     if data.get("quantization_config") is not None:
+        from glassformer.weights.quantized import dequantize
+
         tensors = dequantize(tensors, data, dtype)
         data.pop("quantization_config")
     return Source(data, tensors, read_json(generation) if generation.exists() else {})
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    known = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype not in known:
+        raise WeightsError(f"dtype={dtype!r} is not known: use one of {', '.join(known)}.")
+    return known[dtype]

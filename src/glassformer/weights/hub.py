@@ -1,4 +1,4 @@
-"""Resolve a model name to a folder or file: a path, a bundled model, the Hugging Face cache, or a download."""
+"""Find the folder of a hub name: in the Hugging Face cache, or by a download."""
 
 import os
 import re
@@ -7,11 +7,8 @@ import threading
 from pathlib import Path
 from urllib.parse import urlparse
 
-from glassformer import pretrained
 from glassformer.errors import install
 from glassformer.weights.errors import WeightsError, pickled
-from glassformer.weights.formats.gguf.file import is_gguf
-from glassformer.weights.formats.nanogpt import is_checkpoint
 from glassformer.weights.tensors import PICKLES, loads_in_transformers
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -21,18 +18,14 @@ _ID = re.compile(rf"{_PART}(?:/{_PART})?")
 CONNECT_SECONDS = 4.0
 
 
-def resolve(name: str | Path) -> Path:
-    """Return the folder, GGUF file or nanoGPT checkpoint of a path, bundled model or hub name.
+def find(name: str | Path) -> Path:
+    """Return the folder of a hub name.
 
     Raises:
-        WeightsError: there is no such model. An unreachable hub is reported within seconds.
+        WeightsError: the name is not one of a model. An unreachable hub is reported within seconds.
     """
     path = Path(name).expanduser()
-    if path.is_dir() and str(name):  # an empty name would mean the working directory
-        return path
     if path.is_file():
-        if is_gguf(path) or is_checkpoint(path):
-            return path
         if path.suffix.lower() in PICKLES:
             known = path.name.startswith("pytorch_model") and loads_in_transformers(path.parent)
             raise pickled(f"{path} is a pickle", known)
@@ -40,8 +33,6 @@ def resolve(name: str | Path) -> Path:
         remedy = f"give {path.parent} instead" if held else f"give a folder with {_listed()}"
         raise WeightsError(f"{path} is a file, but a model is a folder: {remedy}.")
     text = str(name)
-    if (bundled := pretrained.folder(text)) is not None:
-        return bundled
     if isinstance(name, Path) or not _is_id(text):
         raise WeightsError(f"{text!r} does not exist: give a folder with {_listed()}, or a hub name such as gpt2.")
     return _cached(text) or _download(text)

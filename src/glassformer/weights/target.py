@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOML
+from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOKENIZER_FILES, TOML
 from glassformer.weights.tensors import INDEX, SINGLE
-from glassformer.weights.tokenizer import TOKENIZER_FILES
 from glassformer.weights.verify import REFERENCE
 
 CHECKPOINT = ("meta.json", "optimizer.safetensors")

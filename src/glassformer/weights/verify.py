@@ -15,8 +15,7 @@ from glassformer.config import ModelConfig
 from glassformer.finding import Finding
 from glassformer.model import Seq2Seq
 from glassformer.weights.errors import WeightsError
-from glassformer.weights.hub import resolve
-from glassformer.weights.loading import load
+from glassformer.weights.folder import load, resolve
 from glassformer.weights.tensors import Tensors
 
 REFERENCE = "reference.safetensors"
@@ -48,23 +47,6 @@ def compare_logits(
         logits_compared=int(gap.numel()),
         largest_logit=float(reference.abs().max()) if reference.numel() else 0.0,
     )
-
-
-@torch.no_grad()
-def non_finite(model: nn.Module) -> str | None:
-    """Return a sentence about the first parameter that contains NaN or infinite values; None if there is none.
-
-    A frozen parameter may contain infinities (a mask), but no NaN.
-    """
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or parameter.is_meta or not parameter.numel():
-            continue
-        ends = torch.stack(torch.aminmax(parameter.float() if parameter.dtype.itemsize == 1 else parameter))
-        if bool((ends.isfinite() if parameter.requires_grad else ~ends.isnan()).all()):
-            continue
-        wrong = int((~parameter.isfinite() if parameter.requires_grad else parameter.isnan()).sum())
-        return f"{wrong:,} of the {parameter.numel():,} numbers in {name} are NaN or infinite"
-    return None
 
 
 @torch.no_grad()

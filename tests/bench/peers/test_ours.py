@@ -3,7 +3,7 @@
 import pytest
 
 from glassformer.bench.peers import ours
-from glassformer.kernels.cpu.decode import library
+from glassformer.kernels.toolchain import cxx
 from tests.bench import tiny
 
 
@@ -16,7 +16,7 @@ def test_the_plain_engine(subject):
     assert len(marks) == order.new
 
 
-@pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_the_kernels_in_every_precision(subject, precision):
     order = tiny.order(subject, "glassformer", "ours", precision)

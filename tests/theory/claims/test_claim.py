@@ -23,7 +23,7 @@ def test_one_failure_fails_the_claim_and_is_named():
     assert (found.measured, found.bound) == (2.0, 1.0)
 
 
-def test_the_tightest_measurement_speaks_for_a_pass():
+def test_the_tightest_measurement_represents_a_pass():
     parts = [LAB.numerical("loose", 0.1, 1.0, ""), LAB.numerical("tight", 0.9, 1.0, ""), LAB.exact("exact", True, "")]
     assert conclude(words(), parts).measured == 0.9
 
@@ -36,7 +36,7 @@ def test_skips_alone_and_refuted_errata_alone_are_no_pass():
     assert conclude(words(), [skipped, ERRATUM.examine()]).verdict is Verdict.SKIP
 
 
-def test_a_skipped_part_is_named_beside_other_evidence():
+def test_a_skipped_part_is_named_with_the_other_evidence():
     found = conclude(words(), [LAB.skipped("by z3", Kind.EXACT, "z3 is missing"), LAB.exact("by hand", True, "yes")])
     assert found.verdict is Verdict.PASS
     assert "not examined: by z3 (z3 is missing)" in found.why

@@ -12,9 +12,9 @@ def outcome():
 
 
 @pytest.mark.parametrize("width", [60, 80, 96])
-def test_everything_is_told_and_fits(outcome, width):
+def test_everything_is_printed_and_fits(outcome, width):
     text = explain(outcome, width)
-    for title in ("Statement", "Said in", "Derivation", "Evidence (seed 0", "Negative control", "Errata"):
+    for title in ("Statement", "Sources", "Derivation", "Evidence (seed 0", "Negative control", "Errata"):
         assert f"\n{title}" in text
     assert all(part["id"] in " ".join(text.split()) for part in outcome.parts)
     assert all(f"{erratum.id} ({erratum.flaw}; " in " ".join(text.split()) for erratum in outcome.claim.errata)

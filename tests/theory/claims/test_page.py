@@ -58,7 +58,7 @@ def test_the_coverage_table_has_every_row(text):
     assert "ABSENT" in table
 
 
-def test_without_the_converter_formulas_are_text_and_the_page_says_so(outcomes, monkeypatch):
+def test_without_the_converter_formulas_are_text_and_the_page_states_it(outcomes, monkeypatch):
     monkeypatch.setitem(sys.modules, "latex2mathml", None)
     monkeypatch.setitem(sys.modules, "latex2mathml.converter", None)
     text = module.page(outcomes, Plan())
@@ -78,7 +78,7 @@ def test_hostile_text_is_shown_as_text(outcomes):
     def page(word: str) -> str:
         outcome = outcomes[0]
         source = dataclasses.replace(outcome.claim.sources[0], cite=word, says=word, note=word)
-        erratum = dataclasses.replace(outcome.claim.errata[0], said=word, fails=word, correct=word, example=word)
+        erratum = dataclasses.replace(outcome.claim.errata[0], states=word, fails=word, correct=word, example=word)
         erratum = dataclasses.replace(erratum, sources=(word,))
         claim = dataclasses.replace(
             outcome.claim,

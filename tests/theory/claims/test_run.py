@@ -57,10 +57,10 @@ def test_a_crash_is_a_failure_that_names_its_error(monkeypatch):
         assert (outcome.finding.verdict, outcome.crashed, outcome.held) == (Verdict.FAIL, True, False)
         assert "crashed: ZeroDivisionError: by nothing (test_run.py, line" in outcome.finding.why
         (control,) = run(["invented"], Plan(broken=True))
-        assert not control.held, "a control that crashes has not turned its check"
+        assert not control.held, "a control that crashes has not made its check fail"
 
 
-def test_a_control_must_turn_its_check(monkeypatch):
+def test_a_control_must_make_its_check_fail(monkeypatch):
     def stubborn(lab):
         yield lab.exact("first", True, "fine")
 
@@ -94,7 +94,7 @@ for outcome in run({ids!r}):
     return done.stdout.splitlines()
 
 
-def test_without_z3_a_claim_passes_by_its_other_evidence_and_says_what_is_missing():
+def test_without_z3_a_claim_passes_by_its_other_evidence_and_names_what_is_missing():
     assert without_z3(["convex-weights-upper-bound", "multihead-separation"]) == ["True True"] * 2
 
 

@@ -10,7 +10,7 @@ from glassformer.theory.claims import TITLES
 from glassformer.theory.claims.registry import load_all
 from glassformer.theory.claims.run import Outcome, Plan, run
 from glassformer.theory.claims.selection import find_sources
-from glassformer.theory.claims.show import Board, closing, print_list, source_line, telling
+from glassformer.theory.claims.show import Board, closing, print_list, source_line, summary_of
 from tests.theory.claims.invented import words
 
 IDS = ["multihead-block-sum", "dense-vs-attention-params", "worked-example-qkv"]
@@ -34,7 +34,7 @@ def outcomes():
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_every_claim_stands_under_its_chapter_with_verdict_badge_and_seconds(outcomes, terminal):
+def test_every_claim_is_listed_under_its_chapter_with_verdict_badge_and_seconds(outcomes, terminal):
     text = show(outcomes, terminal=terminal)
     for outcome in outcomes:
         assert TITLES[outcome.claim.chapter] in text
@@ -71,7 +71,7 @@ def test_in_a_narrow_terminal_a_measurement_and_its_bound_stand_whole_on_one_lin
         assert any(longest.id in line for line in lines)
 
 
-def test_a_failure_says_why_below_its_chapter():
+def test_the_reason_of_a_failure_is_printed_below_its_chapter():
     failed = Outcome(
         words("rope-relative", chapter="positions"), Finding.judge("rope-relative", 2.0, 1.0, "x: too far"), 0.1, Plan()
     )
@@ -81,13 +81,13 @@ def test_a_failure_says_why_below_its_chapter():
     assert closing([failed], Plan()).endswith("1 verdict not as expected.")
 
 
-def test_a_control_names_what_it_turned():
+def test_a_control_names_the_parts_that_fail():
     plan = Plan(broken=True)
     found = list(run(["rope-relative"], plan))
     text = show(found, plan)
-    assert "turns" in text
-    turned = [part["id"] for part in found[0].parts if part["verdict"] == Verdict.FAIL]
-    assert telling(found[0]).endswith(", ".join(turned))
+    assert "fails" in text
+    failing = [part["id"] for part in found[0].parts if part["verdict"] == Verdict.FAIL]
+    assert summary_of(found[0]).endswith(", ".join(failing))
     assert closing(found, plan).startswith("1 of 1 controls made")
     stubborn = Outcome(found[0].claim, Finding.judge("rope-relative", 0.0, 0.0, ""), 0.1, plan)
     assert "its negative control did not make it fail" in show([stubborn], plan)
@@ -110,6 +110,6 @@ def test_the_list_has_every_claim_with_its_sources_and_the_absent_exercise():
     assert "Ch. 13 ex. 8" in text
 
 
-def test_a_source_is_told_with_its_verdict_and_errata():
+def test_a_source_is_printed_with_its_verdict_and_errata():
     (row,) = find_sources("Bishop 12.3")
     assert source_line(row) == "Bishop 12.3: orthogonal inputs => y = x: FALSE (E01, E03)"

@@ -28,7 +28,7 @@ def graded(tmp_path, source, id="attention", **limits):
     return grade(find(id), file, **limits)
 
 
-def told(tmp_path, source, result, **limits):
+def grade_text(tmp_path, source, result, **limits):
     found = graded(tmp_path, source, **limits)
     assert found.result == result, found.text()
     assert found.exit_code == {RIGHT: 0, WRONG: 1, UNGRADED: 2}[result]
@@ -64,8 +64,8 @@ def test_a_right_answer_is_right_and_points_on(tmp_path):
         ("BEFORE", "q -= 1; q += 1.5", "it modifies its argument `q`"),
     ],
 )
-def test_a_wrong_answer_is_told_what_is_wrong(tmp_path, old, new, sentence):
-    assert sentence in told(tmp_path, GOOD.replace(old, new), WRONG)
+def test_the_report_of_a_wrong_answer_names_what_is_wrong(tmp_path, old, new, sentence):
+    assert sentence in grade_text(tmp_path, GOOD.replace(old, new), WRONG)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_wrong_answer_is_told_what_is_wrong(tmp_path, old, new, sentence):
         ("import os; os.kill(os.getpid(), 11)", "was killed"),
     ],
 )
-def test_what_cannot_be_graded_says_why(tmp_path, source, sentence):
-    assert sentence in told(tmp_path, source, UNGRADED)
+def test_the_report_of_an_ungraded_file_names_the_reason(tmp_path, source, sentence):
+    assert sentence in grade_text(tmp_path, source, UNGRADED)
 
 
 def running(mark):
@@ -102,11 +102,13 @@ def test_endless_loops_are_stopped_and_nothing_is_left_running(tmp_path):
     start = time.monotonic()
     child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; {mark}'])"
     loop = GOOD.replace("BEFORE", f"{child}\n    while True: pass")
-    assert "did not finish within 1 seconds: is there an endless loop?" in told(tmp_path, loop, WRONG, seconds=1)
+    assert "did not finish within 1 seconds: is there an endless loop?" in grade_text(tmp_path, loop, WRONG, seconds=1)
     assert not running(mark)
-    assert "while the file was loading, it did not finish" in told(tmp_path, "while True: pass", UNGRADED, seconds=1)
+    assert "while the file was loading, it did not finish" in grade_text(
+        tmp_path, "while True: pass", UNGRADED, seconds=1
+    )
     sleeping = GOOD.replace("BEFORE", "import time; time.sleep(600)")
-    assert "did not finish" in told(tmp_path, sleeping, WRONG, seconds=1)
+    assert "did not finish" in grade_text(tmp_path, sleeping, WRONG, seconds=1)
     assert graded(tmp_path, GOOD.replace("BEFORE", child)).result == RIGHT
     assert not running(mark)
     assert time.monotonic() - start < 60

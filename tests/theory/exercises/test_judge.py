@@ -12,7 +12,7 @@ def array(values):
     return {"array": values.tolist(), "dtype": "float64", "shape": list(values.shape)}
 
 
-def told(id, change):
+def sentences_for(id, change):
     """Sentences about the right answers after a change."""
     exercise = find(id)
     cases = exercise.cases(np.random.default_rng(0))
@@ -36,7 +36,7 @@ def told(id, change):
     ],
 )
 def test_a_strange_answer_is_described(id, change, sentence):
-    assert sentence in " / ".join(told(id, change))
+    assert sentence in " / ".join(sentences_for(id, change))
 
 
 def test_being_wrong_in_one_special_case_gives_its_hint():

@@ -44,7 +44,7 @@ def test_the_stub_is_python_that_defines_the_function_and_solves_nothing(exercis
 
 
 @each
-def test_each_mistake_is_wrong_and_is_told_from_every_other(exercise):
+def test_each_mistake_is_wrong_and_differs_from_every_other(exercise):
     for mistake in exercise.mistakes:
         given = answers(exercise, mistake.changes)
         assert judge.wrong_cases(exercise, cases_of(exercise), given), mistake.message

@@ -16,8 +16,7 @@ import torch
 import glassformer as gf
 from glassformer.config import ConfigError
 from glassformer.training import open_session, read_run, resume_session, train
-from glassformer.training.distributed.parallel import ALONE, check, start
-from glassformer.training.distributed.ranks import leave
+from glassformer.training.distributed.group import ALONE, check, leave, start
 from tests.cli.asking import settings
 from tests.training.tiny import SMALL, corpus
 

@@ -8,7 +8,8 @@ import sentencepiece
 from tokenizers import Tokenizer, models
 
 from glassformer.weights import WeightsError
-from glassformer.weights.tokenizer import TOKENIZER_FILES, read_chat_template, read_tokenizer
+from glassformer.weights.folder import TOKENIZER_FILES, load_tokenizer
+from glassformer.weights.tokenizer.folder import read_chat_template, read_tokenizer
 from tests.weights.tokenizer.corpus import LINES
 
 
@@ -36,10 +37,12 @@ def test_no_tokenizer(tmp_path):
 
 def test_tokenizer_json_comes_first(pieces):
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(pieces / "tokenizer.json"))
-    assert read_tokenizer(pieces).get_vocab_size() == 1
+    assert load_tokenizer(pieces).get_vocab_size() == 1
     (pieces / "tokenizer.json").write_text("{}")
     with pytest.raises(WeightsError, match=r"tokenizer.json is not a tokenizer that"):
-        read_tokenizer(pieces)
+        load_tokenizer(pieces)
+    (pieces / "tokenizer.json").unlink()
+    assert load_tokenizer(pieces).get_vocab_size() == 400
 
 
 def test_a_sentencepiece_model_gets_the_ends_of_its_family(pieces):

@@ -11,15 +11,16 @@ The exit code is 1 if the first measurement is more than 10 % from its predictio
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glassformer.bench.commands import in_process, parser
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+MODULE = "glassformer.bench.developer.memory"
 WITHIN = 0.10
 CASES = ("train gpt2", "train bert-like bfloat16", "prefill gpt2_medium", "encode t5_base")
 
@@ -83,32 +84,22 @@ def train_steps(model: "nn.Module", tokens: "Tensor") -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def run(case: str, **environment: str) -> dict[str, int]:
-    """Run one case in a fresh process."""
-    command = [sys.executable, "-m", "glassformer.bench.developer.memory", "--measure", case]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"Cases to run. Default: {', '.join(CASES)}.")
-    parser.add_argument("--measure", metavar="CASE", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("cases", nargs="*", metavar="CASE", help=f"Cases to run. Default: {', '.join(CASES)}.")
+    options.add_argument("--measure", metavar="CASE", help=argparse.SUPPRESS)
+    given = options.parse_args()
     for case in given.cases:
         if case not in CASES:
-            parser.error(f"there is no case {case!r}: use {', '.join(map(repr, CASES))}.")
+            options.error(f"there is no case {case!r}: use {', '.join(map(repr, CASES))}.")
     if given.measure:
         print(json.dumps(measure(given.measure)))
         return 0
     print(f"{'MiB':28} {'predicted':>10} {'measured':>10} {'off':>7} {'glibc default':>15} {'off':>7}")
     worst = 0.0
     for case in given.cases or CASES:
-        tight, default = run(case, MALLOC_MMAP_THRESHOLD_="131072"), run(case)
+        [tight] = in_process(MODULE, "--measure", case, MALLOC_MMAP_THRESHOLD_="131072")
+        [default] = in_process(MODULE, "--measure", case)
         predicted = tight["predicted"]
         off, loose = (predicted / got["measured"] - 1 for got in (tight, default))
         worst = max(worst, abs(off))

@@ -32,6 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from glassformer.bench.commands import parser
 from glassformer.bench.developer.old_releases_subjects import CLASSES
 
 ROOT = Path(__file__).parents[4]
@@ -233,8 +234,8 @@ def verdict(rows: list[Row]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--releases",
         nargs="+",
         default=list(RELEASES),
@@ -242,16 +243,16 @@ def arguments() -> argparse.Namespace:
         metavar="X.Y.Z",
         help="Releases to examine. Default: the four listed above.",
     )
-    parser.add_argument(
+    options.add_argument(
         "--classes", nargs="+", default=[], choices=list(CLASSES), metavar="NAME", help="Only these classes."
     )
-    parser.add_argument("--probe", action="store_true", help="Also print the result of a plain perturbation probe.")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="Create the environments here, and keep them.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Write all measurements to this file.")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="Time limit of one examination. Default: 300.")
-    given = parser.parse_args()
+    options.add_argument("--probe", action="store_true", help="Also print the result of a plain perturbation probe.")
+    options.add_argument("--keep", type=Path, metavar="DIR", help="Create the environments here, and keep them.")
+    options.add_argument("--json", type=Path, metavar="FILE", help="Write all measurements to this file.")
+    options.add_argument("--seconds", type=float, default=SECONDS, help="Time limit of one examination. Default: 300.")
+    given = options.parse_args()
     if given.json and not given.json.parent.is_dir():
-        parser.error(f"there is no folder {str(given.json.parent)!r} to write {given.json.name!r} into: create it.")
+        options.error(f"there is no folder {str(given.json.parent)!r} to write {given.json.name!r} into: create it.")
     return given
 
 

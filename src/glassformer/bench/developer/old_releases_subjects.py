@@ -6,12 +6,13 @@
 A subject is CLASS/ATTENTION. The probe is independent of the doctor, so that the two can disagree.
 """
 
-import argparse
 import json
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from glassformer.bench.commands import parser
 
 if TYPE_CHECKING:
     import torch
@@ -174,10 +175,10 @@ def examine(subject: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subjects", nargs="*", metavar="CLASS/ATTENTION")
-    parser.add_argument("--seconds", type=float, default=300.0, help="Time limit of one examination. Default: 300.")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("subjects", nargs="*", metavar="CLASS/ATTENTION")
+    options.add_argument("--seconds", type=float, default=300.0, help="Time limit of one examination. Default: 300.")
+    given = options.parse_args()
     if not given.subjects:
         print("\n".join(f"{name}/{attention}" for name in CLASSES for attention in attentions(name)))
     for subject in given.subjects:

@@ -22,21 +22,20 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from glassformer.bench.commands import in_process, parser, seconds_of
 from glassformer.config import ModelConfig, presets
 from glassformer.sizing.devices import Device
 from glassformer.sizing.parameters import count, parameters
 from glassformer.sizing.plan import BUCKET, STEP, copies, plan, work
 
 RANKS = 2
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
 WAYS = {"ddp": "data", "fsdp": "sharded"}
 CONTEXT, VOCAB = 256, 1024
 FOREIGN = 0.05
@@ -119,7 +118,7 @@ def rank(case: Case, rounds: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from glassformer.training.distributed.ranks import leave
+    from glassformer.training.distributed.group import leave
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -146,7 +145,7 @@ def training(case: Case) -> dict[str, Callable[[], Any]]:
     import torch
     from torch.distributed.fsdp import FSDPModule
 
-    from glassformer.training.distributed.parallel import ALONE
+    from glassformer.training.distributed.group import ALONE
     from glassformer.training.loop import prepare_state, train_step
     from glassformer.training.objective import Batch
     from glassformer.training.run import Loop, Machine, Run
@@ -194,9 +193,7 @@ def median_seconds(work: Callable[[], Any], times: int, before: Callable[[], Any
     found = []
     for _ in range(times):
         before()
-        start = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - start)
+        found.append(seconds_of(work))
     return statistics.median(found)
 
 
@@ -218,14 +215,9 @@ def foreign(ranks: list[Seconds]) -> float:
 
 def measure(case: Case, name: str, rounds: int) -> list[dict[str, Any]]:
     """Return what was measured and predicted in every round. The slower rank counts: the other waits for it."""
-    command = [*TORCHRUN, "-m", "glassformer.bench.developer.plan", "--rank", name, "--rounds", str(rounds)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr[-3000:])
+    module, options = "glassformer.bench.developer.plan", ("--rank", name, "--rounds", str(rounds))
     found = []
-    for line in done.stdout.splitlines():
-        ranks = json.loads(line)
+    for ranks in in_process(module, *options, launcher=TORCHRUN):
         seconds = {key: max(r[key] for r in ranks) for key in ranks[0]}
         devices = devices_of(case, seconds)
         plans = {kind: plan(case.config, RANKS, devices[kind], how, case.each, CONTEXT) for kind, how in WAYS.items()}
@@ -256,11 +248,11 @@ def show(name: str, found: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES), help="Default: all cases.")
-    parser.add_argument("--rounds", type=int, default=5, help="Rounds per case. Default: 5.")
-    parser.add_argument("--rank", choices=CASES, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES), help="Default: all cases.")
+    options.add_argument("--rounds", type=int, default=5, help="Rounds per case. Default: 5.")
+    options.add_argument("--rank", choices=CASES, help=argparse.SUPPRESS)
+    given = options.parse_args()
     if given.rank:
         return rank(CASES[given.rank], given.rounds)
     for name in given.cases:

@@ -8,7 +8,6 @@ and sixteen sequences at a time (from sixteen on, activations are rounded too), 
 precision) is the mean over tokens of sum p (log p - log q).
 """
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from glassformer.bench.commands import parser
 from glassformer.kernels.cpu.decode import NativeDecoder
 from glassformer.kernels.cpu.decode.pack import Precision
 from glassformer.training import open_session, read_run
@@ -61,11 +61,11 @@ def compare(read: Callable[[Precision], Tensor], targets: Tensor, label: str) ->
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="The folder of a run of `glass train`.")
-    parser.add_argument("--windows", type=int, default=128, help="Number of windows. Default: 128.")
-    parser.add_argument("--length", type=int, default=64, help="Tokens per window. Default: 64.")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("run", type=Path, help="The folder of a run of `glass train`.")
+    options.add_argument("--windows", type=int, default=128, help="Number of windows. Default: 128.")
+    options.add_argument("--length", type=int, default=64, help="Tokens per window. Default: 64.")
+    given = options.parse_args()
     model = load(str(given.run / "best")).float().eval()
     session = open_session(read_run((given.run / "run.toml").read_text(encoding="utf-8")))
     text = torch.from_numpy(np.asarray(session.data.val).astype(np.int64))

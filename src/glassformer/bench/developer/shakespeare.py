@@ -10,6 +10,7 @@ the making of batches; compilation is reported separately. nanoGPT's settings ar
 
 import argparse
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from glassformer.bench.commands import in_turns, parser, spread
+from glassformer.bench.peers.nanogpt import training_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.loop import prepare_state, stepper
 from glassformer.training.objective import make_batch
@@ -119,12 +122,7 @@ def nanogpt(folder: str, data: tuple[np.ndarray, np.ndarray, int], setting: str)
         lr = 1e-3 * (number + 1) / 101 if number < 100 else 1e-4 + 0.5 * (1 + math.cos(math.pi * min(done, 1))) * 9e-4
         for group in optimizer.param_groups:
             group["lr"] = lr
-        with context:
-            _, loss = run(*batch())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        training_step(run, optimizer, context, *batch())
 
     def full(x: torch.Tensor) -> torch.Tensor:
         with context:
@@ -180,19 +178,15 @@ def curve(contender: Contender, every: int) -> Iterator[Point]:
 
 def race(contenders: dict[str, Contender], rounds: int, steps: int) -> None:
     """Print steps per second, measured in turns, so that a slow phase of the machine affects all contenders."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():
         contender.model.train()
         contender.run(0, WARM_UP)
-    for turn in range(rounds):
-        order = list(contenders) if turn % 2 else list(contenders)[::-1]
-        for name in order:
-            times[name].append(contenders[name].run(WARM_UP, WARM_UP + steps) / steps)
-    medians = {name: sorted(t)[rounds // 2] for name, t in times.items()}
+    calls = {name: partial(one.run, WARM_UP, WARM_UP + steps) for name, one in contenders.items()}
+    times = in_turns(calls, rounds)
+    medians = {name: statistics.median(t) / steps for name, t in times.items()}
     for name, median in medians.items():
-        spread = (max(times[name]) - min(times[name])) / median
         ratio = medians["nanoGPT"] / median
-        print(f"{name:<40} {1 / median:7.2f} it/s   spread {spread:4.0%}   {ratio:.3f} times nanoGPT")
+        print(f"{name:<40} {1 / median:7.2f} it/s   spread {spread(times[name]):4.0%}   {ratio:.3f} times nanoGPT")
 
 
 def show(name: str, points: Iterator[Point], target: float) -> tuple[float, float]:
@@ -211,16 +205,16 @@ def show(name: str, points: Iterator[Point], target: float) -> tuple[float, floa
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nanogpt", default="", metavar="FOLDER", help="A checkout of nanoGPT. Default: only ours.")
-    parser.add_argument("--text", type=Path, required=True, help="The text, such as tinyshakespeare.txt.")
-    parser.add_argument("--setting", choices=["cpu", "gpu"], required=True, help="nanoGPT's setting to compare with.")
-    parser.add_argument("--recipes", default="", help="Run files, separated by commas. Default: the setting's own.")
-    parser.add_argument("--set", action="append", default=[], help="Changes to our runs. Repeat it for more variants.")
-    parser.add_argument("--target", type=float, help="Loss whose time is reported. Default: nanoGPT's.")
-    parser.add_argument("--every", type=int, default=250, help="Steps between evaluations. Default: 250.")
-    parser.add_argument("--race", type=int, default=0, help="Measure speed only: rounds of 40 steps each, in turns.")
-    return parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--nanogpt", default="", metavar="FOLDER", help="A checkout of nanoGPT. Default: only ours.")
+    options.add_argument("--text", type=Path, required=True, help="The text, such as tinyshakespeare.txt.")
+    options.add_argument("--setting", choices=["cpu", "gpu"], required=True, help="nanoGPT's setting to compare with.")
+    options.add_argument("--recipes", default="", help="Run files, separated by commas. Default: the setting's own.")
+    options.add_argument("--set", action="append", default=[], help="Changes to our runs. Repeat it for more variants.")
+    options.add_argument("--target", type=float, help="Loss whose time is reported. Default: nanoGPT's.")
+    options.add_argument("--every", type=int, default=250, help="Steps between evaluations. Default: 250.")
+    options.add_argument("--race", type=int, default=0, help="Measure speed only: rounds of 40 steps each, in turns.")
+    return options.parse_args()
 
 
 def main() -> None:

@@ -28,15 +28,16 @@ Times are those of all tokens after the first pass, which reads the prompt; medi
 the same with and without a draft; where it differs, the first position is printed (rounding decided a tie).
 """
 
-import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 
 from glassformer import config as c
+from glassformer.bench.commands import in_turns, parser, seconds_of
 from glassformer.config import presets
 from glassformer.generation import Sampling, stream
 from glassformer.generation.engine import Call, Precision, choose_engine
@@ -44,7 +45,7 @@ from glassformer.generation.request import Draft, GenerationRequest
 from glassformer.generation.speculate import Acceptance, Speculation, make_readers
 from glassformer.model import DecoderLM, build
 from glassformer.model.block import Block
-from glassformer.model.feedforward import Dense
+from glassformer.model.layers import Dense
 from glassformer.weights import load, load_tokenizer
 
 PrecisionName = Precision | Literal["torch"]
@@ -69,7 +70,7 @@ class Case:
 def timed(case: Case, draft: Draft | None, seed: int) -> tuple[float, list[int | None], Acceptance | None]:
     """Return tokens per second after the first pass, the tokens, and the acceptance if there is a draft."""
     given = {**case.how, "draft": draft, "draft_tokens": case.k, "seed": seed, "stop": []}
-    steps = stream(case.target, [case.prompt], case.new, case.sampling, **given)
+    steps = stream(case.target, [case.prompt], case.new, sampling=case.sampling, **given)
     tokens = [next(steps)[0]]
     already = len(steps.sequences[0].new) if isinstance(steps, Speculation) else 1
     begin = time.perf_counter()
@@ -140,15 +141,11 @@ def blocks(precisions: list[PrecisionName], rounds: int) -> None:
         chosen = choose_engine(call, "torch", "float32") if name == "torch" else choose_engine(call, "native", name)
         for _ in range(2):  # the second use of a model puts its weights into huge pages
             _, (reader,) = make_readers(model, request, chosen)
-        taken: dict[int, list[float]] = {width: [] for width in widths}
         with torch.no_grad():
             reader.logits(row[:128], 1)
-            for _ in range(rounds):
-                for width in widths:
-                    begin = time.perf_counter()
-                    reader.logits(row[: 127 + width], width)
-                    taken[width].append(1000 * (time.perf_counter() - begin))
-        median = {width: statistics.median(times) for width, times in taken.items()}
+            reads = {width: partial(reader.logits, row[: 127 + width], width) for width in widths}
+            times = in_turns({width: partial(seconds_of, read) for width, read in reads.items()}, rounds)
+        median = {width: 1000 * statistics.median(times[width]) for width in widths}
         cells = (f"{median[width]:.1f} ({median[width] / median[1]:.2f})" for width in widths)
         print(f"{name:>24} " + " ".join(f"{cell:>12}" for cell in cells), flush=True)
 
@@ -200,19 +197,19 @@ def bard_cases(folder: str | None, engine: str) -> list[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["block", "gpt2", "bard"], help="Which table to print; see above.")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("what", choices=["block", "gpt2", "bard"], help="Which table to print; see above.")
+    options.add_argument(
         "--precision", nargs="+", default=["float32", "bfloat16", "int8", "torch"],
         choices=[*get_args(Precision), "torch"], help="Precisions of the kernels, or torch. Default: four of them.",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="Rounds in which both take turns. Default: 5.")
-    parser.add_argument("--scale", type=float, default=0.05, help="gpt2: scale of the layers that the draft lacks.")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="gpt2: vocabulary of target and draft.")
-    parser.add_argument("--device", default="cpu", help="gpt2: cpu, or cuda together with --precision torch.")
-    parser.add_argument("--draft", metavar="FOLDER", help="bard: a model folder that `glass train` wrote.")
-    parser.add_argument("--engine", default="native", choices=["native", "torch"], help="bard: the engine to use.")
-    given = parser.parse_args()
+    options.add_argument("--rounds", type=int, default=5, help="Rounds in which both take turns. Default: 5.")
+    options.add_argument("--scale", type=float, default=0.05, help="gpt2: scale of the layers that the draft lacks.")
+    options.add_argument("--vocabulary", type=int, default=4096, help="gpt2: vocabulary of target and draft.")
+    options.add_argument("--device", default="cpu", help="gpt2: cpu, or cuda together with --precision torch.")
+    options.add_argument("--draft", metavar="FOLDER", help="bard: a model folder that `glass train` wrote.")
+    options.add_argument("--engine", default="native", choices=["native", "torch"], help="bard: the engine to use.")
+    given = options.parse_args()
     if given.what == "block":
         blocks(given.precision, given.rounds)
     elif given.what == "gpt2":

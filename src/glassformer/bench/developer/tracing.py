@@ -20,18 +20,19 @@ import argparse
 import ast
 import ctypes
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 import types
 from pathlib import Path
 
+from glassformer.bench.commands import in_process, parser
 from glassformer.bench.developer.memory import resident
+from glassformer.bench.race import rotated
 
+MODULE = "glassformer.bench.developer.tracing"
 SLOWER, LARGER = 1.03, 1.5
-MODULES = ("attention", "feedforward", "moe", "block", "stack", "transformer", "init")
+MODULES = ("attention", "layers", "block", "transformer")
 CASES = {  # small: the Python between the kernels shows; large: the kernels do
     "nano, 1 x 16 tokens": ("nano", 1, 16),
     "nano, 4 x 64 tokens": ("nano", 4, 64),
@@ -116,8 +117,7 @@ def compare_time(preset: str, rows: int, length: int, seconds: float) -> dict[st
         assert torch.equal(model(ids), bare(ids)), "the untapped build computes something else"
         end, turn = time.perf_counter() + seconds, 0
         while time.perf_counter() < end or turn < 9:
-            order = list(runs)[turn % 3 :] + list(runs)[: turn % 3]  # each goes first in turn
-            for name in order:
+            for name in rotated(list(runs), turn):
                 started = time.process_time()
                 runs[name]()
                 taken[name].append(time.process_time() - started)
@@ -144,23 +144,11 @@ def measure_memory() -> dict[str, int]:
     return {"peak": resident("VmHWM") - before, "recorded": seen.n_bytes(), "sites": len(seen)}
 
 
-def run_memory(**environment: str) -> dict[str, int]:
-    command = [sys.executable, "-m", "glassformer.bench.developer.tracing", "--measure"]
-    root = Path(__file__).parents[4]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=root, env={**os.environ, **environment}, check=False
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=8.0, help="Seconds per case of the first table. Default: 8.")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--seconds", type=float, default=8.0, help="Seconds per case of the first table. Default: 8.")
+    options.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
     if given.measure:
         print(json.dumps(measure_memory()))
         return 0
@@ -178,7 +166,8 @@ def main() -> int:
             f"{median['no sites']:>10.2f} {empty:>7.3f}",
             flush=True,
         )
-    tight, default = run_memory(MALLOC_MMAP_THRESHOLD_="131072"), run_memory()
+    [tight] = in_process(MODULE, "--measure", MALLOC_MMAP_THRESHOLD_="131072")
+    [default] = in_process(MODULE, "--measure")
     recorded = tight["recorded"]
     print(f"\ntrace of all {tight['sites']} sites of gpt2 at 512 tokens: {recorded / 2**20:.0f} MiB recorded")
     ratio = tight["peak"] / recorded

@@ -7,6 +7,7 @@ kernel from causal.BUSY on (`used`). `parts` is the number of blocks that share 
 round.
 """
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.commands import in_turns, parser
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.bench.gpu.energy import repeated
 from glassformer.kernels.cuda.training import causal, hopper
 
@@ -44,31 +46,27 @@ def contenders(batch: int, time: int, heads: int) -> dict[str, torch.cuda.CUDAGr
     with torch.cuda.stream(stream):  # autograd runs the backward pass on the stream of the forward pass
         given = torch.randn(batch, time, 3 * heads * 64, device="cuda").bfloat16()
         d_out = torch.randn(batch, time, heads * 64, device="cuda").bfloat16()
-        out, logs = causal.forward([given], heads, 0.125)
+        out, logs = causal.forward(list(given.chunk(3, -1)), heads, 0.125)
         q, k, v = (t.unflatten(-1, (heads, 64)).transpose(1, 2).detach().requires_grad_() for t in given.chunk(3, -1))
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         d_o = d_out.unflatten(-1, (heads, 64)).transpose(1, 2)
         parts: dict[str, Callable[[], object]] = {
             "cuDNN": partial(torch.autograd.grad, o, (q, k, v), d_o, retain_graph=True),
-            "ours": partial(causal.backward, [given], out, logs, d_out, heads, 0.125),
+            "ours": partial(causal.backward, list(given.chunk(3, -1)), out, logs, d_out, heads, 0.125),
         }
         return {name: captured(part, stream) for name, part in parts.items()}
 
 
-def in_turns(parts: dict[str, torch.cuda.CUDAGraph], rounds: int = 5) -> dict[str, float]:
-    """Return the median milliseconds of each, measured in turns."""
-    times: dict[str, list[float]] = {name: [] for name in parts}
-    for _ in range(rounds):
-        for name, graph in parts.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) / REPEATS)
-    return {name: sorted(t)[len(t) // 2] for name, t in times.items()}
+def milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+    """Return the milliseconds of one call, by the GPU's clock; an untimed replay comes first."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / REPEATS
 
 
 def main() -> None:
@@ -79,7 +77,8 @@ def main() -> None:
     print(" batch length heads parts  busy  used  cuDNN ms   ours ms   ratio")
     for batch, time, heads in SIZES:
         parts = contenders(batch, time, heads)
-        ms = in_turns(parts)
+        times = in_turns({name: partial(milliseconds, graph) for name, graph in parts.items()}, rounds=5)
+        ms = {name: statistics.median(found) for name, found in times.items()}
         _, split, busy = causal.shares(batch * heads, time, hopper.blocks())
         used = "yes" if causal.supports_call(batch, time, heads, causal.WIDTH, torch.device("cuda")) else "no"
         print(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from glassformer.bench.commands import parser
 from glassformer.bench.gpu import cuda_kernels
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.config import Alibi, ModelConfig, T5Bias, presets, replace
 from glassformer.config.optimizer import OptimizerKind
 from glassformer.finding import Finding
@@ -216,7 +217,6 @@ def main() -> int:
     print(torch.cuda.get_device_name(), torch.__version__)
     findings = []
     checks = (
-        cuda_kernels.tuned_products_equal_torchs,
         cuda_kernels.causal_attention_equals_its_definition,
         compiled_loss_has_the_plain_gradient,
         captured_step_equals_eager,

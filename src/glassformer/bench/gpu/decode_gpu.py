@@ -9,14 +9,13 @@ parameters. Times are those of the tokens after a prompt of 32.
 
 import statistics
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.commands import in_turns, parser
+from glassformer.bench.gpu.device import gpu_seconds, require_gpu
 from glassformer.config import presets
 from glassformer.finding import Finding
 from glassformer.kernels.cuda.decode.batch import CudaBatch
@@ -123,15 +122,6 @@ def _compare(
     yield Finding.judge(f"{name}: last logits", error, limit, why)
 
 
-def timed(work: Callable[[], Any]) -> float:
-    """Return the seconds of one call, the GPU's work included."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def ours(batch: int, count: int) -> Callable[[], float]:
     """Return a function that measures seconds per step."""
     if batch == 1:
@@ -139,14 +129,14 @@ def ours(batch: int, count: int) -> Callable[[], float]:
 
         def single() -> float:
             one.position = PROMPT - 1
-            return timed(lambda: one.greedy(count)) / count
+            return gpu_seconds(lambda: one.greedy(count)) / count
 
         return single
     some, asked = batch_decoder(model_of(), torch.bfloat16, batch)
 
     def several() -> float:
         some.lengths.fill_(PROMPT - 1)
-        return timed(lambda: some.greedy(asked[:, -1], count)) / count
+        return gpu_seconds(lambda: some.greedy(asked[:, -1], count)) / count
 
     return several
 
@@ -179,7 +169,7 @@ def gpt_fast(folder: str, batch: int, count: int) -> Callable[[], float]:
 
     def step() -> float:
         # Both use caches of the same size; another size would compile another graph.
-        return (timed(lambda: generate(count + SHORT)) - timed(lambda: generate(SHORT))) / count
+        return (gpu_seconds(lambda: generate(count + SHORT)) - gpu_seconds(lambda: generate(SHORT))) / count
 
     return step
 
@@ -201,12 +191,7 @@ def main() -> None:
             contenders["gpt-fast"] = gpt_fast(given.gpt_fast, batch, given.new)
             print(f"batch {batch}: gpt-fast is compiling", flush=True)
             print(f"batch {batch}: gpt-fast compiled, {contenders['gpt-fast']() * 1e6:.1f} µs", flush=True)
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for turn in range(given.rounds + 2):
-            for name, step in contenders.items():
-                seconds = step()
-                if turn > 1:
-                    times[name].append(seconds)
+        times = in_turns(contenders, given.rounds, warm_up=2)
         middle = {name: statistics.median(t) for name, t in times.items()}
         for name, t in times.items():
             ratio = f"  {middle['gpt-fast'] / middle[name]:.2f} x gpt-fast" if given.gpt_fast else ""

@@ -1,14 +1,12 @@
-"""What the commands of this folder share: the parser of their options, and the check that there is a GPU."""
+"""What the commands of this folder share: the check that there is a GPU, and times that include its work."""
 
-import argparse
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose `--help` prints a module's docstring as it is written."""
-    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+from glassformer.bench.commands import seconds_of
 
 
 def require_gpu() -> None:
@@ -18,3 +16,14 @@ def require_gpu() -> None:
             "this benchmark needs a CUDA device, and torch finds none: run it on a machine with a GPU.", file=sys.stderr
         )
         sys.exit(2)
+
+
+def gpu_seconds(work: Callable[[], Any]) -> float:
+    """Return the seconds of one call, including the GPU's work."""
+
+    def finished() -> None:
+        work()
+        torch.cuda.synchronize()
+
+    torch.cuda.synchronize()
+    return seconds_of(finished)

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.commands import parser
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.bench.gpu.power import Meter
-from glassformer.kernels.toolchain import cublas
 
 ROWS, WIDTH, HIDDEN, LAYERS = 65536, 768, 3072, 12
 OPERATIONS = 4.86e13
@@ -54,9 +54,9 @@ def main() -> None:
     x, hidden = numbers(ROWS, WIDTH), numbers(ROWS, HIDDEN)
     up, down = numbers(HIDDEN, WIDTH, size=0.05), numbers(WIDTH, HIDDEN, size=0.05)
     matmuls: dict[str, Callable[[], object]] = {
-        "up": partial(cublas.multiply, x, up, right_turned=True),
-        "down": partial(cublas.multiply, hidden, down, right_turned=True),
-        "gradient of up": partial(cublas.multiply, hidden, x, left_turned=True),
+        "up": partial(F.linear, x, up),
+        "down": partial(F.linear, hidden, down),
+        "gradient of up": partial(torch.mm, hidden.T, x),
     }
     q, k, v = (numbers(64, 1024, 12, 64).transpose(1, 2).requires_grad_() for _ in range(3))
 
@@ -68,10 +68,10 @@ def main() -> None:
     backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
     source, target = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
     others: dict[str, Callable[[], object]] = {
-        "up, of zeros": partial(cublas.multiply, torch.zeros_like(x), up, right_turned=True),
-        "up, equal tokens": partial(cublas.multiply, x[:1].expand(ROWS, WIDTH).contiguous(), up, right_turned=True),
-        "up, 4 bits fewer": partial(cublas.multiply, (x.view(torch.int16) & ~15).view(x.dtype), up, right_turned=True),
-        "up, swapped operands": partial(cublas.multiply, up, x, right_turned=True),
+        "up, of zeros": partial(F.linear, torch.zeros_like(x), up),
+        "up, equal tokens": partial(F.linear, x[:1].expand(ROWS, WIDTH).contiguous(), up),
+        "up, 4 bits fewer": partial(F.linear, (x.view(torch.int16) & ~15).view(x.dtype), up),
+        "up, swapped operands": partial(F.linear, up, x),
         "copy of 1 GiB": partial(target.copy_, source),
         "idle": partial(time.sleep, 0.01),
     }

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.commands import parser
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.bench.gpu.train_gpu import CONTEXT, USED, VOCAB, measure, ours
 from glassformer.config import presets
 from glassformer.sizing.devices import H200, Device

@@ -8,15 +8,19 @@ time of a step that does not learn has no meaning. Mean power and clock of the G
 matmuls reach the power limit.
 """
 
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 
-from glassformer.bench.gpu.device import parser, require_gpu
+from glassformer.bench.commands import in_turns, parser, spread
+from glassformer.bench.gpu.device import require_gpu
 from glassformer.bench.gpu.power import Meter
+from glassformer.bench.peers.nanogpt import training_step
 from glassformer.config import LayerNorm, presets, replace
 from glassformer.training.graph import CapturedStep
 from glassformer.training.loop import prepare_state
@@ -60,13 +64,8 @@ def nanogpt(folder: str, compiled: bool) -> tuple[Callable[[Batch], float], int]
     run = torch.compile(model) if compiled else model
 
     def step(b: Batch) -> float:
-        with torch.autocast("cuda", torch.bfloat16):
-            _, loss = run(b.inputs, b.targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        context = torch.autocast("cuda", torch.bfloat16)
+        return float(training_step(run, optimizer, context, b.inputs, b.targets).item())
 
     return step, count
 
@@ -118,21 +117,21 @@ def main() -> None:
             step(batches[1])
         seconds = time.perf_counter() - start
         print(f"{name.strip()}: {count:,} parameters, first loss {loss:.4f}, start-up {seconds:.0f} s", flush=True)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
     losses: dict[str, float] = {}
     meters = {name: Meter() for name in contenders}
-    for _ in range(given.rounds):
-        for name, (step, _) in contenders.items():
-            seconds, losses[name] = measure(step, batches, given.steps, meters[name])
-            times[name].append(seconds)
+
+    def timed(name: str) -> float:
+        seconds, losses[name] = measure(contenders[name][0], batches, given.steps, meters[name])
+        return seconds
+
+    times = in_turns({name: partial(timed, name) for name in contenders}, given.rounds)
     tokens = given.batch * CONTEXT
-    medians = {name: sorted(t)[len(t) // 2] for name, t in times.items()}
+    medians = {name: statistics.median(t) for name, t in times.items()}
     for name, t in times.items():
-        spread = (max(t) - min(t)) / medians[name]
         rate = tokens / medians[name]
         ratio = medians[PEER] / medians[name]
         print(
-            f"{name:<18}{rate:>12,.0f} tokens/s  {1000 * medians[name]:.1f} ms  spread {spread:.1%}  "
+            f"{name:<18}{rate:>12,.0f} tokens/s  {1000 * medians[name]:.1f} ms  spread {spread(t):.1%}  "
             f"loss {losses[name]:.3f}  ratio {ratio:.3f}  {meters[name].text()}",
             flush=True,
         )

@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +67,16 @@ class Generator(Protocol):
 def library(name: str) -> Any:
     """Import a peer's package, in the peer's own process only."""
     return importlib.import_module(name)
+
+
+def convert_once(target: Path, write: Callable[[Path], None]) -> None:
+    """Have `write` make a file or folder next to its target, then rename it; nothing is done if the target exists."""
+    if target.exists():
+        return
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        made = Path(temporary) / target.name
+        write(made)
+        os.replace(made, target)
 
 
 def config_of(order: Order) -> dict[str, Any]:

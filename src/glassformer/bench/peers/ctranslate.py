@@ -1,12 +1,10 @@
 """CTranslate2 through its own converter; int8 is its quantisation of the same weights."""
 
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order, library
+from glassformer.bench.peers.base import Mark, Order, convert_once, library
 
 
 def folder(order: Order) -> Path:
@@ -14,17 +12,16 @@ def folder(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Convert once: written next to the target, then renamed."""
-    if folder(order).exists():
-        return
-    converters = library("ctranslate2.converters")
-    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
-        made = Path(temporary) / "model"
+    """Convert with its own converter."""
+
+    def convert(made: Path) -> None:
+        converters = library("ctranslate2.converters")
         converters.TransformersConverter(str(order.model)).convert(str(made), quantization=order.precision)
         for name in ("tokenizer.json", "config.json"):  # the generator itself needs only model.bin and its vocabulary
             if not (made / name).exists():
                 shutil.copyfile(order.model / name, made / name)
-        os.replace(made, folder(order))
+
+    convert_once(folder(order), convert)
 
 
 class Peer:

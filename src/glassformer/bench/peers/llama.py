@@ -2,15 +2,13 @@
 
 import ctypes
 import importlib.util
-import os
 import sys
-import tempfile
 import types
 from pathlib import Path
 from typing import Any
 
 from glassformer.bench.peers import gguf_file
-from glassformer.bench.peers.base import Mark, Order, arrays, config_of, library
+from glassformer.bench.peers.base import Mark, Order, arrays, config_of, convert_once, library
 
 
 def file(order: Order) -> Path:
@@ -18,13 +16,8 @@ def file(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Write the GGUF file once: next to the target, then renamed."""
-    if file(order).exists():
-        return
-    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
-        made = Path(temporary) / "model.gguf"
-        gguf_file.write(made, config_of(order), arrays(order), order.precision)
-        os.replace(made, file(order))
+    """Write the GGUF file."""
+    convert_once(file(order), lambda made: gguf_file.write(made, config_of(order), arrays(order), order.precision))
 
 
 class Peer:

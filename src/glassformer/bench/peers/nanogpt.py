@@ -57,8 +57,21 @@ class Peer:
         return rows
 
 
+def training_step(model: Any, optimizer: Any, context: Any, inputs: Any, targets: Any) -> Any:
+    """Take one step as nanoGPT's train.py does: autocast, backward, clip at 1, AdamW. Return the loss as a tensor."""
+    import torch
+
+    with context:
+        _, loss = model(inputs, targets)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
 class Trainer:
-    """One step as nanoGPT's train.py takes it: autocast, backward, clip at 1, AdamW."""
+    """Training steps of nanoGPT on the model of the folder."""
 
     def __init__(self, order: Order):
         import torch
@@ -78,12 +91,4 @@ class Trainer:
         spared["params"].append(table)
 
     def step(self, inputs: Any, targets: Any) -> float:
-        import torch
-
-        with self.context:
-            _, loss = self.model(inputs, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return float(loss.item())
+        return float(training_step(self.model, self.optimizer, self.context, inputs, targets).item())

@@ -1,11 +1,9 @@
 """ONNX Runtime on a graph that is built here; int8 by its own dynamic quantisation of the matrices, per channel."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from glassformer.bench.peers.base import Mark, Order, arrays, config_of, library
+from glassformer.bench.peers.base import Mark, Order, arrays, config_of, convert_once, library
 from glassformer.bench.peers.onnx_graph import build
 
 FILE, DATA = "model.onnx", "model.data"
@@ -16,16 +14,14 @@ def folder(order: Order) -> Path:
 
 
 def prepare(order: Order) -> None:
-    """Build the graph once, and quantise it for int8: written next to the target, then renamed."""
-    if folder(order).exists():
-        return
-    onnx = library("onnx")
-    with tempfile.TemporaryDirectory(dir=order.root) as temporary:
-        plain, made = Path(temporary) / "float32", Path(temporary) / order.precision
+    """Build the graph, and quantise it for int8."""
+
+    def convert(made: Path) -> None:
+        plain = made.with_name("plain") if order.precision == "int8" else made
         plain.mkdir()
-        model = build(config_of(order), arrays(order))
-        onnx.save_model(
-            model, plain / FILE, save_as_external_data=True, all_tensors_to_one_file=True, location=DATA
+        library("onnx").save_model(
+            build(config_of(order), arrays(order)), plain / FILE, save_as_external_data=True,
+            all_tensors_to_one_file=True, location=DATA,
         )  # fmt: skip
         if order.precision == "int8":
             quantization = library("onnxruntime.quantization")
@@ -35,7 +31,8 @@ def prepare(order: Order) -> None:
                 weight_type=quantization.QuantType.QInt8, use_external_data_format=True,
                 extra_options={"MatMulConstBOnly": True},
             )  # fmt: skip
-        os.replace(made, folder(order))
+
+    convert_once(folder(order), convert)
 
 
 class Peer:

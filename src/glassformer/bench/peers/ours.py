@@ -18,9 +18,9 @@ class Peer:
         self.precision = order.precision
         self.model = load(order.model, dtype="float32" if self.native else order.precision)
         if self.native:
-            from glassformer.kernels.cpu.decode import build
+            from glassformer.kernels.cpu.decode import library
 
-            build()  # compiled once per machine and version, then cached on disk
+            library.load()  # compiled once per machine and version, then cached on disk
 
     def generate(self, prompts: tuple[tuple[int, ...], ...], new: int, mark: Mark) -> list[list[int]]:
         from glassformer.generation import stream

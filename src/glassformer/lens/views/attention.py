@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.config.errors import nearest
-from glassformer.errors import plural
+from glassformer.errors import nearest, plural
 from glassformer.lens import figures
 from glassformer.lens.figure import Figure
 from glassformer.lens.heads import LONGEST, head_table, repeated_tokens

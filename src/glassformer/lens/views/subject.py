@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.config.errors import listing
-from glassformer.errors import plural
+from glassformer.errors import listing, plural
 from glassformer.lens.figure import Figure
 from glassformer.lens.sites import LensError
 from glassformer.lens.trace import ForwardArguments

@@ -76,7 +76,7 @@ def describe(id: str) -> dict[str, Any]:
                 "id": e.id,
                 "flaw": e.flaw,
                 "sources": list(e.sources),
-                "said": pieces(e.said),
+                "states": pieces(e.states),
                 "fails": pieces(e.fails),
                 "correct": pieces(e.correct),
                 "example": e.example.strip(),

@@ -12,7 +12,7 @@ import pydantic
 
 from glassformer import sizing as size
 from glassformer.config import DecoderConfig, ModelConfig, presets, to_toml
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 from glassformer.studio import schema
 from glassformer.studio.errors import StudioError
 from glassformer.studio.events import encode_event

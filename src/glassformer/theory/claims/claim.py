@@ -7,8 +7,9 @@ that the file names, in the same folder:
     def rope_relative(lab: Lab) -> Iterator[Finding]:
         yield lab.exact("q R_m . k R_n = q R_(n-m) k", holds=sympy.simplify(difference) == 0, why="...")
 
-    @figure("rope-relative")
-    def draw(lab: Lab) -> Figure: ...
+    @figure("rope-relative", "Scores by offset", height=3.0)
+    def draw(lab: Lab, fig: Figure) -> None:
+        ax = fig.canvas.subplots()
 
 A check yields one Finding per piece of evidence. If `lab.broken` is set, it examines the same statement with its
 hypothesis violated as `control` describes, and at least one Finding must then fail: a check that cannot fail proves
@@ -89,8 +90,8 @@ class Erratum:
     sources: tuple[str, ...]
     flaw: str
     """wrong, incomplete, imprecise, absent or arithmetic."""
-    said: str
-    """What the source says, in our words."""
+    states: str
+    """What the source states, in our words."""
     fails: str
     """Why that fails."""
     correct: str
@@ -173,12 +174,22 @@ def claim(id: str) -> Callable[[Check], Check]:
     return register
 
 
-def figure(id: str) -> Callable[[Draw], Draw]:
-    """Registers the figure of a claim."""
+def figure(id: str, title: str, **size: Any) -> Callable[[Callable[["Lab", "Figure"], None]], Draw]:
+    """Registers the figure of a claim: a function that draws on an empty figure with this title, width and height.
 
-    def register(draw: Draw) -> Draw:
-        FIGURES[id] = draw
-        return draw
+    The title may contain the claim's knobs in braces.
+    """
+
+    def register(draw: "Callable[[Lab, Figure], None]") -> Draw:
+        def drawn(lab: Lab) -> "Figure":
+            from glassformer.lens.figure import drawing  # imports torch, which a list of claims does not need
+
+            with drawing(title.format_map(lab.knobs), **size) as fig:
+                draw(lab, fig)
+            return fig
+
+        FIGURES[id] = drawn
+        return drawn
 
     return register
 
@@ -245,7 +256,7 @@ class Lab:
 
 
 def solve(lab: Lab, id: str, prove: Callable[[Any], bool], why: str, **evidence: Any) -> Finding:
-    """Evidence by z3: `prove(z3)` says whether it answered as it must. Without z3 it is a skip, never a pass."""
+    """Evidence by z3: `prove(z3)` returns whether the solver gave the required answer. Without z3 it is skipped."""
     try:
         import z3
     except ImportError:
@@ -284,14 +295,14 @@ def conclude(claim: Claim, parts: list[Finding]) -> Finding:
     skipped = [p for p in parts if p.verdict is Verdict.SKIP]
     examined = [p for p in parts if p.verdict is not Verdict.SKIP and p.evidence.get("kind") != ERRATUM]
     verdict = Verdict.FAIL if failed else Verdict.PASS if examined else Verdict.SKIP
-    telling = (failed or sorted(examined, key=_tightness))[-1:] or skipped
-    why = f"{telling[0].id}: {telling[0].why}" if telling else "no evidence"
+    decisive = (failed or sorted(examined, key=_tightness))[-1:] or skipped
+    why = f"{decisive[0].id}: {decisive[0].why}" if decisive else "no evidence"
     if skipped and examined:
         remedy = f"; to examine it, {skipped[0].remedy}" if skipped[0].remedy else ""
         why += f"; not examined: {', '.join(p.id for p in skipped)} ({skipped[0].why}{remedy})"
-    told = [plain(p.to_dict()) for p in parts]
-    evidence = {"badge": str(reached(claim, told)), "parts": told}
-    first = telling[0] if telling else Finding.skip(claim.id, why)
+    details = [plain(p.to_dict()) for p in parts]
+    evidence = {"badge": str(reached(claim, details)), "parts": details}
+    first = decisive[0] if decisive else Finding.skip(claim.id, why)
     return Finding(claim.id, verdict, first.measured, first.bound, why, first.remedy, evidence, first.low)
 
 

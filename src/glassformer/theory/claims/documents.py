@@ -79,7 +79,7 @@ def _claim(claim: Claim) -> str:
         f"### {claim.id}",
         f"**{github(claim.title)}**",
         github(claim.statement),
-        f"Said in:\n{sources}",
+        f"Sources:\n{sources}",
         f"Badge: **{claim.badge}** (evidence: {kinds}). Negative control: {github(claim.control)}"
         + (f" Errata: {errata}." if errata else ""),
         f"```sh\nglass check {claim.id}{flags} --explain\n```",
@@ -127,7 +127,7 @@ def _erratum(erratum: Erratum, claim: Claim) -> str:
     rows = [
         f"## {erratum.id}",
         f"{erratum.flaw.capitalize()}: {', '.join(erratum.sources)}. Claim: [{claim.id}](claims.md#{claim.id}).",
-        f"**Said.** {github(erratum.said)}",
+        f"**The source states.** {github(erratum.states)}",
         f"**Why it fails.** {github(erratum.fails)}",
         f"```python\n{erratum.example.strip()}\n```",
         f"**What holds.** {github(erratum.correct)}",

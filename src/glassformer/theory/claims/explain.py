@@ -26,7 +26,7 @@ def explain(outcome: Outcome, width: int = WIDTH) -> str:
     sections = [
         "\n".join(head),
         _section("Statement", paragraphs(claim.statement, width)),
-        _section("Said in", _sources(claim, width)),
+        _section("Sources", _sources(claim, width)),
         _section("Derivation", _steps(claim, width)),
         _section(f"Evidence (seed {outcome.plan.seed}, {outcome.seconds:.1f} s)", _evidence(outcome, width)),
         _section("Negative control", paragraphs(claim.control, width)),
@@ -85,11 +85,11 @@ def _part(part: dict[str, Any], width: int) -> str:
     if kind == ERRATUM:
         evidence = evidence.get("values", {})
     if evidence:
-        told = "; ".join(f"{name} = {short(value)}" for name, value in evidence.items())
-        lines.append(textwrap.fill(told, width, initial_indent=" " * 6, subsequent_indent=" " * 8))
+        values = "; ".join(f"{name} = {short(value)}" for name, value in evidence.items())
+        lines.append(textwrap.fill(values, width, initial_indent=" " * 6, subsequent_indent=" " * 8))
     if part["remedy"] and part["verdict"] != Verdict.PASS:
-        told = f"remedy: {part['remedy']}"
-        lines.append(textwrap.fill(told, width, initial_indent=" " * 6, subsequent_indent=" " * 8))
+        remedy = f"remedy: {part['remedy']}"
+        lines.append(textwrap.fill(remedy, width, initial_indent=" " * 6, subsequent_indent=" " * 8))
     return "\n".join(lines)
 
 
@@ -125,7 +125,7 @@ def _erratum(erratum: Erratum, width: int) -> str:
     return "\n".join(
         [
             textwrap.fill(f"{erratum.id} ({erratum.flaw}; {', '.join(erratum.sources)})", width),
-            paragraphs(f"said: {erratum.said}", width, pad),
+            paragraphs(f"the source states: {erratum.states}", width, pad),
             paragraphs(f"fails: {erratum.fails}", width, pad),
             paragraphs(f"holds instead: {erratum.correct}", width, pad),
             f"{pad}as code; `holds` is False at the end:",

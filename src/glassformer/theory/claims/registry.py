@@ -7,8 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from glassformer.config.errors import listing, nearest
-from glassformer.errors import GlassformerError
+from glassformer.errors import GlassformerError, listing, nearest
 from glassformer.finding import Finding
 from glassformer.theory.claims.claim import Badge, Claim, Erratum, Kind, Knob, Lab, Source, Truth, conclude
 

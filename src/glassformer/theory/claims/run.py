@@ -96,7 +96,7 @@ def run(ids: Sequence[str], plan: Plan = Plan(), *, workers: int = 1) -> Iterato
     while waiting:
         done = 0
         with _pool(min(workers, len(waiting))) as pool:
-            with _deaf():
+            with _interrupt_blocked():
                 futures = [pool.submit(examine, id, plan) for id in waiting]
             try:
                 for id, future in zip(waiting, futures, strict=True):
@@ -113,12 +113,12 @@ def run(ids: Sequence[str], plan: Plan = Plan(), *, workers: int = 1) -> Iterato
 
 def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
-    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet)
+    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_restore_interrupt)
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Block Ctrl-C while workers start: they inherit the blocked signal until `_quiet` sets its handler."""
+def _interrupt_blocked() -> Iterator[None]:
+    """Block Ctrl-C while workers start: they inherit the blocked signal until `_restore_interrupt` sets its handler."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -129,7 +129,7 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _quiet() -> None:
+def _restore_interrupt() -> None:
     """Make Ctrl-C end a worker immediately and without a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
@@ -139,7 +139,7 @@ def _quiet() -> None:
 def _alone(id: str, plan: Plan) -> dict[str, Any]:
     with _pool(1) as pool:
         try:
-            with _deaf():
+            with _interrupt_blocked():
                 future = pool.submit(examine, id, plan)
             return future.result()
         except BrokenProcessPool:
@@ -169,9 +169,9 @@ def examine(id: str, plan: Plan) -> dict[str, Any]:
 
 
 def _crash(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
     words = " ".join(str(error).split())
-    return f"crashed: {type(error).__name__}: {words} ({os.path.basename(place.filename)}, line {place.lineno})"
+    return f"crashed: {type(error).__name__}: {words} ({os.path.basename(frame.filename)}, line {frame.lineno})"
 
 
 def _outcome(id: str, plan: Plan, result: dict[str, Any]) -> Outcome:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from glassformer.config.errors import listing
+from glassformer.errors import listing
 from glassformer.theory.claims.claim import Source
 from glassformer.theory.claims.registry import CHAPTERS, ClaimError, close_to, coverage, load_all
 

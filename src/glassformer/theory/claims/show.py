@@ -107,8 +107,8 @@ class Board:
                 cell = Text(_verdict(outcome), style=STYLES[Verdict.PASS if outcome.held else Verdict.FAIL])
                 if outcome.finding.verdict is Verdict.SKIP and outcome.held:
                     cell.stylize(STYLES[Verdict.SKIP])
-                told = folded(telling(outcome), max(10, room - name))
-                table.add_row(cell, claim.id, _short(outcome.badge), Text(told), f"{outcome.seconds:.1f}")
+                result = folded(summary_of(outcome), max(10, room - name))
+                table.add_row(cell, claim.id, _short(outcome.badge), Text(result), f"{outcome.seconds:.1f}")
         return table
 
     def reasons(self, outcomes: Iterable[Outcome]) -> None:
@@ -136,7 +136,7 @@ def _short(badge: Badge) -> str:
 
 def _verdict(outcome: Outcome) -> str:
     if outcome.plan.broken:
-        return "turns" if outcome.held and outcome.finding.verdict is Verdict.FAIL else str(outcome.finding.verdict)
+        return "fails" if outcome.held and outcome.finding.verdict is Verdict.FAIL else str(outcome.finding.verdict)
     return str(outcome.finding.verdict)
 
 
@@ -149,15 +149,14 @@ def reason(outcome: Outcome) -> str:
     return outcome.finding.why[outcome.finding.why.find("not examined") :] if outcome.held else outcome.finding.why
 
 
-def telling(outcome: Outcome) -> str:
+def summary_of(outcome: Outcome) -> str:
     """Return the measurement closest to its bound and the number of proofs; for a control, the parts that failed."""
     finding, parts = outcome.finding, outcome.parts
     if outcome.crashed or finding.verdict is Verdict.SKIP:
         return finding.why
-    if outcome.plan.broken:
-        turned = [part["id"] for part in parts if part["verdict"] == Verdict.FAIL]
-        return f"{len(turned)} of {len(parts)}: {', '.join(turned)}"
     failed = [part["id"] for part in parts if part["verdict"] == Verdict.FAIL]
+    if outcome.plan.broken:
+        return f"{len(failed)} of {len(parts)}: {', '.join(failed)}"
     if failed:
         return f"{', '.join(failed)}: {finding.numbers()}"
     skipped = sum(part["verdict"] == Verdict.SKIP for part in parts)
@@ -166,13 +165,13 @@ def telling(outcome: Outcome) -> str:
     proofs = f"{exact} exact" if exact else ""
     cases = sum(part["evidence"].get("cases", 0) for part in parts if isinstance(part["evidence"].get("cases"), int))
     numbers = finding.numbers() if finding.bound or finding.low is not None else ""
-    said = [proofs, plural(cases, "case") if cases else "", numbers, f"{skipped} not examined" if skipped else ""]
-    return "; ".join(piece for piece in said if piece)
+    pieces = [proofs, plural(cases, "case") if cases else "", numbers, f"{skipped} not examined" if skipped else ""]
+    return "; ".join(piece for piece in pieces if piece)
 
 
-def folded(told: str, width: int) -> str:
+def folded(text: str, width: int) -> str:
     """Break a text into lines of at most `width`; a measurement stays on the line of its bound if there is room."""
-    pieces = told.replace("; ", ";\n").split("\n")
+    pieces = text.replace("; ", ";\n").split("\n")
     kept = [piece.replace(" ", "\N{NO-BREAK SPACE}") if len(piece) <= width else piece for piece in pieces]
     return textwrap.fill(" ".join(kept), width).replace("\N{NO-BREAK SPACE}", " ")
 
@@ -184,8 +183,8 @@ def closing(outcomes: Sequence[Outcome], plan: Plan) -> str:
     wrong = [outcome for outcome in outcomes if not outcome.held]
     seconds = f"{sum(outcome.seconds for outcome in outcomes):.0f} s of computing, seed {plan.seed}"
     if plan.broken:
-        turned = count[Verdict.FAIL] - crashed
-        return f"{turned} of {len(outcomes) - count[Verdict.SKIP]} controls made their check fail; {seconds}."
+        failing = count[Verdict.FAIL] - crashed
+        return f"{failing} of {len(outcomes) - count[Verdict.SKIP]} controls made their check fail; {seconds}."
     slow = f", {count[Verdict.SKIP]} skipped (--slow runs them)" if count[Verdict.SKIP] else ""
     verdict = "Every verdict is the expected one." if not wrong else f"{plural(len(wrong), 'verdict')} not as expected."
     lower = sum(o.badge is not o.claim.badge and o.finding.verdict is Verdict.PASS for o in outcomes)

@@ -26,11 +26,11 @@ SCALES = (
 
 
 def attention(
-    q: Array, k: Array, v: Array, *, scale: str = "root", axis: int = -1, weigh: str = "softmax", shift: bool = True
+    q: Array, k: Array, v: Array, *, scale: str = "root", axis: int = -1, weights: str = "softmax", shift: bool = True
 ) -> tuple[Array, Array]:
-    """Return softmax(q kᵀ / √K) v and the attention weights."""
+    """Return (output, weights): softmax(q kᵀ / √K) v, and the softmax."""
     scores = _scores(q, k, scale, v.shape[-1])
-    match weigh:
+    match weights:
         case "softmax":
             pattern = softmax(scores, axis, shift)
         case "unnormalised":
@@ -81,14 +81,6 @@ scores becomes a row of weights that sums to 1. The output at position t is the 
 weights.
 
 Return the output (T, U) and the weights (T, S). Scores may be large, so exp must not overflow.""",
-    stub='''import numpy as np
-
-
-def attention(q, k, v):
-    """Return (output, weights): softmax(q kᵀ / √K) v, and the softmax."""
-    ...
-''',
-    function="attention",
     solve=attention,
     cases=_attention_cases,
     returns=("output", "weights"),
@@ -97,10 +89,10 @@ def attention(q, k, v):
         Mistake("you divide by the square root of the value width U: use the key width K", {"scale": "other"}),
         Mistake("your weights sum to 1 over queries, not over keys: softmax along axis -1", {"axis": 0}),
         Mistake(
-            "your weights are not normalised: divide exp(score) by its sum over the keys", {"weigh": "unnormalised"}
+            "your weights are not normalised: divide exp(score) by its sum over the keys", {"weights": "unnormalised"}
         ),
-        Mistake("you divide the scores by their sum: softmax takes exp of the scores first", {"weigh": "sum"}),
-        Mistake("you apply softmax twice: once is enough", {"weigh": "twice"}),
+        Mistake("you divide the scores by their sum: softmax takes exp of the scores first", {"weights": "sum"}),
+        Mistake("you apply softmax twice: once is enough", {"weights": "twice"}),
         Mistake("exp of a large score overflows: subtract each row's maximum before exp", {"shift": False}),
     ),
     inspect=_inspect_pattern,
@@ -153,14 +145,6 @@ per key, return the attention weights (T, T). Row t is the softmax over the keys
 A query attends to its own position too.
 
 Scores may be large positive or large negative numbers.""",
-    stub='''import numpy as np
-
-
-def causal_weights(scores):
-    """Return softmax over the keys that are not later than the query."""
-    ...
-''',
-    function="causal_weights",
     solve=causal_weights,
     cases=_mask_cases,
     returns=("weights",),
@@ -255,14 +239,6 @@ Head h uses columns h·K to (h+1)·K - 1 of the queries, keys and values. Its sc
 outputs of the heads in the same order, then apply w_o to the result.
 
 Return the output (T, D).""",
-    stub='''import numpy as np
-
-
-def multi_head(x, w_q, w_k, w_v, w_o, n_heads):
-    """Apply attention in each head, concatenate the heads, apply w_o."""
-    ...
-''',
-    function="multi_head",
     solve=multi_head,
     cases=_heads_cases,
     returns=("output",),
@@ -305,7 +281,7 @@ def cache_step(
     sees: str = "itself",
     kept: bool = True,
 ) -> tuple[Array, Array, Array]:
-    """Append the new token's key and value to the cache, then let its query attend to the whole cache."""
+    """Return (y, cache_k, cache_v); the caches are one row longer."""
     q, k, v = x @ w_q, x @ w_k, x @ w_v
 
     def joined(old: Array, new: Array) -> Array:
@@ -345,14 +321,6 @@ Append the new token's key and value at the end of the cache. Then let its query
 the new token, with scores divided by √K.
 
 Return the output (U), the new cache_k (S+1, K) and the new cache_v (S+1, U). Do not modify the input arrays.""",
-    stub='''import numpy as np
-
-
-def cache_step(x, cache_k, cache_v, w_q, w_k, w_v):
-    """Return (y, cache_k, cache_v); the caches are one row longer."""
-    ...
-''',
-    function="cache_step",
     solve=cache_step,
     cases=_cache_cases,
     returns=("y", "cache_k", "cache_v"),

@@ -17,16 +17,16 @@ def layer_norm(
     eps: float,
     *,
     ddof: int = 0,
-    place: str = "inside",
+    eps_at: str = "inside",
     axis: int = -1,
     centre: bool = True,
     power: float = 0.5,
     affine: str = "both",
 ) -> Array:
-    """gain · (x - mean) / √(variance + eps) + bias, over the last axis."""
+    """gain · (x - mean) / √(variance + eps) + bias, row by row."""
     mean = x.mean(axis, keepdims=True) if centre else 0.0
     variance = ((x - mean) ** 2).sum(axis, keepdims=True) / max(x.shape[axis] - ddof, 1)
-    spread = {"inside": (variance + eps) ** power, "outside": variance**power + eps, "none": variance**power}[place]
+    spread = {"inside": (variance + eps) ** power, "outside": variance**power + eps, "none": variance**power}[eps_at]
     with np.errstate(invalid="ignore", divide="ignore"):
         normal = (x - mean) / spread
     shapes = {"both": gain * normal + bias, "first": gain * (normal + bias), "none": normal, "gain": gain * normal}
@@ -64,21 +64,13 @@ NORM = Exercise(
 Normalise each row of x (T, d): subtract its mean, divide by √(variance + eps), multiply by `gain` (d) and add `bias`
 (d). The variance is the mean of the squared deviations from the mean (divide by d, not by d - 1). Return an array
 (T, d).""",
-    stub='''import numpy as np
-
-
-def layer_norm(x, gain, bias, eps):
-    """gain · (x - mean) / √(variance + eps) + bias, row by row."""
-    ...
-''',
-    function="layer_norm",
     solve=layer_norm,
     cases=_norm_cases,
     returns=("normalised",),
     mistakes=(
         Mistake("you divide the variance by d - 1 (torch.var's default, ddof=1): LayerNorm divides by d", {"ddof": 1}),
-        Mistake("you add eps to the standard deviation: add it to the variance, under the root", {"place": "outside"}),
-        Mistake("you leave out eps", {"place": "none"}),
+        Mistake("you add eps to the standard deviation: add it to the variance, under the root", {"eps_at": "outside"}),
+        Mistake("you leave out eps", {"eps_at": "none"}),
         Mistake("you normalise over the positions: normalise each row, along axis -1", {"axis": 0}),
         Mistake("you do not subtract the mean: that is RMSNorm, not LayerNorm", {"centre": False}),
         Mistake("you divide by the variance: divide by its square root", {"power": 1.0}),
@@ -120,7 +112,7 @@ def block(
     norm_2: str = "own",
     order: str = "attention",
 ) -> Array:
-    """x += attention(norm_1(x)); x += feedforward(norm_2(x))."""
+    """Combine norm, attend and feed, with a norm before each sublayer."""
 
     def attend(y: Array) -> Array:
         return _attend(y, w_qkv, w_o)
@@ -175,7 +167,7 @@ given in the stub. Combine them:
   2. Normalise the new residual stream with gain_2, apply the feed-forward layer, and add the result.
 
 The residual stream itself is never replaced by its normalised version. Return an array (T, d).""",
-    stub='''import numpy as np
+    given="""import numpy as np
 
 
 def norm(x, gain):
@@ -193,13 +185,7 @@ def attend(x, w_qkv, w_o):
 
 def feed(x, w_up, w_down):
     return np.maximum(x @ w_up, 0) @ w_down
-
-
-def block(x, gain_1, w_qkv, w_o, gain_2, w_up, w_down):
-    """Combine norm, attend and feed, with a norm before each sublayer."""
-    ...
-''',
-    function="block",
+""",
     solve=block,
     cases=_block_cases,
     returns=("output",),

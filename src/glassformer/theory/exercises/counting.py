@@ -10,7 +10,7 @@ from glassformer.theory.exercises.exercise import Case, Exercise, Mistake
 def block_parameters(
     d: int, f: int, *, bias: bool = True, norms: int = 2, output: bool = True, ffn: str = "two"
 ) -> int:
-    """(4d² + 4d) + (2df + d + f) + 4d."""
+    """Count the parameters of one block, including biases and norms."""
     matrices = 4 if output else 3
     attention = matrices * (d * d + (d if bias else 0))
     match ffn:
@@ -31,11 +31,7 @@ How many parameters does one Transformer block of width d with a feed-forward la
 
 It has four d × d matrices (queries, keys, values, output), a d × f and an f × d matrix (feed-forward), a bias for each
 of these six linear layers, and two LayerNorms, each with a gain and a bias of size d. Return an integer.""",
-    stub='''def block_parameters(d, f):
-    """Count the parameters of one block, including biases and norms."""
-    ...
-''',
-    function="block_parameters",
+    given="",
     solve=block_parameters,
     cases=lambda rng: [
         Case("d 512, f 2048", {"d": 512, "f": 2048}),
@@ -74,7 +70,7 @@ def gpt2_parameters(
     tokens: bool = True,
     blocks: bool = True,
 ) -> int:
-    """V d + n d + L · block(d, 4d) + 2d."""
+    """Count all parameters; a shared table counts once."""
     total = vocab * d * (int(tokens) + int(not tied)) + (context * d if positions else 0)
     total += (layers if blocks else 1) * block_parameters(d, 4 * d, bias=bias, norms=norms)
     return total + (2 * d if final else 0)
@@ -91,11 +87,7 @@ How many parameters does GPT-2 have?
 It has a table of `vocab` token embeddings, a table of `context` learned position embeddings, `layers` blocks of width d
 with feed-forward width 4d (every linear layer with a bias, two LayerNorms per block), and a final LayerNorm. The output
 layer reuses the token table (weight tying) and has no bias, so it adds nothing. Return an integer.""",
-    stub='''def gpt2_parameters(vocab, context, d, layers):
-    """Count all parameters; a shared table counts once."""
-    ...
-''',
-    function="gpt2_parameters",
+    given="",
     solve=gpt2_parameters,
     cases=lambda rng: [
         Case("GPT-2 small", {"vocab": 50257, "context": 1024, "d": 768, "layers": 12}),
@@ -129,18 +121,18 @@ def ngram(
     overlap: bool = True,
     last: bool = False,
 ) -> float:
-    """Return how often `word` follows `context`, among the occurrences of `context` that some token follows."""
+    """Return the maximum-likelihood estimate of p(word | context)."""
     tokens, context = list(tokens), list(context)
     n, width = len(tokens), len(context)
-    places = [i for i in range(n - width + 1) if tokens[i : i + width] == context]
+    starts = [i for i in range(n - width + 1) if tokens[i : i + width] == context]
     if not overlap:
-        free, places = places, []
+        free, starts = starts, []
         for i in free:
-            if not places or i >= places[-1] + max(width, 1):
-                places.append(i)
-    hits = sum(i + width < n and tokens[i + width] == word for i in places)
+            if not starts or i >= starts[-1] + max(width, 1):
+                starts.append(i)
+    hits = sum(i + width < n and tokens[i + width] == word for i in starts)
     within = n - 1 - int(last)
-    total = sum(i + width <= within for i in places) if followed else len(places)
+    total = sum(i + width <= within for i in starts) if followed else len(starts)
     if joint:
         total = n - width
     if smooth:
@@ -194,11 +186,7 @@ divided by the number of times `context` is followed by any token.
   word       one token
 
 Return a float. Return 0.0 if `context` is never followed by any token.""",
-    stub='''def ngram(tokens, context, word):
-    """Return the maximum-likelihood estimate of p(word | context)."""
-    ...
-''',
-    function="ngram",
+    given="",
     solve=ngram,
     cases=_ngram_cases,
     returns=("probability",),

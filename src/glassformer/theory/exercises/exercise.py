@@ -6,6 +6,7 @@ a wrong answer with these known mistakes, so it can report what is wrong and not
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import getdoc, signature
 from typing import Any
 
 import numpy as np
@@ -44,10 +45,8 @@ class Exercise:
     id: str
     title: str
     problem: str
-    stub: str
-    """The file to start from, with the signature of the function."""
-    function: str
     solve: Callable[..., Any]
+    """The correct function. Its name, positional parameters and docstring are those of the student's function."""
     cases: Callable[[np.random.Generator], list[Case]]
     returns: tuple[str, ...]
     """Names of the returned values; more than one means a tuple."""
@@ -58,6 +57,21 @@ class Exercise:
     """Ids of related claims for `glass check`."""
     whole: bool = False
     """True if answers are integers that must match exactly."""
+    given: str = "import numpy as np\n"
+    """What precedes the function in the file to start from."""
+
+    @property
+    def function(self) -> str:
+        """The name of the function to write."""
+        return self.solve.__name__
+
+    @property
+    def stub(self) -> str:
+        """The file to start from, with the signature of the function."""
+        parameters = signature(self.solve).parameters.values()
+        names = ", ".join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        function = f'def {self.function}({names}):\n    """{getdoc(self.solve)}"""\n    ...\n'
+        return f"{self.given}\n\n{function}" if self.given else function
 
 
 def softmax(scores: np.ndarray, axis: int = -1, shift: bool = True) -> np.ndarray:

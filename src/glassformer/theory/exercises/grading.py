@@ -225,8 +225,8 @@ def _failures(exercise: Exercise, cases: list[Case], answers: dict[int, dict[str
     for number, answer in sorted(answers.items()):
         hint = f" ({cases[number].hint})" if cases[number].hint else ""
         if "error" in answer:
-            place = (answer["error"], answer["line"])
-            found.setdefault(place, f"for {cases[number].label} it {_raised(answer)}{hint}")
+            kind = (answer["error"], answer["line"])
+            found.setdefault(kind, f"for {cases[number].label} it {_raised(answer)}{hint}")
             continue
         try:
             judge.unpack(exercise, answer.get("value"))

@@ -168,9 +168,9 @@ def _difference(exercise: Exercise, case: Case, given: Values, expected: Values)
         if not same(exercise, (got,), (want,)):
             with np.errstate(invalid="ignore"):
                 apart = np.nan_to_num(np.abs(got - want), nan=np.inf)
-            place = np.unravel_index(int(apart.argmax()), want.shape)
-            index = f"[{', '.join(str(int(i)) for i in place)}]" if place else ""
-            numbers = (float(got[place]), float(want[place]))
+            where = np.unravel_index(int(apart.argmax()), want.shape)
+            index = f"[{', '.join(str(int(i)) for i in where)}]" if where else ""
+            numbers = (float(got[where]), float(want[where]))
             a, b = (f"{x:,.0f}" if exercise.whole and float(x).is_integer() else f"{x:.6g}" for x in numbers)
             return f"for {case.label}, `{name}{index}` is {a} and should be {b}"
     return ""

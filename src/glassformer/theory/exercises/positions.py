@@ -16,7 +16,7 @@ def _frequencies(d: int, base: float, exponent: str) -> Array:
 def sinusoidal(
     n: int, d: int, *, first: int = 0, layout: str = "pairs", exponent: str = "2i/d", base: float = 10000.0
 ) -> Array:
-    """PE[p, 2i] = sin(p w_i), PE[p, 2i+1] = cos(p w_i), w_i = 10000^(-2i/d)."""
+    """Return the table of position embeddings, (n, d)."""
     angles = (np.arange(n) + first)[:, None] * _frequencies(d, base, exponent)
     sines, cosines = np.sin(angles), np.cos(angles)
     if layout == "halves":
@@ -37,14 +37,6 @@ Compute the table of sinusoidal position embeddings for n positions and an even 
   PE[p, 2i+1] = cos(p · w_i)      with w_i = 10000^(-2i/d)
 
 Positions p and components are counted from 0. Return an array (n, d).""",
-    stub='''import numpy as np
-
-
-def sinusoidal(n, d):
-    """Return the table of position embeddings, (n, d)."""
-    ...
-''',
-    function="sinusoidal",
     solve=sinusoidal,
     cases=lambda rng: [
         Case("6 positions of width 8", {"n": 6, "d": 8}),
@@ -84,7 +76,7 @@ def rope(
     exponent: str = "2i/d",
     counted: bool = False,
 ) -> Array:
-    """Rotate pair i of row t by the angle positions[t] · base^(-2i/d)."""
+    """Return x with each row rotated by its position."""
     T, d = x.shape
     at = (np.arange(T) if counted else np.asarray(positions)) + shift
     angles = sign * at[:, None] * _frequencies(d, base, exponent)
@@ -126,14 +118,6 @@ position p, pair i is rotated by the angle a = p · base^(-2i/d):
   base             10000 in most models
 
 Return an array (T, d).""",
-    stub='''import numpy as np
-
-
-def rope(x, positions, base):
-    """Return x with each row rotated by its position."""
-    ...
-''',
-    function="rope",
     solve=rope,
     cases=_rope_cases,
     returns=("rotated",),

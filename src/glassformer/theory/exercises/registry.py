@@ -1,6 +1,6 @@
 """All exercises by id."""
 
-from glassformer.config.errors import nearest
+from glassformer.errors import nearest
 from glassformer.theory.exercises import attention, block, counting, positions, sampling
 from glassformer.theory.exercises.exercise import Exercise, ExerciseError
 

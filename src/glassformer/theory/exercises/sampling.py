@@ -25,7 +25,7 @@ def _overflowing(rng: np.random.Generator, **more: Any) -> Case:
 
 
 def temperature(logits: Array, tau: float, *, how: str = "divide", shift: bool = True) -> Array:
-    """softmax(logits / tau)."""
+    """Return probabilities proportional to exp(logits / tau)."""
     if how == "after":
         p = softmax(logits) / tau
         return np.asarray(p / p.sum())
@@ -40,14 +40,6 @@ TEMPERATURE = Exercise(
 Return the probabilities (V) with which the next token is drawn at temperature tau > 0: p_i is proportional to
 exp(logits_i / tau). A tau below 1 sharpens the distribution, a tau above 1 flattens it, and tau = 1 leaves it
 unchanged. Logits may be large.""",
-    stub='''import numpy as np
-
-
-def temperature(logits, tau):
-    """Return probabilities proportional to exp(logits / tau)."""
-    ...
-''',
-    function="temperature",
     solve=temperature,
     cases=lambda rng: [
         Case("tau 0.5", {"logits": rng.normal(size=6), "tau": 0.5}),
@@ -94,14 +86,6 @@ TOP_K = Exercise(
 Return the probabilities (V) of top-k sampling. Only the k tokens with the largest logits can be drawn; their
 probabilities are the softmax over these k logits. Every other token has probability exactly 0. k is at least 1 and may
 exceed the number of tokens. No two logits are equal.""",
-    stub='''import numpy as np
-
-
-def top_k(logits, k):
-    """Return softmax over the k largest logits, 0 for other tokens."""
-    ...
-''',
-    function="top_k",
     solve=top_k,
     cases=lambda rng: [
         Case("k 3 of 8", {"logits": rng.normal(size=8), "k": 3}),
@@ -135,7 +119,7 @@ def top_p(
     ordered: bool = True,
     order: str = "down",
 ) -> Array:
-    """Return the probabilities of the smallest set of most likely tokens that together reach p, normalised."""
+    """Return the probabilities of top-p sampling."""
     probabilities = softmax(logits)
     by = np.argsort(-probabilities if order == "down" else probabilities, kind="stable")
     if order == "none":
@@ -171,14 +155,6 @@ TOP_P = Exercise(
 Return the probabilities (V) of top-p (nucleus) sampling. Sort the tokens by decreasing probability and keep the
 shortest prefix whose probabilities sum to at least p; the token that crosses p is kept. Divide the kept probabilities
 by their sum. Every other token has probability exactly 0. Entry i of the result belongs to token i. 0 < p <= 1.""",
-    stub='''import numpy as np
-
-
-def top_p(logits, p):
-    """Return the probabilities of top-p sampling."""
-    ...
-''',
-    function="top_p",
     solve=top_p,
     cases=_nucleus_cases,
     returns=("probabilities",),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from glassformer.config.errors import ConfigError, require, require_positive
+from glassformer.errors import ConfigError, require, require_positive
 from glassformer.training.data.batches import IGNORED, Order, in_fours, random_words, shuffled
 from glassformer.training.data.tokenizer import CharTokenizer, Tokenizer
 
@@ -247,10 +247,8 @@ Task = Repeat | Copy | Markov | ModularAddition
 TASKS: dict[str, type[Task]] = {kind.kind: kind for kind in (Repeat, Copy, Markov, ModularAddition)}
 
 
-def named(corpus: str) -> type[Task] | None:
-    """The task that `task:NAME` means; None for a corpus that is none. Raises ConfigError with the nearest name."""
-    if not corpus.startswith(PREFIX):
-        return None
+def named(corpus: str) -> type[Task]:
+    """The task that `task:NAME` means. Raises ConfigError with the nearest name."""
     name = corpus.removeprefix(PREFIX)
     if name in TASKS:
         return TASKS[name]

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 8 -m glassformer train RUN.toml --set machine.parallel=fsdp
 
-`start` returns the `Group` of a process, and the loop calls its methods. A single process gets `ALONE`, whose methods
-do nothing. The model knows nothing of this: it is wrapped from outside.
+`connect` returns the `Group` of a process, and the loop calls its methods. The model knows nothing of this: it is
+wrapped from outside.
 
     Replicated (ddp)   every rank holds the model; gradients are averaged while the backward pass runs
     Sharded (fsdp)     every rank holds 1/N of each tensor of weights, gradient and optimizer; blocks are gathered when
@@ -29,15 +29,15 @@ import datetime
 import gc
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.config import ConfigError
 from glassformer.model import Model, build
-from glassformer.model.moe import MoE
-from glassformer.training.distributed.ranks import local_rank, world_size
+from glassformer.model.layers import MoE
+from glassformer.training.distributed.group import Function, Group, T, local_rank
 from glassformer.training.optimizers import Optimizer
 from glassformer.training.run import Run
 
@@ -45,102 +45,8 @@ TIMEOUT = datetime.timedelta(minutes=30)
 """How long a rank waits for the others: rank 0 may be counting n-grams or writing a large checkpoint meanwhile."""
 
 
-Function = Callable[..., Any]
-T = TypeVar("T")
-
-
-class Group:
-    """The processes that train together. This base class is a single process, whose methods do nothing."""
-
-    rank = 0
-    world = 1
-    sharded = False
-    """True if tensors are sharded over ranks, so that every rank must take part in every forward pass."""
-
-    @property
-    def is_main(self) -> bool:
-        """True for the process that prints, logs, samples and writes."""
-        return self.rank == 0
-
-    def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
-        """Distribute the model in place; return a function that computes `function(model, ...)` with gradients."""
-        return torch.compile(function) if compiled else function
-
-    def adopt(self, optimizer: Optimizer) -> None:
-        """Adapt the optimizer of a wrapped model."""
-
-    def run(self, function: Function, model: Model, *given: Any) -> Any:
-        """Return `function(model, *given)` without gradients."""
-        return function(model, *given)
-
-    def accumulating(self, more: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of one accumulated part: while `more` follow, gradients are not reduced over ranks."""
-        return contextlib.nullcontext()
-
-    def totals(self, *numbers: float) -> tuple[float, ...]:
-        """Return each number summed over the ranks."""
-        return numbers
-
-    def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in order."""
-        return [value]
-
-    def agree(self, value: T) -> T:
-        """Return the value of rank 0."""
-        return value
-
-    def on_main(self, work: Callable[[], T]) -> T:
-        """Call `work` on rank 0 only. All ranks wait and get its result, or its error."""
-        return work()
-
-    def reseed(self, seed: int, step: int) -> None:
-        """Seed dropout by rank and step, so that a repeated step draws the same numbers."""
-
-    def local(self, tensor: Tensor) -> Tensor:
-        """Return this rank's shard of a tensor."""
-        return tensor
-
-    def full(self, tensor: Tensor) -> Tensor:
-        """Return the complete tensor. All ranks must call it."""
-        return tensor
-
-    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return complete tensors on rank 0. Other ranks must call it as well and may get none."""
-        return tensors
-
-    def spread(self, tensors: dict[str, Tensor], model: Model) -> dict[str, Tensor]:
-        """Shard complete tensors, on all ranks: those named `parameter` or `parameter/key` get its placement."""
-        return tensors
-
-    def whole_model(self, model: Model) -> Model | None:
-        """Return an unsharded model on rank 0. Other ranks must call it as well and may get none."""
-        return model
-
-    def close(self) -> None:
-        """Shut down the process group."""
-
-
-ALONE = Group()
-
-
-def check(run: Run) -> None:
-    """Refuse a run that the processes of torchrun cannot share; there may be one only."""
-    world, parts = world_size(), run.loop.accumulate
-    share = world * parts
-    if run.loop.batch % share:
-        near = max(run.loop.batch // share, 1) * share
-        by = f"{world} ranks" if parts == 1 else f"{world} ranks x loop.accumulate={parts}"
-        raise ConfigError(
-            f"loop.batch={run.loop.batch} is not a multiple of {by}: they cannot take equal shares. "
-            f"Use {near} or {near + share}."
-        )
-
-
-def start(run: Run) -> Group:
-    """Return the group of this process: from the environment of torchrun, or ALONE. It can be called again."""
-    if world_size() == 1:
-        return ALONE
-    check(run)
+def connect(run: Run) -> Group:
+    """Join the processes of torchrun and return their group. It can be called again."""
     import torch.distributed as dist
 
     cuda = run.machine.device != "cpu" and torch.cuda.is_available()
@@ -225,6 +131,11 @@ class Replicated(Group):
     def reseed(self, seed: int, step: int) -> None:
         digest = hashlib.sha256(f"{seed} {step} {self.rank}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
+
+    @contextlib.contextmanager
+    def interrupts(self) -> Iterator[Callable[[], bool]]:
+        """Leave signals as they are: a rank that saw one a step later than the others would wait for them forever."""
+        yield lambda: False
 
     def close(self) -> None:
         self.totals(0)  # no rank leaves while another still communicates

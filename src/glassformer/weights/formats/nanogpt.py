@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from glassformer.config import Attention, ConfigError, DecoderConfig, Dense, LayerNorm, ModelConfig
-from glassformer.weights.convert import Drop, Row, Shape, linear
+from glassformer.weights.convert import Drop, Row, Shape, linear, shapes
 from glassformer.weights.convert import plan as plan_moves
 from glassformer.weights.convert import read as read_tensors
 from glassformer.weights.errors import WeightsError, pickled, summarize
-from glassformer.weights.families import shapes
 from glassformer.weights.tensors import AGAIN, Tensors
 
 COMPILED = "_orig_mod."

@@ -1,18 +1,7 @@
-"""The tokenizer of a model folder, whatever file it is stored in, and its chat template.
+"""Tokenizers that are stored in another file than tokenizer.json, and chat templates.
 
 | file | read by |
 |---|---|
-| `tokenizer.json` | `tokenizers`, as it is |
 | `tokenizer.model`, `spiece.model`, … | `sentencepiece`, then converted (`pieces`) |
 | `*.tiktoken`, or `tokenizer.model` of Llama 3 | converted (`ranks`) |
 """
-
-from glassformer.weights.tokenizer.folder import (
-    TEMPLATE,
-    TOKENIZER,
-    TOKENIZER_FILES,
-    read_chat_template,
-    read_tokenizer,
-)
-
-__all__ = ["TEMPLATE", "TOKENIZER", "TOKENIZER_FILES", "read_chat_template", "read_tokenizer"]

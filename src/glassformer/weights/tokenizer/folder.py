@@ -9,26 +9,11 @@ from glassformer.weights.tokenizer.ends import add_ends, ends
 from glassformer.weights.tokenizer.ranks import SUFFIX, is_ranks, read_ranks
 from glassformer.weights.tokenizer.sentencepiece import FILES, read_sentencepiece
 
-TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-# Files of a tokenizer in transformers; they are copied from the folder from which a model was loaded.
-TOKENIZER_FILES = (
-    *(TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", *FILES),
-    *("vocab.json", "merges.txt", "vocab.txt", TEMPLATE, "chat_template.json", "qwen.tiktoken"),
-)
+TOKENIZER_CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return the `tokenizers.Tokenizer` of a folder; None if it has none."""
-    file = folder / TOKENIZER
-    if file.exists():
-        from tokenizers import Tokenizer  # loading a model does not need it
-
-        try:
-            return Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
-            raise WeightsError(
-                f"{file} is not a tokenizer that `tokenizers` can read ({error}): replace it, or pass token ids."
-            ) from None
+    """Return the `tokenizers.Tokenizer` of a folder without a tokenizer.json; None if it has no other file of one."""
     found = [folder / name for name in FILES if (folder / name).is_file()] + sorted(folder.glob(f"*{SUFFIX}"))
     if not found:
         return None

@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassformer import config as c
-from glassformer.kernels.cpu.decode import NativeDecoder, NativeError, library, unsupported_config
+from glassformer.kernels.cpu.decode import NativeDecoder, NativeError, unsupported_config
 from glassformer.kernels.cpu.decode.decoder import fingerprint, settle, stretches, weights_of
 from glassformer.kernels.cpu.decode.pack import group_of, packed_as, quantise
+from glassformer.kernels.toolchain import cxx
 from tests import variants
 from tests.variants import decoder, lively, tokens
 
-pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
 KNOWN = {name: p for name, p in variants.POSITIONS.items() if unsupported_config(decoder(position=p)) is None}
 
 

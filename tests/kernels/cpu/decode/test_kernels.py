@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from glassformer.kernels.cpu.decode import library
 from glassformer.kernels.cpu.decode.pack import Store, address, group_of, matrix, packed_as, quantise, room
+from glassformer.kernels.toolchain import cxx
 
 WIDE = "avx512f" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "")
-pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(cxx.compiler() is None, reason="no C++ compiler here")
 
 
 def product(weight, bias, x, precision, threads=2, kernels=None):
@@ -102,8 +103,8 @@ def test_a_vector_of_zeros_gives_the_bias():
 
 def built(folder, *flags):
     """The kernels, compiled otherwise than for this processor."""
-    source, out = Path(library.__file__).parent / library.SOURCES[0], folder / "other.so"
-    subprocess.run([library.compiler(), *flags, "-w", str(source), "-o", str(out)], check=True)
+    out = folder / "other.so"
+    subprocess.run([cxx.compiler(), *flags, "-w", str(library.SOURCE), "-o", str(out)], check=True)
     other = ctypes.CDLL(str(out))
     other.glass_multiply.argtypes = library.load().glass_multiply.argtypes
     return other

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glassformer.kernels.cuda.training import fp8
-from glassformer.model.feedforward import ACTIVATIONS
+from glassformer.model.layers import ACTIVATIONS
 
 U4, U5 = 2**-3 / math.sqrt(12), 2**-2 / math.sqrt(12)
 FORMATS = {fp8.E4M3: U4, fp8.E5M2: U5}

@@ -10,7 +10,7 @@ import torch
 
 from glassformer.kernels.cuda.training import fp8, fp8_cuda, loss
 from glassformer.kernels.toolchain import nvrtc
-from glassformer.model.feedforward import ACTIVATIONS
+from glassformer.model.layers import ACTIVATIONS
 from tests.emulated_cuda import built, needs_compiler
 
 CHOICES = ("WIDE", "SHORT", "KIND", "SUMMED")  # not DOWN: arrays are as long

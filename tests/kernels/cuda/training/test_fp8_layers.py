@@ -19,8 +19,7 @@ from glassformer import config as c
 from glassformer.kernels.cuda.training import fp8, fp8_layers
 from glassformer.model import build
 from glassformer.model.attention import Attention
-from glassformer.model.feedforward import ACTIVATIONS, Dense
-from glassformer.model.norm import build_norm
+from glassformer.model.layers import ACTIVATIONS, Dense, build_norm
 from glassformer.training.loop import prepare_state, train_step
 from glassformer.training.objective import Batch, float8_head, summed_loss
 from glassformer.training.run import Loss

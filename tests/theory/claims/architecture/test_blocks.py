@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glassformer.model.block import PreNormBlock
-from glassformer.model.norm import LayerNorm
+from glassformer.model.layers import LayerNorm
 from glassformer.theory.claims.architecture import blocks
 from glassformer.theory.claims.claim import Lab
 
@@ -39,5 +39,5 @@ def test_an_engine_with_another_epsilon_is_caught(monkeypatch):
 
 def test_a_model_that_answers_everything_is_caught():
     found = {f.id: f for f in blocks.gpt_logits_shape(Lab(broken=True))}
-    said = found["what is refused"].evidence["said"]
-    assert [name for name, text in said.items() if not text] == ["one token too many"]
+    errors = found["invalid inputs"].evidence["errors"]
+    assert [name for name, text in errors.items() if not text] == ["one token too many"]

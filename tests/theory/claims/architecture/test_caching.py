@@ -47,7 +47,7 @@ def test_an_engine_that_counts_on_wrongly_with_a_cache_is_caught():
     assert (found.cached - found.full).abs().max() > 1e-3
 
 
-def test_steps_told_position_zero_differ_from_the_second_on():
+def test_steps_at_position_zero_differ_from_the_second_on():
     found = caching.both_ways.__wrapped__("learned, L=1", torch.float64, 0, 4, stuck=True)
     gaps = (found.cached - found.full).abs().amax(-1)
     assert gaps[0] < 1e-10 < 1e-3 < gaps[1:].min()

@@ -6,8 +6,8 @@ import torch
 
 from glassformer.model import context
 from glassformer.theory.claims.architecture import dependence
-from glassformer.theory.claims.architecture.lively import decoder, unmasked
 from glassformer.theory.claims.claim import Lab
+from glassformer.theory.claims.small_models import decoder, unmasked
 
 
 def found_by(check, **lab):
@@ -34,7 +34,7 @@ def test_an_encoder_that_hides_the_future_is_caught(monkeypatch):
     change_masks(monkeypatch, is_causal=True)
     found = found_by(dependence.architecture_masks)
     assert found["encoder-only: derivatives"].measured == 15
-    assert found["encoder-decoder, source: derivatives"].passed  # the last source token still reaches everyone
+    assert found["encoder-decoder, source: derivatives"].passed  # the last source token still reaches full_mask
 
 
 def test_an_engine_that_ignores_padding_is_caught(monkeypatch):
@@ -55,6 +55,6 @@ def test_odds_ratio_ignores_margins():
     assert dependence.odds_ratio(table / table.sum(1, keepdims=True)) == pytest.approx(0.4 * 0.1 / (0.3 * 0.2))
 
 
-def test_places_supervised():
+def test_positions_supervised():
     [found] = dependence._supervision(Lab())
     assert (found.evidence["causal"], found.evidence["masked"]) == (100, 15)

@@ -52,8 +52,8 @@ def test_a_norm_with_unbiased_variance_is_torchs_formula():
 def test_released_weights_are_run_where_a_folder_is_named(tmp_path, monkeypatch, spoilt):
     tensors = gpt2.published(1, 0.2)
     save_file({name: value.astype(np.float32) for name, value in tensors.items()}, tmp_path / "model.safetensors")
-    said = gpt2.CONFIG | {"activation_function": "relu" if spoilt else "gelu_new"}
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    written = gpt2.CONFIG | {"activation_function": "relu" if spoilt else "gelu_new"}
+    (tmp_path / "config.json").write_text(json.dumps(written))
     monkeypatch.setenv(gpt2.REAL, str(tmp_path))
     monkeypatch.setattr(
         gpt2, "forward", lambda config, params, tokens: forward(gpt2.reference_config(), params, tokens)

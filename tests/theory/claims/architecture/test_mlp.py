@@ -6,18 +6,18 @@ import torch
 
 from glassformer.reference import random_params
 from glassformer.theory.claims.architecture import mlp
-from glassformer.theory.claims.architecture.lively import filled
 from glassformer.theory.claims.claim import Lab
+from glassformer.theory.claims.small_models import model_with
 
 
 def test_one_token_alone_is_the_mlp():
     config = mlp._config()
     params = random_params(config, 2, 0.5)
-    logits = filled(config, params)(torch.tensor([[3]]))[0, 0].detach().numpy()
+    logits = model_with(config, params)(torch.tensor([[3]]))[0, 0].detach().numpy()
     assert np.abs(logits - mlp.token_by_token(params, 3)).max() < 1e-12
 
 
-def test_seeing_a_neighbour_turns_the_first_parts():
+def test_seeing_a_neighbour_makes_the_first_parts_fail():
     found = {f.id: f for f in mlp.mlp_vs_transformer(Lab(broken=True))}
     failing = [id for id, finding in found.items() if not finding.passed]
     assert failing == ["A = I", "derivatives", "an MLP, token by token"]

@@ -41,7 +41,7 @@ def test_the_lines_of_the_source_are_the_stated_ones():
     assert found.evidence["entropy rate"] == pytest.approx(1.5247, abs=5e-5)
 
 
-def test_the_recorded_run_lies_between_entropy_and_bigram():
+def test_the_recorded_run_is_between_entropy_and_bigram():
     assert nano.STATED["entropy rate"] < nano.RECORDED.losses[-1] < nano.STATED["bigram"] - 1
 
 

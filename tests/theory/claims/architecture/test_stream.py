@@ -19,7 +19,7 @@ def test_twelve_layers_and_heads_apart():
     assert found["post-norm: the same sum is off"].measured > 1
 
 
-def test_an_engine_that_writes_something_else_than_it_says_is_caught(monkeypatch):
+def test_an_engine_whose_writes_differ_from_its_taps_fails(monkeypatch):
     original = Attention.forward
     monkeypatch.setattr(Attention, "forward", lambda self, *args, **named: 1.001 * original(self, *args, **named))
     found = found_by(stream.residual_stream_sum)

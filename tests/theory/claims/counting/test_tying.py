@@ -36,7 +36,7 @@ def test_training_is_left_out_aloud_when_there_is_no_time():
 
 
 @pytest.mark.slow
-def test_training_on_the_cycle_ends_where_the_proof_says():
+def test_training_on_the_cycle_ends_at_the_proved_loss():
     parts = {p.id: p for p in tying.weight_tying_expressivity(Lab(slow=True))}
     assert all(p.passed for p in parts.values())
     assert parts["tied, trained on the cycle"].measured == pytest.approx(math.log(3), abs=1e-5)

@@ -31,18 +31,18 @@ def test_lines_without_slips_give_the_right_entries():
 
 
 def test_matrices_agree_with_numpy():
-    def floats(m):
-        return np.array([[float(v) for v in row] for row in m])
-
-    np.testing.assert_allclose(floats(doc.Q), floats(doc.INPUT) @ floats(doc.W_Q))
-    np.testing.assert_allclose(floats(doc.S), floats(doc.Q) @ floats(doc.K).T)
-    assert doc.determinant(doc.PRINTED_S) == Fraction(185, 8)
-    assert np.linalg.det(floats(doc.PRINTED_S)) == pytest.approx(185 / 8)
+    q, k, s, inputs, w_q, printed_s = (
+        np.array(m, dtype=float) for m in (doc.Q, doc.K, doc.S, doc.INPUT, doc.W_Q, doc.PRINTED_S)
+    )
+    np.testing.assert_allclose(q, inputs @ w_q)
+    np.testing.assert_allclose(s, q @ k.T)
+    assert doc.PRINTED_S.det() == Fraction(185, 8)
+    assert np.linalg.det(printed_s) == pytest.approx(185 / 8)
 
 
 def test_attention_is_a_softmax_of_rows():
     rows, out = doc.attention(doc.PLAIN)
-    S, V = (np.array([[float(v) for v in row] for row in m]) for m in (doc.S, doc.V))
+    S, V = (np.array(m, dtype=float) for m in (doc.S, doc.V))
     A = np.exp(S) / np.exp(S).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(np.array(rows, dtype=float), A, rtol=1e-14)
     np.testing.assert_allclose(np.array(out, dtype=float), A @ V, rtol=1e-13)

@@ -1,7 +1,5 @@
 """The worked example."""
 
-import pytest
-
 from glassformer.model import attention
 from glassformer.theory.claims.claim import Lab
 from glassformer.theory.claims.example import worked
@@ -14,14 +12,6 @@ def test_outputs_to_ten_digits_are_in_the_evidence_and_in_the_statement():
         for row in found[f"weights and outputs {name}"]["output"]:
             assert all(number in find("worked-example-qkv").statement for number in row)
     assert len(found["18 inconsistencies"]["slips"]) == 18
-
-
-@pytest.mark.parametrize(
-    ("value", "text", "same"),
-    [(0.0015011409, "1.501141e-3", True), (0.0015011409, "1.501142e-3", False), (0.19893301, "0.1989330", True)],
-)
-def test_stated_digits_are_compared_as_rounded(value, text, same):
-    assert worked.agree(value, text) == same
 
 
 def test_an_engine_that_normalises_columns_fails(monkeypatch):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from glassformer.model import build, inputs
+from glassformer.model import build, context
 from glassformer.model.positions import Learned
 from glassformer.theory.claims.claim import Lab
 from glassformer.theory.claims.positions import extrapolation as beyond
@@ -13,11 +13,11 @@ from glassformer.theory.claims.registry import check, find
 from glassformer.training.run import Schedule
 
 
-def test_without_time_it_says_so():
+def test_without_slow_the_claim_is_skipped():
     assert check("pe-extrapolation", slow=False).verdict == "skip"
 
 
-def test_the_recorded_run_lies_in_the_bands_and_the_erratum_fails():
+def test_the_recorded_run_is_within_the_bands_and_the_erratum_fails():
     for task in ("markov", "copy"):
         numbers = {s: dict(zip(beyond.LENGTHS, losses, strict=True)) for s, losses in beyond.RECORDED[task].items()}
         assert numbers.keys() == beyond.SCHEMES.keys()
@@ -25,7 +25,7 @@ def test_the_recorded_run_lies_in_the_bands_and_the_erratum_fails():
     assert all(e.examine().passed for e in find("pe-extrapolation").errata)
 
 
-def test_bands_turn_when_rotary_keeps_its_loss():
+def test_bands_fail_when_rotary_keeps_its_loss():
     flat = dict.fromkeys(beyond.LENGTHS, 1.0)
     parts = list(beyond._bands(Lab(), "markov", dict.fromkeys(beyond.SCHEMES, flat)))
     assert {p.id[:3] for p in parts if not p.passed} == {"(a)", "(c)", "(d)"}
@@ -52,7 +52,7 @@ def test_training_repeats_itself_and_leaves_rows_it_never_saw(monkeypatch):
 
 def test_an_engine_that_clamps_positions_is_found_out(monkeypatch):
     whole = Learned.vectors
-    monkeypatch.setattr(inputs, "_check_positions", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(context, "_check_positions", lambda *_args, **_kwargs: None)
     monkeypatch.setattr(Learned, "vectors", lambda self, places: whole(self, places.clamp(max=31)))
     assert not beyond._table_ends(Lab()).passed
 

@@ -29,7 +29,7 @@ def test_the_printed_sign_is_kept_apart_in_both_pairings():
         assert found[f"{pairing}: equals q^T R_(n-m) k"].measured < 1e-12
 
 
-def test_an_engine_that_turns_the_other_way_fails(monkeypatch):
+def test_an_engine_that_rotates_the_other_way_fails(monkeypatch):
     whole = attention.apply_rotation
     monkeypatch.setattr(attention, "apply_rotation", lambda x, rotation: whole(x, rotation._replace(sin=-rotation.sin)))
     found = {p.id: p for p in rotary.rope_relative(Lab())}

@@ -41,13 +41,13 @@ def test_the_model_computes_its_table():
             assert joint == pytest.approx(p[first, second], abs=1e-14)
 
 
-def test_greedy_decoding_in_place_of_beams_fails(monkeypatch):
+def test_greedy_decoding_instead_of_beams_fails(monkeypatch):
     whole = decoding.generate
     monkeypatch.setattr(decoding, "generate", lambda *args, beams=1, **rest: whole(*args, **rest))
     assert [p.id for p in decoding._engine(Lab()) if not p.passed] == ["our beams of width V = best on the table"]
 
 
-def test_without_z3_it_says_so_and_its_control_still_turns_it(monkeypatch):
+def test_without_z3_a_part_is_skipped_and_the_control_still_fails(monkeypatch):
     monkeypatch.setitem(sys.modules, "z3", None)
     bounds = list(decoding._bounds(Lab()))
     assert len(bounds) == 5

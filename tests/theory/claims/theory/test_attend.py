@@ -19,7 +19,7 @@ def test_softmax_and_linear_attention_are_their_definitions():
     torch.testing.assert_close(attend(q, k, v, 0.3, linear=True), 0.3 * q @ k.T @ v)
 
 
-def test_without_scores_there_is_nothing_to_put_in_the_patterns_place():
+def test_without_scores_the_pattern_cannot_be_replaced():
     with pytest.raises(AssertionError, match="scores come before"):
         NoSoftmax()("blocks.0.attention.pattern", torch.zeros(1))
 

@@ -26,7 +26,7 @@ def test_bands_name_every_variant_and_say_which_end_is_open():
     assert all(low is not None or high is not None for _, _, _, low, high, _ in collapse.BANDS)
 
 
-def test_only_what_claims_attention_alone_turns_when_attention_is_gone(monkeypatch):
+def test_without_attention_only_the_parts_about_attention_alone_fail(monkeypatch):
     chosen = tuple(band for band in collapse.BANDS if band[1] in ("attention", "identity"))
     monkeypatch.setattr(collapse, "BANDS", chosen)
     monkeypatch.setattr(collapse, "runs", functools.cache(lambda variant, seed: (rank.collapse(variant, seed=seed),)))

@@ -31,7 +31,7 @@ def test_training_is_left_out_aloud_when_there_is_no_time():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_runs_stay_in_their_bands_and_turn_without_decay(seed):
+def test_runs_stay_in_their_bands_and_fail_without_decay(seed):
     assert [p.text() for p in grokking._training_parts(Lab(seed)) if not p.passed] == []
     failed = [p.id for p in grokking._training_parts(Lab(seed, broken=True)) if not p.passed]
     assert failed == ["understood by step 3000", "the norm falls again"]

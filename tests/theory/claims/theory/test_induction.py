@@ -14,7 +14,7 @@ from glassformer.weights import load
 
 
 def _shipped():
-    folder = pretrained.folder("induction")
+    folder = pretrained.FOLDERS["induction"]
     assert folder is not None
     return load(folder), (folder / "run.toml").read_text()
 
@@ -47,7 +47,7 @@ def test_accuracy_is_the_share_of_second_copies_and_ablation_takes_it_away():
 
 def test_scores_on_the_tasks_rows_are_those_recorded_with_the_model():
     model, text = _shipped()
-    folder = pretrained.folder("induction")
+    folder = pretrained.FOLDERS["induction"]
     recorded = json.loads((folder / "measured.json").read_text())["induction_scores"]
     found = induction.copy_scores(model, read_run(text))
     torch.testing.assert_close(found, torch.tensor(recorded), atol=2e-4, rtol=0)

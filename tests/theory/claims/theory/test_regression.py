@@ -35,7 +35,7 @@ def test_keys_on_a_circle_have_one_norm_and_gaussian_weights():
     torch.testing.assert_close(chord, (x - x[0]).abs() / 0.5, rtol=1e-4, atol=0)
 
 
-def test_without_normalising_the_smoother_claim_turns():
+def test_without_normalising_the_smoother_claim_fails():
     failed = [p.id for p in regression.softmax_attention_kernel_smoother(Lab(broken=True)) if not p.passed]
     assert "the weighted mean minimises" in failed
     assert "moving all values moves the output" in failed

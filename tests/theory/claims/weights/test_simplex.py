@@ -49,7 +49,7 @@ def test_a_softmax_without_the_row_maximum_is_caught(monkeypatch):
     assert not found["against 50 digits"].passed
 
 
-def test_float32_overflows_where_it_is_said_to():
+def test_float32_overflows_at_the_stated_limit():
     found = parts("softmax-shift-invariance")
     assert found["limit in float32"].passed
     assert simplex.FLOAT32_LIMIT == 88.7229

@@ -5,6 +5,6 @@ not support (`unsupported_config` returns the reason) and machines without a C++
 """
 
 from glassformer.kernels.cpu.decode.decoder import NativeDecoder, unsupported_config
-from glassformer.kernels.cpu.decode.library import NativeError, build
+from glassformer.kernels.cpu.decode.library import NativeError
 
-__all__ = ["NativeDecoder", "NativeError", "build", "unsupported_config"]
+__all__ = ["NativeDecoder", "NativeError", "unsupported_config"]

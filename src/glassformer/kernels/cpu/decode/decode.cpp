@@ -3,9 +3,9 @@
 // All threads go through the layers together. With few tokens, each thread has its own copy of the residual stream of
 // every token and computes some rows of each matrix; results are exchanged through one shared buffer and a barrier. The
 // definition is glassformer.model; tests/kernels/cpu/decode compares the two.
-#include "mark.h"
+#include "checksum.h"
 #include "model.h"
-#include "shares.h"
+#include "schedule.h"
 
 using namespace glass;
 
@@ -24,17 +24,17 @@ void rotate(const Model& m, float* x, int position) {
 
 // out[0..16 N) = factor * sum over s of w[s] values[s][0..16 N); as much of `next` is prefetched into the L2 cache.
 template <int N>
-void blend(const float* w, const float* values, int pitch, int from, int end, float factor, float* out,
+void weighted_sum(const float* w, const float* values, int pitch, int from, int end, float factor, float* out,
            const float* next = nullptr) {
-    vf sums[N] = {};
+    floats sums[N] = {};
     for (long s = from; s < end; s++)
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            sums[n] = more(sums[n], load(values + s * pitch + n * W), w[s]);
-            if (next) __builtin_prefetch(next + s * pitch + n * W, 0, 2);
+            sums[n] = multiply_add(sums[n], load(values + s * pitch + n * LANES), w[s]);
+            if (next) __builtin_prefetch(next + s * pitch + n * LANES, 0, 2);
         }
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n++) *(vf*)(out + n * W) = sums[n] * factor;
+    for (int n = 0; n < N; n++) *(floats*)(out + n * LANES) = sums[n] * factor;
 }
 
 struct Step {
@@ -57,8 +57,8 @@ struct Step {
          float* logits, Scratch& scratch)
         : m(m), cache(cache), entries(entries), wanted(wanted), count(count), asked(asked), threads(threads),
           logits(logits), split(count >= SPREAD), taken(m.layers * PRODUCTS + 1), scratch(scratch),
-          model_pitch(apart(m.d_model)), qkv_pitch(apart(width())), mixed_pitch(apart(m.heads * m.d_value)),
-          hidden_pitch(apart(m.d_ff)) {
+          model_pitch(padded_stride(m.d_model)), qkv_pitch(padded_stride(width())), mixed_pitch(padded_stride(m.heads * m.d_value)),
+          hidden_pitch(padded_stride(m.d_ff)) {
         barrier.n = threads;
         scratch.used = 0;
         qkv = scratch.need(scratch.qkv, count * qkv_pitch);
@@ -77,18 +77,18 @@ struct Step {
     }
     int width() const { return m.heads * m.d_head + m.kv_heads * (m.d_head + m.d_value); }
 
-    void share(int t, int product, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
-        share_rows(t, threads, taken[product], w, count, [&](int first, int last, int soon) {
-            multiply(w, first, last, x, pitch, v, y, stride, soon);
+    void matmul(int t, int product, const Matrix& w, const float* x, long pitch, const Vectors& v, float* y, long stride) {
+        for_row_chunks(t, threads, taken[product], w, count, [&](int first, int last, int next_row) {
+            multiply(w, first, last, x, pitch, v, y, stride, next_row);
         });
     }
     const Vectors& take(int t, Prepared& prepared, const float* x, long pitch) {
         return prepared.take(t, threads, x, pitch, barrier);
     }
 
-    bool turns() const { return m.position == ROTARY_HALF || m.position == ROTARY_PAIRS; }
+    bool is_rotary() const { return m.position == ROTARY_HALF || m.position == ROTARY_PAIRS; }
     float* row_of(int i) { return qkv + i * qkv_pitch; }
-    float* kept(float* cached, int layer, int row, int g, int wide) {
+    float* cache_of(float* cached, int layer, int row, int g, int wide) {
         return cached + (((long)layer * cache.sequences + row) * m.kv_heads + g) * cache.capacity * wide;
     }
 
@@ -97,9 +97,9 @@ struct Step {
         const int dk = m.d_head, dv = m.d_value, position = entries[i].position;
         float *row = row_of(i), *k = row + m.heads * dk + g * dk;
         if (layer.k.weight) normalize(layer.k, k, dk, k);
-        if (turns()) rotate(m, k, position);
-        std::memcpy(kept(cache.keys, index, entries[i].sequence, g, dk) + (long)position * dk, k, dk * sizeof(float));
-        std::memcpy(kept(cache.values, index, entries[i].sequence, g, dv) + (long)position * dv,
+        if (is_rotary()) rotate(m, k, position);
+        std::memcpy(cache_of(cache.keys, index, entries[i].sequence, g, dk) + (long)position * dk, k, dk * sizeof(float));
+        std::memcpy(cache_of(cache.values, index, entries[i].sequence, g, dv) + (long)position * dv,
                     row + (m.heads + m.kv_heads) * dk + g * dv, dv * sizeof(float));
     }
 
@@ -107,7 +107,7 @@ struct Step {
         const Layer& layer = m.layer[index];
         float* q = row_of(i) + h * m.d_head;
         if (layer.q.weight) normalize(layer.q, q, m.d_head, q);
-        if (turns()) rotate(m, q, entries[i].position);
+        if (is_rotary()) rotate(m, q, entries[i].position);
     }
 
     int first_visible(int position, int index) const {
@@ -117,7 +117,7 @@ struct Step {
 
     const float* next_keys(int t, int i, int g, int index) {  // the keys that thread t reads after those of entry i and group g, for prefetching
         if (++g == m.kv_heads * (t + 1) / threads) g = m.kv_heads * t / threads, i++;
-        return i < count ? kept(cache.keys, index, entries[i].sequence, g, m.d_head) : nullptr;
+        return i < count ? cache_of(cache.keys, index, entries[i].sequence, g, m.d_head) : nullptr;
     }
 
     void attend(int t, int index) {  // few entries: the thread that stores a key is also the one that reads it, so no barrier is needed
@@ -161,17 +161,17 @@ struct Step {
         constexpr int BLOCK = 28;
         const int g = h / (m.heads / m.kv_heads), dk = m.d_head, dv = m.d_value, row = entries[first].sequence;
         const int last = entries[end - 1].position + 1, begin = first_visible(entries[first].position, index) / WIDE * WIDE;
-        const long pitch = apart((last - begin + WIDE - 1) / WIDE * WIDE);
-        const Matrix all{kept(cache.keys, index, row, g, dk), nullptr, nullptr, last, dk, 0, F32};
-        const float* values = kept(cache.values, index, row, g, dv);
-        keys.resize(pitch * dk + W), scores.resize(BLOCK * pitch + W);
+        const long pitch = padded_stride((last - begin + WIDE - 1) / WIDE * WIDE);
+        const Matrix all{cache_of(cache.keys, index, row, g, dk), nullptr, nullptr, last, dk, 0, F32};
+        const float* values = cache_of(cache.values, index, row, g, dv);
+        keys.resize(pitch * dk + LANES), scores.resize(BLOCK * pitch + LANES);
         for (int s = begin; s < last; s += WIDE) fill_panel(all, s, 0, dk, &keys[(long)(s - begin) * dk]);
         for (int i = first; i < end; i += BLOCK) {
             const int n = std::min(BLOCK, end - i), most = entries[i + n - 1].position + 1;
             const int from = first_visible(entries[i].position, index) / WIDE * WIDE;
             float inverse[BLOCK];
             for (int s = from; s < most; s += WIDE)
-                meet_all(&keys[(long)(s - begin) * dk], WIDE, dk, row_of(i) + h * dk, qkv_pitch, n, &scores[s - begin],
+                multiply_tiles(&keys[(long)(s - begin) * dk], WIDE, dk, row_of(i) + h * dk, qkv_pitch, n, &scores[s - begin],
                          pitch, WIDE, true, nullptr);
             for (int j = 0; j < n; j++) {
                 const int position = entries[i + j].position, seen = first_visible(position, index);
@@ -182,7 +182,7 @@ struct Step {
             }
             float* out = mixed + i * mixed_pitch + h * dv;
             for (int c = 0; c < dv; c += WIDE)
-                meet_all(values + (long)from * dv + c, dv, most - from, &scores[from - begin], pitch, n, out + c,
+                multiply_tiles(values + (long)from * dv + c, dv, most - from, &scores[from - begin], pitch, n, out + c,
                          mixed_pitch, WIDE, true, nullptr);
             for (int j = 0; j < n; j++)
                 for (int c = 0; c < dv; c++) out[j * mixed_pitch + c] *= inverse[j];
@@ -193,24 +193,24 @@ struct Step {
     float exponentiate(float* w, int from, int count, int h) {
         if (m.position == ALIBI)
             for (int s = from; s < count; s++) w[s] = w[s] * m.scale - m.slopes[h] * (count - 1 - s);
-        return soften(w + from, count - from, m.position == ALIBI ? 1.0f : m.scale);
+        return softmax_numerators(w + from, count - from, m.position == ALIBI ? 1.0f : m.scale);
     }
 
     // One head of one query. Values are prefetched while keys are read, and the `next` keys while values are read.
     void head(int i, int h, int index, float* w, float* out, const float* next = nullptr) {
         const int g = h / (m.heads / m.kv_heads), dk = m.d_head, dv = m.d_value, row = entries[i].sequence;
-        const float *keys = kept(cache.keys, index, row, g, dk), *values = kept(cache.values, index, row, g, dv);
+        const float *keys = cache_of(cache.keys, index, row, g, dk), *values = cache_of(cache.values, index, row, g, dv);
         const float* q = row_of(i) + h * dk;
         const int end = entries[i].position + 1, from = first_visible(entries[i].position, index);
         for (long s = from; s < end; s++) {
-            for (int c = 0; c < dv; c += W) __builtin_prefetch(values + s * dv + c, 0, 2);
+            for (int c = 0; c < dv; c += LANES) __builtin_prefetch(values + s * dv + c, 0, 2);
             w[s] = dot(q, keys + s * dk, dk);
         }
         const float sum = exponentiate(w, from, end, h);
         int c = 0;
-        for (; c + 4 * W <= dv; c += 4 * W)
-            blend<4>(w, values + c, dv, from, end, 1 / sum, out + c, next ? next + c : nullptr);
-        for (; c + W <= dv; c += W) blend<1>(w, values + c, dv, from, end, 1 / sum, out + c);
+        for (; c + 4 * LANES <= dv; c += 4 * LANES)
+            weighted_sum<4>(w, values + c, dv, from, end, 1 / sum, out + c, next ? next + c : nullptr);
+        for (; c + LANES <= dv; c += LANES) weighted_sum<1>(w, values + c, dv, from, end, 1 / sum, out + c);
         for (; c < dv; c++) {
             out[c] = 0;
             for (int s = from; s < end; s++) out[c] += w[s] * values[(long)s * dv + c];
@@ -222,7 +222,7 @@ struct Step {
     int share_of(int t) const { return (int)((long)count * t / threads); }
     int begin(int t) const { return split ? share_of(t) : 0; }
     int end(int t) const { return split ? share_of(t + 1) : count; }
-    void together() { if (split) barrier.wait(); }
+    void sync_if_split() { if (split) barrier.wait(); }
 
     void add(int t, float* x, const float* from) {
         for (int b = begin(t); b < end(t); b++)
@@ -236,16 +236,16 @@ struct Step {
     void project(int t, int l, const float* in, const Vectors& v) {  // queries, keys and values, one after the other in one row of the buffer
         const Layer& layer = m.layer[l];
         float *k = qkv + m.heads * m.d_head, *value = k + m.kv_heads * m.d_head;
-        share(t, l * PRODUCTS + Q, layer.q_of, in, model_pitch, v, qkv, qkv_pitch);
-        share(t, l * PRODUCTS + K, layer.k_of, in, model_pitch, v, k, qkv_pitch);
-        share(t, l * PRODUCTS + V, layer.v_of, in, model_pitch, v, value, qkv_pitch);
+        matmul(t, l * PRODUCTS + Q, layer.q_of, in, model_pitch, v, qkv, qkv_pitch);
+        matmul(t, l * PRODUCTS + K, layer.k_of, in, model_pitch, v, k, qkv_pitch);
+        matmul(t, l * PRODUCTS + V, layer.v_of, in, model_pitch, v, value, qkv_pitch);
     }
 
     void feed(int t, int l, const float* in, const Vectors& v) {  // up projection, gate and activation
         const Layer& layer = m.layer[l];
-        share_rows(t, threads, taken[l * PRODUCTS + UP], layer.up, count, [&](int a, int z, int soon) {
-            multiply(layer.up, a, z, in, model_pitch, v, hidden, hidden_pitch, soon);
-            if (m.gated) multiply(layer.gate, a, z, in, model_pitch, v, gates, hidden_pitch, soon);
+        for_row_chunks(t, threads, taken[l * PRODUCTS + UP], layer.up, count, [&](int a, int z, int next_row) {
+            multiply(layer.up, a, z, in, model_pitch, v, hidden, hidden_pitch, next_row);
+            if (m.gated) multiply(layer.gate, a, z, in, model_pitch, v, gates, hidden_pitch, next_row);
             for (int b = 0; b < count; b++) {
                 float *row = hidden + b * hidden_pitch, *gate = m.gated ? gates + b * hidden_pitch : row;
                 activate(m.activation, gate + a, z - a);
@@ -257,7 +257,7 @@ struct Step {
 
     void down(int t, int l) {
         const Vectors& v = take(t, scratch.wide, hidden, hidden_pitch);
-        share(t, l * PRODUCTS + DOWN, m.layer[l].down, hidden, hidden_pitch, v, second, model_pitch);
+        matmul(t, l * PRODUCTS + DOWN, m.layer[l].down, hidden, hidden_pitch, v, second, model_pitch);
     }
 
     void embed(int t, float* x) {
@@ -274,7 +274,7 @@ struct Step {
         const bool post = m.placement == POST, has_feed = m.d_ff > 0;
         float* in = post ? x : normed;
         if (!post) norm_rows(t, layer.attention, x, normed);
-        together();
+        sync_if_split();
         const Vectors& v = take(t, scratch.narrow, in, model_pitch);
         project(t, l, in, v);
         if (m.placement == PARALLEL && has_feed) feed(t, l, in, v);
@@ -283,14 +283,14 @@ struct Step {
         if (m.placement == PARALLEL && has_feed) down(t, l);
         barrier.wait();
         const Vectors& mix = take(t, scratch.mixes, mixed, mixed_pitch);
-        share(t, l * PRODUCTS + OUT, layer.out, mixed, mixed_pitch, mix, first, model_pitch);
+        matmul(t, l * PRODUCTS + OUT, layer.out, mixed, mixed_pitch, mix, first, model_pitch);
         barrier.wait();
         add(t, x, first);
         if (m.placement == PARALLEL && has_feed) add(t, x, second);
         if (post) norm_rows(t, layer.attention, x, x);
         if (m.placement == PARALLEL || !has_feed) return;
         if (!post) norm_rows(t, layer.feedforward, x, normed);
-        together();
+        sync_if_split();
         feed(t, l, in, take(t, scratch.narrow, in, model_pitch));
         barrier.wait();
         down(t, l);
@@ -301,13 +301,13 @@ struct Step {
 
     void run(int t) {
         const long D = m.d_model;
-        std::vector<float> own((split ? 0 : count * model_pitch * 2) + W), head_input(asked * D + W);
-        float *x = split ? stream : lined(own), *normed = split ? this->normed : x + count * model_pitch;
-        float* last = lined(head_input);
+        std::vector<float> own((split ? 0 : count * model_pitch * 2) + LANES), head_input(asked * D + LANES);
+        float *x = split ? stream : cache_aligned(own.data()), *normed = split ? this->normed : x + count * model_pitch;
+        float* last = cache_aligned(head_input.data());
         embed(t, x);
         for (int l = 0; l < m.layers; l++) block(t, l, x, normed);
         if (!asked) return;
-        together();
+        sync_if_split();
         for (int i = 0; i < asked; i++) {
             float* one = last + i * D;
             std::memcpy(one, x + wanted[i] * model_pitch, D * sizeof(float));
@@ -315,8 +315,8 @@ struct Step {
             for (long c = 0; c < D; c++) one[c] *= m.head_scale;
         }
         const Vectors& v = take(t, scratch.head_input, last, D);
-        share_rows(t, threads, taken[m.layers * PRODUCTS], m.head, asked, [&](int first, int end, int soon) {
-            multiply(m.head, first, end, last, D, v, logits, m.vocabulary, soon);
+        for_row_chunks(t, threads, taken[m.layers * PRODUCTS], m.head, asked, [&](int first, int end, int next_row) {
+            multiply(m.head, first, end, last, D, v, logits, m.vocabulary, next_row);
         });
         barrier.wait();
     }
@@ -329,7 +329,7 @@ extern "C" {
 // Read `count` tokens and write the logits (asked, vocabulary) of the wanted entries.
 void glass_step(const Model* model, Cache* cache, const Entry* entries, int32_t count, const int32_t* wanted,
                 int32_t asked, int32_t threads, float* logits) {
-    std::lock_guard<std::mutex> turn(pool().turn);
+    std::lock_guard<std::mutex> lock(pool().exclusive);
     Scratch& scratch = Scratch::kept();
     Step step(*model, *cache, entries, count, wanted, asked, threads, logits, scratch);
     pool().run(threads, [&step](int t) { step.run(t); });
@@ -354,7 +354,7 @@ int32_t glass_next(const Model* model, Cache* cache, const int64_t* tokens, int3
 
 // y (batch, rows) = matrix x (batch, columns), for benchmarks and tests.
 void glass_multiply(const Matrix* matrix, const float* x, int32_t batch, int32_t threads, float* y) {
-    std::lock_guard<std::mutex> turn(pool().turn);
+    std::lock_guard<std::mutex> lock(pool().exclusive);
     Barrier barrier;
     barrier.n = threads;
     Prepared prepared;
@@ -362,16 +362,16 @@ void glass_multiply(const Matrix* matrix, const float* x, int32_t batch, int32_t
     std::atomic<int> taken{0};
     pool().run(threads, [&](int t) {
         const Vectors& v = prepared.take(t, threads, x, matrix->columns, barrier);
-        share_rows(t, threads, taken, *matrix, batch, [&](int first, int last, int soon) {
-            multiply(*matrix, first, last, x, matrix->columns, v, y, matrix->rows, soon);
+        for_row_chunks(t, threads, taken, *matrix, batch, [&](int first, int last, int next_row) {
+            multiply(*matrix, first, last, x, matrix->columns, v, y, matrix->rows, next_row);
         });
     });
 }
 
-// A checksum of the memory (mark.h).
-uint64_t glass_mark(const Piece* pieces, int32_t count, int32_t threads) {
-    std::lock_guard<std::mutex> turn(pool().turn);
-    return mark_of_all(pieces, count, threads);
+// A checksum of the memory (checksum.h).
+uint64_t glass_checksum(const MemoryRange* pieces, int32_t count, int32_t threads) {
+    std::lock_guard<std::mutex> lock(pool().exclusive);
+    return checksum_all(pieces, count, threads);
 }
 
 int64_t glass_sizes(int32_t what) {  // library.load compares these with the sizes of the Python structures

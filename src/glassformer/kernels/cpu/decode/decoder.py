@@ -9,7 +9,6 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.kernels.cpu.decode import library
-from glassformer.kernels.cpu.decode import structures as s
 from glassformer.kernels.cpu.decode.pack import (
     KINDS,
     Precision,
@@ -77,7 +76,7 @@ class Weights:
         self.precision: Precision = precision
         self.store = Store(room([p for p in model.parameters() if p.dim() == 2], precision))
         activation = "relu" if isinstance(feed, c.NoFeedForward | c.MoE) else feed.activation
-        self.model = s.Model(
+        self.model = library.Model(
             layers=cfg.n_layers, d_model=cfg.d_model, heads=cfg.n_heads, kv_heads=cfg.n_kv_heads, d_head=cfg.d_head,
             d_value=cfg.d_value, d_ff=cfg.d_ff, vocabulary=cfg.vocab_size, placement=PLACEMENTS.index(cfg.placement),
             activation=ACTIVATIONS.index(activation), gated=isinstance(feed, c.Gated),
@@ -86,14 +85,14 @@ class Weights:
             embedded=norm(self.store, model.decoder.embed_norm), last=norm(self.store, model.decoder.norm),
         )  # fmt: skip
         layers = [self._layer(block, cfg.window(i)) for i, block in enumerate(model.blocks)]
-        self.layers = (s.Layer * cfg.n_layers)(*layers)
-        self.model.layer = ctypes.cast(self.layers, ctypes.POINTER(s.Layer))
+        self.layers = (library.Layer * cfg.n_layers)(*layers)
+        self.model.layer = ctypes.cast(self.layers, ctypes.POINTER(library.Layer))
         table = model.embed.tokens.weight if model.head.weight is None else model.head.weight
         self.model.head = matrix(self.store, table, model.head.bias, precision)
 
-    def _layer(self, block: Any, window: int | None) -> s.Layer:
+    def _layer(self, block: Any, window: int | None) -> library.Layer:
         store, attention, precision = self.store, block.attention, self.precision
-        made = s.Layer(
+        made = library.Layer(
             window=window or 0,
             attention=norm(store, block.norm if isinstance(block, ParallelBlock) else block.norm_attention),
             q=norm(store, attention.q_norm),
@@ -163,21 +162,21 @@ def weights_of(model: DecoderLM, precision: Precision) -> Weights:
     if reads_in_place(model, precision):
         return Weights(model, precision)  # only addresses
     held = _PACKED.setdefault(model, {})
-    mark = fingerprint(model)
-    if precision not in held or held[precision][0] != mark:
-        held[precision] = (mark, Weights(model, precision))
+    present = fingerprint(model)
+    if precision not in held or held[precision][0] != present:
+        held[precision] = (present, Weights(model, precision))
     return held[precision][1]
 
 
 def fingerprint(model: DecoderLM) -> tuple[int, ...]:
-    """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (mark.h).
+    """Return addresses, sizes and a checksum of all weights, which changes with any change of a weight (checksum.h).
 
     All weights are read for it, at memory bandwidth: writes through `.data` can be detected in no other way.
     """
     held = [parameter.detach().contiguous() for parameter in model.parameters()]
-    pieces = (s.Piece * len(held))(*[s.Piece(p.data_ptr(), p.nbytes) for p in held])
-    mark = library.load().glass_mark(pieces, len(pieces), torch.get_num_threads())
-    return (mark, *(number for p in model.parameters() for number in (p.data_ptr(), p.nbytes)))
+    ranges = (library.MemoryRange * len(held))(*[library.MemoryRange(p.data_ptr(), p.nbytes) for p in held])
+    checksum = library.load().glass_checksum(ranges, len(ranges), torch.get_num_threads())
+    return (checksum, *(number for p in model.parameters() for number in (p.data_ptr(), p.nbytes)))
 
 
 class NativeDecoder:
@@ -211,7 +210,7 @@ class NativeDecoder:
         self.weights = weights_of(model, known)
         if reads_in_place(model, known):
             settle(model, self.capacity)
-        self.model = s.Model.from_buffer_copy(self.weights.model)
+        self.model = library.Model.from_buffer_copy(self.weights.model)
         self.tables = Store(0)
         self._set_positions(model.decoder.position)
         self.keys = borrow(self, cfg.n_layers, rows, cfg.n_kv_heads, self.capacity, cfg.d_head)
@@ -232,8 +231,8 @@ class NativeDecoder:
             raise library.NativeError(self._full())
         return logits
 
-    def _cache(self) -> s.Cache:
-        return s.Cache(self.keys.data_ptr(), self.values.data_ptr(), self.rows, self.capacity)
+    def _cache(self) -> library.Cache:
+        return library.Cache(self.keys.data_ptr(), self.values.data_ptr(), self.rows, self.capacity)
 
     def _full(self) -> str:
         return f"the cache holds {self.capacity} tokens and is full: make it larger."

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from glassformer.kernels.cpu.decode.structures import Matrix, Norm
-from glassformer.model.norm import LayerNorm, RMSNorm
+from glassformer.kernels.cpu.decode.library import Matrix, Norm
+from glassformer.model.layers import LayerNorm, RMSNorm
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 KINDS: dict[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -26,7 +26,7 @@ GROUPS = {"int8": (256, 128, 64), "int4": (64,)}
 _LARGEST = {"int8": 127, "int4": 7}
 _LINE = 64
 _WIDE = 32
-"""Rows of a panel, as in vectors.h."""
+"""Rows of a panel, as in operands.h."""
 
 
 _HUGE = 2 << 20

@@ -30,70 +30,70 @@ inline const float* scales_of(const Matrix& m, int row) {
 }
 
 #if defined(__AVX512VNNI__)
-inline vi dot_bytes(vi sums, vu weights, uint32_t x) {  // four weights of each of W rows
-    return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32((int)x));
+inline ints dot_bytes(ints sums, uints weights, uint32_t x) {  // four weights of each of LANES rows
+    return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32((int)x));
 }
 #else
-vi dot_bytes(vi sums, vu weights, uint32_t x);  // never called: without the instruction few vectors use pairs and many use floats
+ints dot_bytes(ints sums, uints weights, uint32_t x);  // never called: without the instruction few vectors use pairs and many use floats
 #endif
-inline vu halves(vu v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
+inline uints halves(uints v, bool high) { return (high ? v >> 4 : v) & 0x0f0f0f0fu; }  // of each byte
 
-// Two 16-bit weights of each of W rows times two 16-bit numbers.
-inline vi dot_pairs(vi sums, vu weights, const uint32_t& x) {
+// Two 16-bit weights of each of LANES rows times two 16-bit numbers.
+inline ints dot_pairs(ints sums, uints weights, const uint32_t& x) {
 #if defined(__AVX512BW__)
-    return sums + (vi)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32((int)x));
+    return sums + (ints)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32((int)x));
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    vi both;  // written in assembly, because GCC loads many x at once and then has no registers for the sums
+    ints both;  // written in assembly, because GCC loads many x at once and then has no registers for the sums
     asm("vpbroadcastd %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(both) : "x"(weights), "m"(x));
     return sums;
 #else
-    return sums + (vi)(weights & 0xffffu) * (int32_t)(int16_t)x + (vi)(weights >> 16) * ((int32_t)x >> 16);
+    return sums + (ints)(weights & 0xffffu) * (int32_t)(int16_t)x + (ints)(weights >> 16) * ((int32_t)x >> 16);
 #endif
 }
 
-inline vf floats(vi v) {
+inline floats to_floats(ints v) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps((__m512i)v);
+    return (floats)_mm512_cvtepi32_ps((__m512i)v);
 #else
-    return __builtin_convertvector(v, vf);
+    return __builtin_convertvector(v, floats);
 #endif
 }
 
 // A panel of bfloat16 times B vectors of floats.
 template <int B>
-inline void few_brains(const uint8_t* w, int steps, const float* x, float (*out)[WIDE]) {
+inline void few_bf16(const uint8_t* w, int steps, const float* x, float (*out)[WIDE]) {
     constexpr int N = AT_ONCE<B>;
     for (int part = 0; part < PARTS; part += N) {
-        vf sums[B][N] = {};
-        const vu* at = (const vu*)w + part;
+        floats sums[B][N] = {};
+        const uints* at = (const uints*)w + part;
         const float* one = x;
         for (int k = 0; k < steps; k++, at += PARTS, one += 2 * B)
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++) {
-                const vf even = (vf)(at[j] << 16), odd = (vf)(at[j] & 0xffff0000u);
+                const floats even = (floats)(at[j] << 16), odd = (floats)(at[j] & 0xffff0000u);
 #pragma GCC unroll 8
-                for (int b = 0; b < B; b++) sums[b][j] = more(sums[b][j], even, one[b]);
+                for (int b = 0; b < B; b++) sums[b][j] = multiply_add(sums[b][j], even, one[b]);
 #pragma GCC unroll 8
-                for (int b = 0; b < B; b++) sums[b][j] = more(sums[b][j], odd, one[B + b]);
+                for (int b = 0; b < B; b++) sums[b][j] = multiply_add(sums[b][j], odd, one[B + b]);
             }
-        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * W, sums[b], sizeof sums[b]);
+        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * LANES, sums[b], sizeof sums[b]);
     }
 }
 
 // Some steps of N parts of a panel times the high (or the low) bytes of B vectors; BOTH: from nothing, high ones to
 // `high` and low ones to `low`.
 template <int KIND, int B, int N, bool BOTH>
-inline void meet_halves(const vu* w, int steps, const uint32_t* x, vi (*high)[N], vi (*low)[N]) {
+inline void dot_split_bytes(const uints* w, int steps, const uint32_t* x, ints (*high)[N], ints (*low)[N]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1;
-    vi a[B][N], z[B][N];
+    ints a[B][N], z[B][N];
 #pragma GCC unroll 8
     for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
-        for (int j = 0; j < N; j++) a[b][j] = BOTH ? vi{} : high[b][j], z[b][j] = vi{};
+        for (int j = 0; j < N; j++) a[b][j] = BOTH ? ints{} : high[b][j], z[b][j] = ints{};
     for (int k = 0; k < steps; k++, w += PARTS)
 #pragma GCC unroll 2
         for (int half = 0; half < HALVES; half++, x += 2 * B) {
-            vu weights[N];
+            uints weights[N];
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++) weights[j] = KIND == INT4 ? halves(w[j], half) : w[j];
 #pragma GCC unroll 8
@@ -114,16 +114,16 @@ inline void meet_halves(const vu* w, int steps, const uint32_t* x, vi (*high)[N]
 }
 
 // The same for processors without byte multiplication: times 16-bit numbers.
-template <int KIND, int B, int N> inline void meet_pairs(const vu* w, int steps, const uint32_t* x, vi (*sums)[N]) {
+template <int KIND, int B, int N> inline void dot_word_pairs(const uints* w, int steps, const uint32_t* x, ints (*sums)[N]) {
     constexpr int HALVES = KIND == INT4 ? 2 : 1;
-    vi a[B][N] = {};
+    ints a[B][N] = {};
     for (int k = 0; k < steps; k++, w += PARTS)
 #pragma GCC unroll 2
         for (int half = 0; half < HALVES; half++, x += 2 * B)
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++) {
-                const vu weights = KIND == INT4 ? halves(w[j], half) : w[j];
-                const vu even = weights & 0x00ff00ffu, odd = weights >> 8 & 0x00ff00ffu;
+                const uints weights = KIND == INT4 ? halves(w[j], half) : w[j];
+                const uints even = weights & 0x00ff00ffu, odd = weights >> 8 & 0x00ff00ffu;
 #pragma GCC unroll 8
                 for (int b = 0; b < B; b++) a[b][j] = dot_pairs(dot_pairs(a[b][j], even, x[b]), odd, x[B + b]);
             }
@@ -137,51 +137,51 @@ inline void few_integers(const uint8_t* panel, const Vectors& v, int tile, const
     constexpr int HALVES = KIND == INT4 ? 2 : 1, N = AT_ONCE<B>;
     const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
     for (int part = 0; part < PARTS; part += N) {
-        const vu* w = (const vu*)panel + part;
+        const uints* w = (const uints*)panel + part;
         const uint32_t* x = v.words_of(tile);
-        const float *scales = all_scales + part * W, *x_scales = v.scales_of(tile);
+        const float *scales = all_scales + part * LANES, *x_scales = v.scales_of(tile);
         const int32_t* starts = v.starts_of(tile);
-        vf sums[B][N] = {};
+        floats sums[B][N] = {};
         for (int g = 0; g < groups; g++, scales += WIDE, x_scales += B, starts += B) {
-            vi whole[B][N];
+            ints whole[B][N];
             if constexpr (!HAS_BYTES) {
-                meet_pairs<KIND, B, N>(w, steps, x, whole);
+                dot_word_pairs<KIND, B, N>(w, steps, x, whole);
                 for (int b = 0; b < B; b++)
                     for (int j = 0; j < N; j++) whole[b][j] += starts[b];
             } else if constexpr (B < 4) {  // few sums: both halves at once, so that additions do not wait for each other
-                vi low[B][N];
-                meet_halves<KIND, B, N, true>(w, steps, x, whole, low);
+                ints low[B][N];
+                dot_split_bytes<KIND, B, N, true>(w, steps, x, whole, low);
                 for (int b = 0; b < B; b++)
                     for (int j = 0; j < N; j++) whole[b][j] = (whole[b][j] << 8) + low[b][j] + starts[b];
             } else {
                 for (auto& one : whole)
-                    for (vi& sum : one) sum = vi{};
-                meet_halves<KIND, B, N, false>(w, steps, x, whole, whole);
+                    for (ints& sum : one) sum = ints{};
+                dot_split_bytes<KIND, B, N, false>(w, steps, x, whole, whole);
                 for (int b = 0; b < B; b++)
                     for (int j = 0; j < N; j++) whole[b][j] = (whole[b][j] << 8) + starts[b];
-                meet_halves<KIND, B, N, false>(w, steps, x + B, whole, whole);
+                dot_split_bytes<KIND, B, N, false>(w, steps, x + B, whole, whole);
             }
             w += (long)steps * PARTS, x += (long)steps * HALVES * 2 * B;
 #pragma GCC unroll 8
             for (int b = 0; b < B; b++)
 #pragma GCC unroll 8
                 for (int j = 0; j < N; j++)
-                    sums[b][j] += floats(whole[b][j]) * (load(scales + j * W) * x_scales[b]);
+                    sums[b][j] += to_floats(whole[b][j]) * (load(scales + j * LANES) * x_scales[b]);
         }
-        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * W, sums[b], sizeof sums[b]);
+        for (int b = 0; b < B; b++) std::memcpy(out[b] + part * LANES, sums[b], sizeof sums[b]);
     }
 }
 
 template <int KIND, int B>
 inline void few_of(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
     const uint8_t* w = panel_of(m, row);
-    if (KIND == BF16) return few_brains<B>(w, steps_of(m), (const float*)v.words_of(tile), out);
+    if (KIND == BF16) return few_bf16<B>(w, steps_of(m), (const float*)v.words_of(tile), out);
     few_integers<KIND, B>(w, v, tile, scales_of(m, row), out);
 }
 
 // A panel of bfloat16 times M vectors of bfloat16.
 template <int M>
-inline void many_brains(const uint8_t* w, int steps, const uint32_t* x, float (*out)[WIDE]) {
+inline void many_bf16(const uint8_t* w, int steps, const uint32_t* x, float (*out)[WIDE]) {
 #if defined(__AVX512BF16__)
     __m512 sums[M][2];
     for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
@@ -203,18 +203,18 @@ inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, cons
     constexpr int HALVES = KIND == INT4 ? 2 : 1, N = 2;
     static_assert(!HAS_BYTES || N == PARTS, "");
     const int groups = v.groups(), steps = v.group / COLUMNS<KIND>;
-    const vu* w = (const vu*)panel;
+    const uints* w = (const uints*)panel;
     const uint32_t* x = v.words_of(tile);
     const float* x_scales = v.scales_of(tile);
     const int32_t* starts = v.starts_of(tile);
     for (int g = 0; g < groups; g++, scales += WIDE, x_scales += M, starts += M) {
-        vi sums[M][N];
+        ints sums[M][N];
 #pragma GCC unroll 16
-        for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = vi{} + starts[i];
+        for (int i = 0; i < M; i++) sums[i][0] = sums[i][1] = ints{} + starts[i];
         for (int k = 0; k < steps; k++, w += N)
 #pragma GCC unroll 2
             for (int half = 0; half < HALVES; half++, x += M) {
-                const vu low = KIND == INT4 ? halves(w[0], half) : w[0], high = KIND == INT4 ? halves(w[1], half) : w[1];
+                const uints low = KIND == INT4 ? halves(w[0], half) : w[0], high = KIND == INT4 ? halves(w[1], half) : w[1];
 #pragma GCC unroll 16
                 for (int i = 0; i < M; i++)
                     sums[i][0] = dot_bytes(sums[i][0], low, x[i]), sums[i][1] = dot_bytes(sums[i][1], high, x[i]);
@@ -222,8 +222,8 @@ inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, cons
 #pragma GCC unroll 16
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) {
-                vf* at = (vf*)(out[i] + j * W);
-                const vf here = floats(sums[i][j]) * (load(scales + j * W) * x_scales[i]);
+                floats* at = (floats*)(out[i] + j * LANES);
+                const floats here = to_floats(sums[i][j]) * (load(scales + j * LANES) * x_scales[i]);
                 *at = g ? *at + here : here;
             }
     }
@@ -231,16 +231,16 @@ inline void many_integers(const uint8_t* panel, const Vectors& v, int tile, cons
 
 template <int KIND, int M>
 inline void many_of(const Matrix& m, int row, const Vectors& v, int tile, float (*out)[WIDE]) {
-    if constexpr (KIND == BF16) many_brains<M>(panel_of(m, row), steps_of(m), v.words_of(tile), out);
+    if constexpr (KIND == BF16) many_bf16<M>(panel_of(m, row), steps_of(m), v.words_of(tile), out);
     else if constexpr (HAS_BYTES) many_integers<KIND, M>(panel_of(m, row), v, tile, scales_of(m, row), out);
 }
 
 // y[i][row..] = out[i] + bias, for the vectors that exist.
-inline void deliver(const Matrix& m, int row, int last, const Vectors& v, int tile, const float (*out)[WIDE], float* y,
+inline void store_tile(const Matrix& m, int row, int last, const Vectors& v, int tile, const float (*out)[WIDE], float* y,
                     long stride) {
     const int width = std::min(WIDE, last - row), vectors = std::min(v.tile, v.batch - tile * v.tile);
     for (int i = 0; i < vectors; i++)
-        put(y + ((long)tile * v.tile + i) * stride + row, out[i], width, false, m.bias ? m.bias + row : nullptr);
+        store_sums(y + ((long)tile * v.tile + i) * stride + row, out[i], width, false, m.bias ? m.bias + row : nullptr);
 }
 
 template <int KIND>
@@ -250,8 +250,8 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
         Unit unit;
         for (int row = first; row < last; row += WIDE)
             for (int tile = 0; tile < v.tiles; tile++) {
-                meet_tiles(unit, panel_of(m, row), STEP, v.words_of(tile), v.depth, out[0]);
-                deliver(m, row, last, v, tile, out, y, stride);
+                amx_multiply(unit, panel_of(m, row), STEP, v.words_of(tile), v.depth, out[0]);
+                store_tile(m, row, last, v, tile, out, y, stride);
             }
         return;
     }
@@ -266,7 +266,7 @@ inline void multiply_panels(const Matrix& m, int first, int last, const Vectors&
                     if (v.form == PAIRS || v.form == BYTES) many_of<KIND, 8>(m, row, v, tile, out);
                     else few_of<KIND, 8>(m, row, v, tile, out);
             }
-            deliver(m, row, last, v, tile, out, y, stride);
+            store_tile(m, row, last, v, tile, out, y, stride);
         }
 }
 
@@ -281,12 +281,12 @@ inline void widen_panel(const Matrix& m, int row, float* panel) {
 }
 
 // Rows first..last of y = m x (+ bias); `v` holds x in the form that form_of returns, except for few vectors and float32, which
-// use x itself. `first` is a multiple of 32. `soon`: if not 0, the row from which this thread will probably continue.
+// use x itself. `first` is a multiple of 32. `next_row`: if not 0, the row from which this thread will probably continue.
 inline void multiply(const Matrix& m, int first, int last, const float* x, long pitch, const Vectors& v, float* y,
-                     long stride, int soon = 0) {
-    if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, first, last, v, y, stride, soon, widen_panel);
+                     long stride, int next_row = 0) {
+    if (v.form == FLOATS && v.batch >= MANY) return multiply_floats(m, first, last, v, y, stride, next_row, widen_panel);
     switch (m.kind) {
-        case F32: return multiply_rows(m, first, last, x, pitch, v.batch, y, stride, soon);
+        case F32: return multiply_rows(m, first, last, x, pitch, v.batch, y, stride, next_row);
         case BF16: return multiply_panels<BF16>(m, first, last, v, y, stride);
         case INT8: return multiply_panels<INT8>(m, first, last, v, y, stride);
         default: return multiply_panels<INT4>(m, first, last, v, y, stride);

@@ -4,7 +4,7 @@
 // every vector: one broadcast activation times two registers of weights, 14 vectors at a time, 28 sums in registers (6 and
 // 12 on processors with 16 registers). The transposition takes a few percent of the time for hundreds of vectors.
 #pragma once
-#include "vectors.h"
+#include "operands.h"
 
 namespace glass {
 
@@ -15,75 +15,75 @@ inline void fill_panel(const Matrix& m, int row, int from, int to, float* panel)
     const int rows = std::min(WIDE, m.rows - row);
     const float* w = (const float*)m.weights + (long)row * m.columns;
     int c = from;
-    for (; rows == WIDE && c + W <= to; c += W)
-        for (int r = 0; r < WIDE; r += W) turn(w + (long)r * m.columns + c, m.columns, panel + (c - from) * WIDE + r, WIDE);
+    for (; rows == WIDE && c + LANES <= to; c += LANES)
+        for (int r = 0; r < WIDE; r += LANES) transpose_square(w + (long)r * m.columns + c, m.columns, panel + (c - from) * WIDE + r, WIDE);
     for (; c < to; c++)
         for (int r = 0; r < WIDE; r++) panel[(c - from) * WIDE + r] = r < rows ? w[(long)r * m.columns + c] : 0.0f;
 }
 
 // to[0..width) = 32 sums (+ bias), or added to what is there.
-inline void put(float* to, const float* sums, int width, bool more, const float* bias) {
+inline void store_sums(float* to, const float* sums, int width, bool more, const float* bias) {
     if (width < WIDE) {
         for (int r = 0; r < width; r++) to[r] = sums[r] + (more ? to[r] : bias ? bias[r] : 0.0f);
         return;
     }
     const float* other = more ? to : bias;
 #pragma GCC unroll 8
-    for (int r = 0; r < WIDE; r += W) store(to + r, other ? load(sums + r) + load(other + r) : load(sums + r));
+    for (int r = 0; r < WIDE; r += LANES) store(to + r, other ? load(sums + r) + load(other + r) : load(sums + r));
 }
 
 // y[i][0..32) (+)= sum over k of x[i][k] * panel[k][0..32), for M vectors i. `pitch`: floats from one k to the next.
 // TILED: x is a tile, (depth, M); else vectors at a distance of x_stride.
 template <int M, bool TILED>
-inline void meet(const float* panel, long pitch, int depth, const float* x, long x_stride, float* y, long y_stride,
+inline void multiply_tile(const float* panel, long pitch, int depth, const float* x, long x_stride, float* y, long y_stride,
                  int width, bool first, const float* bias, int vectors = M) {
     constexpr int N = AT_ONCE<M>;
     float out[M][WIDE];
     for (int part = 0; part < PARTS; part += N) {
-        vf sums[M][N] = {};
-        const float* w = panel + part * W;
+        floats sums[M][N] = {};
+        const float* w = panel + part * LANES;
         for (int k = 0; k < depth; k++) {
-            vf weights[N];
+            floats weights[N];
 #pragma GCC unroll 8
-            for (int j = 0; j < N; j++) weights[j] = load(w + k * pitch + j * W);
+            for (int j = 0; j < N; j++) weights[j] = load(w + k * pitch + j * LANES);
 #pragma GCC unroll 16
             for (int i = 0; i < M; i++) {
                 const float one = TILED ? x[k * M + i] : x[i * x_stride + k];
 #pragma GCC unroll 8
-                for (int j = 0; j < N; j++) sums[i][j] = more(sums[i][j], weights[j], one);
+                for (int j = 0; j < N; j++) sums[i][j] = multiply_add(sums[i][j], weights[j], one);
             }
         }
-        for (int i = 0; i < vectors; i++) std::memcpy(out[i] + part * W, sums[i], sizeof sums[i]);
+        for (int i = 0; i < vectors; i++) std::memcpy(out[i] + part * LANES, sums[i], sizeof sums[i]);
     }
-    for (int i = 0; i < vectors; i++) put(y + i * y_stride, out[i], width, !first, bias);
+    for (int i = 0; i < vectors; i++) store_sums(y + i * y_stride, out[i], width, !first, bias);
 }
 
-inline void meet_all(const float* panel, long pitch, int depth, const float* x, long x_stride, int vectors, float* y,
+inline void multiply_tiles(const float* panel, long pitch, int depth, const float* x, long x_stride, int vectors, float* y,
                      long y_stride, int width, bool first, const float* bias) {
     auto some = [&](auto m) {
         constexpr int M = decltype(m)::value;
         for (; vectors >= M; vectors -= M, x += M * x_stride, y += M * y_stride)
-            meet<M, false>(panel, pitch, depth, x, x_stride, y, y_stride, width, first, bias);
+            multiply_tile<M, false>(panel, pitch, depth, x, x_stride, y, y_stride, width, first, bias);
     };
     some(std::integral_constant<int, TALL>()), some(std::integral_constant<int, SHORT>());
     some(std::integral_constant<int, SHORT / 2>()), some(std::integral_constant<int, 1>());
 }
 
 // Prefetch `depth` columns of 32 rows, from `start` on, into the L2 cache, while the present ones are processed.
-inline void ask(const float* start, long depth, long pitch, int part, int parts) {
-    const long lines = (depth + W - 1) / W, all = lines * WIDE;
+inline void prefetch_panel(const float* start, long depth, long pitch, int part, int parts) {
+    const long lines = (depth + LANES - 1) / LANES, all = lines * WIDE;
     for (long i = all * part / parts; i < all * (part + 1) / parts; i++)
-        __builtin_prefetch(start + i / lines * pitch + i % lines * W, 0, 2);
+        __builtin_prefetch(start + i / lines * pitch + i % lines * LANES, 0, 2);
 }
 
 // Rows first..last of y = m x (+ bias) for many vectors of floats. `widen` makes a whole panel of a matrix that is not
 // float32.
 template <class F>
-inline void multiply_floats(const Matrix& m, int first, int last, const Vectors& v, float* y, long stride, int soon,
+inline void multiply_floats(const Matrix& m, int first, int last, const Vectors& v, float* y, long stride, int next_row,
                             F widen) {
     static thread_local std::vector<float> panel;
     const int deep = m.kind == F32 ? std::min(DEEP, m.columns) : m.columns;
-    panel.resize((long)WIDE * deep + W);
+    panel.resize((long)WIDE * deep + LANES);
     for (int row = first; row < last; row += WIDE) {
         const int width = std::min(WIDE, last - row);
         const float* bias = m.bias ? m.bias + row : nullptr;
@@ -91,15 +91,15 @@ inline void multiply_floats(const Matrix& m, int first, int last, const Vectors&
             const int depth = std::min(deep, m.columns - from);
             m.kind == F32 ? fill_panel(m, row, from, from + depth, panel.data()) : widen(m, row, panel.data());
             const bool more = from + deep < m.columns;
-            const long next = more ? row : row + WIDE < last ? row + WIDE : soon;
+            const long next = more ? row : row + WIDE < last ? row + WIDE : next_row;
             const float* ahead = (const float*)m.weights + next * m.columns + (more ? from + deep : 0);
             for (int i = 0; i < v.tiles; i++) {
-                if (m.kind == F32 && next) ask(ahead, deep, m.columns, i, v.tiles);
+                if (m.kind == F32 && next) prefetch_panel(ahead, deep, m.columns, i, v.tiles);
                 const float* x = (const float*)v.words_of(i) + (long)from * v.tile;
                 float* to = y + (long)i * v.tile * stride + row;
                 const int vectors = std::min(v.tile, v.batch - i * v.tile);
-                const auto meet_tile = v.tile == TALL ? meet<TALL, true> : meet<SHORT, true>;
-                meet_tile(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
+                const auto multiply = v.tile == TALL ? multiply_tile<TALL, true> : multiply_tile<SHORT, true>;
+                multiply(panel.data(), WIDE, depth, x, 0, to, stride, width, !from, bias, vectors);
             }
         }
     }

@@ -59,7 +59,7 @@ class Pool {
 
 public:
     // one call at a time: a second caller waits for the first
-    std::mutex turn;
+    std::mutex exclusive;
     void run(int threads, const std::function<void(int)>& body) {
         while ((int)workers.size() < threads - 1) {
             int t = (int)workers.size() + 1;

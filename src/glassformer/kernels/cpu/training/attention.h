@@ -7,8 +7,6 @@
 // do_i . o_i, which is equal but for rounding), dS = P (dP - D) scale.
 // The work of a head and the order of its sums do not depend on the number of threads.
 #pragma once
-#include <cmath>
-
 #include "matmul.h"
 
 constexpr int64_t BLOCK = 48;  // queries at a time
@@ -31,9 +29,6 @@ static inline T* row_of(const Heads& heads, int64_t b, int64_t h, int64_t t) {
     return (T*)heads.data + b * heads.batch + h * heads.head + t * heads.time;
 }
 
-// Stride for rows of n floats: an odd number of cache lines, so that rows do not map to the same cache sets.
-static inline int64_t odd_stride(int64_t n) { return ((n + 15) / 16 | 1) * 16; }
-
 static inline int64_t up_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Convert n rows of a head to floats (n,width) at a stride of `pitch`; rows up to `padded` become zero.
@@ -46,9 +41,9 @@ static void pack(const Heads& from, int64_t b, int64_t h, int64_t first, int64_t
     memset(to + n * pitch, 0, (padded - n) * pitch * sizeof(float));
 }
 
-// (n,width) to (width,n), n a multiple of WIDE, with strides odd_stride(width) and odd_stride(n).
+// (n,width) to (width,n), n a multiple of WIDE, with strides padded_stride(width) and padded_stride(n).
 static void transpose(const float* from, int64_t n, int64_t width, float* to) {
-    const int64_t from_row = odd_stride(width), to_row = odd_stride(n);
+    const int64_t from_row = padded_stride(width), to_row = padded_stride(n);
     for (int64_t t = 0; t < n; t += WIDE)
         for (int64_t d = 0; d < width; ++d) {
             floats column;
@@ -66,12 +61,6 @@ static void unpack(const float* from, int64_t n, int64_t width, float scale, con
     }
 }
 
-static inline float sum_of(floats x) {
-    float s = 0;
-    for (int i = 0; i < WIDE; ++i) s += x[i];
-    return s;
-}
-
 static inline ints lanes() {
     ints at;
     for (int i = 0; i < WIDE; ++i) at[i] = i;
@@ -80,14 +69,13 @@ static inline ints lanes() {
 
 // Replace a row of scores s by e^(scale s - max), and by zero from `seen` on. Returns the sum and the maximum.
 static inline float softmax_row(float* row, int64_t seen, int64_t padded, float scale, float* highest) {
-    floats top = all(-INFINITY);
+    floats top = broadcast(-INFINITY);
     for (int64_t j = 0; j < seen; j += WIDE) {
         floats x = load(row + j) * scale;
-        x = lanes() + (int32_t)j < (int32_t)seen ? x : all(-INFINITY);
+        x = lanes() + (int32_t)j < (int32_t)seen ? x : broadcast(-INFINITY);
         top = x > top ? x : top;
     }
-    float most = top[0];
-    for (int i = 1; i < WIDE; ++i) most = top[i] > most ? top[i] : most;
+    const float most = max_lanes(top);
     floats total = {};
     for (int64_t j = 0; j < padded; j += WIDE) {
         floats y = lanes() + (int32_t)j < (int32_t)seen ? exponential(load(row + j) * scale - most) : floats{};
@@ -95,7 +83,7 @@ static inline float softmax_row(float* row, int64_t seen, int64_t padded, float 
         total += y;
     }
     *highest = most;
-    return sum_of(total);
+    return sum_lanes(total);
 }
 
 struct Span {  // the keys that a block of queries reads
@@ -108,8 +96,8 @@ struct Span {  // the keys that a block of queries reads
 
 template <typename T>
 static void forward_head(const Task& t, int64_t b, int64_t h) {
-    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = odd_stride(S), kv = h / (t.n_heads / t.n_kv_heads);
-    const int64_t W_row = odd_stride(W), U_row = odd_stride(U);
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = padded_stride(S), kv = h / (t.n_heads / t.n_kv_heads);
+    const int64_t W_row = padded_stride(W), U_row = padded_stride(U);
     float* k = scratch(S * (W_row + U_row) + S_row * W + BLOCK * (W + U + S_row));
     float *k_t = k + S * W_row, *v = k_t + S_row * W, *q = v + S * U_row, *out = q + BLOCK * W, *score = out + BLOCK * U;
     pack<T>(t.k, b, kv, 0, t.n_keys, S, W, W_row, 1, k);
@@ -135,8 +123,8 @@ static void forward_head(const Task& t, int64_t b, int64_t h) {
 // One call per key/value head: the gradients of all query heads that share it are summed here.
 template <typename T>
 static void backward_head(const Task& t, int64_t b, int64_t kv) {
-    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = odd_stride(S), sharing = t.n_heads / t.n_kv_heads;
-    const int64_t W_row = odd_stride(W), U_row = odd_stride(U);
+    const int64_t W = t.width, U = t.value_width, S = up_to(t.n_keys, WIDE), S_row = padded_stride(S), sharing = t.n_heads / t.n_kv_heads;
+    const int64_t W_row = padded_stride(W), U_row = padded_stride(U);
     float* k = scratch(S * (W_row + U_row + W + U) + S_row * (W + U) + BLOCK * (2 * W + U + 2 * S_row));
     float *k_t = k + S * W_row, *v = k_t + S_row * W, *v_t = v + S * U_row, *d_k = v_t + S_row * U, *d_v = d_k + S * W;
     memset(d_k, 0, S * (W + U) * sizeof(float));
@@ -166,7 +154,7 @@ static void backward_head(const Task& t, int64_t b, int64_t kv) {
                 }
                 // the mean of dP itself, not d_o . o: for a query that attends to one key both are equal but for rounding,
                 // and dP - D would be rounding noise only
-                const float mean = sum_of(dot) / sum_of(sum);
+                const float mean = sum_lanes(dot) / sum_lanes(sum);
                 for (int64_t j = 0; j < n; j += WIDE)
                     store(d_s + i * S_row + j, load(pattern + i * S_row + j) * (load(d_s + i * S_row + j) - mean));
             }

@@ -8,7 +8,6 @@
 
 #include <vector>
 
-#include "activation.h"
 #include "matmul.h"
 
 constexpr int64_t SLICE = 256, TOKENS = 192;

@@ -6,13 +6,9 @@ from pathlib import Path
 
 from glassformer.kernels.toolchain import cxx
 
-SOURCES = (
-    "train.cpp", "attention.h", "feedforward.h", "linear.h", "activation.h", "pairs.h", "matmul.h", "vectors.h"
-)  # fmt: skip
-FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-trapping-math", "-fno-math-errno"
-)  # fmt: skip
-"""The last two let the compiler vectorize comparisons; they change no result. OpenMP shares torch's threads."""
+SOURCE = Path(__file__).parent / "train.cpp"
+FLAGS = (*cxx.FLAGS, "-fopenmp")
+"""OpenMP shares torch's threads."""
 
 
 class Heads(ctypes.Structure):
@@ -64,17 +60,13 @@ class Layers(ctypes.Structure):
     ]
 
 
+FUNCTIONS = {
+    f"glass_{name}": (None, [ctypes.POINTER(structure), ctypes.c_int32])
+    for name, structure in (("attention", Task), ("feed", FeedForward), ("linear", Layers))
+}
+
+
 @cache
 def load() -> ctypes.CDLL:
-    """Return the library, compiled first if it is missing. Raise CompileError if that fails."""
-    path = cxx.built(Path(__file__).parent, SOURCES, FLAGS, "train")
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise cxx.CompileError(f"the compiled kernels cannot be loaded ({error}).") from None
-    cxx.check_sizes(library, (Task, FeedForward, Layers))
-    for name, structure in (("attention", Task), ("feed", FeedForward), ("linear", Layers)):
-        function = getattr(library, f"glass_{name}")
-        function.argtypes = [ctypes.POINTER(structure), ctypes.c_int32]
-        function.restype = None
-    return library
+    """Return the library, compiled if necessary. Raise CompileError if that fails."""
+    return cxx.load(SOURCE, FLAGS, (Task, FeedForward, Layers), FUNCTIONS)

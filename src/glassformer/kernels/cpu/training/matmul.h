@@ -3,9 +3,36 @@
 //
 // Operands are floats, or pairs of bf16 along the summed dimension where the processor has instructions for them.
 #pragma once
-#include "vectors.h"
+#include <memory>
+#include "../vectors.h"
 
-constexpr int64_t PANEL = 2 * WIDE;  // columns of a tile
+using namespace glass;
+
+constexpr int64_t WIDE = LANES, TALL = LANES == 16 ? 12 : 6;  // rows of a tile: its sums occupy 2 TALL registers
+constexpr int64_t PANEL = 2 * WIDE;                           // columns of a tile
+
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint16_t bf16;
+typedef uint32_t pair __attribute__((may_alias));  // two bf16, which one instruction multiplies and adds
+
+static inline uints load(const pair* from) { return *(const uints*)from; }
+static inline floats load(const bf16* from) { return (floats)(__builtin_convertvector(*(const halves*)from, ints) << 16); }
+static inline void store(bf16* to, floats x) {  // round to nearest even; NaN stays NaN
+    ints bits = (ints)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    ints chosen = x == x ? rounded : ((bits >> 16) | 0x40);
+    *(halves*)to = __builtin_convertvector(chosen, halves);
+}
+
+// The scratch buffer of this thread. It is kept between calls, because page faults cost more than the computation.
+static inline float* scratch(int64_t n) {
+    static thread_local std::unique_ptr<float[]> held;
+    static thread_local int64_t size = 0;
+    if (n > size) {
+        held.reset(new float[n + WIDE]);
+        size = n;
+    }
+    return cache_aligned(held.get());
+}
 
 template <typename T>
 struct Left {  // (i, d) at data[i * row + d * step]: a matrix or its transpose
@@ -23,11 +50,11 @@ static inline void multiply_add(floats& sum, float left, floats right) {
 #if defined(__FMA__) && !defined(__AVX512F__)  // for some of these processors GCC splits fused multiply-adds
     sum = (floats)_mm256_fmadd_ps(_mm256_set1_ps(left), (__m256)right, (__m256)sum);
 #else
-    sum += all(left) * right;
+    sum += left * right;
 #endif
 }
 #if defined(__AVX512BF16__)
-static inline void multiply_add(floats& sum, pair left, words right) {  // with the intrinsic, GCC 12 spills the sums
+static inline void multiply_add(floats& sum, pair left, uints right) {  // with the intrinsic, GCC 12 spills the sums
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32((int)left)), "v"(right));
 }
 #endif

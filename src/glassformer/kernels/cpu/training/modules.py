@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.kernels.cpu.training.functions import WIDE, attention, feed_forward, linear
-from glassformer.kernels.cuda.training.attention import JoinedAttention
-from glassformer.kernels.replacement import Replacement
+from glassformer.kernels.replacement import JoinedAttention, Replacement
 from glassformer.model import NO_TAP, Model, Tap
 from glassformer.model.attention import Attention
 from glassformer.model.context import AttentionContext
-from glassformer.model.feedforward import Dense
+from glassformer.model.layers import Dense
 
 
 def supports_call(x: Tensor, *parameters: Tensor) -> bool:

@@ -52,15 +52,15 @@ static void transpose_pairs(const bf16* from, int64_t n, int64_t width, pair* to
         }
 }
 
-static inline words rounded(floats x) { return (words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)); }
-static inline words both(floats even, floats odd) { return rounded(even) | rounded(odd) << 16; }
+static inline uints rounded(floats x) { return (uints)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)); }
+static inline uints both(floats even, floats odd) { return rounded(even) | rounded(odd) << 16; }
 
 // (n,width) to (n/2,width): interleave rows 2i and 2i + 1 to pairs; n is even.
 static void pair_rows(const bf16* from, int64_t n, int64_t width, pair* to) {
     for (int64_t t = 0; t < n; t += 2)
         for (int64_t d = 0; d < width; d += WIDE) {
             const bf16* at = from + t * width + d;
-            *(words*)(to + t / 2 * width + d) = (words)load(at) >> 16 | (words)load(at + width);
+            *(uints*)(to + t / 2 * width + d) = (uints)load(at) >> 16 | (uints)load(at + width);
         }
 }
 
@@ -112,7 +112,7 @@ static inline void softmax_backward(const Task& t, const Span& span, const Block
         const bf16 *d_o = at.d_o + (i + k) * U, *o = row_of<bf16>(t.o, b, h, first + i + k);
         floats dot = {};
         for (int64_t d = 0; d < U; d += WIDE) dot += load(d_o + d) * load(o + d);
-        D[k] = sum_of(dot), lse[k] = t.lse[(b * t.n_heads + h) * t.n_queries + first + i + k];
+        D[k] = sum_lanes(dot), lse[k] = t.lse[(b * t.n_heads + h) * t.n_queries + first + i + k];
         seen[k] = (int32_t)span.seen(t, first + i + k);
     }
     float *score = at.scores + i * S, *d_score = at.d_scores + i * S;
@@ -125,8 +125,8 @@ static inline void softmax_backward(const Task& t, const Span& span, const Block
             d_s[k] = there ? p[k] * (load(d_score + k * S + j) - D[k]) : floats{};
             narrow((bf16*)(d_score + k * S) + j, d_s[k]);
         }
-        *(words*)(at.pattern + i / 2 * S + j) = both(p[0], p[1]);
-        *(words*)(at.d_s + i / 2 * S + j) = both(d_s[0], d_s[1]);
+        *(uints*)(at.pattern + i / 2 * S + j) = both(p[0], p[1]);
+        *(uints*)(at.d_s + i / 2 * S + j) = both(d_s[0], d_s[1]);
     }
 }
 

@@ -19,7 +19,7 @@ from glassformer.kernels.cuda.decode.pack import (
 )
 from glassformer.kernels.toolchain import nvrtc
 from glassformer.model import DecoderLM
-from glassformer.model.feedforward import ACTIVATIONS
+from glassformer.model.layers import ACTIVATIONS
 from glassformer.shapes import Float, Int
 
 WARPS = {"advance": 24, "attend": 4, "choose": 32}

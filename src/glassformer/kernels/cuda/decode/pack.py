@@ -9,7 +9,7 @@ from glassformer import config as c
 from glassformer.kernels.registry import POSITION_FIELDS, Rule, any_value, unsupported_field
 from glassformer.model import DecoderLM
 from glassformer.model.block import Block
-from glassformer.model.norm import LayerNorm
+from glassformer.model.layers import LayerNorm
 from glassformer.model.positions import Learned, Rotary, Sinusoidal, sinusoids
 from glassformer.shapes import Float
 

@@ -8,20 +8,25 @@ With scores s = scale q k^T (masked causally), p = softmax(s), o = p v, and do t
 p is computed again from the scores and the kept logsumexp of each query. Matmuls are of bfloat16 with sums in float32;
 p and ds are rounded to bfloat16 between them.
 
-Queries, keys and values come as one tensor, as one matmul writes them, or as three. Their gradients have the same
-layout, so nothing is concatenated.
+`attend` is installed as `Attention.kernel`, in place of `F.scaled_dot_product_attention`. Queries, keys and values are
+(B,T,HK), as the projections write them, and may be slices of wider rows. Their gradients are contiguous.
 """
 
 import ctypes
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.kernels.cuda.training import hopper
 from glassformer.kernels.cuda.training.loss import with_macros
+from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import nvrtc
+from glassformer.model import Model
+from glassformer.model.attention import Attention
 from glassformer.shapes import Float
 
 TILE, WIDTH, THREADS = 128, 64, 384
@@ -94,14 +99,9 @@ def _wide(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
-def _three(given: list[Tensor]) -> list[Tensor]:
-    """Return queries, keys and values (B,T,HK) from one tensor (B,T,3HK) or from three."""
-    return list(given[0].chunk(3, -1)) if len(given) == 1 else given
-
-
-def _apart(given: list[Tensor], heads: int) -> list[Tensor]:
-    """Return queries, keys and values as (B,T,H,K)."""
-    return [t.unflatten(-1, (heads, -1)) for t in _three(given)]
+def _by_head(tensors: Iterable[Tensor], heads: int) -> list[Tensor]:
+    """Return tensors (B,T,HK) as (B,T,H,K)."""
+    return [t.unflatten(-1, (heads, -1)) for t in tensors]
 
 
 def _patterns(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -112,49 +112,42 @@ def _patterns(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("glassformer::causal", mutates_args=())
-def forward(given: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
+def forward(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
     """Return o (B,T,HK) and the logsumexp of the scores (B,H,T)."""
-    q, k, v = _apart(given, heads)
+    q, k, v = _by_head(qkv, heads)
     p, logs = _patterns(q, k, scale)
     return torch.einsum("bhts,bshk->bthk", p, _wide(v)).flatten(2).to(q.dtype), logs
 
 
 @forward.register_fake
-def _(given: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
-    B, T, N = given[0].shape
-    out = given[0].new_empty(B, T, N // 3 if len(given) == 1 else N)
-    return out, given[0].new_empty((B, heads, T), dtype=torch.promote_types(out.dtype, torch.float32))
+def _(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
+    B, T, N = qkv[0].shape
+    out = qkv[0].new_empty(B, T, N)
+    return out, qkv[0].new_empty((B, heads, T), dtype=torch.promote_types(out.dtype, torch.float32))
 
 
 @forward.register_kernel("cuda")
-def _(given: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
-    q, k, v = (t.transpose(1, 2) for t in _apart(given, heads))
+def _(qkv: list[Tensor], heads: int, scale: float) -> tuple[Tensor, Tensor]:
+    q, k, v = (t.transpose(1, 2) for t in _by_head(qkv, heads))
     attention = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, logs, *_ = attention(q, k, v, None, True, 0.0, True, False, scale=scale)
     return out.transpose(1, 2).flatten(2), logs.view(out.shape[:3])
 
 
 @torch.library.custom_op("glassformer::causal_gradient", mutates_args=())
-def backward(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
-    """Return the gradients of the inputs: (B,T,3HK) for one tensor, stacked (3,B,T,HK) for three."""
-    q, k, v = map(_wide, _apart(given, heads))
-    o, do = (_wide(t).unflatten(-1, (heads, -1)) for t in (out, d_out))
+def backward(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+    """Return the gradients of queries, keys and values, stacked (3,B,T,HK)."""
+    q, k, v, o, do = map(_wide, _by_head((*qkv, out, d_out), heads))
     p = _patterns(q, k, scale)[0]
     dv = torch.einsum("bhts,bthk->bshk", p, do)
     ds = p * (torch.einsum("bthk,bshk->bhts", do, v) - torch.einsum("bthk,bthk->bht", o, do)[..., None])
     dq, dk = scale * torch.einsum("bhts,bshk->bthk", ds, k), scale * torch.einsum("bhts,bthk->bshk", ds, q)
-    d = [t.flatten(2).to(out.dtype) for t in (dq, dk, dv)]
-    return torch.cat(d, -1) if len(given) == 1 else torch.stack(d)
+    return torch.stack([t.flatten(2).to(out.dtype) for t in (dq, dk, dv)])
 
 
 @backward.register_fake
-def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
-    return _room(given)
-
-
-def _room(given: list[Tensor]) -> Tensor:
-    shape = given[0].shape if len(given) == 1 else (3, *given[0].shape)
-    return torch.empty(shape, dtype=given[0].dtype, device=given[0].device)
+def _(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+    return out.new_empty(3, *out.shape)
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -163,26 +156,26 @@ def _rows(t: Tensor) -> Tensor:
     return t if aligned and t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1) else t.contiguous()
 
 
-def matrices(given: list[Tensor], d_out: Tensor, d: Tensor) -> dict[str, tuple[Tensor, int]]:
+def matrices(qkv: list[Tensor], d_out: Tensor, d_qkv: Tensor) -> dict[str, tuple[Tensor, int]]:
     """Return the matrices (BT,HK) that the tensor memory accelerator copies, and how many rows at a time."""
-    inputs = zip(("query", "key", "value", "d_out"), [*_three(given), d_out], strict=True)
-    outputs = zip(("d_query", "d_key", "d_value"), _three([d] if len(given) == 1 else list(d)), strict=True)
+    inputs = zip(("query", "key", "value", "d_out"), [*qkv, d_out], strict=True)
+    outputs = zip(("d_query", "d_key", "d_value"), d_qkv, strict=True)
     copied = {name: (t.flatten(0, 1), TILE) for name, t in inputs}
     return copied | {name: (t.flatten(0, 1), WIDTH) for name, t in outputs}
 
 
 @backward.register_kernel("cuda")
-def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
-    given, out, d_out = [_rows(t) for t in given], out.contiguous(), d_out.contiguous()
+def _(qkv: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int, scale: float) -> Tensor:
+    qkv, out, d_out = [_rows(t) for t in qkv], out.contiguous(), d_out.contiguous()
     B, T, _ = out.shape
-    d, device, count = _room(given), out.device, B * heads
+    d_qkv, device, count = out.new_empty(3, *out.shape), out.device, B * heads
     whole, parts, _ = shares(count, T, hopper.blocks())
     at_once, split = min(whole + (count - whole) * parts, hopper.blocks()), count - whole
     bits, means = torch.empty(2, count, T, device=device)
     sums = torch.empty(split * parts + (at_once if whole else 0), T, WIDTH, device=device)
     buffers = {"results": out, "d_results": d_out, "logs": logs, "bits": bits, "means": means, "sums": sums}
     argument = Arguments(
-        **{name: nvrtc.tensor_map(*of) for name, of in matrices(given, d_out, d).items()},
+        **{name: nvrtc.tensor_map(*of) for name, of in matrices(qkv, d_out, d_qkv).items()},
         **{name: t.data_ptr() for name, t in buffers.items()},
         scale=scale,
         heads=heads,
@@ -196,25 +189,47 @@ def _(given: list[Tensor], out: Tensor, logs: Tensor, d_out: Tensor, heads: int,
     nvrtc.kernel(source(), "causal_backward", index, SHARED).launch(argument, at_once, THREADS)
     if split:
         nvrtc.kernel(source(), "finish_queries", index, STAGING).launch(argument, split * (T // TILE), 256)
-    return d
+    return d_qkv
 
 
 class _Causal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, heads: int, scale: float, *given: Tensor) -> Tensor:
-        out, logs = forward(list(given), heads, scale)
-        ctx.save_for_backward(out, logs, *given)
+    def forward(ctx: Any, heads: int, scale: float, *qkv: Tensor) -> Tensor:
+        out, logs = forward(list(qkv), heads, scale)
+        ctx.save_for_backward(out, logs, *qkv)
         ctx.heads, ctx.scale = heads, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        out, logs, *given = ctx.saved_tensors
-        d = backward(given, out, logs, gradients[0], ctx.heads, ctx.scale)
-        return (None, None, d) if len(given) == 1 else (None, None, *d.unbind(0))
+        out, logs, *qkv = ctx.saved_tensors
+        return None, None, *backward(qkv, out, logs, gradients[0], ctx.heads, ctx.scale).unbind(0)
 
 
-def attend(given: list[Tensor], heads: int, scale: float) -> Float[Tensor, "B T N"]:
-    """Return o (B,T,N) of all heads, from queries, keys and values in one tensor (B,T,3N) or in three (B,T,N)."""
-    out: Tensor = _Causal.apply(heads, scale, *given)
-    return out
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S U"],
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Float[Tensor, "B H T U"]:
+    """As `F.scaled_dot_product_attention`, which also computes whatever the kernel does not support."""
+    B, H, T, K = q.shape
+    plain = is_causal and attn_mask is None and not dropout_p and scale is not None and torch.is_grad_enabled()
+    same = q.shape == k.shape == v.shape and q.dtype is k.dtype is v.dtype is torch.bfloat16
+    if not (plain and same and supports_call(B, T, H, K, q.device)):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    out: Tensor = _Causal.apply(H, scale, *(t.transpose(1, 2).flatten(2) for t in (q, k, v)))
+    return out.unflatten(-1, (H, K)).transpose(1, 2)
+
+
+def replacements(model: Model) -> Iterator[Replacement]:
+    """Yield every attention of a model, with `attend` as its kernel."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            yield Replacement(module, type(module), {"kernel": attend})

@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer.kernels.cuda.training import fp8_cuda, loss
-from glassformer.kernels.toolchain import cublas
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
@@ -210,8 +209,6 @@ def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | Non
 
 @matmul.register_kernel("cuda")
 def _(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
-    if cublas.available() and cublas.suits(a, b):
-        return cublas.multiply(a, b, False, True, bias, (a_scale, b_scale), fast)
     return torch._scaled_mm(a, b.T, a_scale, b_scale, bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 

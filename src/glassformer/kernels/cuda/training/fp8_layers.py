@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.kernels.cuda.training.attention import JoinedAttention
 from glassformer.kernels.cuda.training.fp8 import (
     E4M3,
     E5M2,
@@ -32,13 +31,12 @@ from glassformer.kernels.cuda.training.fp8 import (
     scale_of,
     transpose,
 )
-from glassformer.kernels.replacement import Replacement
+from glassformer.kernels.replacement import JoinedAttention, Replacement
 from glassformer.model import Model
 from glassformer.model.attention import Attention
 from glassformer.model.block import Block, ParallelBlock, PreNormBlock
-from glassformer.model.feedforward import Dense
-from glassformer.model.norm import LayerNorm, RMSNorm
-from glassformer.model.tap import Tap
+from glassformer.model.context import Tap
+from glassformer.model.layers import Dense, LayerNorm, RMSNorm
 from glassformer.shapes import Float
 
 
@@ -225,7 +223,7 @@ class Float8Attention(JoinedAttention):
 
     norms: Norms
 
-    def joined_projections(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
+    def project(self, x: Float[Tensor, "B T D"]) -> list[Tensor]:
         return projections(x, [self.q, self.k, self.v], expected_square(self.norms))
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glassformer.kernels.cuda.training.matmuls import multiply
 from glassformer.kernels.toolchain import nvrtc
 
 THREADS = 512
@@ -162,9 +161,10 @@ def head_gradients(
     settings: tuple[int, float, float],
     columns: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """As `training.chunked_loss.head_gradients`, with matmuls by cuBLASLt where it is installed."""
-    logits = multiply(hidden, weight, right_transposed=True, bias=bias)
+    """As `training.chunked_loss.head_gradients`, with the loss and its gradient by the kernel."""
+    logits = hidden @ weight.T
+    logits = logits if bias is None else logits + bias
     losses, gradient = loss_rows(logits, targets, *settings, columns)
     total, plain = losses.sum(1)
     d_bias = None if bias is None else gradient.sum(0, dtype=torch.float32)
-    return total, plain, multiply(gradient, weight), multiply(gradient, hidden, left_transposed=True), d_bias
+    return total, plain, gradient @ weight, gradient.T @ hidden, d_bias

@@ -248,7 +248,7 @@ function sources(claim) {
 }
 
 function erratum(one) {
-  const rows = [["statement", one.said], ["fails because", one.fails], ["correct", one.correct]];
+  const rows = [["statement", one.states], ["fails because", one.fails], ["correct", one.correct]];
   return h("article", { class: "erratum" }, h("h3", { text: `Erratum ${one.id}: ${one.flaw}` }),
     h("p", { class: "soft small", text: one.sources.join(", ") }),
     h("dl", { class: "facts" }, rows.map(([name, value]) => [h("dt", { text: name }), h("dd", {}, prose(value))])),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,20 +11,18 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.model.block import Block, PreNormBlock
-from glassformer.model.context import AttentionContext, ForwardContext
-from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.context import NO_TAP, AttentionContext, ForwardContext, Tap
 from glassformer.reference import random_params
 from glassformer.reference.arrays import Array, select_prefix
 from glassformer.reference.forward import ForwardContext as OracleContext
 from glassformer.reference.forward import block as oracle_block
 from glassformer.shapes import Float
-from glassformer.theory.claims.architecture.lively import decoder, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import decoder, small_config
 
 BATCHES, LENGTHS, WIDTHS = (1, 3), range(1, 17), (8, 48)
 
@@ -90,7 +88,7 @@ MUTANTS: dict[str, type[PreNormBlock]] = {
 
 
 def make_block(kind: type[Block], width: int, seed: int) -> Block:
-    config = shape(d_model=width, feedforward=c.Dense(4 * width))
+    config = small_config(d_model=width, feedforward=c.Dense(4 * width))
     block = kind(config, 0, cross=False).double().eval()
     params = select_prefix(random_params(config, seed), "decoder.blocks.0")
     block.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
@@ -105,7 +103,7 @@ def through(block: Block, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
 
 def by_formulas(width: int, seed: int, x: Float[Tensor, "B T D"]) -> Array:
     """The oracle's block: NumPy, written from the formulas, with the same parameters."""
-    config = shape(d_model=width, feedforward=c.Dense(4 * width))
+    config = small_config(d_model=width, feedforward=c.Dense(4 * width))
     params = select_prefix(random_params(config, seed), "decoder.blocks.0")
     B, T, _ = x.shape
     allowed = np.broadcast_to(np.tril(np.ones((T, T), dtype=bool)), (B, T, T))
@@ -123,7 +121,7 @@ def examine(kind: type[Block], lab: Lab) -> tuple[int, float]:
                 x = torch.randn(rows, length, width, generator=lab.torch_rng(length), dtype=torch.float64)
                 out = through(block, x)
                 misshapen += out.shape != x.shape
-                furthest = max(furthest, float(np.abs(out.numpy() - by_formulas(width, lab.seed, x)).max()))
+                furthest = max(furthest, max_difference(out.numpy(), by_formulas(width, lab.seed, x)))
     return misshapen, furthest
 
 
@@ -144,38 +142,34 @@ def preln_block_shape(lab: Lab) -> Iterator[Finding]:
     yield lab.exhaustive("wrong blocks that the values accept", survivors, len(MUTANTS), why, differences=shown)
 
 
-@figure("preln-block-shape")
-def draw_block(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("preln-block-shape", "A pre-norm block", height=2.2)
+def draw_block(lab: Lab, fig: Figure) -> None:
     boxes = {
         0.6: ("norm", GREY), 1.4: ("multi-head\nattention", COLOURS[0]), 2.9: ("norm", GREY),
         3.7: ("feed-\nforward", COLOURS[1]),
     }  # fmt: skip
-    with drawing("A pre-norm block", height=2.2) as fig:
-        ax = fig.canvas.subplots()
-        arrow = {"arrowstyle": "->", "lw": 1.2}
-        ax.annotate("", (4.9, 1), (-0.1, 1), arrowprops=arrow)
-        for x, (text, colour) in boxes.items():
-            ax.text(
-                x,
-                0,
-                text,
-                ha="center",
-                va="center",
-                bbox={"boxstyle": "round", "fc": "white", "ec": colour, "pad": 0.5},
-            )
-        for start, first, last, half, end in ((0.15, 0.6, 1.4, 0.38, 2.1), (2.4, 2.9, 3.7, 0.29, 4.4)):
-            ax.plot([start, start, first - 0.25], [1, 0, 0], color="black", lw=1.2)
-            ax.annotate("", (last - half, 0), (first + 0.2, 0), arrowprops=arrow)
-            ax.plot([last + half, end], [0, 0], color="black", lw=1.2)
-            ax.annotate("", (end, 0.9), (end, 0), arrowprops=arrow)
-            ax.text(end, 1, "+", ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white", "ec": "black"})
-        for x, text in ((-0.1, "(B,T,D)"), (2.25, "(B,T,D)"), (4.9, "(B,T,D)")):
-            ax.text(x, 1.3, text, ha="center")
-        ax.set(xlim=(-0.5, 5.3), ylim=(-0.5, 1.6))
-        ax.axis("off")
-    return fig
+    ax = fig.canvas.subplots()
+    arrow = {"arrowstyle": "->", "lw": 1.2}
+    ax.annotate("", (4.9, 1), (-0.1, 1), arrowprops=arrow)
+    for x, (text, colour) in boxes.items():
+        ax.text(
+            x,
+            0,
+            text,
+            ha="center",
+            va="center",
+            bbox={"boxstyle": "round", "fc": "white", "ec": colour, "pad": 0.5},
+        )
+    for start, first, last, half, end in ((0.15, 0.6, 1.4, 0.38, 2.1), (2.4, 2.9, 3.7, 0.29, 4.4)):
+        ax.plot([start, start, first - 0.25], [1, 0, 0], color="black", lw=1.2)
+        ax.annotate("", (last - half, 0), (first + 0.2, 0), arrowprops=arrow)
+        ax.plot([last + half, end], [0, 0], color="black", lw=1.2)
+        ax.annotate("", (end, 0.9), (end, 0), arrowprops=arrow)
+        ax.text(end, 1, "+", ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white", "ec": "black"})
+    for x, text in ((-0.1, "(B,T,D)"), (2.25, "(B,T,D)"), (4.9, "(B,T,D)")):
+        ax.text(x, 1.3, text, ha="center")
+    ax.set(xlim=(-0.5, 5.3), ylim=(-0.5, 1.6))
+    ax.axis("off")
 
 
 CONTEXT, VOCABULARY = 16, 50
@@ -192,24 +186,24 @@ def gpt_logits_shape(lab: Lab) -> Iterator[Finding]:
             with torch.no_grad():
                 logits = model(tokens)
             wrong += logits.shape != (3, length, VOCABULARY) or not bool(logits.isfinite().all())
-            uneven = max(uneven, float((logits.softmax(-1).sum(-1) - 1).abs().max()))
+            uneven = max(uneven, max_difference(logits.softmax(-1).sum(-1), 1))
     why = "(B,T,V), finite, for every length of the context and texts that begin with id 0 or V - 1"
     yield lab.exhaustive("shape", int(wrong), 2 * CONTEXT, why)
     yield lab.numerical("probabilities sum to 1", uneven, 1e-14, "V = 50 additions of numbers below 1: 50 u is 6e-15")
-    accepted = {
+    invalid = {
         "one token too many": torch.zeros(1, CONTEXT + 1, dtype=torch.long),
         "id V": torch.full((1, 3), VOCABULARY),
         "id -1": torch.full((1, 3), -1),
         "no token": torch.zeros(1, 0, dtype=torch.long),
     }
-    said = {name: _refusal(model, tokens) for name, tokens in accepted.items()}
+    errors = {name: _error_of(model, tokens) for name, tokens in invalid.items()}
     why = "each raises an error with one sentence"
-    yield lab.exhaustive("what is refused", sum(not text for text in said.values()), len(said), why, said=said)
+    yield lab.exhaustive("invalid inputs", sum(not text for text in errors.values()), len(errors), why, errors=errors)
     yield _initial_loss(lab)
 
 
 @torch.no_grad()
-def _refusal(model: DecoderLM, tokens: Tensor) -> str:
+def _error_of(model: DecoderLM, tokens: Tensor) -> str:
     try:
         model(tokens)
     except ValueError as error:
@@ -219,7 +213,7 @@ def _refusal(model: DecoderLM, tokens: Tensor) -> str:
 
 @torch.no_grad()
 def _initial_loss(lab: Lab) -> Finding:
-    config = shape(
+    config = small_config(
         vocab_size=VOCABULARY, d_model=64, attention=c.Attention(4), feedforward=c.Dense(256), position=c.Learned(),
         max_len=CONTEXT,
     )  # fmt: skip

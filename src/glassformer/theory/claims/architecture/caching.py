@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import sympy
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -17,15 +18,21 @@ from glassformer.doctor.probes.caching import run_chunks
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate, stream
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import Cache, DecoderLM, build
 from glassformer.model.transformer import Mask
 from glassformer.shapes import Float, Int
-from glassformer.theory.claims.architecture.lively import Misled, Positions, Told, lively, random_tokens, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import (
+    ChangedInputs,
+    Inputs,
+    Positions,
+    random_model,
+    random_tokens,
+    small_config,
+)
 from glassformer.theory.claims.weights.rational import Head, Matrix, causal, random_heads, random_matrix, weights
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 STEPS = 100
 NEW = 30
@@ -40,16 +47,18 @@ CLOSE = 1e-3
 """A lead of the most likely token that rounding cannot reverse."""
 
 
-class Stuck(Misled):
+class Stuck(ChangedInputs):
     """Every cached step gets position 0."""
 
-    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
+    def changed(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Inputs:
         return mask, positions if cache is None else torch.zeros(1, tokens.shape[1], dtype=torch.long)
 
 
 def _model(case: str, dtype: torch.dtype, seed: int, stuck: bool = False) -> DecoderLM:
     position, layers = CASES[case]
-    model = lively(shape(n_layers=layers, position=position, vocab_size=31, max_len=STEPS + 1), seed, 0.3, dtype)
+    model = random_model(
+        small_config(n_layers=layers, position=position, vocab_size=31, max_len=STEPS + 1), seed, 0.3, dtype
+    )
     assert isinstance(model, DecoderLM)
     if stuck:
         model.__class__ = Stuck
@@ -62,7 +71,7 @@ class Both(NamedTuple):
     cached: Float[Tensor, "T V"]
     full: Float[Tensor, "T V"]
     apart: float
-    """Return the largest difference between one full pass and passes over prefixes of the lengths PREFIXES."""
+    """The largest difference between one full pass and passes over prefixes of the lengths PREFIXES."""
 
 
 @lru_cache(maxsize=16)
@@ -83,11 +92,11 @@ def kv_cache_exact(lab: Lab) -> Iterator[Finding]:
     for case in CASES:
         for dtype, bound in BOUNDS.items():
             if lab.broken and dtype is torch.float64:
-                continue  # one precision turns the control
+                continue  # one precision is enough for the control to fail
             found = both_ways(case, dtype, lab.seed, stuck=lab.broken)
             name = str(dtype).removeprefix("torch.")
             why = f"the same sums in another order: rounding of {name} on logits of size {float(found.full.std()):.1f}"
-            gap = max(float((found.cached - found.full).abs().max()), found.apart)
+            gap = max(max_difference(found.cached, found.full), found.apart)
             yield lab.numerical(f"{case}, {name}", gap, bound, why, tokens=STEPS, prefixes=PREFIXES)
         yield _same_choice(lab, case, both_ways(case, torch.float32, lab.seed, stuck=lab.broken))
         if not lab.broken:
@@ -102,7 +111,7 @@ def _same_choice(lab: Lab, case: str, found: Both) -> Finding:
     wrong = int((differ & (lead > CLOSE)).sum())
     why = "an argmax with a lead of 1e-3 survives differences below 1e-4"
     judged = int((lead > CLOSE).sum())
-    return lab.exhaustive(f"{case}, likeliest token", wrong, judged, why, smallest_lead=float(lead.min()))
+    return lab.exhaustive(f"{case}, most likely token", wrong, judged, why, smallest_lead=float(lead.min()))
 
 
 def _same_text(lab: Lab, case: str) -> Finding:
@@ -155,25 +164,21 @@ def _in_rationals(lab: Lab) -> Finding:
     return lab.exact("exact rationals", same, why)
 
 
-@figure("kv-cache-exact")
-def draw_differences(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("kv-cache-exact", "Cached against recomputed logits", height=3.0)
+def draw_differences(lab: Lab, fig: Figure) -> None:
     steps = 40
-    with drawing("Cached against recomputed logits", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        for case, colour in zip(CASES, COLOURS, strict=False):
-            for dtype, marker in ((torch.float32, "o"), (torch.float64, "s")):
-                found = both_ways(case, dtype, lab.seed, steps)
-                gap = (found.cached - found.full).abs().amax(-1).double().numpy()
-                shown = np.where(gap > 0, gap, np.nan)
-                name = str(dtype).removeprefix("torch.")
-                ax.semilogy(range(1, steps + 1), shown, marker, color=colour, markersize=2.5, label=f"{case}, {name}")
-        ax.axhline(1e-4, color="black", linewidth=0.8, linestyle=":")
-        ax.axhline(1e-10, color="black", linewidth=0.8, linestyle=":")
-        ax.set(xlabel="tokens seen", ylabel="largest |difference|", ylim=(1e-17, 1e-3))
-        fig.canvas.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, markerscale=2)
-    return fig
+    ax = fig.canvas.subplots()
+    for case, colour in zip(CASES, COLOURS, strict=False):
+        for dtype, marker in ((torch.float32, "o"), (torch.float64, "s")):
+            found = both_ways(case, dtype, lab.seed, steps)
+            gap = (found.cached - found.full).abs().amax(-1).double().numpy()
+            shown = np.where(gap > 0, gap, np.nan)
+            name = str(dtype).removeprefix("torch.")
+            ax.semilogy(range(1, steps + 1), shown, marker, color=colour, markersize=2.5, label=f"{case}, {name}")
+    ax.axhline(1e-4, color="black", linewidth=0.8, linestyle=":")
+    ax.axhline(1e-10, color="black", linewidth=0.8, linestyle=":")
+    ax.set(xlabel="tokens seen", ylabel="largest |difference|", ylim=(1e-17, 1e-3))
+    fig.canvas.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, markerscale=2)
 
 
 class Counter(TorchFunctionMode):
@@ -200,7 +205,7 @@ class Cost(NamedTuple):
     """Of one layer."""
 
     rows: set[int]
-    """Return the rows through each of its linear layers: one number if all agree."""
+    """The rows through each of its linear layers: one number if all agree."""
     squares: int
     triangles: int
 
@@ -208,7 +213,7 @@ class Cost(NamedTuple):
 @lru_cache(maxsize=16)
 def cost(steps: int, cached: bool) -> Cost:
     """Count the work of `generate` in one layer for `steps` tokens after a start token."""
-    model = build(shape(n_layers=2, max_len=steps + 1))
+    model = build(small_config(n_layers=2, max_len=steps + 1))
     counter = Counter()
     with counter:
         generate(model, [[0]], steps, cache=cached, stop=[], engine="torch")  # a counter does not see kernels
@@ -222,8 +227,6 @@ def cost(steps: int, cached: bool) -> Cost:
 
 @claim("kv-cache-cost")
 def kv_cache_cost(lab: Lab) -> Iterator[Finding]:
-    import sympy
-
     n, t = sympy.symbols("T t", integer=True, positive=True)
     sums = {
         "rows": (t, n * (n + 1) / 2),
@@ -250,7 +253,9 @@ def kv_cache_cost(lab: Lab) -> Iterator[Finding]:
 
 def seconds(cached: bool, repeats: int = 5) -> tuple[float, float]:
     """Return the median times to generate 25 and 100 tokens, for a model wide enough that arithmetic dominates."""
-    config = shape(n_layers=2, d_model=192, attention=c.Attention(4), feedforward=c.Dense(768), max_len=STEPS + 1)
+    config = small_config(
+        n_layers=2, d_model=192, attention=c.Attention(4), feedforward=c.Dense(768), max_len=STEPS + 1
+    )
     model = build(config)
     early, late = [], []
     for _ in range(repeats):
@@ -264,7 +269,7 @@ def seconds(cached: bool, repeats: int = 5) -> tuple[float, float]:
 
 def _clock(lab: Lab) -> Iterator[Finding]:
     if lab.broken:
-        return  # the counters turn
+        return  # the counters make the control fail
     full, cached = seconds(cached=False), seconds(cached=True)
     ratio = {25: full[0] / cached[0], STEPS: full[1] / cached[1]}
     warnings = [
@@ -279,10 +284,8 @@ def _clock(lab: Lab) -> Iterator[Finding]:
     yield lab.empirical("clock", ratio[STEPS], 1.0, None, why, at_25=round(ratio[25], 2), warnings=warnings)
 
 
-@figure("kv-cache-cost")
-def draw_cost(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("kv-cache-cost", "Work done by the time T tokens are generated", height=3.0)
+def draw_cost(lab: Lab, fig: Figure) -> None:
     steps = np.arange(1, STEPS + 1)
     panels: dict[str, dict[str, Any]] = {
         "rows through each map of a layer": {"recomputed": steps * (steps + 1) / 2, "cached": steps},
@@ -292,16 +295,14 @@ def draw_cost(lab: Lab) -> "Figure":
             "cached": steps * (steps + 1) / 2,
         },
     }
-    with drawing("Work done by the time T tokens are generated", height=3.0) as fig:
-        for ax, (title, lines) in zip(fig.canvas.subplots(1, 2), panels.items(), strict=True):
-            for name, values in lines.items():
-                colour = COLOURS[0] if name == "cached" else COLOURS[1]
-                ax.semilogy(steps, values, "--" if "causal" in name else "-", color=colour, label=name)
-            for cached in (False, True):
-                found = cost(STEPS, cached)
-                shown = [max(found.rows)] if "rows" in title else [found.squares, found.triangles]
-                ax.plot([STEPS] * len(shown), shown, "o", color=COLOURS[0 if cached else 1], markersize=4)
-            ax.set(title=title, xlabel="tokens generated, T")
-            ax.legend(loc="lower right")
-        fig.axes[0].set_ylabel("so far (dots: counted)")
-    return fig
+    for ax, (title, lines) in zip(fig.canvas.subplots(1, 2), panels.items(), strict=True):
+        for name, values in lines.items():
+            colour = COLOURS[0] if name == "cached" else COLOURS[1]
+            ax.semilogy(steps, values, "--" if "causal" in name else "-", color=colour, label=name)
+        for cached in (False, True):
+            found = cost(STEPS, cached)
+            shown = [max(found.rows)] if "rows" in title else [found.squares, found.triangles]
+            ax.plot([STEPS] * len(shown), shown, "o", color=COLOURS[0 if cached else 1], markersize=4)
+        ax.set(title=title, xlabel="tokens generated, T")
+        ax.legend(loc="lower right")
+    fig.axes[0].set_ylabel("so far (dots: counted)")

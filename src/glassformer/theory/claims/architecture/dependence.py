@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import sympy
 import torch
 from torch import Tensor
 
@@ -12,22 +13,20 @@ from glassformer.doctor.probes.causality import leak_matrix
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
 from glassformer.lens import trace
+from glassformer.lens.figure import Figure
 from glassformer.model import EncoderLM, Model
-from glassformer.theory.claims.architecture.lively import (
+from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import (
     SEQUENCE,
     decoder,
     dependence,
     encoder,
-    everyone,
+    full_mask,
     seq2seq,
     unmasked,
 )
-from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.weights.simplex import UNIT
 from glassformer.training.data.batches import IGNORED, mask_tokens
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 SOURCE, TARGET = 6, 5
 SEEN = 1e-8
@@ -40,7 +39,7 @@ def patterns(lab: Lab) -> dict[str, tuple[Tensor, Tensor]]:
     target = tokens[:, :TARGET].flip(1)
     triangle = torch.ones(SOURCE, SOURCE, dtype=torch.bool).tril()
     both = seq2seq(seed=lab.seed)
-    mask = everyone(tokens) if lab.broken else None
+    mask = full_mask(tokens) if lab.broken else None
     return {
         "encoder-only": (dependence(encoder(seed=lab.seed), tokens), torch.ones_like(triangle)),
         "decoder-only": (dependence(decoder(seed=lab.seed), tokens, mask=mask), triangle),
@@ -122,21 +121,16 @@ def _padding(lab: Lab) -> Finding:
     return lab.exhaustive("padding", wrong, cases, why)
 
 
-@figure("architecture-masks")
-def draw_patterns(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("architecture-masks", "Which output depends on which input (measured derivatives)", height=2.3)
+def draw_patterns(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_mask
 
-    with drawing("Which output depends on which input (measured derivatives)", height=2.3) as fig:
-        axes = fig.canvas.subplots(1, 4, width_ratios=(SOURCE, SOURCE, SOURCE, TARGET))
-        for ax, (name, (found, _)) in zip(axes, patterns(lab).items(), strict=True):
-            draw_mask(ax, (found > SEEN).numpy(), "1")
-            title, _, read = name.partition(", ")
-            ax.set(
-                title=title, xlabel=f"{read or 'input'} token", xticks=range(found.shape[1]), yticks=range(len(found))
-            )
-        axes[0].set_ylabel("output")
-    return fig
+    axes = fig.canvas.subplots(1, 4, width_ratios=(SOURCE, SOURCE, SOURCE, TARGET))
+    for ax, (name, (found, _)) in zip(axes, patterns(lab).items(), strict=True):
+        draw_mask(ax, (found > SEEN).numpy(), "1")
+        title, _, read = name.partition(", ")
+        ax.set(title=title, xlabel=f"{read or 'input'} token", xticks=range(found.shape[1]), yticks=range(len(found)))
+    axes[0].set_ylabel("output")
 
 
 @claim("encoder-from-decoder")
@@ -152,7 +146,7 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         count = [sum(p.numel() for p in m.parameters()) for m in (one, other)]
         why = "the same tensors under the same names: the mask has no parameter"
         yield lab.exact(f"L={layers}: parameters", holds and count[0] == count[1], why, parameters=count[0])
-        mask = everyone(tokens) if lab.broken else None
+        mask = full_mask(tokens) if lab.broken else None
         with_mask, without = trace(one, tokens, mask=mask), trace(other, tokens)
         pattern, full = (run.stack("blocks.*.attention.pattern") for run in (with_mask, without))
         hidden = pattern[..., future]
@@ -160,11 +154,11 @@ def encoder_from_decoder(lab: Lab) -> Iterator[Finding]:
         yield lab.exact(f"L={layers}: masked", bool((hidden == 0).all()), why, largest=float(hidden.max()))
         why = "an exponential is never 0 (float64, scores far from underflow)"
         yield lab.numerical(f"L={layers}: unmasked, least weight", float(full.min()), None, why, low=1e-12)
-        uneven = float((torch.stack([pattern, full]).sum(-1) - 1).abs().max())
+        uneven = max_difference(torch.stack([pattern, full]).sum(-1), 1)
         why = "n additions and n divisions of numbers below 1: (n + 2) u"
         yield lab.numerical(f"L={layers}: rows sum to 1", uneven, (n + 2) * UNIT, why)
         yield from _last_output(lab, layers, with_mask.logits, without.logits)
-    yield from _perturbation_turns(lab)
+    yield from _later_tokens_replaced(lab)
 
 
 def _last_output(lab: Lab, layers: int, masked: Tensor, free: Tensor) -> Iterator[Finding]:
@@ -179,7 +173,7 @@ def _last_output(lab: Lab, layers: int, masked: Tensor, free: Tensor) -> Iterato
     yield lab.numerical(f"L={layers}: all others change", float(moved[:-1].min()), None, why, low=1e-6)
 
 
-def _perturbation_turns(lab: Lab) -> Iterator[Finding]:
+def _later_tokens_replaced(lab: Lab) -> Iterator[Finding]:
     one = decoder(seed=lab.seed)
     pair: tuple[Model, Model] = (unmasked(one), one) if lab.broken else (one, unmasked(one))
     largest = []
@@ -190,9 +184,8 @@ def _perturbation_turns(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("a later token replaced, without", largest[1], None, "earlier outputs move", low=1e-6)
 
 
-@figure("encoder-from-decoder")
-def draw_with_and_without(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("encoder-from-decoder", "One head, the same weights", height=3.0)
+def draw_with_and_without(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention
 
     tokens, one = torch.tensor([SEQUENCE[:7]]), decoder(1, seed=lab.seed)
@@ -200,15 +193,13 @@ def draw_with_and_without(lab: Lab) -> "Figure":
         "causal mask: a decoder": trace(one, tokens),
         "no mask: an encoder": trace(unmasked(one), tokens),
     }
-    with drawing("One head, the same weights", height=3.0) as fig:
-        axes = fig.canvas.subplots(1, 2, sharey=True)
-        for ax, (title, run) in zip(axes, runs.items(), strict=True):
-            pattern = run["blocks.0.attention.pattern"][0, 0].numpy()
-            shown = draw_attention(ax, np.where(pattern == 0.0, np.nan, pattern))
-            ax.set(title=title, xlabel="key", xticks=range(7), yticks=range(7))
-        axes[0].set_ylabel("query")
-        fig.canvas.colorbar(shown, ax=axes, label="weight (white: exactly 0)")
-    return fig
+    axes = fig.canvas.subplots(1, 2, sharey=True)
+    for ax, (title, run) in zip(axes, runs.items(), strict=True):
+        pattern = run["blocks.0.attention.pattern"][0, 0].numpy()
+        shown = draw_attention(ax, np.where(pattern == 0.0, np.nan, pattern))
+        ax.set(title=title, xlabel="key", xticks=range(7), yticks=range(7))
+    axes[0].set_ylabel("query")
+    fig.canvas.colorbar(shown, ax=axes, label="weight (white: exactly 0)")
 
 
 V, T = 3, 4
@@ -248,7 +239,7 @@ def _supervision(lab: Lab) -> Iterator[Finding]:
     _, asked = mask_tokens(tokens[:, :-1], 24, 24, lab.seed, 0)
     counts = [int((targets != IGNORED).sum()) // rows for targets in (following, asked)]
     why = "T positions of a text of T + 1 tokens against round(0.15 T) masked ones"
-    yield lab.exact("places supervised", counts == [length, 15], why, causal=counts[0], masked=counts[1])
+    yield lab.exact("positions supervised", counts == [length, 15], why, causal=counts[0], masked=counts[1])
 
 
 def odds_ratio(p: Any) -> Any:
@@ -258,8 +249,6 @@ def odds_ratio(p: Any) -> Any:
 
 def _compatibility(lab: Lab) -> Iterator[Finding]:
     """p(x1 | x2) and p(x2 | x1) of two binary tokens belong to one joint exactly where their odds ratios agree."""
-    import sympy
-
     joint = [[sympy.Symbol(f"p{a}{b}", positive=True) for b in (0, 1)] for a in (0, 1)]
     first = [[joint[a][b] / (joint[0][b] + joint[1][b]) for b in (0, 1)] for a in (0, 1)]
     second = [[joint[a][b] / (joint[a][0] + joint[a][1]) for b in (0, 1)] for a in (0, 1)]
@@ -279,8 +268,6 @@ def _compatibility(lab: Lab) -> Iterator[Finding]:
 
 def _sufficient() -> bool:
     """Conditionals with equal odds ratios have three free parameters; construct a joint distribution with them."""
-    import sympy
-
     u0, v0, ratio = sympy.symbols("u0 v0 ratio", positive=True)
     # odds of a: u0 given b = 0 and u0 ratio given b = 1; odds of b: v0 given a = 0 and v0 ratio given a = 1
     joint = [[1, v0], [u0, u0 * v0 * ratio]]

@@ -6,26 +6,25 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import DecoderLM
-from glassformer.model.feedforward import ACTIVATIONS
-from glassformer.model.norm import LayerNorm
+from glassformer.model.layers import ACTIVATIONS, LayerNorm
 from glassformer.reference import forward
 from glassformer.reference.arrays import Array, Params
 from glassformer.shapes import Float, Int
-from glassformer.theory.claims.architecture.lively import decoder, everyone, filled
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import decoder, full_mask, model_with
 from glassformer.weights import load
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 LAYERS, WIDTH, HEADS, VOCABULARY, CONTEXT = 2, 48, 4, 97, 32
 STDS, SEEDS, LENGTHS = (0.02, 0.2), 3, (1, 16, CONTEXT)
@@ -61,8 +60,6 @@ def published(seed: int, std: float) -> Published:
 
 def engine(tensors: Published, dtype: torch.dtype = torch.float64, **changes: Any) -> DecoderLM:
     """Load a folder with these tensors with the package's own reader; `changes` apply to its config.json."""
-    from safetensors.numpy import save_file
-
     with tempfile.TemporaryDirectory() as folder:
         save_file(
             {f"transformer.{n}": np.ascontiguousarray(v) for n, v in tensors.items()}, Path(folder, "model.safetensors")
@@ -108,7 +105,7 @@ def text(seed: int, length: int) -> Int[Tensor, "B T"]:
 
 
 def gap(logits: Float[Tensor, "B T V"], expected: Array) -> float:
-    return float(np.abs(logits.detach().double().numpy() - expected).max())
+    return max_difference(logits.detach().double().numpy(), expected)
 
 
 class UnbiasedNorm(LayerNorm):
@@ -134,7 +131,7 @@ def _changed(**changes: Any) -> Mutant:
             params = {name: value for name, value in params.items() if not name.startswith("decoder.norm.")}
         if "head" in changes:
             params["head.weight"] = published(seed + 100, float(tensors["wte.weight"].std()))["wte.weight"]
-        out: Tensor = filled(config, params)(tokens)
+        out: Tensor = model_with(config, params)(tokens)
         return out
 
     return run
@@ -180,7 +177,7 @@ MUTANTS: dict[str, Mutant] = {
     "erf-GELU": _changed(feedforward=c.Dense(4 * WIDTH, "gelu")),
     "unbiased variance": _unbiased,
     "no 1/sqrt(K)": _changed(attention=c.Attention(HEADS, scale=1.0)),
-    "no mask": lambda tensors, tokens, seed: engine(tensors)(tokens, mask=everyone(tokens)),
+    "no mask": lambda tensors, tokens, seed: engine(tensors)(tokens, mask=full_mask(tokens)),
     "positions from 1": lambda tensors, tokens, seed: engine(tensors)(
         tokens, positions=torch.arange(1, tokens.shape[1] + 1)[None]
     ),
@@ -248,9 +245,9 @@ def _what_passes(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("the two GELUs part most at", at, 2.6995, "x = 2.699, to the digits given", low=2.6985)
     model, tokens = decoder(1, lab.seed, position=c.Learned(), max_len=8), torch.arange(6)[None]
     with torch.no_grad():
-        moved = (model(tokens) - model(tokens, mask=everyone(tokens))).abs().amax(-1)[0]
+        moved = (model(tokens) - model(tokens, mask=full_mask(tokens))).abs().amax(-1)[0]
     why = "one layer: the last row of a causal mask is full, so the last position does not depend on the mask"
-    yield lab.numerical("no mask, one layer, last place", float(moved[-1]), 1e-12, why, first=float(moved[0]))
+    yield lab.numerical("no mask, one layer, last position", float(moved[-1]), 1e-12, why, first=float(moved[0]))
 
 
 def _released(lab: Lab) -> Finding:
@@ -259,8 +256,6 @@ def _released(lab: Lab) -> Finding:
     if not folder:
         why = "no folder with the released weights is given"
         return lab.skipped("released weights", Kind.NUMERICAL, why, f"set {REAL} to a folder with GPT-2's files")
-    from safetensors.numpy import load_file
-
     model = load(folder, dtype=torch.float32)
     held = load_file(Path(folder, "model.safetensors"))
     tensors = {name.removeprefix("transformer."): value.astype(np.float64) for name, value in held.items()}
@@ -273,25 +268,21 @@ def _released(lab: Lab) -> Finding:
     return lab.numerical("released weights", found / max(1.0, size), BOUND, why, logits=size, difference=found)
 
 
-@figure("gpt2-logits-match")
-def draw_sensitivities(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
-    with drawing("How far each mistake moves the logits (least of three seeds)", height=3.8) as fig:
-        ax = fig.canvas.subplots()
-        order = sorted(MUTANTS, key=lambda name: sensitivities(0.2, lab.seed)[name])
-        for shift, std in enumerate(STDS):
-            found = sensitivities(std, lab.seed)
-            ax.barh(
-                np.arange(len(order)) + 0.2 - 0.4 * shift,
-                [found[n] for n in order],
-                0.38,
-                color=COLOURS[shift],
-                label=f"weights of std {std}",
-            )
-        ax.axvline(BOUND, color="black", linestyle=":", linewidth=1)
-        ax.text(BOUND * 1.15, -0.75, "1e-4", fontsize=8, va="center")
-        ax.set_yticks(range(len(order)), order)
-        ax.set(xscale="log", xlabel="largest difference of a logit", ylim=(-1.1, len(order) - 0.4))
-        ax.legend(loc="lower right")
-    return fig
+@figure("gpt2-logits-match", "How far each mistake moves the logits (least of three seeds)", height=3.8)
+def draw_sensitivities(lab: Lab, fig: Figure) -> None:
+    ax = fig.canvas.subplots()
+    order = sorted(MUTANTS, key=lambda name: sensitivities(0.2, lab.seed)[name])
+    for shift, std in enumerate(STDS):
+        found = sensitivities(std, lab.seed)
+        ax.barh(
+            np.arange(len(order)) + 0.2 - 0.4 * shift,
+            [found[n] for n in order],
+            0.38,
+            color=COLOURS[shift],
+            label=f"weights of std {std}",
+        )
+    ax.axvline(BOUND, color="black", linestyle=":", linewidth=1)
+    ax.text(BOUND * 1.15, -0.75, "1e-4", fontsize=8, va="center")
+    ax.set_yticks(range(len(order)), order)
+    ax.set(xscale="log", xlabel="largest difference of a logit", ylim=(-1.1, len(order) - 0.4))
+    ax.legend(loc="lower right")

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,17 +11,16 @@ from glassformer import config as c
 from glassformer.config import ConfigError
 from glassformer.finding import Finding
 from glassformer.lens import trace
+from glassformer.lens.figure import Figure
 from glassformer.model import EncoderLM, n_parameters
 from glassformer.reference import random_params
 from glassformer.reference.arrays import Array, Params, select_prefix
 from glassformer.reference.ops import activate, layer_norm, linear
-from glassformer.theory.claims.architecture.lively import SEQUENCE, dependence, encoder, filled, shape
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import SEQUENCE, dependence, encoder, model_with, small_config
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
 from glassformer.theory.claims.weights.rational import random_matrix
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 N = 5
 ORDERS = list(itertools.permutations(range(N)))
@@ -30,7 +28,7 @@ LENGTHS = (4, 8, 16)
 
 
 def _config() -> c.ModelConfig:
-    return shape(c.EncoderConfig, 2, position=c.NoPosition())
+    return small_config(c.EncoderConfig, 2, position=c.NoPosition())
 
 
 def _only_itself(lab: Lab, n: int = N) -> Tensor:
@@ -86,7 +84,7 @@ def mlp_vs_transformer(lab: Lab) -> Iterator[Finding]:
 def _identity_mask(lab: Lab) -> Iterator[Finding]:
     config = _config()
     params = random_params(config, lab.seed, 0.5)
-    model, tokens, mask = filled(config, params), torch.tensor([SEQUENCE[:N]]), _only_itself(lab)
+    model, tokens, mask = model_with(config, params), torch.tensor([SEQUENCE[:N]]), _only_itself(lab)
     seen = trace(model, tokens, mask=mask)
     pattern = seen.stack("blocks.*.attention.pattern")
     same = torch.equal(pattern, torch.eye(N, dtype=torch.float64).expand_as(pattern))
@@ -97,7 +95,7 @@ def _identity_mask(lab: Lab) -> Iterator[Finding]:
     wrong = int(((jacobian != 0) != torch.eye(N, dtype=torch.bool)).sum())
     yield lab.exhaustive("derivatives", wrong, N * N, "blocks on the diagonal, 0 to the bit off it")
     expected = np.stack([token_by_token(params, int(token)) for token in tokens[0]])
-    gap = float(np.abs(seen.logits[0].numpy() - expected).max())
+    gap = max_difference(seen.logits[0].numpy(), expected)
     why = "x + W_o W_v norm(x), then x + feedforward(norm(x)), twice, for each token alone (NumPy, float64)"
     yield lab.numerical("an MLP, token by token", gap, 1e-12, why)
 
@@ -105,7 +103,7 @@ def _identity_mask(lab: Lab) -> Iterator[Finding]:
 def _order(lab: Lab) -> Iterator[Finding]:
     config = _config()
     model, tokens, orders = (
-        filled(config, random_params(config, lab.seed, 0.5)),
+        model_with(config, random_params(config, lab.seed, 0.5)),
         torch.tensor(SEQUENCE[:N]),
         torch.tensor(ORDERS),
     )
@@ -139,12 +137,12 @@ def _sizes(lab: Lab) -> Iterator[Finding]:
     why = "one set of parameters reads 4, 8 and 16 tokens; a dense layer over n D numbers has (n D)^2 + n D"
     yield lab.exact("parameters by length", holds, why, transformer=ours, dense=dense)
     try:
-        shape(d_model=10, attention=c.Attention(4))
-        said = ""
+        small_config(d_model=10, attention=c.Attention(4))
+        refusal = ""
     except ConfigError as error:
-        said = str(error)
+        refusal = str(error)
     why = "D must be a multiple of H in the usual split: a width is free only within such rules"
-    yield lab.exact("widths are not arbitrary", bool(said), why, said=said)
+    yield lab.exact("widths are not arbitrary", bool(refusal), why, error=refusal)
 
 
 def _nonlinear(lab: Lab) -> Iterator[Finding]:
@@ -157,7 +155,7 @@ def _nonlinear(lab: Lab) -> Iterator[Finding]:
         "W_2 (W_1 x) = (W_2 W_1) x in rationals: linear layers without a non-linearity are one matrix",
     )
     attention, tokens = random_layer(lab.torch_rng(), 8, 2, 4, 4), normal(lab.torch_rng(1), N, 8)
-    bend = float((run(attention, 2 * tokens)["out"] - 2 * run(attention, tokens)["out"]).abs().max())
+    bend = max_difference(run(attention, 2 * tokens)["out"], 2 * run(attention, tokens)["out"])
     yield lab.numerical("attention bends", bend, None, "f(2x) is not 2 f(x): softmax is the non-linearity", low=1e-3)
 
 
@@ -167,15 +165,14 @@ def _hidden_states(lab: Lab) -> Finding:
     other = (one + 1) % 7
     held = trace(model, one, sites="blocks.1.resid_pre")["blocks.1.resid_pre"]
     runs = [trace(model, tokens, edits={"blocks.1.resid_pre": lambda site, value: held}) for tokens in (one, other)]
-    apart = float((trace(model, one).logits - trace(model, other).logits).abs().max())
+    apart = max_difference(trace(model, one).logits, trace(model, other).logits)
     holds = torch.equal(runs[0].logits, runs[1].logits) and apart > 1e-6
     why = "other tokens below, the same states into block 1: the same output to the bit. Deeper states read states"
     return lab.exact("hidden states read hidden states", holds, why, without_the_edit=apart)
 
 
-@figure("mlp-vs-transformer")
-def draw_sparsity(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("mlp-vs-transformer", "Which output token depends on which input token", height=3.0)
+def draw_sparsity(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     model, tokens = encoder(seed=lab.seed), torch.tensor([SEQUENCE[:N]])
@@ -189,13 +186,11 @@ def draw_sparsity(lab: Lab) -> "Figure":
         "Transformer, identity mask": dependence(model, tokens, mask=_only_itself(lab)).numpy(),
         "MLP on the flattened text": dense,
     }
-    with drawing("Which output token depends on which input token", height=3.0) as fig:
-        axes = fig.canvas.subplots(1, 3, sharey=True)
-        for ax, (title, values) in zip(axes, panels.items(), strict=True):
-            shown = draw_map(ax, np.where(values == 0.0, np.nan, values / values.max()))
-            ax.set(title=title, xlabel="input", xticks=range(N), yticks=range(N))
-        axes[0].set_ylabel("output")
-        fig.canvas.colorbar(
-            shown, ax=axes, location="bottom", shrink=0.6, label="derivative over the largest (white: exactly 0)"
-        )
-    return fig
+    axes = fig.canvas.subplots(1, 3, sharey=True)
+    for ax, (title, values) in zip(axes, panels.items(), strict=True):
+        shown = draw_map(ax, np.where(values == 0.0, np.nan, values / values.max()))
+        ax.set(title=title, xlabel="input", xticks=range(N), yticks=range(N))
+    axes[0].set_ylabel("output")
+    fig.canvas.colorbar(
+        shown, ax=axes, location="bottom", shrink=0.6, label="derivative over the largest (white: exactly 0)"
+    )

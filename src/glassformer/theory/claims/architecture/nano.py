@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,21 +13,19 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, generate
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, Tap
-from glassformer.model.tap import NO_TAP
-from glassformer.theory.claims.architecture.lively import decoder, random_tokens
+from glassformer.model.context import NO_TAP
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
+from glassformer.theory.claims.small_models import decoder, random_tokens
 from glassformer.training import Run, train_step
 from glassformer.training.data.batches import Batches, eval_batches
 from glassformer.training.data.corpus import embedded
 from glassformer.training.data.tasks import Markov, TaskData
-from glassformer.training.distributed.parallel import ALONE
+from glassformer.training.distributed.group import ALONE
 from glassformer.training.loop import TrainState, evaluate, prepare_state
 from glassformer.training.objective import make_batch
 from glassformer.training.run import Data, Loop, Machine, Optim, Schedule
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 ENTRIES, STEP = 20, 1e-5
 STATED = {"entropy rate": 1.5247, "bigram": 3.0195, "unigram": 3.1717}
@@ -207,18 +205,13 @@ def _sampled(lab: Lab, state: TrainState, train: np.ndarray, size: int) -> Findi
     return lab.empirical("English: samples", model - unigram, None, -0.05, why, model=model, unigram=unigram)
 
 
-@figure("train-nano-gpt")
-def draw_curve(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
-    curve = markov_curve(lab.seed) if lab.slow else RECORDED
-    with drawing("An order-2 Markov source" + ("" if lab.slow else " (recorded run, seed 0)"), height=3.2) as fig:
-        ax = fig.canvas.subplots()
-        ax.plot(curve.steps, curve.losses, "o-", color=COLOURS[0], markersize=3, label="the model, held out")
-        for (name, value), style in zip(Markov().baselines().items(), (":", "--", "-"), strict=True):
-            ax.axhline(value, color=GREY, linestyle=style, linewidth=1)
-            at, side = (0, "left") if name == "entropy rate" else (STEPS, "right")  # clear of the curve
-            ax.text(at, value + 0.03, name, ha=side, va="bottom", color=GREY, fontsize=8)
-        ax.set(xlabel="step", ylabel="nats per token", ylim=(1.3, math.ceil(10 * max(curve.losses)) / 10))
-        ax.legend(loc="upper right", bbox_to_anchor=(1, 0.75))
-    return fig
+@figure("train-nano-gpt", "An order-2 Markov source (recorded run, seed 0)", height=3.2)
+def draw_curve(lab: Lab, fig: Figure) -> None:
+    ax = fig.canvas.subplots()
+    ax.plot(RECORDED.steps, RECORDED.losses, "o-", color=COLOURS[0], markersize=3, label="the model, held out")
+    for (name, value), style in zip(Markov().baselines().items(), (":", "--", "-"), strict=True):
+        ax.axhline(value, color=GREY, linestyle=style, linewidth=1)
+        at, side = (0, "left") if name == "entropy rate" else (STEPS, "right")  # clear of the curve
+        ax.text(at, value + 0.03, name, ha=side, va="bottom", color=GREY, fontsize=8)
+    ax.set(xlabel="step", ylabel="nats per token", ylim=(1.3, math.ceil(10 * max(RECORDED.losses)) / 10))
+    ax.legend(loc="upper right", bbox_to_anchor=(1, 0.75))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.shapes import Float
-from glassformer.theory.claims.architecture.lively import decoder, dependence, seq2seq
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.small_models import decoder, dependence, seq2seq
 from glassformer.theory.claims.weights.rational import Matrix, random_matrix
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 LENGTHS = range(2, 11)
 WIDTH = 512
@@ -191,29 +189,23 @@ def _linear_attention(lab: Lab) -> Finding:
     return lab.exact("linear attention is a recurrence", same, "equal fractions at all five tokens")
 
 
-@figure("rnn-vs-transformer")
-def draw_graphs(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("rnn-vs-transformer", "From the first token to the last output", height=2.6)
+def draw_graphs(lab: Lab, fig: Figure) -> None:
     n = 5
     _, recurs = recurrent_edges(lab, n)
     panels: dict[str, tuple[Edges, Edges, str]] = {
         "recurrent: four steps": ({(t, t) for t in range(n)}, recurs, "h"),
         "attention: one step": (attention_edges(lab, n), set(), "y"),
     }
-    with drawing("From the first token to the last output", height=2.6) as fig:
-        for ax, (title, (up, across, name)) in zip(fig.canvas.subplots(1, 2), panels.items(), strict=True):
-            path = {(0, 0), *across} if across else {(0, n - 1)}
-            for edges, (y0, y1) in ((up, (0, 1)), (across, (1, 1))):
-                for i, j in sorted(edges, key=lambda edge: edge in path):
-                    on = (i, j) in path and (bool(across) or edges is up)
-                    style = {"arrowstyle": "->", "lw": 2.0 if on else 0.7, "color": COLOURS[1] if on else GREY}
-                    ax.annotate("", (j, y1), (i, y0), arrowprops={**style, "shrinkA": 10, "shrinkB": 10})
-            for t in range(n):
-                for y, text in ((0, f"$x_{t}$"), (1, f"${name}_{t}$")):
-                    ax.text(
-                        t, y, text, ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white", "ec": "black"}
-                    )
-            ax.set(title=title, xlim=(-0.5, n - 0.5), ylim=(-0.35, 1.35))
-            ax.axis("off")
-    return fig
+    for ax, (title, (up, across, name)) in zip(fig.canvas.subplots(1, 2), panels.items(), strict=True):
+        path = {(0, 0), *across} if across else {(0, n - 1)}
+        for edges, (y0, y1) in ((up, (0, 1)), (across, (1, 1))):
+            for i, j in sorted(edges, key=lambda edge: edge in path):
+                on = (i, j) in path and (bool(across) or edges is up)
+                style = {"arrowstyle": "->", "lw": 2.0 if on else 0.7, "color": COLOURS[1] if on else GREY}
+                ax.annotate("", (j, y1), (i, y0), arrowprops={**style, "shrinkA": 10, "shrinkB": 10})
+        for t in range(n):
+            for y, text in ((0, f"$x_{t}$"), (1, f"${name}_{t}$")):
+                ax.text(t, y, text, ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white", "ec": "black"})
+        ax.set(title=title, xlim=(-0.5, n - 0.5), ylim=(-0.35, 1.35))
+        ax.axis("off")

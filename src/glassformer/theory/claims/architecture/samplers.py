@@ -5,22 +5,22 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import mpmath
 import numpy as np
+import sympy
 import torch
 from torch import Tensor
 
 from glassformer.finding import Finding
 from glassformer.generation import Sampling, distribution
 from glassformer.generation.sampling import choose, keep_top_k, keep_top_p
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.reference import distribution as exact_distribution
-from glassformer.theory.claims.architecture.lively import decoder
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.small_models import decoder
 from glassformer.theory.claims.weights.samples import DELTA
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 DRAWS = 20_000
 DECODERS: dict[str, dict[str, Any]] = {
@@ -42,8 +42,6 @@ def decoding_samplers(lab: Lab) -> Iterator[Finding]:
 
 def _temperature(lab: Lab) -> Iterator[Finding]:
     """dH/dtau = Var_p(z) / tau^3: for any log-partition function, and its curvature is a variance."""
-    import sympy
-
     tau, beta = sympy.symbols("tau beta", positive=True)
     log_z = sympy.Function("F")
     # H = ln Z - beta <z> with beta = 1/tau and <z> = F'(beta)
@@ -52,9 +50,7 @@ def _temperature(lab: Lab) -> Iterator[Finding]:
     power = 2 if lab.broken else 3
     curvature = log_z(beta).diff(beta, 2).subs(beta, 1 / tau).doit()
     holds = sympy.simplify(by_tau - curvature / tau**power) == 0
-    yield lab.exact(
-        "dH/dtau = F''(1/tau) / tau^3", holds, "for every log-partition function F, whatever the vocabulary"
-    )
+    yield lab.exact("dH/dtau = F''(1/tau) / tau^3", holds, "for every log-partition function F and every vocabulary")
     for n in (2, 3, 4):
         z = sympy.symbols(f"z0:{n}", real=True)
         total = sum(sympy.exp(beta * x) for x in z)
@@ -154,8 +150,6 @@ def _logits(seed: int) -> Tensor:
 
 def chi_square_tail(statistic: float, freedom: int) -> float:
     """P(chi^2 >= statistic), the regularised incomplete gamma function Q(freedom / 2, statistic / 2)."""
-    import mpmath
-
     return float(mpmath.gammainc(freedom / 2, statistic / 2, mpmath.inf, regularized=True))
 
 
@@ -194,37 +188,33 @@ def _drawn(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("decoders differ", min(apart.values()), None, why, low=0.05, pairs=apart)
 
 
-@figure("decoding-samplers")
-def draw_decoders(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("decoding-samplers", "The next token of an untrained model, tokens by probability", height=4.0)
+def draw_decoders(lab: Lab, fig: Figure) -> None:
     logits = _logits(lab.seed).numpy()
     order = np.argsort(-logits)
     plain = exact_distribution(logits)[order]
-    with drawing("The next token of an untrained model, tokens by probability", height=4.0) as fig:
-        axes = fig.canvas.subplots(2, 2, sharex=True, sharey=True)
-        for stream, (ax, (name, options)) in enumerate(zip(axes.flat, DECODERS.items(), strict=True)):
-            ax.bar(range(12), exact_distribution(logits, **options)[order], color=COLOURS[0], label="exact")
-            ax.plot(
-                range(12),
-                sample(lab.seed, options, stream)[order] / DRAWS,
-                "o",
-                color=COLOURS[1],
-                markersize=3,
-                label="drawn",
-            )
-            ax.step(
-                np.arange(13) - 0.5,
-                [*plain, plain[-1]],
-                where="post",
-                color=GREY,
-                linewidth=0.8,
-                label="the model's own",
-            )
-            ax.set(title=name, ylim=(0, 1.05))
-        for ax in axes[1]:
-            ax.set(xlabel="token, likeliest first", xticks=range(12))
-        for ax in axes[:, 0]:
-            ax.set_ylabel("probability")
-        axes[0, 1].legend()
-    return fig
+    axes = fig.canvas.subplots(2, 2, sharex=True, sharey=True)
+    for stream, (ax, (name, options)) in enumerate(zip(axes.flat, DECODERS.items(), strict=True)):
+        ax.bar(range(12), exact_distribution(logits, **options)[order], color=COLOURS[0], label="exact")
+        ax.plot(
+            range(12),
+            sample(lab.seed, options, stream)[order] / DRAWS,
+            "o",
+            color=COLOURS[1],
+            markersize=3,
+            label="drawn",
+        )
+        ax.step(
+            np.arange(13) - 0.5,
+            [*plain, plain[-1]],
+            where="post",
+            color=GREY,
+            linewidth=0.8,
+            label="the model's own",
+        )
+        ax.set(title=name, ylim=(0, 1.05))
+    for ax in axes[1]:
+        ax.set(xlabel="token, most likely first", xticks=range(12))
+    for ax in axes[:, 0]:
+        ax.set_ylabel("probability")
+    axes[0, 1].legend()

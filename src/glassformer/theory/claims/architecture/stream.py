@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,15 +14,13 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens import decompose, stream_norms, trace
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import DecoderLM, Model, build
 from glassformer.model.block import Block, build_block
 from glassformer.model.context import AttentionContext, ForwardContext
-from glassformer.theory.claims.architecture.lively import lively, random_tokens, shape
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
-from glassformer.theory.claims.weights.simplex import UNIT
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import random_model, random_tokens, small_config
 
 LAYERS = 12
 DEPTHS = (2, 4, 8, 16, 32)
@@ -31,7 +30,7 @@ WIDTH, HEADS, LENGTH, VOCABULARY = 64, 4, 16, 64
 
 
 def _deep(placement: c.Placement, seed: int) -> Model:
-    return lively(shape(n_layers=LAYERS, placement=placement), seed, std=0.2)
+    return random_model(small_config(n_layers=LAYERS, placement=placement), seed, std=0.2)
 
 
 @claim("residual-stream-sum")
@@ -59,7 +58,7 @@ def residual_stream_sum(lab: Lab) -> Iterator[Finding]:
     bound = 16 * (LAYERS + model.config.d_model) * UNIT * float(terms.abs().sum(0).max() + 1)
     why = "the head without the final norm is a matrix, and a matrix of a sum is the sum: 16 (L + D) u times the terms"
     yield lab.numerical(
-        "scores without the final norm = sum of scores of the terms", float((terms.sum(0) - scores).abs().max()),
+        "scores without the final norm = sum of scores of the terms", max_difference(terms.sum(0), scores),
         max(bound, 16 * LAYERS * UNIT * largest), why, terms=len(terms),
     )  # fmt: skip
     if not lab.broken:
@@ -78,26 +77,20 @@ def _post_is_no_sum(lab: Lab, tokens: Tensor) -> Finding:
     return lab.numerical("post-norm: the same sum is off", gap, None, why, low=1e-2)
 
 
-@figure("residual-stream-sum")
-def draw_stream(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("residual-stream-sum", "What each layer adds to the residual stream (pre-norm)", height=3.2)
+def draw_stream(lab: Lab, fig: Figure) -> None:
     norms = stream_norms(_deep("pre", lab.seed), random_tokens(lab.rng(), 2, 11, 7))
     layers = np.arange(LAYERS)
-    with drawing("What each layer adds to the residual stream (pre-norm)", height=3.2) as fig:
-        ax = fig.canvas.subplots()
-        below = np.zeros(LAYERS)
-        for kind, colour in (("attention.out", COLOURS[0]), ("feedforward.out", COLOURS[1])):
-            values = norms.branches[kind].mean((1, 2)).numpy()
-            ax.bar(
-                layers, values, bottom=below, color=colour, width=0.7, label=f"written by {kind.removesuffix('.out')}"
-            )
-            below = below + values
-        ax.plot(np.arange(LAYERS + 1) - 0.5, norms.stream.mean((1, 2)).numpy(), "o-", color="black", markersize=3,
-                label="the stream itself")  # fmt: skip
-        ax.set(xlabel="layer", ylabel="mean length of the vector", xticks=layers)
-        ax.legend(loc="upper left")
-    return fig
+    ax = fig.canvas.subplots()
+    below = np.zeros(LAYERS)
+    for kind, colour in (("attention.out", COLOURS[0]), ("feedforward.out", COLOURS[1])):
+        values = norms.branches[kind].mean((1, 2)).numpy()
+        ax.bar(layers, values, bottom=below, color=colour, width=0.7, label=f"written by {kind.removesuffix('.out')}")
+        below = below + values
+    ax.plot(np.arange(LAYERS + 1) - 0.5, norms.stream.mean((1, 2)).numpy(), "o-", color="black", markersize=3,
+            label="the stream itself")  # fmt: skip
+    ax.set(xlabel="layer", ylabel="mean length of the vector", xticks=layers)
+    ax.legend(loc="upper left")
 
 
 class Measured(NamedTuple):
@@ -198,10 +191,8 @@ def _causal_post(lab: Lab) -> Finding:
 
 def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
     """A block whose matrices are zero: what is left is the path around the branches."""
-    import sympy
-
     for placement in ("pre", "post"):
-        config = shape(placement="post" if lab.broken else placement)
+        config = small_config(placement="post" if lab.broken else placement)
         block = build_block(config, 0).double()
         with torch.no_grad():
             for name, parameter in block.named_parameters():
@@ -228,29 +219,25 @@ def _identity_at_zero(lab: Lab) -> Iterator[Finding]:
     yield lab.exact("d(x + w f(x))/dx at w = 0", holds, "1 for every f: the path around a branch has factor 1")
 
 
-@figure("prenorm-vs-postnorm")
-def draw_gradients(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
-    with drawing("Gradients at initialisation by depth", height=3.0) as fig:
-        axes = fig.canvas.subplots(1, 2, sharex=True)
-        for placement, colour in (("pre", COLOURS[0]), ("post", COLOURS[1])):
-            found = [at_depth(placement, depth, lab.seed) for depth in DEPTHS]
-            for ax, values in zip(axes, ([m.input for m in found], [m.last for m in found]), strict=True):
-                ax.loglog(
-                    DEPTHS,
-                    values,
-                    "o-",
-                    color=colour,
-                    markersize=4,
-                    label=f"{placement}-norm, slope {slope(values):.2f}",
-                )
-        for ax, title in zip(axes, ("at the input of the first block", "last feed-forward matrix"), strict=True):
-            ax.set(title=title, xlabel="layers", xticks=DEPTHS)
-            ax.set_xticks(DEPTHS, [str(depth) for depth in DEPTHS])
-            ax.set_ylim(0.05, 5)
-            ax.set_yticks((0.1, 0.3, 1, 3), ("0.1", "0.3", "1", "3"))
-            ax.minorticks_off()
-            ax.legend()
-        axes[0].set_ylabel("gradient norm")
-    return fig
+@figure("prenorm-vs-postnorm", "Gradients at initialisation by depth", height=3.0)
+def draw_gradients(lab: Lab, fig: Figure) -> None:
+    axes = fig.canvas.subplots(1, 2, sharex=True)
+    for placement, colour in (("pre", COLOURS[0]), ("post", COLOURS[1])):
+        found = [at_depth(placement, depth, lab.seed) for depth in DEPTHS]
+        for ax, values in zip(axes, ([m.input for m in found], [m.last for m in found]), strict=True):
+            ax.loglog(
+                DEPTHS,
+                values,
+                "o-",
+                color=colour,
+                markersize=4,
+                label=f"{placement}-norm, slope {slope(values):.2f}",
+            )
+    for ax, title in zip(axes, ("at the input of the first block", "last feed-forward matrix"), strict=True):
+        ax.set(title=title, xlabel="layers", xticks=DEPTHS)
+        ax.set_xticks(DEPTHS, [str(depth) for depth in DEPTHS])
+        ax.set_ylim(0.05, 5)
+        ax.set_yticks((0.1, 0.3, 1, 3), ("0.1", "0.3", "1", "3"))
+        ax.minorticks_off()
+        ax.legend()
+    axes[0].set_ylabel("gradient norm")

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +14,14 @@ from glassformer.doctor.probes.caching import against_full
 from glassformer.doctor.probes.causality import leak_matrix
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.model import Cache
-from glassformer.model.init import init_weights
-from glassformer.model.transformer import Mask
+from glassformer.model.transformer import Mask, init_weights
 from glassformer.reference import random_params
 from glassformer.shapes import Bool, Int
-from glassformer.theory.claims.architecture.lively import Misled, Positions, Told, everyone, shape
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import ChangedInputs, Inputs, Positions, full_mask, small_config
 
 FAULTS = {"M": "missing mask", "P": "shifted positions", "C": "lossy cache"}
 INJECTED = [frozenset(chosen) for n in range(3) for chosen in itertools.combinations(FAULTS, n)]
@@ -33,14 +30,14 @@ TESTS = {"M": "a later token is replaced", "P": "inference against training", "C
 SYMBOLS, STEPS, BATCH, CONTEXT, FRESH = 24, 500, 32, 32, 30_000
 
 
-class Faulty(Misled):
+class Faulty(ChangedInputs):
     """The package's decoder with faults that users commonly introduce around it."""
 
     def __init__(self, config: c.DecoderConfig, faults: frozenset[str] = frozenset()):
         super().__init__(config)
         self.faults = faults
 
-    def told(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Told:
+    def changed(self, tokens: Int[Tensor, "B T"], mask: Mask, positions: Positions, cache: Cache | None) -> Inputs:
         start, new = (0 if cache is None else len(cache)), tokens.shape[1]
         if "P" in self.faults and not self.training:
             positions = torch.arange(start + 1, start + new + 1)[None]
@@ -51,7 +48,7 @@ class Faulty(Misled):
         rows, new = tokens.shape
         seen = None
         if "M" in self.faults:
-            seen = everyone(tokens) if not start else torch.ones(rows, new, start + new, dtype=torch.bool)
+            seen = full_mask(tokens) if not start else torch.ones(rows, new, start + new, dtype=torch.bool)
         if "C" in self.faults and start:
             index = torch.arange(start + new)
             seen = (index[None, :] <= index[start:, None]).expand(rows, new, -1) if seen is None else seen
@@ -60,7 +57,7 @@ class Faulty(Misled):
 
 
 def faulty(faults: frozenset[str], seed: int, position: c.Learned | c.Rotary = c.Learned()) -> Faulty:
-    config = shape(vocab_size=11, position=position, max_len=24)
+    config = small_config(vocab_size=11, position=position, max_len=24)
     assert isinstance(config, c.DecoderConfig)
     model = Faulty(config, faults).double().eval()
     params = random_params(config, seed, 0.5)
@@ -84,7 +81,7 @@ def mismatch(model: Faulty) -> float:
     tokens, worst = torch.arange(8)[None], 0.0
     for n in range(1, 9):
         one, other = model.train()(tokens[:, :n])[0, -1], model.eval()(tokens[:, :n])[0, -1]
-        worst = max(worst, float((one - other).abs().max()))
+        worst = max(worst, max_difference(one, other))
     return worst
 
 
@@ -97,26 +94,26 @@ def generation_bug_triage(lab: Lab) -> Iterator[Finding]:
     wrong = sum(list(found.values()).count(found[one]) != 1 for one in singles if one != frozenset("M"))
     wrong += len({found[clean], *(found[one] for one in singles)}) != 4
     why = "each single fault has a pattern of failures that no other single fault and no clean model has"
-    yield lab.exhaustive("single faults are told apart", int(wrong), 4, why, failing=shown)
+    yield lab.exhaustive("single faults are distinguished", int(wrong), 4, why, failing=shown)
     named = sum(bool(text) and text[0] not in faults for faults, text in found.items())
     named += sum(bool(faults) and not text for faults, text in found.items())
     why = "in the order M, P, C the first test that fails names a fault that is there, in all seven"
     yield lab.exhaustive("the first failure names a fault", named, len(INJECTED), why)
-    mended = sum(_mend(faults, lab.seed, rotary=lab.broken) != faults for faults in INJECTED)
+    missed = sum(_repair(faults, lab.seed, rotary=lab.broken) != faults for faults in INJECTED)
     why = "fix the fault that the first failure names and test again: the fixed faults are the injected ones"
-    yield lab.exhaustive("mending one by one finds all", mended, len(INJECTED), why)
+    yield lab.exhaustive("repairing one by one finds all", missed, len(INJECTED), why)
     yield from _leak_test(lab)
 
 
-def _mend(faults: frozenset[str], seed: int, rotary: bool) -> frozenset[str]:
+def _repair(faults: frozenset[str], seed: int, rotary: bool) -> frozenset[str]:
     """Return the faults that the procedure fixes, at most one per test."""
-    mended: frozenset[str] = frozenset()
+    repaired: frozenset[str] = frozenset()
     for _ in FAULTS:
-        failing = signature(faults - mended, seed, rotary)
+        failing = signature(faults - repaired, seed, rotary)
         if not failing:
             break
-        mended |= {failing[0]}
-    return mended
+        repaired |= {failing[0]}
+    return repaired
 
 
 @lru_cache(maxsize=8)
@@ -156,23 +153,20 @@ def _leak_test(lab: Lab) -> Iterator[Finding]:
     yield lab.empirical("no mask: loss on fresh text", leaking, None, entropy - 0.5, why, entropy=entropy, steps=STEPS)
 
 
-@figure("generation-bug-triage")
-def draw_signatures(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("generation-bug-triage", "Which test fails under which fault", height=3.2)
+def draw_signatures(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     rows = [" + ".join(FAULTS[name] for name in sorted(faults)) or "none" for faults in INJECTED]
     found = [signature(faults, lab.seed) for faults in INJECTED]
-    with drawing("Which test fails under which fault", height=3.2) as fig:
-        ax = fig.canvas.subplots()
-        fails = [[name in text for name in TESTS] for text in found]
-        draw_map(ax, fails, high=1.8, colours="Oranges", aspect="auto")
-        for i, row in enumerate(fails):
-            for j, failed in enumerate(row):
-                ax.text(j, i, "fails" if failed else "passes", ha="center", va="center", fontsize=8)
-        ax.set_yticks(range(len(rows)), rows)
-        ax.set_xticks(
-            range(len(TESTS)), [text.replace(" a", "\na", 1).replace(" is", "\nis", 1) for text in TESTS.values()]
-        )
-        ax.set(ylabel="injected", xlabel="test")
-    return fig
+    ax = fig.canvas.subplots()
+    fails = [[name in text for name in TESTS] for text in found]
+    draw_map(ax, fails, high=1.8, colours="Oranges", aspect="auto")
+    for i, row in enumerate(fails):
+        for j, failed in enumerate(row):
+            ax.text(j, i, "fails" if failed else "passes", ha="center", va="center", fontsize=8)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set_xticks(
+        range(len(TESTS)), [text.replace(" a", "\na", 1).replace(" is", "\nis", 1) for text in TESTS.values()]
+    )
+    ax.set(ylabel="injected", xlabel="test")

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,22 +13,21 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.lens import trace
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, masks
 from glassformer.reference import random_params
 from glassformer.shapes import Bool, Int
-from glassformer.theory.claims.architecture.lively import (
+from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import (
     SEQUENCE,
     decoder,
-    filled,
+    model_with,
     random_tokens,
     seq2seq,
-    shape,
+    small_config,
     unmasked,
 )
-from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 Masks = NDArray[np.bool_]
 """(N,n,n): True where a query (row) sees a key (column)."""
@@ -88,7 +87,7 @@ class Outcome(NamedTuple):
 @lru_cache(maxsize=8)
 @torch.no_grad()
 def outcome(n: int, n_layers: int, seed: int) -> Outcome:
-    """One batch row per mask: tokens arrive one by one with a cache, and each prefix is computed afresh."""
+    """One batch row per mask: tokens arrive one by one with a cache, and each prefix is computed again without it."""
     made = all_masks(n)
     pattern = torch.from_numpy(made)
     model = decoder(n_layers, seed)
@@ -131,7 +130,7 @@ def cached_gap(
         to = at + size
         found.append(model(tokens[:, at:to], mask=pattern[:, at:to, :to], cache=cache))
         at = to
-    return float((torch.cat(found, 1) - model(tokens, mask=pattern)).abs().max())
+    return max_difference(torch.cat(found, 1), model(tokens, mask=pattern))
 
 
 def _valid_without_a_causal_mask(lab: Lab) -> Iterator[Finding]:
@@ -149,7 +148,7 @@ def _valid_without_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     with torch.no_grad():
         cache = both.new_cache()
         steps = torch.cat([both(source, tokens[:, t : t + 1], cache=cache) for t in range(5)], 1)
-        gap = float((steps - both(source, tokens[:, :5])).abs().max())
+        gap = max_difference(steps, both(source, tokens[:, :5]))
     why = "keys and values of the encoder's output are stored once; the encoder sees everything in both directions"
     yield lab.numerical("cross-attention", gap, SAME, why)
 
@@ -159,8 +158,7 @@ def _first_layer(lab: Lab) -> Iterator[Finding]:
     model, tokens = unmasked(decoder(2, lab.seed)), torch.tensor([SEQUENCE[:4]])
     early, late = (trace(model, tokens[:, :n], sites="blocks.*.attention.k") for n in (2, 4))
     moved = [
-        float((early[f"blocks.{i}.attention.k"] - late[f"blocks.{i}.attention.k"][:, :, :2]).abs().max())
-        for i in (0, 1)
+        max_difference(early[f"blocks.{i}.attention.k"], late[f"blocks.{i}.attention.k"][:, :, :2]) for i in (0, 1)
     ]
     why = "keys of layer 1 read the token alone"
     yield lab.numerical("no mask: stored keys of layer 1 stand", moved[0], 1e-12, why)
@@ -180,13 +178,11 @@ def _windows(lab: Lab) -> Iterator[Finding]:
     cache = model.new_cache("windowed")
     rolling = torch.cat([model(tokens[:, t : t + 1], cache=cache) for t in range(n)], 1)
     why = "what a window of 3 can still see is all that is kept"
-    yield lab.numerical(
-        "window: rolling cache", float((rolling - whole).abs().max()), SAME, why, window=w, layers=layers
-    )
+    yield lab.numerical("window: rolling cache", max_difference(rolling, whole), SAME, why, window=w, layers=layers)
 
     def read_again(count: int) -> float:
-        places = torch.arange(n - count, n)[None]
-        return float((model(tokens[:, -count:], positions=places)[0, -1] - whole[0, -1]).abs().max())
+        positions = torch.arange(n - count, n)[None]
+        return max_difference(model(tokens[:, -count:], positions=positions)[0, -1], whole[0, -1])
 
     why = "the last states of layer 3 reach back L(w-1) tokens"
     yield lab.numerical("window: the last w read again", read_again(w), None, why, low=1e-3)
@@ -199,13 +195,13 @@ def _windows(lab: Lab) -> Iterator[Finding]:
 @torch.no_grad()
 def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     tokens, known = torch.tensor([SEQUENCE]), 4
-    plain = shape(position=c.Rotary())
+    plain = small_config(position=c.Rotary())
     params = random_params(plain, lab.seed, 0.5)
 
     def at_length(n: int) -> DecoderLM:
         """Dynamic NTK: beyond the known length the base grows with the length of the text."""
         base = 10.0 * max(1.0, n / known) ** (4 / 2)
-        model = filled(shape(position=c.Rotary(base=base)), params)
+        model = model_with(small_config(position=c.Rotary(base=base)), params)
         assert isinstance(model, DecoderLM)
         return model
 
@@ -213,7 +209,7 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     for t in range(8):
         model = at_length(t + 1)
         cached = model(tokens[:, t : t + 1], cache=cache)[0, -1]
-        gaps.append(float((cached - model(tokens[:, : t + 1])[0, -1]).abs().max()))
+        gaps.append(max_difference(cached, model(tokens[:, : t + 1])[0, -1]))
     shown = [float(f"{gap:.2g}") for gap in gaps]
     yield lab.numerical("dynamic NTK: up to the known length", max(gaps[:known]), SAME, "one base for all", gaps=shown)
     why = "causal, but rotary angles depend on the length: stored keys were rotated by other angles"
@@ -226,31 +222,28 @@ def _invalid_under_a_causal_mask(lab: Lab) -> Iterator[Finding]:
     kept = model(tokens[:, 7:], mask=without_first, positions=torch.tensor([[6]]), cache=cache)[0, -1]
     again = model(tokens[:, 1:])[0, -1]
     why = "one layer: after the first token is dropped the others count from 0 again, and stored keys do not"
-    yield lab.numerical("re-indexed positions", float((kept - again).abs().max()), None, why, low=OTHER)
+    yield lab.numerical("re-indexed positions", max_difference(kept, again), None, why, low=OTHER)
 
 
-@figure("kv-cache-validity")
-def draw_validity(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
+@figure("kv-cache-validity", "Masks under which a cache is right", height=3.0)
+def draw_validity(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_mask
 
-    with drawing("Masks under which a cache is right", height=3.0) as fig:
-        bars, example = fig.canvas.subplots(1, 2, width_ratios=(2, 1))
-        for place, (n, layers) in enumerate(CASES):
-            found = outcome(n, layers, lab.seed)
-            counts = {"all": len(found.gaps), "valid": int(found.valid.sum()), "causal": int(found.causal.sum())}
-            for shift, ((name, count), colour) in enumerate(
-                zip(counts.items(), (GREY, COLOURS[2], COLOURS[0]), strict=True)
-            ):
-                x = place + 0.27 * (shift - 1)
-                bars.bar(x, count, 0.25, color=colour, label=name if place == 0 else None)
-                bars.text(x, count * 1.08, str(count), ha="center", fontsize=7)
-        bars.set(yscale="log", ylim=(1, 20000), ylabel="masks with a full diagonal")
-        bars.set_xticks(range(len(CASES)), [f"n={n}, L={layers}" for n, layers in CASES])
-        bars.legend(ncols=3, loc="upper left")
-        found, made = outcome(3, 2, lab.seed), all_masks(3)
-        odd = made[found.valid & ~found.causal]
-        shown = odd[np.argmax(odd.sum((1, 2)))]
-        draw_mask(example, shown, "sees")
-        example.set(title="valid, not causal (L=2)", xlabel="key", ylabel="query", xticks=range(3), yticks=range(3))
-    return fig
+    bars, example = fig.canvas.subplots(1, 2, width_ratios=(2, 1))
+    for group, (n, layers) in enumerate(CASES):
+        found = outcome(n, layers, lab.seed)
+        counts = {"all": len(found.gaps), "valid": int(found.valid.sum()), "causal": int(found.causal.sum())}
+        for shift, ((name, count), colour) in enumerate(
+            zip(counts.items(), (GREY, COLOURS[2], COLOURS[0]), strict=True)
+        ):
+            x = group + 0.27 * (shift - 1)
+            bars.bar(x, count, 0.25, color=colour, label=name if group == 0 else None)
+            bars.text(x, count * 1.08, str(count), ha="center", fontsize=7)
+    bars.set(yscale="log", ylim=(1, 20000), ylabel="masks with a full diagonal")
+    bars.set_xticks(range(len(CASES)), [f"n={n}, L={layers}" for n, layers in CASES])
+    bars.legend(ncols=3, loc="upper left")
+    found, made = outcome(3, 2, lab.seed), all_masks(3)
+    odd = made[found.valid & ~found.causal]
+    shown = odd[np.argmax(odd.sum((1, 2)))]
+    draw_mask(example, shown, "sees")
+    example.set(title="valid, not causal (L=2)", xlabel="key", ylabel="query", xticks=range(3), yticks=range(3))

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
+import sympy as sp
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model import NO_TAP, build, n_parameters
 from glassformer.model.block import Block
-from glassformer.model.moe import MoE
+from glassformer.model.layers import MoE
 from glassformer.sizing import active, count_by_part
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 CASES = ((512, 2048, 8), (512, 2048, 1), (48, 100, 4))
 """(d, f, H)."""
@@ -23,26 +23,19 @@ CASES = ((512, 2048, 8), (512, 2048, 1), (48, 100, 4))
 
 def block_config(d: int, f: int, heads: int, bias: bool = True) -> c.DecoderConfig:
     """A decoder of one block; nothing outside the block matters here."""
-    return c.DecoderConfig(
-        vocab_size=2,
-        d_model=d,
-        n_layers=1,
-        attention=c.Attention(heads, bias=bias),
-        feedforward=c.Dense(f, bias=bias),
-        position=c.NoPosition(),
+    return one_layer(
+        c.DecoderConfig, d_model=d, attention=c.Attention(heads, bias=bias), feedforward=c.Dense(f, bias=bias)
     )
 
 
 def moe_config(d: int, experts: int, active: int, width: int = 4, normalize: bool = True) -> c.DecoderConfig:
     """One block without biases whose feed-forward is `experts` experts of width `width`·d."""
     expert = c.Dense(width * d, "gelu_tanh", bias=False)
-    return c.DecoderConfig(
-        vocab_size=2,
+    return one_layer(
+        c.DecoderConfig,
         d_model=d,
-        n_layers=1,
         attention=c.Attention(1, bias=False),
         feedforward=c.MoE(experts, active, expert, normalize),
-        position=c.NoPosition(),
     )
 
 
@@ -103,7 +96,7 @@ def block_param_count(lab: Lab) -> Iterator[Finding]:
     heads = [h for h in range(1, 513) if 512 % h == 0]
     counts = {engine_counts(block_config(512, 2048, h)) for h in heads}
     yield lab.exhaustive(
-        "H does not enter", len(counts) - 1, len(heads), "H heads of width d/H: H·(d/H) = d whatever H", heads=heads
+        "H does not enter", len(counts) - 1, len(heads), "H heads of width d/H: H·(d/H) = d for every H", heads=heads
     )
     sheet = count_by_part(block_config(512, 2048, 8))
     yield lab.exact(
@@ -115,36 +108,28 @@ def block_param_count(lab: Lab) -> Iterator[Finding]:
 
 
 def _share_is_two_thirds_only_at_4d() -> tuple[bool, str]:
-    import sympy as sp
-
     d, f = sp.symbols("d f", positive=True)
     solutions = sp.solve(sp.Eq(2 * d * f / (4 * d**2 + 2 * d * f), sp.Rational(2, 3)), f)
     return solutions == [4 * d], "solving the share for f"
 
 
-@figure("block-param-count")
-def draw_block(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("block-param-count", "Scalars of one block, d = 512")
+def draw_block(lab: Lab, fig: Figure) -> None:
     d, ratios = 512, (1, 2, 4, 8)
-    with drawing("Scalars of one block, d = 512") as fig:
-        ax = fig.canvas.subplots()
-        parts = [formula(d, r * d) for r in ratios]
-        bottom = [0.0] * len(ratios)
-        labels = ("attention 4d² + 4d", "feed-forward 2df + d + f", "two LayerNorms 4d (too thin to see)")
-        for index, label in enumerate(labels):
-            heights = [p[index] / 1e6 for p in parts]
-            ax.bar(range(len(ratios)), heights, 0.6, bottom=bottom, color=COLOURS[index], label=label)
-            bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-        for x, (p, top) in enumerate(zip(parts, bottom, strict=True)):
-            ax.text(
-                x, top + 0.08, f"{sum(p):,}\nfeed-forward {p[1] / sum(p):.1%}", ha="center", va="bottom", fontsize=8
-            )
-        ax.set_xticks(range(len(ratios)), [f"f = {r}d" if r > 1 else "f = d" for r in ratios])
-        ax.set_ylim(0, max(bottom) * 1.18)
-        ax.set_ylabel("million scalars")
-        ax.legend(loc="upper left")
-    return fig
+    ax = fig.canvas.subplots()
+    parts = [formula(d, r * d) for r in ratios]
+    bottom = [0.0] * len(ratios)
+    labels = ("attention 4d² + 4d", "feed-forward 2df + d + f", "two LayerNorms 4d (too thin to see)")
+    for index, label in enumerate(labels):
+        heights = [p[index] / 1e6 for p in parts]
+        ax.bar(range(len(ratios)), heights, 0.6, bottom=bottom, color=COLOURS[index], label=label)
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    for x, (p, top) in enumerate(zip(parts, bottom, strict=True)):
+        ax.text(x, top + 0.08, f"{sum(p):,}\nfeed-forward {p[1] / sum(p):.1%}", ha="center", va="bottom", fontsize=8)
+    ax.set_xticks(range(len(ratios)), [f"f = {r}d" if r > 1 else "f = d" for r in ratios])
+    ax.set_ylim(0, max(bottom) * 1.18)
+    ax.set_ylabel("million scalars")
+    ax.legend(loc="upper left")
 
 
 @claim("moe-ffn-fraction")
@@ -192,8 +177,6 @@ def moe_ffn_fraction(lab: Lab) -> Iterator[Finding]:
 
 
 def _gates_sum_to_one() -> tuple[bool, str]:
-    import sympy as sp
-
     chosen, output = sp.symbols("p1:4", positive=True), sp.Symbol("y")
     mixed = sum(p / sum(chosen) * output for p in chosen)
     return sp.simplify(mixed - output) == 0, "sum of p_e/(sum of p) times one and the same output y is y"
@@ -227,27 +210,23 @@ def _identical_experts_error(lab: Lab) -> tuple[float, float]:
             expert.load_state_dict(state)
         x = torch.randn(50, d, dtype=torch.float64, generator=lab.torch_rng())
         with torch.no_grad():
-            worst = max(worst, float((moe(x, NO_TAP) - moe.experts[0](x, NO_TAP)).abs().max()))
+            worst = max(worst, max_difference(moe(x, NO_TAP), moe.experts[0](x, NO_TAP)))
     return worst, 1e-12
 
 
-@figure("moe-ffn-fraction")
-def draw_moe(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
-
+@figure("moe-ffn-fraction", "Feed-forward share of a block's weights, f = 4d")
+def draw_moe(lab: Lab, fig: Figure) -> None:
     experts = (1, 2, 4, 8, 16, 32, 64)
-    with drawing("Feed-forward share of a block's weights, f = 4d") as fig:
-        ax = fig.canvas.subplots()
-        ax.plot(experts, [2 * e / (2 * e + 1) for e in experts], "o-")
-        ax.text(17, 0.955, "all experts: 2E/(2E + 1)", va="top")
-        for k in (1, 2):
-            reach = [e for e in experts if e >= k]
-            level = 2 * k / (2 * k + 1)
-            ax.plot(reach, [level] * len(reach), "s--", markersize=4)
-            ax.text(16, level + 0.008, f"active with top-{k}: 2·{k}/(2·{k} + 1)", ha="center", va="bottom")
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(experts, [str(e) for e in experts])
-        ax.set_ylim(0.6, 1.01)
-        ax.set_xlabel("experts E")
-        ax.set_ylabel("share of the weights")
-    return fig
+    ax = fig.canvas.subplots()
+    ax.plot(experts, [2 * e / (2 * e + 1) for e in experts], "o-")
+    ax.text(17, 0.955, "all experts: 2E/(2E + 1)", va="top")
+    for k in (1, 2):
+        reach = [e for e in experts if e >= k]
+        level = 2 * k / (2 * k + 1)
+        ax.plot(reach, [level] * len(reach), "s--", markersize=4)
+        ax.text(16, level + 0.008, f"active with top-{k}: 2·{k}/(2·{k} + 1)", ha="center", va="bottom")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(experts, [str(e) for e in experts])
+    ax.set_ylim(0.6, 1.01)
+    ax.set_xlabel("experts E")
+    ax.set_ylabel("share of the weights")

@@ -3,16 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+
+import mpmath
+import numpy as np
+import sympy as sp
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import GREY, Figure
 from glassformer.sizing import CORRECTED, PUBLISHED, LossFit, chinchilla, johnson_lindenstrauss
 from glassformer.sizing.johnson_lindenstrauss import log_union_bound
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.counting.digits import half_units
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import UNIT, half_units
 
 BUDGET = 12 * 10**23
 """C = 1.2e24 operations."""
@@ -52,7 +53,7 @@ def chinchilla_allocation(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical(
         "the size sheet's answer",
         max(abs(rule.parameters / 1e11 - 1), abs(rule.tokens / 2e12 - 1), abs(rule.flops / 1.2e24 - 1)),
-        4 * 2**-53,
+        4 * UNIT,
         "a division, a root and products, each rounded once",
         parameters=rule.parameters,
         tokens=rule.tokens,
@@ -101,8 +102,6 @@ def golden_search(fit: LossFit, product: float) -> float:
 
 def _stationary(per: int) -> tuple[bool, str]:
     """d/dN of A N^-a + B (6N/C)^b vanishes at the closed form, symbolically."""
-    import sympy as sp
-
     A, B, a, b, C, N = sp.symbols("A B a b C N", positive=True)
     G = (a * A / (b * B)) ** (1 / (a + b))
     best = G * (C / 6) ** (b / (a + b))
@@ -112,34 +111,30 @@ def _stationary(per: int) -> tuple[bool, str]:
     return sp.simplify(gap) == 0, "a A N^-a = b B D^-b at N = G (C/6)^(b/(a+b)), D = C/(6N)"
 
 
-@figure("chinchilla-allocation")
-def draw_chinchilla(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import GREY, drawing
-
-    with drawing("Loss at C = 1.2e24 operations, D = C/6N") as fig:
-        ax = fig.canvas.subplots()
-        sizes = [10 ** (9.7 + 0.02 * i) for i in range(121)]
-        for fit in (PUBLISHED, CORRECTED):
-            best = fit.optimum(float(BUDGET))
-            [line] = ax.plot(sizes, [fit.loss(n, BUDGET / 6 / n) for n in sizes], label=f"fit of {fit.source}")
-            ax.plot(best.parameters, best.loss, "o", color=line.get_color())
-            ax.annotate(
-                f"N = {best.parameters:.3g}\n{best.ratio:.0f} tokens per parameter",
-                (best.parameters, best.loss),
-                xytext=(0, 11),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-                color=line.get_color(),
-                fontsize=8,
-            )
-        ax.axvline(1e11, color=GREY, linestyle="--", linewidth=1, label="rule D = 20 N: N = 1e11", zorder=0)
-        ax.set_xscale("log")
-        ax.set_xlabel("parameters N")
-        ax.set_ylabel("predicted loss, nats per token")
-        fig.canvas.legend(loc="outside lower center", ncols=3)
-    return fig
+@figure("chinchilla-allocation", "Loss at C = 1.2e24 operations, D = C/6N")
+def draw_chinchilla(lab: Lab, fig: Figure) -> None:
+    ax = fig.canvas.subplots()
+    sizes = [10 ** (9.7 + 0.02 * i) for i in range(121)]
+    for fit in (PUBLISHED, CORRECTED):
+        best = fit.optimum(float(BUDGET))
+        [line] = ax.plot(sizes, [fit.loss(n, BUDGET / 6 / n) for n in sizes], label=f"fit of {fit.source}")
+        ax.plot(best.parameters, best.loss, "o", color=line.get_color())
+        ax.annotate(
+            f"N = {best.parameters:.3g}\n{best.ratio:.0f} tokens per parameter",
+            (best.parameters, best.loss),
+            xytext=(0, 11),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            color=line.get_color(),
+            fontsize=8,
+        )
+    ax.axvline(1e11, color=GREY, linestyle="--", linewidth=1, label="rule D = 20 N: N = 1e11", zorder=0)
+    ax.set_xscale("log")
+    ax.set_xlabel("parameters N")
+    ax.set_ylabel("predicted loss, nats per token")
+    fig.canvas.legend(loc="outside lower center", ncols=3)
 
 
 @claim("jl-dimension")
@@ -185,8 +180,6 @@ def jl_dimension(lab: Lab) -> Iterator[Finding]:
 
 def union_bound(k: int, low: str, high: str) -> float:
     """C(m,2) P(chi²_k/k < low or > high) for m = 1e12 with 40 digits; independent of the size sheet's expansions."""
-    import mpmath
-
     with mpmath.workdps(40):
         a, m = mpmath.mpf(k) / 2, mpmath.mpf(POINTS)
         tails = mpmath.gammainc(a, 0, a * mpmath.mpf(low), regularized=True)
@@ -223,8 +216,6 @@ def _mpmath_parts(lab: Lab) -> Iterator[Finding]:
 
 def _projection(lab: Lab, k: int) -> tuple[int, int]:
     """Pairs of 64 points whose distance (and whose squared distance) a Gaussian projection changes by over 30 %."""
-    import numpy as np
-
     rng = lab.rng()
     points = rng.standard_normal((64, 2000))
     projected = points @ rng.standard_normal((2000, k)) / math.sqrt(k)
@@ -245,26 +236,22 @@ def _points_on_a_line() -> bool:
     )
 
 
-@figure("jl-dimension")
-def draw_jl(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import GREY, drawing
-
+@figure("jl-dimension", "Dimensions that suffice for 10¹² points under a random projection")
+def draw_jl(lab: Lab, fig: Figure) -> None:
     eps = [0.05 * 1.09**i for i in range(28)]
     sheets = [johnson_lindenstrauss(POINTS, e) for e in eps]
-    with drawing("Dimensions that suffice for 10¹² points under a random projection") as fig:
-        ax = fig.canvas.subplots()
-        ax.plot(eps, [s.formula for s in sheets], label="8 ln(m)/eps², as taught")
-        ax.plot(eps, [s.exact_squared for s in sheets], "--", label="exact, squared distances, 1 % failure")
-        ax.plot(eps, [s.exact_distance for s in sheets], label="exact, distances, 1 % failure")
-        ax.axvline(EPS, color=GREY, linewidth=0.8, linestyle=":")
-        for k in (22_105, 5_764):
-            ax.plot(EPS, k, "o", color="black", markersize=4)
-            ax.annotate(f"{k:,}", (EPS, k), xytext=(-5, -4), textcoords="offset points", ha="right", va="top")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
-        ax.minorticks_off()
-        ax.set_xlabel("distortion eps")
-        ax.set_ylabel("dimension k")
-        ax.legend(loc="upper right")
-    return fig
+    ax = fig.canvas.subplots()
+    ax.plot(eps, [s.formula for s in sheets], label="8 ln(m)/eps², as taught")
+    ax.plot(eps, [s.exact_squared for s in sheets], "--", label="exact, squared distances, 1 % failure")
+    ax.plot(eps, [s.exact_distance for s in sheets], label="exact, distances, 1 % failure")
+    ax.axvline(EPS, color=GREY, linewidth=0.8, linestyle=":")
+    for k in (22_105, 5_764):
+        ax.plot(EPS, k, "o", color="black", markersize=4)
+        ax.annotate(f"{k:,}", (EPS, k), xytext=(-5, -4), textcoords="offset points", ha="right", va="top")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
+    ax.minorticks_off()
+    ax.set_xlabel("distortion eps")
+    ax.set_ylabel("dimension k")
+    ax.legend(loc="upper right")

@@ -3,17 +3,14 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from glassformer import config as c
 from glassformer.config import presets
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import build, n_parameters
 from glassformer.sizing import count, count_by_part, parameters
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 GPT2 = {"gpt2": 124_439_808, "gpt2_medium": 354_823_168, "gpt2_large": 774_030_080, "gpt2_xl": 1_557_611_200}
 BERT_LARGE = {
@@ -100,38 +97,34 @@ def gpt2_small_param_count(lab: Lab) -> Iterator[Finding]:
     )
 
 
-@figure("gpt2-small-param-count")
-def draw_gpt2(lab: Lab) -> "Figure":
+@figure("gpt2-small-param-count", "GPT-2 small: 124,439,808 parameters, area by count", height=4.0)
+def draw_gpt2(lab: Lab, fig: Figure) -> None:
     """A treemap: areas are counts. Left the two tables, right twelve layers, each split into MLP and attention."""
     from matplotlib.patches import Rectangle
 
-    from glassformer.lens.figure import COLOURS, drawing
-
     total, table, positions, layers = 124_439_808, 38_597_376, 786_432, 85_054_464
-    with drawing("GPT-2 small: 124,439,808 parameters, area by count", height=4.0) as fig:
-        ax = fig.canvas.subplots()
+    ax = fig.canvas.subplots()
 
-        def box(x: float, y: float, width: float, height: float, colour: str, text: str, size: float = 8) -> None:
-            ax.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=1, alpha=0.85))
-            ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size, color="white")
+    def box(x: float, y: float, width: float, height: float, colour: str, text: str, size: float = 8) -> None:
+        ax.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=1, alpha=0.85))
+        ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size, color="white")
 
-        left = (table + positions) / (total - 1536)
-        split = table / (table + positions)
-        box(0, 0, left, split, COLOURS[0], f"token table\n50,257 × 768\n{table:,}\n{table / total:.1%}")
-        box(0, split, left, 1 - split, COLOURS[3], "")
-        ax.text(0, 1.012, f"position table {positions:,}", fontsize=8, color=COLOURS[3], va="bottom")
-        width, height, share = (1 - left) / 4, 1 / 3, 4_722_432 / 7_087_872
-        for layer in range(12):
-            x, y = left + width * (layer % 4), 1 - height * (layer // 4 + 1)
-            mlp = f"layer {layer}\nMLP\n4,722,432" if layer == 0 else f"{layer}: MLP"
-            attention = "attention\n2,362,368" if layer == 0 else "attention"
-            box(x, y + height * (1 - share), width, height * share, COLOURS[1], mlp, 7.5)
-            box(x, y, width, height * (1 - share), COLOURS[2], attention, 7.5)
-        ax.text(1, 1.012, f"twelve layers {layers:,} ({layers / total:.2%})", fontsize=8, ha="right", va="bottom")
-        ax.set_xlim(0, 1)
-        ax.set_ylim(0, 1)
-        ax.axis("off")
-    return fig
+    left = (table + positions) / (total - 1536)
+    split = table / (table + positions)
+    box(0, 0, left, split, COLOURS[0], f"token table\n50,257 × 768\n{table:,}\n{table / total:.1%}")
+    box(0, split, left, 1 - split, COLOURS[3], "")
+    ax.text(0, 1.012, f"position table {positions:,}", fontsize=8, color=COLOURS[3], va="bottom")
+    width, height, share = (1 - left) / 4, 1 / 3, 4_722_432 / 7_087_872
+    for layer in range(12):
+        x, y = left + width * (layer % 4), 1 - height * (layer // 4 + 1)
+        mlp = f"layer {layer}\nMLP\n4,722,432" if layer == 0 else f"{layer}: MLP"
+        attention = "attention\n2,362,368" if layer == 0 else "attention"
+        box(x, y + height * (1 - share), width, height * share, COLOURS[1], mlp, 7.5)
+        box(x, y, width, height * (1 - share), COLOURS[2], attention, 7.5)
+    ax.text(1, 1.012, f"twelve layers {layers:,} ({layers / total:.2%})", fontsize=8, ha="right", va="bottom")
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)
+    ax.axis("off")
 
 
 @claim("bert-large-param-count")
@@ -189,38 +182,34 @@ def bert_large_param_count(lab: Lab) -> Iterator[Finding]:
     )
 
 
-@figure("bert-large-param-count")
-def draw_bert(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("bert-large-param-count", "BERT-Large, summed part by part", height=3.2)
+def draw_bert(lab: Lab, fig: Figure) -> None:
     d = 1024
     rows = [("exercise, V = 30,000", 30_000), ("uncased, V = 30,522", 30_522), ("cased, V = 28,996", 28_996)]
-    with drawing("BERT-Large, summed part by part", height=3.2) as fig:
-        whole, detail = fig.canvas.subplots(1, 2, width_ratios=(3, 2))
-        for y, (_, vocab) in enumerate(rows):
-            parts = {
-                "token table": vocab * d,
-                "positions, segments, norm": 512 * d + 4 * d,
-                "24 layers": 24 * block(d, 4 * d),
-                "pooler": d * d + d,
-                "pre-training heads": d * d + 3 * d + vocab + NEXT_SENTENCE,
-            }
-            for ax in (whole, detail):
-                left = 0.0
-                for colour, (name, size) in zip(COLOURS, parts.items(), strict=False):
-                    ax.barh(y, size / 1e6, 0.55, left=left, color=colour, label=name if y == 0 else None)
-                    left += size / 1e6
-            detail.text(left + 0.6, y, f"{left:.1f}M", va="center", fontsize=8)
-        whole.set_yticks(range(len(rows)), [name for name, _ in rows])
-        detail.set_yticks([])
+    whole, detail = fig.canvas.subplots(1, 2, width_ratios=(3, 2))
+    for y, (_, vocab) in enumerate(rows):
+        parts = {
+            "token table": vocab * d,
+            "positions, segments, norm": 512 * d + 4 * d,
+            "24 layers": 24 * block(d, 4 * d),
+            "pooler": d * d + d,
+            "pre-training heads": d * d + 3 * d + vocab + NEXT_SENTENCE,
+        }
         for ax in (whole, detail):
-            ax.axvline(340, color=GREY, linestyle="--", linewidth=1)
-            ax.axvline(335, color=GREY, linestyle=":", linewidth=1)
-            ax.invert_yaxis()
-            ax.set_xlabel("million parameters")
-        whole.set_xlim(0, 350)
-        detail.set_xlim(329, 341)
-        detail.set_xticks([330, 335, 340])
-        detail.set_title("from 335 on it rounds to 340", fontsize=8)
-        fig.canvas.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return fig
+            left = 0.0
+            for colour, (name, size) in zip(COLOURS, parts.items(), strict=False):
+                ax.barh(y, size / 1e6, 0.55, left=left, color=colour, label=name if y == 0 else None)
+                left += size / 1e6
+        detail.text(left + 0.6, y, f"{left:.1f}M", va="center", fontsize=8)
+    whole.set_yticks(range(len(rows)), [name for name, _ in rows])
+    detail.set_yticks([])
+    for ax in (whole, detail):
+        ax.axvline(340, color=GREY, linestyle="--", linewidth=1)
+        ax.axvline(335, color=GREY, linestyle=":", linewidth=1)
+        ax.invert_yaxis()
+        ax.set_xlabel("million parameters")
+    whole.set_xlim(0, 350)
+    detail.set_xlim(329, 341)
+    detail.set_xticks([330, 335, 340])
+    detail.set_title("from 335 on it rounds to 340", fontsize=8)
+    fig.canvas.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=3)

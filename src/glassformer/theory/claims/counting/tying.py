@@ -3,20 +3,21 @@
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
+import sympy as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.model import NO_TAP, DecoderLM, build, n_parameters
 from glassformer.sizing import count
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure, solve
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 Between = Literal["tied", "untied", "tied with an MLP"]
 CYCLE = ((0, 1), (1, 2), (2, 0))
@@ -25,13 +26,12 @@ STEPS = 3000
 
 
 def decoder(vocab: int, d: int, tied: bool, bias: bool = False) -> c.DecoderConfig:
-    return c.DecoderConfig(
+    return one_layer(
+        c.DecoderConfig,
         vocab_size=vocab,
         d_model=d,
-        n_layers=1,
         attention=c.Attention(1),
         feedforward=c.Dense(4 * d),
-        position=c.NoPosition(),
         head=c.Head(tied=tied, bias=bias),
     )
 
@@ -69,7 +69,7 @@ def weight_tying_saving(lab: Lab) -> Iterator[Finding]:
     assert head.grad is not None
     yield lab.numerical(
         "tied gradient = sum of the two",
-        float((table - (other + head.grad)).abs().max()),
+        max_difference(table, (other + head.grad)),
         1e-10,
         "the chain rule over a shared variable adds; gradients of size one in float64 leave 1e-10 ample room",
         size=float(table.abs().max()),
@@ -160,8 +160,6 @@ def _written_down() -> float:
 
 def _gaps_cancel(symmetric: bool) -> tuple[bool, str]:
     """The three gaps that the cycle needs positive add up to zero when scores are symmetric."""
-    import sympy as sp
-
     s = sp.Matrix(3, 3, lambda i, j: sp.Symbol(f"s{min(i, j)}{max(i, j)}" if symmetric else f"s{i}{j}"))
     gaps = sum(s[i, j] - s[i, 3 - i - j] for i, j in CYCLE)
     return sp.expand(gaps) == 0, "(s_AB - s_AC) + (s_BC - s_BA) + (s_CA - s_CB) = 0: they cannot all be positive"
@@ -179,8 +177,6 @@ def _cycle_as_argmax(z3: Any, symmetric: bool) -> Any:
 
 def _loss_bound() -> tuple[bool, str]:
     """The averaging argument, step by step: equal off-diagonals, eigenvalue a - b, a loss that rises from ln 3."""
-    import sympy as sp
-
     s = sp.Matrix(3, 3, lambda i, j: sp.Symbol(f"s{min(i, j)}{max(i, j)}"))
     shift = sp.Matrix(3, 3, lambda i, j: 1 if j == (i + 1) % 3 else 0)
     mean = sum((shift**k * s * (shift**k).T for k in range(3)), sp.zeros(3)) / 3
@@ -223,7 +219,7 @@ def _engine_asymmetry(lab: Lab) -> float:
         for parameter in model.parameters():
             parameter.mul_(30)  # from the initial 0.02 to size one
         scores = logits()
-    return float((scores - scores.T).abs().max())
+    return max_difference(scores, scores.T)
 
 
 @cache
@@ -244,34 +240,31 @@ def trained(kind: Between, seed: int = 0, steps: int = STEPS) -> tuple[float, Te
     return float(loss.detach()), logits().detach()
 
 
-@figure("weight-tying-expressivity")
-def draw_tying(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("weight-tying-expressivity", "Zero-layer logits trained on A → B → C → A", height=3.1)
+def draw_tying(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     kinds: tuple[Between, ...] = ("tied", "untied")
-    with drawing("Zero-layer logits trained on A → B → C → A", height=3.1) as fig:
-        axes = fig.canvas.subplots(1, 2)
-        for ax, kind in zip(axes, kinds, strict=True):
-            loss, scores = trained(kind, lab.seed)
-            shown = scores - scores.mean(1, keepdim=True)  # softmax does not see a row's mean
-            reach = max(float(shown.abs().max()), 1.0)
-            image = draw_map(ax, shown, -reach, reach)
-            for i in range(3):
-                for j in range(3):
-                    value = float(shown[i, j])
-                    ax.text(
-                        j,
-                        i,
-                        f"{value + 0:.2f}".replace("-0.00", "0.00"),
-                        ha="center",
-                        va="center",
-                        color="white" if abs(value) > 0.6 * reach else "black",
-                    )
-            ax.set_xticks(range(3), "ABC")
-            ax.set_yticks(range(3), "ABC")
-            ax.set_xlabel("next token")
-            ax.set_title(f"{kind}: loss {loss:.7f}" if kind == "tied" else f"{kind}: loss {loss:.0e}")
-            fig.canvas.colorbar(image, ax=ax, shrink=0.8, label="logit, row mean removed")
-        axes[0].set_ylabel("token")
-    return fig
+    axes = fig.canvas.subplots(1, 2)
+    for ax, kind in zip(axes, kinds, strict=True):
+        loss, scores = trained(kind, lab.seed)
+        shown = scores - scores.mean(1, keepdim=True)  # softmax does not see a row's mean
+        reach = max(float(shown.abs().max()), 1.0)
+        image = draw_map(ax, shown, -reach, reach)
+        for i in range(3):
+            for j in range(3):
+                value = float(shown[i, j])
+                ax.text(
+                    j,
+                    i,
+                    f"{value + 0:.2f}".replace("-0.00", "0.00"),
+                    ha="center",
+                    va="center",
+                    color="white" if abs(value) > 0.6 * reach else "black",
+                )
+        ax.set_xticks(range(3), "ABC")
+        ax.set_yticks(range(3), "ABC")
+        ax.set_xlabel("next token")
+        ax.set_title(f"{kind}: loss {loss:.7f}" if kind == "tied" else f"{kind}: loss {loss:.0e}")
+        fig.canvas.colorbar(image, ax=ax, shrink=0.8, label="logit, row mean removed")
+    axes[0].set_ylabel("token")

@@ -9,41 +9,27 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-Matrix = tuple[tuple[Fraction, ...], ...]
+import mpmath
+from sympy import ImmutableMatrix as Matrix
+from sympy import Rational
 
 
 def matrix(text: str) -> Matrix:
     """Rows divided by semicolons, whole numbers and fractions by blanks."""
-    return tuple(tuple(Fraction(v) for v in row.split()) for row in text.split(";"))
+    return Matrix([[Rational(v) for v in row.split()] for row in text.split(";")])
 
 
-def product(a: Matrix, b: Matrix) -> Matrix:
-    return tuple(
-        tuple(sum((x * y for x, y in zip(row, col, strict=True)), Fraction(0)) for col in transpose(b)) for row in a
-    )
-
-
-def transpose(a: Matrix) -> Matrix:
-    return tuple(zip(*a, strict=True))
-
-
-def determinant(m: Matrix) -> Fraction:
-    """Of a 3 x 3 matrix."""
-    (a, b, c), (d, e, f), (g, h, i) = m
-    return a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)
-
-
-def put(m: Matrix, changes: Mapping[tuple[int, int], Fraction]) -> Matrix:
+def put(m: Matrix, changes: Mapping[tuple[int, int], Any]) -> Matrix:
     """Return `m` with other entries at 1-based indices."""
-    return tuple(tuple(changes.get((i, j), v) for j, v in enumerate(row, 1)) for i, row in enumerate(m, 1))
+    return Matrix(*m.shape, lambda i, j: changes.get((i + 1, j + 1), m[i, j]))
 
 
 INPUT = matrix("1 -1 0 2; 0 -1 2 1; -2 2 -1 0")
 W_Q = matrix("0 1; 1 0; -1/2 0; 1 1")
 W_K = matrix("1 -1/2; 0 1; 1/2 -1/2; 1 1/2")
 W_V = matrix("1 1/2; -1/2 0; -1 2; 1/2 -1")
-Q, K, V = (product(INPUT, w) for w in (W_Q, W_K, W_V))
-S = product(Q, transpose(K))
+Q, K, V = (INPUT * w for w in (W_Q, W_K, W_V))
+S = Q * K.T
 
 DIGITS = 30
 PLAIN, SCALED = Fraction(1), Fraction(1, 2)
@@ -52,15 +38,13 @@ PLAIN, SCALED = Fraction(1), Fraction(1, 2)
 
 def attention(squared: Fraction, scores: Matrix = S) -> tuple[Any, Any]:
     """Row softmax of the scores times sqrt(squared), and its product with V, as mpmath numbers."""
-    import mpmath
-
     with mpmath.workdps(DIGITS):
         factor = mpmath.sqrt(mpmath.mpf(squared.numerator) / squared.denominator)
         rows = []
-        for row in scores:
+        for row in scores.tolist():
             powers = [mpmath.exp(factor * v.numerator / v.denominator) for v in row]
             rows.append([p / mpmath.fsum(powers) for p in powers])
-        columns = [[mpmath.mpf(v.numerator) / v.denominator for v in col] for col in transpose(V)]
+        columns = [[mpmath.mpf(v.numerator) / v.denominator for v in col] for col in V.T.tolist()]
         out = [[mpmath.fdot(row, col) for col in columns] for row in rows]
     return rows, out
 
@@ -68,10 +52,10 @@ def attention(squared: Fraction, scores: Matrix = S) -> tuple[Any, Any]:
 PRINTED_Q = matrix("1 3; -1 1; 5/2 -2")
 PRINTED_S = matrix("3/2 5/2 8; -7/2 -7/2 6; 17/2 8 -53/4")
 W_Q_VARIANTS = {
-    (1, 1): (Fraction(0), Fraction(2)),
-    (2, 2): (Fraction(0), Fraction(2)),
-    (3, 1): (Fraction(-1), Fraction(-1, 2)),
-    (3, 2): (Fraction(0), Fraction(2)),
+    (1, 1): (Rational(0), Rational(2)),
+    (2, 2): (Rational(0), Rational(2)),
+    (3, 1): (Rational(-1), Rational(-1, 2)),
+    (3, 2): (Rational(0), Rational(2)),
 }
 """Entries that occur with two values, in the matrix and in the lines."""
 
@@ -89,15 +73,14 @@ class Line:
     dropped: tuple[int, ...] = ()
     """Terms it leaves out."""
 
-    def evaluate(self) -> Fraction:
+    def evaluate(self) -> Rational:
         """The line as written."""
-        weight = put(WEIGHTS[self.name[0]], {at: Fraction(v) for at, v in self.uses.items()})
-        row, column = INPUT[int(self.name[1]) - 1], int(self.name[2]) - 1
-        terms = [x * weight[n - 1][column] for n, x in enumerate(row, 1) if n not in self.dropped]
-        return sum(terms, Fraction(0))
+        weight = put(WEIGHTS[self.name[0]], {at: Rational(v) for at, v in self.uses.items()})
+        row, column = INPUT.row(int(self.name[1]) - 1), weight.col(int(self.name[2]) - 1)
+        return sum(x * w for n, (x, w) in enumerate(zip(row, column, strict=True), 1) if n not in self.dropped)
 
-    def correct(self) -> Fraction:
-        return RESULTS[self.name[0]][int(self.name[1]) - 1][int(self.name[2]) - 1]
+    def correct(self) -> Rational:
+        return RESULTS[self.name[0]][int(self.name[1]) - 1, int(self.name[2]) - 1]
 
 
 WEIGHTS = {"Q": W_Q, "K": W_K, "V": W_V}
@@ -142,10 +125,10 @@ class Slip:
         return apart and dict(self.derive()) == dict(self.correct) and self.printed.keys() == self.correct.keys()
 
 
-def _entries(letter: str, *places: str) -> Callable[[], dict[str, str]]:
+def _entries(letter: str, *indices: str) -> Callable[[], dict[str, str]]:
     """Entries like "31" of a weight, as texts."""
     weight = WEIGHTS[letter]
-    return lambda: {f"W_{letter}[{p[0]},{p[1]}]": str(weight[int(p[0]) - 1][int(p[1]) - 1]) for p in places}
+    return lambda: {f"W_{letter}[{p[0]},{p[1]}]": str(weight[int(p[0]) - 1, int(p[1]) - 1]) for p in indices}
 
 
 def _results(*names: str) -> Callable[[], dict[str, str]]:
@@ -154,12 +137,12 @@ def _results(*names: str) -> Callable[[], dict[str, str]]:
 
 
 def _shape(m: Matrix) -> str:
-    return f"{len(m)} x {len(m[0])}"
+    return f"{m.rows} x {m.cols}"
 
 
 def _column_denominator() -> dict[str, str]:
     """What row 1 of the softmax divides by: the exponents of row 1 of S."""
-    return {"denominator of row 1": " + ".join(f"e^{float(v):g}" for v in S[0])}
+    return {"denominator of row 1": " + ".join(f"e^{float(v):g}" for v in S.row(0))}
 
 
 def _rounded_output() -> dict[str, str]:
@@ -168,7 +151,9 @@ def _rounded_output() -> dict[str, str]:
 
 
 def _argmax() -> dict[str, str]:
-    return {"who attends to whom": ", ".join(f"{i} to {row.index(max(row)) + 1}" for i, row in enumerate(S, 1))}
+    return {
+        "who attends to whom": ", ".join(f"{i} to {row.index(max(row)) + 1}" for i, row in enumerate(S.tolist(), 1))
+    }
 
 
 def _stray() -> dict[str, str]:
@@ -206,7 +191,7 @@ SLIPS = (
         "K and K^T",
         {"K": "2 x 2", "K^T": "2 x 2"},
         {"K": "3 x 2", "K^T": "2 x 3"},
-        lambda: {"K": _shape(K), "K^T": _shape(transpose(K))},
+        lambda: {"K": _shape(K), "K^T": _shape(K.T)},
     ),
     Slip(
         8,
@@ -215,7 +200,7 @@ SLIPS = (
         {"entries covered": "3 x 3"},
         lambda: {"entries covered": _shape(S)},
     ),
-    Slip(9, "S", {"S[1,2]": "5/2"}, {"S[1,2]": "-5/2"}, lambda: {"S[1,2]": str(S[0][1])}),
+    Slip(9, "S", {"S[1,2]": "5/2"}, {"S[1,2]": "-5/2"}, lambda: {"S[1,2]": str(S[0, 1])}),
     Slip(
         10,
         "softmax",
@@ -228,7 +213,7 @@ SLIPS = (
         "scores",
         {"scale": "1"},
         {"scale": "1/sqrt(2)"},
-        lambda: {"scale": f"1/sqrt({len(K[0])})"},
+        lambda: {"scale": f"1/sqrt({K.cols})"},
     ),
     Slip(12, "line of V12", {"W_V[1,2]": "-1/2"}, {"W_V[1,2]": "1/2"}, _entries("V", "12")),
     Slip(13, "line of V21", {"W_V[4,1]": "-1/2"}, {"W_V[4,1]": "1/2"}, _entries("V", "41")),

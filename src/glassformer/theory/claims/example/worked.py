@@ -3,21 +3,22 @@
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import mpmath
 import numpy as np
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.lens.trace import Trace, trace
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.example import printed as doc
 from glassformer.theory.claims.example.printed import PLAIN, SCALED, attention
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import half_units, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 EXPECTED = {
     "Q": doc.matrix("1 3; -1 1; 5/2 -2"),
@@ -43,34 +44,26 @@ OUTPUTS = {
 }
 
 
-def agree(value: Any, text: str) -> bool:
-    """Whether a stated number is the value rounded to as many significant digits as it shows."""
-    digits = len(text.lower().split("e")[0].replace("-", "").replace(".", "").lstrip("0"))
-    return f"{float(value):.{digits - 1}e}" == f"{float(text):.{digits - 1}e}"
-
-
 def engine(squared: Fraction, weights: tuple[doc.Matrix, doc.Matrix, doc.Matrix]) -> Trace:
-    """The example on a model of ours: the tokens' rows are the embedding, post-norm, so attention reads them bare."""
-    cfg = c.EncoderConfig(
+    """The example on our model: its embeddings are the tokens' rows, which a post-norm block reads without a norm."""
+    cfg = one_layer(
+        c.EncoderConfig,
         vocab_size=3,
         d_model=4,
-        n_layers=1,
         attention=c.Attention(1, d_head=2, d_value=2, bias=False, scale=None if squared == SCALED else 1.0),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
         placement="post",
     )
     model = build(cfg, dtype=torch.float64)
     layer: Any = model.blocks[0].attention
     with torch.no_grad():
-        model.embed.tokens.weight.copy_(_tensor(doc.INPUT))
+        model.embed.tokens.weight.copy_(torch.from_numpy(_numbers(doc.INPUT)))
         for linear, weight in zip((layer.q, layer.k, layer.v), weights, strict=True):
-            linear.weight.copy_(_tensor(doc.transpose(weight)))
+            linear.weight.copy_(torch.from_numpy(_numbers(weight.T)))
     return trace(model, torch.arange(3)[None], sites=["blocks.0.attention.*"])
 
 
-def _tensor(m: doc.Matrix) -> torch.Tensor:
-    return torch.tensor([[float(v) for v in row] for row in m], dtype=torch.float64)
+def _numbers(m: Any) -> np.ndarray:
+    return np.array(m, dtype=np.float64)
 
 
 # ---------------------------------------------------------------- worked-example-qkv
@@ -79,14 +72,14 @@ def _tensor(m: doc.Matrix) -> torch.Tensor:
 @claim("worked-example-qkv")
 def worked_example(lab: Lab) -> Iterator[Finding]:
     """Under `broken` W_Q is as its printed matrix has it, with -1 for -1/2."""
-    W_Q = doc.put(doc.W_Q, {(3, 1): Fraction(-1)}) if lab.broken else doc.W_Q
-    found = {"Q": doc.product(doc.INPUT, W_Q), "K": doc.K, "V": doc.V}
-    found["S"] = doc.product(found["Q"], doc.transpose(found["K"]))
+    W_Q = doc.put(doc.W_Q, {(3, 1): -1}) if lab.broken else doc.W_Q
+    found = {"Q": doc.INPUT * W_Q, "K": doc.K, "V": doc.V}
+    found["S"] = found["Q"] * found["K"].T
     for name, value in found.items():
-        shown = [[str(v) for v in row] for row in value]
+        shown = [[str(v) for v in row] for row in value.tolist()]
         yield lab.exact(f"{name} in fractions", value == EXPECTED[name], "exact rationals", value=shown)
     why = "Q and K have two columns, so Q K^T has rank 2 and determinant 0"
-    yield lab.exact("det S = 0", doc.determinant(found["S"]) == 0, why, printed=str(doc.determinant(doc.PRINTED_S)))
+    yield lab.exact("det S = 0", found["S"].det() == 0, why, printed=str(doc.PRINTED_S.det()))
     yield from _reconstruction(lab)
     yield from _digits(lab, found["S"])
     yield from _on_the_engine(lab, W_Q)
@@ -95,16 +88,16 @@ def worked_example(lab: Lab) -> Iterator[Finding]:
 
 def _reconstruction(lab: Lab) -> Iterator[Finding]:
     """Why this example and no other: the printed variants of W_Q, and the sign flips of the printed S."""
-    places, values = zip(*doc.W_Q_VARIANTS.items(), strict=True)
-    variants = [doc.put(doc.W_Q, dict(zip(places, chosen, strict=True))) for chosen in itertools.product(*values)]
-    fitting = [w for w in variants if doc.product(doc.INPUT, w) == doc.PRINTED_Q]
+    entries, values = zip(*doc.W_Q_VARIANTS.items(), strict=True)
+    variants = [doc.put(doc.W_Q, dict(zip(entries, chosen, strict=True))) for chosen in itertools.product(*values)]
+    fitting = [w for w in variants if doc.INPUT * w == doc.PRINTED_Q]
     why = "of the printed variants of W_Q exactly one gives the printed Q"
     holds = fitting == [doc.W_Q]
     yield lab.exhaustive("W_Q is determined", int(not holds), len(variants), why, fitting=len(fitting))
     flips = [(i, j) for i in (1, 2, 3) for j in (1, 2, 3)]
-    repaired = {at: doc.put(doc.PRINTED_S, {at: -doc.PRINTED_S[at[0] - 1][at[1] - 1]}) for at in flips}
-    singular = [at for at, m in repaired.items() if doc.determinant(m) == 0]
-    holds = singular == [(1, 2)] and repaired[1, 2] == doc.S and doc.determinant(doc.PRINTED_S) == Fraction(185, 8)
+    repaired = {at: doc.put(doc.PRINTED_S, {at: -doc.PRINTED_S[at[0] - 1, at[1] - 1]}) for at in flips}
+    singular = [at for at, m in repaired.items() if m.det() == 0]
+    holds = singular == [(1, 2)] and repaired[1, 2] == doc.S and doc.PRINTED_S.det() == Fraction(185, 8)
     why = "the printed S has determinant 185/8; of nine sign flips only that of entry (1,2) makes it 0, and gives Q K^T"
     yield lab.exhaustive(
         "S is repaired by one sign", int(not holds), len(flips), why, singular=[list(a) for a in singular]
@@ -112,13 +105,11 @@ def _reconstruction(lab: Lab) -> Iterator[Finding]:
 
 
 def _digits(lab: Lab, scores: doc.Matrix) -> Iterator[Finding]:
-    import mpmath
-
     for squared, name in ((PLAIN, "without scaling"), (SCALED, "with 1/sqrt(2)")):
         rows, out = attention(squared, scores)
         pairs = list(zip(itertools.chain(*rows), itertools.chain(*WEIGHTS[squared]), strict=True))
         pairs += zip(itertools.chain(*out), itertools.chain(*OUTPUTS[squared]), strict=True)
-        wrong = sum(not agree(value, text) for value, text in pairs)
+        wrong = sum(half_units(float(value), text) > 1 for value, text in pairs)
         yield lab.exhaustive(
             f"weights and outputs {name}",
             wrong,
@@ -143,15 +134,11 @@ def _on_the_engine(lab: Lab, W_Q: doc.Matrix) -> Iterator[Finding]:
             "heads": _numbers(out),
         }
         off = {
-            site: float(np.abs(seen[f"blocks.0.attention.{site}"][0, 0].numpy() - value).max())
+            site: max_difference(seen[f"blocks.0.attention.{site}"][0, 0].numpy(), value)
             for site, value in expected.items()
         }
         why = "float64 of numbers up to 14: exact up to the scores, then exp and three-term sums"
         yield lab.numerical(f"engine {name}", max(off.values()), 1e-12, why, **off)
-
-
-def _numbers(m: Any) -> np.ndarray:
-    return np.array([[float(v) for v in row] for row in m])
 
 
 def _document(lab: Lab) -> Iterator[Finding]:
@@ -164,7 +151,7 @@ def _document(lab: Lab) -> Iterator[Finding]:
     inconsistent = sum(line.literal != line.printed for line in doc.LINES)
     why = "the row of I times the numbers the line uses"
     yield lab.exhaustive("what the written lines add up to", wrong, len(lines), why, lines=lines, off=inconsistent)
-    block = [str(v) for row in doc.S for v in row[:2]]
+    block = [str(v) for v in doc.S[:, :2]]
     struck = sum(
         literal == right or printed == right for (literal, printed), right in zip(doc.STRUCK, block, strict=True)
     )
@@ -184,40 +171,37 @@ def _document(lab: Lab) -> Iterator[Finding]:
 def _roundings(lab: Lab) -> Finding:
     """Where 1.17, 0.21 and the column-wise weights come from."""
     rows, _ = attention(PLAIN)
-    coarse = [Fraction(f"{float(v):.2f}") for v in rows[2]]
-    from_rounded = [str(float(v)) for v in doc.product((tuple(coarse),), doc.V)[0]]
-    columns = attention(PLAIN, doc.transpose(doc.S))[0]
+    coarse = doc.matrix(" ".join(f"{float(v):.2f}" for v in rows[2]))
+    from_rounded = [str(float(v)) for v in coarse * doc.V]
+    columns = attention(PLAIN, doc.S.T)[0]
     column = [f"{float(v):.4f}" for v in columns[0]]
     holds = from_rounded == ["1.17", "0.21"] and column == ["0.0009", "0.0000", "0.9991"]
     why = "weights 0.62 and 0.38 give 1.17 and 0.21; the printed denominator is that of column 1"
     return lab.exact("where the printed outputs come from", holds, why, outputs=from_rounded, column_1=column)
 
 
-@figure("worked-example-qkv")
-def draw(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("worked-example-qkv", "The worked example: scores, weights, output (no scaling)", height=2.7)
+def draw(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention, draw_map
     from glassformer.lens.figures.labels import settle, write_cells
 
     seen = engine(PLAIN, (doc.W_Q, doc.W_K, doc.W_V))
     parts = {name: seen[f"blocks.0.attention.{name}"][0, 0].numpy() for name in ("scores", "pattern", "heads")}
     titles = {"scores": "S = Q Kᵀ", "pattern": "A = softmax of rows", "heads": "Y = A V"}
-    with drawing("The worked example: scores, weights, output (no scaling)", height=2.7) as fig:
-        axes = fig.canvas.subplots(1, 3, width_ratios=[3, 3, 2.2])
-        drawn = []
-        for ax, (name, value) in zip(axes, parts.items(), strict=True):
-            limit = float(np.abs(value).max())
-            drawn.append(draw_attention(ax, value) if name == "pattern" else draw_map(ax, value, -limit, limit))
-            ax.set_title(titles[name])
-            columns = ["1", "2", "3"] if name != "heads" else ["1", "2"]
-            ax.set_xticks(range(len(columns)), columns)
-            ax.set_yticks(range(3), ["1", "2", "3"])
-            ax.set_xlabel("component" if name == "heads" else "key token")
-        axes[0].set_ylabel("query token")
-        settle(fig)
-        for ax, image, (name, value) in zip(axes, drawn, parts.items(), strict=True):
-            write_cells(fig, ax, image, _texts(value, {"scores": "g", "pattern": ".4f", "heads": ".3f"}[name]))
-    return fig
+    axes = fig.canvas.subplots(1, 3, width_ratios=[3, 3, 2.2])
+    drawn = []
+    for ax, (name, value) in zip(axes, parts.items(), strict=True):
+        limit = float(np.abs(value).max())
+        drawn.append(draw_attention(ax, value) if name == "pattern" else draw_map(ax, value, -limit, limit))
+        ax.set_title(titles[name])
+        columns = ["1", "2", "3"] if name != "heads" else ["1", "2"]
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(3), ["1", "2", "3"])
+        ax.set_xlabel("component" if name == "heads" else "key token")
+    axes[0].set_ylabel("query token")
+    settle(fig)
+    for ax, image, (name, value) in zip(axes, drawn, parts.items(), strict=True):
+        write_cells(fig, ax, image, _texts(value, {"scores": "g", "pattern": ".4f", "heads": ".3f"}[name]))
 
 
 def _texts(values: np.ndarray, form: str) -> list[list[str]]:
@@ -232,9 +216,10 @@ def _texts(values: np.ndarray, form: str) -> list[list[str]]:
 def pattern(lab: Lab) -> Iterator[Finding]:
     """Under `broken` W_K is W_Q."""
     W_K = doc.W_Q if lab.broken else doc.W_K
-    scores = doc.product(doc.Q, doc.transpose(doc.product(doc.INPUT, W_K)))
+    exact = doc.Q * (doc.INPUT * W_K).T
+    scores = exact.tolist()
     winners = [row.index(max(row)) + 1 for row in scores]
-    unique = all(list(row).count(max(row)) == 1 for row in scores)
+    unique = all(row.count(max(row)) == 1 for row in scores)
     why = "softmax keeps the order of a row, with any positive scale"
     yield lab.exact(
         "argmax of the rows is (3, 3, 1)", winners == [3, 3, 1] and unique, why, argmax=winners, ties=not unique
@@ -247,7 +232,7 @@ def pattern(lab: Lab) -> Iterator[Finding]:
         (PLAIN, "without scaling", "0.6225/0.3775"),
         (SCALED, "with 1/sqrt(2)", "0.5875/0.4125"),
     ):
-        rows, _ = attention(squared, scores)
+        rows, _ = attention(squared, exact)
         diagonal = [float(rows[i][i]) for i in range(3)]
         why = "no token attends to itself by more than one per cent"
         yield lab.numerical(f"diagonal {name}", max(diagonal), 0.01, why, diagonal=diagonal)
@@ -257,15 +242,13 @@ def pattern(lab: Lab) -> Iterator[Finding]:
 
 
 def _contrast(lab: Lab) -> Finding:
-    """With W_K = W_Q and rows of equal norm every token attends most to itself: 100 models of ours with QK-norm."""
+    """With W_K = W_Q and rows of equal norm every token attends most to itself: 100 of our models with QK-norm."""
     cases, wrong, T = 100, 0, 6
-    cfg = c.EncoderConfig(
+    cfg = one_layer(
+        c.EncoderConfig,
         vocab_size=T,
         d_model=8,
-        n_layers=1,
         attention=c.Attention(1, bias=False, qk_norm=c.RMSNorm()),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
         placement="post",
     )
     site = "blocks.0.attention.pattern"
@@ -284,25 +267,22 @@ def _contrast(lab: Lab) -> Finding:
     return lab.exhaustive(name, wrong, cases, why, tokens=T, seed=lab.seed)
 
 
-@figure("worked-example-pattern")
-def draw_pattern(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("worked-example-pattern", "Who attends to whom: the figure that Q3c leaves out", width=5.4, height=2.9)
+def draw_pattern(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention
     from glassformer.lens.figures.labels import settle, write_cells
 
-    with drawing("Who attends to whom: the figure that Q3c leaves out", width=5.4, height=2.9) as fig:
-        axes = fig.canvas.subplots(1, 2, sharey=True)
-        drawn = []
-        for ax, (squared, title) in zip(axes, ((PLAIN, "no scaling"), (SCALED, "scores / √2")), strict=True):
-            value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["blocks.0.attention.pattern"][0, 0].numpy()
-            image = draw_attention(ax, value)
-            drawn.append((ax, image, value))
-            ax.set(title=title, xlabel="key token")
-            ax.set_xticks(range(3), ["1", "2", "3"])
-            ax.set_yticks(range(3), ["1", "2", "3"])
-        axes[0].set_ylabel("query token")
-        fig.canvas.colorbar(image, ax=list(axes), shrink=0.8, label="attention")
-        settle(fig)
-        for ax, image, value in drawn:
-            write_cells(fig, ax, image, _texts(value, ".4f"))
-    return fig
+    axes = fig.canvas.subplots(1, 2, sharey=True)
+    drawn = []
+    for ax, (squared, title) in zip(axes, ((PLAIN, "no scaling"), (SCALED, "scores / √2")), strict=True):
+        value = engine(squared, (doc.W_Q, doc.W_K, doc.W_V))["blocks.0.attention.pattern"][0, 0].numpy()
+        image = draw_attention(ax, value)
+        drawn.append((ax, image, value))
+        ax.set(title=title, xlabel="key token")
+        ax.set_xticks(range(3), ["1", "2", "3"])
+        ax.set_yticks(range(3), ["1", "2", "3"])
+    axes[0].set_ylabel("query token")
+    fig.canvas.colorbar(image, ax=list(axes), shrink=0.8, label="attention")
+    settle(fig)
+    for ax, image, value in drawn:
+        write_cells(fig, ax, image, _texts(value, ".4f"))

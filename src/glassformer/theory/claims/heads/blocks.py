@@ -1,25 +1,20 @@
 """Several heads as a sum: the output projection in row blocks, and each block merged with its head's values."""
 
+import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import sympy
 import torch
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import gamma, max_difference
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
-from glassformer.theory.claims.weights.simplex import UNIT
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 HEADS = (1, 2, 4, 8)
-
-
-def gamma(n: int) -> float:
-    """n u / (1 - n u): the relative error of a sum of n products (Higham 2002, 3.1)."""
-    return n * UNIT / (1 - n * UNIT)
 
 
 def cut(matrix: torch.Tensor, heads: int, interleaved: bool = False) -> list[torch.Tensor]:
@@ -39,7 +34,7 @@ def block_sum(lab: Lab) -> Iterator[Finding]:
         each, blocks = seen["heads"], cut(attention.o.weight.detach().T, heads, lab.broken)
         total = sum((h @ w for h, w in zip(each, blocks, strict=True)), torch.zeros(7, 16, dtype=torch.float64))
         size = sum(h.abs() @ w.abs() for h, w in zip(each, blocks, strict=True))
-        gaps[heads] = float((seen["out"] - total).abs().max())
+        gaps[heads] = max_difference(seen["out"], total)
         worst = max(worst, float(((seen["out"] - total).abs() / (2 * gamma(heads * 5) * size)).max()))
     why = "difference over 2 gamma_{H U} sum |H||W|: both sides add H U products, in different orders"
     yield lab.numerical("engine", worst, 1.0, why, heads=list(HEADS), differences=list(gaps.values()))
@@ -47,8 +42,6 @@ def block_sum(lab: Lab) -> Iterator[Finding]:
 
 def _small(lab: Lab) -> Finding:
     """Two tokens of width 3, two heads with values of width 2, everything a symbol."""
-    import sympy
-
     x, w = sympy.Matrix(2, 3, sympy.symbols("x:6")), sympy.Matrix(4, 3, sympy.symbols("o:12"))
     heads = []
     for h in range(2):
@@ -62,8 +55,6 @@ def _small(lab: Lab) -> Finding:
 
 def _any_size(lab: Lab) -> Finding:
     """[A | B] [[V], [W]] = A V + B W for blocks of any size; head by head this gives any H."""
-    import sympy
-
     n, width, first, last = sympy.symbols("n D U_first U_last", integer=True, positive=True)
     done, head = sympy.MatrixSymbol("Done", n, first), sympy.MatrixSymbol("Head", n, last)
     upper, lower = sympy.MatrixSymbol("Upper", first, width), sympy.MatrixSymbol("Lower", last, width)
@@ -74,38 +65,34 @@ def _any_size(lab: Lab) -> Finding:
     return lab.exact("any size, any H", bool(holds), why)
 
 
-@figure("multihead-block-sum")
-def draw_blocks(lab: Lab) -> "Figure":
+@figure("multihead-block-sum", "Concatenated heads times the stacked blocks of the output projection", height=2.6)
+def draw_blocks(lab: Lab, fig: Figure) -> None:
     from matplotlib.patches import Rectangle
-
-    from glassformer.lens.figure import COLOURS, drawing
 
     def block(ax: Any, x: float, y: float, w: float, h: float, colour: str, text: str) -> None:
         ax.add_patch(Rectangle((x, y), w, h, facecolor=colour, alpha=0.35, edgecolor="black", lw=1))
         ax.text(x + w / 2, y + h / 2, text, ha="center", va="center")
 
     blue, orange = COLOURS[:2]
-    with drawing("Concatenated heads times the stacked blocks of the output projection", height=2.6) as fig:
-        ax = fig.canvas.subplots()
-        block(ax, 0.0, 0.5, 0.8, 1.0, blue, "$H_1$")
-        block(ax, 0.8, 0.5, 0.8, 1.0, orange, "$H_2$")
-        ax.text(1.85, 1.0, "×", ha="center", va="center", fontsize=13)
-        block(ax, 2.1, 1.0, 1.4, 0.8, blue, "$W_1$")
-        block(ax, 2.1, 0.2, 1.4, 0.8, orange, "$W_2$")
-        ax.text(3.75, 1.0, "=", ha="center", va="center", fontsize=13)
-        block(ax, 4.0, 0.5, 1.4, 1.0, blue, "$H_1 W_1$")
-        ax.text(5.65, 1.0, "+", ha="center", va="center", fontsize=13)
-        block(ax, 5.9, 0.5, 1.4, 1.0, orange, "$H_2 W_2$")
-        for x, y, text in (
-            (0.8, 0.38, "$n × 2U$"),
-            (2.8, 0.08, "$2U × D$"),
-            (4.7, 0.38, "$n × D$"),
-            (6.6, 0.38, "$n × D$"),
-        ):
-            ax.text(x, y, text, ha="center", va="top", fontsize=8, color="#666666")
-        ax.set(xlim=(-0.1, 7.4), ylim=(-0.15, 1.95), aspect="equal")
-        ax.axis("off")
-    return fig
+    ax = fig.canvas.subplots()
+    block(ax, 0.0, 0.5, 0.8, 1.0, blue, "$H_1$")
+    block(ax, 0.8, 0.5, 0.8, 1.0, orange, "$H_2$")
+    ax.text(1.85, 1.0, "×", ha="center", va="center", fontsize=13)
+    block(ax, 2.1, 1.0, 1.4, 0.8, blue, "$W_1$")
+    block(ax, 2.1, 0.2, 1.4, 0.8, orange, "$W_2$")
+    ax.text(3.75, 1.0, "=", ha="center", va="center", fontsize=13)
+    block(ax, 4.0, 0.5, 1.4, 1.0, blue, "$H_1 W_1$")
+    ax.text(5.65, 1.0, "+", ha="center", va="center", fontsize=13)
+    block(ax, 5.9, 0.5, 1.4, 1.0, orange, "$H_2 W_2$")
+    for x, y, text in (
+        (0.8, 0.38, "$n × 2U$"),
+        (2.8, 0.08, "$2U × D$"),
+        (4.7, 0.38, "$n × D$"),
+        (6.6, 0.38, "$n × D$"),
+    ):
+        ax.text(x, y, text, ha="center", va="top", fontsize=8, color="#666666")
+    ax.set(xlim=(-0.1, 7.4), ylim=(-0.15, 1.95), aspect="equal")
+    ax.axis("off")
 
 
 @claim("multihead-value-output-merge")
@@ -126,15 +113,13 @@ def value_output_merge(lab: Lab) -> Iterator[Finding]:
         scores = (x @ q[h]) @ (x @ k[h]).T / math.sqrt(key)
         pattern = scores.exp() / scores.exp().sum(-1, keepdim=True)
         total += (pattern @ x) @ (values[h] @ outputs[h])
-    gap = float((run(attention, x)["out"] - total).abs().max())
+    gap = max_difference(run(attention, x)["out"], total)
     why = "float64, about 100 roundings of numbers of order 1; scores over the root of the key width 3, not of 5 or 8"
     yield lab.numerical("engine against merged form", gap, 1e-13, why, heads=heads, key_width=key, value_width=value)
 
 
 def _associativity(lab: Lab) -> Finding:
     """A (X V) O = (A X) (V O) per head, with the pattern as free symbols, and for symbols of any size."""
-    import sympy
-
     x, wrong = sympy.Matrix(2, 3, sympy.symbols("x:6")), lab.broken
     v = [sympy.Matrix(3, 2, sympy.symbols(f"v{h}_:6")) for h in range(2)]
     o = [sympy.Matrix(2, 3, sympy.symbols(f"o{h}_:6")) for h in range(2)]
@@ -151,10 +136,6 @@ def _associativity(lab: Lab) -> Finding:
 
 def _low_rank(lab: Lab) -> Finding:
     """W_v W_o passes through U dimensions: every minor of size U + 1 is zero."""
-    import itertools
-
-    import sympy
-
     wrong = cases = 0
     for width, value in ((2, 1), (3, 1), (3, 2)):
         v = sympy.Matrix(width, value, sympy.symbols(f"v:{width * value}"))
@@ -171,8 +152,6 @@ def _low_rank(lab: Lab) -> Finding:
 
 
 def _storage(lab: Lab) -> Finding:
-    import sympy
-
     d, h = sympy.symbols("D H", positive=True)
     ratio = sympy.simplify(h * d**2 / (2 * h * d * (d / h))) == h / 2
     attention = random_layer(lab.torch_rng(1), 512, 8, 1, 64)

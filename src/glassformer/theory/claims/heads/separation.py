@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import sympy
 import torch
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
+from glassformer.model import build
+from glassformer.sizing import count_by_part
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
 from glassformer.theory.claims.weights.layer import Notes, layer, normal, run, shape
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 TOKENS, WIDTH = 6, 4
 FIRST, SECOND = 1, 4
@@ -53,8 +54,6 @@ def _impossible(z3: Any, error: float, any_sign: bool) -> bool:
 
 def _by_signs(lab: Lab) -> Finding:
     """The same without a solver: (alpha w)(beta w) = alpha beta w^2 would have to be -1."""
-    import sympy
-
     alpha, beta = sympy.symbols("alpha beta", **({"real": True} if lab.broken else {"nonnegative": True}))
     w = sympy.Symbol("w", real=True)
     never_negative = sympy.expand((alpha * w) * (beta * w)).is_nonnegative is True
@@ -92,41 +91,35 @@ def difference(x: torch.Tensor, gap: float, one_head: bool = False) -> Notes:
 
 
 def _same_cost(lab: Lab) -> Finding:
-    from glassformer import sizing as size
-    from glassformer.model import build
-
     counts, agree = {}, True
     for heads in (1, 2, 4, 8):
         config = shape(16, heads, 16 // heads, 16 // heads)
         parameters = build(config).named_parameters()
         counts[heads] = sum(p.numel() for name, p in parameters if ".attention." in name)
-        agree &= counts[heads] == size.count_by_part(config)["attention"]
-    why = "four matrices of D x D whatever H: H heads of width D/H, counted in the engine and by the size sheet"
+        agree &= counts[heads] == count_by_part(config)["attention"]
+    why = "four matrices of D x D for every H: H heads of width D/H, counted in the engine and by the size sheet"
     return lab.exact("cost", agree and set(counts.values()) == {4 * 16**2}, why, parameters=counts, width=16)
 
 
-@figure("multihead-separation")
-def draw_difference(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("multihead-separation", f"One head reads token {FIRST}, the other subtracts token {SECOND}", height=2.7)
+def draw_difference(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention, draw_map
 
     x = normal(lab.torch_rng(30), TOKENS, WIDTH)
     seen = difference(x, 6.0)
     pattern, out = seen["pattern"], seen["out"]
-    with drawing(f"One head reads token {FIRST}, the other subtracts token {SECOND}", height=2.7) as fig:
-        axes = fig.canvas.subplots(1, 4, width_ratios=[6, 6, 4, 4])
-        for head in range(2):
-            shown = draw_attention(axes[head], pattern[head])
-            axes[head].set(title=f"pattern, head {head}", xlabel="key")
-            axes[head].set_xticks(range(TOKENS))
-        axes[0].set_ylabel("query")
-        fig.canvas.colorbar(shown, ax=axes[:2], location="bottom", shrink=0.5, label="weight", ticks=[0, 0.1, 0.5, 1])
-        limit = float(max(x.abs().max(), out.abs().max()))
-        for ax, values, title in ((axes[2], x, "tokens"), (axes[3], out, "output")):
-            signed = draw_map(ax, values, -limit, limit)
-            ax.set(title=title, xlabel="component")
-            ax.set_xticks(range(WIDTH))
-        fig.canvas.colorbar(signed, ax=axes[2:], location="bottom", shrink=0.7, label="value")
-        for ax in axes:
-            ax.set_yticks(range(TOKENS))
-    return fig
+    axes = fig.canvas.subplots(1, 4, width_ratios=[6, 6, 4, 4])
+    for head in range(2):
+        shown = draw_attention(axes[head], pattern[head])
+        axes[head].set(title=f"pattern, head {head}", xlabel="key")
+        axes[head].set_xticks(range(TOKENS))
+    axes[0].set_ylabel("query")
+    fig.canvas.colorbar(shown, ax=axes[:2], location="bottom", shrink=0.5, label="weight", ticks=[0, 0.1, 0.5, 1])
+    limit = float(max(x.abs().max(), out.abs().max()))
+    for ax, values, title in ((axes[2], x, "tokens"), (axes[3], out, "output")):
+        signed = draw_map(ax, values, -limit, limit)
+        ax.set(title=title, xlabel="component")
+        ax.set_xticks(range(WIDTH))
+    fig.canvas.colorbar(signed, ax=axes[2:], location="bottom", shrink=0.7, label="value")
+    for ax in axes:
+        ax.set_yticks(range(TOKENS))

@@ -4,17 +4,18 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import mpmath
 import numpy as np
+import sympy
 from numpy.typing import NDArray
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.weights.samples import DELTA, dkw_threshold, largest_gap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from glassformer.lens.figure import Figure
 
 Array = NDArray[np.float64]
 
@@ -82,8 +83,6 @@ def nearly_orthogonal(lab: Lab) -> Iterator[Finding]:
 
 def _second_moment(lab: Lab) -> Finding:
     """E[(a.b)^2] = a^T E[b b^T] a: 1/D for every unit vector a when E[b b^T] = I/D."""
-    import sympy
-
     holds = True
     for d in range(2, 11):
         a = sympy.Matrix(sympy.symbols(f"a0:{d}", real=True))
@@ -95,8 +94,6 @@ def _second_moment(lab: Lab) -> Finding:
 
 def _beta_moments(lab: Lab) -> Finding:
     """E[x^k] = B(1/2 + k, b) / B(1/2, b) for x = cos^2, b = (D-1)/2; k = 1 and 2."""
-    import sympy
-
     d = sympy.Symbol("D", positive=True)
     b = (d - 1) / 2
 
@@ -118,8 +115,6 @@ def _beta_moments(lab: Lab) -> Finding:
 
 def _wallis(m: int, k: int) -> Any:
     """The integral of cos^m sin^k over (-pi/2, pi/2), k even: exactly, by (k-1)/(m+k) and (m-1)/m steps."""
-    import sympy
-
     factor = sympy.Integer(1)
     while k:
         factor, k = factor * sympy.Rational(k - 1, m + k), k - 2
@@ -130,8 +125,6 @@ def _wallis(m: int, k: int) -> Any:
 
 def _tail(lab: Lab) -> Finding:
     """P(|cos| >= t) <= 2 exp(-D t^2 / 2) against the exact beta tail, by mpmath: tiny tails need their digits."""
-    import mpmath
-
     violations, cases, closest = 0, 0, 0.0
     for d in (*range(2, 61), 100, 512, 1000):
         for step in range(1, 101):
@@ -152,18 +145,12 @@ def density(dimension: int, degrees: Array) -> Array:
     return np.exp(log + logs) * math.pi / 180
 
 
-@figure("high-dim-orthogonality")
-def draw_densities(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
-
-    with drawing("Angle between two random directions", height=3.1) as fig:
-        _draw_densities(fig.canvas.subplots(), (3, 10, 100, 512))
-    return fig
+@figure("high-dim-orthogonality", "Angle between two random directions", height=3.1)
+def draw_densities(lab: Lab, fig: Figure) -> None:
+    _draw_densities(fig.canvas.subplots(), (3, 10, 100, 512))
 
 
 def _draw_densities(ax: "Axes", dimensions: tuple[int, ...]) -> None:
-    from glassformer.lens.figure import COLOURS
-
     degrees = np.linspace(0.1, 179.9, 1200)
     for d, colour in zip(dimensions, COLOURS, strict=False):
         ax.plot(degrees, density(d, degrees), color=colour, label=f"D = {d}")
@@ -196,8 +183,6 @@ def angle_table(lab: Lab) -> Iterator[Finding]:
 
 def quadrature(dimension: int, of: int | None = None) -> dict[str, float]:
     """The table's quantities by integrating sin^(D-2); `of` is the dimension whose 1/sqrt(D) is looked up."""
-    import mpmath
-
     root = 1 / math.sqrt(of or dimension)
     with mpmath.workdps(25):
         # angles from 90 degrees, phi: the density is cos^(D-2), narrow, so the range is cut where it has died out
@@ -224,8 +209,6 @@ def closed_forms(dimension: int) -> dict[str, float]:
     By parts, with m = D - 2 and phi the angle from 90 degrees: E phi^2 loses 2/m^2 per step, and
     K_m = (m-1)/m K_(m-2) - 1/m^2 is the integral of phi cos^m over (0, pi/2), I_m = (m-1)/m I_(m-2) that of cos^m.
     """
-    import mpmath
-
     with mpmath.workdps(40):
         variance, moment, whole = mpmath.pi**2 / 12, mpmath.pi**2 / 8, mpmath.pi / 2
         for m in range(2, dimension - 1, 2):
@@ -242,8 +225,6 @@ def closed_forms(dimension: int) -> dict[str, float]:
 
 def _cdf_by_quadrature(lab: Lab, dimension: int) -> Finding:
     """The CDF that samples are compared with, checked against its quadrature."""
-    import mpmath
-
     with mpmath.workdps(20):
         whole = mpmath.beta(0.5, (dimension - 1) / mpmath.mpf(2)) / 2
         worst = 0.0
@@ -255,20 +236,14 @@ def _cdf_by_quadrature(lab: Lab, dimension: int) -> Finding:
     return lab.numerical(f"CDF, D={dimension}", worst, 1e-8, why)
 
 
-@figure("angle-table")
-def draw_bands(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
-    with drawing("Angle between two random directions, with one standard deviation to each side", height=3.1) as fig:
-        ax = fig.canvas.subplots()
-        _draw_densities(ax, tuple(TABLE))
-        for d, colour in zip(TABLE, COLOURS, strict=False):
-            spread = closed_forms(d)["SD of the angle"]
-            inside = np.linspace(90 - spread, 90 + spread, 200)
-            ax.fill_between(inside, density(d, inside), color=colour, alpha=0.25, lw=0)
-            table = math.degrees(math.acos(1 / math.sqrt(d)))
-            ax.plot(
-                [table], density(d, np.array([table])), "o", ms=5, color=colour, label=f"arccos(1/√{d}) = {table:.1f}°"
-            )
-        ax.legend(loc="upper left")
-    return fig
+@figure("angle-table", "Angle between two random directions, with one standard deviation to each side", height=3.1)
+def draw_bands(lab: Lab, fig: Figure) -> None:
+    ax = fig.canvas.subplots()
+    _draw_densities(ax, tuple(TABLE))
+    for d, colour in zip(TABLE, COLOURS, strict=False):
+        spread = closed_forms(d)["SD of the angle"]
+        inside = np.linspace(90 - spread, 90 + spread, 200)
+        ax.fill_between(inside, density(d, inside), color=colour, alpha=0.25, lw=0)
+        table = math.degrees(math.acos(1 / math.sqrt(d)))
+        ax.plot([table], density(d, np.array([table])), "o", ms=5, color=colour, label=f"arccos(1/√{d}) = {table:.1f}°")
+    ax.legend(loc="upper left")

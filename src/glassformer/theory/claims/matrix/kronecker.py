@@ -4,20 +4,19 @@ import itertools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import sympy
 import torch
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.model.attention import Attention
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
 from glassformer.theory.claims.weights.layer import layer, normal, run, shape
 from glassformer.theory.claims.weights.rational import rank, rational
-from glassformer.theory.claims.weights.simplex import UNIT
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 SIZES = [(n, d) for n in (1, 2, 3) for d in (1, 2, 3)]
 
@@ -42,8 +41,6 @@ def kronecker_form(lab: Lab) -> Iterator[Finding]:
 
 def _symbolic_gap(n: int, d: int, transposed: bool) -> int:
     """How many of the N D entries differ."""
-    import sympy
-
     a, x, w = (
         sympy.Matrix(rows, columns, sympy.symbols(f"{name}:{rows * columns}"))
         for name, rows, columns in (("a", n, n), ("x", n, d), ("w", d, d))
@@ -54,8 +51,6 @@ def _symbolic_gap(n: int, d: int, transposed: bool) -> int:
 
 def _any_size(lab: Lab, transposed: bool) -> Finding:
     """The coefficient of X[m,p] in Y[n,l] = sum A[n,m] X[m,p] W[p,l], for symbolic sizes and indices."""
-    import sympy
-
     n, m, p, l, i, j = sympy.symbols("n m p l i j", cls=sympy.Idx)  # noqa: E741
     a, x, w = (sympy.IndexedBase(name) for name in "AXW")
     inside = a[n, i] * x[i, j] * w[j, l]
@@ -69,8 +64,6 @@ def _any_size(lab: Lab, transposed: bool) -> Finding:
 
 
 def _factors(lab: Lab) -> Finding:
-    import sympy
-
     holds = True
     for n, d in SIZES:
         a = sympy.Matrix(n, n, sympy.symbols(f"a:{n * n}"))
@@ -81,8 +74,6 @@ def _factors(lab: Lab) -> Finding:
 
 
 def _determinant(lab: Lab) -> Finding:
-    import sympy
-
     holds = True
     for n, d in ((1, 2), (2, 1), (2, 2)):
         a = sympy.Matrix(n, n, sympy.symbols(f"a:{n * n}"))
@@ -135,19 +126,19 @@ def _on_the_engine(lab: Lab) -> Iterator[Finding]:
     big = torch.kron(a, v if lab.broken else v.T.contiguous())
     size = torch.kron(a, v.T.contiguous().abs()) @ x.abs().flatten()
     ratio = float(((big @ x.flatten() - y.flatten()).abs() / (2 * (n * d + 2) * UNIT * size)).max())
-    gap = float((big @ x.flatten() - y.flatten()).abs().max())
+    gap = max_difference(big @ x.flatten(), y.flatten())
     why = "difference over 2 (N D + 2) u |A kron W^T||x|: two orders of summation"
     yield lab.numerical("engine, output", ratio, 1.0, why, difference=gap, tokens=n, width=d)
     worst = 0.0
     for site, w in (("q", q), ("k", k), ("v", v)):
         shared = torch.kron(torch.eye(n, dtype=torch.float64), w.T.contiguous()) @ x.flatten()
-        worst = max(worst, float((shared - seen[site][0].flatten()).abs().max()))
+        worst = max(worst, max_difference(shared, seen[site][0].flatten()))
     why = "queries, keys and values are I kron W^T times the tokens, one matrix shared by all positions"
     yield lab.numerical("engine, projections", worst, 1e-14, why)
-    off = float((_jacobian(attention, x) - big).abs().max())
+    off = max_difference(_jacobian(attention, x), big)
     why = "A depends on X: the derivative has a second term, so the map is not linear"
     yield lab.numerical("Jacobian is another matrix", off, None, why, low=1e-3)
-    bent = float((run(attention, 2 * x)["out"] - 2 * y).abs().max())
+    bent = max_difference(run(attention, 2 * x)["out"], 2 * y)
     yield lab.numerical("not linear", bent, None, "f(2X) differs from 2 f(X)", low=1e-3)
 
 
@@ -160,35 +151,32 @@ def _jacobian(attention: Attention, x: torch.Tensor, step: float = 1e-5) -> torc
     return torch.stack(columns, dim=1)
 
 
-@figure("attention-kronecker-form")
-def draw_kronecker(lab: Lab) -> "Figure":
+@figure("attention-kronecker-form", "5 tokens of width 4: what maps all values at once", height=3.5)
+def draw_kronecker(lab: Lab, fig: Figure) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    from glassformer.lens.figure import drawing
     from glassformer.lens.figures.attention import draw_map
 
     generator, n, d = lab.torch_rng(), 5, 4
     q, k, v = (normal(generator, d, d) / 2 for _ in range(3))
     a = run(layer(q, k, v, torch.eye(d, dtype=torch.float64)), normal(generator, n, d))["pattern"][0]
-    with drawing(f"{n} tokens of width {d}: what maps all values at once", height=3.5) as fig:
-        axes = fig.canvas.subplots(1, 2)
-        for ax, left, title in (
-            (axes[0], a, r"$A \otimes W_v^{\top}$: depends on the input"),
-            (axes[1], torch.eye(n, dtype=torch.float64), r"$I \otimes W_v^{\top}$: learned, shared"),
-        ):
-            matrix = torch.kron(left, v.T.contiguous())
-            limit = float(matrix.abs().max())
-            shown = draw_map(ax, matrix, -limit, limit)
-            edges = np.arange(n + 1) * d - 0.5
-            ax.hlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)
-            ax.vlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)
-            centres = edges[:-1] + d / 2
-            ax.set_xticks(centres, range(n))
-            ax.set_yticks(centres, range(n))
-            ax.tick_params(length=0)
-            ax.set(title=title, xlabel="token read (blocks)", ylabel="token written (blocks)")
-            fig.canvas.colorbar(shown, ax=ax, location="bottom", shrink=0.7, ticks=MaxNLocator(5))
-    return fig
+    axes = fig.canvas.subplots(1, 2)
+    for ax, left, title in (
+        (axes[0], a, r"$A \otimes W_v^{\top}$: depends on the input"),
+        (axes[1], torch.eye(n, dtype=torch.float64), r"$I \otimes W_v^{\top}$: learned, shared"),
+    ):
+        matrix = torch.kron(left, v.T.contiguous())
+        limit = float(matrix.abs().max())
+        shown = draw_map(ax, matrix, -limit, limit)
+        edges = np.arange(n + 1) * d - 0.5
+        ax.hlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)
+        ax.vlines(edges, -0.5, n * d - 0.5, color="black", lw=0.5)
+        centres = edges[:-1] + d / 2
+        ax.set_xticks(centres, range(n))
+        ax.set_yticks(centres, range(n))
+        ax.tick_params(length=0)
+        ax.set(title=title, xlabel="token read (blocks)", ylabel="token written (blocks)")
+        fig.canvas.colorbar(shown, ax=ax, location="bottom", shrink=0.7, ticks=MaxNLocator(5))
 
 
 def dense_weights(n: int, d: int) -> int:
@@ -198,8 +186,6 @@ def dense_weights(n: int, d: int) -> int:
 
 @claim("dense-vs-attention-params")
 def dense_against_attention(lab: Lab) -> Iterator[Finding]:
-    import sympy
-
     tokens, width = sympy.symbols("N D", positive=True)
     paid = tokens if lab.broken else 1  # the control: every position has matrices of its own
     ratio = sympy.simplify((tokens * width) ** 2 / (3 * paid * width**2))
@@ -226,26 +212,22 @@ def dense_against_attention(lab: Lab) -> Iterator[Finding]:
     yield lab.exact("fewer from two tokens on", fewer == list(range(2, 1001)), why, root=math.sqrt(3))
 
 
-@figure("dense-vs-attention-params")
-def draw_counts(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("dense-vs-attention-params", "Weights to mix N tokens of width {width:g}", height=3.0)
+def draw_counts(lab: Lab, fig: Figure) -> None:
     tokens = np.unique(np.geomspace(1, 4096, 60).round())
-    width = int(lab.knobs.get("width", 512))
-    with drawing(f"Weights to mix N tokens of width {width}", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        curves: list[tuple[str, Any]] = [
-            ("dense layer, N²D²", dense_weights(1, width) * tokens**2),
-            ("attention with output projection, 4D²", np.full_like(tokens, 4 * width**2)),
-            ("attention, 3D²", np.full_like(tokens, 3 * width**2)),
-        ]
-        for (label, counts), colour in zip(curves, COLOURS, strict=False):
-            ax.loglog(tokens, counts, color=colour, label=label)
-        ax.plot(100, dense_weights(100, width), "o", color=COLOURS[0])
-        ax.annotate(
-            f"N = 100: {dense_weights(100, width):,}", (100, dense_weights(100, width)), (8, -4),
-            textcoords="offset points", va="top",
-        )  # fmt: skip
-        ax.set(xlabel="tokens N", ylabel="weights", xlim=(1, 4096))
-        ax.legend(loc="upper left")
-    return fig
+    width = int(lab.knobs["width"])
+    ax = fig.canvas.subplots()
+    curves: list[tuple[str, Any]] = [
+        ("dense layer, N²D²", dense_weights(1, width) * tokens**2),
+        ("attention with output projection, 4D²", np.full_like(tokens, 4 * width**2)),
+        ("attention, 3D²", np.full_like(tokens, 3 * width**2)),
+    ]
+    for (label, counts), colour in zip(curves, COLOURS, strict=False):
+        ax.loglog(tokens, counts, color=colour, label=label)
+    ax.plot(100, dense_weights(100, width), "o", color=COLOURS[0])
+    ax.annotate(
+        f"N = 100: {dense_weights(100, width):,}", (100, dense_weights(100, width)), (8, -4),
+        textcoords="offset points", va="top",
+    )  # fmt: skip
+    ax.set(xlabel="tokens N", ylabel="weights", xlim=(1, 4096))
+    ax.legend(loc="upper left")

@@ -4,16 +4,19 @@ import itertools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import sympy
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.model import EncoderLM, Model, build
 from glassformer.model.positions import sinusoids
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
 from glassformer.theory.claims.weights.layer import normal, random_layer, run
 from glassformer.theory.claims.weights.rational import (
     Matrix,
@@ -24,10 +27,6 @@ from glassformer.theory.claims.weights.rational import (
     rational,
     weights,
 )
-from glassformer.theory.claims.weights.simplex import UNIT
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 TOKENS = 5
 ORDERS = list(itertools.permutations(range(TOKENS)))
@@ -56,12 +55,12 @@ def permutation_equivariance(lab: Lab) -> Iterator[Finding]:
     yield from _controls(lab, x, heads)
 
 
-def _followers(x: Matrix, heads: Any, allowed: Any = None, places: Matrix | int = 0) -> int:
-    """For how many orders patterns and output follow the tokens; `places` are vectors added by position."""
-    patterns, out = multihead(x + places, heads, allowed)
+def _followers(x: Matrix, heads: Any, allowed: Any = None, positions: Matrix | int = 0) -> int:
+    """For how many orders patterns and output follow the tokens; `positions` are vectors added by position."""
+    patterns, out = multihead(x + positions, heads, allowed)
 
     def follows(order: list[int]) -> bool:
-        moved, moved_out = multihead(x[order] + places, heads, allowed)
+        moved, moved_out = multihead(x[order] + positions, heads, allowed)
         same = all((b == a[np.ix_(order, order)]).all() for a, b in zip(patterns, moved, strict=True))
         return bool(same and (moved_out == out[order]).all())
 
@@ -70,8 +69,6 @@ def _followers(x: Matrix, heads: Any, allowed: Any = None, places: Matrix | int 
 
 def _any_size(lab: Lab) -> Finding:
     """Swap two tokens a and b; the others enter a row only through their sums. Swaps generate every permutation."""
-    import sympy
-
     t = {row + key: sympy.Symbol(f"t_{row}{key}", positive=True) for row in "iab" for key in "ab"}
     v = {key: sympy.Symbol(f"v_{key}") for key in "ab"}
     rest = {row: sympy.symbols(f"sum_{row} mix_{row}") for row in "iab"}
@@ -135,10 +132,10 @@ def _engine_stack(lab: Lab) -> Finding:
 
 def _controls(lab: Lab, x: Matrix, heads: Any) -> Iterator[Finding]:
     """A causal mask, or position vectors, leave the identity alone among 120 orders."""
-    places = _places(TOKENS, 4)[:, :3]
+    positions = _position_vectors(TOKENS, 4)[:, :3]
     counts = {
         "causal mask, exact": _followers(x, heads, causal(TOKENS)),
-        "positions, exact": _followers(x, heads, places=places),
+        "positions, exact": _followers(x, heads, positions=positions),
         "causal mask, engine": int((_follows(_stack(c.NoPosition(), c.DecoderConfig, lab.seed)) < 1e-9).sum()),
         "positions, engine": int((_follows(_stack(c.Sinusoidal(), seed=lab.seed)) < 1e-9).sum()),
     }
@@ -147,33 +144,30 @@ def _controls(lab: Lab, x: Matrix, heads: Any) -> Iterator[Finding]:
         yield lab.exhaustive(name, abs(passing - 1), len(ORDERS), why, passing=passing)
 
 
-def _places(n: int, width: int) -> Matrix:
+def _position_vectors(n: int, width: int) -> Matrix:
     """The engine's sinusoids, rounded to thousandths so that they are short rationals."""
     waves = sinusoids(torch.arange(n), width, c.Sinusoidal())
     return rational((1000 * waves).round().numpy(), 1000)
 
 
-@figure("permutation-equivariance")
-def draw_equivariance(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("permutation-equivariance", "Permute then attend, or attend then permute", height=2.9)
+def draw_equivariance(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     generator = lab.torch_rng()
     attention, x = random_layer(generator, 8, 2, 4, 4), 1.5 * normal(generator, 6, 8)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    with drawing("Permute then attend, or attend then permute", height=2.9) as fig:
-        axes = fig.canvas.subplots(1, 3, width_ratios=[1.15, 1, 1])
-        _square(axes[0])
-        gaps = []
-        for masked in (False, True):
-            straight, moved = (run(attention, rows, causal=masked)["out"] for rows in (x, x[order]))
-            gaps.append((moved - straight[order]).abs())
-        limit = float(gaps[1].max())
-        for ax, gap, title in zip(axes[1:], gaps, ("no mask", "causal mask"), strict=True):
-            shown = draw_map(ax, gap, high=limit)
-            ax.set(title=f"{title}: at most {float(gap.max()):.1g}", xlabel="component", ylabel="token")
-        fig.canvas.colorbar(shown, ax=axes[1:], location="bottom", shrink=0.6, label="|f(PX) - P f(X)|")
-    return fig
+    axes = fig.canvas.subplots(1, 3, width_ratios=[1.15, 1, 1])
+    _square(axes[0])
+    gaps = []
+    for masked in (False, True):
+        straight, moved = (run(attention, rows, causal=masked)["out"] for rows in (x, x[order]))
+        gaps.append((moved - straight[order]).abs())
+    limit = float(gaps[1].max())
+    for ax, gap, title in zip(axes[1:], gaps, ("no mask", "causal mask"), strict=True):
+        shown = draw_map(ax, gap, high=limit)
+        ax.set(title=f"{title}: at most {float(gap.max()):.1g}", xlabel="component", ylabel="token")
+    fig.canvas.colorbar(shown, ax=axes[1:], location="bottom", shrink=0.6, label="|f(PX) - P f(X)|")
 
 
 def _square(ax: Any) -> None:
@@ -198,30 +192,28 @@ def order_needs_position(lab: Lab) -> Iterator[Finding]:
     rng = lab.rng()
     words, heads = random_matrix(rng, 3, 4), random_heads(rng, 2, 4, 2)
     one, other = (words[ids] for ids in SENTENCES.values())
-    places = _places(3, 4)
+    positions = _position_vectors(3, 4)
 
-    def pooled(x: Matrix, placed: bool, allowed: Any = None) -> Matrix:
-        total: Matrix = multihead(x + places if placed else x, heads, allowed)[1].sum(axis=0)
+    def pooled(x: Matrix, positioned: bool, allowed: Any = None) -> Matrix:
+        total: Matrix = multihead(x + positions if positioned else x, heads, allowed)[1].sum(axis=0)
         return total
 
     same = (pooled(one, lab.broken) == pooled(other, lab.broken)).all()
     yield lab.exact("without positions", bool(same), "the sums over the tokens' outputs are equal rationals")
-    apart = (pooled(one, placed=True) != pooled(other, placed=True)).any()
+    apart = (pooled(one, positioned=True) != pooled(other, positioned=True)).any()
     yield lab.exact("with positions", bool(apart), "sinusoidal vectors, to thousandths, make the sums differ")
     masked = (pooled(one, False, causal(3)) != pooled(other, False, causal(3))).any()
     yield lab.exact("with a causal mask", bool(masked), "no position vectors, yet the sums differ")
     five = random_matrix(rng, 5, 4)
-    flat = [multihead(x + _places(5, 4) if lab.broken else x, heads)[1] for x in (five, five[::-1])]
+    flat = [multihead(x + _position_vectors(5, 4) if lab.broken else x, heads)[1] for x in (five, five[::-1])]
     why = "a sentence of five distinct tokens read backwards: each token keeps its vector"
     yield lab.exact("reversal", bool((flat[0] == flat[1][::-1]).all()), why)
-    yield from _counting_places(lab)
+    yield from _positions_from_the_mask(lab)
     yield from _sentences_in_the_engine(lab)
 
 
-def _counting_places(lab: Lab) -> Iterator[Finding]:
+def _positions_from_the_mask(lab: Lab) -> Iterator[Finding]:
     """Uniform causal attention: the weight on the first token says how many tokens there are."""
-    import sympy
-
     t, raised = sympy.symbols("t raised", positive=True)
     symbolic = sympy.simplify(raised / ((t + 1) * raised) - 1 / (t + 1)) == 0
     flat = weights(rational(np.zeros((10, 1))), rational(np.zeros((10, 1))), causal(10))[:, 0]
@@ -241,7 +233,7 @@ def _counting_places(lab: Lab) -> Iterator[Finding]:
 def _sentences_in_the_engine(lab: Lab) -> Iterator[Finding]:
     def apart(model: Model) -> float:
         one, other = (_encode(model, [ids])[0].sum(0) for ids in SENTENCES.values())
-        return float((one - other).abs().max())
+        return max_difference(one, other)
 
     position = c.Sinusoidal() if lab.broken else c.NoPosition()
     why = "a whole encoder, summed over its tokens: equal up to rounding (float64, numbers of order 10)"
@@ -253,25 +245,22 @@ def _sentences_in_the_engine(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("decoder without positions", apart(causal_model), None, why, low=1e-6)
 
 
-@figure("order-needs-position")
-def draw_sentences(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("order-needs-position", "What an encoder makes of two sentences", height=3.2)
+def draw_sentences(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
     models: dict[str, Model] = {
         "no positions": _stack(c.NoPosition(), seed=lab.seed),
         "sinusoidal positions": _stack(c.Sinusoidal(), seed=lab.seed),
     }
-    with drawing("What an encoder makes of two sentences", height=3.2) as fig:
-        axes = fig.canvas.subplots(2, 2)
-        for row, (title, model) in zip(axes, models.items(), strict=True):
-            assert isinstance(model, EncoderLM)
-            for ax, (sentence, ids) in zip(row, SENTENCES.items(), strict=True):
-                words = sentence.split()
-                # rows sorted by word, not by position, so that equal vectors are adjacent
-                shown = np.argsort(ids).tolist()
-                picture = draw_map(ax, _encode(model, [ids])[0][shown], -2.5, 2.5, aspect="auto")
-                ax.set_yticks(range(3), [words[i] for i in shown])
-                ax.set(title=f"“{sentence}”, {title}", xlabel="" if title == "no positions" else "component")
-        fig.canvas.colorbar(picture, ax=axes, label="value")
-    return fig
+    axes = fig.canvas.subplots(2, 2)
+    for row, (title, model) in zip(axes, models.items(), strict=True):
+        assert isinstance(model, EncoderLM)
+        for ax, (sentence, ids) in zip(row, SENTENCES.items(), strict=True):
+            words = sentence.split()
+            # rows sorted by word, not by position, so that equal vectors are adjacent
+            shown = np.argsort(ids).tolist()
+            picture = draw_map(ax, _encode(model, [ids])[0][shown], -2.5, 2.5, aspect="auto")
+            ax.set_yticks(range(3), [words[i] for i in shown])
+            ax.set(title=f"“{sentence}”, {title}", xlabel="" if title == "no positions" else "component")
+    fig.canvas.colorbar(picture, ax=axes, label="value")

@@ -2,39 +2,32 @@
 
 import itertools
 from collections.abc import Iterator
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import sympy as sp
 import torch
+from sympy.polys.matrices import DM
 from torch import nn
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import Model, build
 from glassformer.model.positions import sinusoids
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
-
-U = 2.0**-53
+from glassformer.theory.claims.rounding import gamma
+from glassformer.theory.claims.small_models import one_layer
 
 Matrix = tuple[tuple[int, ...], ...]
 
 
-def gamma(n: int) -> float:
-    """n u / (1 - n u): the relative error of a sum of n rounded products."""
-    return n * U / (1 - n * U)
-
-
 def _config(width: int, d_head: int, position: Any = c.NoPosition()) -> c.DecoderConfig:
-    return c.DecoderConfig(
+    return one_layer(
+        c.DecoderConfig,
         vocab_size=11,
         d_model=width,
-        n_layers=1,
         attention=c.Attention(1, d_head=d_head),
-        feedforward=c.NoFeedForward(),
         position=position,
         placement="post",
         max_len=64,
@@ -54,8 +47,6 @@ def _query(model: Model) -> nn.Linear:
 @claim("concat-linear-split")
 def split(lab: Lab) -> Iterator[Finding]:
     """The two halves of the matrix, taken in the wrong order under `broken`."""
-    import sympy as sp
-
     whole = sp.Matrix(3, 4, sp.symbols("w:12"))
     x, e = sp.Matrix(sp.symbols("x:2")), sp.Matrix(sp.symbols("e:2"))
     first, second = whole[:, :2], whole[:, 2:]
@@ -74,8 +65,6 @@ def split(lab: Lab) -> Iterator[Finding]:
 
 def _split_blocks(lab: Lab) -> Finding:
     """The same with matrices of symbolic size."""
-    import sympy as sp
-
     rows, D, P = sp.symbols("rows D P", integer=True, positive=True)
     P = D if lab.broken else P  # halves that can be swapped
     Wx, We = sp.MatrixSymbol("Wx", rows, D), sp.MatrixSymbol("We", rows, P)
@@ -110,8 +99,6 @@ def _split_engine(lab: Lab) -> Finding:
 @claim("concat-vs-add")
 def concat_vs_add(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the two maps are tied, W_x = W_e, where the two are one and the same."""
-    import sympy as sp
-
     W, x, e = sp.Matrix(3, 2, sp.symbols("w:6")), sp.Matrix(sp.symbols("x:2")), sp.Matrix(sp.symbols("e:2"))
     tied = sp.expand(W * (x + e) - W.row_join(W) * x.col_join(e))
     yield lab.exact("addition is the case W_x = W_e", tied == sp.zeros(3, 1), "W (x + e) = [W | W] [x; e]")
@@ -157,8 +144,6 @@ def _fixed(z3: Any, sign: int) -> tuple[Any, ...]:
 
 def _absorbed(lab: Lab) -> Finding:
     """e' = W_x^-1 W_e e with an invertible matrix of symbolic size."""
-    import sympy as sp
-
     D, P = sp.symbols("D P", integer=True, positive=True)
     Wx, We = sp.MatrixSymbol("Wx", D, D), sp.MatrixSymbol("We", D, P)
     x, e = sp.MatrixSymbol("x", D, 1), sp.MatrixSymbol("e", P, 1)
@@ -169,8 +154,6 @@ def _absorbed(lab: Lab) -> Finding:
 
 def _invertible(lab: Lab) -> Finding:
     """e' = W_x^-1 W_e e for random whole-number matrices."""
-    import sympy as sp
-
     rng, wrong, cases = lab.rng(), 0, 40
     symbols = sp.Matrix(sp.symbols("e:3"))
     x = sp.Matrix(sp.symbols("x:3"))
@@ -195,19 +178,8 @@ def rank(columns: Matrix) -> int:
 
 def absorbs(Wx: Matrix, column: tuple[int, ...]) -> bool:
     """Whether W_x e' = column has a solution, found by elimination in fractions."""
-    rows = [[Fraction(v) for v in (*Wx[i], column[i])] for i in range(2)]
-    used = 0
-    for j in range(2):
-        pivot = next((i for i in range(used, 2) if rows[i][j]), None)
-        if pivot is None:
-            continue
-        rows[used], rows[pivot] = rows[pivot], rows[used]
-        for i in range(2):
-            if i != used:
-                factor = rows[i][j] / rows[used][j]
-                rows[i] = [a - factor * b for a, b in zip(rows[i], rows[used], strict=True)]
-        used += 1
-    return all(row[2] == 0 for row in rows[used:])
+    _, pivots = DM([(*row, entry) for row, entry in zip(Wx, column, strict=True)], sp.QQ).rref()
+    return len(Wx[0]) not in pivots  # no row of the reduced system says 0 = 1
 
 
 def _column_spaces(lab: Lab) -> Finding:
@@ -235,11 +207,11 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     seen = trace(model, tokens, sites=["blocks.0.attention.q"])["blocks.0.attention.q"][0, 0]
     q = _query(model)
     content = model.embed.tokens.weight[tokens[0]].detach()
-    place = sinusoids(torch.arange(T), D, c.Sinusoidal())
+    position = sinusoids(torch.arange(T), D, c.Sinusoidal())
     twice = torch.cat([q.weight, q.weight], dim=1).detach()
-    beside = torch.cat([content, place], dim=-1) @ twice.T + q.bias.detach()
-    size = torch.cat([content, place], dim=-1).abs() @ twice.abs().T
-    worst = float(((seen - beside).abs() / size).max())
+    concatenated = torch.cat([content, position], dim=-1) @ twice.T + q.bias.detach()
+    size = torch.cat([content, position], dim=-1).abs() @ twice.abs().T
+    worst = float(((seen - concatenated).abs() / size).max())
     why = "adding, then W, is [W | W] on the concatenation: two sums of 2 D + 1 terms"
     yield lab.numerical("the engine adds: the tied case", worst, 2 * gamma(2 * D + 1), why, D=D, positions=T)
     wide = _query(build(_config(2 * D, D), device="meta")).weight
@@ -252,30 +224,26 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     )
 
 
-@figure("concat-vs-add")
-def draw(lab: Lab) -> "Figure":
+@figure("concat-vs-add", "Concatenating a position can do more than adding it", height=3.4)
+def draw(lab: Lab, fig: Figure) -> None:
     """Nested sets: what an added vector can do inside what a concatenated one can."""
     from matplotlib.patches import Ellipse
 
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
-    with drawing("Concatenating a position can do more than adding it", height=3.4) as fig:
-        ax = fig.canvas.subplots()
-        ax.set(xlim=(0, 10), ylim=(0, 6), xticks=[], yticks=[])
-        ax.spines[:].set_visible(False)
-        rings = [
-            ((5, 3.0), 9.6, 5.8, COLOURS[0], 0.10),
-            ((4.2, 2.55), 7.2, 4.2, COLOURS[2], 0.16),
-            ((3.4, 2.1), 4.6, 2.4, COLOURS[1], 0.22),
-        ]
-        for centre, width, height, colour, alpha in rings:
-            ax.add_patch(Ellipse(centre, width, height, facecolor=colour, alpha=alpha, edgecolor="none"))
-            ax.add_patch(Ellipse(centre, width, height, facecolor="none", edgecolor=colour, linewidth=1.2))
-        ax.text(5.6, 5.2, r"$W_x x + W_e e$   (all)", ha="center", color=COLOURS[0])
-        ax.text(4.3, 3.85, r"$W_x (x + e')$:  col$(W_e)\subseteq$ col$(W_x)$", ha="center", color="#006B4E")
-        ax.text(3.4, 2.35, r"$W (x + e)$", ha="center", color="#A84300", fontsize=11)
-        ax.text(3.4, 1.75, r"$W_x = W_e = W$", ha="center", color="#A84300")
-        for x, y, label in ((8.75, 3.35, "[0 | 1]: only $e$"), (6.65, 2.6, "[1 | −1]: $e' = -e$")):
-            ax.plot(x, y, "o", color="black", markersize=4)
-            ax.annotate(label, (x, y), xytext=(0, -12), textcoords="offset points", ha="center", fontsize=8, color=GREY)
-    return fig
+    ax = fig.canvas.subplots()
+    ax.set(xlim=(0, 10), ylim=(0, 6), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    rings = [
+        ((5, 3.0), 9.6, 5.8, COLOURS[0], 0.10),
+        ((4.2, 2.55), 7.2, 4.2, COLOURS[2], 0.16),
+        ((3.4, 2.1), 4.6, 2.4, COLOURS[1], 0.22),
+    ]
+    for centre, width, height, colour, alpha in rings:
+        ax.add_patch(Ellipse(centre, width, height, facecolor=colour, alpha=alpha, edgecolor="none"))
+        ax.add_patch(Ellipse(centre, width, height, facecolor="none", edgecolor=colour, linewidth=1.2))
+    ax.text(5.6, 5.2, r"$W_x x + W_e e$   (all)", ha="center", color=COLOURS[0])
+    ax.text(4.3, 3.85, r"$W_x (x + e')$:  col$(W_e)\subseteq$ col$(W_x)$", ha="center", color="#006B4E")
+    ax.text(3.4, 2.35, r"$W (x + e)$", ha="center", color="#A84300", fontsize=11)
+    ax.text(3.4, 1.75, r"$W_x = W_e = W$", ha="center", color="#A84300")
+    for x, y, label in ((8.75, 3.35, "[0 | 1]: only $e$"), (6.65, 2.6, "[1 | −1]: $e' = -e$")):
+        ax.plot(x, y, "o", color="black", markersize=4)
+        ax.annotate(label, (x, y), xytext=(0, -12), textcoords="offset points", ha="center", fontsize=8, color=GREY)

@@ -4,32 +4,32 @@ The tables come out of the engine: the embedding of a model with sinusoidal posi
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import mpmath
 import numpy as np
+import sympy as sp
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
-
-U = 2.0**-53
 BASE = 10000.0
 
 
 def engine_table(length: int, width: int, layout: str = "interleaved") -> np.ndarray:
-    """PE[n], n < length, as a model of ours adds it to its embeddings; float64."""
-    cfg = c.DecoderConfig(
+    """PE[n], n < length, as our model adds it to its embeddings; float64."""
+    cfg = one_layer(
+        c.DecoderConfig,
         vocab_size=1,
         d_model=width,
-        n_layers=1,
         attention=c.Attention(1),
-        feedforward=c.NoFeedForward(),
         position=c.Sinusoidal(layout=layout),  # type: ignore[arg-type]
     )
     model = build(cfg, dtype=torch.float64)
@@ -67,30 +67,26 @@ def best_linear(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 def vanishes(expression: Any) -> bool:
     """Whether a polynomial in sines and cosines of sums of angles is 0, by writing them as exponentials."""
-    import sympy as sp
-
     return bool(sp.expand(sp.sympify(expression).rewrite(sp.exp)) == 0)
 
 
 # ---------------------------------------------------------------- sinusoid-shift-rotation
 
 
-def _block(sp: Any, angle: Any) -> Any:
+def _block(angle: Any) -> Any:
     return sp.Matrix([[sp.cos(angle), sp.sin(angle)], [-sp.sin(angle), sp.cos(angle)]])
 
 
 @claim("sinusoid-shift-rotation")
 def shift_rotation(lab: Lab) -> Iterator[Finding]:
     """Under `broken` components are counted from 1, so the two of a block have different frequencies."""
-    import sympy as sp
-
     n, j, k, w, other = sp.symbols("n j k w w_next", real=True)
     pair = sp.Matrix([sp.sin(n * w), sp.cos(n * (other if lab.broken else w))])
     shifted = pair.subs(n, n + k)
-    shifts = all(map(vanishes, _block(sp, k * w) * pair - shifted))
+    shifts = all(map(vanishes, _block(k * w) * pair - shifted))
     yield lab.exact("T_k PE[n] = PE[n+k]", shifts, "the addition theorems of sine and cosine")
-    one, both = _block(sp, k * w), _block(sp, (j + k) * w)
-    group = all(map(vanishes, _block(sp, j * w) * one - both)) and _block(sp, 0) == sp.eye(2)
+    one, both = _block(k * w), _block((j + k) * w)
+    group = all(map(vanishes, _block(j * w) * one - both)) and _block(0) == sp.eye(2)
     orthogonal = all(map(vanishes, one * one.T - sp.eye(2))) and vanishes(one.det() - 1)
     yield lab.exact(
         "T_j T_k = T_(j+k), T_0 = I, T_k orthogonal, det 1",
@@ -99,8 +95,8 @@ def shift_rotation(lab: Lab) -> Iterator[Finding]:
     )
     first = np.tile([0.0, 1.0], 4)
     yield lab.numerical(
-        "the engine's first place is PE[0]",
-        float(np.abs(engine_table(1, 8)[0] - first).max()),
+        "the engine's first position is PE[0]",
+        max_difference(engine_table(1, 8)[0], first),
         0.0,
         "sin 0 = 0 and cos 0 = 1 exactly: positions are counted from 0, so a shift by one shows here",
     )
@@ -127,7 +123,7 @@ def _shift_engine(lab: Lab) -> Iterator[Finding]:
             table = table.reshape(-1, 2, D // 2).swapaxes(1, 2).reshape(-1, D)  # sines first -> pairs
         worst = 0.0
         for k in (1, 7, 100):
-            bound = 8 * U * (1 + (n[:, None] + k) * np.repeat(frequencies(D), 2))
+            bound = 8 * UNIT * (1 + (n[:, None] + k) * np.repeat(frequencies(D), 2))
             worst = max(worst, float((np.abs(table[n] @ shift_matrix(k, D).T - table[n + k]) / bound).max()))
         yield lab.numerical(
             f"engine table, {layout}",
@@ -140,40 +136,38 @@ def _shift_engine(lab: Lab) -> Iterator[Finding]:
         )
 
 
-@figure("sinusoid-shift-rotation")
-def draw_helix(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
-    D, k, pair, last = 64, int(lab.knobs.get("k", 3)), 4, 60
+@figure(
+    "sinusoid-shift-rotation", "One pair of sinusoidal positions: k = {k:g} steps further is one rotation", height=3.2
+)
+def draw_helix(lab: Lab, fig: Figure) -> None:
+    D, k, pair, last = 64, int(lab.knobs["k"]), 4, 60
     table = engine_table(last + k + 1, D)
     sin, cos = table[:, 2 * pair], table[:, 2 * pair + 1]
     n = np.arange(last + k + 1)
-    with drawing(f"One pair of sinusoidal positions: k = {k} steps further is one rotation", height=3.2) as fig:
-        grid = fig.canvas.add_gridspec(1, 2, width_ratios=[1.35, 1])
-        space = fig.canvas.add_subplot(grid[0], projection="3d")
-        space.plot(n, sin, cos, color=COLOURS[0], linewidth=1)
-        space.scatter(n, sin, cos, color=COLOURS[0], s=4)
-        for at in (2, 32):
-            ends = [at, at + k]
-            space.plot(n[ends], sin[ends], cos[ends], color=COLOURS[1], linewidth=1.2)
-            space.scatter(n[ends], sin[ends], cos[ends], color=COLOURS[1], s=14)
-        space.set(xlabel="position n", ylabel="sin")
-        space.text2D(0.86, 0.74, "cos", transform=space.transAxes)
-        space.set_yticks([-1, 0, 1])
-        space.set_zticks([-1, 0, 1])
-        space.view_init(elev=22, azim=-65)
-        space.set_box_aspect((2.0, 1, 1), zoom=0.95)
-        plane = fig.canvas.add_subplot(grid[1])
-        plane.plot(sin, cos, ".", color=COLOURS[0], markersize=3)
-        for at, colour in ((2, COLOURS[1]), (32, COLOURS[2])):
-            for m in (at, at + k):
-                plane.plot([0, sin[m]], [0, cos[m]], color=colour, linewidth=1)
-                plane.annotate(f"{m}", (1.14 * sin[m], 1.14 * cos[m]), ha="center", va="center", fontsize=8)
-        plane.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xlabel=f"sin(n w), pair {pair} of {D // 2}")
-        plane.set_ylabel("cos(n w)")
-        angle = k * frequencies(D)[pair]
-        plane.set_title(f"angle k w = {angle:.2f} for every n", color=GREY)
-    return fig
+    grid = fig.canvas.add_gridspec(1, 2, width_ratios=[1.35, 1])
+    space = fig.canvas.add_subplot(grid[0], projection="3d")
+    space.plot(n, sin, cos, color=COLOURS[0], linewidth=1)
+    space.scatter(n, sin, cos, color=COLOURS[0], s=4)
+    for at in (2, 32):
+        ends = [at, at + k]
+        space.plot(n[ends], sin[ends], cos[ends], color=COLOURS[1], linewidth=1.2)
+        space.scatter(n[ends], sin[ends], cos[ends], color=COLOURS[1], s=14)
+    space.set(xlabel="position n", ylabel="sin")
+    space.text2D(0.86, 0.74, "cos", transform=space.transAxes)
+    space.set_yticks([-1, 0, 1])
+    space.set_zticks([-1, 0, 1])
+    space.view_init(elev=22, azim=-65)
+    space.set_box_aspect((2.0, 1, 1), zoom=0.95)
+    plane = fig.canvas.add_subplot(grid[1])
+    plane.plot(sin, cos, ".", color=COLOURS[0], markersize=3)
+    for at, colour in ((2, COLOURS[1]), (32, COLOURS[2])):
+        for m in (at, at + k):
+            plane.plot([0, sin[m]], [0, cos[m]], color=colour, linewidth=1)
+            plane.annotate(f"{m}", (1.14 * sin[m], 1.14 * cos[m]), ha="center", va="center", fontsize=8)
+    plane.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xlabel=f"sin(n w), pair {pair} of {D // 2}")
+    plane.set_ylabel("cos(n w)")
+    angle = k * frequencies(D)[pair]
+    plane.set_title(f"angle k w = {angle:.2f} for every n", color=GREY)
 
 
 # ---------------------------------------------------------------- sine-only-fails
@@ -182,8 +176,6 @@ def draw_helix(lab: Lab) -> "Figure":
 @claim("sine-only-fails")
 def sine_only(lab: Lab) -> Iterator[Finding]:
     """Under `broken` every sine is paired with its cosine, and a map exists."""
-    import sympy as sp
-
     w, v = sp.symbols("w v", positive=True)
     k = sp.Symbol("k", integer=True, positive=True)
     T = sp.Matrix(4, 4, sp.symbols("t:16"))
@@ -191,7 +183,7 @@ def sine_only(lab: Lab) -> Iterator[Finding]:
     at = [sp.Matrix([f.func(m * f.args[0]) for f in waves]) for m in (0, k)]
     start = T[: len(waves), : len(waves)] * at[0]
     yield lab.exact(
-        "T r_0 = 0 whatever T, but r_k is not 0",
+        "T r_0 = 0 for every T, but r_k is not 0",
         start == sp.zeros(len(waves), 1) and at[1] != sp.zeros(len(waves), 1),
         "r_0 = (sin 0, ..., sin 0) is the zero vector, and a linear map keeps it there",
         r_0=str(list(at[0])),
@@ -212,7 +204,7 @@ def sine_only(lab: Lab) -> Iterator[Finding]:
         "sines and cosines of w_i are combinations of z^n, z = exp(+-i w_i), all different: Vandermonde",
     )
     yield from _sine_only_numbers(lab)
-    yield from _exceptions(lab, sp)
+    yield from _exceptions(lab)
 
 
 def _sine_only_numbers(lab: Lab) -> Iterator[Finding]:
@@ -220,17 +212,15 @@ def _sine_only_numbers(lab: Lab) -> Iterator[Finding]:
     table = engine_table(67, D)
     sines = table if lab.broken else table[:, 0::2]
     half = float(best_linear(sines[n], sines[n + k]).max())
-    why = "the best map misses by 0.282; a sine of amplitude 1 that had no cosine to turn into"
+    why = "the best map misses by 0.282; a sine of amplitude 1 whose cosine is missing"
     yield lab.numerical("sine only, best map over n = 1..63", half, None, why, low=0.1, D=D, k=k)
     both = float(best_linear(table[n], table[n + k]).max())
-    why = "T_k exists; the residual of a backward stable solve is then a small multiple of u, whatever the condition"
+    why = "T_k exists; the residual of a backward stable solve is then a small multiple of u for any condition number"
     yield lab.numerical("sine and cosine, the same", both, 1e-12, why, D=D, k=k)
 
 
-def _exceptions(lab: Lab, sp: Any) -> Iterator[Finding]:
+def _exceptions(lab: Lab) -> Iterator[Finding]:
     """Where a map does exist."""
-    import mpmath
-
     n = sp.Symbol("n", integer=True)
     quarter = vanishes(sp.sin((n + 2) * sp.pi / 2) + sp.sin(n * sp.pi / 2))
     yield lab.exact("exception: sin(k w) = 0", quarter, "w = pi/2, k = 2: r_(n+2) = -r_n, so T = -1 does it")
@@ -253,10 +243,8 @@ def _exceptions(lab: Lab, sp: Any) -> Iterator[Finding]:
     )
 
 
-@figure("sine-only-fails")
-def draw_residual(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("sine-only-fails", "How far the best linear shift by k = 3 misses (D = 8)", height=3.0)
+def draw_residual(lab: Lab, fig: Figure) -> None:
     D, k, longest = 8, 3, 64
     table = engine_table(longest + k + 1, D)
     counts = np.arange(2, longest + 1)
@@ -264,13 +252,11 @@ def draw_residual(lab: Lab) -> "Figure":
     def residuals(columns: np.ndarray) -> list[float]:
         return [max(best_linear(columns[1 : m + 1], columns[1 + k : m + 1 + k]).max(), 1e-16) for m in counts]
 
-    with drawing(f"How far the best linear shift by k = {k} misses (D = {D})", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        ax.semilogy(counts, residuals(table[:, 0::2]), color=COLOURS[1])
-        ax.semilogy(counts, residuals(table), color=COLOURS[0])
-        ax.axvline(D // 2, color=GREY, linewidth=0.8, linestyle=":")
-        ax.annotate("as many positions\nas frequencies", (D // 2 + 0.8, 1e-6), fontsize=8, color=GREY)
-        ax.text(longest, 1.2, "sine only", ha="right", va="bottom", color=COLOURS[1])
-        ax.text(longest, 1e-14, "sine and cosine", ha="right", va="bottom", color=COLOURS[0])
-        ax.set(xlabel="positions 1..m that must fit", ylabel="largest error", ylim=(1e-17, 1e2))
-    return fig
+    ax = fig.canvas.subplots()
+    ax.semilogy(counts, residuals(table[:, 0::2]), color=COLOURS[1])
+    ax.semilogy(counts, residuals(table), color=COLOURS[0])
+    ax.axvline(D // 2, color=GREY, linewidth=0.8, linestyle=":")
+    ax.annotate("as many positions\nas frequencies", (D // 2 + 0.8, 1e-6), fontsize=8, color=GREY)
+    ax.text(longest, 1.2, "sine only", ha="right", va="bottom", color=COLOURS[1])
+    ax.text(longest, 1e-14, "sine and cosine", ha="right", va="bottom", color=COLOURS[0])
+    ax.set(xlabel="positions 1..m that must fit", ylabel="largest error", ylim=(1e-17, 1e2))

@@ -2,20 +2,20 @@
 
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
+import sympy as sp
 import torch
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import AMOUNT, Figure
 from glassformer.lens.trace import trace
 from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.positions.sinusoids import BASE, U, engine_table, frequencies, shift_matrix, vanishes
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.positions.sinusoids import BASE, engine_table, frequencies, shift_matrix, vanishes
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 OFFSETS = (1, 2, 17)
 HEAT_MAP = 0xD764D67C
@@ -30,17 +30,16 @@ def off_toeplitz(scores: np.ndarray) -> float:
 
 
 def head_scores(width: int, length: int, query_map: np.ndarray, content: float, seed: int = 0) -> np.ndarray:
-    """Scores (T,T) of a head of ours that reads token + position with the query map given and the identity for keys.
+    """Scores (T,T) of one of our heads that reads token + position with the query map given and the identity for keys.
 
     RMSNorm divides a row of sines and cosines by the constant sqrt(1/2), so on positions alone it only scales. With
     `content` tokens are random vectors of that size, else zero.
     """
-    cfg = c.EncoderConfig(
+    cfg = one_layer(
+        c.EncoderConfig,
         vocab_size=length,
         d_model=width,
-        n_layers=1,
         attention=c.Attention(1, bias=False, scale=0.5),
-        feedforward=c.NoFeedForward(),
         norm=c.RMSNorm(eps=1e-30),
         position=c.Sinusoidal(),
     )
@@ -60,23 +59,21 @@ def head_scores(width: int, length: int, query_map: np.ndarray, content: float, 
 @claim("sinusoid-relative-score")
 def relative_score(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the query is rotated in the wrong direction, by T_k instead of T_-k."""
-    import sympy as sp
-
     p, q, k, w = sp.symbols("p q k w", real=True)
-    place = sp.Matrix([sp.sin(p * w), sp.cos(p * w)])
-    other = place.subs(p, q)
-    rest = place.dot(other) - sp.cos((p - q) * w)
+    position = sp.Matrix([sp.sin(p * w), sp.cos(p * w)])
+    other = position.subs(p, q)
+    rest = position.dot(other) - sp.cos((p - q) * w)
     yield lab.exact("PE[p].PE[q] of a pair", vanishes(rest), "cos a cos b + sin a sin b = cos(a - b)")
     angle = (k if lab.broken else -k) * w
-    turned = sp.Matrix([[sp.cos(angle), sp.sin(angle)], [-sp.sin(angle), sp.cos(angle)]]) * place
-    rest = turned.dot(other) - sp.cos((p - k - q) * w)
+    rotated = sp.Matrix([[sp.cos(angle), sp.sin(angle)], [-sp.sin(angle), sp.cos(angle)]]) * position
+    rest = rotated.dot(other) - sp.cos((p - k - q) * w)
     yield lab.exact("(T_-k PE[p]).PE[q] of a pair", vanishes(rest), "T_-k PE[p] = PE[p-k], then the same identity")
     irrational = bool((2 * sp.pi).is_irrational)
-    why = "a whole number m is a whole number of turns 2 pi j only for m = 0, and the first frequency is 1"
+    why = "a whole number m is a number of full rotations 2 pi j only for m = 0, and the first frequency is 1"
     yield lab.exact("only q = p - k reaches D/2", irrational and frequencies(64)[0] == 1, why)
     yield from _heads(lab)
     toeplitz = off_toeplitz(head_scores(64, 256, np.eye(64), content=0.0))
-    bound = 8 * U * 256 * 32
+    bound = 8 * UNIT * 256 * 32
     why = "D/2 terms cos((p-q) w), each with an angle error of up to 256 u"
     yield lab.numerical("positions alone: Toeplitz", toeplitz, bound, why, D=64, length=256)
     crossed = off_toeplitz(head_scores(64, 256, np.eye(64), content=1.0, seed=lab.seed))
@@ -96,7 +93,7 @@ def _heads(lab: Lab) -> Iterator[Finding]:
             f"a head looks {k} back",
             wrong,
             len(rows),
-            "sum_i cos((p-k-q) w_i) reaches D/2 only where every angle is a whole turn: q = p - k",
+            "sum_i cos((p-k-q) w_i) reaches D/2 only where every angle is a multiple of 2 pi: q = p - k",
             best=float(ranked[:, -1].min()),
             runner_up=float(ranked[:, -2].max()),
         )
@@ -105,22 +102,21 @@ def _heads(lab: Lab) -> Iterator[Finding]:
         yield lab.numerical(f"margin at {k} back", margin, None, why, low=1.0, runner_up=30.9168)
 
 
-@figure("sinusoid-relative-score")
-def draw_scores(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import AMOUNT, drawing
+@figure(
+    "sinusoid-relative-score", "Scores between sinusoidal positions depend on the distance alone (D = 64)", height=3.5
+)
+def draw_scores(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
-    D, n, k = 64, 96, int(lab.knobs.get("k", 17))
-    with drawing("Scores between sinusoidal positions depend on the distance alone (D = 64)", height=3.5) as fig:
-        axes = fig.canvas.subplots(1, 2, sharey=True)
-        pictures = [("PE[p] · PE[q]", np.eye(D)), (f"query rotated back by k = {k}", shift_matrix(-k, D))]
-        for ax, (title, query_map) in zip(axes, pictures, strict=True):
-            scores = head_scores(D, n, query_map, content=0.0)
-            image = draw_map(ax, scores, scores.min(), D / 2, colours=AMOUNT)
-            ax.set(title=title, xlabel="key position q")
-        axes[0].set_ylabel("query position p")
-        fig.canvas.colorbar(image, ax=list(axes), shrink=0.85, label="score")
-    return fig
+    D, n, k = 64, 96, int(lab.knobs["k"])
+    axes = fig.canvas.subplots(1, 2, sharey=True)
+    pictures = [("PE[p] · PE[q]", np.eye(D)), (f"query rotated back by k = {k}", shift_matrix(-k, D))]
+    for ax, (title, query_map) in zip(axes, pictures, strict=True):
+        scores = head_scores(D, n, query_map, content=0.0)
+        image = draw_map(ax, scores, scores.min(), D / 2, colours=AMOUNT)
+        ax.set(title=title, xlabel="key position q")
+    axes[0].set_ylabel("query position p")
+    fig.canvas.colorbar(image, ax=list(axes), shrink=0.85, label="score")
 
 
 # ---------------------------------------------------------------- sinusoid-frequency-spectrum
@@ -129,8 +125,6 @@ def draw_scores(lab: Lab) -> "Figure":
 @claim("sinusoid-frequency-spectrum")
 def spectrum(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the pairs are in another order."""
-    import sympy as sp
-
     i, D, L = sp.symbols("i D L", positive=True)
     period = 2 * sp.pi * L ** (2 * i / D)
     ratio = sp.simplify(period.subs(i, i + 1) / period - L ** (2 / D)) == 0
@@ -179,8 +173,8 @@ def _checksums(lab: Lab, table: np.ndarray, w: np.ndarray) -> Iterator[Finding]:
     N = len(table)
     kernel = np.sin(N * w / 2) / np.sin(w / 2)
     closed = np.stack([kernel * np.sin((N - 1) * w / 2), kernel * np.cos((N - 1) * w / 2)], axis=1).ravel()
-    off = float(np.abs(table.sum(axis=0) - closed).max())
-    bound = 8 * U * N * N
+    off = max_difference(table.sum(axis=0), closed)
+    bound = 8 * UNIT * N * N
     why = "sum of sin(n w) = sin(N w/2) sin((N-1) w/2) / sin(w/2); N terms, angles up to N"
     yield lab.numerical("column sums", off, bound, why, sum=float(table.sum()))
     checksum = zlib.crc32(np.round(1000 * table).astype("<i2").tobytes())
@@ -188,16 +182,13 @@ def _checksums(lab: Lab, table: np.ndarray, w: np.ndarray) -> Iterator[Finding]:
     yield lab.exact("heat map checksum", checksum == HEAT_MAP, why, checksum=f"{checksum:08x}")
 
 
-@figure("sinusoid-frequency-spectrum")
-def draw_heat_map(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
+@figure("sinusoid-frequency-spectrum", "Sinusoidal positions, D = {D:g}: fast waves left, slow ones right", height=3.8)
+def draw_heat_map(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_map
 
-    width, N = int(lab.knobs.get("D", 64)), int(lab.knobs.get("N", 128))
+    width, N = int(lab.knobs["D"]), int(lab.knobs["N"])
     table = engine_table(N, width)
-    with drawing(f"Sinusoidal positions, D = {width}: fast waves left, slow ones right", height=3.8) as fig:
-        ax = fig.canvas.subplots()
-        image = draw_map(ax, table, -1, 1, aspect="auto")
-        ax.set(xlabel=f"component (sin at 2i, cos at 2i+1; period 2π·{BASE:.0f}^(2i/D))", ylabel="position")
-        fig.canvas.colorbar(image, ax=ax, label="value")
-    return fig
+    ax = fig.canvas.subplots()
+    image = draw_map(ax, table, -1, 1, aspect="auto")
+    ax.set(xlabel=f"component (sin at 2i, cos at 2i+1; period 2π·{BASE:.0f}^(2i/D))", ylabel="position")
+    fig.canvas.colorbar(image, ax=ax, label="value")

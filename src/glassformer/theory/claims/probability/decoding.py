@@ -1,4 +1,4 @@
-"""Greedy decoding against the best sequence, on tables of two letters and on models of ours that compute them."""
+"""Greedy decoding against the best sequence, on tables of two letters and on our models that compute them."""
 
 import itertools
 import math
@@ -12,13 +12,13 @@ import torch
 from glassformer import config as c
 from glassformer.finding import Finding
 from glassformer.generation import generate
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.small_models import one_layer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from glassformer.lens.figure import Figure
 
 Table = tuple[tuple[Fraction, ...], ...]
 """p(y1, y2): rows y1, columns y2."""
@@ -114,7 +114,7 @@ def _enumerated(lab: Lab) -> Iterator[Finding]:
                 loose = total
             if fails and strict is None and not tied["second"]:
                 strict = total
-    why = "greedy fails iff the other first letter is likelier; then best < 1/2 and greedy > best/2"
+    why = "greedy fails iff the other first letter is more likely; then best < 1/2 and greedy > best/2"
     yield lab.exhaustive("all whole-number tables, total <= 11", wrong, cases, why, failures=failures)
     p, tied = table(SMALLEST), ties(table(SMALLEST_TIED))
     witness = misses(table(SMALLEST_TIED)) and tied == {"first": False, "second": True, "best": False}
@@ -207,16 +207,14 @@ def _bounds(lab: Lab) -> Iterator[Finding]:
 
 
 def model_of(p: np.ndarray) -> DecoderLM:
-    """A decoder of ours with p(y1) after its start token V and p(y2 | y1) after y1: a bigram table in its head."""
+    """One of our decoders with p(y1) after its start token V and p(y2 | y1) after y1: a bigram table in its head."""
     V = len(p)
-    cfg = c.DecoderConfig(
+    cfg = one_layer(
+        c.DecoderConfig,
         vocab_size=V + 1,
         d_model=V + 1,
-        n_layers=1,
         attention=c.Attention(1, bias=False),
-        feedforward=c.NoFeedForward(),
         norm=c.RMSNorm(eps=1e-30),
-        position=c.NoPosition(),
         head=c.Head(tied=False),
     )
     model = build(cfg, dtype=torch.float64)
@@ -258,27 +256,23 @@ def _engine(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical("tables on which greedy misses", float(missed), None, why, low=2.0, of=cases)
 
 
-@figure("greedy-vs-best")
-def draw(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("greedy-vs-best", "Greedy takes the more likely first letter and misses the best pair", height=3.0)
+def draw(lab: Lab, fig: Figure) -> None:
     p = table(SMALLEST)
-    with drawing("Greedy takes the likelier first letter and misses the best pair", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        ax.set(xlim=(-0.25, 2.9), ylim=(-0.6, 3.6))
-        ax.axis("off")
-        for y1, height in ((0, 2.5), (1, 0.5)):
-            row = sum(p[y1])
-            _edge(ax, (0, 1.5), (1, height), f"{row}/9", COLOURS[1] if y1 else COLOURS[0])
-            for y2, end in ((0, height + 0.55), (1, height - 0.55)):
-                colour = COLOURS[0] if (y1, y2) == best(p) else COLOURS[1] if (y1, y2) == greedy(p) else GREY
-                _edge(ax, (1, height), (2, end), f"{p[y1][y2] / row}", colour)
-                mark = {best(p): "   best", greedy(p): "   greedy"}.get((y1, y2), "")
-                text = f"{'AB'[y1]}{'AB'[y2]}  {p[y1][y2]}/9{mark}"
-                ax.text(2.12, end, text, va="center", color=colour)
-            ax.text(1, height, "AB"[y1], ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white"})
-        ax.text(0, 1.5, "start", ha="center", va="center", bbox={"boxstyle": "round", "fc": "white"})
-    return fig
+    ax = fig.canvas.subplots()
+    ax.set(xlim=(-0.25, 2.9), ylim=(-0.6, 3.6))
+    ax.axis("off")
+    for y1, height in ((0, 2.5), (1, 0.5)):
+        row = sum(p[y1])
+        _edge(ax, (0, 1.5), (1, height), f"{row}/9", COLOURS[1] if y1 else COLOURS[0])
+        for y2, end in ((0, height + 0.55), (1, height - 0.55)):
+            colour = COLOURS[0] if (y1, y2) == best(p) else COLOURS[1] if (y1, y2) == greedy(p) else GREY
+            _edge(ax, (1, height), (2, end), f"{p[y1][y2] / row}", colour)
+            mark = {best(p): "   best", greedy(p): "   greedy"}.get((y1, y2), "")
+            text = f"{'AB'[y1]}{'AB'[y2]}  {p[y1][y2]}/9{mark}"
+            ax.text(2.12, end, text, va="center", color=colour)
+        ax.text(1, height, "AB"[y1], ha="center", va="center", bbox={"boxstyle": "circle", "fc": "white"})
+    ax.text(0, 1.5, "start", ha="center", va="center", bbox={"boxstyle": "round", "fc": "white"})
 
 
 def _edge(ax: "Axes", start: tuple[float, float], end: tuple[float, float], label: str, colour: str) -> None:

@@ -1,6 +1,6 @@
 """Tables of counts: how large they grow, which token to leave out, what need not be stored.
 
-Checked on `train.ngram`, whose tables are the baselines of every training run, against counting in plain Python.
+The tables of `training.data.ngram`, the baselines of every training run, are compared with counting in plain Python.
 """
 
 import itertools
@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import sympy as sp
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.training.data.ngram import Table, count, ratio
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 Text = tuple[int, ...]
 
@@ -71,8 +69,6 @@ def de_bruijn(vocab_size: int, length: int) -> Text:
 @claim("autoregressive-table-growth")
 def table_growth(lab: Lab) -> Iterator[Finding]:
     """Under `broken` a token depends on the one before it only: the table stops growing."""
-    import sympy as sp
-
     wrong, cases = 0, 0
     for V in (2, 3, 4):
         total = 0
@@ -107,7 +103,7 @@ def _on_our_tables(lab: Lab) -> Finding:
             wrong += len(table.keys) != expected or len(text) != V**n + n - 1 or set(table.counts) != {1}
             sizes[f"V={V}, n={n}"] = len(table.keys)
             cases += 1
-    why = "on a text that holds every n-gram once, the tables of train.ngram have V^n entries"
+    why = "on a text that holds every n-gram once, the tables of training.data.ngram have V^n entries"
     return lab.exhaustive("our tables on de Bruijn texts", wrong, cases, why, entries=sizes)
 
 
@@ -134,21 +130,17 @@ def _round_trip(lab: Lab) -> Finding:
     return lab.exhaustive("conditionals rebuild the joint table", wrong, cases, why, seed=lab.seed)
 
 
-@figure("autoregressive-table-growth")
-def draw_growth(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("autoregressive-table-growth", "Entries of a table for p(token n | all before it)", height=3.0)
+def draw_growth(lab: Lab, fig: Figure) -> None:
     n = np.arange(1, 13)
-    with drawing("Entries of a table for p(token n | all before it)", height=3.0) as fig:
-        ax = fig.canvas.subplots()
-        for V, colour in ((2, COLOURS[0]), (100, COLOURS[2]), (50257, COLOURS[1])):
-            ax.plot(n, n * np.log10(V), "o-", color=colour, markersize=3)
-            ax.annotate(f"V = {V:,}", (12.2, 12 * np.log10(V)), va="center", color=colour)
-        ax.axhline(80, color=GREY, linewidth=0.8, linestyle=":")
-        ax.text(1, 81, "atoms in the visible universe, about 10⁸⁰", fontsize=8, color=GREY, va="bottom")
-        ax.set(xlabel="position n", ylabel="log₁₀ of the entries", xlim=(0.5, 14.2), ylim=(0, 92))
-        ax.set_xticks([1, 2, 4, 6, 8, 10, 12])
-    return fig
+    ax = fig.canvas.subplots()
+    for V, colour in ((2, COLOURS[0]), (100, COLOURS[2]), (50257, COLOURS[1])):
+        ax.plot(n, n * np.log10(V), "o-", color=colour, markersize=3)
+        ax.annotate(f"V = {V:,}", (12.2, 12 * np.log10(V)), va="center", color=colour)
+    ax.axhline(80, color=GREY, linewidth=0.8, linestyle=":")
+    ax.text(1, 81, "atoms in the visible universe, about 10⁸⁰", fontsize=8, color=GREY, va="bottom")
+    ax.set(xlabel="position n", ylabel="log₁₀ of the entries", xlim=(0.5, 14.2), ylim=(0, 92))
+    ax.set_xticks([1, 2, 4, 6, 8, 10, 12])
 
 
 # ---------------------------------------------------------------- ngram-final-token
@@ -183,7 +175,7 @@ def final_token(lab: Lab) -> Iterator[Finding]:
 
 
 def _ours(lab: Lab) -> Finding:
-    """`train.ngram.ratio` on the same texts."""
+    """`training.data.ngram.ratio` on the same texts."""
     wrong = cases = 0
     for V, text in strings():
         tables = count(np.array(text), V, 3)
@@ -236,29 +228,25 @@ def _several(lab: Lab) -> Finding:
     return lab.exhaustive("several texts", wrong, cases, "each text has one context that nothing follows")
 
 
-@figure("ngram-final-token")
-def draw_sums(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("ngram-final-token", "Bigrams of ABRACADABRA: what the probabilities after each letter sum to", height=2.8)
+def draw_sums(lab: Lab, fig: Figure) -> None:
     text = "ABRACADABRA"
     letters = sorted(set(text))
     ids = tuple(letters.index(x) for x in text)
     kept, omitted = (row_sums(ids, 2, omit) for omit in (False, True))
-    places = np.arange(len(letters))
-    with drawing(f"Bigrams of {text}: what the probabilities after each letter sum to", height=2.8) as fig:
-        ax = fig.canvas.subplots()
-        for shift, sums, colour, label in (
-            (-0.2, kept, COLOURS[1], "final token counted"),
-            (0.2, omitted, COLOURS[0], "final token left out"),
-        ):
-            values = [sums[i,] for i in range(len(letters))]
-            ax.bar(places + shift, [float(v) for v in values], 0.38, color=colour, label=label)
-            for at, value in zip(places + shift, values, strict=True):
-                ax.text(at, float(value) + 0.02, str(value), ha="center", fontsize=8)
-        ax.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-        ax.set(xticks=places, xticklabels=letters, xlabel="context", ylabel="row sum", ylim=(0, 1.18))
-        ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=2, borderaxespad=0.1)
-    return fig
+    bars = np.arange(len(letters))
+    ax = fig.canvas.subplots()
+    for shift, sums, colour, label in (
+        (-0.2, kept, COLOURS[1], "final token counted"),
+        (0.2, omitted, COLOURS[0], "final token left out"),
+    ):
+        values = [sums[i,] for i in range(len(letters))]
+        ax.bar(bars + shift, [float(v) for v in values], 0.38, color=colour, label=label)
+        for at, value in zip(bars + shift, values, strict=True):
+            ax.text(at, float(value) + 0.02, str(value), ha="center", fontsize=8)
+    ax.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+    ax.set(xticks=bars, xticklabels=letters, xlabel="context", ylabel="row sum", ylim=(0, 1.18))
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=2, borderaxespad=0.1)
 
 
 # ---------------------------------------------------------------- ngram-storage
@@ -267,8 +255,6 @@ def draw_sums(lab: Lab) -> "Figure":
 @claim("ngram-storage")
 def storage(lab: Lab) -> Iterator[Finding]:
     """Under `broken` the final token stays in, and two corpora are counted as one text."""
-    import sympy as sp
-
     V, L = sp.symbols("V L", positive=True)
     rest = sp.simplify(V ** (L - 1) * (V - 1) + (V ** (L - 1) - 1) - (V**L - 1))
     yield lab.exact("conditional + (L-1)-joint = L-joint", rest == 0, "V^(L-1)(V-1) + V^(L-1) - 1 = V^L - 1")
@@ -287,7 +273,9 @@ def storage(lab: Lab) -> Iterator[Finding]:
     why = "summing c_L over its last token counts every (L-1)-gram that is followed by one"
     yield lab.exhaustive("the marginal of c_L is c_(L-1) without the final token", wrong, cases, why)
     yield lab.exhaustive("at most T - L + 1 entries are stored", dense, cases, "one per position in the text")
-    yield lab.exhaustive("our tables equal plain counting", unlike, cases, "train.ngram against a dictionary of tuples")
+    yield lab.exhaustive(
+        "our tables equal plain counting", unlike, cases, "training.data.ngram against a dictionary of tuples"
+    )
     yield _merging(lab)
     yield _averaging(lab)
 

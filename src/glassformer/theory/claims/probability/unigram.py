@@ -3,19 +3,19 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
+import sympy as sp
 import torch
 import torch.nn.functional as F
 
 from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import AMOUNT, COLOURS, Figure
 from glassformer.model import DecoderLM, build
 from glassformer.theory.claims.claim import Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.rounding import max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 Counts = tuple[int, int, int]
 
@@ -89,8 +89,6 @@ def _kkt(lab: Lab) -> Finding:
 
 def _gibbs(lab: Lab) -> Finding:
     """ln x <= x - 1, the inequality that makes the critical point the maximum."""
-    import sympy as sp
-
     x = sp.Symbol("x", positive=True)
     gap = x - 1 - sp.log(x)
     lowest = sp.solve(sp.diff(gap, x), x) == [1] and gap.subs(x, 1) == 0
@@ -100,15 +98,9 @@ def _gibbs(lab: Lab) -> Finding:
 
 
 def bag_of_words(vocabulary: int) -> DecoderLM:
-    """A model of ours whose logits are its head's bias alone: it knows no context."""
-    cfg = c.DecoderConfig(
-        vocab_size=vocabulary,
-        d_model=4,
-        n_layers=1,
-        attention=c.Attention(1),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
-        head=c.Head(tied=False, bias=True),
+    """A model whose logits are its head's bias alone: it knows no context."""
+    cfg = one_layer(
+        c.DecoderConfig, vocab_size=vocabulary, d_model=4, attention=c.Attention(1), head=c.Head(tied=False, bias=True)
     )
     model = build(cfg, dtype=torch.float64)
     assert isinstance(model, DecoderLM)
@@ -141,7 +133,7 @@ def _trained(lab: Lab) -> Finding:
         with torch.no_grad():
             bias.sub_(4.0 * slope)
     nll = float(F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).detach())
-    off = float(np.abs(bias.detach().softmax(-1).numpy() - shares).max())
+    off = max_difference(bias.detach().softmax(-1).numpy(), shares)
     return lab.empirical(
         "trained on the engine",
         nll - entropy,
@@ -155,33 +147,29 @@ def _trained(lab: Lab) -> Finding:
     )
 
 
-@figure("unigram-mle")
-def draw(lab: Lab) -> "Figure":
+@figure("unigram-mle", "Likelihood of counts (3, 2, 1) over all unigram models", width=4.6, height=3.6)
+def draw(lab: Lab, fig: Figure) -> None:
     """The simplex as a triangle, theta_1 left, theta_2 right, theta_3 on top."""
-    from glassformer.lens.figure import AMOUNT, COLOURS, drawing
-
     counts = (3, 2, 1)
     steps = 90
     grid = np.array(triples(steps)) / steps
     height = np.prod(grid ** np.array(counts), axis=1)
     x, y = grid[:, 1] + grid[:, 2] / 2, grid[:, 2] * math.sqrt(3) / 2
     best = np.array(counts) / sum(counts)
-    with drawing("Likelihood of counts (3, 2, 1) over all unigram models", width=4.6, height=3.6) as fig:
-        ax = fig.canvas.subplots()
-        image = ax.tricontourf(x, y, height / height.max(), levels=np.linspace(0, 1, 11), cmap=AMOUNT)
-        ax.plot(best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2, "o", color=COLOURS[1], markersize=5)
-        ax.annotate(
-            "(3/6, 2/6, 1/6)",
-            (best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2),
-            xytext=(0, 8),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
-        for at, name, side in (((0, -0.03), "θ₁ = 1", "top"), ((1, -0.03), "θ₂ = 1", "top")):
-            ax.text(*at, name, ha="center", va=side)
-        ax.text(0.5, math.sqrt(3) / 2 + 0.02, "θ₃ = 1", ha="center", va="bottom")
-        ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.12, 0.98))
-        ax.axis("off")
-        fig.canvas.colorbar(image, ax=ax, label="likelihood / largest", shrink=0.8)
-    return fig
+    ax = fig.canvas.subplots()
+    image = ax.tricontourf(x, y, height / height.max(), levels=np.linspace(0, 1, 11), cmap=AMOUNT)
+    ax.plot(best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2, "o", color=COLOURS[1], markersize=5)
+    ax.annotate(
+        "(3/6, 2/6, 1/6)",
+        (best[1] + best[2] / 2, best[2] * math.sqrt(3) / 2),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+    )
+    for at, name, side in (((0, -0.03), "θ₁ = 1", "top"), ((1, -0.03), "θ₂ = 1", "top")):
+        ax.text(*at, name, ha="center", va=side)
+    ax.text(0.5, math.sqrt(3) / 2 + 0.02, "θ₃ = 1", ha="center", va="bottom")
+    ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.12, 0.98))
+    ax.axis("off")
+    fig.canvas.colorbar(image, ax=ax, label="likelihood / largest", shrink=0.8)

@@ -1,6 +1,6 @@
-"""The engine's attention on bare matrices, with its softmax or without.
+"""The engine's attention on given matrices, with its softmax or without.
 
-Linear attention is the same computation with the scores put in place of the pattern: a tap may return another tensor
+Linear attention is the same computation with the scores instead of the pattern: a tap may return another tensor
 than it was given, so the engine itself computes Q K^T V and no second implementation is needed.
 """
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glassformer.model.attention import explicit_attention
-from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.context import NO_TAP, Tap
 from glassformer.shapes import Float
 
 

@@ -3,18 +3,16 @@
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
+import sympy as sp
 import torch
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import AMOUNT, COLOURS, Figure
 from glassformer.lens.rank import Collapse, Variant, collapse, collapse_exact, deviation
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.counting.digits import half_units
+from glassformer.theory.claims.rounding import half_units
 from glassformer.theory.claims.theory.attend import attend
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 LAYERS = (1, 2, 3, 4, 10, 25, 50)
 SEEDS = 5
@@ -71,8 +69,6 @@ def rank_collapse_rate(lab: Lab) -> Iterator[Finding]:
 
 
 def _closed_forms(variance_rate: float) -> tuple[bool, str]:
-    import sympy as sp
-
     rate = sp.Symbol("lambda", real=True)
     tenth = sp.Rational(1, 10)
     norm = sp.solve(sp.Eq(sp.exp(-12 * rate), tenth), rate)
@@ -84,8 +80,6 @@ def _closed_forms(variance_rate: float) -> tuple[bool, str]:
 
 
 def _monotone() -> tuple[bool, str]:
-    import sympy as sp
-
     rate = sp.Symbol("lambda", positive=True)
     falls = all(sp.diff(sp.exp(-n * rate), rate).is_negative for n in (12, 24))
     return bool(falls), "both derivatives are negative, so the condition is lambda at most the solution"
@@ -98,26 +92,22 @@ def _counter_model(lab: Lab) -> tuple[float, float]:
     return float(deviation(averaged)), math.exp(-12 * math.log(10) / 24)
 
 
-@figure("rank-collapse-rate")
-def draw_rate(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
-
+@figure("rank-collapse-rate", "Relative deviation from equal tokens, pure attention, n = d = 6")
+def draw_rate(lab: Lab, fig: Figure) -> None:
     exact = collapse_exact(seed=lab.seed)
     depth = range(len(exact.log_deviation))
-    with drawing("Relative deviation from equal tokens, pure attention, n = d = 6") as fig:
-        left, right = fig.canvas.subplots(1, 2)
-        for ax in (left, right):
-            ax.plot(depth, exact.log_deviation, "o-", markersize=4, label="measured, 800 digits")
-            for rate, name in ((math.log(10) / 12, "ln(10)/12"), (math.log(10) / 24, "ln(10)/24")):
-                ax.plot(depth, [-rate * d / math.log(10) for d in depth], "--", label=f"e^(−λl), λ = {name}")
-            ax.set_xlabel("layer l")
-            ax.set_xticks(list(depth))
-        left.set_ylabel("log₁₀ of the deviation")
-        right.set_ylim(-14, 0.5)
-        left.set_title("all layers")
-        right.set_title("what float64 can see")
-        left.legend(loc="lower left")
-    return fig
+    left, right = fig.canvas.subplots(1, 2)
+    for ax in (left, right):
+        ax.plot(depth, exact.log_deviation, "o-", markersize=4, label="measured, 800 digits")
+        for rate, name in ((math.log(10) / 12, "ln(10)/12"), (math.log(10) / 24, "ln(10)/24")):
+            ax.plot(depth, [-rate * d / math.log(10) for d in depth], "--", label=f"e^(−λl), λ = {name}")
+        ax.set_xlabel("layer l")
+        ax.set_xticks(list(depth))
+    left.set_ylabel("log₁₀ of the deviation")
+    right.set_ylim(-14, 0.5)
+    left.set_title("all layers")
+    right.set_title("what float64 can see")
+    left.legend(loc="lower left")
 
 
 @cache
@@ -186,11 +176,9 @@ def rank_collapse_depth(lab: Lab) -> Iterator[Finding]:
     )
 
 
-@figure("rank-collapse-depth")
-def draw_depth(lab: Lab) -> "Figure":
+@figure("rank-collapse-depth", "Fifty random layers, n = 32 tokens of width d = 64", height=3.9)
+def draw_depth(lab: Lab, fig: Figure) -> None:
     import matplotlib as mpl
-
-    from glassformer.lens.figure import AMOUNT, COLOURS, drawing
 
     names: dict[Variant, str] = {
         "attention": "attention alone",
@@ -200,30 +188,28 @@ def draw_depth(lab: Lab) -> "Figure":
         "pre-norm-skip-mlp": "pre-norm skip + MLP",
         "scaled-skip": "skip / √L",
     }
-    with drawing("Fifty random layers, n = 32 tokens of width d = 64", height=3.9) as fig:
-        left, right = fig.canvas.subplots(1, 2)
-        pure = runs("attention", lab.seed)[0]
-        colours = mpl.colormaps[AMOUNT]
-        for i, layer in enumerate(LAYERS):
-            sigma = pure.singular_values[layer]
-            index = range(1, len(sigma) + 1)
-            colour = colours(0.92 * i / (len(LAYERS) - 1))
-            left.plot(index, (sigma / sigma[0]).clamp(min=1e-18), color=colour, label=f"layer {layer}")
-        for i, (variant, label) in enumerate(names.items()):
-            right.plot(
-                runs(variant, lab.seed)[0].deviation.clamp(min=1e-18),
-                color=COLOURS[i],
-                label=label,
-                linestyle="--" if variant == "attention-mlp" else "-",
-            )
-        for ax, title in ((left, "attention alone: singular values"), (right, "distance to equal tokens")):
-            ax.set_yscale("log")
-            ax.set_ylim(1e-18, 5)
-            ax.set_title(title)
-        left.set_xlabel("index of the singular value")
-        left.set_ylabel("over the largest")
-        right.set_xlabel("layer")
-        right.set_ylabel("‖H − 1 meanᵀ‖ / ‖H‖")
-        left.legend(loc="upper center", ncols=4, bbox_to_anchor=(0.5, -0.17), columnspacing=0.8, handlelength=1)
-        right.legend(loc="center right", bbox_to_anchor=(1.0, 0.37))
-    return fig
+    left, right = fig.canvas.subplots(1, 2)
+    pure = runs("attention", lab.seed)[0]
+    colours = mpl.colormaps[AMOUNT]
+    for i, layer in enumerate(LAYERS):
+        sigma = pure.singular_values[layer]
+        index = range(1, len(sigma) + 1)
+        colour = colours(0.92 * i / (len(LAYERS) - 1))
+        left.plot(index, (sigma / sigma[0]).clamp(min=1e-18), color=colour, label=f"layer {layer}")
+    for i, (variant, label) in enumerate(names.items()):
+        right.plot(
+            runs(variant, lab.seed)[0].deviation.clamp(min=1e-18),
+            color=COLOURS[i],
+            label=label,
+            linestyle="--" if variant == "attention-mlp" else "-",
+        )
+    for ax, title in ((left, "attention alone: singular values"), (right, "distance to equal tokens")):
+        ax.set_yscale("log")
+        ax.set_ylim(1e-18, 5)
+        ax.set_title(title)
+    left.set_xlabel("index of the singular value")
+    left.set_ylabel("over the largest")
+    right.set_xlabel("layer")
+    right.set_ylabel("‖H − 1 meanᵀ‖ / ‖H‖")
+    left.legend(loc="upper center", ncols=4, bbox_to_anchor=(0.5, -0.17), columnspacing=0.8, handlelength=1)
+    right.legend(loc="center right", bbox_to_anchor=(1.0, 0.37))

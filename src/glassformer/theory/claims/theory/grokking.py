@@ -4,16 +4,15 @@ import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from glassformer.finding import Finding
-from glassformer.lens.grokking import GrokRun, check_circuit, compact_circuit, grok, quadratic
+from glassformer.lens.figure import COLOURS, Figure
+from glassformer.lens.grokking import check_circuit, compact_circuit, grok, quadratic
 from glassformer.theory.claims.claim import Kind, Lab, claim, figure
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.weights.rational import rational
 
 PRIMES = (5, 7, 31, 59, 113)
 run_once = cache(grok)
@@ -90,22 +89,12 @@ def _subsets_wrong(p: int) -> tuple[int, int]:
 def _rescaled(lab: Lab) -> tuple[bool, list[Fraction]]:
     """f(x) = relu(x W_1) W_2 with whole-number weights, before and after (c W_1, W_2/c)."""
     rng, c = lab.rng(), Fraction(7, 3)
-    first, last = (
-        [[Fraction(int(v)) for v in row] for row in rng.integers(-4, 5, shape)] for shape in ((3, 5), (5, 2))
-    )
-
-    def outputs(w1: list[list[Fraction]], w2: list[list[Fraction]]) -> list[list[Fraction]]:
-        results = []
-        for x in itertools.product(range(-2, 3), repeat=3):
-            hidden = [
-                max(Fraction(0), sum((a * row[j] for a, row in zip(x, w1, strict=True)), Fraction(0))) for j in range(5)
-            ]
-            results.append([sum((h * w2[j][o] for j, h in enumerate(hidden)), Fraction(0)) for o in range(2)])
-        return results
-
-    scaled = [[c * v for v in row] for row in first], [[v / c for v in row] for row in last]
-    norms = [sum((v * v for row in (*a, *b) for v in row), Fraction(0)) for a, b in ((first, last), scaled)]
-    return outputs(first, last) == outputs(*scaled) and norms[0] != norms[1], norms
+    first, last = (rational(rng.integers(-4, 5, shape)) for shape in ((3, 5), (5, 2)))
+    x = rational(list(itertools.product(range(-2, 3), repeat=3)))
+    plain, scaled = (first, last), (c * first, last / c)
+    outputs = [np.maximum(x @ w1, 0) @ w2 for w1, w2 in (plain, scaled)]
+    norms = [(w1**2).sum() + (w2**2).sum() for w1, w2 in (plain, scaled)]
+    return bool((outputs[0] == outputs[1]).all()) and norms[0] != norms[1], norms
 
 
 def _homogeneous(lab: Lab) -> tuple[bool, str]:
@@ -169,32 +158,23 @@ def _training_parts(lab: Lab) -> Iterator[Finding]:
     )
 
 
-def curves(lab: Lab) -> tuple[GrokRun, GrokRun]:
-    """With decay and without: the full run where there is time, else half the units and two thirds of the steps."""
-    if lab.slow:
-        return run_once(31, 0.5, 3000, lab.seed), run_once(31, 0.0, 3000, lab.seed)
-    return run_once(31, 0.5, 2000, lab.seed, width=64), run_once(31, 0.0, 2000, lab.seed, width=64)
-
-
-@figure("grokking-weight-norm")
-def draw_grokking(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
-    with drawing("Addition modulo 31, half of the pairs: with weight decay and without", height=4.6) as fig:
-        grid = fig.canvas.subplots(2, 2, sharex="col", width_ratios=(1.5, 1))
-        for run, style, name in zip(curves(lab), ("-", "--"), ("decay 0.5", "decay 0"), strict=True):
-            grid[0, 0].plot(run.steps, run.train_accuracy, style, color=COLOURS[0], label=f"training, {name}")
-            grid[0, 0].plot(run.steps, run.test_accuracy, style, color=COLOURS[1], label=f"test, {name}")
-            grid[1, 0].plot(run.steps, run.norm, style, color=COLOURS[2], label=name)
-        grid[0, 0].set_ylabel("accuracy")
-        grid[0, 0].set_ylim(-0.03, 1.03)
-        grid[0, 0].legend(loc="center right")
-        grid[1, 0].set_ylabel("norm of the weights")
-        grid[1, 0].set_xlabel("step")
-        grid[1, 0].legend(loc="upper left")
-        for ax, chosen, title in zip(grid[:, 1], (None, [3]), ("circuit, all k", "circuit, k = 3 alone"), strict=True):
-            ax.plot(range(-15, 16), compact_circuit(31, chosen)[15, 0], "o-", markersize=3, color=COLOURS[3])
-            ax.set_title(title)
-            ax.set_ylabel("logit")
-        grid[1, 1].set_xlabel("c − (a + b) mod 31")
-    return fig
+@figure("grokking-weight-norm", "Addition modulo 31, half of the pairs: with weight decay and without", height=4.6)
+def draw_grokking(lab: Lab, fig: Figure) -> None:
+    grid = fig.canvas.subplots(2, 2, sharex="col", width_ratios=(1.5, 1))
+    for decay, style in ((0.5, "-"), (0.0, "--")):
+        # half the units and two thirds of the steps of the check
+        run, name = run_once(31, decay, 2000, lab.seed, width=64), f"decay {decay:g}"
+        grid[0, 0].plot(run.steps, run.train_accuracy, style, color=COLOURS[0], label=f"training, {name}")
+        grid[0, 0].plot(run.steps, run.test_accuracy, style, color=COLOURS[1], label=f"test, {name}")
+        grid[1, 0].plot(run.steps, run.norm, style, color=COLOURS[2], label=name)
+    grid[0, 0].set_ylabel("accuracy")
+    grid[0, 0].set_ylim(-0.03, 1.03)
+    grid[0, 0].legend(loc="center right")
+    grid[1, 0].set_ylabel("norm of the weights")
+    grid[1, 0].set_xlabel("step")
+    grid[1, 0].legend(loc="upper left")
+    for ax, chosen, title in zip(grid[:, 1], (None, [3]), ("circuit, all k", "circuit, k = 3 alone"), strict=True):
+        ax.plot(range(-15, 16), compact_circuit(31, chosen)[15, 0], "o-", markersize=3, color=COLOURS[3])
+        ax.set_title(title)
+        ax.set_ylabel("logit")
+    grid[1, 1].set_xlabel("c − (a + b) mod 31")

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from glassformer import pretrained
 from glassformer.finding import Finding
 from glassformer.lens import patch, trace, zero
 from glassformer.lens.circuit import Circuit, as_model, census, continuations, run, score_terms
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.lens.heads import head_table, induction_score, repeated_tokens
 from glassformer.model import Model
 from glassformer.shapes import Float
@@ -26,9 +27,6 @@ from glassformer.training.objective import make_batch
 from glassformer.training.run import Run, read_run, with_model
 from glassformer.training.session import open_session
 from glassformer.weights import load
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 MODEL = "induction"
 SEEDS = 3
@@ -123,9 +121,8 @@ def _engine_pattern_error(bos: bool) -> float:
     return worst
 
 
-@figure("induction-head-circuit")
-def draw_circuit(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
+@figure("induction-head-circuit", "The induction circuit on A B C A B", height=3.5)
+def draw_circuit(lab: Lab, fig: Figure) -> None:
     from glassformer.lens.figures.attention import draw_attention
 
     tokens, letters = (0, 1, 2, 0, 1), ["BOS", *"ABCAB"]
@@ -133,22 +130,20 @@ def draw_circuit(lab: Lab) -> "Figure":
     second = np.zeros((6, 6))
     for t, row in enumerate(done.pattern2):
         second[t, : len(row)] = [float(w) for w in row]
-    with drawing("The induction circuit on A B C A B", height=3.5) as fig:
-        axes = fig.canvas.subplots(1, 2)
-        titles = ("head 1 (layer 1): previous token", "head 2 (layer 2): after the earlier copy")
-        for ax, pattern, title in zip(axes, (done.pattern1.astype(float), second), titles, strict=True):
-            draw_attention(ax, np.where(np.tri(6), pattern, np.nan))
-            ax.set_xticks(range(6), letters)
-            ax.set_yticks(range(6), letters)
-            ax.set_xlabel("key")
-            ax.set_title(title)
-        axes[0].set_ylabel("query")
-        arrow: dict[str, Any] = {"arrowstyle": "->", "color": COLOURS[1], "linewidth": 1.5}
-        axes[0].annotate("", (1.45, 2), (2.45, 2), arrowprops=arrow)
-        axes[0].text(2.6, 2, "B reads A before it", va="center", color=COLOURS[1], fontsize=8)
-        axes[1].annotate("", (2.4, 4), (3.9, 4), arrowprops=arrow)
-        axes[1].text(5.55, 1.1, "A looks where A\nstood before:\nat B, next", ha="right", color=COLOURS[1], fontsize=8)
-    return fig
+    axes = fig.canvas.subplots(1, 2)
+    titles = ("head 1 (layer 1): previous token", "head 2 (layer 2): after the earlier copy")
+    for ax, pattern, title in zip(axes, (done.pattern1.astype(float), second), titles, strict=True):
+        draw_attention(ax, np.where(np.tri(6), pattern, np.nan))
+        ax.set_xticks(range(6), letters)
+        ax.set_yticks(range(6), letters)
+        ax.set_xlabel("key")
+        ax.set_title(title)
+    axes[0].set_ylabel("query")
+    arrow: dict[str, Any] = {"arrowstyle": "->", "color": COLOURS[1], "linewidth": 1.5}
+    axes[0].annotate("", (1.45, 2), (2.45, 2), arrowprops=arrow)
+    axes[0].text(2.6, 2, "B reads A before it", va="center", color=COLOURS[1], fontsize=8)
+    axes[1].annotate("", (2.4, 4), (3.9, 4), arrowprops=arrow)
+    axes[1].text(5.55, 1.1, "A looks where A\nstood before:\nat B, next", ha="right", color=COLOURS[1], fontsize=8)
 
 
 @claim("induction-head-detection")
@@ -161,7 +156,7 @@ def induction_head_detection(lab: Lab) -> Iterator[Finding]:
         "the engine's two-layer circuit on random repeated blocks: its layer-2 head scores near 1",
         low=0.99,
     )
-    folder = pretrained.folder(MODEL)
+    folder = pretrained.FOLDERS.get(MODEL)
     if folder is None:
         why = f"the model {MODEL!r} is not among those that came with this installation"
         yield lab.skipped("the shipped model", Kind.EMPIRICAL, why, "install the package with its models")
@@ -247,11 +242,11 @@ def copy_scores(model: Model, run: Run) -> Float[Tensor, "L H"]:
     assert run.task is not None
     inputs, targets = (torch.cat(parts) for parts in zip(*TaskData(run.task).validation(run), strict=True))
     asked = targets != IGNORED
-    rows, places = torch.where(asked)
-    after = places - asked.sum(1)[rows]  # a block of n tokens asks for n - 1: place - n + 1
+    rows, positions = torch.where(asked)
+    after = positions - asked.sum(1)[rows]  # a block of n tokens asks for n - 1: position - n + 1
     seen = trace(model, inputs, sites="blocks.*.attention.pattern")
     patterns = (seen[f"blocks.{layer}.attention.pattern"] for layer in range(model.config.n_layers))
-    return torch.stack([pattern[rows, :, places, after].mean(0) for pattern in patterns])
+    return torch.stack([pattern[rows, :, positions, after].mean(0) for pattern in patterns])
 
 
 def _skill_parts(lab: Lab, name: str, model: Model, run: Run) -> Iterator[Finding]:
@@ -317,37 +312,34 @@ def trained(text: str, layers: int, seed: int, position: c.T5Bias | None = None)
     return state.model.eval(), session.run
 
 
-@figure("induction-head-detection")
-def draw_detection(lab: Lab) -> "Figure":
+@figure("induction-head-detection", "Induction scores and the best head", height=3.4)
+def draw_detection(lab: Lab, fig: Figure) -> None:
     """Scores of every head and the map of the best one: of the shipped model, or of the circuit without it."""
-    from glassformer.lens.figure import drawing
     from glassformer.lens.figures.attention import draw_attention
     from glassformer.lens.figures.labels import settle, write_cells
 
-    folder = pretrained.folder(MODEL)
+    folder = pretrained.FOLDERS.get(MODEL)
     model = as_model(40, 41) if folder is None else load(folder)
     scores = head_table(model, weights=False, seed=lab.seed).score("induction")
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     tokens = _shown_tokens(model)
     site = f"blocks.{layer}.attention.pattern"
     pattern = trace(model, tokens, sites=site)[site][0, head]
-    with drawing("Induction scores and the best head", height=3.4) as fig:
-        left, right = fig.canvas.subplots(1, 2, width_ratios=(1, 1.6))
-        image = draw_attention(left, scores)
-        left.set_xticks(range(scores.shape[1]))
-        left.set_yticks(range(scores.shape[0]))
-        left.set_xlabel("head")
-        left.set_ylabel("layer, counted from 0")
-        left.set_title("mean attention to what followed")
-        draw_attention(right, np.where(np.tri(len(pattern)), pattern, np.nan))
-        right.set_title(f"layer {layer}, head {head}: a block of 9 and its copy")
-        right.set_xlabel("key")
-        right.set_ylabel("query")
-        right.set_yticks(range(0, len(pattern), 5))
-        fig.canvas.colorbar(image, ax=[left, right], shrink=0.8, label="attention weight")
-        settle(fig)
-        write_cells(fig, left, image, [[f"{value:.2f}" for value in row] for row in scores.tolist()])
-    return fig
+    left, right = fig.canvas.subplots(1, 2, width_ratios=(1, 1.6))
+    image = draw_attention(left, scores)
+    left.set_xticks(range(scores.shape[1]))
+    left.set_yticks(range(scores.shape[0]))
+    left.set_xlabel("head")
+    left.set_ylabel("layer, counted from 0")
+    left.set_title("mean attention to what followed")
+    draw_attention(right, np.where(np.tri(len(pattern)), pattern, np.nan))
+    right.set_title(f"layer {layer}, head {head}: a block of 9 and its copy")
+    right.set_xlabel("key")
+    right.set_ylabel("query")
+    right.set_yticks(range(0, len(pattern), 5))
+    fig.canvas.colorbar(image, ax=[left, right], shrink=0.8, label="attention weight")
+    settle(fig)
+    write_cells(fig, left, image, [[f"{value:.2f}" for value in row] for row in scores.tolist()])
 
 
 def _shown_tokens(model: Model) -> Tensor:

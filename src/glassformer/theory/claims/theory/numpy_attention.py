@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import mpmath
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,12 +15,13 @@ from glassformer.model.attention import explicit_attention
 from glassformer.reference.attention import attention as oracle_attention
 from glassformer.reference.ops import softmax
 from glassformer.theory.claims.claim import Lab, claim
+from glassformer.theory.claims.rounding import UNIT, max_difference
+from glassformer.theory.claims.small_models import one_layer
 
 Array = NDArray[np.float64]
 Attend = Callable[[Array, Array, Array], Array]
 Shape = tuple[int, int, int, int]
 """n_q, n_k, d_k, d_v."""
-U = 2.0**-53
 FORCED: tuple[Shape, ...] = ((1, 1, 1, 1), (1, 7, 3, 2), (6, 1, 4, 5), (5, 5, 5, 5), (4, 4, 4, 3), (8, 3, 1, 6))
 """One token, one query, one key, square shapes (where a forgotten transpose does not show), d_k = 1."""
 
@@ -27,8 +29,8 @@ FORCED: tuple[Shape, ...] = ((1, 1, 1, 1), (1, 7, 3, 2), (6, 1, 4, 5), (5, 5, 5,
 def scaled_dot_product_attention(q: Array, k: Array, v: Array, mask: NDArray[np.bool_] | None = None) -> Array:
     """softmax(q k^T / sqrt(d_k)) v: q (n_q, d_k), k (n_k, d_k), v (n_k, d_v) -> (n_q, d_v).
 
-    `mask` (n_q, n_k) is True where a query may look. Softmax is over keys and subtracts each row's maximum, so no score
-    is too large; a row that may look nowhere is refused, as 0/0 has no answer.
+    `mask` (n_q, n_k) is True where a query may attend. Softmax is over keys and subtracts each row's maximum, so no
+    score is too large; a row without any allowed key raises an error, because 0/0 is undefined.
     """
     scores = q @ k.T / math.sqrt(q.shape[-1])
     if mask is not None:
@@ -39,14 +41,7 @@ def scaled_dot_product_attention(q: Array, k: Array, v: Array, mask: NDArray[np.
 def by_oracle(q: Array, k: Array, v: Array) -> Array:
     """The oracle's layer, driven by projections that pick q, k and v out of its two inputs."""
     (n_q, d_k), (n_k, d_v) = q.shape, v.shape
-    config = c.EncoderConfig(
-        vocab_size=2,
-        d_model=d_v,
-        n_layers=1,
-        attention=c.Attention(1, d_head=d_k, d_value=d_v, bias=False),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
-    )
+    config = one_layer(c.EncoderConfig, d_model=d_v, attention=c.Attention(1, d_head=d_k, d_value=d_v, bias=False))
     picks = np.eye(d_k + d_v)
     weights = {"q.weight": np.eye(d_k), "k.weight": picks[:d_k], "v.weight": picks[d_k:], "o.weight": np.eye(d_v)}
     memory = np.concatenate([k, v], 1)[None]
@@ -101,8 +96,6 @@ def inputs(lab: Lab, shape: Shape) -> tuple[Array, Array, Array]:
 
 def exact_attention(q: Array, k: Array, v: Array) -> Array:
     """The definition with 50 digits, without subtracting a maximum."""
-    import mpmath
-
     with mpmath.workdps(50):
         Q, K, V = (mpmath.matrix(x.tolist()) for x in (q, k, v))
         weights = (Q * K.T / mpmath.sqrt(q.shape[1])).apply(mpmath.exp)
@@ -115,7 +108,7 @@ def tolerance(q: Array, k: Array, v: Array) -> float:
     """(64 + 4 n) u (1 + max|s|) max|v|: rounding a score by u|s| changes its exponential by that share, and n weights
     are summed."""
     largest = float(np.abs(q @ k.T).max()) / math.sqrt(q.shape[1])
-    return (64 + 4 * len(k)) * U * (1 + largest) * float(np.abs(v).max())
+    return (64 + 4 * len(k)) * UNIT * (1 + largest) * float(np.abs(v).max())
 
 
 def worst_error(attend: Attend, cases: list[tuple[Any, Any]]) -> float:
@@ -125,7 +118,7 @@ def worst_error(attend: Attend, cases: list[tuple[Any, Any]]) -> float:
         out = attend(*given)
         if out.shape != exact.shape or not np.isfinite(out).all():
             return math.inf
-        worst = max(worst, float(np.abs(out - exact).max()) / tolerance(*given))
+        worst = max(worst, max_difference(out, exact) / tolerance(*given))
     return worst
 
 
@@ -149,7 +142,7 @@ def numpy_attention(lab: Lab) -> Iterator[Finding]:
     yield lab.numerical(
         "scores beyond 1e4",
         float(np.abs(out).max()) if np.isfinite(out).all() else math.inf,
-        float(np.abs(values).max()) * (1 + 64 * U),
+        float(np.abs(values).max()) * (1 + 64 * UNIT),
         "the row's maximum is subtracted, so nothing overflows: the output is finite and within the values",
         largest_score=float(np.abs(big[0] @ big[1].T).max()) / 2,
     )
@@ -175,7 +168,7 @@ def permutation_errors(attend: Attend, cases: list[tuple[Any, Any]]) -> dict[str
         if len(q) == len(k):
             found["rows of Q, K and V"] = (attend(q[order], k[order], v[order]), out[order])
         for part, (moved, wanted) in found.items():
-            worst[part] = max(worst[part], float(np.abs(moved - wanted).max()) / bound)
+            worst[part] = max(worst[part], max_difference(moved, wanted) / bound)
     return worst
 
 

@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import sympy as sp
 import torch
 from torch import Tensor
 
-from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens.figure import Figure
 from glassformer.lens.rank import attention_spectra
-from glassformer.model import NO_TAP, build
+from glassformer.model import NO_TAP
 from glassformer.model.attention import Attention
 from glassformer.theory.claims.claim import Lab, claim, figure
-from glassformer.theory.claims.counting.digits import half_units
+from glassformer.theory.claims.rounding import half_units
 from glassformer.theory.claims.theory.attend import NoSoftmax, attend, numerical_rank
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
+from glassformer.theory.claims.weights.layer import layer
 
 CASES = ((8, 2, 3, 1), (8, 2, 3, 2), (8, 2, 3, 4), (12, 1, 4, 2))
 """(n, d_k, d_v, H)."""
@@ -79,8 +78,6 @@ def attention_rank_bound(lab: Lab) -> Iterator[Finding]:
 
 def _determinant(linear: bool) -> tuple[bool, str]:
     """Return det A of Q = K = (0, 1) in closed form; without softmax the matrix Q K^T replaces A."""
-    import sympy as sp
-
     q = sp.Matrix([0, 1])
     scores = q * q.T
     weights = scores.applyfunc(sp.exp)
@@ -92,8 +89,6 @@ def _determinant(linear: bool) -> tuple[bool, str]:
 
 
 def _vandermonde(n: int, linear: bool) -> bool:
-    import sympy as sp
-
     x = sp.Symbol("x")
     kernel = sp.Matrix(n, n, lambda i, j: i * j if linear else x ** (i * j))
     product = sp.prod(x**j - x**i for i in range(n) for j in range(i + 1, n))
@@ -103,8 +98,6 @@ def _vandermonde(n: int, linear: bool) -> bool:
 
 def _linear_bound(lab: Lab) -> tuple[int, int]:
     """How many of 50 random whole-number cases exceed min(n, d_k, d_v); the rank is exact."""
-    import sympy as sp
-
     rng, wrong, cases = lab.rng(1), 0, 50
     for _ in range(cases):
         n, d_k, d_v = (int(size) for size in rng.integers(1, 6, 3))
@@ -114,27 +107,23 @@ def _linear_bound(lab: Lab) -> tuple[int, int]:
     return wrong, cases
 
 
-@figure("attention-rank-bound")
-def draw_rank(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
-
+@figure("attention-rank-bound", "Singular values at d_k = 1, n = 8")
+def draw_rank(lab: Lab, fig: Figure) -> None:
     grid = torch.linspace(-3, 3, 8, dtype=torch.float64)[:, None]
     spectra = attention_spectra(grid, grid, torch.eye(8, dtype=torch.float64))
-    with drawing("Singular values at d_k = 1, n = 8") as fig:
-        ax = fig.canvas.subplots()
-        index = range(1, 9)
-        shown = {"A = softmax(QKᵀ): rank 8": spectra.pattern, "QKᵀ: rank 1": spectra.scores}
-        shown["ln A: rank 2"] = spectra.log_pattern
-        for (label, sigma), marker in zip(shown.items(), "os^", strict=True):
-            ax.plot(index, (sigma / sigma[0]).clamp(min=1e-18), marker + "-", label=label)
-        ax.axhspan(1e-18, 1e-15, color="black", alpha=0.07, linewidth=0)
-        ax.text(8.3, 2e-15, "below: rounding of float64", ha="right", va="bottom", fontsize=8)
-        ax.set_yscale("log")
-        ax.set_ylim(1e-18, 3)
-        ax.set_xlabel("index")
-        ax.set_ylabel("singular value over the largest")
-        ax.legend(loc="center right")
-    return fig
+    ax = fig.canvas.subplots()
+    index = range(1, 9)
+    shown = {"A = softmax(QKᵀ): rank 8": spectra.pattern, "QKᵀ: rank 1": spectra.scores}
+    shown["ln A: rank 2"] = spectra.log_pattern
+    for (label, sigma), marker in zip(shown.items(), "os^", strict=True):
+        ax.plot(index, (sigma / sigma[0]).clamp(min=1e-18), marker + "-", label=label)
+    ax.axhspan(1e-18, 1e-15, color="black", alpha=0.07, linewidth=0)
+    ax.text(8.3, 2e-15, "below: rounding of float64", ha="right", va="bottom", fontsize=8)
+    ax.set_yscale("log")
+    ax.set_ylim(1e-18, 3)
+    ax.set_xlabel("index")
+    ax.set_ylabel("singular value over the largest")
+    ax.legend(loc="center right")
 
 
 @claim("multihead-rank-bound")
@@ -181,33 +170,22 @@ def multihead_rank_bound(lab: Lab) -> Iterator[Finding]:
 def integer_layer(lab: Lab, case: tuple[int, int, int, int]) -> Attention:
     """The engine's attention layer with whole-number weights. Broken: every head is a copy of the first."""
     _, d_k, d_v, heads = case
-    config = c.EncoderConfig(
-        vocab_size=2,
-        d_model=WIDTH,
-        n_layers=1,
-        attention=c.Attention(heads, d_head=d_k, d_value=d_v, bias=False, scale=1 / 16),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
-    )
-    layer = build(config, dtype=torch.float64).blocks[0].get_submodule("attention")
-    assert isinstance(layer, Attention)
-    rng = lab.torch_rng(heads + 10 * d_k)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(torch.randint(-2, 3, parameter.shape, generator=rng))
-        if lab.broken:
-            for weight, width in ((layer.q.weight, d_k), (layer.k.weight, d_k), (layer.v.weight, d_v)):
-                weight.copy_(weight[:width].repeat(heads, 1))
-    return layer
+    rng, widths = lab.torch_rng(heads + 10 * d_k), (d_k, d_k, d_v)
+    q, k, v = (torch.randint(-2, 3, (heads * width, WIDTH), generator=rng) for width in widths)
+    o = torch.randint(-2, 3, (WIDTH, heads * d_v), generator=rng)
+    if lab.broken:
+        q, k, v = (w[:width].repeat(heads, 1) for w, width in zip((q, k, v), widths, strict=True))
+    q, k, v, o = (w.T.double() for w in (q, k, v, o))
+    return layer(q, k, v, o, heads, scale=1 / 16)
 
 
 def _input(lab: Lab, n: int) -> Tensor:
     return torch.randint(-1, 2, (n, WIDTH), generator=lab.torch_rng(7)).to(torch.float64)
 
 
-def _run(layer: Attention, x: Tensor, linear: bool) -> Tensor:
+def _run(attention: Attention, x: Tensor, linear: bool) -> Tensor:
     with torch.no_grad():
-        return layer(x[None], tap=NoSoftmax() if linear else NO_TAP)[0]
+        return attention(x[None], tap=NoSoftmax() if linear else NO_TAP)[0]
 
 
 def _layer_rank(lab: Lab, case: tuple[int, int, int, int], linear: bool) -> int:
@@ -216,16 +194,14 @@ def _layer_rank(lab: Lab, case: tuple[int, int, int, int], linear: bool) -> int:
 
 def _exact_linear_rank(lab: Lab, case: tuple[int, int, int, int]) -> int:
     """Rank of sum_h (Q_h K_h^T) V_h W_h over the whole numbers; the factor 1/16 does not change a rank."""
-    import sympy as sp
-
     n, d_k, d_v, heads = case
-    layer = integer_layer(lab, case)
+    attention = integer_layer(lab, case)
 
     def whole(x: Tensor) -> Any:
         return sp.Matrix(x.detach().to(torch.int64).tolist())
 
     x, out = whole(_input(lab, n)), sp.zeros(n, WIDTH)
-    q, k, v, o = (whole(m.weight) for m in (layer.q, layer.k, layer.v, layer.o))
+    q, k, v, o = (whole(m.weight) for m in (attention.q, attention.k, attention.v, attention.o))
     for h in range(heads):
         rows, values = slice(h * d_k, (h + 1) * d_k), slice(h * d_v, (h + 1) * d_v)
         out += (x * q[rows, :].T) * (x * k[rows, :].T).T * (x * v[values, :].T) * o[:, values].T
@@ -241,20 +217,16 @@ def _rank_one_input(lab: Lab) -> tuple[int, int]:
     return ranks[0], ranks[1]
 
 
-@figure("multihead-rank-bound")
-def draw_multihead(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import drawing
-
+@figure("multihead-rank-bound", f"Rank of a layer's output: n = 12, d_k = 1, d_v = 2, d = {WIDTH}")
+def draw_multihead(lab: Lab, fig: Figure) -> None:
     heads, n, d_k, d_v = range(1, 9), 12, 1, 2
-    with drawing(f"Rank of a layer's output: n = {n}, d_k = {d_k}, d_v = {d_v}, d = {WIDTH}") as fig:
-        ax = fig.canvas.subplots()
-        for linear, marker, label in ((False, "o", "softmax"), (True, "s", "linear")):
-            measured = [_layer_rank(lab, (n, d_k, d_v, h), linear) for h in heads]
-            bound = [min(n, h * (min(d_k, d_v) if linear else d_v), WIDTH) for h in heads]
-            [line] = ax.plot(heads, bound, "--", linewidth=1, label=f"{label}: bound")
-            ax.plot(heads, measured, marker, color=line.get_color(), label=f"{label}: measured")
-        ax.set_xlabel("heads H")
-        ax.set_ylabel("rank")
-        ax.set_ylim(0, math.ceil(n * 1.1))
-        ax.legend(loc="upper left")
-    return fig
+    ax = fig.canvas.subplots()
+    for linear, marker, label in ((False, "o", "softmax"), (True, "s", "linear")):
+        measured = [_layer_rank(lab, (n, d_k, d_v, h), linear) for h in heads]
+        bound = [min(n, h * (min(d_k, d_v) if linear else d_v), WIDTH) for h in heads]
+        [line] = ax.plot(heads, bound, "--", linewidth=1, label=f"{label}: bound")
+        ax.plot(heads, measured, marker, color=line.get_color(), label=f"{label}: measured")
+    ax.set_xlabel("heads H")
+    ax.set_ylabel("rank")
+    ax.set_ylim(0, math.ceil(n * 1.1))
+    ax.legend(loc="upper left")

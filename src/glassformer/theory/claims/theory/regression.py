@@ -3,22 +3,19 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import sympy as sp
 import torch
 from torch import Tensor
 
-from glassformer import config as c
 from glassformer.finding import Finding
-from glassformer.model import build
-from glassformer.model.attention import Attention
+from glassformer.lens.figure import GREY, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
 from glassformer.theory.claims.theory.attend import NoSoftmax, attend
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
-
-Rows = list[list[Fraction]]
+from glassformer.theory.claims.weights.layer import layer
+from glassformer.theory.claims.weights.rational import rational
 
 
 @claim("linear-attention-gd")
@@ -53,8 +50,6 @@ def linear_attention_gd(lab: Lab) -> Iterator[Finding]:
 
 
 def _symbols(n: int = 3, d: int = 2, m: int = 2) -> tuple[Any, ...]:
-    import sympy as sp
-
     shapes = {"X": (n, d), "Y": (n, m), "W": (d, m), "x": (d, 1)}
     return tuple(
         sp.Matrix(*shape, lambda i, j, name=name: sp.Symbol(f"{name}{i}{j}")) for name, shape in shapes.items()
@@ -63,8 +58,6 @@ def _symbols(n: int = 3, d: int = 2, m: int = 2) -> tuple[Any, ...]:
 
 def _step(X: Any, Y: Any, start: Any, eta: Any, divide: int = 1) -> Any:
     """W after one step on L = |XW - Y|²/2 (over `divide`), its gradient taken by differentiating L."""
-    import sympy as sp
-
     W = sp.Matrix(*start.shape, lambda i, j: sp.Symbol(f"w{i}{j}"))
     loss = sum(entry**2 for entry in X * W - Y) / 2 / divide
     gradient = W.applyfunc(lambda w: sp.diff(loss, w))
@@ -72,8 +65,6 @@ def _step(X: Any, Y: Any, start: Any, eta: Any, divide: int = 1) -> Any:
 
 
 def _one_step_symbolic(started_at_zero: bool) -> tuple[bool, str]:
-    import sympy as sp
-
     X, Y, W, x = _symbols()
     eta = sp.Symbol("eta")
     prediction = x.T * _step(X, Y, sp.zeros(*W.shape) if started_at_zero else W, eta)
@@ -83,8 +74,6 @@ def _one_step_symbolic(started_at_zero: bool) -> tuple[bool, str]:
 
 
 def _general_start_symbolic() -> tuple[bool, str]:
-    import sympy as sp
-
     X, Y, W, x = _symbols()
     eta = sp.Symbol("eta")
     attention = x.T * W + eta * (x.T * X.T) * (Y - X * W)
@@ -99,8 +88,6 @@ def _general_start_symbolic() -> tuple[bool, str]:
 
 
 def _mean_loss_symbolic() -> tuple[bool, str]:
-    import sympy as sp
-
     X, Y, W, x = _symbols()
     n = X.rows
     gap = (x.T * _step(X, Y, sp.zeros(*W.shape), n, divide=n) - x.T * X.T * Y).applyfunc(sp.expand)
@@ -109,30 +96,16 @@ def _mean_loss_symbolic() -> tuple[bool, str]:
     ), "dividing the loss by n divides the gradient, so the step must be n times longer"
 
 
-def _product(a: Rows, b: Rows) -> Rows:
-    return [
-        [sum((p * q for p, q in zip(row, column, strict=True)), Fraction(0)) for column in zip(*b, strict=True)]
-        for row in a
-    ]
-
-
 def _fractions_wrong(lab: Lab) -> tuple[int, int]:
-    """One step written with Fractions against attention's sum over the data, on 100 random whole-number sets."""
+    """One step in exact fractions against attention's sum over the data, on 100 random whole-number sets."""
     rng, wrong, cases = lab.rng(), 0, 100
     for _ in range(cases):
         n, d, m = (int(size) for size in rng.integers(1, 6, 3))
-        X, Y, x, start = (
-            [[Fraction(int(v)) for v in row] for row in rng.integers(-5, 6, shape)]
-            for shape in ((n, d), (n, m), (1, d), (d, m))
-        )
-        W = start if lab.broken else [[Fraction(0)] * m for _ in range(d)]
-        fitted = _product(X, W)
-        residual = [[f - y for f, y in zip(fs, ys, strict=True)] for fs, ys in zip(fitted, Y, strict=True)]
-        gradient = _product([list(column) for column in zip(*X, strict=True)], residual)
-        stepped = [[w - g for w, g in zip(ws, gs, strict=True)] for ws, gs in zip(W, gradient, strict=True)]
-        matches = [sum((a * b for a, b in zip(x[0], row, strict=True)), Fraction(0)) for row in X]
-        attention = [sum((s * row[j] for s, row in zip(matches, Y, strict=True)), Fraction(0)) for j in range(m)]
-        wrong += _product(x, stepped)[0] != attention
+        X, Y, x, start = (rational(rng.integers(-5, 6, shape)) for shape in ((n, d), (n, m), (1, d), (d, m)))
+        W = start if lab.broken else 0 * start
+        stepped = W - X.T @ (X @ W - Y)
+        attention = sum((x[0] @ key) * value for key, value in zip(X, Y, strict=True))
+        wrong += bool((x[0] @ stepped != attention).any())
     return wrong, cases
 
 
@@ -141,35 +114,21 @@ def _engine_against_autograd(lab: Lab) -> tuple[float, float]:
     n, d, m = 20, 5, 3
     rng = lab.torch_rng()
     X, Y, x = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((n, d), (n, m), (1, d)))
-    config = c.EncoderConfig(
-        vocab_size=2,
-        d_model=d + m,
-        n_layers=1,
-        attention=c.Attention(1, d_head=d, d_value=m, scale=1.0, bias=False),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
-    )
-    layer = build(config, dtype=torch.float64).blocks[0].get_submodule("attention")
-    assert isinstance(layer, Attention)
     whole = torch.eye(d + m, dtype=torch.float64)
+    attention = layer(whole[:, :d], whole[:, :d], whole[:, d:], whole[d:], scale=1.0)
     tokens = torch.cat([torch.cat([X, Y], 1), torch.cat([x, torch.zeros(1, m, dtype=torch.float64)], 1)])
     with torch.no_grad():
-        for projection, rows in ((layer.q, whole[:d]), (layer.k, whole[:d]), (layer.v, whole[d:])):
-            projection.weight.copy_(rows)
-        layer.o.weight.copy_(whole[:, d:])
-        predicted = layer(tokens[None], tap=NoSoftmax())[0, -1, d:]
+        predicted = attention(tokens[None], tap=NoSoftmax())[0, -1, d:]
     start = torch.randn(d, m, generator=rng, dtype=torch.float64) if lab.broken else torch.zeros(d, m).double()
     W = start.requires_grad_()
     (0.5 * (X @ W - Y).square().sum()).backward()
     assert W.grad is not None
     stepped = (x @ (W - W.grad)).detach()[0]
-    return float((predicted - stepped).abs().max()), float(stepped.abs().max())
+    return max_difference(predicted, stepped), float(stepped.abs().max())
 
 
-@figure("linear-attention-gd")
-def draw_gd(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import GREY, drawing
-
+@figure("linear-attention-gd", "One step of gradient descent from zero, and linear attention")
+def draw_gd(lab: Lab, fig: Figure) -> None:
     rng = lab.torch_rng(5)
     X, Y, x = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((12, 3), (12, 1), (1, 3)))
     X = 0.5 * X
@@ -178,21 +137,19 @@ def draw_gd(lab: Lab) -> "Figure":
     gradient = X.T @ Y  # up to its sign; along it the loss is a parabola, back at its start after 2|g|²/|Xg|²
     top = float(2 * gradient.square().sum() / (X @ gradient).square().sum())
     etas = torch.linspace(0, 1.6, 81, dtype=torch.float64)
-    with drawing("One step of gradient descent from zero, and linear attention") as fig:
-        ax = fig.canvas.subplots()
-        ax.plot(etas, etas * float(x @ X.T @ Y), label="prediction after one step of size eta")
-        ax.axhline(value, color="C1", linestyle="--", label="linear attention, Q = x, K = X, V = Y")
-        ax.axhline(least, color="C2", linestyle=":", label="least squares, where many small steps end")
-        ax.plot(1, value, "o", color="black")
-        ax.annotate("eta = 1", (1, value), xytext=(8, -14), textcoords="offset points")
-        if top < 1.6:
-            ax.axvspan(top, 1.6, color=GREY, alpha=0.12, linewidth=0)
-            ax.text(1.59, 0.02, "the loss rises", ha="right", fontsize=8, transform=ax.get_xaxis_transform())
-        ax.set_xlim(0, 1.6)
-        ax.set_xlabel("step size eta")
-        ax.set_ylabel("prediction at the query")
-        ax.legend(loc="best")
-    return fig
+    ax = fig.canvas.subplots()
+    ax.plot(etas, etas * float(x @ X.T @ Y), label="prediction after one step of size eta")
+    ax.axhline(value, color="C1", linestyle="--", label="linear attention, Q = x, K = X, V = Y")
+    ax.axhline(least, color="C2", linestyle=":", label="least squares, where many small steps end")
+    ax.plot(1, value, "o", color="black")
+    ax.annotate("eta = 1", (1, value), xytext=(8, -14), textcoords="offset points")
+    if top < 1.6:
+        ax.axvspan(top, 1.6, color=GREY, alpha=0.12, linewidth=0)
+        ax.text(1.59, 0.02, "the loss rises", ha="right", fontsize=8, transform=ax.get_xaxis_transform())
+    ax.set_xlim(0, 1.6)
+    ax.set_xlabel("step size eta")
+    ax.set_ylabel("prediction at the query")
+    ax.legend(loc="best")
 
 
 @claim("softmax-attention-kernel-smoother")
@@ -240,8 +197,6 @@ def softmax_attention_kernel_smoother(lab: Lab) -> Iterator[Finding]:
 
 def _weights(normalised: bool) -> tuple[Any, Any, Any]:
     """Three weights e^s_i / sum (broken: e^s_i), three targets, and c."""
-    import sympy as sp
-
     raw = [sp.exp(s) for s in sp.symbols("s0:3", real=True)]
     weights = [w / sum(raw) for w in raw] if normalised else raw
     return weights, sp.symbols("y0:3", real=True), sp.Symbol("c", real=True)
@@ -249,8 +204,6 @@ def _weights(normalised: bool) -> tuple[Any, Any, Any]:
 
 def _minimiser_symbolic(normalised: bool) -> tuple[bool, str]:
     """The minimiser of sum w_i (y_i - c)² is attention's output sum w_i y_i."""
-    import sympy as sp
-
     weights, targets, centre = _weights(normalised)
     objective = sum(w * (y - centre) ** 2 for w, y in zip(weights, targets, strict=True))
     [best] = sp.solve(sp.diff(objective, centre), centre)
@@ -262,8 +215,6 @@ def _minimiser_symbolic(normalised: bool) -> tuple[bool, str]:
 
 
 def _steps_symbolic(normalised: bool) -> tuple[bool, str]:
-    import sympy as sp
-
     weights, targets, centre = _weights(normalised)
     loss = sum(w * (y - centre) ** 2 for w, y in zip(weights, targets, strict=True)) / 2
     output = sum(w * y for w, y in zip(weights, targets, strict=True))
@@ -276,8 +227,6 @@ def _steps_symbolic(normalised: bool) -> tuple[bool, str]:
 
 
 def _gaussian_symbolic() -> tuple[bool, str]:
-    import sympy as sp
-
     q, k = (sp.Matrix(sp.symbols(f"{name}0:3", real=True)) for name in "qk")
     exponent = q.dot(q) / 2 + k.dot(k) / 2 - (q - k).dot(q - k) / 2
     return sp.expand(exponent - q.dot(k)) == 0, (
@@ -296,7 +245,7 @@ def _engine_against_mean(lab: Lab) -> tuple[float, float]:
     q, k, v = _regression_data(lab)
     out = attend(q, k, v, linear=lab.broken)
     smoothed = torch.stack([_smoother(row, k, v) for row in q])
-    return float((out - smoothed).abs().max()), 1e-12
+    return max_difference(out, smoothed), 1e-12
 
 
 def _smoother(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -342,29 +291,25 @@ def _functional_step(lab: Lab) -> tuple[float, float]:
     return float((stepped - attention).detach().abs().max()), rest + 1e-12 * math.exp(reach)
 
 
-@figure("softmax-attention-kernel-smoother")
-def draw_smoother(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import GREY, drawing
-
+@figure("softmax-attention-kernel-smoother", "One-dimensional regression by attention over 24 examples")
+def draw_smoother(lab: Lab, fig: Figure) -> None:
     rng = lab.rng(2)
     x = torch.tensor(sorted(rng.uniform(-3, 3, 24)), dtype=torch.float64)
     y = torch.sin(1.5 * x) + 0.1 * torch.tensor(rng.standard_normal(24))
     grid = torch.linspace(-3.3, 3.3, 200, dtype=torch.float64)
-    with drawing("One-dimensional regression by attention over 24 examples") as fig:
-        ax = fig.canvas.subplots()
-        ax.plot(x, y, "o", color="black", markersize=4, label="examples (x_i, y_i)")
-        for width in (0.3, 1.0):
-            keys, queries = _on_circle(x, width), _on_circle(grid, width)
-            out = attend(queries, keys, y[:, None], scale=1.0)
-            ax.plot(grid, out[:, 0], label=f"softmax attention, width {width}")
-        linear = attend(grid[:, None], x[:, None], y[:, None], linear=True)[:, 0]
-        ax.plot(grid, linear / float((x**2).sum()), label="linear attention over |X|²: a line")
-        ax.axhline(0, color=GREY, linewidth=0.5)
-        ax.set_ylim(-1.8, 2.6)
-        ax.set_xlabel("query x")
-        ax.set_ylabel("output")
-        ax.legend(loc="upper left", ncols=2)
-    return fig
+    ax = fig.canvas.subplots()
+    ax.plot(x, y, "o", color="black", markersize=4, label="examples (x_i, y_i)")
+    for width in (0.3, 1.0):
+        keys, queries = _on_circle(x, width), _on_circle(grid, width)
+        out = attend(queries, keys, y[:, None], scale=1.0)
+        ax.plot(grid, out[:, 0], label=f"softmax attention, width {width}")
+    linear = attend(grid[:, None], x[:, None], y[:, None], linear=True)[:, 0]
+    ax.plot(grid, linear / float((x**2).sum()), label="linear attention over |X|²: a line")
+    ax.axhline(0, color=GREY, linewidth=0.5)
+    ax.set_ylim(-1.8, 2.6)
+    ax.set_xlabel("query x")
+    ax.set_ylabel("output")
+    ax.legend(loc="upper left", ncols=2)
 
 
 def _on_circle(x: Tensor, width: float, radius: float = 12.0) -> Tensor:

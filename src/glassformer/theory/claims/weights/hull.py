@@ -1,21 +1,19 @@
-"""What attention hands on is a mean of values: it stays inside their convex hull."""
+"""The output of attention is a mean of values: it stays inside their convex hull."""
 
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.rounding import UNIT
 from glassformer.theory.claims.weights.layer import Notes, normal, random_layer, run
 from glassformer.theory.claims.weights.rational import Matrix, corners, in_hull, kernel, random_matrix, weights
-from glassformer.theory.claims.weights.simplex import UNIT
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 
 def signed(score: Fraction) -> Fraction:
@@ -98,26 +96,22 @@ class Affine(Notes):
         return super().__call__(site, 4 * value - 3 * value.flip(-1) if site == "pattern" else value)
 
 
-@figure("attention-output-convex-hull")
-def draw_hull(lab: Lab) -> "Figure":
+@figure("attention-output-convex-hull", "Outputs of one head are means of its values", height=3.6)
+def draw_hull(lab: Lab, fig: Figure) -> None:
     from matplotlib.patches import Polygon
-
-    from glassformer.lens.figure import COLOURS, drawing
 
     generator = lab.torch_rng(3)
     attention, x = random_layer(generator, 4, 1, 4, 2), 2.2 * normal(generator, 9, 4)
     seen = run(attention, x)
     v, y = seen["v"][0].numpy(), seen["heads"][0].numpy()
     edge = [(float(a), float(b)) for a, b in corners(np.vectorize(Fraction, otypes=[object])(v))]
-    with drawing("Outputs of one head are means of its values", height=3.6) as fig:
-        ax = fig.canvas.subplots()
-        ax.add_patch(Polygon(edge, facecolor=COLOURS[0], alpha=0.12, edgecolor="none"))
-        ax.add_patch(Polygon(edge, fill=False, edgecolor=COLOURS[0], lw=1))
-        for a, b in zip(v, y, strict=True):
-            ax.annotate("", b, a, arrowprops={"arrowstyle": "->", "color": "#999999", "lw": 0.6})
-        ax.plot(*v.T, "o", color=COLOURS[0], label="values of the tokens")
-        ax.plot(*y.T, "s", color=COLOURS[1], label="outputs, each joined to its token's value")
-        ax.set(xlabel="first component", ylabel="second component")
-        ax.margins(0.08)
-        fig.canvas.legend(loc="outside lower center", ncols=2)
-    return fig
+    ax = fig.canvas.subplots()
+    ax.add_patch(Polygon(edge, facecolor=COLOURS[0], alpha=0.12, edgecolor="none"))
+    ax.add_patch(Polygon(edge, fill=False, edgecolor=COLOURS[0], lw=1))
+    for a, b in zip(v, y, strict=True):
+        ax.annotate("", b, a, arrowprops={"arrowstyle": "->", "color": "#999999", "lw": 0.6})
+    ax.plot(*v.T, "o", color=COLOURS[0], label="values of the tokens")
+    ax.plot(*y.T, "s", color=COLOURS[1], label="outputs, each joined to its token's value")
+    ax.set(xlabel="first component", ylabel="second component")
+    ax.margins(0.08)
+    fig.canvas.legend(loc="outside lower center", ncols=2)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from glassformer import config as c
 from glassformer.model.attention import Attention
-from glassformer.model.context import AttentionContext
-from glassformer.model.tap import NO_TAP
+from glassformer.model.context import NO_TAP, AttentionContext
 from glassformer.shapes import Bool, Float
+from glassformer.theory.claims.small_models import one_layer
 
 
 class Notes(dict[str, Tensor]):
@@ -43,13 +43,11 @@ def layer(
 
 def shape(d_model: int, n_heads: int, d_head: int, d_value: int, scale: float | None = None) -> c.EncoderConfig:
     """The config of a model that is one attention layer without biases, positions, feed-forward and head."""
-    return c.EncoderConfig(
+    return one_layer(
+        c.EncoderConfig,
         vocab_size=1,
         d_model=d_model,
-        n_layers=1,
         attention=c.Attention(n_heads=n_heads, d_head=d_head, d_value=d_value, scale=scale, bias=False),
-        feedforward=c.NoFeedForward(),
-        position=c.NoPosition(),
         head=None,
     )
 

@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import sympy
 import torch
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, GREY, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
+from glassformer.theory.claims.rounding import max_difference
 from glassformer.theory.claims.weights.layer import identity, normal, run
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 STATED = {
     "self-weight, N=10, C=1": (0.2319693, 7),
@@ -48,8 +48,6 @@ def orthogonal_inputs(lab: Lab) -> Iterator[Finding]:
 
 
 def _closed_forms(n: int, slanted: bool) -> bool:
-    import sympy
-
     c = sympy.symbols(f"c0:{n}", positive=True)
     x = sympy.diag(*c)
     if slanted:
@@ -70,8 +68,6 @@ def _closed_forms(n: int, slanted: bool) -> bool:
 
 def _any_size(lab: Lab) -> Finding:
     """With s the sum of the others, orthogonal to x: N enters as a number, the vectors through their products only."""
-    import sympy
-
     n, raised, x, s, own, rest = sympy.symbols("N E x s C R", positive=True)
     across = sympy.Symbol("x.s") if lab.broken else sympy.Integer(0)
     below = raised + n - 1
@@ -89,8 +85,6 @@ def _any_size(lab: Lab) -> Finding:
 
 def _zero_set(lab: Lab) -> Finding:
     """|y_n - x_n|^2 has the numerator sum_m C_m + (N-1)^2 C_n over the others m: zero only where every C is."""
-    import sympy
-
     holds = True
     for n in range(1, 9):
         c = sympy.symbols(f"C0:{n}", nonnegative=True)
@@ -118,7 +112,7 @@ def _on_the_engine(lab: Lab) -> Iterator[Finding]:
                 if lab.broken:
                     x = x + 0.5 * frame[:1]
                 y = run(identity(12, scale=1.0), x)["out"]
-                worst = max(worst, float((y - _formula(x)).abs().max()))
+                worst = max(worst, max_difference(y, _formula(x)))
                 least = min(least, float((y - x).norm() / x.norm()))
     why = "float64, of order 100 roundings of numbers below 10"
     yield lab.numerical("engine against formula", worst, 1e-12, why, tokens=[2, 5, 10], squared_norms=[0.1, 1, 10])
@@ -157,23 +151,19 @@ def computed() -> dict[str, float]:
     return dict(zip(STATED, values, strict=True))
 
 
-@figure("orthogonal-inputs-fixed-point")
-def draw_error(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, GREY, drawing
-
+@figure("orthogonal-inputs-fixed-point", "How far attention moves orthogonal inputs", height=3.3)
+def draw_error(lab: Lab, fig: Figure) -> None:
     squares = np.linspace(0, 12, 200)
     measured = np.arange(0.5, 12.1, 1.0)
-    with drawing("How far attention moves orthogonal inputs", height=3.3) as fig:
-        ax = fig.canvas.subplots()
-        for n, colour in zip((2, 10, 100), COLOURS, strict=False):
-            ax.semilogy(squares, [relative_error(n, c) for c in squares], color=colour, label=f"N = {n}")
-            found = [_engine_error(n, c) for c in measured]
-            ax.plot(measured, found, "o", ms=3.5, color=colour)
-        ax.axvline(1, color=GREY, ls=":", lw=1)
-        ax.text(1.1, 2e-5, "unit vectors", color=GREY)
-        ax.set(xlabel="squared norm of each input", ylabel="|Y - X| / |X|", xlim=(0, 12), ylim=(1e-5, 2))
-        ax.legend(title="line: formula, dots: engine", loc="upper right")
-    return fig
+    ax = fig.canvas.subplots()
+    for n, colour in zip((2, 10, 100), COLOURS, strict=False):
+        ax.semilogy(squares, [relative_error(n, c) for c in squares], color=colour, label=f"N = {n}")
+        found = [_engine_error(n, c) for c in measured]
+        ax.plot(measured, found, "o", ms=3.5, color=colour)
+    ax.axvline(1, color=GREY, ls=":", lw=1)
+    ax.text(1.1, 2e-5, "unit vectors", color=GREY)
+    ax.set(xlabel="squared norm of each input", ylabel="|Y - X| / |X|", xlim=(0, 12), ylim=(1e-5, 2))
+    ax.legend(title="line: formula, dots: engine", loc="upper right")
 
 
 def _engine_error(n: int, c: float) -> float:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import sympy
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.object_]
@@ -68,19 +69,7 @@ def causal(n: int) -> NDArray[np.bool_]:
 
 def rank(matrix: Matrix) -> int:
     """By elimination, without rounding."""
-    rows, found = [list(row) for row in matrix], 0
-    for column in range(matrix.shape[1]):
-        pivot = next((i for i in range(found, len(rows)) if rows[i][column]), None)
-        if pivot is None:
-            continue
-        rows[found], rows[pivot] = rows[pivot], rows[found]
-        top = rows[found]
-        for i in range(found + 1, len(rows)):
-            if rows[i][column]:
-                factor = Fraction(rows[i][column]) / top[column]
-                rows[i] = [a - factor * b for a, b in zip(rows[i], top, strict=True)]
-        found += 1
-    return found
+    return int(sympy.Matrix(matrix).rank())
 
 
 def corners(points: Matrix) -> list[tuple[Fraction, Fraction]]:

@@ -3,12 +3,15 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import sympy
 import torch
+from sympy.ntheory import multinomial_coefficients
 
 from glassformer.finding import Finding
+from glassformer.lens.figure import COLOURS, Figure
 from glassformer.theory.claims.claim import Lab, claim, figure
 from glassformer.theory.claims.weights.layer import Notes, layer
 from glassformer.theory.claims.weights.samples import (
@@ -20,9 +23,6 @@ from glassformer.theory.claims.weights.samples import (
     median_of_means,
 )
 from glassformer.theory.claims.weights.simplex import FLOAT32_LIMIT
-
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
 
 SAMPLES, GROUPS = 1_110_000, 111
 QUERIES, KEYS = 4000, 64
@@ -59,14 +59,11 @@ def dot_product_variance(lab: Lab) -> Iterator[Finding]:
 
 
 def value(formula: str, width: int) -> Any:
-    import sympy
-
     return sympy.sympify(formula).subs("D", width)
 
 
 def moment(width: int, power: int, same: bool = False) -> int:
-    """E[(a.b)^power] for standard normal components, by expansion; `same` puts a in the place of b."""
-    from sympy.ntheory import multinomial_coefficients
+    """E[(a.b)^power] for standard normal components, by expansion; with `same`, b is a."""
 
     def normal_moment(k: int) -> int:
         return 0 if k % 2 else math.prod(range(1, k, 2))  # the odd numbers below k
@@ -81,8 +78,6 @@ def moment(width: int, power: int, same: bool = False) -> int:
 
 def _any_width(lab: Lab) -> Finding:
     """E[(a.b)^2] = sum_ij E[a_i a_j] E[b_i b_j] = sum_ij delta_ij^2, without a distribution."""
-    import sympy
-
     width = sympy.Symbol("D", integer=True, positive=True)
     # the sum over i and j of S_ij T_ij is tr(S T^T); with b = a, E[a_i^2 a_j^2] is 1 or more off the diagonal too
     moments = sympy.OneMatrix(width, width) if lab.broken else sympy.Identity(width)
@@ -94,10 +89,8 @@ def _any_width(lab: Lab) -> Finding:
 
 def _laplace(lab: Lab) -> Finding:
     """E e^(i t a b) = E e^(-t^2 b^2 / 2) = (1 + t^2)^(-1/2), and its square is Laplace's characteristic function."""
-    import sympy
-
     t, b, x = sympy.symbols("t b x", positive=True)
-    wide = 1 / sympy.sqrt(1 + t**2)  # b = wide y turns e^(-t^2 b^2 / 2) e^(-b^2 / 2) db into wide e^(-y^2 / 2) dy
+    wide = 1 / sympy.sqrt(1 + t**2)  # with b = wide y, e^(-t^2 b^2 / 2) e^(-b^2 / 2) db becomes wide e^(-y^2 / 2) dy
     substituted = sympy.simplify((-(t**2) * b**2 / 2 - b**2 / 2).subs(b, wide * x) + x**2 / 2) == 0
     # the transform of e^(-|x|)/2 is the integral of e^(-x) cos(t x) over x > 0, of which this is the antiderivative
     rising = sympy.exp(-x) * (t * sympy.sin(t * x) - sympy.cos(t * x)) / (1 + t**2)
@@ -144,27 +137,21 @@ def _mean_square(lab: Lab, name: str, products: Samples, width: int) -> Finding:
     )
 
 
-@figure("dot-product-variance")
-def draw_products(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
-    with drawing("Dot products of standard normal vectors", height=2.7) as fig:
-        axes = fig.canvas.subplots(1, 3)
-        for ax, width, colour in zip(axes, (1, 16, 256), COLOURS, strict=False):
-            products = gaussian_products(lab, width, 200_000)
-            reach = 4 * math.sqrt(width)
-            ax.hist(products, bins=81, range=(-reach, reach), density=True, color=colour, alpha=0.6)
-            x = np.linspace(-reach, reach, 200)
-            ax.plot(x, np.exp(-(x**2) / (2 * width)) / math.sqrt(2 * math.pi * width), color="black", lw=1)
-            ax.set(title=f"D = {width}, SD {math.sqrt(width):g}", xlabel="a · b", yticks=[])
-        axes[0].set_ylabel("density (line: N(0, D))")
-    return fig
+@figure("dot-product-variance", "Dot products of standard normal vectors", height=2.7)
+def draw_products(lab: Lab, fig: Figure) -> None:
+    axes = fig.canvas.subplots(1, 3)
+    for ax, width, colour in zip(axes, (1, 16, 256), COLOURS, strict=False):
+        products = gaussian_products(lab, width, 200_000)
+        reach = 4 * math.sqrt(width)
+        ax.hist(products, bins=81, range=(-reach, reach), density=True, color=colour, alpha=0.6)
+        x = np.linspace(-reach, reach, 200)
+        ax.plot(x, np.exp(-(x**2) / (2 * width)) / math.sqrt(2 * math.pi * width), color="black", lw=1)
+        ax.set(title=f"D = {width}, SD {math.sqrt(width):g}", xlabel="a · b", yticks=[])
+    axes[0].set_ylabel("density (line: N(0, D))")
 
 
 @claim("unit-variance-scaling")
 def unit_variance(lab: Lab) -> Iterator[Finding]:
-    import sympy
-
     c, width = sympy.symbols("c D", positive=True)
     found = sympy.solve(sympy.Eq(c**2 * width, 1), c)
     yield lab.exact("uniqueness", found == [1 / sympy.sqrt(width)], "Var(c a.b) = c^2 D is 1 for one positive c")
@@ -285,22 +272,16 @@ def _no_overflow(lab: Lab, largest: Samples) -> Finding:
     )
 
 
-@figure("unit-variance-scaling")
-def draw_saturation(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
-    with drawing("Softmax over 64 keys with and without the factor 1/√d", height=2.9) as fig:
-        left, right = fig.canvas.subplots(1, 2)
-        for (form, found), colour in zip(statistics(lab).items(), COLOURS, strict=False):
-            for ax, name in ((left, "largest weight"), (right, "entropy")):
-                ax.semilogx(WIDTHS, [found[d][name].mean() for d in WIDTHS], "o-", color=colour, label=form, base=2)
-        for ax, name, top in ((left, "mean largest weight", 1.0), (right, "mean entropy (nats)", math.log(KEYS))):
-            ax.set(xlabel="width d", ylabel=name, ylim=(0, 1.05 * top))
-            ax.set_xticks(WIDTHS, [str(d) for d in WIDTHS])
-            ax.minorticks_off()
-        right.axhline(math.log(KEYS), color="#666666", ls=":", lw=1)
-        right.annotate(
-            "even weights", (16, math.log(KEYS)), (0, -3), textcoords="offset points", va="top", color="#666666"
-        )
-        left.legend(loc="center right")
-    return fig
+@figure("unit-variance-scaling", "Softmax over 64 keys with and without the factor 1/√d", height=2.9)
+def draw_saturation(lab: Lab, fig: Figure) -> None:
+    left, right = fig.canvas.subplots(1, 2)
+    for (form, found), colour in zip(statistics(lab).items(), COLOURS, strict=False):
+        for ax, name in ((left, "largest weight"), (right, "entropy")):
+            ax.semilogx(WIDTHS, [found[d][name].mean() for d in WIDTHS], "o-", color=colour, label=form, base=2)
+    for ax, name, top in ((left, "mean largest weight", 1.0), (right, "mean entropy (nats)", math.log(KEYS))):
+        ax.set(xlabel="width d", ylabel=name, ylim=(0, 1.05 * top))
+        ax.set_xticks(WIDTHS, [str(d) for d in WIDTHS])
+        ax.minorticks_off()
+    right.axhline(math.log(KEYS), color="#666666", ls=":", lw=1)
+    right.annotate("even weights", (16, math.log(KEYS)), (0, -3), textcoords="offset points", va="top", color="#666666")
+    left.legend(loc="center right")

@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import mpmath
 import numpy as np
+import sympy
 import torch
 
+from glassformer import config as c
 from glassformer.finding import Finding
+from glassformer.lens import trace
+from glassformer.lens.figure import COLOURS, Figure
+from glassformer.model import build
 from glassformer.theory.claims.claim import Lab, claim, figure, solve
+from glassformer.theory.claims.rounding import UNIT, max_difference
 from glassformer.theory.claims.weights.layer import normal, shape, softmax_of
 
-if TYPE_CHECKING:
-    from glassformer.lens.figure import Figure
-
-UNIT = 2.0**-53
-"""u: the relative error of one rounding in float64."""
 SIZES = range(1, 9)
 FLOAT32_LIMIT = 88.7229
 """exp of anything above it overflows float32."""
@@ -73,8 +75,6 @@ def _any_size(z3: Any, signed: bool) -> bool:
 
 def _certificate(lab: Lab, n: int) -> Finding:
     """Maximise a_k: the multiplier of the sum is 1, that of a_m >= 0 is 1 for m != k and 0 for k."""
-    import sympy
-
     a = sympy.symbols(f"a0:{n}")
     holds = True
     for k in range(n):
@@ -91,30 +91,24 @@ def _certificate(lab: Lab, n: int) -> Finding:
     )
 
 
-@figure("convex-weights-upper-bound")
-def draw_simplex(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("convex-weights-upper-bound", "Weights that are not negative and sum to 1", height=3.9)
+def draw_simplex(lab: Lab, fig: Figure) -> None:
     corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]])
     steps = 60
     grid = np.array([(i, j, steps - i - j) for i in range(steps + 1) for j in range(steps + 1 - i)]) / steps
     points = grid @ corners
-    with drawing("Weights that are not negative and sum to 1", height=3.9) as fig:
-        ax = fig.canvas.subplots()
-        shown = ax.tricontourf(points[:, 0], points[:, 1], grid.max(axis=1), levels=np.linspace(1 / 3, 1, 13))
-        ax.add_patch(_polygon(corners))
-        for k, (corner, at) in enumerate(zip(corners, ((-0.02, -0.06), (1.02, -0.06), (0.5, 0.91)), strict=True)):
-            ax.plot(*corner, "o", color=COLOURS[1], clip_on=False)
-            ax.text(*at, f"$a_{k + 1} = 1$", ha="center", va="bottom" if k == 2 else "top")
-        ax.text(0.5, -0.03, "$a_3 = 0$", ha="center", va="top")
-        ax.text(0.79, 0.46, "$a_1 = 0$", rotation=-60, ha="center", va="center")
-        ax.text(0.21, 0.46, "$a_2 = 0$", rotation=60, ha="center", va="center")
-        ax.set(aspect="equal", xlim=(-0.15, 1.15), ylim=(-0.13, 1.0))
-        ax.axis("off")
-        fig.canvas.colorbar(
-            shown, ax=ax, label="largest weight", ticks=[1 / 3, 0.5, 0.75, 1], format="%.2f", shrink=0.8
-        )
-    return fig
+    ax = fig.canvas.subplots()
+    shown = ax.tricontourf(points[:, 0], points[:, 1], grid.max(axis=1), levels=np.linspace(1 / 3, 1, 13))
+    ax.add_patch(_polygon(corners))
+    for k, (corner, at) in enumerate(zip(corners, ((-0.02, -0.06), (1.02, -0.06), (0.5, 0.91)), strict=True)):
+        ax.plot(*corner, "o", color=COLOURS[1], clip_on=False)
+        ax.text(*at, f"$a_{k + 1} = 1$", ha="center", va="bottom" if k == 2 else "top")
+    ax.text(0.5, -0.03, "$a_3 = 0$", ha="center", va="top")
+    ax.text(0.79, 0.46, "$a_1 = 0$", rotation=-60, ha="center", va="center")
+    ax.text(0.21, 0.46, "$a_2 = 0$", rotation=60, ha="center", va="center")
+    ax.set(aspect="equal", xlim=(-0.15, 1.15), ylim=(-0.13, 1.0))
+    ax.axis("off")
+    fig.canvas.colorbar(shown, ax=ax, label="largest weight", ticks=[1 / 3, 0.5, 0.75, 1], format="%.2f", shrink=0.8)
 
 
 def _polygon(corners: np.ndarray) -> Any:
@@ -205,46 +199,38 @@ def _ends(lab: Lab) -> Iterator[Finding]:
 
 
 def _empty_rows_of_models(lab: Lab) -> Iterator[Finding]:
-    import glassformer as gf
-    from glassformer import config as c
-    from glassformer.lens import trace
-
-    model = gf.build(shape(8, 2, 4, 4), seed=lab.seed, dtype=torch.float64)
+    model = build(shape(8, 2, 4, 4), seed=lab.seed, dtype=torch.float64)
     mask = torch.ones(1, 5, 5, dtype=torch.bool)
     mask[0, 2] = False
     seen = trace(model, [[0] * 5], sites=["blocks.0.attention.pattern"], mask=mask)["blocks.0.attention.pattern"]
     alone = torch.eye(5, dtype=torch.float64)[2]
     why = "a model gives an empty row of a mask its own token, the documented rule, never an even spread"
-    yield lab.numerical("empty row of a model", float((seen[0, :, 2] - alone).abs().max()), 0.0, why)
+    yield lab.numerical("empty row of a model", max_difference(seen[0, :, 2], alone), 0.0, why)
     pair = c.Seq2SeqConfig(
         vocab_size=3, d_model=8, n_layers=1, n_encoder_layers=1, attention=c.Attention(n_heads=2),
         feedforward=c.Dense(d_ff=8), position=c.NoPosition(),
     )  # fmt: skip
     source = torch.zeros(1, 4, dtype=torch.long)
     try:
-        gf.build(pair, seed=lab.seed)(source, source, source_mask=torch.zeros(1, 4, dtype=torch.bool))
+        build(pair, seed=lab.seed)(source, source, source_mask=torch.zeros(1, 4, dtype=torch.bool))
         refused = False
     except ValueError:
         refused = True
     yield lab.exact("cross-attention over padding", refused, "a source of padding alone is refused, not averaged")
 
 
-@figure("softmax-row-stochastic")
-def draw_temperatures(lab: Lab) -> "Figure":
-    from glassformer.lens.figure import COLOURS, drawing
-
+@figure("softmax-row-stochastic", "Softmax of one row of scores", height=2.8)
+def draw_temperatures(lab: Lab, fig: Figure) -> None:
     scores = torch.tensor([[2.0, 1.0, 0.5, -0.5, -2.0]], dtype=torch.float64)
-    own = lab.knobs.get("temperature", 1.0)
-    with drawing("Softmax of one row of scores", height=2.8) as fig:
-        axes = fig.canvas.subplots(1, 3, sharey=True)
-        for ax, temperature, colour in zip(axes, (0.2, own, 5.0), COLOURS, strict=False):
-            weights = softmax_of(scores / temperature)[0].tolist()
-            bars = ax.bar(range(len(weights)), weights, color=colour)
-            ax.bar_label(bars, [f"{w:.2f}" for w in weights], fontsize=7, padding=1)
-            ax.set(title=f"temperature {temperature:g}", xlabel="score", ylim=(0, 1.12))
-            ax.set_xticks(range(len(weights)), [f"{s:g}" for s in scores[0].tolist()])
-        axes[0].set_ylabel("weight")
-    return fig
+    own = lab.knobs["temperature"]
+    axes = fig.canvas.subplots(1, 3, sharey=True)
+    for ax, temperature, colour in zip(axes, (0.2, own, 5.0), COLOURS, strict=False):
+        weights = softmax_of(scores / temperature)[0].tolist()
+        bars = ax.bar(range(len(weights)), weights, color=colour)
+        ax.bar_label(bars, [f"{w:.2f}" for w in weights], fontsize=7, padding=1)
+        ax.set(title=f"temperature {temperature:g}", xlabel="score", ylim=(0, 1.12))
+        ax.set_xticks(range(len(weights)), [f"{s:g}" for s in scores[0].tolist()])
+    axes[0].set_ylabel("weight")
 
 
 @claim("softmax-shift-invariance")
@@ -277,8 +263,6 @@ def shift_invariance(lab: Lab) -> Iterator[Finding]:
 
 
 def _shifted_identity(lab: Lab) -> Finding:
-    import sympy
-
     s = sympy.symbols("s0:3", real=True)
     c = sympy.symbols("c0:3", real=True) if lab.broken else (sympy.Symbol("c", real=True),) * 3
     plain, moved = ([sympy.exp(x) for x in row] for row in (s, [x + d for x, d in zip(s, c, strict=True)]))
@@ -292,8 +276,6 @@ def _shifted_identity(lab: Lab) -> Finding:
 
 def _against_digits(lab: Lab) -> Finding:
     """Compare the model's weights with 50-digit ones; exp amplifies the rounding of the subtraction."""
-    import mpmath
-
     rng, n = lab.rng(), 24
     worst = 0.0
     for span in (1.0, 50.0, 1e4):

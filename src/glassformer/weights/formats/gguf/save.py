@@ -12,6 +12,7 @@ from glassformer.finding import Finding, Verdict
 from glassformer.model import DecoderLM, build
 from glassformer.weights import families
 from glassformer.weights.errors import WeightsError
+from glassformer.weights.folder import read_model
 from glassformer.weights.formats.gguf.check import compare_with_llama
 from glassformer.weights.formats.gguf.file import is_gguf
 from glassformer.weights.formats.gguf.vocabulary import write_vocabulary
@@ -24,7 +25,6 @@ from glassformer.weights.formats.gguf.write import (
     write_gguf,
 )
 from glassformer.weights.formats.unverified import UnverifiedError
-from glassformer.weights.loading import read_model
 from glassformer.weights.swap import staged_file
 from glassformer.weights.target import check_file_target
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from glassformer.model import DecoderLM, EncoderLM, Seq2Seq
 from glassformer.model.cache import Cache, Growing
-from glassformer.model.moe import MoE
-from glassformer.model.tap import NO_TAP, Tap
+from glassformer.model.context import NO_TAP, Tap
+from glassformer.model.layers import MoE
 
 BATCH, TOKENS, PAST, SOURCE = 2, 3, 5, 7
 """Sizes of the examples. They differ from each other and from 0 and 1, which the exporter would take as constants."""

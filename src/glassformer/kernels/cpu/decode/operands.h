@@ -1,0 +1,243 @@
+// Activations in the layout of the matmuls: tiles of a few vectors, interleaved element by element.
+#pragma once
+#include <vector>
+#include "rows.h"
+#include "amx.h"
+
+namespace glass {
+
+constexpr int WIDE = 32;         // rows of a panel
+constexpr int PARTS = WIDE / LANES;  // registers of them
+// From this many vectors on, a matmul is limited by arithmetic, and transposing a panel of weights pays off. With short
+// registers the transposition takes longer.
+constexpr int MANY = LANES == 16 ? 16 : 48;
+template <int KIND> constexpr int ZERO = KIND == INT8 ? 128 : 8;  // a weight of whole numbers is (byte - ZERO) * scale
+
+// Parts of a panel that are multiplied with B vectors at once: as many as there are registers for.
+template <int B> constexpr int AT_ONCE = SUMS / B >= PARTS ? PARTS : SUMS / B >= 4 && PARTS > 4 ? 4 : SUMS / B >= 2 ? 2 : 1;
+constexpr int TALL = LANES == 16 ? 14 : LANES == 8 ? 6 : 4, SHORT = LANES / 2;  // vectors of a tile where there are many; LANES at most
+static_assert(TALL <= LANES, "");
+
+// How numbers are kept, in words of 32 bits: FLOATS one, PAIRS two of bfloat16, BYTES four of one byte. SPLIT are two
+// words for four numbers of 16 bits: where bytes can be multiplied, their high and their low bytes; elsewhere the first
+// and third number, and the second and fourth. LINES are PAIRS of which each vector lies in one piece.
+enum Form : int32_t { FLOATS, PAIRS, BYTES, SPLIT, LINES };
+
+#if defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+#if defined(__AVX512VNNI__)
+constexpr bool HAS_BYTES = true;
+#else
+constexpr bool HAS_BYTES = false;
+#endif
+
+inline bool whole(const Matrix& m) { return m.kind == INT8 || m.kind == INT4; }
+
+inline Form form_of(const Matrix& m, int batch) {
+    if (whole(m)) return batch < MANY || !HAS_BYTES ? SPLIT : BYTES;
+    if (batch < MANY || m.kind != BF16) return FLOATS;
+    if (HAS_TILES && m.columns % (2 * TILE) == 0 && may_use_tiles()) return LINES;
+    return HAS_PAIRS ? PAIRS : FLOATS;
+}
+
+inline int tile_of(Form form, int batch) {  // vectors of a tile: what the registers hold, and little that is empty
+    if (form == LINES) return 2 * TILE;
+    if (batch < MANY || form == SPLIT) return batch <= 2 ? std::max(batch, 1) : batch <= 4 ? 4 : std::min(8, LANES);
+    const auto filled = [=](int tile) { return (batch + tile - 1) / tile * tile; };
+    return filled(TALL) <= filled(SHORT) || batch >= 64 ? TALL : SHORT;
+}
+
+// out[c][0..LANES) = rows[0..LANES)[c] for LANES columns c: neighbours change places at distances 8, 4, 2 and 1.
+inline void transpose_square(const float* rows, long pitch, float* out, long out_pitch) {
+#if defined(__clang__)  // has no shuffle by a variable
+    for (int c = 0; c < LANES; c++)
+        for (int r = 0; r < LANES; r++) out[c * out_pitch + r] = rows[r * pitch + c];
+#else
+    floats v[LANES];
+    for (int i = 0; i < LANES; i++) v[i] = load(rows + i * pitch);
+#define GLASS_EXCHANGE(D)                                                                                   \
+    for (int i = 0; i < LANES; i++)                                                                             \
+        if (LANES > D && !(i & D)) {                                                                                \
+            ints low, high;                                                                                   \
+            for (int c = 0; c < LANES; c++) low[c] = c & D ? c - D + LANES : c, high[c] = c & D ? c + LANES : c + D;    \
+            floats& other = v[(i + D) % LANES];                                                                     \
+            const floats a = __builtin_shuffle(v[i], other, low), b = __builtin_shuffle(v[i], other, high);     \
+            v[i] = a, other = b;                                                                            \
+        }
+    GLASS_EXCHANGE(8)
+    GLASS_EXCHANGE(4)
+    GLASS_EXCHANGE(2)
+    GLASS_EXCHANGE(1)
+#undef GLASS_EXCHANGE
+    for (int c = 0; c < LANES; c++) *(floats*)(out + c * out_pitch) = v[c];
+#endif
+}
+
+struct Vectors {
+    Form form;
+    int batch, tile, tiles, columns, depth, group, zero;  // depth: words of one vector
+    std::vector<uint32_t> words;                          // (tiles, depth, tile)
+    std::vector<float> scales;                            // (tiles, groups, tile)
+    std::vector<int32_t> starts;                          // the same: -zero * sum of a group, where its sum starts
+
+    void shape(const Matrix& m, int batch_, bool filled = true) {
+        batch = batch_, columns = m.columns, group = whole(m) ? m.group : m.columns;
+        form = form_of(m, batch), tile = tile_of(form, batch), tiles = (batch + tile - 1) / tile;
+        zero = m.kind == INT8 ? ZERO<INT8> : ZERO<INT4>;
+        depth = form == FLOATS ? (columns + 1) / 2 * 2 : form == BYTES ? columns / 4 : (columns + 1) / 2;
+        if (!filled) return;
+        if ((long)words.size() < (long)tiles * depth * tile) words.resize((long)tiles * depth * tile);
+        if (rounds()) scales.resize((long)tiles * groups() * tile), starts.resize(scales.size());
+    }
+    bool rounds() const { return form == BYTES || form == SPLIT; }
+    int groups() const { return columns / group; }
+    const uint32_t* words_of(int i) const { return &words[(long)i * depth * tile]; }
+    const float* scales_of(int i) const { return &scales[(long)i * groups() * tile]; }
+    const int32_t* starts_of(int i) const { return &starts[(long)i * groups() * tile]; }
+
+    // Tiles part, part + parts, ... of `batch` vectors at a distance of `pitch`.
+    void pack(const float* x, long pitch, int part, int parts) {
+        static thread_local std::vector<uint32_t> room;
+        const bool in_place = tile == 1 || form == LINES;
+        const long line = form == LINES ? depth : (depth + LANES - 1) / LANES * LANES;
+        room.resize(LANES * line);
+        for (int i = part; i < tiles; i += parts) {
+            const float* from = x + (long)i * tile * pitch;
+            uint32_t* to = &words[(long)i * depth * tile];
+            if (form == FLOATS && (i + 1L) * tile + LANES <= batch && depth % LANES == 0) {
+                interleave((const uint32_t*)from, pitch, to);
+                continue;
+            }
+            uint32_t* lines = in_place ? to : room.data();
+            for (int b = 0; b < tile; b++) {
+                if (i * tile + b < batch) convert(from + b * pitch, lines + b * line, i, b);
+                else clear(lines + b * line, i, b);
+            }
+            if (!in_place) interleave(lines, line, to);
+        }
+    }
+
+private:
+    // to[k][b] = lines[b][k]; whole vectors are written, and what is too much of one is written over by the next
+    void interleave(const uint32_t* lines, long line, uint32_t* to) const {
+        uint32_t last[LANES * LANES];
+        for (int k = 0; k < depth; k += LANES) {
+            const bool more = k + 2 * LANES <= depth;
+            transpose_square((const float*)lines + k, line, more ? (float*)to + (long)k * tile : (float*)last, more ? tile : LANES);
+            if (more) continue;
+            for (int c = 0; c < std::min(LANES, depth - k); c++)
+                std::memcpy(to + (long)(k + c) * tile, last + c * LANES, tile * sizeof(uint32_t));
+        }
+    }
+
+    void clear(uint32_t* to, int i, int b) {
+        std::memset(to, 0, depth * sizeof(uint32_t));
+        if (rounds())
+            for (int g = 0; g < groups(); g++)
+                scales[((long)i * groups() + g) * tile + b] = 0, starts[((long)i * groups() + g) * tile + b] = 0;
+    }
+
+    void convert(const float* x, uint32_t* to, int i, int b) {
+        if (form == FLOATS) {
+            std::memcpy(to, x, columns * sizeof(float));
+            if (columns % 2) to[columns] = 0;
+        } else if (form == PAIRS || form == LINES) {
+            pairs(x, to);
+        } else {
+            for (int g = 0; g < groups(); g++) quantise(x + (long)g * group, to, i, b, g);
+        }
+    }
+
+    void pairs(const float* x, uint32_t* to) {
+#if defined(__AVX512BF16__)
+        int c = 0;
+        for (; c + 2 * LANES <= columns; c += 2 * LANES)
+            _mm512_storeu_si512(to + c / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)load(x + c + LANES), (__m512)load(x + c)));
+        for (; c < columns; c += 2) {
+            const __m256bh both = _mm512_cvtneps_pbh(_mm512_setr4_ps(x[c], c + 1 < columns ? x[c + 1] : 0.0f, 0, 0));
+            std::memcpy(to + c / 2, &both, 4);
+        }
+#else
+        uint16_t* halves = (uint16_t*)to;
+        for (int c = 0; c < columns; c++) {  // to the nearest, ties to even
+            uint32_t bits;
+            std::memcpy(&bits, x + c, sizeof bits);
+            halves[c] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        }
+#endif
+    }
+
+    // One group of a vector: q = round(x / scale), scale = max|x| / 127 (BYTES) or / 32512 (SPLIT: q = 256 high + low).
+    void quantise(const float* x, uint32_t* to, int i, int b, int g) {
+        floats most = {};
+        for (int c = 0; c < group; c += LANES) {
+            const floats here = load(x + c), size = here < 0 ? -here : here;
+            most = size > most ? size : most;
+        }
+        float largest = 1e-30f;
+        for (int k = 0; k < LANES; k++) largest = most[k] > largest ? most[k] : largest;
+        const float top = form == BYTES ? 127.0f : 32512.0f, inverse = top / largest;
+        const long position = ((long)i * groups() + g) * tile + b;
+        ints sums = {};
+        for (int c = 0; c < group; c += LANES) {
+            const ints q = round_to_int(load(x + c) * inverse);
+            sums += q;
+            const int at = (g * group + c) / 4;
+            if (form == BYTES) {
+                low_bytes(q, to + at);
+            } else if (!HAS_BYTES) {
+                for (int k = 0; k < LANES; k += 4) {
+                    to[2 * at + k / 2] = (uint16_t)q[k] | (uint32_t)q[k + 2] << 16;
+                    to[2 * at + k / 2 + 1] = (uint16_t)q[k + 1] | (uint32_t)q[k + 3] << 16;
+                }
+            } else {
+                uint32_t high[LANES / 4], low[LANES / 4];
+                low_bytes(q, low);
+                low_bytes((q - sign_extended(low)) >> 8, high);
+                for (int k = 0; k < LANES / 4; k++) to[2 * (at + k)] = high[k], to[2 * (at + k) + 1] = low[k];
+            }
+        }
+        int32_t sum = 0;
+        for (int k = 0; k < LANES; k++) sum += sums[k];
+        scales[position] = largest / top, starts[position] = -zero * sum;
+    }
+
+    static ints round_to_int(floats x) {
+#if defined(__AVX512F__)
+        return (ints)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+        return (ints)_mm256_cvtps_epi32((__m256)x);
+#else
+        ints q;
+        for (int k = 0; k < LANES; k++) q[k] = (int32_t)std::nearbyintf(x[k]);
+        return q;
+#endif
+    }
+
+    static void low_bytes(ints q, uint32_t* to) {  // the lowest bytes of LANES numbers
+#if defined(__AVX512F__)
+        _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)q));
+#else
+        int8_t bytes[LANES];
+        for (int k = 0; k < LANES; k++) bytes[k] = (int8_t)q[k];
+        std::memcpy(to, bytes, LANES);
+#endif
+    }
+
+    static ints sign_extended(const uint32_t* words) {  // LANES signed bytes
+#if defined(__AVX512F__)
+        return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)words));
+#else
+        int8_t bytes[LANES];
+        std::memcpy(bytes, words, LANES);
+        ints out;
+        for (int k = 0; k < LANES; k++) out[k] = bytes[k];
+        return out;
+#endif
+    }
+};
+
+}  // namespace glass

@@ -1,0 +1,158 @@
+// The matrices of a model, and matmuls of a float32 matrix with a few vectors, limited by memory bandwidth.
+//
+// A float32 matrix is read in place, row by row; the other kinds are copies in panels (packed.h). Sums are float32 in an
+// order that does not depend on the number of threads: a row is always summed by one thread.
+#pragma once
+#include <algorithm>
+#include "../vectors.h"
+
+namespace glass {
+
+#if defined(__AVX512F__)
+constexpr int SUMS = 28;  // registers that hold sums; the others hold operands
+#elif defined(__aarch64__)
+constexpr int SUMS = 24;
+#else
+constexpr int SUMS = 12;
+#endif
+enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 };
+
+struct Matrix {           // y = weights x + bias
+    const void* weights;  // F32: rows of `columns` weights; others: panels of 32 rows
+    const float* scales;  // INT8, INT4: (panels, columns / group, 32)
+    const float* bias;    // or null
+    int32_t rows, columns, group;
+    int32_t kind;
+};
+
+// Keep a vector in its register: the compiler would load it again for each multiplication, and loads would then be the
+// bottleneck.
+inline floats in_register(floats v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(__AVX__)
+    asm("" : "+x"(v));
+#endif
+    return v;
+}
+
+// sum + a b, rounded once. Written explicitly, because GCC's tuning for some processors splits it into a multiplication and
+// an addition, and then a vector gets different bits in a batch than alone.
+inline floats multiply_add(floats sum, floats a, floats b) {
+#if defined(__AVX512F__)  // with the intrinsic, GCC moves sums between registers at every step
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+#elif defined(__FMA__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+inline floats multiply_add(floats sum, floats a, float b) { return multiply_add(sum, a, b - floats{}); }
+
+// The first n < LANES floats of p, then `rest`.
+inline floats load_some(const float* p, int n, float rest) {
+    float a[LANES];
+    for (int i = 0; i < LANES; i++) a[i] = i < n ? p[i] : rest;
+    return load(a);
+}
+inline void store_some(float* p, int n, floats v) { std::memcpy(p, &v, n * sizeof(float)); }
+
+inline float sum_of(const float* a, int n) {
+    floats sum = {};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) sum += load(a + i);
+    float rest = sum_lanes(sum);
+    for (; i < n; i++) rest += a[i];
+    return rest;
+}
+
+inline float dot(const float* a, const float* b, int n) {
+    floats sum = {};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) sum = multiply_add(sum, load(a + i), load(b + i));
+    float rest = sum_lanes(sum);
+    for (; i < n; i++) rest += a[i] * b[i];
+    return rest;
+}
+
+// The contribution of the columns from `whole` on (fewer than LANES). Not inline: few matrices have such columns, and every
+// instance of rows_times would contain the code.
+__attribute__((noinline)) inline void add_rest(const float* w, long columns, long whole, const float* const* x,
+                                               int rows, int vectors, float* out) {
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < vectors; b++)
+            for (long c = whole; c < columns; c++) out[r * vectors + b] += w[r * columns + c] * x[b][c];
+}
+
+// R rows times B vectors.
+//
+// One row is a single stream, which the hardware prefetcher handles best. It cannot follow R streams, so there the rows that
+// come `next`, if any, are prefetched into the L2 cache. The order of a sum is the same for every R and B: a vector gets the
+// same bits alone and in a batch.
+template <int R, int B, bool NEXT>
+inline void rows_times(const Matrix& m, int row, const float* next, const float* const* x, float* const* y) {
+    const long columns = m.columns, whole = columns / LANES * LANES;
+    const float* w = (const float*)m.weights + (long)row * columns;
+    floats sums[R][B] = {};
+    float out[R * B];
+    for (long i = 0; i < whole; i += LANES) {
+        floats weights[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const float* at = w + r * columns + i;
+            weights[r] = in_register(load(at));
+            if (NEXT) __builtin_prefetch(next + r * columns + i, 0, 2);
+        }
+#pragma GCC unroll 8
+        for (int b = 0; b < B; b++) {
+            const floats here = R > 1 ? in_register(load(x[b] + i)) : load(x[b] + i);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) sums[r][b] = multiply_add(sums[r][b], weights[r], here);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int b = 0; b < B; b++) out[r * B + b] = sum_lanes(sums[r][b]);
+    if (whole < columns) add_rest(w, columns, whole, x, R, B, out);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int b = 0; b < B; b++) y[b][row + r] = out[r * B + b] + (m.bias ? m.bias[row + r] : 0.0f);
+}
+
+// B vectors; the last is repeated for missing ones, which are computed and written again. As many vectors as the registers
+// hold are multiplied with the same rows at once, then the others, while the rows are in the L1 cache.
+template <int B>
+inline void band(const Matrix& m, int first, int last, const float* x, long pitch, int vectors, float* y, long stride,
+                 int next_row) {
+    constexpr int FEW = std::min(B, SUMS / 3), R = B == 1 && LANES == 16 ? 1 : std::min(4, SUMS / FEW);
+    const float* from[B];
+    float* to[B];
+    for (int b = 0; b < B; b++) {
+        const long at = b < vectors ? b : vectors - 1;
+        from[b] = x + at * pitch, to[b] = y + at * stride;
+    }
+    int row = first;
+    const float* all = (const float*)m.weights;
+    for (; row + R <= last; row += R) {
+        const float* next = all + (long)(row + R < last || !next_row ? row + R : next_row) * m.columns;
+        rows_times<R, FEW, (R > 1)>(m, row, next, from, to);
+        for (int b = FEW; b < B; b += FEW) rows_times<R, FEW, false>(m, row, nullptr, from + b, to + b);
+    }
+    for (; row < last; row++)
+        for (int b = 0; b < B; b += FEW) rows_times<1, FEW, false>(m, row, nullptr, from + b, to + b);
+}
+
+// Rows first..last of y = m x (+ bias) for a float32 matrix and a few vectors, `pitch` floats apart.
+inline void multiply_rows(const Matrix& m, int first, int last, const float* x, long pitch, int batch, float* y,
+                          long stride, int next_row) {
+    for (; batch > 4; batch -= 8, x += 8 * pitch, y += 8 * stride)
+        band<8>(m, first, last, x, pitch, std::min(batch, 8), y, stride, next_row);
+    if (batch > 2) band<4>(m, first, last, x, pitch, batch, y, stride, next_row);
+    else if (batch == 2) band<2>(m, first, last, x, pitch, batch, y, stride, next_row);
+    else if (batch == 1) band<1>(m, first, last, x, pitch, batch, y, stride, next_row);
+}
+
+}  // namespace glass

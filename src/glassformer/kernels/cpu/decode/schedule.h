@@ -1,0 +1,65 @@
+// How the threads of a step divide its work, and the scratch buffers of a step.
+#pragma once
+#include "packed.h"
+#include "pool.h"
+
+namespace glass {
+
+// Vectors in the form that one kind of matrix needs: many vectors are one set that all threads prepare together, of few
+// vectors each thread has a copy.
+struct Prepared {
+    std::vector<Vectors> sets;
+    bool joint = false, needed = false;
+
+    void shape(const Matrix& w, int batch, int threads) {
+        joint = batch >= MANY, needed = w.rows && batch && (joint || w.kind != F32);
+        if ((int)sets.size() < threads) sets.resize(threads);
+        for (int t = 0; t < (joint ? 1 : threads); t++) sets[t].shape(w, batch, needed);
+    }
+    const Vectors& take(int t, int threads, const float* x, long pitch, Barrier& barrier) {
+        Vectors& set = sets[joint ? 0 : t];
+        if (needed) joint ? set.pack(x, pitch, t, threads) : set.pack(x, pitch, 0, 1);
+        if (joint) barrier.wait();
+        return set;
+    }
+};
+
+// The scratch buffers of a step. They are reused by the next: new memory costs a prompt of hundreds of tokens 5 %.
+struct Scratch {
+    static constexpr long MOST = 64 << 20;  // bytes that are kept
+    std::vector<float> qkv, mixed, first, second, hidden, gates, stream, normed;
+    Prepared narrow, mixes, wide, head_input;  // residual stream, output of attention, hidden layer, input of the head
+    long used = 0;
+
+    float* need(std::vector<float>& held, long n) {
+        if ((long)held.size() < n + LANES) held.resize(n + LANES);
+        used += held.size() * sizeof(float);
+        return cache_aligned(held.data());
+    }
+    static Scratch& kept() {  // guarded by the lock of the pool
+        static Scratch* made = new Scratch;
+        return *made;
+    }
+};
+
+// Rows that a thread takes at once: a panel for many vectors, otherwise about CHUNK bytes.
+inline int rows_per_chunk(const Matrix& w, int batch, int threads) {
+    constexpr long CHUNK = 256 << 10;
+    if (batch >= MANY) return WIDE;
+    const long bits = w.kind == F32 ? 32 : w.kind == BF16 ? 16 : w.kind == INT8 ? 8 : 4;
+    const long rows = std::min(CHUNK * 8 / (w.columns * bits), (long)w.rows / threads);
+    const bool threes = w.kind == F32 && batch > (SUMS < 24 ? 2 : 4);  // then three float32 rows are multiplied with 4 or 8 vectors at once
+    const int step = threes ? 24 : WIDE;
+    return (int)std::max(rows / step * step, (long)step);
+}
+
+// work(first, last, next_row) for rows of a matrix, and those that are probably next. Each thread has a first chunk and then
+// takes the next free one, because memory serves threads unevenly. Which thread sums a row does not change the result.
+template <class F>
+inline void for_row_chunks(int t, int threads, std::atomic<int>& taken, const Matrix& w, int batch, F work) {
+    const int chunk = rows_per_chunk(w, batch, threads), rows = w.rows;
+    for (int i = t; (long)i * chunk < rows; i = threads + taken.fetch_add(1, std::memory_order_relaxed))
+        work(i * chunk, std::min((i + 1) * chunk, rows), (i + threads) * chunk < rows ? (i + threads) * chunk : 0);
+}
+
+}  // namespace glass

@@ -1,0 +1,195 @@
+"""The processes of a run: what torchrun tells them, how they report errors, and `Group`, which the loop calls.
+
+A single process gets `ALONE`, a `Group` whose methods do nothing. `parallel` has the groups of several processes. This
+module imports neither torch nor `torch.distributed`.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from glassformer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glassformer.model import Model
+    from glassformer.training.optimizers import Optimizer
+    from glassformer.training.run import Run
+
+Function = Callable[..., Any]
+T = TypeVar("T")
+PATIENCE = 5.0
+"""Seconds in which the first process of a machine can report what is wrong before the others leave."""
+
+
+def is_main() -> bool:
+    """Whether this process is the one that prints; known before any group is."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextlib.contextmanager
+def report_error_once() -> Iterator[None]:
+    """An error that all processes of a machine have is printed by the first; all exit with code 2.
+
+    The others leave a little later: torchrun ends all processes as soon as one fails. With or without an error they
+    leave at once: threads of a group may outlive Python, whose end then aborts. A process alone just gets the error.
+    """
+    try:
+        yield
+        if world_size() > 1:
+            leave(0)
+    except (ValueError, OSError, ArithmeticError) as error:
+        if world_size() == 1 or os.environ.get("GLASSFORMER_DEBUG"):
+            raise
+        if local_rank() == 0:
+            print(f"glass: {' '.join(str(error).split())}", file=sys.stderr)
+        else:
+            time.sleep(PATIENCE)
+        leave(2)
+
+
+def leave(code: int) -> None:
+    """End the process of a rank here and now, its output written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def world_size() -> int:
+    """Processes that train together; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """Number of this process on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+class Group:
+    """The processes that train together. This base class is a single process, whose methods do nothing."""
+
+    rank = 0
+    world = 1
+    sharded = False
+    """True if tensors are sharded over ranks, so that every rank must take part in every forward pass."""
+
+    @property
+    def is_main(self) -> bool:
+        """True for the process that prints, logs, samples and writes."""
+        return self.rank == 0
+
+    def wrap(self, model: "Model", function: Function, compiled: bool) -> Function:
+        """Distribute the model in place; return a function that computes `function(model, ...)` with gradients."""
+        if not compiled:
+            return function
+        import torch  # a run file that cannot be read is refused before torch is imported
+
+        return torch.compile(function)
+
+    def adopt(self, optimizer: "Optimizer") -> None:
+        """Adapt the optimizer of a wrapped model."""
+
+    def run(self, function: Function, model: "Model", *given: Any) -> Any:
+        """Return `function(model, *given)` without gradients."""
+        return function(model, *given)
+
+    def accumulating(self, more: bool) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of one accumulated part: while `more` follow, gradients are not reduced over ranks."""
+        return contextlib.nullcontext()
+
+    def totals(self, *numbers: float) -> tuple[float, ...]:
+        """Return each number summed over the ranks."""
+        return numbers
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in order."""
+        return [value]
+
+    def agree(self, value: T) -> T:
+        """Return the value of rank 0."""
+        return value
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Call `work` on rank 0 only. All ranks wait and get its result, or its error."""
+        return work()
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Seed dropout by rank and step, so that a repeated step draws the same numbers."""
+
+    def local(self, tensor: "Tensor") -> "Tensor":
+        """Return this rank's shard of a tensor."""
+        return tensor
+
+    def full(self, tensor: "Tensor") -> "Tensor":
+        """Return the complete tensor. All ranks must call it."""
+        return tensor
+
+    def whole(self, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
+        """Return complete tensors on rank 0. Other ranks must call it as well and may get none."""
+        return tensors
+
+    def spread(self, tensors: "dict[str, Tensor]", model: "Model") -> "dict[str, Tensor]":
+        """Shard complete tensors, on all ranks: those named `parameter` or `parameter/key` get its placement."""
+        return tensors
+
+    def whole_model(self, model: "Model") -> "Model | None":
+        """Return an unsharded model on rank 0. Other ranks must call it as well and may get none."""
+        return model
+
+    @contextlib.contextmanager
+    def interrupts(self) -> Iterator[Callable[[], bool]]:
+        """Yield a function that returns whether Ctrl-C or SIGTERM was received, so that a step is never cut in two.
+
+        A second signal interrupts immediately. Nothing changes outside the main thread, where signals cannot be caught.
+        """
+        noted: list[int] = []
+        if threading.current_thread() is not threading.main_thread():
+            yield lambda: False
+            return
+
+        def note(number: int, _frame: Any) -> None:
+            if noted:
+                raise KeyboardInterrupt
+            noted.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield lambda: bool(noted)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Shut down the process group."""
+
+
+ALONE = Group()
+
+
+def check(run: "Run") -> None:
+    """Refuse a run that the processes of torchrun cannot share; there may be one only."""
+    world, parts = world_size(), run.loop.accumulate
+    share = world * parts
+    if run.loop.batch % share:
+        near = max(run.loop.batch // share, 1) * share
+        by = f"{world} ranks" if parts == 1 else f"{world} ranks x loop.accumulate={parts}"
+        raise ConfigError(
+            f"loop.batch={run.loop.batch} is not a multiple of {by}: they cannot take equal shares. "
+            f"Use {near} or {near + share}."
+        )
+
+
+def start(run: "Run") -> Group:
+    """Return the group of this process: from the environment of torchrun, or ALONE. It can be called again."""
+    if world_size() == 1:
+        return ALONE
+    check(run)
+    from glassformer.training.distributed.parallel import connect
+
+    return connect(run)
