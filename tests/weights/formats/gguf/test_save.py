@@ -72,6 +72,19 @@ def test_quantised_files(tmp_path, quantization):
     assert torch.equal(back.decoder.norm.weight.float(), model.decoder.norm.weight)
 
 
+@NEEDS_LLAMA
+@pytest.mark.parametrize("seed", range(3))
+def test_experts_with_rounding_are_compared_by_their_median(tmp_path, seed, monkeypatch):
+    """A router near a tie chooses another expert, which is no mistake of the file; a wrong layout still is one."""
+    model = random(models.wide(feedforward=MoE(5, 2, Gated(64))), seed)
+    findings, _ = written(model, tmp_path / "m.gguf", "bf16")
+    assert findings.keys() == {"llama.cpp-logits"}
+    monkeypatch.setattr(layouts.Interleaved, "to_gguf", lambda self, tensor, data: tensor)
+    monkeypatch.setattr(layouts.Interleaved, "to_hf", lambda self, tensor, data: tensor)
+    with pytest.raises(UnverifiedError):
+        written(model, tmp_path / "m.gguf", "bf16", overwrite=True)
+
+
 def test_the_default_quantization_is_that_of_the_weights(tmp_path):
     for dtype, expected in ((torch.float32, "F32"), (torch.float16, "F16"), (torch.bfloat16, "BF16")):
         written(random(models.wide(), dtype=dtype), tmp_path / "m.gguf", overwrite=True)
