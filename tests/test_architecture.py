@@ -107,8 +107,14 @@ def test_transformers_is_never_imported_and_nothing_is_unpickled():
             continue  # benchmarks against other releases import them, as a person's script would
         assert not any(n.split(".")[0] in ("transformers", "pickle", "dill", "cloudpickle") for n in names), path
         assert "torch.load" not in names, path
-        code = ast.walk(ast.parse(path.read_text()))  # a message may name the function
-        assert not any(isinstance(n, ast.Attribute) and ast.unparse(n) == "torch.load" for n in code), path
+        code = list(ast.walk(ast.parse(path.read_text())))  # a message may name the function
+        loads = [n for n in code if isinstance(n, ast.Attribute) and ast.unparse(n) == "torch.load"]
+        calls = [n for n in code if isinstance(n, ast.Call) and n.func in loads]
+        # the checkpoint of nanoGPT is a pickle: it is opened in one place, where only tensors and plain values are read
+        assert not loads or path.relative_to(SOURCE).as_posix() == "weights/formats/nanogpt.py", path
+        assert len(loads) == len(calls), path
+        assert all("weights_only=True" in ast.unparse(call) for call in calls), path
+        assert "add_safe_globals" not in path.read_text(), path
 
 
 def test_distributed_lives_in_one_folder():

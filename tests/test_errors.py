@@ -12,7 +12,7 @@ from glassformer import errors
 from glassformer.errors import listing, nearest
 
 ROOT = Path(__file__).parents[1]
-MODULES = {"z3-solver": "z3"}
+MODULES = {"z3-solver": "z3", "protobuf": "google.protobuf"}
 
 
 def test_the_extras_are_those_of_the_distribution():

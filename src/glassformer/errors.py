@@ -64,6 +64,8 @@ EXTRAS = {
     "theory": ("z3",),
     "hub": ("huggingface_hub",),
     "logs": ("tensorboard",),
+    "export": ("gguf", "onnx", "onnxscript", "onnxruntime"),
+    "tokenizers": ("sentencepiece", "google.protobuf"),
 }
 """Each extra of this distribution that a command needs, and the modules that it installs."""
 

@@ -9,6 +9,8 @@ import torch
 import glassformer as gf
 from glassformer.finding import Finding
 from glassformer.weights import verify
+from glassformer.weights.formats.gguf import check, save
+from glassformer.weights.formats.gguf.llama import is_installed
 from tests.cli.asking import run, run_json
 
 
@@ -149,3 +151,52 @@ def test_a_folder_that_computes_something_else_is_not_put_in_place(capsys, llama
     code, result = run_json(capsys, "convert", llama, gpt2, "--force")
     assert (code, result["written"], result["findings"][0]["measured"]) == (1, None, 0.5)
     assert contents(gpt2) == before
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
+def test_gguf_is_run_by_llama_cpp_before_it_is_written(capsys, tmp_path):
+    code, result = run_json(capsys, "convert", "bard", tmp_path / "bard.gguf", "--to", "gguf", "--quant", "q8_0")
+    assert code == 0
+    found = {finding["id"]: finding for finding in result["findings"]}
+    assert found.keys() == {"llama.cpp-logits", "llama.cpp-greedy", "llama.cpp-tokens"}
+    assert all(finding["verdict"] == "pass" for finding in found.values())
+    assert result["written"] == str(tmp_path / "bard.gguf")
+    code, out, _ = run(capsys, "sample", "--model", tmp_path / "bard.gguf", "ROMEO:", "--max-new-tokens", 3)
+    assert code == 0
+    assert out.startswith("ROMEO:")
+    assert run(capsys, "convert", tmp_path / "bard.gguf", tmp_path / "back")[0] == 0
+    assert gf.load_tokenizer(tmp_path / "back").encode("ROMEO:").ids == gf.load_tokenizer("bard").encode("ROMEO:").ids
+
+
+def test_gguf_without_llama_cpp_says_that_it_was_not_verified(capsys, llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "is_installed", lambda: False)
+    code, out, _ = run(capsys, "convert", llama, tmp_path / "m.gguf", "--to", "gguf")
+    assert code == 0
+    assert "skip  llama.cpp-logits  (llama-cpp-python is not installed, so the file was not run by llama.cpp.)" in out
+
+
+def test_a_gguf_file_that_computes_something_else_is_not_put_in_place(capsys, llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "is_installed", lambda: False)
+    run(capsys, "convert", llama, tmp_path / "m.gguf", "--to", "gguf")
+    before = contents(tmp_path)
+    different = [Finding.judge("llama.cpp-logits", 0.5, 0.1, "rounding", "look")]
+    monkeypatch.setattr(save, "compare_with_llama", lambda *a: different)
+    code, result = run_json(capsys, "convert", llama, tmp_path / "m.gguf", "--to", "gguf", "--force")
+    assert (code, result["written"], result["findings"][0]["measured"]) == (1, None, 0.5)
+    assert contents(tmp_path) == before
+
+
+def test_the_name_of_the_target_must_fit_the_format(capsys, llama, tmp_path):
+    assert "must end in .gguf" in refused(capsys, llama, tmp_path / "out", "--to", "gguf")
+    assert "pass --to gguf" in refused(capsys, llama, tmp_path / "out.gguf")
+    assert "is for --to gguf" in refused(capsys, llama, tmp_path / "out", "--quant", "q8_0")
+    (tmp_path / "mine.gguf").write_text("mine")
+    assert "another format" in refused(capsys, llama, tmp_path / "mine.gguf", "--to", "gguf", "--force")
+    assert (tmp_path / "mine.gguf").read_text() == "mine"
+
+
+def test_a_gguf_file_is_never_converted_onto_itself(capsys, llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "is_installed", lambda: False)
+    run(capsys, "convert", llama, tmp_path / "m.gguf", "--to", "gguf")
+    said = refused(capsys, tmp_path / "m.gguf", tmp_path / "m.gguf", "--to", "gguf", "--force")
+    assert "the source and the target" in said

@@ -171,7 +171,7 @@ def test_a_check_that_raises_replaces_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [({"format": "onnx"}, "onnx"), ({"max_shard_bytes": 0}, "max_shard_bytes")],
+    [({"format": "pickle"}, "pickle"), ({"max_shard_bytes": 0}, "max_shard_bytes")],
 )
 def test_wrong_arguments(tmp_path, arguments, word):
     with pytest.raises(WeightsError, match=word):

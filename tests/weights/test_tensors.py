@@ -149,4 +149,3 @@ def test_transformers_is_advised_only_for_pickles_that_it_loads(tmp_path):
             assert ("call save_pretrained" in said) == loads
             assert ("torch.load(file, weights_only=True)" in said) != loads
             assert ("safetensors.torch.save_file" in said) != loads
-            assert ("importing nanoGPT checkpoints is not supported yet" in said) != loads

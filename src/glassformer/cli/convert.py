@@ -1,59 +1,105 @@
 """`glass convert`: write a model in another format."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import Json, check_parent, option, report
+from glassformer.cli.common import InputError, Json, check_parent, option, report
+
+if TYPE_CHECKING:
+    from glassformer.finding import Finding
+    from glassformer.model import Model
 
 
 def convert(
     source: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC", help="A model folder or a Hugging Face hub name.")
+        tyro.conf.Positional[str],
+        tyro.conf.arg(
+            metavar="SRC", help="A model folder, a GGUF file, a nanoGPT checkpoint (.pt) or a Hugging Face hub name."
+        ),
     ],
-    target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST", help="The folder to write.")],
+    target: Annotated[
+        tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST", help="The folder to write; for gguf, the file.")
+    ],
     to: Annotated[
-        Literal["hf", "glass"], tyro.conf.arg(help="Format: a Hugging Face folder, or this package's own.")
+        Literal["hf", "glass", "gguf", "onnx"],
+        tyro.conf.arg(
+            help="Format: a Hugging Face folder, this package's own folder, a GGUF file for llama.cpp, or a folder for "
+            "onnxruntime."
+        ),
     ] = "hf",
     dtype: Annotated[
         str | None,
         option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.", "DTYPE"),
     ] = None,
+    quant: Annotated[
+        Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"] | None,
+        option("Quantisation of a GGUF file. Default: the dtype of the weights."),
+    ] = None,
     force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
     json: Json = False,
 ) -> int:
-    """Write a model in another format, read it back, compare it with the source, and only then rename it to DST."""
-    from glassformer.weights import load
-    from glassformer.weights.export import write_folder
-    from glassformer.weights.folder import Origin
-    from glassformer.weights.target import check_apart, check_target
-    from glassformer.weights.verify import same_logits
+    """Write a model in another format, read it back, compare it with the source, and only then rename it to DST.
 
-    if Path(source).expanduser().is_dir():
+    A GGUF file is also run by llama.cpp, and an ONNX model by onnxruntime, if they are installed.
+    """
+    from glassformer.weights import load
+    from glassformer.weights.folder import Origin
+    from glassformer.weights.formats.unverified import UnverifiedError
+    from glassformer.weights.target import check_apart
+
+    _check_suffix(target, to)
+    if quant is not None and to != "gguf":
+        raise InputError(f"--quant {quant} is for --to gguf: leave it out.")
+    if Path(source).expanduser().exists():
         check_apart(Path(source), target)
-    target = check_target(target, force)  # before a large model is read for nothing
+    target = _check_target(target, to, force)  # before a large model is read for nothing
     check_parent(f"DST {target}", target, makes_folders=True)
     model = load(source, dtype=dtype, require_finite=True)
     origin = model.origin
     assert isinstance(origin, Origin)
     check_apart(origin.path, target)  # a hub name means a folder too
-    notes = list(origin.notes)
-    findings = []
+    try:
+        findings, notes = _write(model, target, to, quant, force)
+    except UnverifiedError as error:
+        report(error.findings, json, written=None, format=to, notes=list(origin.notes))
+        return 1
+    report(findings, json, written=str(target), format=to, notes=[*origin.notes, *notes])
+    return 0
+
+
+def _check_suffix(target: Path, to: str) -> None:
+    if to == "gguf" and target.suffix != ".gguf":
+        raise InputError(f"DST {target} must end in .gguf, because a GGUF model is one file.")
+    if to != "gguf" and target.suffix == ".gguf":
+        raise InputError(f"DST {target} ends in .gguf, but --to {to} writes a folder: pass --to gguf, or another name.")
+
+
+def _check_target(target: Path, to: str, force: bool) -> Path:
+    from glassformer.weights.formats.gguf.file import is_gguf
+    from glassformer.weights.target import check_file_target, check_target
+
+    return check_file_target(target, force, is_gguf) if to == "gguf" else check_target(target, force)
+
+
+def _write(model: "Model", target: Path, to: str, quant: str | None, force: bool) -> tuple[list["Finding"], list[str]]:
+    """Write and verify the model; return what was verified, and notes."""
+    from glassformer.weights import load
+    from glassformer.weights.export import write_folder, write_gguf_file, write_onnx_folder
+    from glassformer.weights.formats.unverified import UnverifiedError
+    from glassformer.weights.verify import same_logits
+
+    if to == "gguf":
+        return write_gguf_file(model, target, quant, overwrite=force)[1:]
+    if to == "onnx":
+        return write_onnx_folder(model, target, overwrite=force)[1:]
+    findings: list[Finding] = []
 
     def compare(folder: Path) -> None:
         findings.append(same_logits(model, load(folder)))
         if not findings[0].passed:
-            raise _DifferentError
+            raise UnverifiedError(target, findings)
 
-    try:
-        write_folder(model, target, to, overwrite=force, check=compare)
-    except _DifferentError:
-        report(findings, json, written=None, format=to, notes=notes)
-        return 1
-    report(findings, json, written=str(target), format=to, notes=notes)
-    return 0
-
-
-class _DifferentError(Exception):
-    """The written folder computes other logits than its source, so it is discarded."""
+    write_folder(model, target, to, overwrite=force, check=compare)
+    return findings, []

@@ -148,17 +148,9 @@ def _encode(model: Model, texts: list[str]) -> list[list[int]]:
 
 
 def tokenizer_of(model: Model) -> Any | None:
-    """Return the tokenizer of the folder that a model was loaded from; None if there is none."""
+    """Return the tokenizer of the folder or file that a model was loaded from; None if there is none."""
     origin: Any = getattr(model, "origin", None)
-    file = None if origin is None else origin.path / "tokenizer.json"
-    if file is None or not file.exists():
-        return None
-    from tokenizers import Tokenizer  # token ids do not need it
-
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{file} is not a tokenizer that `tokenizers` can read ({error}): pass token ids.") from None
+    return None if origin is None else origin.tokenizer()
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:

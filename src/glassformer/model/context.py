@@ -219,7 +219,7 @@ def _explicit_masks(
 def _explicit_mask(tokens: Cache, is_causal: bool, width: int | None) -> Bool[Tensor, "#B 1 T S"]:
     """Combine causality, window and padding. A query that may attend to nothing attends to itself."""
     queries, keys, real = tokens.query_index(), tokens.key_index(), tokens.key_real()
-    allowed = torch.ones(len(queries), len(keys), dtype=torch.bool, device=keys.device)
+    allowed = torch.ones(queries.shape[0], keys.shape[0], dtype=torch.bool, device=keys.device)
     if is_causal:
         allowed = causal(queries, keys)
     if width is not None:

@@ -1,13 +1,14 @@
-"""Load and save models: Hugging Face folders, glassformer folders, and the Hugging Face hub.
+"""Load and save models: Hugging Face folders, glassformer folders, GGUF files, and the Hugging Face hub.
 
-Only safetensors and JSON are read, never pickles, and transformers is never imported. A saved model is read back and
-compared bit for bit before it replaces anything.
+No pickle is opened but the `ckpt.pt` of nanoGPT, of which only tensors and plain values are read, and transformers is
+never imported. A saved model is read back and compared bit for bit before it replaces anything.
 """
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
 from glassformer.weights.folder import (
     load,
+    load_chat_template,
     load_config,
     load_to_compute,
     load_tokenizer,
@@ -20,6 +21,7 @@ __all__ = [
     "WeightsError",
     "compare_logits",
     "load",
+    "load_chat_template",
     "load_config",
     "load_to_compute",
     "load_tokenizer",

@@ -253,7 +253,7 @@ def read(
         parts = move.transform.ours(tensors.read(source), list(move.parts))
         for name, part in zip(move.ours, parts, strict=True):
             if copy:
-                state[name] = torch.empty(part.shape, dtype=common, device=device).copy_(part)
+                state[name] = tensors.copy(source, part, common, device)
             else:
                 state[name] = part.to(device=device, dtype=common)
     return _joined(state), notes

@@ -27,7 +27,7 @@ def pickled(what: object, by_transformers: bool = False) -> PickledError:
         if by_transformers
         else "in your own Python, read it with torch.load(file, weights_only=True) and write its tensors with "
         "safetensors.torch.save_file as model.safetensors, with the names and shapes that transformers uses for the "
-        "architecture, into a folder with its config.json (importing nanoGPT checkpoints is not supported yet)."
+        "architecture, into a folder with its config.json."
     )
     return PickledError(f"{what}, and pickles are never loaded because opening one can run code: {remedy}")
 

@@ -15,9 +15,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from glassformer.config import ModelConfig, to_dict, to_toml
+from glassformer.finding import Finding
 from glassformer.weights import families
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import CONFIG, GENERATION, TOKENIZER, TOKENIZER_FILES, TOML, Origin, read_folder
+from glassformer.weights.folder import (
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    TOML,
+    Origin,
+    load_tokenizer,
+    read_folder,
+)
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
 from glassformer.weights.tensors import INDEX, SINGLE
@@ -30,18 +40,81 @@ def save(
     tokenizer: Any = None,
     max_shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
+    quantization: str | None = None,
 ) -> Path:
-    """Save a model as a Hugging Face folder (`hf`) or a glassformer folder (`glass`), and return its path.
+    """Save a model and return its path.
+
+    Formats: `hf` is a Hugging Face folder, `glass` a glassformer folder, `gguf` a file for llama.cpp, and `onnx` a
+    folder for onnxruntime. `quantization` is for GGUF: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. Default: the
+    dtype of the weights.
 
     `tokenizer` is a `tokenizers.Tokenizer` or the path of a tokenizer.json. Default: the tokenizer the model was loaded
-    with. Weights larger than `max_shard_bytes` are split into shards. The dtype is kept, and missing parent folders are
-    created.
+    with. Weights of folders larger than `max_shard_bytes` are split into shards. The dtype is kept, and missing parent
+    folders are created.
 
     A folder that holds a model is replaced only with `overwrite=True`, and then as a whole: none of its files are
     kept. Files, symbolic links, training runs and folders with anything else in them are never replaced. The new
-    folder is written next to `path`, read back, compared bit for bit, and only then renamed.
+    folder is written next to `path`, read back, compared bit for bit, and only then renamed. A GGUF file is also run by
+    llama.cpp if llama-cpp-python is installed, and an ONNX model by onnxruntime.
     """
+    if quantization is not None and format != "gguf":
+        raise WeightsError(f"quantization={quantization!r} is for format='gguf': leave it out.")
+    if format == "gguf":
+        return write_gguf_file(model, path, quantization, tokenizer, overwrite)[0]
+    if format == "onnx":
+        return write_onnx_folder(model, path, tokenizer, overwrite)[0]
     return write_folder(model, path, format, tokenizer, max_shard_bytes, overwrite)
+
+
+def write_gguf_file(
+    model: nn.Module, path: str | Path, quantization: str | None, tokenizer: Any = None, overwrite: bool = False
+) -> tuple[Path, list[Finding], list[str]]:
+    """Save a model as a GGUF file; return its path, what was verified, and notes."""
+    from glassformer.weights.formats.gguf.save import save_gguf
+
+    config, state = parts_of(model)
+    origin = getattr(model, "origin", None)
+    template = origin.chat_template() if isinstance(origin, Origin) and tokenizer is None else None
+    return save_gguf(path, config, state, _tokenizer(model, tokenizer), template, quantization, overwrite)
+
+
+def write_onnx_folder(
+    model: nn.Module, path: str | Path, tokenizer: Any = None, overwrite: bool = False
+) -> tuple[Path, list[Finding], list[str]]:
+    """Save a model as an ONNX folder; return its path, what was verified, and notes."""
+    from glassformer.weights.formats.onnx.save import save_onnx
+
+    config, state = parts_of(model)
+
+    def write_rest(folder: Path) -> None:
+        try:
+            data, _ = families.to_hf(config, state)
+        except WeightsError:  # no family has this model; its ONNX graph needs none
+            (folder / TOML).write_text(to_toml(to_dict(config)), encoding="utf-8")
+        else:
+            _write_json(folder / CONFIG, data)
+            _write_generation(folder / GENERATION, data)
+        _write_tokenizer(folder, model, tokenizer)
+
+    return save_onnx(model, path, overwrite, write_rest)
+
+
+def parts_of(model: nn.Module) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return the config and the state dict of a glassformer model."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, ModelConfig):
+        raise WeightsError(f"a {type(model).__name__} has no glassformer config: only glassformer models can be saved.")
+    return config, {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def _tokenizer(model: nn.Module, tokenizer: Any) -> Any:
+    """Return the tokenizer that was given, or the one the model was loaded with."""
+    if isinstance(tokenizer, str | Path):
+        file = Path(tokenizer).expanduser()
+        file = file if file.is_dir() else file.parent
+        return load_tokenizer(file)
+    origin = getattr(model, "origin", None)
+    return origin.tokenizer() if tokenizer is None and isinstance(origin, Origin) else tokenizer
 
 
 def write_folder(
@@ -58,14 +131,11 @@ def write_folder(
     If `check` raises an error, the target is left unchanged.
     """
     if format not in ("hf", "glass"):
-        raise WeightsError(f"format={format!r} is not known: use 'hf' (Hugging Face) or 'glass' (glassformer).")
+        raise WeightsError(f"format={format!r} is not known: use 'hf', 'glass', 'gguf' or 'onnx'.")
     if max_shard_bytes < 1:
         raise WeightsError(f"max_shard_bytes={max_shard_bytes} must be at least 1.")
-    config = getattr(model, "config", None)
-    if not isinstance(config, ModelConfig):
-        raise WeightsError(f"a {type(model).__name__} has no glassformer config: only glassformer models can be saved.")
+    config, state = parts_of(model)
     target = check_target(path, overwrite)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if format == "hf":
         origin = getattr(model, "origin", None)
         data, tensors = families.to_hf(config, state, origin.family if isinstance(origin, Origin) else "")
@@ -152,9 +222,15 @@ def _write_tokenizer(folder: Path, model: nn.Module, tokenizer: Any) -> None:
     elif tokenizer is not None:
         (folder / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     elif isinstance(origin := getattr(model, "origin", None), Origin):
-        for name in TOKENIZER_FILES:
-            if (origin.path / name).is_file():
-                shutil.copyfile(origin.path / name, folder / name)
+        if origin.path.is_dir():
+            for name in TOKENIZER_FILES:
+                if (origin.path / name).is_file():
+                    shutil.copyfile(origin.path / name, folder / name)
+            return
+        if (found := origin.tokenizer()) is not None:
+            (folder / TOKENIZER).write_text(found.to_str(pretty=True), encoding="utf-8")
+        if (template := origin.chat_template()) is not None:
+            (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _compare(folder: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:

@@ -54,8 +54,6 @@ def detect_family(source: Source) -> Family:
         fitting = [f for f in FAMILIES if given in f.types and all(key in source.data for key in f.keys)]
     if not fitting:
         raise unknown_architecture(source)
-    if source.data.get("quantization_config") is not None:
-        raise WeightsError("config.json has quantization_config: quantised weights must be dequantised before loading.")
     if source.tensors is not None:
         names = list(source.tensors)
         fitting = [family for family in fitting if _has_names_of(family, names)]
@@ -263,17 +261,20 @@ def _plain_position(config: ModelConfig, layer: int) -> dict[str, Any]:
     return to_dict(fold_ntk(position, config.d_head) if isinstance(position, Rotary) else position)
 
 
-def difference(wanted: ModelConfig, got: ModelConfig) -> str | None:
-    """Return the first field that makes the two models compute differently; None if there is none."""
+def difference(wanted: ModelConfig, got: ModelConfig, tolerance: float = 1e-12) -> str | None:
+    """Return the first field that makes the two models compute differently; None if there is none.
+
+    `tolerance` is the relative difference of numbers that count as equal.
+    """
     a, b = arithmetic(wanted), arithmetic(got)
-    return next((key for key in [*a, *b] if not _same(a.get(key), b.get(key))), None)
+    return next((key for key in [*a, *b] if not _same(a.get(key), b.get(key), tolerance)), None)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any, tolerance: float) -> bool:
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_same(a[key], b[key], tolerance) for key in a)
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-12)
+        return math.isclose(a, b, rel_tol=tolerance)
     return bool(a == b)

@@ -21,13 +21,14 @@ TOML, RUN = "model.toml", "run.toml"
 # Files of a tokenizer in transformers; they are copied from the folder from which a model was loaded.
 TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
-    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "source.spm"),
+    *("qwen.tiktoken", "chat_template.jinja", "chat_template.json"),
 )
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The folder from which a model was loaded, stored as `model.origin`."""
+    """The folder or file from which a model was loaded, stored as `model.origin`."""
 
     path: Path
     notes: tuple[str, ...] = field(default=())
@@ -35,9 +36,17 @@ class Origin:
     family: str = ""
     """Name of the Hugging Face family of the folder, which `save` prefers; empty for a glassformer folder."""
 
+    def tokenizer(self) -> Any:
+        """Return the `tokenizers.Tokenizer` that belongs to the model; None if there is none."""
+        return _tokenizer(self.path) if self.path.exists() else None
+
+    def chat_template(self) -> str | None:
+        """Return the chat template that belongs to the model (Jinja); None if there is none."""
+        return _chat_template(self.path) if self.path.exists() else None
+
 
 def resolve(name: str | Path) -> Path:
-    """Return the folder of a path, of a bundled model or of a hub name.
+    """Return the folder of a path, of a bundled model or of a hub name; or a file that is a whole model.
 
     Raises:
         WeightsError: there is no such model.
@@ -45,6 +54,11 @@ def resolve(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if path.is_dir() and str(name):  # an empty name would mean the working directory
         return path
+    if path.is_file():
+        from glassformer.weights.formats.files import is_model_file
+
+        if is_model_file(path):
+            return path
     if str(name) in pretrained.FOLDERS and not path.is_file():
         return pretrained.FOLDERS[str(name)]
     return hub.find(name)
@@ -66,17 +80,16 @@ def load(
     device: str | torch.device = "cpu",
     require_finite: bool = False,
 ) -> Model:
-    """Load the model of a folder, or of a hub name such as `gpt2`, in evaluation mode.
+    """Load a model in evaluation mode: a folder, a hub name such as `gpt2`, a GGUF file or a nanoGPT checkpoint.
 
-    The default `dtype` is that of the file. The weights exist only once in memory: the model is built on the meta
-    device and takes over the tensors that are read. `require_finite` refuses weights that are NaN or infinite, with
-    which all results would be NaN or infinite too.
+    The default `dtype` is that of the file; quantised weights become float32, or the dtype that config.json names. The
+    weights exist only once in memory: the model is built on the meta device and takes over the tensors that are read.
+    `require_finite` refuses weights that are NaN or infinite, with which all results would be NaN or infinite too.
 
     Raises:
-        WeightsError: the folder cannot be loaded. The message is one sentence.
+        WeightsError: the model cannot be loaded. The message is one sentence.
     """
-    folder = resolve(path)
-    config, state, origin = read_folder(folder, _dtype(dtype), device)
+    config, state, origin = read_model(resolve(path), _dtype(dtype), device)
     model = build(config, device="meta")
     model.load_state_dict(state, strict=True, assign=True)
     if require_finite and (problem := non_finite(model)) is not None:
@@ -114,9 +127,25 @@ def load_to_compute(
     return model.float() if dtype is None and model.device.type == "cpu" and stored.itemsize == 2 else model
 
 
+def read_model(
+    place: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
+) -> tuple[ModelConfig, dict[str, Tensor], Origin]:
+    """Return config, state dict and origin of a folder or file. `copy` is explained in `convert.read`."""
+    if place.is_dir():
+        return read_folder(place, dtype, device, copy)
+    from glassformer.weights.formats.files import read_file
+
+    config, state, notes = read_file(place, dtype, device, copy)
+    return config, state, Origin(place, tuple(notes))
+
+
 def load_config(path: str | Path) -> ModelConfig:
-    """Load the config of a folder. The names of the tensors are used where config.json is not enough, if they exist."""
+    """Load the config of a folder or file. The names of the tensors are used where the config is not enough."""
     folder = resolve(path)
+    if folder.is_file():
+        from glassformer.weights.formats.files import config_of_file
+
+        return config_of_file(folder)
     if (ours := _our_config(folder)) is not None:
         return ours
     try:
@@ -126,16 +155,43 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """Load the `tokenizers.Tokenizer` from `tokenizer.json` of a folder; return None if there is none."""
-    file = resolve(path) / TOKENIZER
+    """Load the tokenizer of a folder or file as a `tokenizers.Tokenizer`; return None if there is none."""
+    return _tokenizer(resolve(path))
+
+
+def load_chat_template(path: str | Path) -> str | None:
+    """Load the chat template of a folder or file (Jinja); return None if there is none."""
+    return _chat_template(resolve(path))
+
+
+def _tokenizer(place: Path) -> Any:
+    if place.is_file():
+        from glassformer.weights.formats.files import tokenizer_of_file
+
+        return tokenizer_of_file(place)
+    file = place / TOKENIZER
     if not file.exists():
-        return None
+        from glassformer.weights.tokenizer.folder import read_tokenizer
+
+        return read_tokenizer(place)
     from tokenizers import Tokenizer  # loading a model does not need it
 
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        raise WeightsError(f"{file} is not a tokenizer that `tokenizers` can read: {error}.") from None
+        raise WeightsError(
+            f"{file} is not a tokenizer that `tokenizers` can read ({error}): replace it, or pass token ids."
+        ) from None
+
+
+def _chat_template(place: Path) -> str | None:
+    if place.is_file():
+        from glassformer.weights.formats.files import chat_template_of_file
+
+        return chat_template_of_file(place)
+    from glassformer.weights.tokenizer.folder import read_chat_template
+
+    return read_chat_template(place)
 
 
 def read_folder(
@@ -144,10 +200,10 @@ def read_folder(
     """Return config, state dict and origin of a folder. `copy` is explained in `convert.read`."""
     if (config := _our_config(folder)) is not None:
         return _read_ours(folder, config, dtype, device, copy)
-    source = _source(folder)
-    if source.tensors is None:
-        raise no_weights(folder)
     try:
+        source = _source(folder, dtype)
+        if source.tensors is None:
+            raise no_weights(folder)
         family, config, state = families.from_hf(source, dtype, device, copy)
     except WeightsError as error:
         raise _at(folder, error) from None
@@ -186,14 +242,22 @@ def _read_ours(
     return config, state, Origin(folder, tuple(notes))
 
 
-def _source(folder: Path) -> Source:
+def _source(folder: Path, dtype: torch.dtype | None = None) -> Source:
     config, generation = folder / CONFIG, folder / GENERATION
     if not config.exists():
         error = no_weights(folder)
         if isinstance(error, PickledError):
             raise error
+        if files := sorted(folder.glob("*.gguf")):
+            raise WeightsError(f"{folder} has no {CONFIG}, but GGUF files: give {files[0]}, which is a whole model.")
         raise WeightsError(f"{folder} has neither {CONFIG} nor {TOML}, so it is not a model folder: add one of them.")
-    return Source(read_json(config), open_folder(folder), read_json(generation) if generation.exists() else {})
+    data, tensors = read_json(config), open_folder(folder)
+    if data.get("quantization_config") is not None:
+        from glassformer.weights.quantized import dequantize
+
+        tensors = dequantize(tensors, data, dtype)
+        data.pop("quantization_config")
+    return Source(data, tensors, read_json(generation) if generation.exists() else {})
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -45,7 +45,7 @@ def _is_id(text: str) -> bool:
     first, _, rest = text.partition("/")
     if rest and Path(first).is_dir():
         return False
-    return not text.lower().endswith((".safetensors", ".json", ".toml", *PICKLES))
+    return not text.lower().endswith((".safetensors", ".json", ".toml", ".gguf", *PICKLES))
 
 
 def _listed() -> str:

@@ -1,4 +1,4 @@
-"""Write a folder completely or not at all: it is created next to its target, then exchanged with what is there.
+"""Write a folder or file completely or not at all: it is created next to its target, then exchanged with it.
 
 At every moment the target is the complete old folder or the complete new one. A process that is killed leaves at most
 a hidden folder next to the target, `.NAME.saving-HOST-PID-…` or `.NAME.replaced-HOST-PID-…`, which nothing reads and
@@ -28,6 +28,33 @@ def staged(path: Path, overwrite: bool = False) -> Iterator[Path]:
     With `overwrite` it replaces the folder at `path` as a whole; none of the old files are kept. Without it, only an
     empty folder is replaced.
     """
+    with _stage(path) as stage:
+        yield stage
+        flush_folder(stage)
+        _publish(stage, path, overwrite)
+
+
+@contextlib.contextmanager
+def staged_file(path: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yield the path of a file to write; it becomes the file `path` when the block ends without an error.
+
+    With `overwrite` it replaces the file at `path`. Without it, a file that has appeared there is an error.
+    """
+    with _stage(path) as stage:
+        file = stage / path.name
+        yield file
+        flush(file)
+        if overwrite:
+            os.replace(file, path)
+        else:
+            _rename_new(file, path)
+        with contextlib.suppress(OSError):  # not every file system can flush a folder
+            flush(path.parent)
+
+
+@contextlib.contextmanager
+def _stage(path: Path) -> Iterator[Path]:
+    """Yield a new hidden folder next to `path`, and remove what is left of it at the end."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(path)
@@ -37,8 +64,6 @@ def staged(path: Path, overwrite: bool = False) -> Iterator[Path]:
     try:
         os.chmod(stage, 0o777 & ~_umask())
         yield stage
-        flush_folder(stage)
-        _publish(stage, path, overwrite)
     except OSError as error:
         raise WeightsError(
             f"{path} could not be written ({error.strerror or error}): what was there before is unchanged; fix this "
@@ -46,6 +71,16 @@ def staged(path: Path, overwrite: bool = False) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)  # after an exchange this is the old folder
+
+
+def _rename_new(file: Path, path: Path) -> None:
+    """Rename a file to a name that does not exist yet."""
+    try:
+        os.link(file, path)  # unlike a rename, it fails if something has appeared there
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        os.rename(file, path)
 
 
 def _umask() -> int:

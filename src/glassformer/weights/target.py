@@ -6,6 +6,7 @@ else is always rejected: files, symbolic links, folders of training runs, folder
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from glassformer.weights.errors import WeightsError, summarize
@@ -18,7 +19,10 @@ CHECKPOINT = ("meta.json", "optimizer.safetensors")
 LOG, CHECKPOINTS = "log.jsonl", "checkpoints"
 """Entries of the folder of a training run, next to its run.toml."""
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-_NAMES = {CONFIG, GENERATION, TOML, RUN, SINGLE, INDEX, REFERENCE, *TOKENIZER_FILES, *CHECKPOINT}
+ONNX = ("model.onnx", "encoder_model.onnx", "decoder_model.onnx")
+"""Graphs of an ONNX folder; the weights of a large one are next to it, with the suffix .data."""
+_NAMES = {CONFIG, GENERATION, TOML, RUN, SINGLE, INDEX, REFERENCE, *TOKENIZER_FILES, *CHECKPOINT, *ONNX}
+_NAMES |= {f"{name}.data" for name in ONNX}
 
 
 def check_target(path: str | Path, overwrite: bool = False) -> Path:
@@ -54,11 +58,38 @@ def check_target(path: str | Path, overwrite: bool = False) -> Path:
     return target
 
 
+def check_file_target(path: str | Path, overwrite: bool, is_ours: Callable[[Path], bool]) -> Path:
+    """Return the absolute path of a file that may be written, or raise a WeightsError.
+
+    A file is replaced only with `overwrite`, and only if `is_ours` says that it has the format that is written.
+    """
+    given = Path(path).expanduser()
+    if given.is_symlink():
+        raise WeightsError(
+            f"{given} is a symbolic link, and a model is never written through a link: give the path of the file "
+            "itself."
+        )
+    try:
+        target = given.resolve()
+        if target.is_dir():
+            raise WeightsError(f"{target} is a folder, and this format is a file: give the path of a file.")
+        if target.exists() and not is_ours(target):
+            raise WeightsError(f"{target} is a file of another format, which is never replaced: give another path.")
+        if target.exists() and not overwrite:
+            raise WeightsError(
+                f"{target} already holds a model: pass --force (in Python: overwrite=True) to replace it, or give "
+                "another path."
+            )
+    except OSError as error:
+        raise WeightsError(f"{given} cannot be written ({error.strerror}): give another path.") from None
+    return target
+
+
 def _check_model_folder(folder: Path, names: list[str]) -> None:
     """Raise WeightsError unless the folder contains a model and nothing else."""
     if LOG in names or CHECKPOINTS in names:
         raise WeightsError(f"{folder} is the folder of a training run, which is never replaced: give another path.")
-    if not {CONFIG, TOML, RUN}.intersection(names) or not {SINGLE, INDEX}.intersection(names):
+    if not {CONFIG, TOML, RUN}.intersection(names) or not {SINGLE, INDEX, *ONNX}.intersection(names):
         raise WeightsError(
             f"{folder} is not empty and not a model folder (it needs {CONFIG} or {TOML}, and {SINGLE} or {INDEX}): it "
             "is never replaced, give another path."

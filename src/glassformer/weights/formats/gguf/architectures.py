@@ -1,0 +1,212 @@
+"""The architectures of llama.cpp that models are written as and read from: one `Architecture` each.
+
+To add one: list the keys of its metadata with the keys of config.json, the names of its tensors, and the values that
+llama.cpp assumes without a key. `write.py` and `read.py` use nothing else.
+"""
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from glassformer.weights.errors import WeightsError
+from glassformer.weights.formats.gguf.layouts import SAME, TRANSPOSED, Interleaved, Layout
+from glassformer.weights.formats.gguf.rope import read_rope, write_rope
+
+Metadata = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A number in the metadata (its name follows that of the architecture) and its key in config.json."""
+
+    gguf: str
+    hf: str
+    kind: type = int
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Name:
+    """A tensor, or the weight and bias of a layer. `{i}` is the layer.
+
+    If `hf` has `{j}`, the index of an expert, the GGUF tensor stacks the tensors of all experts.
+    """
+
+    gguf: str
+    hf: str
+    layout: Layout = SAME
+    exact: bool = False
+    """True if the tensor stays in float32 when others are quantised."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of llama.cpp."""
+
+    name: str
+    """The value of `general.architecture`."""
+    types: tuple[str, ...]
+    """The values of `model_type` that are written as this architecture. The first one is read from it."""
+    keys: tuple[Key, ...]
+    names: tuple[Name, ...]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json and the values that llama.cpp assumes: no others can be written."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Keys of config.json that are true if the file has a tensor of this name."""
+    rotary: bool = True
+    read_type: Callable[[Metadata], str] | None = None
+    """Returns the model_type of a file, if it is not the first of `types`."""
+
+    def metadata(self, data: Mapping[str, Any]) -> Metadata:
+        """Return the metadata of a model from its config.json.
+
+        Raises:
+            WeightsError: a value differs from what llama.cpp assumes.
+        """
+        for key, allowed in self.fixed.items():
+            if data.get(key, allowed) not in (allowed, None):
+                raise WeightsError(
+                    f"{key}={data[key]!r} cannot be written as GGUF: llama.cpp computes the architecture {self.name} "
+                    f"with {allowed!r} only; use --to hf or --to glass."
+                )
+        out = {key.gguf: key.kind(data[key.hf]) for key in self.keys if data.get(key.hf) is not None}
+        if self.rotary:
+            out |= write_rope(data)
+        return {f"{self.name}.{key}": value for key, value in out.items()}
+
+    def config(self, metadata: Metadata, tensors: Container[str]) -> dict[str, Any]:
+        """Return config.json from the metadata and the tensor names of a file: the inverse of `metadata`."""
+        own = {k.removeprefix(f"{self.name}."): v for k, v in metadata.items() if k.startswith(f"{self.name}.")}
+        lacking = [f"{self.name}.{key.gguf}" for key in self.keys if key.required and key.gguf not in own]
+        if lacking:
+            raise WeightsError(f"the metadata lacks {', '.join(lacking)}, which {self.name} models have.")
+        data = {key.hf: _value(key, own[key.gguf]) for key in self.keys if key.gguf in own}
+        kind = self.read_type(own) if self.read_type is not None else self.types[0]
+        data |= {key: tensor in tensors for key, tensor in self.flags.items()}
+        return {"model_type": kind, **self.fixed, **data, **(read_rope(own) if self.rotary else {})}
+
+
+def _value(key: Key, value: Any) -> Any:
+    """Return a number of the metadata. A list of equal numbers, one for each layer, stands for one number."""
+    values = set(value) if isinstance(value, list) else {value}
+    if len(values) != 1 or not isinstance(found := values.pop(), int | float):
+        raise WeightsError(f"the metadata has {key.gguf}={value!r}: it must be one number for all layers.")
+    return key.kind(found)
+
+
+def find(name: object) -> Architecture:
+    """Return an architecture by the value of `general.architecture`."""
+    for architecture in ARCHITECTURES:
+        if architecture.name == name:
+            return architecture
+    known = ", ".join(architecture.name for architecture in ARCHITECTURES)
+    raise WeightsError(f"general.architecture={name!r} is not known: known are {known}.")
+
+
+def for_type(model_type: str) -> Architecture:
+    """Return the architecture as which a Hugging Face model type is written."""
+    for architecture in ARCHITECTURES:
+        if model_type in architecture.types:
+            return architecture
+    known = ", ".join(kind for architecture in ARCHITECTURES for kind in architecture.types)
+    raise WeightsError(f"a {model_type} model cannot be written as GGUF: known types are {known}; use --to hf.")
+
+
+def _block(names: Mapping[str, str], hf_block: str, layouts: Mapping[str, Layout] | None = None) -> Iterator[Name]:
+    """Return the names of the tensors of a block."""
+    for gguf, hf in names.items():
+        yield Name(f"blk.{{i}}.{gguf}", f"{hf_block}.{hf}", (layouts or {}).get(gguf, SAME))
+
+
+GPT2 = Architecture(
+    name="gpt2",
+    types=("gpt2",),
+    keys=(
+        Key("context_length", "n_positions"),
+        Key("embedding_length", "n_embd"),
+        Key("block_count", "n_layer"),
+        Key("feed_forward_length", "n_inner"),
+        Key("attention.head_count", "n_head"),
+        Key("attention.layer_norm_epsilon", "layer_norm_epsilon", float),
+    ),
+    names=(
+        Name("token_embd", "transformer.wte"),
+        Name("position_embd", "transformer.wpe", exact=True),
+        *_block(
+            {
+                **{"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj"},
+                **{"ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+            },
+            "transformer.h.{i}",
+            dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), TRANSPOSED),
+        ),
+        Name("output_norm", "transformer.ln_f"),
+        Name("output", "lm_head"),
+    ),
+    fixed={"activation_function": "gelu_new", "scale_attn_weights": True},
+    rotary=False,
+)
+
+LLAMA_KEYS = (
+    Key("context_length", "max_position_embeddings"),
+    Key("embedding_length", "hidden_size"),
+    Key("block_count", "num_hidden_layers"),
+    Key("feed_forward_length", "intermediate_size"),
+    Key("attention.head_count", "num_attention_heads"),
+    Key("attention.head_count_kv", "num_key_value_heads", required=False),
+    Key("attention.key_length", "head_dim", required=False),
+    Key("attention.value_length", "head_dim", required=False),
+    Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", float),
+    Key("expert_count", "num_local_experts", required=False),
+    Key("expert_used_count", "num_experts_per_tok", required=False),
+)
+ENDS = (Name("token_embd", "model.embed_tokens"), Name("output_norm", "model.norm"), Name("output", "lm_head"))
+BLOCK = {
+    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+    **{"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"},
+    **{"attn_output": "self_attn.o_proj"},
+    **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+}
+HF_BLOCK = "model.layers.{i}"
+
+LLAMA = Architecture(
+    name="llama",
+    types=("llama", "mistral", "mixtral"),
+    keys=LLAMA_KEYS,
+    names=(
+        *ENDS,
+        *_block(
+            BLOCK,
+            HF_BLOCK,
+            {"attn_q": Interleaved("num_attention_heads"), "attn_k": Interleaved("num_key_value_heads")},
+        ),
+        Name("blk.{i}.ffn_gate_inp", f"{HF_BLOCK}.block_sparse_moe.gate", exact=True),
+        Name("blk.{i}.ffn_gate_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w1"),
+        Name("blk.{i}.ffn_up_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w3"),
+        Name("blk.{i}.ffn_down_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w2"),
+    ),
+    fixed={"hidden_act": "silu"},
+    flags={"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_down.bias"},
+    read_type=lambda own: "mixtral" if own.get("expert_count") else "llama",
+)
+
+QWEN2 = Architecture(
+    name="qwen2",
+    types=("qwen2",),
+    keys=LLAMA_KEYS[:-2],
+    names=(*ENDS, *_block(BLOCK, HF_BLOCK)),
+    fixed={"hidden_act": "silu"},
+)
+
+QWEN3 = Architecture(
+    name="qwen3",
+    types=("qwen3",),
+    keys=LLAMA_KEYS[:-2],
+    names=(
+        *ENDS,
+        *_block(BLOCK | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}, HF_BLOCK),
+    ),
+    fixed={"hidden_act": "silu", "attention_bias": False},
+)
+
+ARCHITECTURES = (GPT2, LLAMA, QWEN2, QWEN3)

@@ -1,0 +1,111 @@
+"""Rotary positions in the metadata of a GGUF file.
+
+llama.cpp has a base, a linear factor and YaRN in its metadata. The scaling of Llama 3 is stored as a tensor,
+`rope_freqs.weight`: the number that divides each frequency.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.weights.errors import WeightsError
+
+ORIGINAL = "original_max_position_embeddings"
+FREQUENCIES = "rope_freqs.weight"
+
+
+def write_rope(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of rotary positions from config.json."""
+    table = data["rope_parameters"]
+    out: dict[str, Any] = {
+        "rope.freq_base": float(table["rope_theta"]),
+        "rope.dimension_count": int(data.get("head_dim") or data["hidden_size"] // data["num_attention_heads"]),
+    }
+    match table["rope_type"]:
+        case "default" | "llama3":
+            pass
+        case "linear":
+            out |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(table["factor"])}
+        case "yarn":
+            out |= _write_yarn(table)
+        case kind:
+            raise WeightsError(f"rope_type={kind!r} cannot be written as GGUF: use --to hf or --to glass.")
+    return out
+
+
+def _write_yarn(table: Mapping[str, Any]) -> dict[str, Any]:
+    if table.get("truncate") is False:
+        raise WeightsError("truncate=False of YaRN cannot be written as GGUF: llama.cpp rounds the ends of its ramp.")
+    out: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(table["factor"]),
+        "rope.scaling.original_context_length": int(table[ORIGINAL]),
+        "rope.scaling.yarn_beta_fast": float(table.get("beta_fast", 32)),
+        "rope.scaling.yarn_beta_slow": float(table.get("beta_slow", 1)),
+    }
+    if table.get("attention_factor") is not None:  # llama.cpp multiplies it by the default of the paper
+        out["rope.scaling.attn_factor"] = table["attention_factor"] / _default_factor(table["factor"])
+    return out
+
+
+def _default_factor(factor: float) -> float:
+    return 0.1 * math.log(factor) + 1
+
+
+def read_rope(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of config.json from metadata without the name of the architecture: `write_rope` backwards."""
+    table: dict[str, Any] = {"rope_type": "default", "rope_theta": float(own.get("rope.freq_base", 10000.0))}
+    kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor", own.get("rope.scale_linear"))
+    if kind == "linear" or (kind == "none" and factor not in (None, 1.0)):
+        table |= {"rope_type": "linear", "factor": float(factor or 1.0)}
+    elif kind == "yarn":
+        table |= {"rope_type": "yarn", "factor": float(own["rope.scaling.factor"])}
+        table |= {ORIGINAL: own.get("rope.scaling.original_context_length", own.get("context_length"))}
+        table |= {"beta_fast": own.get("rope.scaling.yarn_beta_fast", 32.0)}
+        table |= {"beta_slow": own.get("rope.scaling.yarn_beta_slow", 1.0)}
+        if "rope.scaling.attn_factor" in own:
+            table["attention_factor"] = own["rope.scaling.attn_factor"] * _default_factor(table["factor"])
+    elif kind != "none":
+        raise WeightsError(f"the metadata has rope.scaling.type={kind!r}: only none, linear and yarn are supported.")
+    return {"rope_parameters": table, "rope_theta": table["rope_theta"]}
+
+
+def frequency_factors(data: Mapping[str, Any]) -> Tensor | None:
+    """Return the divisors of the frequencies for the scaling of Llama 3; None for other scalings."""
+    table = data.get("rope_parameters", {})
+    if table.get("rope_type") != "llama3":
+        return None
+    width = int(data.get("head_dim") or data["hidden_size"] // data["num_attention_heads"])
+    return _llama3(table["rope_theta"], width, *(table[key] for key in _LLAMA3))
+
+
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)
+
+
+def _llama3(base: float, width: int, factor: float, low: float, high: float, original: int) -> Tensor:
+    """The divisor is 1 for short wavelengths, `factor` for long ones, and blended between (see `Llama3Scaling`)."""
+    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    turns = original * frequencies / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 / (share + (1 - share) / factor)).float()
+
+
+def recognize_factors(factors: Tensor, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Llama 3 scaling that gives these divisors, as entries of config.json.
+
+    A file has the divisors only. The parameters are searched among those of published models.
+    """
+    table = data["rope_parameters"]
+    factor = round(float(factors.max()), 4)
+    for low, high, original in ((1.0, 4.0, 8192), *((1.0, 4.0, 1 << n) for n in range(4, 18) if n != 13)):
+        found = _llama3(table["rope_theta"], 2 * len(factors), factor, low, high, original)
+        if torch.allclose(found, factors.float(), rtol=1e-5):
+            values = dict(zip(_LLAMA3, (factor, low, high, original), strict=True))
+            return {"rope_parameters": table | {"rope_type": "llama3"} | values}
+    raise WeightsError(
+        f"{FREQUENCIES} has divisors that are not those of Llama 3's scaling with the published parameters: load the "
+        "Hugging Face folder of this model instead."
+    )

@@ -1,0 +1,221 @@
+"""Write a model as a GGUF file: metadata, tokenizer, and tensors in the chosen quantisation."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glassformer.config import ModelConfig
+from glassformer.weights import families
+from glassformer.weights.errors import WeightsError, summarize
+from glassformer.weights.formats.gguf.architectures import Architecture, Name, for_type
+from glassformer.weights.formats.gguf.file import library
+from glassformer.weights.formats.gguf.read import read_gguf
+from glassformer.weights.formats.gguf.rope import FREQUENCIES, frequency_factors
+from glassformer.weights.formats.gguf.vocabulary import Vocabulary
+
+Quantization = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+"""Every quantisation that can be written: those that the package gguf computes and llama.cpp multiplies with."""
+DTYPES: dict[torch.dtype, Quantization] = {torch.float16: "f16", torch.bfloat16: "bf16"}
+SMALL = ("q5_1", "q5_0", "q4_1", "q4_0")
+"""Quantisations with which the output matrix, the most sensitive one, is written as q8_0."""
+FILE_TYPES = {"f32": "ALL_F32"}
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """A model in the form of a GGUF file: what is written, before it is quantised."""
+
+    config: ModelConfig
+    architecture: Architecture
+    data: dict[str, Any]
+    """config.json"""
+    tensors: dict[str, Tensor]
+    """Tensors under their names in a Hugging Face folder."""
+    metadata: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def entries(self) -> Iterator[tuple[str, tuple[str, ...], Name]]:
+        """Yield the name of each GGUF tensor, the tensors that it holds, and its row of the table."""
+        stacks: dict[str, tuple[list[str], Name]] = {}
+        patterns = [(re.compile(_pattern(name.hf)), name) for name in self.architecture.names]
+        unknown = []
+        for full in self.tensors:
+            layer, _, part = full.rpartition(".")
+            found = next(((m, name) for regex, name in patterns if (m := regex.fullmatch(layer))), None)
+            if found is None:
+                unknown.append(full)
+                continue
+            gguf = f"{found[1].gguf.format(**found[0].groupdict())}.{part}"
+            stacks.setdefault(gguf, ([], found[1]))[0].append(full)
+        if unknown:
+            raise WeightsError(
+                f"tensors that llama.cpp's architecture {self.architecture.name} does not have cannot be written as "
+                f"GGUF ({summarize(unknown)}): use --to hf or --to glass."
+            )
+        for gguf, (names, row) in stacks.items():
+            yield gguf, tuple(sorted(names, key=_numbers)), row
+
+    def tensor(self, names: tuple[str, ...], row: Name) -> Tensor:
+        """Return the values of a GGUF tensor: one tensor in the layout of llama.cpp, or the experts stacked."""
+        parts = [row.layout.to_gguf(self.tensors[name], self.data) for name in names]
+        return torch.stack(parts) if "{j}" in row.hf else parts[0]
+
+
+def _pattern(hf: str) -> str:
+    return re.escape(hf).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{j\}", r"(?P<j>\d+)")
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def describe(config: ModelConfig, state: Mapping[str, Tensor]) -> GgufModel:
+    """Return the model as GGUF has it.
+
+    Raises:
+        WeightsError: llama.cpp cannot compute this model. The message names the field.
+    """
+    if config.head is None:
+        raise WeightsError("a model without a head cannot be written as GGUF: llama.cpp needs one to compute logits.")
+    config, notes = _without_window(config)
+    data, tensors = families.to_hf(config, state)
+    architecture = for_type(data["model_type"])
+    metadata = architecture.metadata(data)
+    metadata[f"{architecture.name}.vocab_size"] = config.vocab_size
+    factors = frequency_factors(data)
+    if factors is not None:
+        tensors = tensors | {FREQUENCIES: factors}
+        architecture = dataclasses.replace(
+            architecture, names=(*architecture.names, Name("rope_freqs", "rope_freqs", exact=True))
+        )
+    return GgufModel(config, architecture, data, tensors, metadata, notes)
+
+
+def _without_window(config: ModelConfig) -> tuple[ModelConfig, tuple[str, ...]]:
+    """Return the config without a sliding window, for a context that is not longer than the window.
+
+    The architectures here have no windows in llama.cpp. Up to W tokens, a window of W changes nothing.
+    """
+    window = config.attention.window
+    if window is None:
+        return config, ()
+    attention = dataclasses.replace(config.attention, window=None, window_layers=None)
+    longest = min(window, config.max_len or window)
+    note = (
+        f"llama.cpp computes this architecture without its window of {window} tokens: the context of the file is "
+        f"limited to {longest} tokens, where both are equal."
+    )
+    if config.learned_positions is not None:
+        raise WeightsError(f"window={window} with learned positions cannot be written as GGUF: use --to glass.")
+    return dataclasses.replace(config, attention=attention, max_len=longest), (note,)
+
+
+def write_gguf(
+    model: GgufModel, path: Path, quantization: Quantization, vocabulary: Vocabulary, name: str
+) -> dict[str, str]:
+    """Write a GGUF file, and return the type of each tensor in it."""
+    gguf = library()
+    writer = gguf.GGUFWriter(path, model.architecture.name)
+    writer.add_name(name)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    file_type = FILE_TYPES.get(quantization, f"MOSTLY_{quantization.upper()}")
+    writer.add_file_type(int(gguf.LlamaFileType[file_type]))
+    for key, value in {**model.metadata, **vocabulary.metadata}.items():
+        _add(writer, key, value)
+    entries = list(model.entries())
+    has_output = any(entry[0] == "output.weight" for entry in entries)
+    types = {}
+    for full, names, row in entries:
+        shape = _shape(model, names, row)
+        types[full] = kind = _type(full, shape, row, quantization, has_output)
+        quant = gguf.GGMLQuantizationType[kind]
+        if kind in ("F32", "F16"):
+            dtype = np.dtype(np.float32 if kind == "F32" else np.float16)
+        else:
+            dtype, shape = np.dtype(np.uint8), gguf.quants.quant_shape_to_byte_shape(shape, quant)
+        size = int(np.prod(shape)) * dtype.itemsize
+        writer.add_tensor_info(full, shape, dtype, size, raw_dtype=quant)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for full, names, row in entries:
+            writer.write_tensor_data(_quantize(full, model.tensor(names, row), types[full]))
+    finally:
+        writer.close()
+    return types
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """Add a value of the metadata with the type that llama.cpp expects."""
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _shape(model: GgufModel, names: tuple[str, ...], row: Name) -> tuple[int, ...]:
+    shape = row.layout.hf_shape(tuple(model.tensors[names[0]].shape))
+    return (len(names), *shape) if "{j}" in row.hf else shape
+
+
+def _type(full: str, shape: tuple[int, ...], row: Name, quantization: Quantization, has_output: bool) -> str:
+    """Return the type of a tensor. Vectors and tensors that must stay exact are float32, as in llama.cpp."""
+    gguf = library()
+    if len(shape) == 1 or row.exact:
+        return "F32"
+    if quantization in SMALL and full == ("output.weight" if has_output else "token_embd.weight"):
+        quantization = "q8_0"
+    kind = quantization.upper()
+    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    return kind if shape[-1] % block == 0 else "F16"
+
+
+def _quantize(full: str, tensor: Tensor, kind: str) -> np.ndarray:
+    gguf = library()
+    values = tensor.detach().float().cpu().contiguous()
+    if kind == "F16" and not bool(values.half().isfinite().all()) and bool(values.isfinite().all()):
+        raise WeightsError(
+            f"{full} has values beyond {torch.finfo(torch.float16).max:g}, the largest of f16: use bf16 or f32."
+        )
+    return gguf.quants.quantize(values.numpy(), gguf.GGMLQuantizationType[kind])
+
+
+def compare_file(path: Path, model: GgufModel, types: Mapping[str, str]) -> None:
+    """Read a file back and compare every tensor with the model, rounded as the file rounds it."""
+    source = read_gguf(path)
+    assert source.tensors is not None
+    gguf, wrong = library(), []
+    for full, names, row in model.entries():
+        if full == FREQUENCIES:
+            continue
+        for name in names:
+            layout = row.layout
+            values = _quantize(full, layout.to_gguf(model.tensors[name], model.data), types[full])
+            kept = torch.from_numpy(gguf.quants.dequantize(values, gguf.GGMLQuantizationType[types[full]]))
+            back = source.tensors.read(name).float()
+            if not torch.equal(layout.to_hf(kept, model.data).view(torch.int32), back.contiguous().view(torch.int32)):
+                wrong.append(name)
+    if wrong:
+        raise WeightsError(f"the GGUF file reads back differently ({summarize(wrong)}): nothing was replaced.")
+
+
+def check_quantization(quantization: str) -> None:
+    if quantization not in get_args(Quantization):
+        raise WeightsError(
+            f"quantization={quantization!r} is not known: use one of {', '.join(get_args(Quantization))}."
+        )

@@ -1,0 +1,105 @@
+"""Tiny random models of every architecture that is written as GGUF, and tokenizers for them."""
+
+import dataclasses
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from glassformer.config import (
+    Attention,
+    DecoderConfig,
+    Dense,
+    Gated,
+    Head,
+    LayerNorm,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    MoE,
+    NTKScaling,
+    RMSNorm,
+    Rotary,
+    Special,
+    YarnScaling,
+)
+from glassformer.model import build
+from glassformer.weights.formats.gguf.llama import is_installed
+
+NEEDS_LLAMA = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
+V = 97
+
+
+def llama(attention=None, **changes):
+    parts = {
+        "vocab_size": V,
+        "d_model": 60,
+        "n_layers": 3,
+        "attention": attention or Attention(6, n_kv_heads=2, bias=False),
+        "feedforward": Gated(53),
+        "norm": RMSNorm(eps=1e-5),
+        "position": Rotary(base=500.0),
+        "max_len": 64,
+        "head": Head(tied=False),
+        "special": Special(bos=1, eos=(2,)),
+    }
+    return DecoderConfig(**{**parts, **changes})
+
+
+def gpt2(**changes):
+    parts = {"vocab_size": V, "d_model": 35, "n_layers": 3, "attention": Attention(5), "feedforward": Dense(53)}
+    parts |= {"norm": LayerNorm(eps=1e-3), "position": Learned(), "max_len": 40}
+    return DecoderConfig(**{**parts, **changes})
+
+
+CASES = {
+    "gpt2": gpt2(),
+    "gpt2-untied-no-biases": gpt2(
+        head=Head(tied=False), attention=Attention(5, bias=False), feedforward=Dense(53, bias=False)
+    ),
+    "llama": llama(),
+    "llama-tied-biases": llama(
+        Attention(6, n_kv_heads=3, bias=True), feedforward=Gated(53, bias=True), head=Head(tied=True)
+    ),
+    "llama-linear": llama(position=Rotary(base=500.0, scaling=LinearScaling(3.0))),
+    "llama-ntk": llama(position=Rotary(base=500.0, scaling=NTKScaling(3.0))),
+    "llama-llama3": llama(position=Rotary(base=500.0, scaling=Llama3Scaling(8.0, 32))),
+    "llama-yarn": llama(position=Rotary(base=500.0, scaling=YarnScaling(4.0, 16, beta_fast=8.0, attention_factor=1.3))),
+    "mistral": llama(Attention(6, n_kv_heads=2, d_head=8, bias=False, window=16), d_model=41),
+    "mixtral": llama(feedforward=MoE(5, 2, Gated(53))),
+    "qwen2": llama(Attention(6, n_kv_heads=2, bias=True, out_bias=False)),
+    "qwen3": llama(
+        Attention(6, n_kv_heads=2, d_head=14, bias=False, qk_norm=RMSNorm(eps=1e-5)), norm=RMSNorm(eps=1e-5)
+    ),
+}
+
+
+def random(config, seed=0, dtype=torch.float32):
+    """A model with noise in every parameter, so that a bias or a norm that is forgotten shows."""
+    model = build(config, seed=seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            width = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
+            noise = width * torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise + 1 if parameter.dim() == 1 and name.endswith("weight") else noise)
+    return model.to(dtype)
+
+
+def wide(**changes):
+    """A Llama whose rows have blocks of 32, as quantised types need."""
+    return dataclasses.replace(llama(d_model=96, feedforward=Gated(64)), **changes)
+
+
+def bpe(size=V, specials=("<s>", "</s>")):
+    """A byte-level BPE of 256 bytes and a few merges, as GPT-2 has it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=list(specials), initial_alphabet=alphabet, show_progress=False
+    )
+    text = "the cat sat on the mat, and the dogs don't think that they're there: 12345 67890 times! \n\n" * 3
+    tokenizer.train_from_iterator([text], trainer)
+    return tokenizer

@@ -1,0 +1,51 @@
+"""Metadata reads back as the config.json that it was made of, and unknown architectures are refused by name."""
+
+import gguf
+import pytest
+
+from glassformer.weights import WeightsError, families
+from glassformer.weights.formats.gguf.architectures import ARCHITECTURES, find, for_type
+from tests.weights.formats.gguf.models import CASES, random
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back(case):
+    config = CASES[case]
+    data, _ = families.to_hf(config, random(config).state_dict())
+    architecture = for_type(data["model_type"])
+    back = architecture.config(architecture.metadata(data), ())
+    for key, value in back.items():
+        if key not in ("model_type", "rope_parameters", "attention_bias", "mlp_bias") and data.get(key) is not None:
+            assert value == pytest.approx(data[key]), key
+    assert back["model_type"] in architecture.types
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def test_names_are_those_that_the_library_has_for_the_architecture(architecture):
+    """The table of the library, from Hugging Face's names to those of llama.cpp, agrees with ours."""
+    (kind,) = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name]
+    known = {gguf.TENSOR_NAMES[tensor].format(bid=0) for tensor in gguf.MODEL_TENSORS[kind]}
+    names = gguf.get_tensor_name_map(kind, 1)
+    for name in architecture.names:
+        ours = name.gguf.format(i=0)
+        assert ours in known
+        if "{j}" not in name.hf:
+            assert names.get_name(name.hf.format(i=0)) == ours
+
+
+def test_unknown_names():
+    with pytest.raises(WeightsError, match=r"general\.architecture='mamba' is not known: known are gpt2, llama"):
+        find("mamba")
+    with pytest.raises(WeightsError, match="a bert model cannot be written as GGUF"):
+        for_type("bert")
+    assert [find(a.name) for a in ARCHITECTURES] == list(ARCHITECTURES)
+
+
+def test_missing_keys_and_numbers_for_each_layer():
+    llama = find("llama")
+    with pytest.raises(WeightsError, match=r"lacks llama.context_length, llama.embedding_length"):
+        llama.config({}, ())
+    metadata = {f"llama.{key.gguf}": 2 for key in llama.keys}
+    assert llama.config(metadata | {"llama.attention.head_count_kv": [2, 2]}, ())["num_key_value_heads"] == 2
+    with pytest.raises(WeightsError, match="one number for all layers"):
+        llama.config(metadata | {"llama.attention.head_count_kv": [2, 4]}, ())
