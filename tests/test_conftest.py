@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import pytest_terminal_summary
-from tests.studio.page import INSTALL, find_chromium
+from tests.studio.page import INSTALL, REASON, find_chromium
 
 
 def test_a_reason_that_names_a_command_is_one_line():
@@ -19,6 +19,7 @@ def test_a_reason_that_names_a_command_is_one_line():
     stats = {"skipped": [*skipped, SimpleNamespace(longrepr="another form")]}
     pytest_terminal_summary(SimpleNamespace(stats=stats, write_line=lambda line, **_: lines.append(line)))
     assert lines == ["2 tests were skipped because no Chromium was found: run x y"]
+    assert ": run " in REASON  # that of the tests of the page
 
 
 def test_a_browser_that_is_named_is_taken_or_none(monkeypatch, tmp_path):

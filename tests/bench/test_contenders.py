@@ -26,7 +26,7 @@ def test_what_is_installed_takes_part_and_the_rest_is_named_with_its_remedy(inst
     assert "gpt-fast" in missing
 
 
-def test_named_peers_only_and_ours_always(installed):
+def test_only_named_peers_and_always_our_own_contenders(installed):
     chosen, missing = contenders.choose(Plan("decode", against=("onnxruntime",)))
     assert [c.name for c in chosen] == ["glassformer", "glassformer-torch"]
     assert list(missing) == ["onnxruntime"]

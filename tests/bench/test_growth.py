@@ -20,7 +20,7 @@ def test_a_constant_does_not_grow():
     assert growth.fit([1, 2, 4, 8], [3.0, 3.0, 3.0, 3.0]) == pytest.approx(0, abs=0.02)
 
 
-def test_what_is_counted_grows_as_the_theory_says_and_bytes_are_bytes():
+def test_counts_grow_with_the_exponents_of_the_theory():
     cached, again, held = growth.measure(contexts=(64, 128, 256), lengths=(64, 128, 256), batches=(1, 2, 4), rounds=3)
     assert cached.expected == pytest.approx(1, abs=0.02)
     assert 1.1 < again.expected < 2

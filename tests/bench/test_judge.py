@@ -31,7 +31,7 @@ def test_in_float32_other_ids_are_a_failure_and_elsewhere_a_remark():
     assert rows[0].agrees == "differs after 2 of 4"
 
 
-def test_losses_must_be_ours_and_must_fall():
+def test_losses_must_equal_ours_and_must_fall():
     def of(ours, theirs, precision="float32"):
         rows = [row("glassformer", 2.0, ours=True, ids=[ours]), row("nanogpt", 1.0, ids=[theirs])]
         return [f.verdict for f in judge.compare_losses(Group(precision, "steps/s", "s", rows=rows))]

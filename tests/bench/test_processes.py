@@ -30,7 +30,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_it_runs_in_its_turn_only():
+def test_a_worker_runs_only_during_its_turn():
     with ending_workers() as workers:
         workers.append(Worker(order()))
         assert workers[0].load()["version"] == "1.0"
@@ -42,12 +42,12 @@ def test_it_runs_in_its_turn_only():
             assert state(workers[0].process.pid) == "T"
 
 
-def test_one_that_dies_while_loading_says_why():
+def test_a_worker_that_dies_while_loading_reports_its_error():
     with pytest.raises(Died, match="RuntimeError: no weights here"):
         ask_once(order(die_at="load"))
 
 
-def test_one_that_dies_in_its_turn_says_why():
+def test_a_worker_that_dies_in_its_turn_reports_its_error():
     with ending_workers() as workers:
         workers.append(Worker(order(die_at=1)))
         workers[0].load()
@@ -62,7 +62,7 @@ def test_advice_after_the_error_is_not_its_last_word():
     assert str(death.value) == "RuntimeError: no weights here"
 
 
-def test_one_that_is_killed_says_by_what():
+def test_a_killed_worker_reports_the_signal():
     with ending_workers() as workers:
         workers.append(Worker(order()))
         workers[0].load()
@@ -72,7 +72,7 @@ def test_one_that_is_killed_says_by_what():
             workers[0].turn(0)
 
 
-def test_one_that_says_nothing_is_given_up():
+def test_a_silent_worker_reaches_the_time_limit():
     with ending_workers() as workers:
         workers.append(Worker(order(silent=True)))
         workers[0].send(workers[0].order.to_json())

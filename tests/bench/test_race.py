@@ -13,7 +13,7 @@ def entry(name, task="decode", **setting):
     return Order(name, "ours", task, "float32", "", setting=setting), Row(name, "float32", ours=False)
 
 
-def test_everyone_stands_everywhere():
+def test_every_contender_is_in_every_position_once():
     rows = [Row(name, "", ours=False) for name in "abc"]
     orders = [[row.name for row in rotated(rows, turn)] for turn in range(3)]
     assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]

@@ -146,7 +146,7 @@ def test_training_of_fakes_compares_losses(tmp_path, fakes, monkeypatch):
         running.run(Plan("train", precisions=("int8",), keep=tmp_path))
 
 
-def test_startup_has_the_unavoidable_beside_it(subject, tmp_path, fakes, monkeypatch):
+def test_startup_also_measures_the_unavoidable(subject, tmp_path, fakes, monkeypatch):
     monkeypatch.setattr("glassformer.bench.startup.PLAIN", {"import torch": ["-S", "-c", "pass"]})
     result = running.run(plan(subject, tmp_path, task="startup", new=0, against=("nanogpt",), rounds=1))
     assert [group.setting for group in result.groups] == ["", "without a model"]

@@ -28,7 +28,7 @@ def test_seconds_of_contenders_and_of_what_is_unavoidable(monkeypatch, tmp_path)
     assert broken.died == "no such thing"
 
 
-def test_the_plain_rows_are_the_import_of_torch_ours_and_the_help():
+def test_the_plain_rows_are_the_imports_and_the_help():
     assert {"import torch", "import glassformer", "glass --help", startup.READING} <= {
         row.name for row in startup.plain_rows()
     }

@@ -18,7 +18,9 @@ class Encoder(Transformer):
         return self.run(idx, real, positions, Cache(len(self.blocks)), None)
 
     def loss(self, idx: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Masked language modelling: labels of -100 do not count, the others stand at their own place."""
+        """Masked language modelling: labels of -100 and at padding do not count."""
+        if attention_mask is not None:
+            labels = labels.masked_fill(~attention_mask.bool(), -100)
         return F.cross_entropy(self(idx, attention_mask).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 

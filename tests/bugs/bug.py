@@ -29,8 +29,9 @@ TAXONOMY = (
     *("norm_placement", "norm_eps", "norm_axis", "activation", "residual_growth"),
     "eval_stochastic",
     *("weight_tying", "label_shift", "loss_padding", "init_loss", "dead_gradient"),
+    *("layer_reuse", "position_twice", "low_precision", "constant_logits"),
 )
-"""The 35 diagnoses."""
+"""The 39 diagnoses."""
 
 
 @dataclass(frozen=True)

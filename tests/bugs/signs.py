@@ -273,6 +273,41 @@ def mask_nan(bug: Bug, model: nn.Module) -> float:
     return int(model(idx, attention_mask=mask)[mask.bool()].isnan().sum())
 
 
+def layer_reuse(bug: Bug, model: nn.Module) -> float:
+    """Modules that stand at two places, or run twice in one pass; the sign is how many."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False) if ".blocks." in f".{name}"]
+    runs: list[nn.Module] = []
+    hooks = [b.attention.register_forward_hook(lambda m, args, out: runs.append(m)) for b in set(model.blocks)]
+    model(*inputs(bug))
+    for hook in hooks:
+        hook.remove()
+    unique = {id(p) for n, p in model.named_parameters() if n in names}
+    return len(names) - len(unique) + len(runs) - len(set(runs))
+
+
+@torch.no_grad()
+def position_twice(bug: Bug, model: nn.Module) -> float:
+    """How far what enters the first block is from token vectors and position vectors added once."""
+    idx, held = inputs(bug)[0], []
+    hook = model.blocks[0].register_forward_pre_hook(lambda m, args: held.append(args[0]))
+    model(idx)
+    hook.remove()
+    positions = torch.arange(idx.shape[1])[None]
+    vectors = model.table(positions) if model.table is not None else model.waves(positions)
+    return probes.gap(held[0], model.tokens(idx) + vectors)
+
+
+@torch.no_grad()
+def low_precision(bug: Bug, model: nn.Module) -> float:
+    return from_twin(bug, model)
+
+
+@torch.no_grad()
+def constant_logits(bug: Bug, model: nn.Module) -> float:
+    """1 where other tokens give the same logits."""
+    return float(probes.gap(model(probes.rows(2, 9)), model(probes.rows(2, 9, seed=4))) == 0)
+
+
 SIGNS = {
     "cache_mismatch": cached,
     "decode_position": cached,
@@ -285,5 +320,6 @@ SIGNS = {
     **{sign.__name__: sign for sign in (training.norm_placement, training.norm_eps, training.norm_axis)},
     **{sign.__name__: sign for sign in (training.activation, training.residual_growth, training.eval_stochastic)},
     **{sign.__name__: sign for sign in (training.weight_tying, training.label_shift, training.loss_padding)},
+    **{sign.__name__: sign for sign in (layer_reuse, position_twice, low_precision, constant_logits)},
     **{sign.__name__: sign for sign in (training.init_loss, training.dead_gradient)},
 }

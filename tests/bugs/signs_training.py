@@ -94,6 +94,8 @@ def weight_tying(bug: Bug, model: nn.Module) -> float:
         model = copy.deepcopy(model)
     if bug.special == "load":
         model.load_state_dict(model.state_dict())
+    if bug.special == "source":  # embedded once more, and the parameter that this is
+        return float(getattr(model, "source_tokens", model.tokens).weight is not model.tokens.weight)
     return float(model.head.weight is not model.tokens.weight)
 
 
@@ -108,7 +110,12 @@ def label_shift(bug: Bug, model: nn.Module) -> float:
 @torch.no_grad()
 def loss_padding(bug: Bug, model: nn.Module) -> float:
     idx, mask, model = probes.rows(3, 12), probes.pads(12, [0, 3, 6], "right"), model.double()
-    idx[0, 4:7] = 0
+    idx[0, 4:7], idx[1, 2:4] = 0, 5
+    if bug.kind == "encoder":
+        labels, real = probes.rows(3, 12, seed=2), mask.bool()
+        return probes.gap(
+            model.loss(idx, labels, attention_mask=mask), F.cross_entropy(model(idx, mask)[real], labels[real])
+        )
     total, count = torch.zeros((), dtype=torch.float64), 0
     for row, real in zip(idx, mask.bool(), strict=True):
         total += F.cross_entropy(model(row[real][None])[0, :-1], row[real][1:], reduction="sum")
@@ -118,6 +125,8 @@ def loss_padding(bug: Bug, model: nn.Module) -> float:
 
 @torch.no_grad()
 def init_loss(bug: Bug, model: nn.Module) -> float:
+    if bug.special == "declared":
+        return float(model.head.weight.std() > 1.5 * model.cfg.init_std)
     return max(0.0, abs(float(model.loss(probes.rows(4, 64))) - math.log(97)) - 1.5)
 
 

@@ -13,6 +13,7 @@ from tests.bugs import (
     zoo_decoding,
     zoo_padding,
     zoo_position,
+    zoo_structure,
     zoo_training,
     zoo_weights,
 )
@@ -22,7 +23,7 @@ __all__ = ["TAXONOMY", "ZOO", "Bug", "by_id"]
 
 ROOMS = (
     *(zoo_attention, zoo_arithmetic, zoo_cache, zoo_decoding),
-    *(zoo_position, zoo_padding, zoo_training, zoo_weights),
+    *(zoo_position, zoo_padding, zoo_training, zoo_weights, zoo_structure),
 )
 ZOO: tuple[Bug, ...] = tuple(bug for room in ROOMS for bug in room.BUGS)
 

@@ -116,8 +116,6 @@ def folder(tmp_path_factory):
         ("Empty", "a tuple of nothing"),
         ("Flat", "a tensor of shape (2, 5) and type torch.int64"),
         ("NoInput", "takes no arguments"),
-        ("Constant", "every logit is 2.5); they must depend on the input to be examined: give a model"),
-        ("ByPosition", "only positions move them); they must depend on the input"),
         ("ZeroTable", "every logit is 0); they must depend on the input to be examined: table.weight is all zero"),
     ],
 )
@@ -130,10 +128,20 @@ def test_what_cannot_be_examined_is_a_sentence_and_exit_2(capsys, file, name, wo
     assert "Traceback" not in err
 
 
-def test_a_callable_that_returns_zeros_is_not_called_healthy(capsys, file):
-    code, out, err = run(capsys, "doctor", f"{file}:mystery", "--vocab-size", "5")
-    assert (code, out) == (2, "")
-    assert "returns the same logits for different tokens (every logit is 0)" in err
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mystery", "every logit is 0"),
+        ("Constant", "every logit is 2.5"),
+        ("ByPosition", "only the position changes them"),
+    ],
+)
+def test_logits_that_ignore_the_tokens_are_a_diagnosis(capsys, file, name, words):
+    code, out, _ = run(capsys, "doctor", f"{file}:{name}", "--vocab-size", "5", "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert [d["id"] for d in report["diagnoses"]] == ["constant_logits"]
+    assert words in report["diagnoses"][0]["evidence"][0]["why"]
 
 
 def test_a_loop_ends_at_the_time_limit(capsys, file):

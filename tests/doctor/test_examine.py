@@ -3,7 +3,7 @@
 import pytest
 
 from glassformer.doctor.examine import FAMILIES, QUICK, Examination, guard, run, steps, warmth
-from glassformer.doctor.probes import CannotExamineError, Unsupported, subject_of
+from glassformer.doctor.probes import CannotExamineError, Unsupported, gradients, subject_of, weighting
 from glassformer.finding import Finding, Verdict
 from tests.bugs.healthy import WARD
 from tests.doctor.probes.subjects import Copycat, buggy, gpt2, warmed
@@ -25,6 +25,14 @@ def test_a_probe_that_breaks_becomes_a_skip_with_its_reason():
     assert "inside the model" in found[1].why
     assert next(guard("family/probe", lacking, gpt2())).why == "it has no cache"
     assert next(guard("family/probe", leaving, gpt2())).why == "it stopped with SystemExit: 3"
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_attention_weights_and_unused_projections_are_probed(quick):
+    """A second softmax, squared weights and values read from keys were once called healthy."""
+    made = {probe for _, inner in steps(Examination(subject_of(Copycat()), quick=quick)) for _, probe in inner}
+    assert weighting.used_as_they_are in made
+    assert quick or gradients.reach_every_parameter in made
 
 
 def test_the_time_limit_is_not_swallowed():

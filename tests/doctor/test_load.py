@@ -1,6 +1,7 @@
 """Naming a model: each mistake is one sentence."""
 
 import pytest
+import torch
 
 import glassformer as gf
 from glassformer.doctor.load import resolve
@@ -84,8 +85,16 @@ def test_a_folder_is_loaded_into_our_engine_and_says_so(tmp_path):
     config = gf.presets.gpt2(vocab_size=61, d_model=32, n_layers=1, n_heads=4, max_len=16)
     gf.save(gf.build(config), tmp_path / "m", format="glass")
     model, label = resolve(str(tmp_path / "m"))
-    assert "own engine" in label
+    assert label == "m (loaded into glassformer's own engine, float32)"
     assert model.config == config
+
+
+@pytest.mark.parametrize("as_stored", [False, True])
+def test_weights_in_16_bits_are_widened_unless_asked_for_as_stored(tmp_path, as_stored):
+    gf.save(gf.build(gf.presets.nano(n_layers=1, d_model=8, n_heads=2, vocab_size=11)).half(), tmp_path / "m")
+    model, label = resolve(str(tmp_path / "m"), as_stored=as_stored)
+    assert label.endswith("own engine, float16)" if as_stored else "own engine, float32)")
+    assert next(model.parameters()).dtype == (torch.float16 if as_stored else torch.float32)
 
 
 def test_a_folder_that_cannot_be_loaded_is_not_taken_for_code(tmp_path):

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer.doctor.reference import against_reference
 from glassformer.finding import Verdict
+from tests.bugs.styles import nano
+from tests.bugs.styles.variants import STYLES
 from tests.doctor.probes.subjects import BUGS, buggy, sound, warmed
 
 COMPARED = [bug.id for bug in BUGS.values() if bug.reference is not None]
@@ -52,3 +55,28 @@ def test_the_same_model_agrees_with_itself():
     (finding,) = against_reference(sound(id), sound(id))
     assert finding.verdict is Verdict.PASS
     assert list(against_reference(sound(id), None)) == []
+
+
+STYLED = (
+    *(("nano", bug) for bug in ("softmax_twice", "values_from_keys", "position_twice", "layer_twice", "half_softmax")),
+    *(("hugging", bug) for bug in ("last_layer_skipped", "half_softmax", "post_norm")),
+    *(("functional", bug) for bug in ("position_twice", "one_layer_everywhere", "weights_squared")),
+    *(("contracted", bug) for bug in ("position_in_first_layer", "one_layer_everywhere", "softmax_twice")),
+)
+
+
+@pytest.mark.parametrize(("style", "bug"), STYLED)
+def test_what_differs_first_is_named_in_every_style(style, bug):
+    module, kind = STYLES[style]
+    (finding,) = against_reference(warmed(module.build(bug), kind=kind), warmed(module.build(), kind=kind))
+    assert finding.id == f"{module.BUGS[bug]}/reference"
+    assert finding.evidence["first_difference"]
+
+
+def test_another_gelu_is_named_on_learned_positions_and_before_what_else_fails():
+    model = nano.build("unscaled_init")
+    for block in model.transformer["h"]:
+        block.mlp["act"] = torch.nn.GELU(approximate="tanh")
+    report = gf.diagnose(model, kind="decoder", reference=nano.build())
+    assert [d.id for d in report.diagnoses] == ["activation", "residual_growth"]
+    assert "tanh GELU" in report.diagnoses[0].evidence[0].why

@@ -2,7 +2,7 @@
 
 import json
 
-from glassformer.doctor.report import TITLES, Diagnosis, Report
+from glassformer.doctor.report import MINIMUM, TITLES, Diagnosis, Report
 from glassformer.finding import Finding, Verdict
 
 FAILED = Finding("causal_leak/future-token", Verdict.FAIL, 0.5, 0.0, "exact", "mask it", {"cut": 3})
@@ -25,6 +25,17 @@ def test_json_form_is_json_and_a_healthy_report_has_no_diagnoses():
     data = json.loads(json.dumps(report(SICK).to_dict()))
     assert data["diagnoses"][0]["id"] == "causal_leak"
     assert not data["healthy"]
-    healthy = Report("thing", "decoder", (), (Finding("a/b", Verdict.PASS),))
+    healthy = Report("thing", "decoder", (), (Finding("causal_leak/b", Verdict.PASS),) * MINIMUM)
     assert healthy.healthy
-    assert "healthy as far as 1 probe can see" in healthy.verdict()
+    assert f"healthy as far as {MINIMUM} probes can see; 0 not made (1 of {len(TITLES)} diagnoses" in healthy.verdict()
+
+
+def test_too_few_probes_are_no_health():
+    made, skipped = Finding("causal_leak/b", Verdict.PASS), Finding.skip("pad_leak/b", "no mask")
+    few = Report("thing", "decoder", (), (made,) * 2 + (skipped,) * 29)
+    assert not few.healthy
+    assert not few.examined
+    assert "not examined: only 2 probes could be made and 29 could not" in few.verdict()
+    assert few.coverage == ("causal_leak",)
+    assert not few.to_dict()["examined"]
+    assert report(SICK).examined

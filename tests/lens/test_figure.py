@@ -46,7 +46,7 @@ def test_an_unknown_format_is_one_sentence_naming_those_that_work(tmp_path, name
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_path_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FigureError, match="cannot be written"):
         picture().save(tmp_path / "file" / "picture.png")

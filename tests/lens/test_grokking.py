@@ -101,7 +101,7 @@ def test_for_a_prime_any_frequencies_do(p, data):
     assert found.smallest_margin > 0
 
 
-def test_a_frequency_that_shares_a_divisor_with_p_cannot_tell_answers_apart():
+def test_a_frequency_that_shares_a_divisor_with_p_cannot_distinguish_answers():
     assert check_circuit(9, [3]).right == 0
     assert check_circuit(9, [1]).right == 81
     assert compact_circuit(5, [1])[2, 4, 1] == 1.0  # 2 + 4 = 1 mod 5

@@ -51,7 +51,7 @@ def stack(make, ids):
 rows = h.repeated_tokens(V, rows=32, seed=5)
 
 
-def test_repeated_rows_are_junk_block_block_junk_with_random_length_and_place():
+def test_repeated_rows_have_blocks_of_random_length_and_position():
     sizes, starts = set(), set()
     for row in rows.tolist():
         seen = [t for t, token in enumerate(row) if token in row[:t]]

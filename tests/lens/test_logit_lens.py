@@ -105,7 +105,7 @@ def test_training_a_lens_repeats_itself_and_leaves_the_model_alone():
     assert read_out(model, trace(model, tokens(2, 7))["blocks.1.resid_post"]).shape == (2, 7, variants.V)
 
 
-def test_refusals_say_what_to_do():
+def test_errors_name_the_remedy():
     model, _ = lively(variants.decoder())
     headless, _ = lively(variants.decoder(head=None))
     both, _ = lively(variants.seq2seq())

@@ -130,7 +130,7 @@ def pair():
 
 
 @pytest.mark.parametrize("batch", [1, 5, 64])
-def test_effect_maps_equal_patching_one_place_at_a_time(batch):
+def test_effect_maps_equal_patching_one_position_at_a_time(batch):
     model, _ = lively(variants.decoder())
     clean, corrupt = pair()
     found = patch_effects(model, clean, corrupt, 4, torch.tensor([9, 2]), batch=batch, position=5)
@@ -151,7 +151,7 @@ def test_effect_maps_equal_patching_one_place_at_a_time(batch):
     assert found.effects[:, :, :3].abs().max() <= 1e-9  # before the texts differ: nothing to restore
 
 
-def test_restoring_the_place_that_differs_restores_everything():
+def test_restoring_the_position_that_differs_restores_everything():
     model, _ = lively(variants.decoder())
     clean, corrupt = pair()
     stream = patch_effects(model, clean, corrupt, 4, 9, "resid_pre")
@@ -252,7 +252,7 @@ def test_patch_is_a_public_name():
     assert torch.equal(gf.patch(model, ids, {}), model(ids))
 
 
-def test_refusals_say_what_to_do():
+def test_errors_name_the_remedy():
     model, ids, _ = run(variants.decoder())
     longer = trace(model, tokens(2, 9))
     clean, corrupt = pair()

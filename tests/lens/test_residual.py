@@ -109,7 +109,7 @@ def test_a_wrong_contribution_fails_the_finding(monkeypatch):
     assert not attribute_logits(model, ids, 4).finding.passed
 
 
-def test_one_place_per_row_equals_the_whole_at_that_place():
+def test_one_position_per_row_equals_the_whole_at_that_position():
     config = variants.decoder(placement="post")
     model, ids, _ = run(config)
     whole, one = decompose(model, ids, "final"), decompose(model, ids, "final", position=torch.tensor([6, 2]))
@@ -129,7 +129,7 @@ def test_padding_and_one_answer_per_row():
     assert result["head.bias"].tolist() == (model.head.bias[[4, 8]] - model.head.bias[[1, 2]]).tolist()
 
 
-def test_a_transformed_head_says_that_it_is_not_linear():
+def test_the_note_of_a_transformed_head_states_that_it_is_not_linear():
     base = variants.decoder()
     head = c.Head(transform="gelu", bias=True)
     model, ids, _ = run(c.EncoderConfig(**{**base.__dict__, "head": head, "placement": "post"}))
@@ -170,7 +170,7 @@ def test_attribution_holds_in_float32_on_the_bundled_model():
     assert result.finding.bound == 1e-4
 
 
-def test_refusals_say_what_to_do():
+def test_errors_name_the_remedy():
     model, ids, _ = run(variants.decoder())
     with pytest.raises(LensError, match=r"attention\.q is not the residual stream: give embed"):
         decompose(model, ids, "blocks.0.attention.q")

@@ -254,7 +254,7 @@ def test_trace_is_a_public_function():
     assert gf.trace is trace
 
 
-def test_an_unrecorded_site_says_how_to_record_it():
+def test_the_error_of_an_unrecorded_site_explains_how_to_record_it():
     model, _ = lively(DECODER)
     seen = trace(model, tokens(1, 3), sites="embed")
     with pytest.raises(ValueError, match="trace again with sites="):

@@ -51,7 +51,7 @@ def test_gradients_equal_finite_differences(part: gf.FeedForward) -> None:
         assert abs(measured - derived) <= ABSOLUTE + RELATIVE * abs(measured), name
 
 
-def test_an_expert_that_nobody_chose_learns_nothing_but_its_router_row_moves() -> None:
+def test_an_expert_that_no_token_chose_gets_no_gradient_but_its_router_row_does() -> None:
     part = gf.MoE(3, 1, gf.Dense(3), normalize=False)
     config = gf.DecoderConfig(
         vocab_size=5, d_model=6, n_layers=1, attention=gf.Attention(1), feedforward=part, position=gf.NoPosition()

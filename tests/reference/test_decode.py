@@ -182,7 +182,7 @@ def test_log_probability_is_the_sum_over_predicted_tokens() -> None:
     assert total == pytest.approx(1, rel=1e-13)
 
 
-def test_refusals_say_what_is_wrong() -> None:
+def test_errors_name_what_is_wrong() -> None:
     config, params = small()
     with pytest.raises(ValueError, match="at least 1"):
         beam(config, params, [1], 0, beams=2)

@@ -286,7 +286,7 @@ def test_pooler_reads_the_first_token() -> None:
         pool(encoder(), random_params(encoder()), hidden)
 
 
-def test_refusals_say_what_is_wrong() -> None:
+def test_errors_name_what_is_wrong() -> None:
     config = decoder()
     params = random_params(config)
     with pytest.raises(ValueError, match="vocabulary has 23"):

@@ -124,7 +124,7 @@ def test_ntk_keeps_the_first_frequency_and_divides_the_last() -> None:
 
 
 @pytest.mark.parametrize("pairing", ["halves", "interleaved"])
-def test_rotation_by_hand_turns_its_own_pairs(pairing: str) -> None:
+def test_rotation_by_hand_rotates_its_own_pairs(pairing: str) -> None:
     """K = 6 with 4 rotated, base 100: planes turn by p and p/10; p = 2 here. A unit vector shows where it goes."""
     rotary = gf.Rotary(base=100.0, pairing=pairing, fraction=4 / 6)  # type: ignore[arg-type]
     cos, sin = rotary_cos_sin(rotary, 6, np.array([[2]]))

@@ -22,7 +22,7 @@ def test_every_word_of_a_paragraph_is_kept_and_no_line_is_too_long(words, width)
     assert all(len(line) <= width for line in made.splitlines())
 
 
-def test_a_note_stands_beside_its_numbers_or_below_them():
+def test_a_note_is_next_to_its_numbers_or_below_them():
     assert with_note("  a  1", "of two", None) == with_note("  a  1", "of two", 15) == "  a  1   of two"
     assert with_note("  a  1", "of two", 14) == f"  a  1\n{MARGIN}of two"
     assert with_note("  a  1", "", 6) == "  a  1"

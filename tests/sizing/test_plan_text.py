@@ -11,7 +11,7 @@ from glassformer.sizing.plan import plan
 from glassformer.sizing.plan_text import GPUS, LADDER, plan_ladder, plan_model
 
 
-def test_the_ladder_reaches_69_billion_parameters_and_1024_devices_and_says_what_it_assumed():
+def test_the_ladder_reaches_69_billion_parameters_and_1024_devices_and_states_its_assumptions():
     found = plan_ladder({name: presets.get(name) for name in LADDER}, H200)
     assert len(found.rows) == len(LADDER) * len(GPUS)
     text = found.text()
@@ -51,7 +51,7 @@ def test_in_a_narrow_terminal_columns_stand_below_and_nothing_is_lost(width):
             assert len({len(row) for row in table[line::each]}) == 1
 
 
-def test_rates_that_differ_are_told_apart():
+def test_rates_that_differ_are_printed_separately():
     text = plan_model(presets.gpt2(), "gpt2", 2, replace(H200, gather=2e9, scatter=1e9)).text()
     assert "links 360 (all-reduce), 2 (all-gather), 1 (reduce-scatter) GB/s between the 8" in text
 
@@ -78,7 +78,7 @@ def test_a_price_gives_a_cost_in_dollars():
     assert "Cost: 2.5 USD per GPU and hour, as given." in found.text()
 
 
-def test_a_device_that_was_not_measured_says_what_is_assumed():
+def test_the_assumptions_of_a_device_that_was_not_measured_are_stated():
     found = plan_model(presets.gpt2(), "gpt2", 8, DEVICES["a100-80gb"])
     assert found.to_dict()["measured"] is False
     text = " ".join(found.text().split())

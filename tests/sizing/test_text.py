@@ -9,7 +9,7 @@ from glassformer.sizing import size
 from glassformer.sizing.text import byte_unit, flop_unit, quantity
 
 
-def test_gpt2_s_sheet_says_the_numbers_and_how_they_come_about():
+def test_the_sheet_of_gpt2_has_the_numbers_and_their_formulas():
     text = size(presets.gpt2()).text()
     for line in (
         "decoder: L = 12, D = 768, H = 12, K = 64, F = 3,072, V = 50,257",
@@ -58,7 +58,7 @@ def test_what_a_model_does_not_have_is_not_on_its_sheet():
     assert "a windowed layer keeps 4,096" in size(presets.mistral_7b()).text()
 
 
-def test_a_context_that_cannot_run_is_said_in_one_line_and_others_are_not():
+def test_a_context_that_cannot_run_is_stated_in_one_line_and_others_are_not():
     config = presets.gpt2()
     text = size(config, context=100_000).text()
     [line] = [line for line in text.splitlines() if "learned position table" in line]

@@ -46,7 +46,7 @@ def test_the_page_its_state_and_canned_answers_need_no_torch(tmp_path):
     assert done.stdout.strip() == "[200, 200, 200, 200, 200, 200, 400, 200, 200, 200] []"
 
 
-def test_torch_is_imported_once_the_page_says_it_is_drawn(tmp_path):
+def test_torch_is_imported_once_the_page_reports_that_it_is_drawn(tmp_path):
     with serving(tmp_path) as server:
         with urllib.request.urlopen(server.address) as page:
             assert b"<html" in page.read().lower()
@@ -63,7 +63,7 @@ def imports_torch(server):
     return "libtorch" in Path(f"/proc/{server.process.pid}/maps").read_text()
 
 
-def test_state_tells_version_models_and_limits(client):
+def test_state_has_version_models_and_limits(client):
     told = client.get("/api/state").json()
     assert told["version"] == glassformer.__version__
     assert [model["name"] for model in told["models"]] == ["bard", "induction", "tiny", "both", "pair", "table"]

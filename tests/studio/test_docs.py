@@ -26,7 +26,7 @@ def test_every_view_is_shown_at_both_widths_in_both_themes_and_the_pictures_are_
         assert (ROOT / path).exists()
 
 
-def test_every_option_of_glass_serve_is_told():
+def test_every_option_of_glass_serve_is_documented():
     rows = dict(re.findall(r"^\| `--([\w-]+)([^`]*)` \|", TEXT, re.MULTILINE))
     assert {name.removeprefix("no-") for name in rows} == set(inspect.signature(serve).parameters)
     for name in ("port", "host"):

@@ -11,12 +11,10 @@ def test_a_formula_is_wellformed_mathml():
 
 
 def test_a_formula_that_cannot_be_read_is_escaped_text(monkeypatch):
-    import latex2mathml.converter
-
     def fail(*_, **__):
         raise RuntimeError
 
-    monkeypatch.setattr(latex2mathml.converter, "convert", fail)
+    monkeypatch.setattr(module.converter, "mathml", fail)
     module.mathml.cache_clear()
     assert "&lt;script&gt;" in mathml("<script>")
     module.mathml.cache_clear()
@@ -27,3 +25,8 @@ def test_a_text_comes_in_pieces():
     assert [set(part) for part in parts] == [{"text"}, {"mathml", "display"}, {"text"}, {"mathml", "display"}]
     assert parts[2]["text"] == " we have <b>: "
     assert (parts[1]["display"], parts[3]["display"]) == (False, True)
+
+
+def test_text_in_a_formula_never_becomes_an_element():
+    root = ElementTree.fromstring(mathml(r"\text{<script>alert(1)</script>}"))
+    assert not [element for element in root.iter() if element.tag.endswith("script")]

@@ -18,7 +18,7 @@ def test_bundled_models_come_first_and_folders_by_their_names(model_folders):
     assert list(models.entries()) == ["bard", "induction", "tiny", "both", "pair", "table"]
 
 
-def test_folders_of_one_name_are_told_apart_and_strange_names_made_plain(tmp_path):
+def test_folders_of_one_name_get_different_names_and_special_characters_are_replaced(tmp_path):
     for name in ("a/best", "b/best", "c/<script>"):
         (tmp_path / name).mkdir(parents=True)
     models = ModelStore([tmp_path / "a/best", tmp_path / "b/best", tmp_path / "c/<script>"])
@@ -35,7 +35,7 @@ def write_run(folder, model, *steps):
         (folder / name).symlink_to(f"checkpoints/step-{step:08d}")
 
 
-def test_a_checkpoint_is_named_after_its_run_and_its_step_stands_next_to_it(model_folders, tmp_path):
+def test_a_checkpoint_is_named_after_its_run_and_shows_its_step(model_folders, tmp_path):
     write_run(tmp_path / "runs" / "code", model_folders[0], 200, 1500)
     (tmp_path / "runs" / "latest").symlink_to("code")
     models = ModelStore(
@@ -144,7 +144,7 @@ def test_a_hugging_face_folder_is_described_once_torch_is_there(tmp_path):
     assert models.describe(True)[-1]["layers"] == 2
 
 
-def test_a_broken_folder_says_so_and_hides_no_other(tmp_path):
+def test_a_broken_folder_has_an_error_and_hides_no_other(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "model.toml").write_text("nonsense = [")
     rows = ModelStore([tmp_path / "bad"]).describe(True)

@@ -125,7 +125,7 @@ def test_written_text_is_generates_and_can_be_stopped_and_kept(site, bard):
     expect(page.locator(".written .new")).to_have_count(1)
 
 
-def test_a_chart_keeps_its_place_when_the_theme_and_then_the_window_change(site):
+def test_a_chart_keeps_its_position_when_the_theme_and_then_the_window_change(site):
     page = site.open(view="playground")
     page.wait_for_selector("[data-panel=next][data-ready='27']")
     page.get_by_label("New tokens").fill("8")

@@ -77,7 +77,7 @@ def lab(colour):
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])
-def test_lines_of_a_chart_are_told_apart_by_the_colour_blind(name):
+def test_colour_blind_readers_can_distinguish_the_lines_of_a_chart(name):
     """The first three series and good against bad: a difference of 12 is seen at a glance (2.3 is just noticed)."""
     colours = theme(name)
     pairs = [*itertools.combinations(["series-1", "series-2", "series-3"], 2), ("accent", "orange"), ("good", "orange")]

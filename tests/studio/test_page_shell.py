@@ -91,7 +91,7 @@ def test_the_theme_is_switched_and_kept(site):
 
 
 @needs_browser
-def test_while_torch_loads_the_state_is_polled_and_nothing_stands_in_the_console(site):
+def test_while_torch_loads_the_state_is_polled_and_the_console_is_empty(site):
     page = site.open(view="playground")
     page.wait_for_selector("[data-panel=next][data-ready]")
     asked, states = [], iter(["loading", "loading"])
@@ -117,7 +117,7 @@ def test_while_torch_loads_the_state_is_polled_and_nothing_stands_in_the_console
 
 
 @needs_browser
-def test_another_model_takes_the_places_of_the_former_along(site):
+def test_another_model_resets_the_selection_and_going_back_restores_it(site):
     page = site.open(view="stream", model="bard", prompt="ROMEO: be", token=5, layer=4, head=3, answer="60")
     page.wait_for_selector("glass-stream [data-panel=lens][data-ready]")
     assert module(page, "store", "m.store.set({model: 'induction', prompt: 'ABAB'}); return m.store.ids;") == []
@@ -209,7 +209,7 @@ def test_a_figure_is_saved_as_a_file_that_opens(site, view, name, kind, drawn):
 
 
 @needs_browser
-def test_a_wrong_answer_of_the_server_is_told_and_the_page_goes_on(site):
+def test_an_invalid_response_is_reported_and_the_page_continues(site):
     page = site.open(view="anatomy", model="no-such-model")
     page.wait_for_selector("glass-anatomy svg")  # a model that is not there gives way to the first
     assert selection(page)["model"] == "bard"

@@ -69,4 +69,4 @@ def test_patching_draws_the_effect_map_and_refuses_unequal_texts_in_words(site):
     assert float(shown.split(": ")[1].replace("−", "-")) == pytest.approx(float(wanted[1, 0]), abs=6e-3)
     page.get_by_label("Second (corrupt) text").fill("7KQ")
     page.get_by_role("button", name="Patch", exact=True).click()
-    expect(panel(page, "patch").locator(".status")).to_contain_text("equal length")
+    expect(panel(page, "patch").locator(".status")).to_contain_text("same number of tokens")

@@ -125,7 +125,7 @@ def test_every_point_is_kept_and_a_long_curve_keeps_its_peaks(page):
 
 
 @pytest.mark.parametrize("width", [1200, 360])
-def test_the_names_of_the_lines_stand_beside_the_plot_and_apart(page, width):
+def test_the_names_of_the_lines_are_next_to_the_plot_without_overlap(page, width):
     """Where the curve lies on a line, as a model that has learnt bigrams does, its name would be unreadable in it."""
     plot, labels, edge = module(
         page, "train-live",

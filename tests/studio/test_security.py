@@ -59,7 +59,7 @@ def test_a_form_of_another_site_cannot_speak_json(client):
         assert reply.status_code == 400
 
 
-def test_every_answer_says_what_a_page_may_do(client):
+def test_every_response_has_a_content_security_policy(client):
     for path in ("/", "/api/state", "/static/style.css", "/nothing", "/api/nothing"):
         headers = client.get(path).headers
         assert "default-src 'self'" in headers["content-security-policy"]
@@ -69,7 +69,7 @@ def test_every_answer_says_what_a_page_may_do(client):
     assert client.get("/api/state").headers["cache-control"] == "no-store"
 
 
-def test_without_the_token_nothing_is_told(guarded):
+def test_without_the_token_every_request_is_refused(guarded):
     guarded.cookies.clear()
     for path in ("/api/state", "/v1/models", "/api/claims", "/api/train"):
         reply = guarded.get(path)

@@ -28,7 +28,7 @@ def test_a_folder_without_a_model_is_refused_before_anything_is_served(tmp_path)
     assert Settings((tmp_path,), folder=tmp_path).models == (tmp_path,)
 
 
-def test_the_folder_is_none_that_a_file_stands_in_the_way_of(tmp_path):
+def test_a_file_cannot_be_the_folder_of_the_studio(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StudioError, match="is a file"):

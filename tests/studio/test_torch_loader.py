@@ -24,7 +24,7 @@ def test_until_then_it_refuses(monkeypatch):
         torch_loader.require()
 
 
-def test_a_failed_import_is_told_and_not_waited_for(monkeypatch):
+def test_a_failed_import_is_reported_at_once(monkeypatch):
     monkeypatch.setattr(module, "MODULES", ("glassformer.no_such_room",))
     torch_loader = TorchLoader(warm=True)
     torch_loader.start()

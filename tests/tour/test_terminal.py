@@ -69,5 +69,6 @@ def test_a_second_tour_replaces_the_first_and_a_failure_is_reported(capsys, monk
     shown = capsys.readouterr().out
     assert "Some checks FAILED" in shown
     assert "fail  engine = oracle" in shown
-    assert not (plan.out / "trained" / "old").exists()
+    assert (plan.out / "trained" / "old").exists()  # no file of a run
+    assert (plan.out / "trained" / "best" / "model.safetensors").exists()
     assert "✗ fail" in (plan.out / "report.html").read_text(encoding="utf-8")

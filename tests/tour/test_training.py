@@ -47,6 +47,21 @@ def test_without_shakespeare_another_text_is_used_and_reported(tmp_path, monkeyp
     assert session.data.tokenizer.encode(sample_prompt(session)).size
 
 
+def test_force_replaces_the_model_of_an_earlier_tour_and_no_other_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tour_training, "fit_steps", lambda session, minutes: session.run)
+    plan = tiny_plan(tmp_path, force=True)
+    plan = dataclasses.replace(plan, changes=(*plan.changes, "loop.steps=2", "loop.eval_every=2"))
+    trained = plan.out / "trained"
+    trained.mkdir(parents=True)
+    for name in ("log.jsonl", "run.toml", "notes.txt"):
+        (trained / name).write_text("mine")
+    session, text = tour_training.open_corpus(plan)
+    tour_training.train_model(plan, session, text, lambda event: None)
+    assert (trained / "notes.txt").read_text() == "mine"
+    assert "mine" not in (trained / "log.jsonl").read_text()
+    assert (trained / "best" / "model.safetensors").exists()
+
+
 def test_a_corpus_that_the_user_chose_is_not_replaced(tmp_path):
     with pytest.raises(DataError, match="nowhere"):
         tour_training.open_corpus(Plan(out=tmp_path, changes=("data.corpus=nowhere.txt",)))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from glassformer.config import ModelConfig
+from glassformer.model import device
 from glassformer.training.data.corpus import DataError
 from glassformer.training.forecast import count_vocabulary, forecast, sheet
 from glassformer.training.loop import evaluate, prepare_state, train_step
@@ -57,7 +58,14 @@ CASES = {
     "Muon, short sequences": (97, ("optim.kind=muon", "loop.context=4"), "step"),
     "averaged weights": (97, ("optim.ema=0.99",), "backward"),
     "label smoothing": (997, ("loss.label_smoothing=0.1",), "loss"),
+    "z-loss": (997, ("loss.z_loss=0.01",), "loss"),
+    "z-loss, label smoothing, bfloat16": (
+        997,
+        ("loss.z_loss=0.01", "loss.label_smoothing=0.1", "machine.precision=bfloat16"),
+        "loss",
+    ),
     "chunked loss": (4999, (), "loss"),
+    "chunked z-loss": (4999, ("loss.z_loss=0.01",), "loss"),
     "accumulated": (997, ("loop.accumulate=4",), "loss"),
     "bfloat16 matmuls": (97, ("machine.precision=bfloat16",), "backward"),
     "bfloat16 matmuls, gated": (97, ("machine.precision=bfloat16", "model.preset=llama_tiny"), "backward"),
@@ -119,6 +127,26 @@ def test_what_cannot_be_known_is_assumed_and_stated():
     assert "a short text has fewer" in notes
     with pytest.raises(DataError):
         open_session(read_run("[data]\ncorpus = 'nowhere.txt'"))
+
+
+@pytest.mark.parametrize("flags", [(), ("avx512f", "avx2", "fma", "amx_bf16")])
+@pytest.mark.parametrize("width", [64, 256])
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
+def test_the_precision_is_the_one_that_training_chooses(monkeypatch, flags, width, precision):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "processor_flags", lambda: frozenset(flags))
+    run = read_run("", (f"model.d_model={width}", "model.n_heads=4", f"machine.precision={precision}"))
+    found = forecast(run)
+    assert (found.options.matmuls == "bfloat16") == (prepare_state(run).dtype is torch.bfloat16)
+    assert any("machine.precision='auto' is" in note for note in found.notes) == (precision == "auto")
+
+
+def test_a_run_for_a_gpu_is_sized_without_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = forecast(read_run("", ("machine.device=cuda",)))
+    assert found.options.matmuls == "bfloat16"
+    assert "machine.precision='auto' is bfloat16: there is no GPU here, and recent GPUs" in " ".join(found.notes)
+    assert forecast(read_run("", ("machine.device=cuda", "machine.precision=float32"))).options.matmuls is None
 
 
 def test_options_given_replace_values_of_the_run():

@@ -24,6 +24,8 @@ KEEPS = frozenset([
 ])  # fmt: skip
 """Operations that change numbers and leave factors and matmuls of the lineage as they are."""
 INVERSE = frozenset(["rsqrt", "sqrt", "reciprocal", "linalg_vector_norm", "norm", "exp", "clamp_min"])
+ROOTS = (0.5, -0.5, -1, -1.0)
+"""Exponents of `pow` that make a norm of a sum of squares, or its inverse."""
 NORMS = frozenset(["native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"])
 REDUCTIONS = frozenset(["mean", "var", "std", "var_mean", "sum"])
 ACTIVATIONS = frozenset(["gelu", "silu", "relu", "sigmoid", "mish", "elu", "hardswish"])
@@ -42,6 +44,10 @@ class Linear:
     input: Tensor
     output: Tensor
     path: str
+    sources: tuple["Linear", ...] = ()
+    """The linear layers whose outputs this one reads, with no other matmul in between."""
+    mixes: bool = False
+    """Whether it also reads a matmul of two activations, such as attention heads."""
 
 
 @dataclass
@@ -55,7 +61,7 @@ class TracedAttention:
     learned_scale: bool
     capped: bool
     rotated: tuple[bool, bool]
-    """Whether q and k were multiplied elementwise since their projection (a rotation; not a norm)."""
+    """Whether q and k were multiplied component by component since their projection (a rotation; not a norm)."""
     scores: Tensor
     weights: Tensor
     dim: int
@@ -116,6 +122,8 @@ class Trace:
     """(storage of the table, its number of rows, indices, path)."""
     reductions: list[tuple[str, str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     """(path, operation, shape, axes) of means, variances and norms."""
+    selections: list[tuple[int, int]] = field(default_factory=list)
+    """(size of the axis, number kept) of each top-k, in order."""
     logits: Tensor | None = None
 
 
@@ -129,10 +137,16 @@ def read_trace(graph: Graph, logits: Tensor | None = None) -> Trace:
     return reader.trace
 
 
+def _is_mask(node: Node) -> bool:
+    """Whether a tensor holds only zeros and ones, whatever the tokens are."""
+    return not node.live and bool(((node.value == 0) | (node.value == 1)).all())
+
+
 class _Reader:
     def __init__(self, graph: Graph):
         self.graph, self.trace = graph, Trace()
         self.lineages: dict[int, Lineage] = {}
+        self.linears: dict[int, Linear] = {}
 
     def of(self, node: Any) -> Lineage:
         return self.lineages.get(node.index, Lineage()) if isinstance(node, Node) else Lineage()
@@ -142,6 +156,9 @@ class _Reader:
             self._carry(node, node.args[0])
         if node.op in ("embedding", "index_select"):
             self._lookup(node)
+        if node.op == "topk" and not node.output:
+            axis = int(node.args[2]) if len(node.args) > 2 else int(node.kwargs.get("dim", -1))
+            self.trace.selections.append((node.args[0].value.shape[axis], int(node.args[1])))
         if node.op in CARRIES or node.output:
             return
         if node.op == OVERWRITTEN:
@@ -163,7 +180,7 @@ class _Reader:
         elif node.op in NORMS:
             self.lineages[node.index] = Lineage(normed=True, maps=self.of(node.args[0]).maps)
             self._norm(node)
-        elif node.op in INVERSE:
+        elif node.op in INVERSE or (node.op == "pow" and node.args[1] in ROOTS):
             self.lineages[node.index] = Lineage(inverse=True)
         elif node.op in REDUCTIONS and len(node.args) > 1 and isinstance(node.args[1], list):
             shape = tuple(node.args[0].value.shape)
@@ -196,7 +213,8 @@ class _Reader:
         if node.value.shape != main.value.shape:
             self.lineages[node.index] = Lineage(total=was.softmax)
             return True
-        others = [self.of(a) for a in node.args if isinstance(a, Node) and a is not main and a.value.numel() > 1]
+        given = [a for a in node.args if isinstance(a, Node) and a is not main and not _is_mask(a)]
+        others = [self.of(a) for a in given if a.value.numel() > 1]
         foreign = any(o.softmax is not was.softmax and o.total is not was.softmax for o in others)
         learned = any(isinstance(a, Node) and self.graph.is_parameter(a) for a in node.args)
         factor = node.op in ("mul", "div") and not others and node.args[0] is not node.args[1]
@@ -251,7 +269,9 @@ class _Reader:
                 self.lineages[node.index] = replace(was, scale=scale, learned=learned)
             return
         inverse = self.of(other).inverse
-        gain = inverse or (isinstance(other, Node) and self.graph.is_parameter(other))
+        # one number per vector, such as a temperature by position, rotates nothing
+        by_vector = isinstance(other, Node) and other.value.dim() > 0 and other.value.shape[-1] == 1
+        gain = inverse or by_vector or (isinstance(other, Node) and self.graph.is_parameter(other))
         per_head = isinstance(other, Node) and was.product is not None and 1 < other.value.numel() <= 64
         self.lineages[node.index] = replace(
             was, normed=was.normed or inverse, learned=was.learned or per_head, rotated=was.rotated or not gain
@@ -269,6 +289,10 @@ class _Reader:
 
     def _linear(self, node: Node, read: Node, weight: Node) -> None:
         record = Linear(weight.storage, read.value, node.value, node.path)
+        before = {read} if read.is_landmark else self.graph.landmarks_before(read)
+        record.sources = tuple(self.linears[n.index] for n in before if n.index in self.linears)
+        record.mixes = any(n.is_mixing for n in before)
+        self.linears[node.index] = record
         self.trace.linears.append(record)
         heads = self.of(read).heads
         if heads is not None and heads.merged is None:

@@ -42,7 +42,7 @@ def compare(
     from glassformer.doctor.compare.run import compare as side_by_side
     from glassformer.doctor.load import resolve
 
-    one, two = resolve(a)[0], resolve(b)[0]
+    one, two = resolve(a, as_stored=True)[0], resolve(b, as_stored=True)[0]
     result = side_by_side(one, two, tokens=ids or None, vocab_size=vocab_size, kind=kind, dtype=dtype, names=(a, b))
     if html is not None:
         write(result, html)

@@ -82,7 +82,7 @@ def doctor(
         report = diagnose(model, kind, trusted, vocab_size, intent, **asked, tell=tell, name=name, found=found)
     write(report, junit, html)
     print(json_module.dumps(report.to_dict())) if json else show(report)
-    return 0 if report.healthy else 1
+    return 0 if report.healthy else 1 if report.examined else 2
 
 
 def expected(pairs: Sequence[str]) -> dict[str, Any]:

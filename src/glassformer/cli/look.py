@@ -141,12 +141,10 @@ class _Reader:
     """A model and its tokenizer."""
 
     def __init__(self, name: str, ids: bool):
-        from glassformer.weights import load, load_tokenizer
+        from glassformer.weights import load_to_compute, load_tokenizer
 
         self.name, self.ids = name, ids
-        self.model = load(name)
-        if next(self.model.parameters()).dtype.itemsize == 2 and self.model.device.type == "cpu":
-            self.model = self.model.float()  # half precisions are for storing and for accelerators
+        self.model = load_to_compute(name)
         self.tokenizer = None if ids else load_tokenizer(name)
 
     def subject(self, text: str | None, target: str | None) -> "Subject":

@@ -7,15 +7,16 @@ explained by another failure is listed as its consequence and not as a finding o
 from glassformer.finding import Finding, Verdict
 
 RANK = (
-    "eval_stochastic", "state_leak", "norm_axis", "softmax_axis", "attention_weights", "head_layout", "mask_value",
-    "causal_leak",
+    "eval_stochastic", "constant_logits", "state_leak", "layer_reuse", "low_precision",
+    "norm_axis", "softmax_axis", "attention_weights", "head_layout", "mask_value",
+    "causal_leak", "position_twice",
     "position_missing", "batch_variance", "position_train_infer", "rope_values", "rope_pairing", "rope_relative",
     "window",
     "over_mask", "attn_scale", "norm_placement", "residual_growth", "norm_eps", "activation", "decode_position",
     "cache_mask", "cache_mismatch", "cache_rollback", "cache_reorder", "mask_nan", "pad_leak", "left_pad_position",
     "decode_select", "weight_tying", "label_shift", "loss_padding", "dead_gradient", "init_loss",
 )  # fmt: skip
-"""The 35 diagnoses, causes before what they cause."""
+"""The 39 diagnoses, causes before what they cause."""
 
 CACHE = ("cache_mask", "cache_mismatch", "cache_rollback", "cache_reorder", "decode_position")
 DECODING = (*CACHE, "decode_select", "pad_leak/with-cache", "left_pad_position/with-cache")
@@ -29,6 +30,9 @@ BRINGS: dict[str, tuple[str, ...]] = {
     "eval_stochastic/repeat": tuple(name for name in RANK if name != "eval_stochastic"),
     "state_leak/repeat": tuple(n for n in RANK if n not in ("state_leak", "weight_tying", "attn_scale", "norm_eps")),
     "state_leak": ("causal_leak", "batch_variance", *DECODING, *PADDING, "position_train_infer"),
+    "constant_logits": tuple(name for name in RANK if name != "constant_logits"),
+    "layer_reuse": ("state_leak", *DECODING, "residual_growth", "norm_placement", "dead_gradient", "position_missing"),
+    "low_precision": (*DECODING, *PADDING, "mask_nan", "batch_variance", "position_train_infer", "rope_relative"),
     "norm_axis": (*MIXING, "norm_placement", "residual_growth", "norm_eps"),
     "softmax_axis": (*MIXING, "attn_scale", "residual_growth"),
     "attention_weights": (*MIXING, "head_layout", "residual_growth"),
@@ -101,10 +105,15 @@ def sort_out(findings: list[Finding]) -> list[tuple[list[Finding], list[Finding]
     if not causes and failed:  # a circle: the first by rank is named
         first = min(failed, key=lambda f: RANK.index(name_of(f)))
         causes = {name_of(first): [first]}
-    ordered = sorted(causes.items(), key=lambda item: RANK.index(item[0]))
+    ordered = sorted(causes.items(), key=lambda item: (not _compared(item[1]), RANK.index(item[0])))
     known = {id(f) for _, group in ordered for f in group}
     rest = [f for f in failed if id(f) not in known]
     return [(group, [f for f in rest if any(_brings(cause, f) for cause in group)]) for _, group in ordered]
+
+
+def _compared(group: list[Finding]) -> bool:
+    """Whether a trusted model shows this as the first difference of the forward pass: it is named before all others."""
+    return any(f.evidence.get("first_difference") for f in group)
 
 
 def _brings_back(effect: Finding, cause: Finding) -> bool:

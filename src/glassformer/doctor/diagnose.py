@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from glassformer.doctor.causes import name_of, sort_out
@@ -14,11 +13,11 @@ from glassformer.doctor.examine import Examination, Found, run
 from glassformer.doctor.locate import layer_of_fault
 from glassformer.doctor.probes import causality
 from glassformer.doctor.probes.attention import open_layers, traced
+from glassformer.doctor.probes.structure.constant import constant_logits
 from glassformer.doctor.report import TITLES, Diagnosis, Report
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import CannotExamineError
 from glassformer.doctor.subject.isolate import preserved, quiet, time_limit
-from glassformer.doctor.subject.measure import gap
 from glassformer.doctor.subject.subject import Kind, Subject
 from glassformer.finding import Finding, Verdict
 from glassformer.weights.folder import non_finite
@@ -61,38 +60,14 @@ def diagnose(
         if isinstance(subject, nn.Module) and (problem := non_finite(subject)) is not None:
             raise CannotExamineError(f"{problem}, and so is all that is computed with them: load or train it again.")
         examined = subject_of(subject, kind, vocab_size, expect, name)
-        refuse_constant(examined)
+        if (constant := constant_logits(examined)) is not None:
+            notes = [f"the other probes were not made: {constant.why}"]
+            return _report(
+                Examination(examined, found=found, findings=[constant], notes=notes), time.monotonic() - began
+            )
         trusted = None if reference is None else subject_of(reference, examined.kind, vocab_size, expect, "reference")
         exam = run(Examination(examined, trusted, deep, quick, found), tell)
         return _report(exam, time.monotonic() - began)
-
-
-def refuse_constant(subject: Subject) -> None:
-    """Refuse logits that are the same for other tokens: every comparison would agree and say nothing."""
-    with quiet(), subject.isolated() as isolated:
-        tokens = isolated.tokens(2, isolated.length(24), seed=3)
-        seq2seq = isolated.kind == "seq2seq"
-        given = [{"source": isolated.source(2, seed=seed)} if seq2seq else {} for seed in (77, 78)]
-        one = isolated.logits(tokens, **given[0])
-        two = isolated.logits(isolated.other(tokens), **given[1])
-    # a model that draws random numbers moves by itself, and NaN is a finding of its own
-    if gap(one, two) > 0 or not bool(torch.isfinite(one).all()):
-        return
-    values = one.detach().flatten()
-    found = (
-        f"every logit is {float(values[0]):.4g}" if bool((values == values[0]).all()) else "only positions move them"
-    )
-    empty = [n for n, p in subject.module.named_parameters() if not bool(p.any())] if subject.module is not None else []
-    matrices = [n for n in empty if subject.module is not None and subject.module.get_parameter(n).dim() > 1]
-    remedy = (
-        f"{matrices[-1]} is all zero, so load trained weights or initialise it with other numbers"
-        if matrices
-        else "give a model that computes its logits from the token ids"
-    )
-    raise CannotExamineError(
-        f"{subject.name} returns the same logits for different tokens ({found}); they must depend on the input to be "
-        f"examined: {remedy}."
-    )
 
 
 def _report(exam: Examination, seconds: float) -> Report:

@@ -1,6 +1,7 @@
 """The examination: every probe in its order, each on a fresh copy, none able to stop the others."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -31,9 +32,12 @@ from glassformer.doctor.probes import (
     weighting,
     weights,
 )
+from glassformer.doctor.probes.structure import additions, initial, placement, precision, reuse, tables, targets
+from glassformer.doctor.probes.structure.recording import recorded
 from glassformer.doctor.reference import against_reference
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.isolate import WARM, quiet
+from glassformer.doctor.subject.selection import continuous_length
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
@@ -69,6 +73,7 @@ class Examination:
 def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
     """The probes by family, in the order in which failures explain later ones."""
     causal = exam.subject.kind != "encoder"
+    structure = _structure(exam.subject)
     attention_steps: list[Step] = [
         ("attention", _attention),
         ("attention weights", weighting.used_as_they_are),
@@ -80,8 +85,10 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
         ("batch", [("norm axis", norms.each_token_by_itself), ("batch", batching.batch_invariance)]),
         ("causality", [("future", causality.future_token), ("gradient", reach.future_by_gradient)] if causal else []),
         ("train and eval", [("modes", modes.train_equals_eval)]),
+        ("structure", structure["structure"]),
         ("attention", attention_steps),
         ("blocks", [("wiring", blocks.wiring), ("eps", norms.eps_as_declared), ("growth", blocks.residual_growth)]),
+        ("placement", [("placement", placement.as_declared)]),
         ("activation", [("activation", activation.as_declared)]),
         ("positions", [("positions", _positions)]),
         (
@@ -91,9 +98,10 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
         ("padding", [("nan", masking.nothing_is_nan), ("padding", masking.padding_is_invisible)]),
         ("generate", [("generate", decoding.greedy_is_greedy)]),
         ("weights", [("tying", weights.tying), ("registered", weights.registered), ("state dict", weights.round_trip)]),
-        ("start", [("initial loss", weights.initial_loss), ("residual init", weights.residual_init)]),
+        ("tables", structure["tables"]),
+        ("start", [("initial loss", weights.initial_loss), *structure["start"]]),
         ("gradients", [("gradients", gradients.reach_every_parameter)]),
-        ("loss", [("label shift", training.label_shift)]),
+        ("loss", [("label shift", training.label_shift), *structure["loss"]]),
     ]
     if exam.quick:
         found = [(family, inner) for family, inner in found if family in QUICK]
@@ -104,12 +112,37 @@ def steps(exam: Examination) -> list[tuple[str, list[Step]]]:
     return found
 
 
+def _structure(subject: Subject) -> dict[str, list[Step]]:
+    """Probes of one recorded forward pass, which is made when the first of them needs it."""
+    seen = functools.cache(lambda: recorded(subject))
+    return {
+        "structure": [
+            ("layers", lambda s: reuse.weights_of_its_own(s, seen())),
+            ("position sum", lambda s: additions.positions_added_once(s, seen())),
+            ("softmax dtype", lambda s: precision.softmax_in_own_dtype(s, seen())),
+        ],
+        "tables": [("tables", lambda s: tables.shared_tables(s, seen()))],
+        "start": [
+            ("output projections", lambda s: initial.output_projections(s, seen())),
+            ("head", lambda s: initial.head(s, seen())),
+        ],
+        "loss": [("every id", targets.every_id_counts), ("padding labels", targets.padding_labels)],
+    }
+
+
 FAMILIES = (
-    *("modes", "batch", "causality", "train and eval", "attention", "blocks", "activation", "positions", "cache"),
-    *("padding", "generate", "weights", "start", "gradients", "loss", "reference", "training"),
+    *("modes", "batch", "causality", "train and eval", "structure", "attention", "blocks", "placement", "activation"),
+    *("positions", "cache", "padding", "generate", "weights", "tables", "start", "gradients", "loss"),
+    *("reference", "training"),
 )
 """In the order of the examination; the last two are made when asked for."""
-QUICK = ("modes", "batch", "causality", "attention", "positions", "cache", "padding", "weights")
+BETWEEN_LENGTHS = ("cache", "padding", "generate", "loss")
+"""Families that compare results of inputs of different lengths."""
+SELECTS = (
+    "it keeps the best keys of each query by top-k, which jumps where scores are close: what is compared between "
+    "lengths (cache, padding) was compared up to {} tokens, where every key is kept."
+)
+QUICK = ("modes", "batch", "causality", "structure", "attention", "positions", "cache", "padding", "weights")
 
 
 def _attention(subject: Subject) -> Iterator[Finding]:
@@ -175,12 +208,16 @@ def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) 
         drops = finding.id == "eval_stochastic/repeat" and finding.verdict is Verdict.FAIL
         exam.add(_muted(exam, finding) if drops else finding, "modes")
     subject.warmth = warmth(subject)
+    subject.continuous = continuous_length(subject)
+    if subject.continuous is not None:
+        exam.notes.append(SELECTS.format(subject.continuous))
     done = 1
     for family, inner in families:
+        examined = subject.between_lengths() if family in BETWEEN_LENGTHS else subject
         for name, probe in inner:
             if tell:
                 tell(f"{family}: {name}", done, total)
-            for finding in guard(f"{family}/{name}", probe, subject):
+            for finding in guard(f"{family}/{name}", probe, examined):
                 exam.add(finding, family)
             done += 1
     if tell:
@@ -189,7 +226,16 @@ def run(exam: Examination, tell: Callable[[str, int, int], None] | None = None) 
 
 
 def _muted(exam: Examination, finding: Finding) -> Finding:
-    """The model drops in eval mode: patch dropout to identity and go on; it is dropout if that makes it repeat."""
+    """The model is random in eval mode: by a declared seed that is not set, or by dropout, or otherwise.
+
+    The other probes are made with that seed, or with dropout as identity; it is the cause if the model then repeats.
+    """
+    seeds = [name for name, value in exam.subject.facts.raw.items() if "seed" in name.lower() and value is None]
+    exam.subject.seeded = bool(seeds)
+    if seeds and modes.eval_is_deterministic(exam.subject).passed:
+        why = f"it draws random numbers unless its config gives {seeds[0]}: the other probes were made with one seed"
+        return replace(finding, verdict=Verdict.SKIP, why=why, remedy="", evidence={"explained": True})
+    exam.subject.seeded = False
     exam.subject.mute = True
     if not modes.eval_is_deterministic(exam.subject).passed:
         return finding

@@ -19,34 +19,37 @@ from glassformer.doctor.subject.errors import CannotExamineError
 from glassformer.doctor.subject.isolate import quiet, time_limit
 from glassformer.errors import nearest
 from glassformer.files import model_name
-from glassformer.weights import WeightsError
-from glassformer.weights import load as load_weights
+from glassformer.weights import WeightsError, load, load_to_compute
 
 CODE = "file.py:name or package.module:name"
 GIVE = f"give a model folder, {CODE}"
 
 
-def resolve(text: str, seconds: float | None = None) -> tuple[Any, str]:
-    """Return the model that a text names, and its display name. Raises CannotExamineError or WeightsError."""
+def resolve(text: str, seconds: float | None = None, as_stored: bool = False) -> tuple[Any, str]:
+    """Return the model that a text names, and its display name. Raises CannotExamineError or WeightsError.
+
+    Weights are loaded to compute with them (see `load_to_compute`), or with `as_stored` in the dtype of the file.
+    """
     place, _, name = text.rpartition(":")
     if Path(text).is_dir() or not place or not name:
-        return _loaded(text)
+        return _loaded(text, as_stored)
     with time_limit(seconds, f"importing {place}"), quiet():
         module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
         return _built(_attribute(module, name, place), text), text
 
 
-def _loaded(text: str) -> tuple[Any, str]:
+def _loaded(text: str, as_stored: bool) -> tuple[Any, str]:
     if text.endswith(".py"):
         raise CannotExamineError(f"{text} is a file of code, not a model: name the model in it, such as {text}:build.")
     try:
-        model = load_weights(text)
+        model = (load if as_stored else load_to_compute)(text)
     except WeightsError as error:
         if Path(text).exists():
             raise
         raise WeightsError(f"{str(error).rstrip('.')}; or give {CODE}.") from None
     shown = model_name(text) if Path(text).is_dir() else text
-    return model, f"{shown} (loaded into glassformer's own engine)"
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return model, f"{shown} (loaded into glassformer's own engine, {dtype})"
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -25,7 +25,8 @@ def against_reference(subject: Subject, reference: Subject | None) -> Iterator[F
         return
     tokens = subject.tokens(2, min(subject.length(17), reference.length(17)), seed=61)
     try:
-        result = compare_subjects(_same_weights(subject, reference), subject, tokens)
+        trusted = _same_weights(subject, reference)
+        result = compare_subjects(trusted, subject, tokens)
     except CannotCompareError as error:
         yield Finding.skip(ID, str(error))
         return
@@ -33,11 +34,12 @@ def against_reference(subject: Subject, reference: Subject | None) -> Iterator[F
     difference = measured.exact if measured.exact is not None else measured.own
     if result.same:
         yield Finding(ID, Verdict.PASS, difference, measured.bound, measured.why)
-    elif result.convention == "weights":
+    elif result.convention == "weights" and trusted is reference:
         yield Finding.skip(ID, f"the reference has other weights: {_explained(result)}")
     else:
         cause = _explained(result)
-        evidence = {"layer": _layer(result), "difference": difference, "cause": cause}
+        known = result.depths is not None or result.convention not in (None, "unknown", "shape")
+        evidence = {"layer": _layer(result), "difference": difference, "cause": cause, "first_difference": known}
         remedy = "Follow the reference there, or load weights that were made for this convention."
         id = f"{_diagnosis(result)}/reference"
         yield Finding(id, Verdict.FAIL, difference, measured.bound, cause, remedy, evidence)
@@ -56,6 +58,10 @@ def _same_weights(subject: Subject, reference: Subject) -> Subject:
 
 
 def _diagnosis(result: Comparison) -> str:
+    if result.depths is not None:  # a layer runs again, or one does not run and gets no gradient
+        return "layer_reuse" if result.depths[1] > result.depths[0] else "dead_gradient"
+    if result.convention == "weights":  # both hold the same ones, so one reads those of another layer
+        return "layer_reuse"
     known = None if result.explanation is None else result.explanation.diagnosis
     return known or BY_LOCATION.get((result.first or "").rpartition(".")[2], "norm_placement")
 

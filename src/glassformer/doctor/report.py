@@ -18,6 +18,7 @@ TITLES: dict[str, str] = {
     "cache_reorder": "cache reorder: after reordering, part of the cache belongs to other sequences",
     "decode_select": "wrong token selection: generate() does not return the argmax of the logits",
     "state_leak": "state between calls: the output depends on earlier calls",
+    "position_twice": "repeated positions: the position embedding is added more than once",
     "position_missing": "missing positions: the position embedding does not reach the computation",
     "position_train_infer": "train/inference mismatch: training and inference use different positions or context",
     "rope_relative": "rotary embedding: the rotation is not the declared one, or not relative",
@@ -42,8 +43,15 @@ TITLES: dict[str, str] = {
     "loss_padding": "loss mask: the loss counts the wrong targets, or divides by the wrong number",
     "init_loss": "initial loss: far from ln(vocabulary size)",
     "dead_gradient": "missing gradient: parameters get no gradient",
+    "layer_reuse": "reused layer: the same weights run at two depths, and no sharing is declared",
+    "low_precision": "low precision: softmax runs in a narrower dtype than the model",
+    "constant_logits": "constant logits: the output does not depend on the tokens",
 }
 """Headline of each diagnosis: its usual name and what happens."""
+
+
+MINIMUM = 8
+"""Probes that must have been made before a report without a diagnosis reads "healthy". A plain callable gets 15."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Report:
-    """An examination. `healthy` says that nothing failed; what could not be examined is in `notes`."""
+    """An examination. `healthy` says that enough was examined and nothing failed; `notes` has what was not."""
 
     subject: str
     kind: str
@@ -107,7 +115,18 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        return not self.diagnoses
+        return self.examined and not self.diagnoses
+
+    @property
+    def examined(self) -> bool:
+        """Whether a bug was found, or at least MINIMUM probes were made."""
+        return bool(self.diagnoses) or self.counts["pass"] + self.counts["fail"] >= MINIMUM
+
+    @property
+    def coverage(self) -> tuple[str, ...]:
+        """The diagnoses that at least one probe looked for."""
+        made = {f.id.split("/")[0] for f in self.findings if f.verdict is not Verdict.SKIP}
+        return tuple(name for name in TITLES if name in made)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -116,10 +135,14 @@ class Report:
     def verdict(self) -> str:
         """One sentence."""
         counts = self.counts
-        examined = counts["pass"] + counts["fail"]
+        made, skipped = counts["pass"] + counts["fail"], counts["skip"]
+        of = f"{len(self.coverage)} of {len(TITLES)} diagnoses looked for"
+        if not self.examined:
+            few = f"only {many(made, 'probe')} could be made and {skipped} could not"
+            return f"{self.subject} ({self.kind}): not examined: {few}; a verdict needs {MINIMUM} ({of})."
         if self.healthy:
-            probes, skipped = many(examined, "probe"), counts["skip"]
-            return f"{self.subject} ({self.kind}): healthy as far as {probes} can see; {skipped} not made."
+            seen = f"healthy as far as {many(made, 'probe')} can see; {skipped} not made ({of})."
+            return f"{self.subject} ({self.kind}): {seen}"
         first = self.diagnoses[0]
         more = f", and {len(self.diagnoses) - 1} more" if len(self.diagnoses) > 1 else ""
         location = f" ({first.where()})" if first.where() else ""
@@ -136,6 +159,8 @@ class Report:
             "subject": self.subject,
             "kind": self.kind,
             "healthy": self.healthy,
+            "examined": self.examined,
+            "coverage": list(self.coverage),
             "verdict": self.verdict(),
             "diagnoses": [d.to_dict() for d in self.diagnoses],
             "findings": [f.to_dict() for f in self.findings],

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.model import DecoderLM, Model
+from glassformer.lens.residual import stack_of
+from glassformer.model import Model
 from glassformer.model.layers import LayerNorm, RMSNorm
 from glassformer.shapes import Float, Int
 
@@ -86,7 +87,8 @@ def _circuit(model: Model, layer: int, ends: Ends) -> Tensor:
 @torch.no_grad()
 def _value_output(model: Model, layer: int) -> tuple[Float[Tensor, "H D U"], Float[Tensor, "H D U"]]:
     """Return diag(norm's weight) W_V^T and W_O of each head, on the CPU."""
-    cfg, block = model.config, _stack(model).blocks[layer]
+    cfg = model.config
+    block: Any = stack_of(model).blocks[layer]
     values = block.attention.v.weight.unflatten(0, (cfg.n_kv_heads, cfg.d_value))  # (G, U, D)
     if cfg.placement != "post":
         values = values * (block.norm if cfg.placement == "parallel" else block.norm_attention).weight
@@ -97,7 +99,8 @@ def _value_output(model: Model, layer: int) -> tuple[Float[Tensor, "H D U"], Flo
 
 @torch.no_grad()
 def _ends(model: Model) -> Ends | None:
-    cfg, head, stack = model.config, model.head, _stack(model)
+    cfg, head = model.config, model.head
+    stack: Any = stack_of(model)
     if head is None or head.transform is not None:
         return None
     x = model.embed(torch.arange(cfg.vocab_size, device=model.device)[None])[0]
@@ -114,10 +117,6 @@ def _ends(model: Model) -> Ends | None:
     if isinstance(last, LayerNorm):
         table = table - table.mean(-1, keepdim=True)  # LayerNorm's centring, which is linear
     return Ends(_held(x), _held(table))
-
-
-def _stack(model: Model) -> Any:
-    return model.decoder if isinstance(model, DecoderLM) else model.encoder
 
 
 def _held(x: Tensor) -> Tensor:

@@ -255,9 +255,8 @@ def head_table(
         raise LensError("head scores are defined for one stack: give a decoder or an encoder, not an encoder-decoder.")
     cfg = model.config
     length = _fitting_length(cfg) if length is None else length
-    twice, often = (_with_bos(cfg, _draw(cfg, rows, length, copies, seed)) for copies in (2, 4))
-    columns: dict[str, Callable[[int], Tensor | None]] = {}
-    columns |= _pattern_columns(model, twice, often)
+    twice, often = (repeated_inputs(cfg, rows, length, copies, seed) for copies in (2, 4))
+    columns = _pattern_columns(model, twice, often)
     if text is not None:
         columns |= _text_columns(model, text, mask)
     if weights:
@@ -272,50 +271,54 @@ def head_table(
     return HeadTable(tuple(table), {name: _why_missing(cfg, name) for name in missing})
 
 
-def _by_layer(scores: Tensor | None) -> Callable[[int], Tensor | None]:
+def _by_layer(scores: Tensor | None) -> "Column":
     return lambda layer: None if scores is None else scores[layer]
 
 
-def _pattern_columns(model: Model, twice: Tensor, often: Tensor) -> dict[str, Callable[[int], Tensor | None]]:
-    causal = isinstance(model, DecoderLM)
-    first, second = (trace(model, ids, sites="blocks.*.attention.pattern") for ids in (twice, often))
+Column = Callable[[int], Tensor | None]
+"""The scores of all heads of a layer, (H,)."""
 
-    def of(score: Callable[..., Tensor], run: Any = first, given: tuple[Tensor, ...] = ()) -> Callable[[int], Tensor]:
+
+def _columns(model: Model, tokens: Tensor, mask: Tensor | None = None) -> Callable[..., Column]:
+    """Run the model, and return a function that makes the column of a score of the patterns on these tokens."""
+    run = trace(model, tokens, sites="blocks.*.attention.pattern", mask=mask)
+
+    def of(score: Callable[..., Tensor], *given: Tensor) -> Column:
         def column(layer: int) -> Tensor:
-            return score(
-                run[f"blocks.{layer}.attention.pattern"], *given, visibility(model, layer, run.tokens.shape[1])
-            )
+            seen = visibility(model, layer, tokens.shape[1], mask)
+            return score(run[f"blocks.{layer}.attention.pattern"], *given, seen)
 
         return column
 
+    return of
+
+
+def _spread_columns(of: Callable[..., Column]) -> dict[str, Column]:
     return {
-        "induction": of(induction_score, first, (twice,)) if causal else lambda layer: None,
-        "prefix_matching": of(induction_score, second, (often,)) if causal else lambda layer: None,
-        "previous_token": of(previous_token_score),
-        "duplicate_token": of(duplicate_token_score, first, (twice,)),
-        "current_token": of(current_token_score),
-        "first_token": of(first_token_score),
         "entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[0]),
         "relative_entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[1]),
         "distance": of(attention_distance),
     }
 
 
-def _text_columns(model: Model, text: Tensor, mask: Tensor | None) -> dict[str, Callable[[int], Tensor | None]]:
-    run = trace(model, text, sites="blocks.*.attention.pattern", mask=mask)
-
-    def of(score: Callable[..., Tensor]) -> Callable[[int], Tensor]:
-        def column(layer: int) -> Tensor:
-            return score(run[f"blocks.{layer}.attention.pattern"], visibility(model, layer, run.tokens.shape[1], mask))
-
-        return column
-
+def _pattern_columns(model: Model, twice: Tensor, often: Tensor) -> dict[str, Column]:
+    causal = isinstance(model, DecoderLM)
+    first, second = _columns(model, twice), _columns(model, often)
     return {
-        "text_entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[0]),
-        "text_relative_entropy": of(lambda pattern, seen: attention_entropy(pattern, seen)[1]),
-        "text_distance": of(attention_distance),
-        "text_first_token": of(first_token_score),
+        "induction": first(induction_score, twice) if causal else lambda layer: None,
+        "prefix_matching": second(induction_score, often) if causal else lambda layer: None,
+        "previous_token": first(previous_token_score),
+        "duplicate_token": first(duplicate_token_score, twice),
+        "current_token": first(current_token_score),
+        "first_token": first(first_token_score),
+        **_spread_columns(first),
     }
+
+
+def _text_columns(model: Model, text: Tensor, mask: Tensor | None) -> dict[str, Column]:
+    of = _columns(model, text, mask)
+    columns = {**_spread_columns(of), "first_token": of(first_token_score)}
+    return {f"text_{name}": column for name, column in columns.items()}
 
 
 def visibility(model: Model, layer: int, size: int, mask: Bool[Tensor, "B T"] | None = None) -> Bool[Tensor, "*v T T"]:
@@ -336,12 +339,9 @@ def _special(cfg: c.ModelConfig) -> set[int]:
     return {v for v in (ids.bos, ids.pad, ids.start, *ids.eos) if v is not None}
 
 
-def _draw(cfg: c.ModelConfig, rows: int, length: int, copies: int, seed: int) -> Tensor:
-    return repeated_tokens(cfg.vocab_size, rows, length, copies, seed, _special(cfg))
-
-
-def _with_bos(cfg: c.ModelConfig, tokens: Tensor) -> Tensor:
-    bos = cfg.special.bos
+def repeated_inputs(cfg: c.ModelConfig, rows: int, length: int, copies: int = 2, seed: int = 0) -> Int[Tensor, "B T"]:
+    """Return `repeated_tokens` of a model's ordinary tokens, after BOS if the model has one."""
+    tokens, bos = repeated_tokens(cfg.vocab_size, rows, length, copies, seed, _special(cfg)), cfg.special.bos
     return tokens if bos is None else torch.nn.functional.pad(tokens, (1, 0), value=bos)
 
 

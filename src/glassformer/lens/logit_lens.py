@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from glassformer import config as c
 from glassformer.lens.residual import stack_of
-from glassformer.lens.sites import LensError
+from glassformer.lens.sites import LensError, output_stack
 from glassformer.lens.trace import ForwardArguments, Tokens, trace
 from glassformer.model import Model
 from glassformer.shapes import Float, Int
@@ -75,7 +75,7 @@ def read_out(model: Model, stream: Float[Tensor, "B T D"]) -> Float[Tensor, "B T
 def _depths(model: Model) -> tuple[str, ...]:
     if model.head is None:
         raise LensError("this model has no head (config.head is None), so no layer can be read as tokens.")
-    stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
+    stack = output_stack(model.config)
     blocks = [f"{stack}blocks.{layer}.resid_post" for layer in range(model.config.n_layers)]
     return (f"{stack}blocks.0.resid_pre", *blocks)
 
@@ -106,10 +106,11 @@ def logit_lens(
         stream = run[site] if tuned is None else tuned.translate(depth, run[site])
         read = read_out(model, stream)
         lens_log = _log_probabilities(read)
-        likeliest = lens_log.topk(top, dim=-1)
+        most_likely = lens_log.topk(top, dim=-1)
         entropy = -(lens_log.exp() * lens_log).sum(-1)
-        agreement = (likeliest.indices[..., 0] == best).to(lens_log).mean()
-        columns.append((likeliest.indices, likeliest.values.exp(), entropy, _divergence(final, lens_log), agreement))
+        agreement = (most_likely.indices[..., 0] == best).to(lens_log).mean()
+        probabilities, divergence = most_likely.values.exp(), _divergence(final, lens_log)
+        columns.append((most_likely.indices, probabilities, entropy, divergence, agreement))
         if logits:
             kept.append(read)
     best_tokens, chances, entropy, divergence, agreement = (

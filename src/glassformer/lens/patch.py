@@ -16,9 +16,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from glassformer import config as c
-from glassformer.lens.residual import FrozenNorm, stack_of
-from glassformer.lens.sites import LensError, select, site_name, sites_of
+from glassformer.lens.residual import FrozenNorm, logit_difference, one_per_row, stack_of
+from glassformer.lens.sites import LensError, output_stack, select, site_name, sites_of
 from glassformer.lens.trace import (
     Edit,
     ForwardArguments,
@@ -193,8 +192,8 @@ def patch_effects(
     """
     names = _layer_sites(model, site, layers)
     sources = _pair(model, clean, corrupt, given)
-    metric = _LogitDifference(model, answer, wrong, position)
-    kept, other = (Recorder(names, {}, False, False) for _ in sources)
+    metric = _LogitDifference.of(model, len(sources[0]), answer, wrong, position)
+    kept, other = (Recorder(names) for _ in sources)
     with evaluating(model):
         high, low = metric.measure(sources[0], kept, given), metric.measure(sources[1], other, given)
         gap = float(high.mean() - low.mean())
@@ -225,8 +224,7 @@ def _pair(model: Model, clean: Tokens, corrupt: Tokens, given: ForwardArguments)
 
 
 def _layer_sites(model: Model, site: str, layers: Sequence[int] | None) -> list[str]:
-    stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
-    names = select(model.config, site if "blocks." in site else f"{stack}blocks.*.{site}")
+    names = select(model.config, site if "blocks." in site else f"{output_stack(model.config)}blocks.*.{site}")
     if layers is None:
         return names
     if not layers or not all(0 <= layer < len(names) for layer in layers):
@@ -239,9 +237,15 @@ class _LogitDifference:
     """The logit difference measured after every run; the output head is applied at one position only."""
 
     model: Model
-    answer: int | Tensor
-    wrong: int | Tensor
+    answers: Int[Tensor, "B"]
+    others: Int[Tensor, "B"]
     position: int
+
+    @classmethod
+    def of(
+        cls, model: Model, rows: int, answer: int | Tensor, wrong: int | Tensor, position: int
+    ) -> "_LogitDifference":
+        return cls(model, one_per_row(model, answer, rows), one_per_row(model, wrong, rows), position)
 
     def measure(self, tokens: Tensor, tap: Recorder, given: ForwardArguments) -> Float[Tensor, "B"]:
         hidden = run_hidden(self.model, tokens, tap, **given)
@@ -249,22 +253,8 @@ class _LogitDifference:
             raise LensError(f"position {self.position} is outside a text of {hidden.shape[1]} tokens: give one inside.")
         at = self.position % hidden.shape[1]
         logits = self.model.logits(hidden[:, at : at + 1])[:, 0]
-        return self.difference(logits)
-
-    def difference(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B"]:
-        size = logits.shape[1]
-        picked = []
-        for token in (self.answer, self.wrong):
-            ids = torch.as_tensor(token, device=logits.device)
-            if int(ids.min()) < 0 or int(ids.max()) >= size:
-                raise LensError(f"token id {token} is outside the vocabulary of {size}: use 0 to {size - 1}.")
-            if ids.numel() == 0 or len(logits) % ids.numel():
-                raise LensError(
-                    f"{ids.numel()} answers were given for {len(logits)} rows: give one token id, or one per row."
-                )
-            ids = ids.flatten().repeat(len(logits) // ids.numel())
-            picked.append(logits.gather(1, ids[:, None])[:, 0])
-        return picked[0] - picked[1]
+        copies = len(logits) // len(self.answers)  # the texts may be repeated, each copy with another patch
+        return logit_difference(logits, self.answers.repeat(copies), self.others.repeat(copies))
 
     def sweep(
         self,
@@ -288,7 +278,7 @@ class _LogitDifference:
             chosen = chosen.view(len(some), *differs.shape, *[1] * (clean.dim() - 1 - axes))  # (n, H, T, 1)
             edit = _Mix(chosen.repeat_interleave(B, 0), clean.repeat(len(some), *[1] * (clean.dim() - 1)))
             many = {key: _repeated(held, B, len(some)) for key, held in given.items()}
-            tap = Recorder((), {site: edit}, False, False)
+            tap = Recorder((), {site: edit})
             answers = self.measure(tokens.repeat(len(some), 1), tap, many)  # type: ignore[arg-type]
             results[some] = answers.view(len(some), B).mean(1)
         return results.view(differs.shape)
@@ -357,21 +347,21 @@ def path_effect(
         raise LensError(f"{site} does not write to the residual stream: send from a site .heads or feedforward.out.")
     if freeze_norm and receivers is not None:
         raise LensError("freeze_norm applies to the direct path only, and receivers were given: leave one of them out.")
-    metric = _LogitDifference(model, answer, wrong, position)
     texts = _pair(model, clean, corrupt, given)
+    metric = _LogitDifference.of(model, len(texts[0]), answer, wrong, position)
     with evaluating(model):
-        before = Recorder([*writers, _last_stream(model)], {}, False, False)
-        other = Recorder([site], {}, False, False)
+        before = Recorder([*writers, _last_stream(model)])
+        other = Recorder([site])
         high, low = metric.measure(texts[0], before, given), metric.measure(texts[1], other, given)
         edits: dict[str, Edit] = {name: _constant(before.values[name]) for name in writers}
         edits[site] = Intervention(_constant(other.values[site]), heads=None if head is None else [head])
         if freeze_norm:
             edits |= _frozen_final(model, before.values[_last_stream(model)])
-        through = Recorder(select(model.config, receivers or ()), edits, False, False)
+        through = Recorder(select(model.config, receivers or ()), edits)
         result = metric.measure(texts[0], through, given)
         if receivers is not None:
             arrived = {name: Intervention(_constant(through.values[name]), heads=h) for name, h in receivers.items()}
-            result = metric.measure(texts[0], Recorder((), arrived, False, False), given)
+            result = metric.measure(texts[0], Recorder((), arrived), given)
     return PathEffect(result - high, high, low)
 
 
@@ -381,8 +371,7 @@ def _constant(tensor: Tensor) -> Edit:
 
 def _last_stream(model: Model) -> str:
     """Return the site that is the input of the final norm."""
-    stack = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
-    return f"{stack}blocks.{model.config.n_layers - 1}.resid_post"
+    return f"{output_stack(model.config)}blocks.{model.config.n_layers - 1}.resid_post"
 
 
 def _frozen_final(model: Model, stream: Float[Tensor, "B T D"]) -> dict[str, Edit]:
@@ -396,5 +385,5 @@ def _frozen_final(model: Model, stream: Float[Tensor, "B T D"]) -> dict[str, Edi
         recorded["stream"] = value
         return value
 
-    final = "decoder.final" if isinstance(model.config, c.Seq2SeqConfig) else "final"
+    final = f"{output_stack(model.config)}final"
     return {_last_stream(model): record, final: lambda site, value: frozen(recorded["stream"])}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from glassformer.errors import listing
 from glassformer.lens.sites import LensError
-from glassformer.lens.trace import trace
+from glassformer.lens.trace import Recorder, trace
 from glassformer.model import Model
 from glassformer.model.attention import explicit_attention
 from glassformer.shapes import Float, Int
@@ -117,26 +117,12 @@ def attention_spectra(
     q: Float[Tensor, "T K"], k: Float[Tensor, "S K"], v: Float[Tensor, "S U"], scale: float | None = None
 ) -> AttentionSpectra:
     """Return the spectra of unmasked attention of one head; scale None means 1/√K."""
-    seen = _Keep()
+    seen = Recorder(("scores", "pattern"))
     q, k, v = (x.to(torch.float64)[None, None] for x in (q, k, v))
     out = explicit_attention(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, tap=seen)
-    scores, pattern = seen.held["scores"][0, 0], seen.held["pattern"][0, 0]
+    scores, pattern = seen.values["scores"][0, 0], seen.values["pattern"][0, 0]
     log_pattern = scores.log_softmax(-1)
     return AttentionSpectra(*(singular_values(x) for x in (scores, pattern, log_pattern, out[0, 0])))
-
-
-class _Keep:
-    """A tap for one call of the attention function, which is not a model and so cannot be traced."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, Tensor] = {}
-
-    def __call__(self, site: str, value: Tensor) -> Tensor:
-        self.held[site] = value
-        return value
-
-    def wants(self, site: str) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -301,14 +287,17 @@ def collapse_exact(layers: int = 7, n: int = 6, d: int = 6, seed: int = 0, digit
     """
     import mpmath  # installed with sympy, imported only here
 
+    def relative(x) -> float:  # type: ignore[no-untyped-def]  # mpmath has no types
+        return float(mpmath.log10(mpmath.mnorm(_mp_centred(x), "f") / mpmath.mnorm(x, "f")))
+
     _check("attention", layers, n, d)
     start, weights = draw(layers, n, d, seed)
     with mpmath.workdps(digits):
         x = mpmath.matrix(start.tolist())
-        logs, bounds = [float(mpmath.log10(_mp_deviation(x) / mpmath.mnorm(x, "f")))], [math.nan]
+        logs, bounds = [relative(x)], [math.nan]
         for number, layer in enumerate(weights, 1):
             before, x = x, _mp_attend(x, layer)
-            logs.append(float(mpmath.log10(_mp_deviation(x) / mpmath.mnorm(x, "f"))))
+            logs.append(relative(x))
             bounds.append(float(mpmath.log10(_mp_cubic_bound(before, layer) / mpmath.mnorm(x, "f"))))
             if logs[-1] < 20 - digits:
                 raise LensError(
@@ -318,7 +307,7 @@ def collapse_exact(layers: int = 7, n: int = 6, d: int = 6, seed: int = 0, digit
     return ExactCollapse(digits, logs, bounds)
 
 
-def _mp_attend(x, layer: Layer):  # type: ignore[no-untyped-def]  # mpmath has no types
+def _mp_attend(x, layer: Layer):  # type: ignore[no-untyped-def]
     import mpmath
 
     q, k, v = (x * mpmath.matrix(w.tolist()) for w in (layer.q, layer.k, layer.v))
@@ -333,12 +322,6 @@ def _mp_centred(x):  # type: ignore[no-untyped-def]
 
     mean = mpmath.ones(1, x.rows) * x / x.rows
     return x - mpmath.ones(x.rows, 1) * mean
-
-
-def _mp_deviation(x):  # type: ignore[no-untyped-def]
-    import mpmath
-
-    return mpmath.mnorm(_mp_centred(x), "f")
 
 
 def _mp_cubic_bound(x, layer: Layer):  # type: ignore[no-untyped-def]

@@ -18,9 +18,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from glassformer import config as c
 from glassformer.finding import Finding
-from glassformer.lens.sites import LensError, site_name, sites_of, stacks_of
+from glassformer.lens.sites import LensError, output_stack, site_name, sites_of, stacks_of
 from glassformer.lens.trace import ForwardArguments, Tokens, Trace, trace
 from glassformer.model import DecoderLM, EncoderLM, Model, Seq2Seq
 from glassformer.model.attention import Attention
@@ -90,7 +89,7 @@ def decompose(
     `blocks.I.feedforward`, and the bias of every norm on the way. `position` keeps one position per sequence (T = 1).
     """
     config = model.config
-    prefix = "decoder." if isinstance(config, c.Seq2SeqConfig) else ""
+    prefix = output_stack(config)
     at = site_name(config, at or f"{prefix}blocks.{stacks_of(config)[prefix] - 1}.resid_post")
     if not at.endswith((".resid_pre", ".resid_mid", ".resid_post", "embed", "final")):
         raise LensError(f"{at} is not the residual stream: give embed, final, or a block's resid_pre, _mid or _post.")
@@ -267,11 +266,9 @@ def attribute_logits(
         raise LensError(
             "this model has no head (config.head is None), so there is no logit to attribute: use decompose."
         )
-    final = "decoder.final" if isinstance(config, c.Seq2SeqConfig) else "final"
-    at = decompose(model, tokens, final, position=position, **given)
+    at = decompose(model, tokens, f"{output_stack(config)}final", position=position, **given)
     names, parts, rows = list(at.names), at.parts, at.total.shape[0]
-    answers, others = (_one_per_row(model, token, rows) for token in (answer, wrong))
-    assert answers is not None
+    answers, others = one_per_row(model, answer, rows), None if wrong is None else one_per_row(model, wrong, rows)
     table = model.embed.tokens.weight if head.weight is None else head.weight
     direction = table[answers] if others is None else table[answers] - table[others]  # (B, D)
     note = _NOTES[config.placement]
@@ -284,7 +281,7 @@ def attribute_logits(
         bias = head.bias[answers] if others is None else head.bias[answers] - head.bias[others]
         values = torch.cat([values, bias[None]])
     logits = model.logits(at.total)[:, 0]
-    logit = _difference(logits, answers, others)
+    logit = logit_difference(logits, answers, others)
     return Attribution(tuple(names), values, logit, _sums("attribution-sums-to-logit", values, logit), note)
 
 
@@ -315,17 +312,21 @@ def _through_transform(head: Head, names: list[str], parts: Tensor, x: Tensor) -
     return names, parts
 
 
-def _one_per_row(model: Model, token: int | Tensor | None, rows: int) -> Tensor | None:
-    if token is None:
-        return None
-    tokens = torch.as_tensor(token, device=model.device).expand(rows)
+def one_per_row(model: Model, token: int | Int[Tensor, "N"], rows: int) -> Int[Tensor, "B"]:
+    """Return one checked token id per row, from one for all rows or one for each."""
+    tokens = torch.as_tensor(token, device=model.device).flatten()
+    if tokens.numel() not in (1, rows):
+        raise LensError(f"{tokens.numel()} answers were given for {rows} rows: give one token id, or one per row.")
     size = model.config.vocab_size
     if int(tokens.min()) < 0 or int(tokens.max()) >= size:
         raise LensError(f"token id {token} is outside the vocabulary of {size}: use 0 to {size - 1}.")
-    return tokens
+    return tokens.expand(rows)
 
 
-def _difference(logits: Float[Tensor, "B V"], answers: Tensor, others: Tensor | None) -> Float[Tensor, "B"]:
+def logit_difference(
+    logits: Float[Tensor, "B V"], answers: Int[Tensor, "B"], others: Int[Tensor, "B"] | None
+) -> Float[Tensor, "B"]:
+    """Return the logit of each row's answer, minus that of the other token if there is one."""
     picked = logits.gather(1, answers[:, None])[:, 0]
     return picked if others is None else picked - logits.gather(1, others[:, None])[:, 0]
 
@@ -344,7 +345,7 @@ def stream_norms(model: Model, tokens: Tokens, **given: Unpack[ForwardArguments]
 
     For an encoder-decoder they are those of the decoder.
     """
-    prefix = "decoder." if isinstance(model.config, c.Seq2SeqConfig) else ""
+    prefix = output_stack(model.config)
     known = sites_of(model)
     kinds = [kind for kind in ("attention.out", "cross.out", "feedforward.out") if f"{prefix}blocks.0.{kind}" in known]
     streams = [f"{prefix}blocks.0.resid_pre", f"{prefix}blocks.*.resid_post"]

@@ -93,6 +93,11 @@ def stacks_of(config: c.ModelConfig) -> dict[str, int]:
     return {"": config.n_layers}
 
 
+def output_stack(config: c.ModelConfig) -> str:
+    """Return the site prefix of the stack whose output the head reads."""
+    return list(stacks_of(config))[-1]
+
+
 def _catalogue(config: c.ModelConfig) -> Iterator[tuple[Site, str]]:
     """Yield every possible site with the reason why this model lacks it; the reason is empty if it exists."""
     for prefix, layers in stacks_of(config).items():

@@ -105,8 +105,14 @@ class Trace(Mapping[str, Tensor]):
 class Recorder:
     """The tap of a trace: applies the edit of a site, then records the site if it is selected."""
 
-    def __init__(self, selected: Iterable[str], edits: Mapping[str, Edit], grad: bool, overwritten: bool):
-        self.selected, self.edits, self.grad = frozenset(selected), edits, grad
+    def __init__(
+        self,
+        selected: Iterable[str],
+        edits: Mapping[str, Edit] | None = None,
+        grad: bool = False,
+        overwritten: bool = False,
+    ):
+        self.selected, self.edits, self.grad = frozenset(selected), edits or {}, grad
         self.overwritten = overwritten
         """True if keys and values are stored in a buffer that later steps overwrite: they are then copied."""
         self.values: dict[str, Tensor] = {}

@@ -184,8 +184,8 @@ def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> 
         # either log-softmax, its gradient and the gradient of the logits,
         # or the gradients of the logits, of the head and of the input of the head
         logits = numbers * (last.width if options.matmuls is None else last.upcast_width)
-        smoothing = logits * options.smoothing
-        return smoothing + max(3 * logits, numbers * last.width + table + last.hidden_states)
+        more = logits * (options.smoothing + 2 * options.z_loss)
+        return more + max(3 * logits, numbers * last.width + table + last.hidden_states)
     rows = min(last.tokens, 2 ** int(math.log2(max(1, options.head_bytes // (4 * config.vocab_size)))))
     accumulated = table if last.tokens > rows else 0  # the gradient of the head, summed over several chunks
     cast = config.vocab_size * config.d_model * last.width if options.matmuls is not None else 0

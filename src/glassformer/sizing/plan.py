@@ -26,9 +26,9 @@ inputs of the blocks are saved, the blocks are recomputed in the backward pass, 
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
-from glassformer.config import DecoderConfig, Gated, ModelConfig, MoE, NoFeedForward
+from glassformer.config import DecoderConfig, Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
 from glassformer.sizing.activations import Pass, saved_after_blocks, saved_before_blocks, saved_by_block
 from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import flops, lengths
@@ -150,13 +150,24 @@ def work(config: ModelConfig, context: int) -> Work:
     whole = flops(config, 1, context)
     matmuls = 3 * sum(n for part, n in whole.needed.items() if part not in ("scores", "mix", "cross_scores"))
     attention = 3.5 * sum(whole.needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
-    ff = config.feedforward
-    expert = ff.expert if isinstance(ff, MoE) else ff
-    hidden = 0.0
-    if not isinstance(ff, NoFeedForward) and not isinstance(expert, NoFeedForward):
-        hidden = config.d_ff * (1.5 if isinstance(expert, Gated) else 1.0) * (ff.n_active if isinstance(ff, MoE) else 1)
+    hidden = _hidden(config.feedforward)
     moved = context * (config.n_layers * (_RESIDUAL * config.d_model + _HIDDEN * hidden) + _LOGIT * config.vocab_size)
     return Work(matmuls, attention, moved)
+
+
+def _hidden(feedforward: FeedForward) -> float:
+    """Return the hidden numbers per token that `_HIDDEN` bytes are counted for, over all active experts."""
+    match feedforward:
+        case MoE(n_active=active_experts, expert=expert):
+            return active_experts * _hidden(expert)
+        case Gated(d_ff=width):
+            return 1.5 * width  # two inputs and one output instead of one of each
+        case Dense(d_ff=width):
+            return width
+        case NoFeedForward():
+            return 0.0
+        case _:
+            assert_never(feedforward)
 
 
 def saved_bytes(config: ModelConfig, batch: float, context: int, recompute: bool) -> float:

@@ -39,7 +39,9 @@ class StepOptions:
     chunk_copies: float = 0.0
     """Peak bytes per logit of a chunk."""
     smoothing: bool = False
-    """True for label smoothing, which computes log-softmax a second time."""
+    """True for label smoothing, which computes log-softmax a second time. Chunks need nothing more for it."""
+    z_loss: bool = False
+    """True for the z-loss, whose logsumexp saves the logits and adds a gradient to theirs. Chunks need nothing more."""
     evaluation: int | None = None
     """Sequences per evaluation batch. Default: no evaluation."""
 

@@ -1,20 +1,21 @@
-"""Formulas for the page: LaTeX to MathML, and text split into plain text and formulas, never HTML."""
+"""Formulas for the page: LaTeX as MathML, and text split into plain text and formulas, never HTML."""
 
 from functools import lru_cache
 from typing import Any
+
+from markupsafe import Markup
+
+from glassformer.pages import mathml as converter
 
 
 @lru_cache(maxsize=4096)
 def mathml(latex: str, display: bool = False) -> str:
     """Return a formula as a <math> element; if the converter cannot parse it, as plain text inside one."""
-    from html import escape
-
-    from latex2mathml.converter import convert
-
     try:
-        return str(convert(latex, display="block" if display else "inline"))
+        return str(converter.mathml(latex, block=display))
     except Exception:  # show the LaTeX source instead
-        return f'<math xmlns="http://www.w3.org/1998/Math/MathML"><mtext>{escape(latex)}</mtext></math>'
+        text = Markup('<math xmlns="http://www.w3.org/1998/Math/MathML"><mtext>{}</mtext></math>').format(latex)
+        return str(text)
 
 
 def pieces(text: str) -> list[dict[str, Any]]:
@@ -23,8 +24,6 @@ def pieces(text: str) -> list[dict[str, Any]]:
 
     out: list[dict[str, Any]] = []
     for kind, piece in split(text.strip()):
-        if kind == "text":
-            out.append({"text": piece})
-        else:
-            out.append({"mathml": mathml(piece, kind == "display"), "display": kind == "display"})
+        block = kind == "display"
+        out.append({"text": piece} if kind == "text" else {"mathml": mathml(piece, block), "display": block})
     return out

@@ -32,7 +32,7 @@ def without_mask(model: Model) -> Model:
 
 
 def diagnose_models(model: Model) -> Iterator[DiagnosedModel]:
-    """Diagnose the trained model and a copy without its causal mask. The doctor is not told which is which."""
+    """Diagnose the trained model and a copy without its causal mask. The doctor does not know which is which."""
     yield _diagnose("the trained model", model, None)
     yield _diagnose("the same model without its causal mask", without_mask(model), "causal_leak")
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -162,9 +161,6 @@ def fit_steps(session: Session, minutes: float) -> Run:
 
 def train_model(plan: Plan, session: Session, corpus: Corpus, listen: Listener) -> tuple[Run, Model, TrainingRecord]:
     """Train for about the minutes of the plan. With `plan.force`, the model of an earlier tour is replaced."""
-    folder = plan.out / TRAINED
-    if plan.force and (folder / "log.jsonl").exists() and (folder / "run.toml").exists():
-        shutil.rmtree(folder)
     run, record = fit_steps(session, plan.minutes), TrainingRecord()
 
     def report(event: dict[str, Any]) -> None:
@@ -172,7 +168,7 @@ def train_model(plan: Plan, session: Session, corpus: Corpus, listen: Listener) 
         listen({"event": "training", "training_event": event})
 
     ngrams = {name: value for name, value in corpus.baselines.items() if name != "uniform"}
-    state = train(run, session.data, report, baselines=ngrams)
+    state = train(run, session.data, report, baselines=ngrams, force=plan.force)
     whole_split = dataclasses.replace(run, loop=dataclasses.replace(run.loop, eval_batches=len(session.data.val)))
     record.final = evaluate(dataclasses.replace(state, run=whole_split), session.data.val)
     return run, state.model.eval(), record

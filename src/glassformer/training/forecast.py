@@ -1,8 +1,8 @@
 """The size of a run before it starts: its vocabulary, and how its steps use memory.
 
-`sheet(run)` is `size.size` with the values of the run as defaults. Values that only training can find out (the alphabet
-of a corpus that is not here, the precision that suits the machine) are assumed, and every assumption is stated in the
-notes of the sheet.
+`sheet(run)` is `size.size` with the values of the run as defaults. Training and this module ask the same function for
+the precision. Values that only training can find out (the alphabet of a corpus that is not here) are assumed, and every
+assumption is stated in the notes of the sheet.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glassformer.model.device import Choice, choose_for_training
 from glassformer.sizing import BYTES, Dtype, Optimizer, Sheet, StepOptions, size
 from glassformer.training.chunked_loss import CHUNK_BYTES
 from glassformer.training.data import corpus
@@ -45,13 +46,10 @@ def forecast(run: Run) -> Forecast:
         if not why and vocabulary != run.model.vocab_size:
             notes.append(f"Vocabulary: {vocabulary:,}, as the tokenizer of {run.data.corpus} has it.")
         run = fit_vocabulary(run, vocabulary)
-    cuda = run.machine.device == "cuda" or (run.machine.device == "auto" and torch.cuda.is_available())
-    precision: str = run.machine.precision
-    if precision == "auto":
-        precision = "bfloat16" if cuda else "float32"
-        where = "as on recent GPUs" if cuda else "as on most CPUs; training uses bfloat16 where it is faster"
-        notes.append(f"machine.precision='auto' is taken as {precision}, {where}.")
-    half = precision == "bfloat16"
+    choice = _choose_machine(run)
+    cuda, half = choice.device == "cuda", choice.dtype is torch.bfloat16
+    if run.machine.precision == "auto":
+        notes.append(f"machine.precision='auto' is {'bfloat16' if half else 'float32'}: {choice.why}.")
     head = run.model.head
     chunked = head is not None and head.transform is None and run.model.vocab_size >= CHUNKED_FROM
     options = StepOptions(
@@ -63,6 +61,7 @@ def forecast(run: Run) -> Forecast:
         head_bytes=CHUNK_BYTES if chunked else None,
         chunk_copies=CHUNK_COPIES["cuda" if cuda else "cpu"][2 if half else 4],
         smoothing=run.loss.label_smoothing > 0,
+        z_loss=run.loss.z_loss > 0,
         evaluation=run.loop.batch // run.loop.accumulate,
     )
     if run.machine.products == "float8":
@@ -70,6 +69,16 @@ def forecast(run: Run) -> Forecast:
     if cuda:
         notes.append("Memory is counted for eager PyTorch in one process; compiled steps on a GPU were not measured.")
     return Forecast(run, options, tuple(notes))
+
+
+def _choose_machine(run: Run) -> Choice:
+    """Return what training chooses on this machine. A run for a GPU can be sized without one."""
+    machine = run.machine
+    if machine.device == "cuda" and not torch.cuda.is_available():
+        half = machine.precision != "float32"
+        why = "there is no GPU here, and recent GPUs train in bfloat16"
+        return Choice("cuda", torch.bfloat16 if half else torch.float32, why)
+    return choose_for_training(machine.device, machine.precision, run.model.d_model)
 
 
 def count_vocabulary(run: Run) -> tuple[int | None, str]:

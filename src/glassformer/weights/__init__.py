@@ -6,7 +6,14 @@ compared bit for bit before it replaces anything.
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.export import save
-from glassformer.weights.folder import load, load_config, load_tokenizer, resolve, resolve_unless_preset
+from glassformer.weights.folder import (
+    load,
+    load_config,
+    load_to_compute,
+    load_tokenizer,
+    resolve,
+    resolve_unless_preset,
+)
 from glassformer.weights.verify import compare_logits, record_reference, verify_folder
 
 __all__ = [
@@ -14,6 +21,7 @@ __all__ = [
     "compare_logits",
     "load",
     "load_config",
+    "load_to_compute",
     "load_tokenizer",
     "record_reference",
     "resolve",

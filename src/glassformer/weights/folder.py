@@ -100,6 +100,18 @@ def non_finite(model: nn.Module) -> str | None:
     return None
 
 
+def load_to_compute(
+    path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu"
+) -> Model:
+    """Load a model in the dtype it is computed in: a CPU widens weights that are stored in 16 bits to float32.
+
+    Half precisions are for storage and for accelerators. A `dtype` that is given is used.
+    """
+    model = load(path, dtype=dtype, device=device)
+    stored = next(model.parameters()).dtype
+    return model.float() if dtype is None and model.device.type == "cpu" and stored.itemsize == 2 else model
+
+
 def load_config(path: str | Path) -> ModelConfig:
     """Load the config of a folder. The names of the tensors are used where config.json is not enough, if they exist."""
     folder = resolve(path)

@@ -90,7 +90,7 @@ def test_a_row_agrees_only_when_the_leak_is_named_first_and_nothing_else_is():
     assert not Row("5.8.1", "Doge/eager", {"error": "no answer within 360 s"}).agrees
 
 
-def test_of_an_unlisted_release_the_plain_probe_says_what_to_expect():
+def test_for_an_unlisted_release_the_plain_probe_gives_the_expectation():
     seen = {"probe": {"leaks": True, "text": "input 8 moves output 1 by 2.8"}}
     assert "5.9.0" not in LEAKS
     assert Row("5.9.0", "RoFormer/eager", {**SICK, **seen}).agrees
@@ -159,7 +159,7 @@ def test_an_environment_shares_what_is_installed_here(tmp_path):
     assert sum(f.stat().st_size for f in (tmp_path / "env").rglob("*") if not f.is_symlink()) < 1 << 20
 
 
-def test_a_release_that_cannot_be_had_is_said_in_a_sentence(tmp_path, monkeypatch):
+def test_a_release_that_cannot_be_installed_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(

@@ -47,7 +47,7 @@ def test_joules_over_seconds_are_watts(monkeypatch):
 
 
 @pytest.mark.parametrize("missing", ["init", "energy"])
-def test_without_counters_nothing_is_said(missing):
+def test_without_counters_nothing_is_printed(missing):
     meter = power.Meter(Counters(fails=(missing,)))
     meter.begin()
     meter.look()
@@ -55,7 +55,7 @@ def test_without_counters_nothing_is_said(missing):
     assert meter.text() == ""
 
 
-def test_without_the_library_nothing_is_said(monkeypatch):
+def test_without_the_library_nothing_is_printed(monkeypatch):
     def absent(name):
         raise OSError(name)
 

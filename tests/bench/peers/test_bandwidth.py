@@ -6,7 +6,7 @@ from glassformer.bench.peers.bandwidth import Peer
 from glassformer.bench.peers.base import Order
 
 
-def test_it_reads_what_it_says():
+def test_it_reads_as_many_bytes_as_it_reports():
     peer = Peer(Order("memory", "bandwidth", "bandwidth", "float32", ""), size=1 << 20)
     assert peer.read() == 1 << 20
     assert float(peer.numbers.sum()) == (1 << 20) / 4

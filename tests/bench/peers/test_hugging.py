@@ -8,7 +8,7 @@ from glassformer.bench.peers import hugging
 from tests.bench import tiny
 
 
-def test_it_says_what_the_engine_says(subject):
+def test_its_tokens_are_those_of_the_engine(subject):
     order = tiny.order(subject, "transformers", "hugging")
     marks = []
     made = hugging.Peer(order).generate(order.prompts, order.new, lambda: marks.append(1))
@@ -25,6 +25,6 @@ def test_the_compiled_one_has_a_static_cache(subject):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_the_compiled_one_says_what_the_engine_says(subject):
+def test_the_compiled_model_has_the_tokens_of_the_engine(subject):
     order = tiny.order(subject, "transformers-compiled", "hugging")
     assert hugging.Peer(order).generate(order.prompts, order.new, tiny.nothing) == tiny.engine_ids(subject, order)

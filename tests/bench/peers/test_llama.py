@@ -10,7 +10,7 @@ from tests.bench import tiny
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
-def test_it_says_what_the_engine_says(subject, precision):
+def test_its_tokens_are_those_of_the_engine(subject, precision):
     order = tiny.order(subject, "llama.cpp", "llama", precision)
     llama.prepare(order)
     peer = llama.Peer(order)

@@ -8,7 +8,7 @@ from tests.bench import checkout, tiny
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
 
-def test_it_says_what_the_engine_says(subject, tmp_path):
+def test_its_tokens_are_those_of_the_engine(subject, tmp_path):
     order = tiny.order(subject, "nanogpt", "nanogpt", checkout=str(checkout.nanogpt(tmp_path)))
     marks = []
     made = nanogpt.Peer(order).generate(order.prompts, order.new, lambda: marks.append(1))

@@ -10,7 +10,7 @@ from tests.bench import tiny
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_it_says_what_the_engine_says(subject, precision):
+def test_its_tokens_are_those_of_the_engine(subject, precision):
     order = tiny.order(subject, "onnxruntime", "onnxrt", precision)
     onnxrt.prepare(order)
     onnxrt.prepare(order)  # already there

@@ -1,10 +1,11 @@
 """A cache changes nothing but the cost; what breaks is told apart."""
 
 import pytest
+import torch
 
-from glassformer.doctor.probes import caching
+from glassformer.doctor.probes import caching, subject_of
 from glassformer.finding import Verdict
-from tests.doctor.probes.subjects import BUGS, buggy, failures, listed, rotary, t5
+from tests.doctor.probes.subjects import BUGS, Copycat, buggy, failures, listed, rotary, t5, warmed
 
 
 def everything(subject):
@@ -48,9 +49,42 @@ def test_a_reorder_that_leaves_something_behind_is_found(id):
     assert failures(caching.reorder(buggy(id)))
 
 
-def test_without_a_cache_nothing_is_asserted():
-    from glassformer.doctor.probes import subject_of
-    from tests.doctor.probes.subjects import Copycat
+class Crashes(Copycat):
+    """A cached call stops, because what was kept has another size."""
 
+    def answer(self, idx, cache, kept):
+        logits = super().forward(idx)
+        return logits if cache is None else logits + kept(cache), [torch.zeros(len(idx), 3, 5)]
+
+
+class PastKeyValues(Crashes):
+    def forward(self, idx, past_key_values=None):
+        return self.answer(idx, past_key_values, lambda cache: cache[0])
+
+
+class KvCache(Crashes):
+    def forward(self, idx, kv_cache=None):
+        return self.answer(idx, kv_cache, lambda cache: cache[0])
+
+
+class HiddenStates(Crashes):
+    """It takes a cache that the caller has to make, and returns something else next to the logits."""
+
+    def forward(self, idx, kv_cache=None):
+        logits, _ = self.answer(idx, kv_cache, lambda cache: cache)
+        return logits, torch.zeros(*idx.shape, 5)
+
+
+@pytest.mark.parametrize("made", [PastKeyValues, KvCache])
+def test_a_cached_call_that_stops_is_a_failure_whatever_the_argument_is_called(made):
+    assert failures(caching.cache_equals_recomputation(warmed(made()))) == ["cache_mismatch/steps"]
+
+
+def test_what_is_not_known_to_be_a_cache_is_not_judged():
+    with pytest.raises(RuntimeError, match="must match"):  # which an examination reports as skipped
+        listed(caching.cache_equals_recomputation(warmed(HiddenStates())))
+
+
+def test_without_a_cache_nothing_is_asserted():
     findings = listed(everything(subject_of(Copycat())))
     assert {f.verdict for f in findings} == {Verdict.SKIP}

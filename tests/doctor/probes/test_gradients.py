@@ -13,8 +13,9 @@ from tests.doctor.probes.subjects import BUGS, bert, buggy, failures, gpt2, rota
 
 @pytest.mark.parametrize("make", [gpt2, rotary, bert, t5])
 def test_correct_models_are_reached_everywhere(make):
-    (finding,) = gradients.reach_every_parameter(make())
+    *notes, finding = gradients.reach_every_parameter(make())
     assert finding.verdict is Verdict.PASS, finding.text()
+    assert all(note.evidence["explained"] for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.lens.figures.cases import drawn
     hnp.arrays(np.float64, st.tuples(st.integers(1, 40), st.integers(1, 40)), elements=st.floats(0, 1)),
     st.integers(1, 12),
 )
-def test_pooling_keeps_every_maximum_and_its_place(map, most):
+def test_pooling_keeps_every_maximum_and_its_position(map, most):
     small = max_pooled(map, most)
     assert max(small.shape) <= most
     step = -(-max(map.shape) // most)
@@ -136,7 +136,7 @@ def test_patterns_that_are_not_numbers_or_do_not_fit_their_tokens_are_refused():
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20))
-def test_the_stripe_is_every_place_after_an_earlier_occurrence(ids):
+def test_the_stripe_is_every_position_after_an_earlier_occurrence(ids):
     brute = {(t, s + 1) for t in range(len(ids)) for s in range(t) if ids[s] == ids[t]}
     found = expected_stripe(ids)
     assert set(found) == brute

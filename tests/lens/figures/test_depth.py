@@ -62,7 +62,7 @@ def test_only_a_line_that_another_would_hide_is_wider():
     assert [line.get_linewidth() for line in lines] == [3.0, 1.5, 1.5, 1.5, 1.5]
 
 
-def test_norms_show_the_median_and_what_a_block_writes_stands_after_it():
+def test_norms_show_the_median_and_the_output_of_a_block_is_drawn_after_it():
     stream = np.arange(12.0).reshape(4, 3)
     figure = norms_by_depth({"stream": stream, "attention": np.ones((3, 3))})
     first, second = figure.axes[0].lines

@@ -40,7 +40,7 @@ def test_blanks_are_visible_and_what_cannot_be_drawn_is_its_code_point(token, sh
     assert t.readable(token) == shown
 
 
-def test_a_long_token_is_cut_and_says_so():
+def test_a_long_token_is_cut_with_an_ellipsis():
     assert t.readable(" antidisestablishment") == "␣antidisest…"
     assert t.readable("a" * 12) == "a" * 12
     assert t.readable("猫が座った") == "U+732B…"
@@ -82,7 +82,7 @@ def heat(rows: int, columns: int):
     return figure, ax, image
 
 
-def test_text_is_written_where_it_fits_in_the_colour_that_stands_out():
+def test_text_is_written_where_it_fits_in_the_colour_of_most_contrast():
     figure, ax, image = heat(3, 4)
     assert t.write_cells(figure, ax, image, [["0.12"] * 4] * 3)
     assert len(ax.texts) == 12

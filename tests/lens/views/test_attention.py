@@ -57,7 +57,7 @@ def test_a_head_without_its_layer_is_refused(subject):
 @pytest.mark.parametrize(
     ("show", "shape"), [(None, (3, 8)), ("cross", (3, 8)), ("encoder", (8, 8)), ("decoder", (3, 3))]
 )
-def test_an_encoder_decoder_attends_in_three_places(show, shape):
+def test_an_encoder_decoder_has_three_kinds_of_attention(show, shape):
     both = Subject("pair", lively(seq2seq())[0], IDS, str, [3, 7, 8])
     view = KINDS["attention"](both, Choice(show=show, layer=0, head=2))
     assert tuple(view.numbers["shape"][2:]) == shape

@@ -23,7 +23,7 @@ def test_every_scheme_is_drawn_legibly(name):
     assert not problems(view(POSITIONS[name])[1].draw())
 
 
-def test_a_model_without_positions_says_so():
+def test_a_model_without_positions_is_an_error():
     with pytest.raises(LensError, match="tiny has no position scheme"):
         view(c.NoPosition())
 

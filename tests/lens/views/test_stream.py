@@ -48,7 +48,7 @@ def test_attribution_sums_to_the_logit_and_names_parts_shortly(subject):
     assert not problems(figure)
 
 
-def test_attribution_asks_about_the_likeliest_token_of_the_last_place(subject):
+def test_attribution_is_about_the_most_likely_token_at_the_last_position(subject):
     view = KINDS["attribution"](subject, Choice())
     assert view.numbers["position"] == 7
     assert view.numbers["answer"] == f" t{int(logits_of(subject)[-1].argmax())}"
@@ -109,7 +109,7 @@ def test_rank_gives_the_stream_s_spectrum_deviation_and_norms(subject):
         KINDS["rank"](Subject("tiny", subject.model, [1]), Choice())
 
 
-def test_the_variants_of_a_block_are_drawn_with_theory_beside_them(subject):
+def test_the_variants_of_a_block_are_drawn_with_their_theory(subject):
     view = KINDS["rank"](subject, Choice(show="variants"))
     assert set(view.numbers["deviation"]) == set(rank.VARIANTS)
     assert view.numbers["deviation"]["attention"][3] < 1e-4 < view.numbers["deviation"]["pre-norm-skip-mlp"][50]

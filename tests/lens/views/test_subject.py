@@ -21,7 +21,7 @@ def test_the_first_picture_is_the_usual_one_and_an_unknown_one_lists_them():
         pick("rank", Choice(show="x"), "spectrum", "norms")
 
 
-def test_layers_heads_and_places_outside_are_refused_with_their_range():
+def test_layers_heads_and_positions_outside_are_refused_with_their_range():
     assert index("layer", 1, 2) == 1
     assert index("layer", None, 2) is None
     for bad in (2, -1):

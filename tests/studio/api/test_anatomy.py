@@ -63,7 +63,7 @@ def test_one_head_can_be_asked_for(ask, models):
     assert meta["letters"] == "T,S"
 
 
-def test_what_does_not_exist_is_told_by_name(ask):
+def test_a_site_that_does_not_exist_is_named(ask):
     body = {"model": "bard", "ids": [1, 2]}
     assert "layers are 0 to 5" in ask.refused("tensor", site="blocks.9.resid_pre", **body)[1]
     assert "is not a site" in ask.refused("tensor", site="<script>", **body)[1]
@@ -72,7 +72,7 @@ def test_what_does_not_exist_is_told_by_name(ask):
     assert "does not exist" in ask.refused("tensor", site="blocks.0.attention.q", head=5, **body)[1]
 
 
-def test_too_large_a_tensor_says_what_to_narrow(models):
+def test_the_error_of_a_large_tensor_names_what_to_narrow(models):
     from glassformer.studio import schema
     from glassformer.studio.api.anatomy import tensor
     from glassformer.studio.errors import TooLargeError

@@ -3,7 +3,7 @@ import pytest
 from glassformer.studio.api.doctor import leak_matrix
 
 
-def test_a_healthy_model_is_said_to_be_its_future_does_not_leak_and_it_is_left_alone(ask, models):
+def test_a_healthy_model_is_reported_healthy_and_is_not_changed(ask, models):
     before = {name: value.clone() for name, value in models.get("table").model.state_dict().items()}
     events = ask.events("doctor", model="table", quick=True)
     names = [name for name, _ in events]

@@ -35,7 +35,7 @@ def test_one_layer_can_be_asked_for(ask):
         ("encoder", "encoder.blocks.*.attention.pattern"),
     ],
 )
-def test_an_encoder_decoder_attends_in_three_places(ask, models, where, site):
+def test_an_encoder_decoder_has_three_kinds_of_attention(ask, models, where, site):
     arrays, meta = ask.tensors("patterns", model="pair", ids=[1, 2, 3, 4], target=[0, 5], where=where)
     run = trace(models.get("pair").model, [[1, 2, 3, 4]], target=[[0, 5]], sites=site)
     assert np.allclose(arrays["pattern"], run.stack(site)[:, 0].numpy(), atol=0.002 + 1e-6)

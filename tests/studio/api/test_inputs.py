@@ -26,7 +26,7 @@ def test_a_model_of_one_stack_has_no_target(models):
         read_inputs(models, schema.TextRequest(model="bard", ids=[1], target=[1]))
 
 
-def test_top_tokens_are_the_likeliest(models):
+def test_top_tokens_are_the_most_likely(models):
     logits = torch.randn(65)
     rows = top_tokens(models.get("bard"), logits, 5)
     assert [row["id"] for row in rows] == logits.topk(5).indices.tolist()

@@ -119,7 +119,7 @@ def test_every_level_of_the_tree_keeps_as_many_as_there_are_beams(ask, bard):
         assert all(told["nodes"][parent]["kept"] for parent in parents)
 
 
-def test_an_encoder_decoder_tells_what_its_decoder_reads_and_goes_on_from_it(ask, models):
+def test_an_encoder_decoder_returns_its_target_and_continues_it(ask, models):
     """Its own greedy answer when nothing is given; the next token and a longer answer follow what was said."""
     model, source = models.get("pair").model, [3, 1, 4, 1, 5]
     own = list(gf.generate(model, [source], 24, gf.Sampling(0.0))[0])

@@ -18,7 +18,7 @@ def test_sinusoids_are_the_engines(ask):
     assert meta["rotation"]["angle"] == pytest.approx(3 * 100.0 ** (-4 / 16))
 
 
-def test_rotary_turns_by_its_frequencies(ask):
+def test_rotary_rotates_by_its_frequencies(ask):
     arrays, meta = ask.tensors("positions", kind="rotary", width=8, base=50.0, length=12, offset=-5, pair=1)
     frequencies, _ = rotary_frequencies(c.Rotary(base=50.0), 8, torch.device("cpu"))
     wanted = (torch.arange(12)[:, None] * frequencies).cos().numpy()

@@ -25,7 +25,7 @@ def test_attribution_is_the_librarys_and_adds_up(ask, models):
     assert told["finding"]["verdict"] == "pass"
 
 
-def test_attribution_explains_the_likeliest_when_none_is_named(ask, models):
+def test_attribution_explains_the_most_likely_token_by_default(ask, models):
     told = ask("attribution", model="bard", ids=IDS)
     with torch.no_grad():
         assert told["answer"]["id"] == int(models.get("bard").model(torch.tensor([IDS]))[0, -1].argmax())
@@ -55,13 +55,13 @@ def test_patching_is_the_librarys_layer_by_layer(ask, models, site):
     assert done["clean_difference"] == pytest.approx(found.clean)
 
 
-def test_patching_says_what_it_cannot_do(ask):
+def test_patching_refuses_what_it_cannot_do(ask):
     def error(**body):
         name, data = ask.events("patch", model="bard", **body)[-1]
         assert name == "error"
         return data["error"]
 
-    assert "equal length" in error(clean="ab", corrupt="abc")
+    assert "same number of tokens" in error(clean="ab", corrupt="abc")
     assert "for both texts" in error(clean="First", corrupt="First")
     assert "outside the vocabulary" in error(clean=[1, 2], corrupt=[1, 99])
 

@@ -88,10 +88,10 @@ def test_a_control_names_the_parts_that_fail():
     assert "fails" in text
     failing = [part["id"] for part in found[0].parts if part["verdict"] == Verdict.FAIL]
     assert summary_of(found[0]).endswith(", ".join(failing))
-    assert closing(found, plan).startswith("1 of 1 controls made")
+    assert closing(found, plan).startswith("1 of 1 control made")
     stubborn = Outcome(found[0].claim, Finding.judge("rope-relative", 0.0, 0.0, ""), 0.1, plan)
     assert "its negative control did not make it fail" in show([stubborn], plan)
-    assert closing([stubborn], plan).startswith("0 of 1 controls made")
+    assert closing([stubborn], plan).startswith("0 of 1 control made")
 
 
 def test_what_was_skipped_is_counted_and_is_no_pass():

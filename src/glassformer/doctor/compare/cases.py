@@ -96,11 +96,8 @@ def cases_for(a: Subject, b: Subject, tokens: Int[Tensor, "B T"] | None, vocab_s
 
 def draw(a: Subject, b: Subject, length: int, vocab_size: int, seed: int) -> Int[Tensor, "B T"]:
     """Random ids that are special to neither."""
-    special = {getattr(s, "pad", None) for s in (a, b)}
-    for s in (a, b):
-        special |= {s.facts.raw.get(n) for n in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
-    numbers = {i for i in special if isinstance(i, int)}
-    ids = torch.tensor([i for i in range(min(vocab_size, 50_000)) if i not in numbers] or [0])
+    special = a.special_ids() | b.special_ids()
+    ids = torch.tensor([i for i in range(min(vocab_size, 50_000)) if i not in special] or [0])
     return ids[torch.randint(0, len(ids), (ROWS, length), generator=torch.Generator().manual_seed(seed))]
 
 

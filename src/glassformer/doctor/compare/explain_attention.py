@@ -24,7 +24,9 @@ def explain_projected(s: Scene) -> Explanation | None:
         mine = block.attention.flat.get(one)
         if one != name and mine is not None and s.explains(distance(mine, theirs)):
             text = f"what B takes for {name} is what A takes for {one}"
-            return Explanation("qkv_order", text, distance(mine, theirs))
+            # a projection of values that is not read gets no gradient, and the doctor names that
+            fault = "dead_gradient" if name == "v" else None
+            return Explanation("qkv_order", text, distance(mine, theirs), fault)
     mine = s.a.value
     pool = [t for t in block.attention.flat.values() if t.shape[2:] == mine.shape[2:]]
     columns = torch.cat([t.permute(0, 2, 1, 3).flatten(2) for t in pool], -1).flatten(0, 1)
@@ -163,6 +165,9 @@ def explain_scores(s: Scene) -> Explanation | None:
     one, two = _attention(s.a), _attention(s.b)
     seen = visible(one).bool() & visible(two).bool()
     x, y = s.a.value[seen], s.b.value[seen]
+    rounded = _softmax_dtypes(one, two, distance(x, y))
+    if rounded is not None:
+        return rounded
     factor, left = fits.fit_factor(x, y)
     if s.explains(left) and abs(factor - 1) > EXACT:
         a, b = _scale(one, s), _scale(two, s)
@@ -189,6 +194,16 @@ def explain_scores(s: Scene) -> Explanation | None:
         text = "the bias on the scores differs, as a function of the distance between query and key"
         return Explanation("position_bias", text, by_distance)
     return None
+
+
+def _softmax_dtypes(one: Attention, two: Attention, apart: float) -> Explanation | None:
+    """One of them casts its scores to a narrower dtype, and rounding to that dtype is all that differs."""
+    a, b = (attention.softmax.inputs[0].value.dtype for attention in (one, two))
+    narrow = max((a, b), key=lambda dtype: torch.finfo(dtype).eps)
+    if a is b or narrow.itemsize > 2 or apart > 4 * torch.finfo(narrow).eps:
+        return None
+    names = [str(dtype).removeprefix("torch.") for dtype in (a, b)]
+    return Explanation("softmax_dtype", f"the softmax of A is computed in {names[0]}, that of B in {names[1]}", apart)
 
 
 def _by_distance(gap: Tensor, seen: Tensor) -> float | None:

@@ -37,6 +37,10 @@ def explain_embed(s: Scene) -> Explanation | None:
                 return Explanation(
                     "position_missing", f"{name} adds no position vectors{where}", float(gone.abs().max())
                 )
+        times, left = fits.fit_factor(p, q)
+        if s.explains(left) and abs(times - 1) > EXACT:
+            text = f"the position vectors that B adds are A's times {times:.6g}{where}"
+            return Explanation("position_twice", text, left)
         order = None if s.explains(distance(p, q)) else column_order(p, q)
         if order is not None:
             text = (

@@ -50,6 +50,8 @@ class Comparison:
     first: str | None = None
     difference: float | None = None
     explanation: Explanation | None = None
+    depths: tuple[int, int] | None = None
+    """How many attentions A and B run, where that differs."""
     parameters: list[ParameterGap] | None = None
     """Weights that differ; None where they do not go by the same names."""
     notes: list[str] = field(default_factory=list)

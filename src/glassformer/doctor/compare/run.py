@@ -253,6 +253,7 @@ class _Run:
         assert isinstance(one, Anatomy)
         assert isinstance(two, Anatomy)
         if len(one.blocks) != len(two.blocks):
+            result.depths = len(one.blocks), len(two.blocks)
             result.notes.append(
                 f"A has {many(len(one.blocks), 'attention')} and B has {len(two.blocks)}, so only logits were "
                 f"compared: {extra_operations(one, two)}."

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from glassformer.anatomy.fits import ACTIVATION_FUNCTIONS
-from glassformer.anatomy.trace import Linear
+from glassformer.anatomy.trace import Linear, Trace
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
@@ -41,11 +41,11 @@ CLOSE = 1e-5
 OTHER = "a function of another name"
 
 
-def _named(u: Tensor, p: Tensor) -> str | None:
-    """The function with p = f(u)."""
-    errors = {name: float((f(u) - p).abs().max()) for name, f in ACTIVATION_FUNCTIONS.items()}
-    best = min(errors, key=lambda n: errors[n])
-    return best if errors[best] <= CLOSE * max(float(p.abs().max()), 1e-6) else None
+def _names(u: Tensor, p: Tensor, gate: Tensor | float = 1.0) -> list[str]:
+    """Every function with p = f(u) (times a gate), the nearest first. Values far from 0 may fit several."""
+    errors = {name: float((f(u) * gate - p).abs().max()) for name, f in ACTIVATION_FUNCTIONS.items()}
+    bound = CLOSE * max(float(p.abs().max()), 1e-6)
+    return sorted((n for n in errors if errors[n] <= bound and n != "identity"), key=lambda n: errors[n])
 
 
 def _pointwise(u: Tensor, p: Tensor) -> bool:
@@ -54,61 +54,57 @@ def _pointwise(u: Tensor, p: Tensor) -> bool:
     steps, rises = u.diff(), p.flatten()[order].diff().abs()
     wide = steps > 1e-9 * float(u.abs().max().clamp(min=1e-30))
     slopes = rises[wide] / steps[wide]
-    return len(slopes) > 99 and float(slopes.quantile(0.99)) < 4
+    return len(slopes) > 99 and float(slopes.quantile(0.99)) < 4 and float(rises.max()) > 0
 
 
-def _gated(a: Tensor, b: Tensor, p: Tensor) -> str | None:
-    """The function with p = f(a) * b."""
-    errors = {n: float((f(a) * b - p).abs().max()) for n, f in ACTIVATION_FUNCTIONS.items() if n != "identity"}
-    best = min(errors, key=lambda n: errors[n])
-    return best if errors[best] <= CLOSE * max(float(p.abs().max()), 1e-6) else None
-
-
-def between(before: list[Linear], after: Linear) -> str | None:
-    """The activation between some of the maps before and this one; None when none fits."""
+def between(after: Linear) -> list[str]:
+    """The activations that may lie between a linear layer and those whose outputs it reads; none when none fits."""
     p = after.input.double().reshape(after.input.shape[0], -1)
-    near = [m.output.double() for m in before[-3:]]
-    same = [o for o in near if o.numel() == p.numel()]
-    for u in reversed(same):
-        if (name := _named(u.reshape_as(p), p)) is not None and name != "identity":
-            return name
-    for a, b in permutations(same, 2):
-        if (name := _gated(a.reshape_as(p), b.reshape_as(p), p)) is not None:
-            return name
-    for u in reversed(same):
-        if _pointwise(u.reshape_as(p), p) and not torch.equal(u.reshape_as(p), p):
-            return OTHER
-    for fused in (o for o in near if o.numel() == 2 * p.numel()):
-        halves = fused.reshape(p.shape[0], -1).chunk(2, dim=-1)
-        for a, b in permutations(halves, 2):
-            if (name := _gated(a, b, p)) is not None:
-                return name
-    return None
+    near = [m.output.double() for m in after.sources]
+    same = [o.reshape_as(p) for o in near if o.numel() == p.numel()]
+    halves = [o.reshape(p.shape[0], -1).chunk(2, dim=-1) for o in near if o.numel() == 2 * p.numel()]
+    for u in same:
+        if found := _names(u, p):
+            return found
+    for a, b in [pair for pieces in (same, *halves) for pair in permutations(pieces, 2)]:
+        if found := _names(a, p, b):
+            return found
+    if any(_pointwise(u, p) and not torch.equal(u, p) for u in same):
+        return [OTHER]
+    return ["identity"] if any(torch.equal(u, p) for u in same) else []
 
 
-def found_activations(subject: Subject) -> dict[str, str]:
-    """Activation by layer ("stack.number"), read from warm weights so that the functions differ."""
-    with subject.isolated(max(subject.warmth, 1.0)) as isolated:
+def _is_second_map(linear: Linear, widths: set[int]) -> bool:
+    """Whether this is the last map of a feed-forward: it reads maps of the stream, nothing else, and has its width.
+
+    A router, a gate or the output map of attention is not. `widths` are those that the stream may have.
+    """
+    width = linear.output.shape[-1]
+    reads = bool(linear.sources) and not linear.mixes and all(m.input.shape[-1] == width for m in linear.sources)
+    return reads and (width in widths or not widths)
+
+
+def _stream_widths(subject: Subject, trace: Trace) -> set[int]:
+    """The declared width, and those that the projections of attention read."""
+    maps = frozenset[int]().union(*(a.maps | a.v_maps for a in trace.attentions))
+    width = subject.facts.whole("d_model")
+    return {m.input.shape[-1] for m in trace.linears if m.weight in maps} | ({width} if width else set())
+
+
+def found_activations(subject: Subject) -> dict[str, list[str]]:
+    """The activations that fit by layer ("stack.number"), read from warm weights so that the functions differ."""
+    half = torch.finfo(subject.dtype).bits < 32
+    with subject.isolated(max(subject.warmth, 1.0), dtype=torch.float32 if half else None) as isolated:
         trace = trace_call(isolated, isolated.tokens(2, isolated.length(13), seed=19))
-        blocks = isolated.blocks()
-    merged = {id(a.merged) for a in trace.attentions if a.merged is not None}
-    by_layer: dict[str, list[Linear]] = {}
+        blocks, widths = isolated.blocks(), _stream_widths(isolated, trace)
+    found: dict[str, list[str]] = {}
     for linear in trace.linears:
         at = layer_of(linear.path, blocks)
-        if at is not None:
-            by_layer.setdefault(f"{at[0]}.{at[1]}", []).append(linear)
-    found = {}
-    for layer, linears in by_layer.items():
-        for i, linear in enumerate(linears):
-            if i and id(linear.input) not in merged and (name := between(linears[:i], linear)) is not None:
-                found[layer] = name
-                break
-        else:
-            last = linears[-1]
-            near = [m.output for m in linears[:-1][-2:] if m.output.numel() == last.input.numel()]
-            if any(torch.equal(o.reshape(-1), last.input.reshape(-1)) for o in near):
-                found[layer] = "identity"
-    return found if set(found.values()) != {"identity"} else {}
+        if at is not None and _is_second_map(linear, widths) and (names := between(linear)):
+            layer = f"{at[0]}.{at[1]}"
+            if found.get(layer, ["identity"]) == ["identity"]:
+                found[layer] = names
+    return found if any(names != ["identity"] for names in found.values()) else {}
 
 
 def as_declared(subject: Subject) -> Finding:
@@ -117,21 +113,22 @@ def as_declared(subject: Subject) -> Finding:
     found = found_activations(subject)
     if not found:
         return Finding.skip(id, "no feed-forward of two maps with a known activation between them was seen")
-    said = subject.facts.activation
-    wanted = SPELLINGS.get(str(said).lower()) if said is not None else None
-    names = sorted(set(found.values()))
-    if wanted is None and len(names) > 1:
-        common = max(names, key=lambda n: list(found.values()).count(n))
-        wanted, said = (common,), f"{common} in the other layers"
-    if wanted is None:
+    declared = subject.facts.every("activation")
+    wanted = [name for value in declared for name in SPELLINGS.get(str(value).lower(), ())]
+    said = ", ".join(map(str, declared))
+    names = sorted({fitting[0] for fitting in found.values()})
+    if not wanted and len(names) > 1:
+        common = max(names, key=lambda n: sum(n in fitting for fitting in found.values()))
+        wanted, said = [common], f"{common} in the other layers"
+    if not wanted:
         return Finding(id, Verdict.PASS, why=f"{names[0]} in every layer; none is declared")
-    wrong = [layer for layer, name in found.items() if name not in wanted]
+    wrong = [layer for layer, fitting in found.items() if not set(fitting) & set(wanted)]
     if wrong:
         numbers = [int(layer.rpartition(".")[2]) for layer in wrong]
         layers = f"layer{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-        why = f"{found[wrong[0]]} in {layers}; declared: {said}"
+        name = found[wrong[0]][0]
+        why = f"{name} in {layers}; declared: {said}"
         remedy = f"Use the declared activation ({said}) in every layer; exact and tanh GELU are two functions."
-        return Finding(
-            id, Verdict.FAIL, float(len(wrong)), 0.0, why, remedy, {"layer": numbers[0], "found": found[wrong[0]]}
-        )
+        evidence = {"layer": numbers[0], "found": name}
+        return Finding(id, Verdict.FAIL, float(len(wrong)), 0.0, why, remedy, evidence)
     return Finding(id, Verdict.PASS, 0.0, 0.0, f"{names[0]} in every layer, as declared")

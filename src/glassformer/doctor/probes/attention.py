@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.anatomy.scores import FORBIDDEN, hidden_keys
 from glassformer.anatomy.trace import Trace, TracedAttention
-from glassformer.doctor.subject.declared import known_scales
+from glassformer.doctor.subject.declared import NAMES, known_scales
 from glassformer.doctor.subject.measure import visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
@@ -71,10 +71,15 @@ def allowed_keys(subject: Subject, role: str, t: int, s: int, layer: int | None)
     if role == "cross":
         return torch.ones(t, s, dtype=torch.bool)
     allowed = j <= i if role == "self" else torch.ones(t, s, dtype=torch.bool)
-    window = subject.facts.window_of(layer or 0)
+    window = window_of(subject, role, layer)
     if window is not None:
         allowed = allowed & ((i - j).abs() < window)
     return allowed
+
+
+def window_of(subject: Subject, role: str, layer: int | None) -> int | None:
+    """The declared window of a layer of the encoder or of the decoder."""
+    return subject.facts.of_stack("encoder" if role == "encoder" else "decoder").window_of(layer or 0)
 
 
 def _two_sided(one: Seen, window: int) -> Seen:
@@ -114,7 +119,7 @@ def scale(subject: Subject, seen: list[Seen]) -> Finding:
             continue
         if said is None and subject.facts.position_kind == "t5" and abs(found.scale - 1) < ROUGH:
             continue  # a bias of T5's kind usually comes with unscaled scores
-        if abs(found.scale / expected - 1) > ROUGH:
+        if abs(found.scale / expected - 1) > ROUGH and not _by_design(subject, one, expected, said is not None):
             wrong.append((found.scale, expected, one, why))
     if wrong:
         found_scale, expected, one, why = wrong[0]
@@ -133,6 +138,37 @@ def scale(subject: Subject, seen: list[Seen]) -> Finding:
         )
     why = "scale as declared" + ("; a learned scale or normed q and k were not judged" if learned else "")
     return Finding("attn_scale/ratio", Verdict.PASS, 1.0, 1.0, why)
+
+
+def _by_design(subject: Subject, one: Seen, expected: float, said: bool) -> bool:
+    """Whether attributes of the attention module account for the scale that was measured.
+
+    One that is a factor beyond the usual scale accounts for it. So does a usual scale that the module keeps next to
+    another number of the name that the config has: then the config's number is something else.
+    """
+    usual, scale = one.attention.q.shape[-1] ** -0.5, one.attention.scale
+    numbers = _numbers_of(subject, one.attention.path)
+    if said:
+        names = [n for n in SCALE_NAMES if n in numbers and n in subject.facts.raw]
+        own = [n for n, v in numbers.items() if n in SCALE_NAMES and n not in names and abs(v / usual - 1) < ROUGH]
+        kept = any(abs(numbers[n] / expected - 1) < ROUGH for n in names)
+        return bool(own) and kept and abs(scale / usual - 1) < ROUGH
+    common = [v for value in known_scales(one.attention.q.shape[-1], None, None).values() for v in (value, 1 / value)]
+    factors = [v for v in numbers.values() if v > 0 and not any(abs(v / c - 1) < ROUGH for c in common)]
+    return any(abs(scale / expected / f - 1) < ROUGH for v in factors for f in (v, v**2))
+
+
+SCALE_NAMES = (*NAMES["scale"], "norm_factor", "inv_norm_factor", "scale_factor")
+
+
+def _numbers_of(subject: Subject, path: str) -> dict[str, float]:
+    """Numbers that a module keeps as plain attributes."""
+    try:
+        module = subject.module.get_submodule(path) if subject.module is not None else None
+    except AttributeError:
+        return {}
+    kept = vars(module) if module is not None else {}
+    return {n: float(v) for n, v in kept.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def softmax_axis(subject: Subject, seen: list[Seen]) -> Finding:
@@ -245,7 +281,7 @@ def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
     sparse = sparse_fields(subject)
     for one in seen:
         hidden = hidden_keys(one.scores)
-        window = subject.facts.window_of(one.layer or 0)
+        window = window_of(subject, one.role, one.layer)
         if one.role == "encoder" and window is not None:
             one = _two_sided(one, window)
         wrong = hidden & one.allowed

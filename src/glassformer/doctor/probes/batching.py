@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from glassformer.doctor.probes.padding import pad_fill, padded
+from glassformer.doctor.probes.padding import amounts, pad_fill, padded
 from glassformer.doctor.subject.measure import CROSS_WHY, SAME_WHY, cross_shape_bound, gap
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise, untouched, worst
 from glassformer.doctor.subject.subject import Subject
@@ -52,7 +52,8 @@ def batch_invariance(subject: Subject) -> Iterator[Finding]:
         def mixed(isolated: Subject) -> Measured:
             found = []
             for side in ("left", "right"):
-                batch = padded(isolated, isolated.length(19, if_large=12), [0, 3, 8], side, pad_fill(isolated))
+                length, counts = isolated.length(19, if_large=12), amounts(isolated, 0, 3, 8)
+                batch = padded(isolated, length, counts, side, pad_fill(isolated))
                 base = isolated.logits(batch.tokens, mask=batch.mask)
                 changed = batch.tokens.clone()
                 other = isolated.other(batch.tokens)

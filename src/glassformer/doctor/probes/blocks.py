@@ -1,14 +1,16 @@
 """How a block is wired: what is added to the stream and where norms stand, by fitting its output from its parts."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.doctor.probes.norms import is_norm
-from glassformer.doctor.subject.measure import rms
+from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 
@@ -30,7 +32,9 @@ class Block:
     normed: bool = False
     """A part ends in a norm of its own, so that what it gives may be the stream already."""
     entangled: bool = False
-    """A part is handed a second stream and may add it itself: sums then say nothing."""
+    """A part is given a second stream and may add it itself: sums then say nothing."""
+    located: bool = False
+    """The block returns a tensor of the shape of the one it reads: the residual stream."""
 
 
 def _tensor(value: Any, shape: torch.Size | None = None) -> Tensor | None:
@@ -38,18 +42,18 @@ def _tensor(value: Any, shape: torch.Size | None = None) -> Tensor | None:
         list(value) if isinstance(value, tuple | list) else list(value.values()) if isinstance(value, dict) else [value]
     )
     for item in items:
-        if isinstance(item, Tensor) and item.dim() == 3 and (shape is None or item.shape == shape):
+        fits = isinstance(item, Tensor) and item.dim() == 3 and item.is_floating_point()
+        if fits and (shape is None or item.shape == shape):
             return item
     return None
 
 
-def _streams(values: list[Any], shape: torch.Size) -> int:
-    """How many different tensors of the stream's shape are among the arguments."""
-    found = [v for v in values if isinstance(v, Tensor) and v.shape == shape and v.is_floating_point()]
-    return sum(
-        all(a is b or not torch.equal(a, b) for b in found[:i]) and all(a is not b for b in found[:i])
-        for i, a in enumerate(found)
-    )
+def _takes_two(values: list[Any], shape: torch.Size) -> bool:
+    """Whether a part is given a second tensor of the stream's shape, or the stream next to its main input."""
+    tensors = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() == 3]
+    streams = [v for v in tensors if v.shape == shape]
+    different = any(a is not streams[0] and not torch.equal(a, streams[0]) for a in streams[1:])
+    return different or (bool(streams) and tensors[0].shape != shape and tensors[0].shape[:2] == shape[:2])
 
 
 def watch_blocks(isolated: Subject, length: int = 9) -> list[Block]:
@@ -66,6 +70,7 @@ def watch_blocks(isolated: Subject, length: int = 9) -> list[Block]:
         def leave(m: nn.Module, args: Any, output: Any, name: str = name) -> None:
             if name in calls:
                 after = _tensor(output, calls[name].before.shape)
+                calls[name].located = after is not None
                 calls[name].after = calls[name].before if after is None else after.detach().clone()
 
         handles += [block.register_forward_pre_hook(enter, with_kwargs=True), block.register_forward_hook(leave)]
@@ -79,7 +84,7 @@ def watch_blocks(isolated: Subject, length: int = 9) -> list[Block]:
                     where = calls[name].norms if is_norm(m) else calls[name].parts
                     where[part] = (given.detach().clone(), out.detach().clone())
                     calls[name].normed |= not is_norm(m) and any(is_norm(inner) for inner in m.modules())
-                    calls[name].entangled |= _streams([*args, *kwargs.values()], out.shape) > 1
+                    calls[name].entangled |= _takes_two([*args, *kwargs.values()], out.shape)
 
             handles.append(part.register_forward_hook(kept, with_kwargs=True))
     try:
@@ -87,7 +92,20 @@ def watch_blocks(isolated: Subject, length: int = 9) -> list[Block]:
     finally:
         for handle in handles:
             handle.remove()
-    return list(calls.values())
+    return [b for b in calls.values() if b.located]
+
+
+def whole_layers(isolated: Subject, blocks: list[Block]) -> list[Block]:
+    """Blocks of which each reads what the one before gave: modules that hold only a part of a layer do not."""
+    stacks: dict[str, list[Block]] = {}
+    for block in blocks:
+        at = layer_of(block.name, isolated.blocks())
+        stacks.setdefault(at[0] if at else "", []).append(block)
+    found = []
+    for stack in stacks.values():
+        if all(gap(a.after, b.before) <= 1e-5 * max(rms(a.after), 1e-30) for a, b in pairwise(stack)):
+            found += stack
+    return found
 
 
 def _parts(block: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -129,12 +147,16 @@ def wiring(subject: Subject) -> Iterator[Finding]:
         return
     with subject.isolated(dtype=_double(subject)) as isolated:
         blocks = watch_blocks(isolated)
-        findings = [_judge(isolated, b) for b in blocks]
+        whole = whole_layers(isolated, blocks)
+        findings = [_judge(isolated, b) for b in whole]
     failed = next((f for f in findings if f is not None and f.verdict is Verdict.FAIL), None)
     if failed is not None:
         yield failed
         return
     known = [f for f in findings if f is not None]
+    if not whole:
+        yield Finding.skip(id, "its lists of modules are no whole layers: none reads what the one before gave")
+        return
     if not known:
         yield Finding.skip(id, "the wiring of its blocks is none that is known here")
         return
@@ -145,7 +167,7 @@ def _double(subject: Subject) -> torch.dtype | None:
     """float64 where the model runs there."""
     try:
         with subject.isolated(dtype=torch.float64) as isolated:
-            isolated.logits(isolated.tokens(1, 3))
+            isolated.logits(isolated.tokens(1, isolated.length(3)))
     except Exception:
         return None
     return torch.float64
@@ -182,8 +204,10 @@ def _judge(isolated: Subject, block: Block) -> Finding | None:
     if branch and fit(block.after, [block.before, *normed])[1] < FIT:
         return Finding(id, Verdict.PASS, 0.0, FIT, "what the parts give is normed before it is added")
     for name, (_, out) in block.norms.items():
-        coefficients, left = fit(block.after, [out, *parts])
-        if left < FIT:
+        # a norm that only another norm reads is the embedding's, placed in the first block
+        read = any(torch.equal(given, out) for given, _ in block.parts.values())
+        _, left = fit(block.after, [out, *parts])
+        if left < FIT and read and not _residual_factors(isolated):
             why = f"{block.name} = {name}(stream) + parts: the residual starts from the normed stream"
             return Finding(id, Verdict.FAIL, left, FIT, why, "x = x + f(norm(x)): add to x itself.", where)
     _, left = fit(block.after, [block.before, *normed, *parts])
@@ -226,19 +250,14 @@ def _declared_placement(subject: Subject) -> str | None:
 
 def _coefficients(isolated: Subject, block: Block, found: list[float], where: dict[str, Any]) -> Finding | None:
     """The stream and each part must enter once, unless a multiplier is declared."""
-    raw = isolated.facts.raw
-    declared = [
-        v
-        for k, v in raw.items()
-        if isinstance(v, float) and any(w in k for w in ("multiplier", "resid", "scale_depth", "alpha"))
-    ]
-    if declared or all(abs(c - 1) < 1e-2 for c in found):
+    if _residual_factors(isolated) or all(abs(c - 1) < 1e-2 for c in found):
         return None
     names = ["the stream", *block.parts]
     # parts that are almost parallel (or zero) leave their coefficients open: judge what is well determined
     wrong = [(n, c) for n, c in zip(names, found, strict=True) if abs(c - 1) > 1e-2]
     sizes = {"the stream": rms(block.before), **{n: rms(o) for n, (_, o) in block.parts.items()}}
-    wrong = [(n, c) for n, c in wrong if sizes[n] > 1e-6 * max(sizes.values())]
+    kept = _numbers(isolated.blocks()[block.name])
+    wrong = [(n, c) for n, c in wrong if sizes[n] > 1e-6 * max(sizes.values()) and not _is_kept(c, kept)]
     if not wrong:
         return None
     name, factor = wrong[0]
@@ -258,6 +277,28 @@ def _coefficients(isolated: Subject, block: Block, found: list[float], where: di
     )
 
 
+RESIDUAL_FACTOR = re.compile(
+    r"multiplier|resid\w*_(scale|factor|alpha|beta)|scale_depth|alpha|beta_factor|branch_scale"
+)
+
+
+def _residual_factors(isolated: Subject) -> list[str]:
+    """Fields of the config that declare factors on the residual stream or on what is added to it."""
+    numbers = {k for k, v in isolated.facts.raw.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return sorted(name for name in numbers if RESIDUAL_FACTOR.search(name.lower()))
+
+
+def _numbers(block: nn.Module) -> set[float]:
+    """Numbers that a block or its parts keep as plain attributes: factors among them are by design."""
+    kept = [(n.lower(), v) for m in block.modules() for n, v in vars(m).items() if isinstance(v, float)]
+    return {v for n, v in kept if any(w in n for w in ("scal", "factor", "mult", "alpha", "beta", "gain", "coef"))}
+
+
+def _is_kept(factor: float, numbers: set[float]) -> bool:
+    known = [n for n in numbers if n not in (0.0, 1.0)]
+    return any(abs(factor / k - 1) < 1e-3 for n in known for k in (n, 1 / n))
+
+
 def is_fresh(model: nn.Module) -> bool:
     """Whether weights are as initialised: every gain of a norm is still one constant."""
     gains = [p for m in model.modules() if is_norm(m) for n, p in m.named_parameters(recurse=False) if "bias" not in n]
@@ -270,7 +311,7 @@ def residual_growth(subject: Subject) -> Finding:
     if subject.module is None or not is_fresh(subject.module):
         return Finding.skip(id, "judged on fresh weights only: trained blocks may grow the stream fifteenfold")
     with subject.isolated() as isolated:
-        blocks = watch_blocks(isolated, 24)
+        blocks = whole_layers(isolated, watch_blocks(isolated, 24))
     # where parts or sums are normed, the norm sets the size, whatever happened inside
     plain = [b for b in blocks if 1 <= len(b.parts) <= 4 and not b.entangled and _adds_its_parts(b)]
     ratios = [(b, rms(b.after) / max(rms(b.before), 1e-30), _expected_growth(subject, b)) for b in plain]
@@ -278,6 +319,10 @@ def residual_growth(subject: Subject) -> Finding:
     if worst is None:
         return Finding.skip(id, "no pre-norm block was seen")
     block, ratio, most = worst
+    std = subject.facts.number("init_std")
+    if ratio > most and std is not None and std**2 * block.before.shape[-1] > 1:
+        why = f"the config declares initial weights of standard deviation {std:g}, at which a block drowns its input"
+        return Finding(id, Verdict.SKIP, ratio, most, why, "", {"explained": True})
     at = layer_of(block.name, subject.blocks())
     why = f"the stream's size changes by {ratio:.3g} in {block.name}; its initial weights explain up to {most:.3g}"
     remedy = "Check what is added to the stream, and the initial size of the output projections (std / √(2L))."

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.doctor.probes.padding import conventions, pad_fill, padded, step_padded
+from glassformer.doctor.probes.padding import amounts, conventions, pad_fill, padded, step_padded
 from glassformer.doctor.probes.step import explain_step
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.measure import CROSS_WHY, cross_shape_bound, gap
@@ -118,12 +118,22 @@ def _or_crash(subject: Subject, id: str, measure: Callable[[Subject], Measured],
     try:
         return judge(subject, id, measure, remedy)
     except RuntimeError as error:
-        known = subject.interface.maker is not None or subject.interface.cache == "past_key_values"
-        if not known or not any(word in str(error) for word in ("size", "shape", "dimension", "match")):
+        if not _has_own_cache(subject) or not any(
+            word in str(error) for word in ("size", "shape", "dimension", "match")
+        ):
             raise
         text = " ".join(str(error).split())[:120]
         why = f"a call with a cache stops with: {text}"
         return Finding(id, Verdict.FAIL, torch.inf, 0.0, why, remedy, {"crash": text})
+
+
+def _has_own_cache(subject: Subject) -> bool:
+    """Whether the cache comes from the model. A (B,T,D) tensor next to the logits may be the hidden states instead."""
+    if subject.interface.maker is not None:
+        return True
+    with subject.isolated() as isolated:
+        _, cache = isolated.call(isolated.tokens(1, 2), with_cache=True)
+    return cache is not None and not (isinstance(cache, Tensor) and cache.dim() < 4)
 
 
 PROMPT_REMEDY = (
@@ -247,7 +257,10 @@ def rollback(subject: Subject) -> Finding:
 
     def measure(isolated: Subject) -> Measured:
         cases = [(2, [9], [5]), (3, [4, 1, 1, 1], [1, 1]), (1, [7], [1])][: 1 if isolated.large else 3]
-        return first_over([once(isolated, *case) for case in cases if sum(case[1]) + 8 < isolated.limit])
+        fitting = [case for case in cases if sum(case[1]) + 8 < isolated.limit] or [(2, [2], [2])]
+        if isolated.limit < 7:
+            raise Unsupported(f"inputs of at most {isolated.limit} tokens are too short to drop some of them")
+        return first_over([once(isolated, *case) for case in fitting])
 
     remedy = (
         "After crop(n) something still remembers the dropped tokens: keys, values, padding, or the position counter."
@@ -273,7 +286,9 @@ def reorder(subject: Subject) -> Iterator[Finding]:
 
     def measure(isolated: Subject) -> Measured:
         rows = torch.tensor([2, 0, 1], device=isolated.device)
-        n, found = 6, []
+        n, found = min(6, isolated.limit - 5), []
+        if n < 1:
+            raise Unsupported(f"inputs of at most {isolated.limit} tokens are too short to reorder them midway")
         for order in (rows,) if isolated.large else (rows, torch.tensor([1, 1, 0], device=isolated.device)):
             tokens = isolated.tokens(3, n + 5, seed=8)
             tokens[:, n:] = isolated.tokens(3, 5, seed=9)
@@ -301,7 +316,8 @@ def _reorder_padded(subject: Subject, remedy: str) -> Finding | None:
     order = torch.tensor([2, 0, 1], device=subject.device)
 
     def measure(isolated: Subject, way: str, permute: bool) -> Measured:
-        batch = padded(isolated, isolated.length(12), [0, 3, 6], "left", pad_fill(isolated))
+        length = min(12, isolated.limit - 3)
+        batch = padded(isolated, length, amounts(isolated, 0, 3, 6), "left", pad_fill(isolated))
         more = isolated.tokens(3, 3, seed=56)
         where = order if permute else torch.arange(3, device=order.device)
         sources = isolated.source(3) if isolated.kind == "seq2seq" else None

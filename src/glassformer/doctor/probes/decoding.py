@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.doctor.probes.padding import pad_fill, padded
+from glassformer.doctor.probes.padding import amounts, pad_fill, padded
 from glassformer.doctor.subject.measure import rms
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
@@ -137,7 +137,7 @@ def _padded(subject: Subject, generate: Generator) -> Iterator[Finding]:
         id, new = f"decode_select/padded-{side}", 5
         try:
             with subject.isolated(subject.warmth) as isolated:
-                batch = padded(isolated, isolated.length(12), [0, 3, 6], side, pad_fill(isolated))
+                batch = padded(isolated, isolated.length(12), amounts(isolated, 0, 3, 6), side, pad_fill(isolated))
                 out = generate(isolated, batch.tokens, new, attention_mask=isolated._mask(batch.mask))
                 fresh, worst = out[:, -new:], 0.0
                 for b, row in enumerate(batch.rows):

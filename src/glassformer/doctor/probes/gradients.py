@@ -1,7 +1,6 @@
 """Every trainable parameter gets a gradient, except those that cannot have one."""
 
 import contextlib
-import inspect
 from collections.abc import Iterator
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from glassformer.doctor.probes.attention import traced
 from glassformer.doctor.probes.norms import is_norm
 from glassformer.doctor.probes.step import vectors
+from glassformer.doctor.probes.unreached import explain
 from glassformer.doctor.subject.measure import gap, many, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
@@ -17,15 +17,12 @@ from glassformer.finding import Finding, Verdict
 
 DEAD = 1e-9
 """Of the median gradient: exact cancellation leaves rounding, anything that is used leaves more."""
-UNUSED_BY_DESIGN = ("pooler", "seq_relationship", "expert", "token_type", "segment", "rotary", "sinusoid", "lora_")
 KEYS = ("k", "key", "k_proj", "k_lin", "wk", "key_proj", "to_k", "w_k", "keys")
 
 
 def _excused(name: str, parameter: nn.Parameter) -> bool:
-    """Key biases cancel in softmax unless keys are rotated; heads that the logits do not go through are not used."""
+    """Key biases cancel in softmax unless keys are rotated."""
     parts = name.lower().split(".")
-    if any(word in name.lower() for word in UNUSED_BY_DESIGN):
-        return True
     key = any(part == k or part.endswith("_" + k) for part in parts for k in KEYS if len(k) > 1 or part == k)
     return (parts[-1] in ("bias", "b") and key) or parts[-1] in ("k_bias", "bk", "b_k")
 
@@ -44,8 +41,7 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
             for parameter in module.parameters():
                 if parameter.is_floating_point():
                     parameter.add_(0.02 * torch.randn(parameter.shape, generator=stir).to(parameter))
-        with _called(module) as called:
-            logits = isolated.logits(isolated.tokens(isolated.rows(3), isolated.length(24), seed=29))
+        logits = isolated.logits(isolated.tokens(isolated.rows(3), isolated.length(24), seed=29))
         if not logits.requires_grad:
             yield Finding(
                 id,
@@ -65,6 +61,10 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
         }
         tables = dict(module.named_parameters())
         blocks = _dead_blocks(isolated, module)
+        if blocks:  # rows that only distant positions use
+            longer = isolated.logits(isolated.tokens(1, isolated.lengths()[-1], seed=30))
+            (longer * torch.randn(longer.shape, generator=stir).to(longer)).sum().backward()
+            blocks = _dead_blocks(isolated, module)
         owners = {
             f"{m}.{n}" if m else n: (m, mod)
             for m, mod in module.named_modules()
@@ -78,12 +78,20 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
     if not dead:
         yield Finding(id, Verdict.PASS, 0.0, 0.0, f"every one of {many(len(sizes), 'parameter')} gets a gradient")
         return
-    asked = _by_argument(subject, [n for n in dead if owners[n][0] not in called])
-    if asked is not None and all(owners[n][0] not in called for n in dead):
-        why = f"{dead[0]} and {len(dead) - 1} more belong to modules that only {asked}= brings in, which was not given"
-        yield Finding(id, Verdict.SKIP, float(len(dead)), 0.0, why, "", {"explained": True})
-        return
-    yield _name(subject, dead, owners)
+    reasons = explain(subject, dead)
+    if reasons:
+        first = next(iter(reasons))
+        more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        why = f"{first}{more} get no gradient from these inputs: {'; '.join(dict.fromkeys(reasons.values()))}"
+        evidence = {"explained": True, "parameters": list(reasons)[:20]}
+        yield Finding("dead_gradient/other-inputs", Verdict.SKIP, float(len(reasons)), 0.0, why, "", evidence)
+    cut = [n for n in dead if n not in reasons]
+    if cut:
+        yield _name(subject, cut, owners)
+    elif blocks:
+        yield _name_block(subject, blocks)
+    else:
+        yield Finding(id, Verdict.PASS, 0.0, 0.0, "every parameter that these inputs reach gets a gradient")
 
 
 def _dead_blocks(isolated: Subject, module: nn.Module) -> list[tuple[str, int, int, int]]:
@@ -158,28 +166,6 @@ def _values_from_keys(subject: Subject) -> str | None:
 def _proportional(a: Tensor, b: Tensor) -> bool:
     """Equal up to one factor: a scale may be folded into the keys."""
     return a.shape == b.shape and gap(a * (rms(b) / max(rms(a), 1e-30)), b) <= 1e-4 * rms(b)
-
-
-@contextlib.contextmanager
-def _called(module: nn.Module) -> Iterator[set[str]]:
-    """Names of the modules that run meanwhile."""
-    names: set[str] = set()
-    handles = [m.register_forward_pre_hook(lambda m, a, n=n: names.add(n)) for n, m in module.named_modules()]
-    try:
-        yield names
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _by_argument(subject: Subject, unused: list[str]) -> str | None:
-    """An optional argument that shares a word with every unused parameter: `global_attention_mask`, `query_global`."""
-    assert subject.module is not None
-    for argument, parameter in inspect.signature(subject.module.forward).parameters.items():
-        words = {w for w in argument.lower().split("_") if len(w) > 4 and w not in ("attention", "position", "embeds")}
-        if parameter.default is None and unused and all(any(w in n.lower() for w in words) for n in unused):
-            return argument
-    return None
 
 
 def _is_position_table(subject: Subject, name: str) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import MASK_CONSTANT, look
-from glassformer.doctor.probes.padding import Padded, conventions, feed_padded, pad_fill, padded
+from glassformer.doctor.probes.padding import Padded, amounts, conventions, feed_padded, pad_fill, padded
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.measure import CROSS_WHY, SAME_WHY, cross_shape_bound, gap
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise, untouched, worst
@@ -22,8 +22,8 @@ AMOUNTS = [0, 3, 8]
 
 
 def amounts_for(subject: Subject) -> list[int]:
-    """Padding positions per row; a large model gets two rows."""
-    return AMOUNTS[: subject.rows(3, 2)]
+    """Padding positions per row; a large model gets two rows, a short input less padding."""
+    return amounts(subject, *AMOUNTS)[: subject.rows(3, 2)]
 
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -43,14 +43,14 @@ def nothing_is_nan(subject: Subject) -> Iterator[Finding]:
     """No NaN or infinity at real tokens: plain and left-padded, in the model's own precision, bfloat16 and float16."""
 
     def count(isolated: Subject, with_padding: bool) -> int:
-        length, amounts = isolated.length(16, if_large=8), amounts_for(isolated)
+        length, counts = isolated.length(16, if_large=8), amounts_for(isolated)
         if not with_padding:
             return int((~torch.isfinite(isolated.logits(isolated.tokens(isolated.rows(2), length)))).sum())
         bad = 0
         for side in ("left", "right"):
-            batch = padded(isolated, length, amounts, side, pad_fill(isolated))
+            batch = padded(isolated, length, counts, side, pad_fill(isolated))
             logits = isolated.logits(batch.tokens, mask=batch.mask, **_places(isolated, batch))
-            bad += sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(amounts)))
+            bad += sum(int((~torch.isfinite(batch.real(logits, b))).sum()) for b in range(len(counts)))
         return bad
 
     for dtype in (None, *HALVES):
@@ -123,7 +123,7 @@ def padding_is_invisible(subject: Subject) -> Iterator[Finding]:
 
 def _one_side(subject: Subject, side: str) -> Iterator[Finding]:
     content = judge(subject, f"pad_leak/content-{side}", _content(side), LEAK)
-    if content.verdict is Verdict.FAIL and _positions_follow_ids(subject, side):
+    if content.verdict is Verdict.FAIL and judge(subject, content.id, _content(side, ordinary=True), LEAK).passed:
         content = change(content, verdict=Verdict.SKIP, why=FOLLOW, remedy="", evidence={"explained": True})
     if content.verdict is Verdict.FAIL:
         content = _alone_or_together(subject, content, _content(side, together=False))
@@ -156,23 +156,25 @@ def _places_wanted(subject: Subject) -> bool:
     return subject.interface.positions_from_caller and subject.kind != "encoder"
 
 
-def _content(side: str, together: bool = True) -> Callable[[Subject], Measured]:
+def _content(side: str, together: bool = True, ordinary: bool = False) -> Callable[[Subject], Measured]:
     def measure(isolated: Subject) -> Measured:
-        amounts = amounts_for(isolated)
-        batches = [amounts] if together else [[amount] for amount in amounts[1:]]
-        return worst([_content_of(isolated, amounts, side) for amounts in batches])
+        several = amounts_for(isolated)
+        batches = [several] if together else [[amount] for amount in several[1:]]
+        return worst([_content_of(isolated, each, side, ordinary) for each in batches])
 
     return measure
 
 
-def _content_of(isolated: Subject, amounts: list[int], side: str) -> Measured:
-    one = padded(isolated, isolated.length(19, if_large=12), amounts, side, pad_fill(isolated))
+def _content_of(isolated: Subject, counts: list[int], side: str, ordinary: bool = False) -> Measured:
+    """Other ids in the padding: compared with the padding id, or with `ordinary` ids, none of which is special."""
+    fill = None if ordinary else pad_fill(isolated)
+    one = padded(isolated, isolated.length(19, if_large=12), counts, side, fill)
     base, found = isolated.logits(one.tokens, mask=one.mask, **_places(isolated, one)), []
     for seed in (0, 1):
         two = one.tokens.clone()
         two[~one.mask] = isolated.other(one.tokens, seed=40 + seed)[~one.mask]
         moved = isolated.logits(two, mask=one.mask, **_places(isolated, one))
-        rows = [b for b, amount in enumerate(amounts) if amount]
+        rows = [b for b, amount in enumerate(counts) if amount]
         found += [untouched(one.real(base, b), one.real(moved, b), SAME_WHY, row=b, side=side) for b in rows]
     return worst(found)
 
@@ -181,16 +183,16 @@ def _amount(
     side: str, positions: bool = True, explicit: bool = False, together: bool = True
 ) -> Callable[[Subject], Measured]:
     def measure(isolated: Subject) -> Measured:
-        amounts = amounts_for(isolated)
-        batches = [amounts] if together else [[amount] for amount in amounts]
-        return worst([_amount_of(isolated, several, side, positions, explicit) for several in batches])
+        several = amounts_for(isolated)
+        batches = [several] if together else [[amount] for amount in several]
+        return worst([_amount_of(isolated, each, side, positions, explicit) for each in batches])
 
     return measure
 
 
-def _amount_of(isolated: Subject, amounts: list[int], side: str, positions: bool, explicit: bool) -> Measured:
+def _amount_of(isolated: Subject, counts: list[int], side: str, positions: bool, explicit: bool) -> Measured:
     """Each row of a padded batch against the row alone, without padding."""
-    batch = padded(isolated, isolated.length(19, if_large=12), amounts, side, pad_fill(isolated))
+    batch = padded(isolated, isolated.length(19, if_large=12), counts, side, pad_fill(isolated))
     given = {"positions": batch.positions} if explicit else _places(isolated, batch) if positions else {}
     logits = isolated.logits(batch.tokens, mask=batch.mask, **given)
     found = []
@@ -199,7 +201,7 @@ def _amount_of(isolated: Subject, amounts: list[int], side: str, positions: bool
         alone = isolated.logits(row, **source, **_counted(row, bool(given)))
         noise = prefix_noise(isolated, row, None if given else alone, **source)  # prefixes are placed by the model
         bound = cross_shape_bound(alone, noise)
-        evidence = {"row": b, "padding": amounts[b], "side": side}
+        evidence = {"row": b, "padding": counts[b], "side": side}
         found.append(Measured(gap(batch.real(logits, b), alone), bound, CROSS_WHY, evidence))
     return worst(found)
 
@@ -233,45 +235,21 @@ def _left_amount(subject: Subject, finding: Finding) -> Finding:
     return finding
 
 
-FOLLOW = "its positions are derived from the padding id, so other ids in padding positions are other positions"
-
-
-def _positions_follow_ids(subject: Subject, side: str, source: bool = False) -> bool:
-    """Whether other ids in padding positions look up other rows of a table that is not the vocabulary's."""
-    try:
-        with subject.isolated() as isolated:
-            batch = padded(isolated, 11 if source else isolated.length(19), AMOUNTS, side, pad_fill(isolated))
-            junk = batch.tokens.clone()
-            junk[~batch.mask] = isolated.other(batch.tokens)[~batch.mask]
-            target = isolated.tokens(len(AMOUNTS), isolated.length(9), seed=31)
-
-            def looked_up(tokens: Tensor) -> list[tuple[int, int, Tensor, str]]:
-                given: dict[str, Any] = {"mask": batch.mask, **_places(isolated, batch)}
-                if source:
-                    given = {"source": tokens, "source_mask": batch.mask}
-                return trace_call(isolated, target if source else tokens, **given).lookups
-
-            one, two = looked_up(batch.tokens), looked_up(junk)
-    except Exception:
-        return False
-    real = batch.mask.reshape(-1)
-    for (_, rows, a, _), (_, _, b, _) in zip(one, two, strict=False):
-        fits = rows != subject.vocab_size and a.numel() == b.numel() == real.numel()
-        if fits and not torch.equal(a.reshape(-1)[real], b.reshape(-1)[real]):
-            return True
-    return False
+FOLLOW = (
+    "only the padding id itself matters in padding positions, any other ids there give the same: positions (or a mask) "
+    "are derived from the padding id"
+)
 
 
 def _source_padding(subject: Subject) -> Iterator[Finding]:
-    def batches(isolated: Subject, side: str) -> tuple[Padded, Tensor]:
-        return padded(isolated, 11, [0, 2, 5], side, pad_fill(isolated)), isolated.tokens(
-            3, isolated.length(9), seed=31
-        )
+    def batches(isolated: Subject, side: str, ordinary: bool = False) -> tuple[Padded, Tensor]:
+        fill = None if ordinary else pad_fill(isolated)
+        return padded(isolated, 11, [0, 2, 5], side, fill), isolated.tokens(3, isolated.length(9), seed=31)
 
     for side in ("right", "left"):
 
-        def content(isolated: Subject, side: str = side) -> Measured:
-            source, target = batches(isolated, side)
+        def content(isolated: Subject, side: str = side, ordinary: bool = False) -> Measured:
+            source, target = batches(isolated, side, ordinary)
             junk = source.tokens.clone()
             junk[~source.mask] = isolated.other(source.tokens)[~source.mask]
             a = isolated.logits(target, source=source.tokens, source_mask=source.mask)
@@ -290,7 +268,7 @@ def _source_padding(subject: Subject) -> Iterator[Finding]:
             return worst(found)
 
         first = judge(subject, f"pad_leak/source-content-{side}", content, LEAK)
-        if first.verdict is Verdict.FAIL and _positions_follow_ids(subject, side, source=True):
+        if first.verdict is Verdict.FAIL and judge(subject, first.id, partial(content, ordinary=True), LEAK).passed:
             first = change(first, verdict=Verdict.SKIP, why=FOLLOW, remedy="", evidence={"explained": True})
         yield first
         if first.verdict is Verdict.FAIL:
@@ -307,19 +285,23 @@ def _with_cache(subject: Subject) -> Iterator[Finding]:
     """A left-padded prompt, then cached steps, against each row alone without padding or cache."""
     explicit = _places_wanted(subject)
     ways = conventions(subject)
+    if subject.limit < 8:
+        yield Finding.skip("pad_leak/with-cache", f"inputs of at most {subject.limit} tokens are too short for it")
+        return
 
     def measure(isolated: Subject, way: str, fill: int | None = 0) -> Measured:
-        amounts = amounts_for(isolated)
-        batch = padded(isolated, isolated.length(13), amounts, "left", pad_fill(isolated) if fill == 0 else fill)
-        more = isolated.tokens(len(amounts), 4, seed=55)
+        counts = amounts_for(isolated)
+        length = min(13, isolated.limit - 4)
+        batch = padded(isolated, length, counts, "left", pad_fill(isolated) if fill == 0 else fill)
+        more = isolated.tokens(len(counts), 4, seed=55)
         steps, _ = feed_padded(isolated, batch, more, way, explicit)
         found = []
         for b, row in enumerate(batch.rows):
             whole = torch.cat([row, more[b : b + 1]], dim=1)
-            source = _row_source(isolated, b, len(amounts))
+            source = _row_source(isolated, b, len(counts))
             alone = isolated.logits(whole, **source, **_counted(whole, explicit))
             noise = prefix_noise(isolated, whole, None if explicit else alone, **source)
-            evidence = {"row": b, "padding": amounts[b], "cache": way}
+            evidence = {"row": b, "padding": counts[b], "cache": way}
             found.append(
                 Measured(gap(steps[b : b + 1], alone[:, -4:]), cross_shape_bound(alone, noise), CROSS_WHY, evidence)
             )
@@ -353,7 +335,7 @@ def _cached_cause(subject: Subject, finding: Finding, measure: Callable[..., Mea
         more = isolated.tokens(len(amounts_for(isolated)), 4, seed=55)
         ends = []
         for fill in (pad_fill(isolated), None):
-            batch = padded(isolated, isolated.length(13), amounts_for(isolated), "left", fill)
+            batch = padded(isolated, min(13, isolated.limit - 4), amounts_for(isolated), "left", fill)
             ends.append(feed_padded(isolated, batch, more, way, _places_wanted(subject))[0])
     if gap(ends[0], ends[1]) <= untouched(ends[0], ends[0], "").bound:
         words = "after a left-padded prompt the content of the padding is silent, its amount is not"

@@ -123,7 +123,7 @@ def nothing_is_remembered(subject: Subject) -> Iterator[Finding]:
         first = isolated.logits(tokens)
         isolated.logits(isolated.tokens(isolated.rows(3), isolated.lengths()[-1], seed=5))
         second = isolated.logits(tokens)
-        isolated.logits(isolated.tokens(1, 2, seed=6))
+        isolated.logits(isolated.tokens(1, isolated.length(2), seed=6))
         third = isolated.logits(tokens)
         found = [untouched(first, second, SAME_WHY, after="a long input")]
         return first_over([*found, untouched(first, third, SAME_WHY, after="a short input")])

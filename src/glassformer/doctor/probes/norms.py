@@ -26,13 +26,22 @@ class Norm:
     def width(self) -> int:
         return int(self.input.shape[-1])
 
+    @property
+    def channels_first(self) -> bool:
+        """Whether it reads (B,D,T): its weight has the width of the second axis and not of the last."""
+        widths = {p.shape[0] for p in self.module.parameters() if p.dim() == 1}
+        return widths == {self.input.shape[1]} and widths != {self.input.shape[2]}
+
 
 def is_norm(module: nn.Module) -> bool:
-    """By its class name, or by having nothing but one or two vectors of one width; no modules inside."""
-    if any(True for _ in module.children()) or isinstance(module, nn.Embedding | nn.Linear | nn.PReLU):
+    """By its class name, or by having only one or two vectors of one width; no modules with parameters inside."""
+    children = list(module.children())
+    if any(True for c in children for _ in c.parameters()) or isinstance(module, nn.Embedding | nn.Linear | nn.PReLU):
         return False
     if "norm" in type(module).__name__.lower():
         return True
+    if children:
+        return False
     shapes = [tuple(p.shape) for p in module.parameters()]
     return 1 <= len(shapes) <= 2 and len(set(shapes)) == 1 and len(shapes[0]) == 1 and shapes[0][0] > 1
 
@@ -73,12 +82,14 @@ def each_token_by_itself(subject: Subject) -> Finding:
             for norm in norms_of(isolated):
                 looked = True
                 base = norm.module(norm.input.clone())
+                by_token = _tokens_second(norm, base)
                 for what, position in (("time", (0, -1)), ("batch", (-1, 0))):
                     changed = norm.input.clone()
-                    changed[position] = changed[position].flip(-1) * 1.7 + 0.3
-                    moved = norm.module(changed)
+                    tokens = _tokens_second(norm, changed)
+                    tokens[position] = tokens[position].flip(-1) * 1.7 + 0.3
+                    moved = _tokens_second(norm, norm.module(changed))
                     keep = (0, slice(0, -1)) if what == "time" else (0, slice(None))
-                    off = gap(base[keep], moved[keep])
+                    off = gap(by_token[keep], moved[keep])
                     if off > 1e-6 * max(rms(base), 1e-12):
                         at = layer_of(norm.name, blocks)
                         mode = "in train mode " if train else ""
@@ -90,6 +101,11 @@ def each_token_by_itself(subject: Subject) -> Finding:
     if not looked:
         return Finding.skip(id, "no norm modules were seen")
     return Finding(id, Verdict.PASS, 0.0, 0.0, "each norm reads one token at a time")
+
+
+def _tokens_second(norm: Norm, x: Tensor) -> Tensor:
+    """A view as (B,T,D), whichever layout the norm reads."""
+    return x.transpose(1, 2) if norm.channels_first else x
 
 
 @dataclass
@@ -121,6 +137,9 @@ def formula_of(norm: Norm) -> Formula | None:
         return None
     live = full.abs() > 1e-9
     if not bool(live.any()):
+        return None
+    # a norm gives the same for an input a thousand times as large; a map without one, such as x w + b, does not
+    if not hasattr(module, "eps") and gap(gain(1e3) * 1e3, full * 1e6) > 1e-2 * rms(full * 1e6):
         return None
     ratio = {s: float((gain(s)[live] / full[live]).median()) for s in (SMALL, SMALL / 8)}
     r = ratio[SMALL]
@@ -162,7 +181,7 @@ def eps_as_declared(subject: Subject) -> Iterator[Finding]:
             norms = []
         blocks = isolated.blocks()
         for norm in norms:
-            if norm.width != norms[0].width or (found := formula_of(norm)) is None:
+            if norm.width != norms[0].width or norm.channels_first or (found := formula_of(norm)) is None:
                 continue
             count += 1
             own = getattr(norm.module, "eps", getattr(norm.module, "variance_epsilon", None))

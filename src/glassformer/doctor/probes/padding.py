@@ -50,6 +50,12 @@ def padded(
     return Padded(out, mask, rows, side)
 
 
+def amounts(subject: Subject, *usual: int) -> list[int]:
+    """Padding positions per row: the usual ones, or fewer for a model that takes short inputs only."""
+    most = max(1, subject.limit // 4)
+    return list(usual) if subject.limit > max(usual) + 7 else [round(n * most / max(usual)) for n in usual]
+
+
 def pad_fill(subject: Subject) -> int:
     """The model's own padding id, else 0."""
     return subject.pad if subject.pad is not None else 0

@@ -2,6 +2,9 @@
 
 A row of one repeated token takes everything but position away. In a relative scheme (rotary, ALiBi, T5) the stream is
 then the same at every position and in every layer: scores may depend on the distance alone, values on nothing.
+
+An attention is judged only if what its projections read is the same at every position (`Constant.steady`). Recurrences,
+convolutions, attention sinks and padding inside the model end that, in the layers after them.
 """
 
 import contextlib
@@ -13,14 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.anatomy.scores import hidden_keys
+from glassformer.anatomy.trace import Trace
 from glassformer.doctor.probes.attention import Seen, look
-from glassformer.doctor.subject.measure import gap, rms
-from glassformer.doctor.subject.subject import Subject
+from glassformer.doctor.subject.measure import gap, rms, ulp
+from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
 from glassformer.finding import Finding, Verdict
 
 FLAT = 1e-5
 """Relative; rounding of float32 over a few layers stays below, any scheme of positions far above."""
+
+PADDED = "the model pads its input itself, so its first layer reads positions that are no tokens"
+UNSTEADY = (
+    "before its first attention a repeated token already differs from position to position (a recurrence, a "
+    "convolution or padding), so scores show more than positions"
+)
 
 FREE = ("nope", "no_rope", "norope", "no_position")
 """Words of fields that say which layers go without positions."""
@@ -36,6 +46,14 @@ class Constant:
     tables: list[tuple[nn.Parameter, Tensor, str]] = field(default_factory=list)
     """Tables other than the vocabulary's, with the rows looked up."""
     logits: Tensor | None = None
+    unsteady: set[int] = field(default_factory=set)
+    """Identity of each Seen whose projections read different vectors at different positions."""
+    padded: bool = False
+    """Whether the first layer reads more positions than there are tokens: the model pads its input itself."""
+
+    def steady(self) -> list[Seen]:
+        """Self-attentions whose projections read one and the same vector at every position."""
+        return [s for s in self.seen if s.role in ("self", "encoder") and id(s) not in self.unsteady]
 
     @property
     def absolute(self) -> bool | None:
@@ -47,17 +65,20 @@ class Constant:
         )
 
 
-def repeated_token(subject: Subject, warm: float = 1.0) -> Constant:
-    """Trace a constant row as long as the model takes."""
+def repeated_token(subject: Subject, warm: float = 1.0, stirred: bool = False) -> Constant:
+    """Trace a constant row as long as the model takes; `stirred` adds a little noise to every weight."""
     length = subject.length(65 if subject.large else 129)
     found = Constant()
     with subject.isolated(warm) as isolated:
+        if stirred:
+            stir(isolated)
         token = isolated.tokens(1, 1, seed=17)
         tokens = token.expand(2, length).contiguous()
         given = {"source": token.expand(2, 11).contiguous()} if isolated.kind == "seq2seq" else {}
-        with _first_input(isolated, found):
+        with _first_input(isolated, found, length):
             trace = trace_call(isolated, tokens, **given)
         found.seen = look(isolated, trace, 2, length)
+        found.unsteady = {id(s) for s in found.seen if not _reads_one_vector(s, trace, isolated)}
         found.logits = trace.logits
         if isolated.module is not None:
             tables = {p.untyped_storage().data_ptr(): p for p in isolated.module.parameters() if p.dim() == 2}
@@ -67,10 +88,42 @@ def repeated_token(subject: Subject, warm: float = 1.0) -> Constant:
     return found
 
 
+def stir(isolated: Subject, size: float = 0.02) -> None:
+    """Add noise to every parameter: one that starts at zero hides what lies behind it."""
+    if isolated.module is not None:
+        generator = torch.Generator().manual_seed(11)
+        with torch.no_grad():
+            for parameter in isolated.module.parameters():
+                if parameter.is_floating_point():
+                    parameter.add_(size * torch.randn(parameter.shape, generator=generator).to(parameter))
+
+
+def _reads_one_vector(one: Seen, trace: Trace, isolated: Subject) -> bool:
+    """Whether the projections of q, k and v in this layer read the same vector at every position.
+
+    Where no projection is recognised, the first layer counts as steady and later ones do not.
+    """
+    blocks = isolated.blocks()
+    maps, layer = one.attention.maps | one.attention.v_maps, layer_of(one.attention.path, blocks)
+    read = [m.input for m in trace.linears if m.weight in maps and layer_of(m.path, blocks) == layer]
+    if not read:
+        return one.layer in (0, None)
+    return all(_one_vector(x) for x in read)
+
+
+def _one_vector(x: Tensor, rows: int = 2) -> bool:
+    """Whether each row of a batch repeats one vector, in a layout with the batch first or with time first."""
+    if x.numel() % (rows * x.shape[-1]):
+        return False
+    bound = max(FLAT, 8 * ulp(x.dtype)) * max(rms(x), 1e-30)
+    orders = (x.reshape(rows, -1, x.shape[-1]), x.reshape(-1, rows, x.shape[-1]).transpose(0, 1))
+    return any(gap(y, y[:, :1].expand_as(y)) <= bound for y in orders)
+
+
 @contextlib.contextmanager
-def _first_input(isolated: Subject, found: Constant) -> Iterator[None]:
+def _first_input(isolated: Subject, found: Constant, length: int) -> Iterator[None]:
     blocks = list(isolated.blocks().items())
-    stack = [b for n, b in blocks if "enc" not in n.split(".")[0]] or [b for _, b in blocks]
+    stack = [b for n, b in blocks if not any("enc" in part for part in n.split("."))] or [b for _, b in blocks]
     if not stack:
         yield
         return
@@ -78,6 +131,7 @@ def _first_input(isolated: Subject, found: Constant) -> Iterator[None]:
     def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
         stream = next((a for a in [*args, *kwargs.values()] if isinstance(a, Tensor) and a.dim() == 3), None)
         if stream is not None and found.stream is None:
+            found.padded = stream.shape[1] > length
             found.stream = stream[0].detach().clone()
 
     handle = stack[0].register_forward_pre_hook(keep, with_kwargs=True)
@@ -114,7 +168,14 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
     if kind in (None, "none"):
         yield Finding.skip(id, "no positions are declared, which is a legitimate design")
         return
-    own = [s for s in constant.seen if s.role in ("self", "encoder")]
+    own = constant.steady()
+    if own and all(not bool(s.scores[~hidden_keys(s.scores)].any()) for s in own):
+        # fresh keys or queries that are all zero say nothing about positions
+        constant = repeated_token(subject, stirred=True)
+        own = constant.steady()
+    if constant.padded:
+        yield Finding.skip(id, PADDED)
+        return
     if constant.absolute:
         yield _rows_differ(constant)
         return
@@ -122,7 +183,8 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
         yield Finding.skip(id, "the position table is all zero: at the start of training positions cannot differ")
         return
     if not own:
-        yield Finding.skip(id, "attention was not seen, and a relative scheme shows nowhere else")
+        why = UNSTEADY if constant.seen else "attention was not seen, and a relative scheme shows nowhere else"
+        yield Finding.skip(id, why)
         return
     flat = [(s, spread(s)) for s in own]
     everywhere = all(float(s.max()) <= 0 for _, s in flat)

@@ -1,4 +1,9 @@
-"""Relative schemes: only distances matter, values carry no position, and the rotation is the declared one."""
+"""Relative schemes: only distances matter, values carry no position, and the rotation is the declared one.
+
+A shift of all positions is a symmetry only where positions enter through attention scores alone. That holds if a
+repeated token gives the same logits at every position. Recurrences, convolutions, pooled blocks and attention sinks
+count from the start of the sequence, and a temperature by position scales the scores: there shifts are not judged.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +14,7 @@ import torch
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import Seen
 from glassformer.doctor.probes.positions import Constant, scheme
-from glassformer.doctor.probes.rotation import Rotation, rotation_of
+from glassformer.doctor.probes.rotation import Rotation, lengths, rotation_of
 from glassformer.doctor.probes.step import vectors
 from glassformer.doctor.subject.measure import cross_shape_bound, gap, rms, ulp
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise
@@ -31,12 +36,17 @@ def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding
     if kind not in RELATIVE or constant.absolute:
         yield Finding.skip("rope_relative/shift", "positions are not relative, so a shift may move logits")
         return
-    found = [f for f in (_toeplitz(constant, kind), *_shifts(subject)) if f is not None]
-    failed = next((f for f in found if f.verdict is Verdict.FAIL), None)
     values = _values_move(constant)
     if values is not None:
         yield values
     rotations = _rotations(subject, constant) if kind == "rotary" else []
+    if any(_scaled_by_position(one) for one in constant.steady()):
+        yield Finding.skip("rope_relative/shift", TEMPERATURE)
+        yield from _as_declared(subject, rotations)
+        return
+    shifts = _shifts(subject) if values is not None or _symmetric(constant) else [_no_symmetry(subject)]
+    found = [f for f in (_toeplitz(constant, kind), *shifts) if f is not None]
+    failed = next((f for f in found if f.verdict is Verdict.FAIL), None)
     if failed is not None and values is None and kind == "rotary":
         yield _mixed_pairing(rotations, failed) or failed
     elif failed is not None and values is None:
@@ -47,15 +57,53 @@ def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding
         yield from _as_declared(subject, rotations)
 
 
+TEMPERATURE = (
+    "queries or keys are multiplied by a factor that depends on the position (a temperature): scores depend on more "
+    "than the distance by design"
+)
+
+
+def _symmetric(constant: Constant) -> bool:
+    """Whether a repeated token gives the same logits at every position."""
+    logits = constant.logits
+    if logits is None:
+        return False
+    bound = max(1e-4, 40 * ulp(logits.dtype)) * rms(logits)
+    return gap(logits, logits[:, :1].expand_as(logits)) <= bound
+
+
+def _no_symmetry(subject: Subject) -> Finding | None:
+    if subject.interface.positions is None:
+        return None
+    why = (
+        "logits of a repeated token differ from position to position although its values do not: something counts from "
+        "the start of the sequence (a recurrence, a convolution, a sink), so a shift of all positions may move logits"
+    )
+    return Finding.skip("rope_relative/shift", why)
+
+
+def _scaled_by_position(one: Seen) -> bool:
+    """Whether q or k changes its length with the position and turns in pairs otherwise (or not at all)."""
+    parts = vectors(one.attention, 2)
+    if parts is None:
+        return False
+    for x in (parts[0][0, 0], parts[1][0, 0]):
+        turn = rotation_of(x)
+        longer = float((lengths(x) - 1).abs().max()) > max(1e-4, 8 * ulp(x.dtype))
+        if longer and (turn.pairing is not None or not turn.moves):
+            return True
+    return False
+
+
 def _values_move(constant: Constant) -> Finding | None:
-    for one in constant.seen:
-        if one.role == "cross":
-            continue
+    """Values of a repeated token that differ far from the start too: a convolution over values moves only its start."""
+    for one in constant.steady():
         parts = vectors(one.attention, 2)
         if parts is None:
             continue
         v = parts[2][0]
-        moved = gap(v, v[:, :1].expand_as(v))
+        far = v[:, v.shape[1] // 2 :]
+        moved = gap(far, far[:, :1].expand_as(far))
         if moved > 1e-3 * rms(v) and constant.absolute is not True:
             return Finding(
                 "rope_values/repeated-token",
@@ -72,12 +120,13 @@ def _values_move(constant: Constant) -> Finding | None:
 def _toeplitz(constant: Constant, kind: str) -> Finding | None:
     """Scores of a repeated token, less the query's own: a function of the distance alone (a shift per row cancels)."""
     worst_gap, where, bound = 0.0, None, 1.0
-    for one in [s for s in constant.seen if s.role in ("self", "encoder")]:
+    for one in constant.steady():
         scores, hidden = one.scores[0].double(), hidden_keys(one.scores)[0]
         own = torch.diagonal(scores, dim1=-2, dim2=-1)[..., None]
-        relative = torch.where(hidden, torch.nan, scores - own)
+        own_hidden = torch.diagonal(hidden, dim1=-2, dim2=-1)[..., None]  # a selection of keys may leave it out
+        relative = torch.where(hidden | own_hidden, torch.nan, scores - own)
         # a layer without positions has nothing but rounding here, so its scores set the scale too
-        size = max(rms(relative), rms(scores[~hidden]) * 0.02, 1e-12)
+        size = max(rms(relative[~relative.isnan()]), rms(scores[~hidden]) * 0.02, 1e-12)
         length = scores.shape[-1]
         for distance in (1, 2, 5, 11, 23):
             if distance < length:
@@ -130,7 +179,7 @@ def _shifts(subject: Subject) -> list[Finding]:
 
 def _rotations(subject: Subject, constant: Constant) -> list[tuple[Seen, Rotation, Rotation]]:
     found = []
-    for one in [s for s in constant.seen if s.role in ("self", "encoder")]:
+    for one in constant.steady():
         parts = vectors(one.attention, 2)
         if parts is not None:
             fraction = subject.facts.number("rope_fraction") or _nested(subject, "partial_rotary_factor")

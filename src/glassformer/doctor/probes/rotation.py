@@ -22,8 +22,11 @@ class Rotation:
 
 
 def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) -> Rotation:
-    """Measure the rotation of one repeated vector at positions 0, 1, 2, ...: pairs keep their length, angles grow."""
-    x = vectors.double()
+    """Measure the rotation of one repeated vector at positions 0, 1, 2, ...: pairs keep their length, angles grow.
+
+    A factor on the whole vector, such as a temperature by position, is taken out first: it is no rotation.
+    """
+    x = vectors.double() / lengths(vectors)
     size = float(x.abs().max().clamp(min=1e-30))
     moving = ((x - x[:1]).abs().amax(0) > 1e-6 * size).nonzero().flatten()
     if not len(moving):
@@ -39,13 +42,19 @@ def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) ->
         width += width % 2
     for pairing in ("halves", "interleaved"):
         a, b = split_pairs(x[:, :width], pairing)
-        lengths = (a**2 + b**2).sqrt()
-        scale = float(lengths.amax().clamp(min=1e-30))
-        if float((lengths - lengths[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(vectors.dtype).eps) * scale:
+        radii = (a**2 + b**2).sqrt()
+        scale = float(radii.amax().clamp(min=1e-30))
+        if float((radii - radii[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(vectors.dtype).eps) * scale:
             # cross and dot product of positions 0 and 1: exact for small angles too
             angle = torch.atan2(a[0] * b[1] - b[0] * a[1], a[0] * a[1] + b[0] * b[1]).abs()
             return Rotation(pairing, width, True, angle)
     return Rotation(None, width, True)
+
+
+def lengths(vectors: Float[Tensor, "T K"]) -> Float[Tensor, "T 1"]:
+    """The length of each vector over that of the first."""
+    size = vectors.double().norm(dim=-1, keepdim=True)
+    return (size / size[:1].clamp(min=1e-300)).clamp(min=1e-300)
 
 
 def split_pairs(x: Float[Tensor, "T R"], pairing: str) -> tuple[Float[Tensor, "T R/2"], Float[Tensor, "T R/2"]]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from glassformer.doctor.probes.padding import pad_fill, padded
+from glassformer.doctor.probes.padding import amounts, pad_fill, padded
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.measure import ulp
@@ -70,8 +70,8 @@ class LossCall:
         if labels is None and self.labels:
             given[self.labels] = tokens
         first = source if seq2seq else tokens
-        output = isolated.model(first, **isolated.interface.flags, **given)
-        return _scalar(output), calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
+        output = isolated.model(first, **{**isolated.filled(tokens, source), **isolated.interface.flags, **given})
+        return _scalar(output), isolated.logits_in(output, tokens)
 
 
 def _scalar(output: Any) -> Tensor:
@@ -163,7 +163,10 @@ def _overheard(isolated: Subject, shape: tuple[int, int]) -> Iterator[list[Tenso
 def _compare(
     isolated: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
 ) -> tuple[dict[str, tuple[float, float]], Tensor | None]:
-    """How each way to shift matches; and the gradient with respect to the logits, where they are seen."""
+    """How each way to shift matches; and the gradient with respect to the logits, where they are seen.
+
+    Raises Unsupported where logits come with the loss, the loss is not computed from them, and no shift matches.
+    """
     with _overheard(isolated, (tokens.shape[0], tokens.shape[1])) as heard:
         loss, logits = call(isolated, tokens, labels)
     assert isolated.module is not None
@@ -174,7 +177,13 @@ def _compare(
         if rows is not None:
             return matches(loss, logits, labels, [logits]), rows
     wrt: list[Tensor] = [p for p in isolated.module.parameters() if p.requires_grad]
-    return matches(loss, isolated.logits(tokens), labels, wrt), None
+    found = matches(loss, isolated.logits(tokens), labels, wrt)
+    if logits is not None and min(left for left, _ in found.values()) > MATCH:
+        raise Unsupported(
+            "its loss is not computed from the logits that it returns (several predictions per position, or logits of "
+            "another form), so it was not compared with theirs"
+        )
+    return found, None
 
 
 def _uncounted(rows: Tensor, labels: Tensor, shift: int) -> Tensor | None:
@@ -305,7 +314,7 @@ def _minus_one_is_ignored(isolated: Subject, call: LossCall, shift: int) -> bool
 
 def _padded(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
     """A right-padded batch: the mean over all real targets, not the mean of the rows' means."""
-    batch = padded(isolated, isolated.length(17), [0, 4, 11], "right", pad_fill(isolated))
+    batch = padded(isolated, isolated.length(17), amounts(isolated, 0, 4, 11), "right", pad_fill(isolated))
     labels = None
     if isolated.kind == "encoder" or not call.method:
         labels = torch.where(batch.mask, batch.tokens, IGNORE)
@@ -324,14 +333,14 @@ def _seq2seq_logits(isolated: Subject, call: LossCall, row: Tensor, given: dict[
     if call.method:
         return isolated.logits(row, **given)
     output = isolated.model(given["source"], **isolated.interface.flags, **{str(call.labels): row})
-    return calls.find_logits(output, (row.shape[0], row.shape[1]))
+    return isolated.logits_in(output, row)
 
 
 def _pad_content(isolated: Subject, call: LossCall, shift: int) -> tuple[float, float, str]:
     """Other tokens in padding positions leave the loss as it is."""
     if call.mask is None or not call.method:
         raise Unsupported("labels of padding are the caller's here")
-    batch = padded(isolated, isolated.length(17), [0, 4, 11], "right", pad_fill(isolated))
+    batch = padded(isolated, isolated.length(17), amounts(isolated, 0, 4, 11), "right", pad_fill(isolated))
     labels = torch.where(batch.mask, batch.tokens, IGNORE) if isolated.kind == "encoder" else None
     first, _ = call(isolated, batch.tokens, labels, batch.mask)
     junk = batch.tokens.clone()
@@ -345,7 +354,7 @@ def _accumulated(isolated: Subject, call: LossCall, shift: int) -> tuple[float, 
 
     Rows keep their padded length, so that what padding does to logits is the same on both sides.
     """
-    batch = padded(isolated, isolated.length(17), [0, 12, 9, 3], "right", pad_fill(isolated))
+    batch = padded(isolated, isolated.length(17), amounts(isolated, 0, 12, 9, 3), "right", pad_fill(isolated))
     parts = (slice(0, 1), slice(1, 4))
     marked = call.labels is not None and (call.mask is None or not call.method or isolated.kind == "encoder")
 

@@ -20,7 +20,7 @@ NOTE, ALARM = 0.3, 1.5
 
 def _tied(isolated: Subject) -> bool | None:
     """Whether the head's matrix is a token table, as a forward uses them; None when one of them is not seen."""
-    trace = trace_call(isolated, isolated.tokens(1, 4))
+    trace = trace_call(isolated, isolated.tokens(1, isolated.length(4)))
     assert trace.logits is not None
     size = trace.logits.shape[-1]
     tables = {storage for storage, rows, _, _ in trace.lookups if rows == size}
@@ -67,7 +67,7 @@ def _after_changes(subject: Subject) -> Iterator[tuple[str, bool | None]]:
             yield "load_state_dict", None
         with torch.enable_grad():
             optimiser = torch.optim.SGD([p for p in isolated.module.parameters() if p.requires_grad], lr=1e-3)
-            isolated.logits(isolated.tokens(1, 4)).square().mean().backward()
+            isolated.logits(isolated.tokens(1, isolated.length(4))).square().mean().backward()
             optimiser.step()
         yield "an optimiser step", _tied(isolated)
         isolated.module.to(torch.bfloat16)
@@ -157,54 +157,3 @@ def _without_own(logits: Tensor, tokens: Tensor) -> float:
     """The loss on random targets where the token that was read is left out, as a logit and as a target."""
     others = logits.scatter(-1, tokens[..., None].to(logits.device), -torch.inf)
     return float((others.logsumexp(-1) - others.where(others.isfinite(), 0).sum(-1) / (logits.shape[-1] - 1)).mean())
-
-
-def residual_init(subject: Subject) -> Finding:
-    """Output projections start at init_std / √(2L) where that rule is declared."""
-    check = "residual_growth/init"
-    said, std, layers = subject.facts.residual_init, subject.facts.number("init_std"), subject.facts.whole("n_layers")
-    words = ("scaled", "gpt2", "gpt-2", "2l", "depth")
-    declared = said is True or (isinstance(said, str) and any(w in said.lower() for w in words))
-    if not declared or std is None or not layers or subject.module is None or not is_fresh(subject.module):
-        return Finding.skip(check, "no rule for output projections is declared, or the weights are not fresh")
-    wanted = std / math.sqrt(2 * layers)
-    outputs = _output_projections(subject)
-    sizes = {n: float(p.detach().float().std()) for n, p in subject.module.named_parameters() if p.dim() == 2}
-    inner = sorted(size for n, size in sizes.items() if n not in outputs)
-    if not inner or not 0.8 < inner[len(inner) // 2] / std < 1.25:
-        return Finding.skip(
-            check, "the other matrices do not have the declared initial size, so the weights are not fresh"
-        )
-    for name, what in outputs.items():
-        error = 1 / math.sqrt(2 * subject.module.get_parameter(name).numel())
-        if not 1 - 0.1 - 5 * error < sizes[name] / wanted < 1 + 0.1 + 5 * error:
-            at = layer_of(name, subject.blocks())
-            why = f"{name} ({what} output) starts at {sizes[name]:.3g}; declared init_std/√(2L) = {wanted:.3g}"
-            remedy = (
-                "Scale the output projections of attention and feed-forward by 1/√(2L), matching their qualified names."
-            )
-            return Finding(
-                check, Verdict.FAIL, sizes[name], wanted, why, remedy, {"layer": at[1] if at else None, "module": name}
-            )
-    return Finding(check, Verdict.PASS, why=f"output projections start at init_std/√(2L) = {wanted:.3g}")
-
-
-def _output_projections(subject: Subject) -> dict[str, str]:
-    """Parameter name -> whose output it is: the map after the merged heads, and the last map of each layer."""
-    with subject.isolated() as isolated:
-        assert isolated.module is not None
-        trace = trace_call(isolated, isolated.tokens(2, isolated.length(13)))
-        blocks = isolated.blocks()
-        names = {p.untyped_storage().data_ptr(): n for n, p in isolated.module.named_parameters()}
-    merged = {id(a.merged) for a in trace.attentions if a.merged is not None}
-    found, last = dict[str, str](), dict[str, int]()
-    for linear in trace.linears:
-        at = layer_of(linear.path, blocks)
-        if at is None:
-            continue
-        if id(linear.input) in merged:
-            found[names[linear.weight]] = "attention"
-        last[f"{at[0]}.{at[1]}"] = linear.weight
-    for weight in last.values():
-        found.setdefault(names[weight], "feed-forward")
-    return found

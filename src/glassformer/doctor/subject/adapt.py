@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from glassformer.doctor.subject import interface as calls
+from glassformer.doctor.subject.calling import settle_call
 from glassformer.doctor.subject.declared import Declared, declared
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.isolate import LARGE_BYTES, n_bytes, quiet
@@ -39,6 +41,7 @@ def subject_of(
     subject = Subject(thing, kind or "decoder", size, face, facts, label, expect)
     if isinstance(thing, nn.Module) and any(p.device.type == "meta" for p in thing.parameters()):
         raise CannotExamineError(f"{label} has no weights yet (device meta): load or initialise them first.")
+    settle_call(subject)
     _settle_copies(subject)
     if face.target_is_optional and kind != "seq2seq" and _answers_alone(subject):
         subject.interface = face = calls.inspect_call(thing, single=True)
@@ -68,15 +71,13 @@ def _vocabulary(thing: Any, facts: Declared) -> int:
 
 def _settle_copies(subject: Subject) -> None:
     """Whether probes may run on deep copies; a model over 1 GB is not copied in any case."""
-    module, face = subject.module, subject.interface
+    module = subject.module
     if module is None or n_bytes(module) > LARGE_BYTES:
         return
-    tokens = subject.tokens(2, 5)
+    tokens = subject.tokens(2, subject.length(5))
 
     def call(model: nn.Module) -> Any:
-        if face.is_seq2seq:
-            return model(subject.source(2), **{**face.flags, cast(str, face.target): tokens.clone()})
-        return model(tokens.clone(), **face.flags)
+        return replace(subject, model=model).output(tokens)
 
     with quiet():
         subject.in_place = not copies_faithfully(module, call)
@@ -90,9 +91,10 @@ def _settle_copies(subject: Subject) -> None:
 def _answers_alone(subject: Subject) -> bool:
     """Whether one sequence gives logits: then an optional argument such as `target` holds labels."""
     with contextlib.suppress(Exception, SystemExit), quiet(), subject.isolated() as isolated:
-        tokens = isolated.tokens(2, 5)
+        tokens = isolated.tokens(2, isolated.length(5))
+        given = {**isolated.filled(tokens), **isolated.interface.flags}
         with contextlib.suppress(Unsupported):  # logits of the last position only
-            calls.find_logits(isolated.model(tokens, **isolated.interface.flags), (2, 5))
+            isolated.logits_in(isolated.model(tokens, **given), tokens)
         return True
     return False
 
@@ -103,15 +105,16 @@ def _settle(subject: Subject) -> None:
     limit = subject.facts.whole("max_len") or LENGTHS[-1]
     with quiet(said), subject.isolated() as isolated:
         _first_call(isolated, subject)
-        for length in sorted({*LENGTHS, limit}, reverse=True):
-            if length > min(limit, LENGTHS[-1]):
+        for length in [] if subject.multiple == subject.limit else sorted({*LENGTHS, limit}, reverse=True):
+            length -= length % subject.multiple
+            if not 0 < length <= min(limit, LENGTHS[-1]):
                 continue
             with contextlib.suppress(Exception):
                 isolated.logits(isolated.tokens(1, length))
                 subject.limit = length
                 break
         else:
-            subject.limit = 5
+            subject.limit = subject.limit if subject.multiple > 1 else 5
     subject.interface.needs_labels = isolated.interface.needs_labels
     if said:
         subject.notes.append(
@@ -123,7 +126,8 @@ def _settle(subject: Subject) -> None:
 
 
 def _first_call(isolated: Subject, subject: Subject) -> None:
-    tokens = isolated.tokens(2, 5)
+    tokens = isolated.tokens(2, isolated.length(5))
+    shape = tuple(tokens.shape)
     try:
         try:
             logits = isolated.logits(tokens)
@@ -134,14 +138,12 @@ def _first_call(isolated: Subject, subject: Subject) -> None:
                 ) from None
             isolated.interface.needs_labels = True
             logits = isolated.logits(tokens)
-        given = tokens.clone()
-        positional = [isolated.source(2)] if isolated.interface.is_seq2seq else []
-        arguments = dict(isolated.interface.flags)
-        if isolated.interface.is_seq2seq:
+        given = tokens.t().clone() if isolated.interface.time_first else tokens.clone()
+        source = isolated.source(2) if isolated.interface.is_seq2seq else None
+        arguments = {**isolated.filled(tokens, source), **isolated.interface.flags}
+        if source is not None:
             arguments[cast(str, isolated.interface.target)] = given
-        else:
-            positional = [given]
-        isolated.model(*positional, **arguments)
+        isolated.model(given if source is None else source, **arguments)
     except CannotExamineError:
         raise
     except (Exception, SystemExit) as error:
@@ -150,8 +152,8 @@ def _first_call(isolated: Subject, subject: Subject) -> None:
         hint = (
             "give a CPU copy, or run where its device is" if "cuda" in text.lower() else "it must take (B,T) token ids"
         )
-        raise CannotExamineError(f"{subject.name} failed on tokens of shape (2, 5): {text}: {hint}.") from None
-    if not torch.equal(given, tokens):
+        raise CannotExamineError(f"{subject.name} failed on tokens of shape {shape}: {text}: {hint}.") from None
+    if not torch.equal(given, tokens.t() if isolated.interface.time_first else tokens):
         raise CannotExamineError(
             f"{subject.name} changes its input tokens in place: clone them before writing to them."
         )

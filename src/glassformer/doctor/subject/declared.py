@@ -31,10 +31,10 @@ NAMES: dict[str, tuple[str, ...]] = {
              "share_embeddings", "tied_embeddings"),
     "activation": ("activation", "hidden_act", "activation_function", "hidden_activation", "act", "act_fn",
                    "mlp_activation",
-                   "feed_forward_proj", "ffn_activation"),
+                   "feed_forward_proj", "ffn_activation", "dense_act_fn"),
     "eps": ("eps", "layer_norm_eps", "rms_norm_eps", "norm_eps", "layer_norm_epsilon", "ln_eps", "norm_epsilon",
             "layernorm_eps", "layernorm_epsilon"),
-    "norm": ("norm", "norm_type", "normalization", "norm_kind"),
+    "norm": ("norm", "norm_type", "normalization", "norm_kind", "normalization_type"),
     "placement": ("placement", "norm_placement", "norm_position", "norm_order", "pre_norm", "prenorm", "norm_first",
                   "norm_style", "do_layer_norm_before"),
     "position": ("position", "position_type", "positions", "pos", "pos_type", "position_embedding_type", "pos_emb",
@@ -94,6 +94,8 @@ class Declared:
 
     facts: dict[str, Any] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, "Declared"] = field(default_factory=dict)
+    """Configs inside the config, by the name of their field: `decoder`, `text_config`."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in NAMES:
@@ -108,6 +110,14 @@ class Declared:
     def whole(self, name: str) -> int | None:
         value = self.number(name)
         return int(value) if value is not None and value == int(value) and value > 0 else None
+
+    def of_stack(self, stack: str) -> "Declared":
+        """What is declared for one stack, `encoder` or `decoder`: its own config where there is one."""
+        return next((part for name, part in self.parts.items() if name.startswith(stack)), self)
+
+    def every(self, name: str) -> list[Any]:
+        """All values that the config gives for one fact, under any of its names; configs may contradict themselves."""
+        return [self.raw[n] for n in NAMES[name] if self.raw.get(n) is not None]
 
     @property
     def head_width(self) -> int | None:
@@ -146,20 +156,43 @@ def declared(model: Any, extra: Mapping[str, Any] | None = None) -> Declared:
         if config is not None and not isinstance(config, str | int | float | nn.Module):
             break
         config = None
-    raw = flat(config)
-    inner = raw.get("text_config")
-    if inner is not None and "vocab_size" not in raw:
-        raw = {**flat(inner), **raw}
-    raw = {**raw, **_ours(config)}
+    ours = _ours(config)
+    raw = {**flat(config), **ours}
+    inner = {} if ours else _inner(raw)
     for name, value in (extra or {}).items():
         raw[name.replace("-", "_")] = value
-    facts: dict[str, Any] = {}
+    facts = _facts(raw)
+    for fields in inner.values():
+        facts = {**_facts(fields), **facts}
+        raw = {**fields, **raw}
+    return Declared(facts, raw, {name: Declared(_facts(fields), fields) for name, fields in inner.items()})
+
+
+def _facts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for fact, names in NAMES.items():
-        for name in names:
-            if raw.get(name) is not None:
-                facts[fact] = raw[name]
-                break
-    return Declared(facts, raw)
+        value = next((raw[name] for name in names if raw.get(name) is not None), None)
+        if value is not None:
+            found[fact] = value
+    return found
+
+
+OTHER_INPUTS = ("vision", "audio", "image", "video", "speech", "codec", "quantization", "rope", "generation")
+"""Words in the name of a config inside a config that does not describe the text model."""
+_SPELLINGS = frozenset(name for names in NAMES.values() for name in names)
+
+
+def _inner(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Configs inside a config that describe the text model or a part of it, decoders before encoders."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in raw.items():
+        if any(word in name.lower() for word in OTHER_INPUTS) or isinstance(value, nn.Module | type):
+            continue
+        if isinstance(value, Mapping) or (hasattr(value, "__dict__") and not callable(value)):
+            fields = flat(value)
+            if fields.keys() & _SPELLINGS:
+                found[name] = fields
+    return dict(sorted(found.items(), key=lambda item: ("dec" not in item[0], "text" not in item[0], item[0])))
 
 
 def _ours(config: Any) -> dict[str, Any]:
@@ -216,8 +249,9 @@ def position_kind(facts: Declared) -> str | None:
         return "alibi"
     if raw.get("relative_attention_num_buckets"):
         return "t5"
-    # a base alone says rotary only where nothing else was said
-    if said is None and (facts.rope_base or raw.get("rope_parameters") or raw.get("rotary_dim")):
+    # a base alone declares rotary positions only if no field for the kind of positions exists, not even an empty one
+    unset = any(name in raw and raw[name] is None for name in NAMES["position"])
+    if said is None and not unset and (facts.rope_base or raw.get("rope_parameters") or raw.get("rotary_dim")):
         return "rotary"
     return None
 
@@ -247,7 +281,19 @@ def declared_scale(facts: Declared, width: int, layer: int) -> tuple[float, str]
     model_type = str(raw.get("model_type", ""))
     if model_type in ("gpt_neo", "t5", "mt5", "umt5", "longt5"):
         return 1.0, "an architecture that folds the scale into its initial weights (T5, GPT-Neo)"
-    return None
+    longer = yarn_factor(raw)
+    return (width**-0.5 * longer**2, "1/√d_head times the square of YaRN's mscale") if longer != 1 else None
+
+
+def yarn_factor(raw: Mapping[str, Any]) -> float:
+    """YaRN's factor on q and on k, 0.1 mscale ln(factor) + 1, where the config applies it to all components."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling")
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
+        return 1.0
+    mscale, factor = rope.get("mscale_all_dim"), rope.get("factor")
+    if not isinstance(mscale, int | float) or not isinstance(factor, int | float) or factor <= 1:
+        return 1.0
+    return 0.1 * mscale * math.log(factor) + 1
 
 
 def known_scales(width: int, d_model: int | None, heads: int | None) -> dict[str, float]:

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.doctor.subject.arguments import Filler, Setup, fillers
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 
 MASK = ("attention_mask", "mask", "padding_mask", "key_padding_mask", "pad_mask", "input_mask", "src_key_padding_mask",
         "token_mask")  # fmt: skip
 POSITIONS = ("position_ids", "positions", "pos", "position", "pos_ids", "input_pos", "pos_idx")
-CACHE = ("past_key_values", "cache", "kv_cache", "layer_past", "past_kv", "past", "kv_caches", "caches", "kvcache")
+CACHE = ("past_key_values", "cache", "kv_cache", "layer_past", "past_kv", "past", "kv_caches", "caches", "kvcache",
+         "cache_params", "state", "states", "inference_params", "past_states")  # fmt: skip
 TARGET = ("decoder_input_ids", "tgt", "target", "trg", "tgt_ids", "decoder_input", "target_ids", "tgt_tokens",
           "decoder_ids",
           "dec_input", "y_in")  # fmt: skip
@@ -58,6 +60,16 @@ class Interface:
     """The argument taken for a target sequence has a default and a name that labels go by too."""
     needs_labels: bool = False
     """Logits of all positions only come with targets (nanoGPT's way)."""
+    required: list[str] = field(default_factory=list)
+    """Arguments without a default, beyond the tokens and the target."""
+    fill: dict[str, Filler] = field(default_factory=dict)
+    """How each required argument is filled, found by trying."""
+    internal: bool = False
+    """The model keeps its cache itself and is told by an argument such as `start_pos` where new tokens stand."""
+    setup: Setup | None = None
+    """What makes the caches that the model keeps itself."""
+    time_first: bool = False
+    """Tokens are (T,B) and logits (T,B,V)."""
 
     @property
     def is_seq2seq(self) -> bool:
@@ -120,11 +132,12 @@ def inspect_call(model: Any, single: bool = False) -> Interface:
     if "return_dict" in names:
         found.flags["return_dict"] = True
     taken = {found.tokens, found.target, found.mask, found.source_mask, found.positions, found.cache, found.labels}
-    missing = [n for n in required if n not in taken]
+    found.required = [n for n in required if n not in (found.tokens, found.target)]
+    missing = [n for n in found.required if n not in taken and not fillers(n)]
     if missing:
         raise CannotExamineError(
-            f"{_called(model)} needs the argument {missing[0]!r} beside the tokens: give a callable that fills it in, "
-            f"such as lambda tokens: model(tokens, {missing[0]}=...)."
+            f"{_called(model)} needs the argument {missing[0]!r} in addition to the tokens: give a callable that fills "
+            f"it in, such as lambda tokens: model(tokens, {missing[0]}=...)."
         )
     return found
 
@@ -138,11 +151,19 @@ def is_logits(value: Any, shape: tuple[int, int]) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and value.shape[:2] == shape
 
 
-def find_logits(output: Any, shape: tuple[int, int]) -> Tensor:
-    """The logits (B,T,V) in whatever a model returned: a tensor, a tuple, a dictionary, an object with `.logits`."""
+def find_logits(output: Any, shape: tuple[int, int], vocab_size: int | None = None) -> Tensor:
+    """The logits (B,T,V) in whatever a model returned: a tensor, a tuple, a dictionary, an object with `.logits`.
+
+    Where several tensors could be, one with the vocabulary as its last axis is taken; (T,B,V) is transposed.
+    """
+    fitting = [c for c in _candidates(output) if is_logits(c, shape)]
+    if fitting:
+        named = [c for c in _candidates(output)[:1] if is_logits(c, shape)]
+        whole = [c for c in fitting if c.shape[-1] == vocab_size]
+        return (whole or named or fitting)[0]
     for candidate in _candidates(output):
-        if is_logits(candidate, shape):
-            return candidate
+        if is_logits(candidate, shape[::-1]) and candidate.shape[-1] == vocab_size:
+            return candidate.transpose(0, 1)
     for candidate in _candidates(output):
         if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() in (2, 3):
             if candidate.shape[0] == shape[0] and (candidate.dim() == 2 or candidate.shape[1] == 1):
@@ -159,20 +180,25 @@ def _candidates(output: Any) -> list[Any]:
     if isinstance(output, Tensor):
         return [output]
     found: list[Any] = []
-    for name in ("logits", "prediction_logits", "last_hidden_state", "output", "out"):
+    for name in ("logits", "prediction_logits", "lm_logits", "last_hidden_state", "output", "out"):
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if value is not None:
             found.append(value)
     if isinstance(output, Mapping):
-        found += list(output.values())
+        found += [inner for value in output.values() for inner in (_candidates(value) if _nests(value) else [value])]
     elif isinstance(output, tuple | list):
         found += list(output)
     return found
 
 
+def _nests(value: Any) -> bool:
+    """A dictionary inside a dictionary of outputs."""
+    return isinstance(value, Mapping)
+
+
 def find_cache(output: Any) -> Any:
     """The cache a call gave back, None when it gave none (a cache changed in place is the caller's own)."""
-    for name in ("past_key_values", "cache", "kv_cache", "present", "presents"):
+    for name in ("past_key_values", "cache", "kv_cache", "present", "presents", "cache_params", "state", "states"):
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if value is not None:
             return value
@@ -184,7 +210,7 @@ def find_cache(output: Any) -> Any:
 
 
 def find_loss(output: Any) -> Tensor | None:
-    """The loss a call gave back: a scalar tensor, alone or beside the logits."""
+    """The loss a call gave back: a scalar tensor, alone or next to the logits."""
     if isinstance(output, Tensor):
         return output if output.dim() == 0 else None
     for name in ("loss",):

@@ -2,11 +2,11 @@
 
 import contextlib
 import copy
-import ctypes
 import io
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from types import FrameType
@@ -35,7 +35,7 @@ def n_bytes(model: Any) -> int:
 class _Ears:
     """A stream that keeps what listening threads write and passes on what others do.
 
-    Replacing `sys.stdout` is felt by every thread; an examination must not swallow what a server prints beside it.
+    Replacing `sys.stdout` affects every thread; an examination must not swallow what a server prints meanwhile.
     """
 
     lock = threading.RLock()
@@ -95,22 +95,23 @@ class _OutOfTime(BaseException):
 _restoring: set[int] = set()
 """Threads that are putting a model back: a limit that passes meanwhile takes effect afterwards."""
 AGAIN = 1.0
-"""Seconds until a limit that was swallowed, or came while a model was being put back, is raised again."""
+"""Seconds until a signal that was swallowed, or came while a model was being put back, is sent again."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float | None, doing: str) -> Iterator[None]:
-    """A CannotExamineError after so long, in any thread.
+    """Raise CannotExamineError after so long.
 
-    The main thread is stopped by a signal. Any other is watched by a second one, which raises in it between two
-    steps of Python: a loop or a slow model ends there, a single call of C (a long sleep) only when it returns.
+    In the main thread a signal ends whatever runs. In any other thread nothing is raised from outside: each call of a
+    torch function checks the time, so that a model that is slow or loops ends there. A loop that calls no torch
+    function, and a single call that does not return, end only with the process; `glass doctor` runs in the main thread.
     """
     if not seconds:
         yield
         return
     main = threading.current_thread() is threading.main_thread()
     try:
-        with _alarm(seconds) if main and hasattr(signal, "setitimer") else _watchdog(seconds):
+        with _alarm(seconds) if main and hasattr(signal, "setitimer") else _Deadline(seconds):
             yield
     except _OutOfTime:
         raise CannotExamineError(
@@ -133,28 +134,19 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@contextlib.contextmanager
-def _watchdog(seconds: float) -> Iterator[None]:
-    watched, over, lock = threading.get_ident(), threading.Event(), threading.Lock()
+class _Deadline(TorchFunctionMode):
+    """While active in a thread, a torch function called after the deadline raises instead of running."""
 
-    def raise_there(error: Any) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(watched), error)
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.end = time.monotonic() + seconds
 
-    def watch() -> None:
-        wait = seconds
-        while not over.wait(wait):
-            with lock:
-                if not over.is_set() and watched not in _restoring:
-                    raise_there(ctypes.py_object(_OutOfTime))
-            wait = AGAIN
-
-    threading.Thread(target=watch, name="doctor's time limit", daemon=True).start()
-    try:
-        yield
-    finally:
-        with lock:
-            over.set()
-            raise_there(None)  # what was raised too late to arrive is taken back
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if time.monotonic() > self.end and threading.get_ident() not in _restoring:
+            raise _OutOfTime
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -188,10 +180,10 @@ def preserved(model: Any) -> Iterator[None]:
 def borrowed(
     model: Any, warm: float = 1.0, dtype: torch.dtype | None = None, train: bool = False, in_place: bool = False
 ) -> Iterator[Any]:
-    """A isolated: a deep copy of the model in eval mode, its matrices times `warm`, in `dtype`.
+    """Yield a deep copy of the model in eval mode, its matrices times `warm`, in `dtype`.
 
-    With `in_place` (see `snapshot.copies_faithfully`), over 1 GB, or where a copy cannot be made, the isolated is the
-    model itself, and all of it is restored afterwards.
+    With `in_place` (see `snapshot.copies_faithfully`), over 1 GB, or where a copy cannot be made, yield the model
+    itself, and restore all of it afterwards.
     """
     if not isinstance(model, nn.Module):
         yield model

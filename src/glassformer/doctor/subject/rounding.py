@@ -112,7 +112,7 @@ def _noise(isolated: Subject, tokens: Tensor, whole: Tensor, **given: Any) -> fl
     length = tokens.shape[1]
     found = 0.0
     lengths = {length // 2, length - 1} if isolated.large else {1, 2, length // 2, length - 1}
-    for t in sorted(max(1, t) for t in lengths):
+    for t in sorted(t for t in {max(1, t) for t in lengths} if isolated.takes(t)):
         found = max(found, gap(isolated.logits(tokens[:, :t], **given), whole[:, :t]))
     # a leak would enter here as a difference; N is rounding, so it is capped at what rounding can be
     return min(found, 1e-4 * rms(whole))

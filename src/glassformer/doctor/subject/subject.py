@@ -10,6 +10,7 @@ docs/doctor.md has an example of ten lines.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from glassformer.config.choices import ModelKind
 from glassformer.doctor.subject import interface as calls
+from glassformer.doctor.subject.arguments import InternalCache
 from glassformer.doctor.subject.declared import Declared
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
@@ -28,6 +30,8 @@ from glassformer.shapes import Float, Int, Shaped
 Kind = ModelKind
 LENGTHS = (5, 24, 65, 129)
 """Short, usual, and one past two powers of two: "only after position n" bugs like powers of two."""
+SPECIAL_ID = re.compile(r"_token_(id|ids|index)$|^(bos|eos|pad|sep|cls|mask|unk)_(id|idx|index)$")
+"""Fields of a config that name ids with a meaning of their own."""
 LARGE = 30_000_000
 """Parameters above which the longest probes are shortened."""
 
@@ -45,6 +49,8 @@ class Subject:
     expect: Mapping[str, Any] = field(default_factory=dict)
     limit: int = 129
     """Longest input that works, as far as the probes go."""
+    multiple: int = 1
+    """Inputs must be as long as a multiple of this; where it is `limit`, there is one length only."""
     notes: list[str] = field(default_factory=list)
     warmth: float = 1.0
     """Factor for the second look: 6 where attention is almost uniform, 1 where it is already sharp."""
@@ -52,12 +58,21 @@ class Subject:
     """Whether the last axis is the vocabulary; False for an encoder without a head."""
     mute: bool = False
     """Dropout replaced by identity, because the model drops in eval mode."""
+    seeded: bool = False
+    """The random state is set before each call, because the model draws unless its config gives a seed."""
     in_place: bool = False
     """A deep copy would not compute with its own weights: the model itself is examined, then restored."""
     look: tuple[Any, ...] = ()
     """Of an isolated subject: warmth, precision, mode."""
     noise: dict[Any, float] = field(default_factory=dict)
     """Prefix noise over the logits' size by look, kept for a large model: see `compare.prefix_noise`."""
+
+    continuous: int | None = None
+    """Longest input of which a top-k selection keeps every key; None where none is selected (see selection.py)."""
+
+    def between_lengths(self) -> "Subject":
+        """This subject, limited to inputs of which results may be compared between lengths."""
+        return self if self.continuous is None else replace(self, limit=min(self.limit, self.continuous))
 
     @property
     def module(self) -> nn.Module | None:
@@ -90,11 +105,16 @@ class Subject:
         if self.large:
             return sorted({self.length(24), self.length(65)})
         longest = min(self.limit, LENGTHS[-1])
-        return sorted({*(t for t in LENGTHS if t <= longest), longest})
+        return sorted({self.length(t) for t in (*(t for t in LENGTHS if t <= longest), longest)})
 
     def length(self, wanted: int, if_large: int | None = None) -> int:
         """A length within what the model takes; a large model may get a shorter one, its width makes up for it."""
-        return min(if_large if if_large is not None and self.large else wanted, self.limit)
+        wanted = min(if_large if if_large is not None and self.large else wanted, self.limit)
+        return min(-(-wanted // self.multiple) * self.multiple, self.limit)
+
+    def takes(self, length: int) -> bool:
+        """Whether inputs of this length can be given."""
+        return 0 < length <= self.limit and length % self.multiple == 0
 
     def rows(self, usual: int, if_large: int = 1) -> int:
         return if_large if self.large else usual
@@ -109,13 +129,20 @@ class Subject:
     def tokens(self, rows: int, length: int, seed: int = 0) -> Int[Tensor, "B T"]:
         """Random ids, none of them special: a padding id in the text would be a different question."""
         generator = torch.Generator().manual_seed(seed)
-        special = {self.facts.raw.get(n) for n in ("bos_token_id", "eos_token_id", "decoder_start_token_id")}
-        special |= {self.pad}
         usable = torch.ones(min(self.vocab_size, 50_000), dtype=torch.bool)
-        usable[[i for i in special if isinstance(i, int) and i < len(usable)]] = False
+        usable[[i for i in self.special_ids() if i < len(usable)]] = False
         ids = usable.nonzero().flatten() if bool(usable.any()) else torch.zeros(1, dtype=torch.long)
         picked = torch.randint(0, len(ids), (rows, length), generator=generator)
         return ids[picked].to(self.device)
+
+    def special_ids(self) -> set[int]:
+        """Ids that the config gives a meaning of their own: one number or a list of them under each name."""
+        found = set() if self.pad is None else {self.pad}
+        for name, value in self.facts.raw.items():
+            if SPECIAL_ID.search(name):
+                values = value if isinstance(value, list | tuple | set) else [value]
+                found |= {v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0}
+        return found
 
     def other(self, tokens: Int[Tensor, "B T"], seed: int = 1) -> Int[Tensor, "B T"]:
         """Ids of the same shape, different at every position."""
@@ -149,6 +176,32 @@ class Subject:
         **more: Any,
     ) -> tuple[Float[Tensor, "B T V"], Any]:
         """One call of the model; returns logits and the cache it gave back (or the one it was given)."""
+        output = self.output(tokens, mask, positions, cache, source, source_mask, with_cache, **more)
+        logits = self.logits_in(output, tokens)
+        if isinstance(cache, InternalCache):
+            return logits, InternalCache(cache.length + tokens.shape[1])
+        returned = calls.find_cache(output) if with_cache or cache is not None else None
+        return logits, cache if returned is None else returned
+
+    def logits_in(self, output: Any, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
+        """The logits in what a call of the model returned for these tokens."""
+        shape = (tokens.shape[0], tokens.shape[1])
+        if self.interface.time_first:
+            return calls.find_logits(output, shape[::-1], self.vocab_size).transpose(0, 1)
+        return calls.find_logits(output, shape, self.vocab_size)
+
+    def output(
+        self,
+        tokens: Int[Tensor, "B T"],
+        mask: Shaped[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        cache: Any = None,
+        source: Int[Tensor, "B N"] | None = None,
+        source_mask: Shaped[Tensor, "B N"] | None = None,
+        with_cache: bool = False,
+        **more: Any,
+    ) -> Any:
+        """What one call of the model returns, as it is."""
         face = self.interface
         arguments: dict[str, Any] = {**face.flags, **more}
         if mask is not None:
@@ -157,21 +210,32 @@ class Subject:
             self._put(arguments, face.positions, positions, "positions")
         if source_mask is not None:
             self._put(arguments, face.source_mask, self._mask(source_mask), "a source mask")
-        if cache is not None:
+        internal = isinstance(cache, InternalCache)
+        if cache is not None and not internal:
             self._put(arguments, face.cache, cache, "a cache")
+        if face.setup is not None and (cache is None or cache.length == 0):
+            face.setup(self.model, len(tokens))
         if face.use_cache is not None:
             arguments[face.use_cache] = with_cache or cache is not None
         if face.needs_labels and face.labels and face.labels not in arguments:
             arguments[face.labels] = tokens.clone()
-        positional: list[Tensor] = [tokens.clone()]
+        positional: list[Tensor] = [tokens.t().clone() if face.time_first else tokens.clone()]
         if face.is_seq2seq:
             source = self.source(len(tokens)) if source is None else source
             positional = [source.clone()]
             arguments[cast(str, face.target)] = tokens.clone()
-        output = self.model(*positional, **arguments)
-        logits = calls.find_logits(output, (tokens.shape[0], tokens.shape[1]))
-        returned = calls.find_cache(output) if with_cache or cache is not None else None
-        return logits, cache if returned is None else returned
+        arguments = {**self.filled(tokens, source, cache.length if internal else 0), **arguments}
+        if self.seeded:
+            torch.manual_seed(0)
+        return self.model(*positional, **arguments)
+
+    def filled(self, tokens: Tensor, source: Tensor | None = None, start: int = 0) -> dict[str, Any]:
+        """Values of the required arguments for a call with these tokens."""
+        found = {}
+        for name, filler in self.interface.fill.items():
+            of_source = name == self.interface.source_mask or name.startswith(("src", "source", "enc"))
+            found[name] = filler(source, 0) if of_source and source is not None else filler(tokens, start)
+        return found
 
     def _put(self, arguments: dict[str, Any], name: str | None, value: Any, what: str) -> None:
         if name is None:
@@ -184,12 +248,14 @@ class Subject:
 
     @property
     def has_cache(self) -> bool:
-        return self.interface.cache is not None
+        return self.interface.cache is not None or self.interface.internal
 
     def new_cache(self) -> Any:
         """An empty cache; None where the model makes its own when asked to use one."""
         if not self.has_cache:
             raise Unsupported("the model takes no cache")
+        if self.interface.internal:
+            return InternalCache()
         maker = self.interface.maker
         return None if maker is None else getattr(self.model, maker)()
 

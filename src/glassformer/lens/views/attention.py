@@ -9,7 +9,7 @@ from glassformer import config as c
 from glassformer.errors import nearest, plural
 from glassformer.lens import figures
 from glassformer.lens.figure import Figure
-from glassformer.lens.heads import LONGEST, head_table, repeated_tokens
+from glassformer.lens.heads import LONGEST, head_table, repeated_inputs
 from glassformer.lens.sites import LensError
 from glassformer.lens.trace import trace
 from glassformer.lens.views.subject import Choice, Subject, View, index, pick
@@ -114,11 +114,9 @@ def induction(subject: Subject, choice: Choice) -> View:
 
 
 def _repeated_row(config: c.ModelConfig, seed: int) -> list[int]:
-    special = config.special
-    known = {i for i in (special.bos, special.pad, special.start, *special.eos) if i is not None}
-    length = min(LONGEST, (config.max_len or LONGEST + 1) - (special.bos is not None))
-    row = repeated_tokens(config.vocab_size, 1, length, seed=seed, exclude=known)[0].tolist()
-    return row if special.bos is None else [special.bos, *row]
+    length = min(LONGEST, (config.max_len or LONGEST + 1) - (config.special.bos is not None))
+    row: list[int] = repeated_inputs(config, 1, length, seed=seed)[0].tolist()
+    return row
 
 
 def _plain(value: Tensor) -> float | None:

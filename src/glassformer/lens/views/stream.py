@@ -10,10 +10,9 @@ from glassformer.lens.figures.labels import readable
 from glassformer.lens.logit_lens import logit_lens
 from glassformer.lens.patch import patch_effects
 from glassformer.lens.residual import attribute_logits, stream_norms
-from glassformer.lens.sites import LensError
+from glassformer.lens.sites import LensError, output_stack
 from glassformer.lens.trace import require_equal_length, trace
 from glassformer.lens.views.subject import Choice, Subject, View, index, pick, position_index
-from glassformer.model import Seq2Seq
 
 
 def logit_lens_view(subject: Subject, choice: Choice) -> View:
@@ -49,7 +48,7 @@ def rank_view(subject: Subject, choice: Choice) -> View:
             {name: value.tolist() for name, value in named.items()},
             lambda: figures.norms_by_depth(named, title=title),
         )
-    stack = "decoder." if isinstance(subject.model, Seq2Seq) else ""
+    stack = output_stack(subject.model.config)
     run = trace(subject.model, subject.tokens, sites=[f"{stack}embed", f"{stack}blocks.*.resid_post"], **subject.given)
     found = rank.stream_rank(run, stack)
     if len(subject.words) < 2:

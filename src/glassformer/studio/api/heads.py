@@ -62,6 +62,7 @@ def scores(models: ModelStore, request: schema.HeadScores) -> dict[str, Any]:
 def ablate(models: ModelStore, request: schema.Ablate) -> dict[str, Any]:
     """Return the next-token distribution before and after heads are set to zero or to their mean over the text."""
     from glassformer.lens.patch import mean, patch, zero
+    from glassformer.lens.sites import output_stack
     from glassformer.lens.trace import trace
 
     inputs = read_inputs(models, request)
@@ -75,7 +76,7 @@ def ablate(models: ModelStore, request: schema.Ablate) -> dict[str, Any]:
             )
         by_layer.setdefault(layer, []).append(head)
     ablation = zero if request.mode == "zero" else mean
-    stack = "" if inputs.target is None else "decoder."
+    stack = output_stack(config)
     edits = {f"{stack}blocks.{layer}.attention.heads": ablation(heads=heads) for layer, heads in by_layer.items()}
     before = trace(inputs.model, inputs.tokens, sites=(), **inputs.trace_arguments).logits[0, -1]
     after = patch(inputs.model, inputs.tokens, edits, **inputs.trace_arguments)[0, -1]

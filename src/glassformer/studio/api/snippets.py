@@ -101,14 +101,25 @@ def _sampling(request: schema.SamplingRequest) -> str:
     return f"gf.Sampling({temperature[1]!r}, {', '.join(f'{name}={value!r}' for name, value in options)})"
 
 
-def _next(models: ModelStore, request: schema.Next) -> str:
-    return _join(
-        models, request,
-        "with torch.no_grad():",
-        f"    logits = {_logits(models, request)}[:, -1]",
-        "from glassformer.generation import distribution",
-        f"result = distribution(logits, {_sampling(request)})[0]  # probability of every token",
-    )  # fmt: skip
+def _fill(template: str) -> Callable[[ModelStore, Any], str]:
+    """Return a writer that fills a template with the fields of the request and with what the model needs.
+
+    `target` is the argument for the target of an encoder-decoder, and `logits` the call of the model.
+    """
+
+    def write(models: ModelStore, request: Any) -> str:
+        words = dict(request)
+        words |= {"target": _target_argument(models, request), "logits": _logits(models, request)}
+        words |= {"stack": _stack(models, request)}
+        if isinstance(request, schema.SamplingRequest):
+            words["sampling"] = _sampling(request)
+        if isinstance(request, schema.Cell):
+            words["index"] = ", ".join(map(str, request.index))
+        if isinstance(request, schema.TensorRequest):
+            words["head"] = "" if request.head is None else f"[{request.head}]"
+        return _join(models, request, template.strip("\n").format_map(words))
+
+    return write
 
 
 def _generate(models: ModelStore, request: schema.Generate) -> str:
@@ -139,28 +150,6 @@ def _continue_target(models: ModelStore, request: schema.Generate) -> str:
     )  # fmt: skip
 
 
-def _beam(models: ModelStore, request: schema.Beam) -> str:
-    return _join(models, request, f"result = gf.generate(model, tokens, {request.steps}, beams={request.beams}).new[0]")
-
-
-def _tokens(models: ModelStore, request: schema.Tokens) -> str:
-    return _join(models, request, "result = tokens[0].tolist()")
-
-
-def _tensor(models: ModelStore, request: schema.TensorRequest) -> str:
-    head = "" if request.head is None else f"[{request.head}]"
-    target = _target_argument(models, request)
-    return _join(
-        models,
-        request,
-        f"result = gf.trace(model, tokens, sites={request.site!r}{target})[{request.site!r}][0]{head}",
-    )
-
-
-def _anatomy(models: ModelStore, request: schema.ModelRequest) -> str:
-    return _join(models, request, "result = gf.size(model.config)", "print(result.text())")
-
-
 def _patterns(models: ModelStore, request: schema.Patterns) -> str:
     stack = {"encoder": "encoder.", "cross": "decoder."}.get(request.where, _stack(models, request))
     kind = "cross" if request.where == "cross" else "attention"
@@ -171,15 +160,6 @@ def _patterns(models: ModelStore, request: schema.Patterns) -> str:
         request,
         f"result = gf.trace(model, tokens, sites={site!r}{target}).stack({site!r})[:, 0]  # (L,H,T,S)",
     )
-
-
-def _heads(models: ModelStore, request: schema.HeadScores) -> str:
-    return _join(
-        models, request,
-        "from glassformer.lens.heads import head_table",
-        f"result = head_table(model, seed={request.seed})",
-        "print(result.text())",
-    )  # fmt: skip
 
 
 def _ablate(models: ModelStore, request: schema.Ablate) -> str:
@@ -195,14 +175,6 @@ def _ablate(models: ModelStore, request: schema.Ablate) -> str:
     )  # fmt: skip
 
 
-def _lens(models: ModelStore, request: schema.Lens) -> str:
-    return _join(
-        models, request,
-        "from glassformer.lens import logit_lens",
-        f"result = logit_lens(model, tokens, top={request.top}{_target_argument(models, request)})",
-    )  # fmt: skip
-
-
 def _attribution(models: ModelStore, request: schema.Attribution) -> str:
     logits, given = f"{_logits(models, request)}[0, {request.position}]", _target_argument(models, request)
     answer = f"int({logits}.argmax())" if request.answer is None else str(request.answer)
@@ -212,17 +184,6 @@ def _attribution(models: ModelStore, request: schema.Attribution) -> str:
         f"answer = {answer}",
         f"result = attribute_logits(model, tokens, answer, {request.wrong}, position={request.position}{given})",
         "print(result.ranked()[:10])",
-    )  # fmt: skip
-
-
-def _depth(models: ModelStore, request: schema.TextRequest) -> str:
-    stack, target = _stack(models, request), _target_argument(models, request)
-    return _join(
-        models, request,
-        "from glassformer.lens import rank, stream_norms",
-        f"norms = stream_norms(model, tokens{_target_argument(models, request)})",
-        f"sites = [{stack + 'embed'!r}, {stack + 'blocks.*.resid_post'!r}]",
-        f"result = rank.stream_rank(gf.trace(model, tokens, sites=sites{target}), {stack!r})",
     )  # fmt: skip
 
 
@@ -290,11 +251,6 @@ def _size(models: ModelStore, request: schema.Size) -> str:
     return "\n".join([*head, f"result = gf.size({config}, {more})", "print(result.text())"]) + "\n"
 
 
-def _doctor(models: ModelStore, request: schema.Doctor) -> str:
-    examine = f"result = diagnose(model, quick={request.quick})"
-    return _join(models, request, "from glassformer.doctor import diagnose", examine, "print(result.text())")
-
-
 def _claim(id: str, request: Any) -> str:
     claim = theory.find_claim(id)
     try:
@@ -304,28 +260,6 @@ def _claim(id: str, request: Any) -> str:
     knobs = "".join(f", {name}={value!r}" for name, value in request.knobs.items())
     call = f"gf.check({id!r}, seed={request.seed}, slow={request.slow}, broken={request.broken}{knobs})"
     return f"import glassformer as gf\n\nresult = {call}\nprint(result.text())\n"
-
-
-def _cell(models: ModelStore, request: schema.Cell) -> str:
-    index, target = ", ".join(map(str, request.index)), _target_argument(models, request)
-    return _join(
-        models, request,
-        f"result = gf.trace(model, tokens, sites={request.site!r}{target})[{request.site!r}][0, {index}]",
-    )  # fmt: skip
-
-
-def _leak(models: ModelStore, request: schema.ModelRequest) -> str:
-    return _join(
-        models, request,
-        "tokens = torch.randint(model.config.vocab_size, (1, 8), generator=torch.Generator().manual_seed(0))",
-        "result = torch.zeros(8, 8)  # row: position of the output, column: position of the changed token",
-        "with torch.no_grad():",
-        "    before = model(tokens)[0]",
-        "    for position in range(8):",
-        "        changed = tokens.clone()",
-        "        changed[0, position] = (changed[0, position] + 1) % model.config.vocab_size",
-        "        result[:, position] = (model(changed)[0] - before).abs().amax(-1)",
-    )  # fmt: skip
 
 
 def _training_log(run: str) -> str:
@@ -356,26 +290,65 @@ def _train(models: ModelStore, request: schema.Train) -> str:
     )
 
 
+_NEXT = """
+with torch.no_grad():
+    logits = {logits}[:, -1]
+from glassformer.generation import distribution
+result = distribution(logits, {sampling})[0]  # probability of every token
+"""
+_HEADS = """
+from glassformer.lens.heads import head_table
+result = head_table(model, seed={seed})
+print(result.text())
+"""
+_LENS = """
+from glassformer.lens import logit_lens
+result = logit_lens(model, tokens, top={top}{target})
+"""
+_DEPTH = """
+from glassformer.lens import rank, stream_norms
+norms = stream_norms(model, tokens{target})
+sites = ['{stack}embed', '{stack}blocks.*.resid_post']
+result = rank.stream_rank(gf.trace(model, tokens, sites=sites{target}), {stack!r})
+"""
+_LEAK = """
+tokens = torch.randint(model.config.vocab_size, (1, 8), generator=torch.Generator().manual_seed(0))
+result = torch.zeros(8, 8)  # row: position of the output, column: position of the changed token
+with torch.no_grad():
+    before = model(tokens)[0]
+    for position in range(8):
+        changed = tokens.clone()
+        changed[0, position] = (changed[0, position] + 1) % model.config.vocab_size
+        result[:, position] = (model(changed)[0] - before).abs().amax(-1)
+"""
+_DOCTOR = """
+from glassformer.doctor import diagnose
+result = diagnose(model, quick={quick})
+print(result.text())
+"""
+_TRACE = "result = gf.trace(model, tokens, sites={site!r}{target})[{site!r}]"
+
+
 _VIEWS: dict[str, tuple[type[schema.ApiRequest], Callable[[ModelStore, Any], str]]] = {
-    "tokens": (schema.Tokens, _tokens),
-    "next": (schema.Next, _next),
+    "tokens": (schema.Tokens, _fill("result = tokens[0].tolist()")),
+    "next": (schema.Next, _fill(_NEXT)),
     "generate": (schema.Generate, _generate),
-    "beam": (schema.Beam, _beam),
-    "anatomy": (schema.ModelRequest, _anatomy),
-    "tensor": (schema.TensorRequest, _tensor),
+    "beam": (schema.Beam, _fill("result = gf.generate(model, tokens, {steps}, beams={beams}).new[0]")),
+    "anatomy": (schema.ModelRequest, _fill("result = gf.size(model.config)\nprint(result.text())")),
+    "tensor": (schema.TensorRequest, _fill(_TRACE + "[0]{head}")),
     "patterns": (schema.Patterns, _patterns),
-    "heads": (schema.HeadScores, _heads),
+    "heads": (schema.HeadScores, _fill(_HEADS)),
     "ablate": (schema.Ablate, _ablate),
-    "lens": (schema.Lens, _lens),
+    "lens": (schema.Lens, _fill(_LENS)),
     "attribution": (schema.Attribution, _attribution),
-    "depth": (schema.TextRequest, _depth),
+    "depth": (schema.TextRequest, _fill(_DEPTH)),
     "patch": (schema.Patch, _patch),
     "positions": (schema.Positions, _positions),
-    "cell": (schema.Cell, _cell),
-    "leak": (schema.ModelRequest, _leak),
+    "cell": (schema.Cell, _fill(_TRACE + "[0, {index}]")),
+    "leak": (schema.ModelRequest, _fill(_LEAK)),
     "theory": (schema.RunClaim, lambda models, request: ""),
     "chinchilla": (schema.ApiRequest, lambda models, request: ""),
     "train": (schema.Train, _train),
-    "doctor": (schema.Doctor, _doctor),
+    "doctor": (schema.Doctor, _fill(_DOCTOR)),
     "size": (schema.Size, _size),
 }

@@ -62,9 +62,10 @@ def attribution(models: ModelStore, request: schema.Attribution) -> dict[str, An
 def depth(models: ModelStore, request: schema.TextRequest) -> dict[str, Any]:
     """Return norms and rank of the residual stream by depth, and the rank collapse of pure attention for comparison."""
     from glassformer.lens import rank, stream_norms, trace
+    from glassformer.lens.sites import output_stack
 
     inputs = read_inputs(models, request)
-    stack = "" if inputs.target is None else "decoder."
+    stack = output_stack(inputs.model.config)
     lengths = stream_norms(inputs.model, inputs.tokens, **inputs.trace_arguments)
     sites = [f"{stack}embed", f"{stack}blocks.*.resid_post"]
     found = rank.stream_rank(trace(inputs.model, inputs.tokens, sites=sites, **inputs.trace_arguments), stack)
@@ -109,6 +110,7 @@ def patch(models: ModelStore, request: schema.Patch, emit: Emit) -> None:
     import torch
 
     from glassformer.lens import patch_effects
+    from glassformer.lens.trace import require_equal_length
     from glassformer.model import Seq2Seq
 
     loaded = models.get(request.model)
@@ -116,10 +118,7 @@ def patch(models: ModelStore, request: schema.Patch, emit: Emit) -> None:
         raise StudioError("patching an encoder-decoder is not supported here: use glassformer.lens.patch_effects.")
     clean, corrupt = (_tokens(loaded, text) for text in (request.clean, request.corrupt))
     position = _position(ModelInputs(loaded, clean), request.position)
-    if len(clean) != len(corrupt):
-        raise StudioError(
-            f"the clean text has {len(clean)} tokens, the corrupt one {len(corrupt)}: use texts of equal length."
-        )
+    require_equal_length(len(clean), len(corrupt))
     answer = _argmax_token(ModelInputs(loaded, clean), position) if request.answer is None else request.answer
     wrong = _argmax_token(ModelInputs(loaded, corrupt), position) if request.wrong is None else request.wrong
     if answer == wrong:

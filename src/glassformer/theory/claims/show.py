@@ -184,7 +184,7 @@ def closing(outcomes: Sequence[Outcome], plan: Plan) -> str:
     seconds = f"{sum(outcome.seconds for outcome in outcomes):.0f} s of computing, seed {plan.seed}"
     if plan.broken:
         failing = count[Verdict.FAIL] - crashed
-        return f"{failing} of {len(outcomes) - count[Verdict.SKIP]} controls made their check fail; {seconds}."
+        return f"{failing} of {plural(len(outcomes) - count[Verdict.SKIP], 'control')} made the check fail; {seconds}."
     slow = f", {count[Verdict.SKIP]} skipped (--slow runs them)" if count[Verdict.SKIP] else ""
     verdict = "Every verdict is the expected one." if not wrong else f"{plural(len(wrong), 'verdict')} not as expected."
     lower = sum(o.badge is not o.claim.badge and o.finding.verdict is Verdict.PASS for o in outcomes)

@@ -1,0 +1,207 @@
+"""Examine every text model class of the installed `transformers`, tiny and random, and print what the doctor reports.
+
+    python -m glassformer.bench.developer.doctor_sweep [--classes NAME ...] [--alarms] [--results FILE] [--again]
+
+Each class is examined without a hint, in a worker process that is killed if it does not end in time. Results are
+appended to FILE, one JSON object per line; a class that has a result there is not examined again unless `--again`.
+`--alarms` takes only classes with a known defect or with a diagnosis in FILE.
+
+`KNOWN` lists the defects of transformers 5.22.2 that were confirmed by independent experiments. Exit code 0: exactly
+these are reported, nothing crashed and every refusal has a reason. 1: anything else.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from glassformer.bench.developer.old_releases import examined
+from glassformer.bench.developer.tiny_transformers import build, class_names, kind_of
+
+SECONDS = 120.0
+UNSHIFTED = ("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "CpmAnt", "MBart", "Marian", "Mvp", "PLBart",
+             "Pegasus", "TrOCR", "Whisper")  # fmt: skip
+"""Causal classes that compare labels with logits of the same position."""
+KNOWN: dict[str, frozenset[str]] = {
+    name: frozenset(ids.split())
+    for name, ids in {
+        **{f"{name}ForCausalLM": "label_shift" for name in UNSHIFTED},
+        "BigBirdPegasusForCausalLM": "weight_tying label_shift",
+        "ConvBertForMaskedLM": "pad_leak",
+        "CpmAntForCausalLM": "causal_leak label_shift",
+        "DeepseekV4ForCausalLM": "cache_rollback cache_reorder pad_leak",
+        "FSMTForConditionalGeneration": "cache_mask",
+        "FunnelForMaskedLM": "mask_value",
+        "JambaForCausalLM": "decode_position",
+        "LukeForMaskedLM": "weight_tying",
+        "MiniMaxForCausalLM": "cache_reorder",
+        "MobileBertForMaskedLM": "pad_leak",
+        "MraForMaskedLM": "dead_gradient",
+        "NemotronHForCausalLM": "cache_mismatch",
+        "NystromformerForMaskedLM": "pad_leak",
+        "OpenAIGPTLMHeadModel": "mask_value",
+        "Pop2PianoForConditionalGeneration": "weight_tying",
+        "ProphetNetForCausalLM": "causal_leak",
+        "ProphetNetForConditionalGeneration": "causal_leak",
+        "RecurrentGemmaForCausalLM": "pad_leak",
+        "ReformerModelWithLMHead": "causal_leak",
+        "RwkvForCausalLM": "pad_leak",
+        "YosoForMaskedLM": "pad_leak",
+    }.items()
+}
+"""Class -> diagnoses of real defects in transformers 5.22.2."""
+
+
+def examine(name: str, seconds: float) -> dict[str, Any]:
+    """Build and examine one class; errors become part of the result."""
+    import glassformer as gf
+    from glassformer.errors import GlassformerError
+
+    found: dict[str, Any] = {"subject": name, "kind": kind_of(name)}
+    began = time.monotonic()
+    try:
+        model = build(name)
+    except Exception as error:
+        return {**found, "not_built": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    try:
+        report = gf.diagnose(model, kind=kind_of(name), seconds=seconds)  # type: ignore[arg-type]
+    except GlassformerError as error:
+        return {**found, "refused": str(error), "seconds": time.monotonic() - began}
+    except Exception as error:
+        return {**found, "error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
+    diagnoses = [
+        {
+            "id": d.id,
+            "where": d.where(),
+            "evidence": [(f.id, f.measured, f.bound, f.why, f.evidence) for f in d.evidence],
+            "consequences": [f.id for f in d.consequences],
+        }
+        for d in report.diagnoses
+    ]
+    return {
+        **found,
+        "diagnoses": diagnoses,
+        "counts": report.counts,
+        "verdict": report.verdict(),
+        "skips": [(f.id, f.why) for f in report.findings if str(f.verdict) == "skip"],
+        "notes": list(report.notes),
+        "seconds": report.seconds,
+    }
+
+
+def state_of(found: dict[str, Any]) -> str:
+    """Return healthy, alarm, refused, not examined, error or not built."""
+    for name in ("not_built", "refused", "error"):
+        if name in found:
+            return name.replace("_", " ")
+    if found["diagnoses"]:
+        return "alarm"
+    return "not examined" if "not examined" in found["verdict"] else "healthy"
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return one line per diagnosis, known or not, and the totals."""
+    lines = ["| class | kind | diagnosis | evidence | known |", "|---|---|---|---|---|"]
+    missing, unknown, kept = [], 0, 0
+    for found in results:
+        known = KNOWN.get(found["subject"], frozenset())
+        ids = [d["id"] for d in found.get("diagnoses", ())]
+        missing += [f"{found['subject']}: {name}" for name in sorted(known - set(ids))]
+        for diagnosis in found.get("diagnoses", ()):
+            is_known = diagnosis["id"] in known
+            unknown, kept = unknown + (not is_known), kept + is_known
+            id, measured, bound, why, _ = diagnosis["evidence"][0]
+            numbers = f"{measured:.3g}" if isinstance(measured, float) else "-"
+            limit = f"{bound:.3g}" if isinstance(bound, float) else "-"
+            words = f"{id} {numbers} / {limit}: {why[:150]}"
+            cells = [found["subject"], str(found["kind"]), diagnosis["id"], words, "yes" if is_known else "NO"]
+            lines.append(f"| {' | '.join(cells)} |")
+        if state_of(found) in ("refused", "error", "not built"):
+            reason = found.get("refused") or found.get("error") or found.get("not_built")
+            lines.append(f"| {found['subject']} | {found.get('kind')} | {state_of(found).upper()} | {reason} | |")
+    states = Counter(state_of(found) for found in results)
+    times = [found["seconds"] for found in results if "seconds" in found]
+    lines += ["", ", ".join(f"{n} {state}" for state, n in states.most_common()) + f" of {len(results)} classes"]
+    lines.append(f"known defects named: {kept} of {kept + len(missing)}; other diagnoses: {unknown}")
+    lines += [f"missing: {words}" for words in missing]
+    if times:
+        lines.append(f"median {statistics.median(times):.2f} s, longest {max(times):.1f} s per class")
+    return "\n".join(lines)
+
+
+def is_as_known(results: list[dict[str, Any]]) -> bool:
+    """True if exactly the known defects are reported, nothing crashed, and each refusal has a reason."""
+    for found in results:
+        ids = {d["id"] for d in found.get("diagnoses", ())}
+        if found.get("error") or ids != KNOWN.get(found["subject"], frozenset()):
+            return False
+    return True
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the last result of each class in a file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {found["subject"]: found for found in map(json.loads, lines)}
+
+
+def sweep(names: list[str], seconds: float) -> Iterator[dict[str, Any]]:
+    """Examine classes in worker processes, which import transformers once for many classes."""
+    command = [sys.executable, "-m", "glassformer.bench.developer.doctor_sweep", "--worker"]
+    yield from examined(command, names, seconds)
+
+
+def worker(names: list[str], seconds: float) -> int:
+    """Print one JSON object per class."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for name in names:
+        print(json.dumps(examine(name, seconds), default=str), flush=True)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", nargs="+", default=[], metavar="NAME", help="Only these classes.")
+    parser.add_argument("--alarms", action="store_true", help="Only classes with a known defect or with a diagnosis.")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="Read and append results, one JSON per line.")
+    parser.add_argument("--again", action="store_true", help="Examine classes again that have a result in FILE.")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="Time limit of one examination. Default: 120.")
+    parser.add_argument("--worker", nargs="*", metavar="NAME", help=argparse.SUPPRESS)
+    given, rest = parser.parse_known_args()
+    if rest and given.worker is None:
+        parser.error(f"unknown argument {rest[0]!r}.")
+    given.rest = rest
+    return given
+
+
+def main() -> int:
+    given = arguments()
+    if given.worker is not None:
+        return worker([*given.worker, *given.rest], given.seconds)
+    results = read_results(given.results) if given.results else {}
+    names = given.classes or class_names()
+    if given.alarms:
+        names = [n for n in names if n in KNOWN or results.get(n, {}).get("diagnoses")]
+    waiting = [n for n in names if given.again or n not in results]
+    for found in sweep(waiting, given.seconds):
+        results[found["subject"]] = found
+        words = ", ".join(d["id"] for d in found.get("diagnoses", ())) or state_of(found)
+        print(f"{found['subject']}: {words}", file=sys.stderr, flush=True)
+        if given.results:
+            with given.results.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+    chosen = [results[n] for n in names if n in results]
+    print(table(chosen))
+    return 0 if is_as_known(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Where the norms are, read from the graph: for models whose blocks are no modules that `blocks.wiring` could watch.
+
+Pre-norm: attention and feed-forward read a norm of the residual stream. Post-norm: they read the stream itself, and the
+sum is normed. Assumption: a placement is declared, and attention's input and residual connection were both found.
+"""
+
+from collections.abc import Iterator
+
+from glassformer.anatomy.fits import distance
+from glassformer.doctor.probes import blocks
+from glassformer.doctor.probes.structure.recording import recorded
+from glassformer.doctor.subject.subject import Subject
+from glassformer.finding import Finding, Verdict
+
+ID = "norm_placement/read"
+SAME = 1e-9
+"""Relative, in float64: what attention reads is the stream itself."""
+
+
+def as_declared(subject: Subject) -> Iterator[Finding]:
+    """Attention reads a norm of the stream where pre-norm is declared, the stream itself where post-norm is."""
+    placement = blocks._declared_placement(subject)
+    if placement not in ("pre", "post"):
+        yield Finding.skip(ID, "neither pre-norm nor post-norm is declared")
+        return
+    if any(f.verdict is not Verdict.SKIP for f in blocks.wiring(subject)):
+        return  # the blocks are modules, and were watched
+    anatomy = recorded(subject, exact=True).anatomy
+    seen = 0
+    for layer, block in enumerate(anatomy.blocks):
+        q = block.attention.projections.get("q")
+        if q is None or block.entering is None or block.attention.cross or q.read.shape != block.entering.shape:
+            continue
+        seen += 1
+        reads_stream = distance(q.read, block.entering) < SAME
+        if reads_stream == (placement == "post"):
+            continue
+        if placement == "pre":
+            why = f"attention of layer {layer} reads the residual stream itself, not a norm of it; pre-norm is declared"
+            remedy = "Norm what each part reads: x = x + f(norm(x))."
+        else:
+            why = f"attention of layer {layer} reads something other than the residual stream; post-norm is declared"
+            remedy = "Norm the sums: x = norm(x + f(x))."
+        yield Finding(ID, Verdict.FAIL, None, None, why, remedy, {"layer": layer})
+        return
+    if not seen:
+        yield Finding.skip(ID, "the input and the residual connection of attention were not found")
+    else:
+        yield Finding(ID, Verdict.PASS, why=f"attention reads what {placement}-norm gives it, in {seen} layers")

@@ -1,0 +1,139 @@
+"""Values for arguments that a model requires beyond its tokens: positions, masks, lengths, flags.
+
+A filler makes the value for one call from its tokens and from how many tokens came before. Which of several fillers a
+model wants is found by trying (adapt.py). An argument whose name says nothing is not guessed.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.shapes import Int
+
+Filler = Callable[[Int[Tensor, "B T"], int], Any]
+
+STARTS = ("start_pos", "start", "offset", "pos_offset", "start_position", "past_length", "past_len", "cache_len")
+POSITIONS = ("input_pos", "position_ids", "positions", "pos", "position", "pos_ids", "cache_position", "pos_idx")
+ADDRESSES = (*STARTS, "input_pos", "cache_position")
+"""Arguments by which a model that keeps its cache itself is told where the new tokens stand."""
+ZEROS = ("token_type_ids", "segment_ids", "type_ids", "segments", "doc_ids", "document_ids", "task_ids")
+FLAGS = ("training", "train", "is_training", "deterministic", "causal", "is_causal")
+LENGTHS = ("lengths", "seq_lens", "seq_lengths", "input_lengths", "lens")
+SIZES = ("seq_len", "seqlen", "seq_length", "length")
+SETUPS = ("setup_caches", "setup_cache", "set_kv_cache", "setup_kv_cache", "init_kv_cache", "init_kv_caches")
+
+
+@dataclass
+class InternalCache:
+    """A cache that the model keeps itself: all that the caller holds is how many tokens it has read."""
+
+    length: int = 0
+
+
+def _causal(tokens: Tensor, start: int) -> Tensor:
+    """True where query i may see key j: (T, start + T)."""
+    length = tokens.shape[1]
+    return torch.ones(length, start + length, dtype=torch.bool, device=tokens.device).tril(start)
+
+
+def _additive(tokens: Tensor, start: int) -> Tensor:
+    visible = _causal(tokens, start)
+    return torch.zeros(visible.shape, device=tokens.device).masked_fill(~visible, -torch.inf)
+
+
+def _block_mask(tokens: Tensor, start: int) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    length = tokens.shape[1]
+
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query + start >= key
+
+    return create_block_mask(visible, None, None, length, start + length, device=str(tokens.device))
+
+
+def _real(tokens: Tensor, start: int) -> Tensor:
+    return torch.ones(tokens.shape[0], start + tokens.shape[1], dtype=torch.bool, device=tokens.device)
+
+
+MASKS: tuple[Filler, ...] = (
+    lambda t, start: None,
+    _real,
+    lambda t, start: _real(t, start).long(),
+    _causal,
+    lambda t, start: _causal(t, start)[None],
+    lambda t, start: _causal(t, start)[None, None],
+    lambda t, start: ~_causal(t, start),
+    _additive,
+    lambda t, start: _additive(t, start)[None, None],
+    lambda t, start: _real(t, start)[:, None],
+    lambda t, start: _real(t, start)[:, None, None],
+    lambda t, start: _causal(t, start).long(),
+)
+"""Forms of a mask in the order in which they are tried: none, every token real, then causal ones."""
+
+
+def fillers(name: str) -> list[Filler]:
+    """What an argument of this name may want; none where the name says nothing."""
+    lower = name.lower()
+    if lower in STARTS:
+        return [lambda t, start: start, lambda t, start: torch.tensor(start, device=t.device)]
+    if lower in POSITIONS:
+        return [_positions, lambda t, start: _positions(t, start).expand(len(t), -1)]
+    if lower == "block_mask":
+        return [_block_mask, *MASKS]
+    if "mask" in lower:
+        return list(MASKS)
+    if lower in ZEROS:
+        return [lambda t, start: torch.zeros_like(t)]
+    if lower in LENGTHS:
+        return [lambda t, start: torch.full((len(t),), start + t.shape[1], device=t.device)]
+    if lower in SIZES:
+        return [lambda t, start: t.shape[1]]
+    if lower in FLAGS or lower.startswith(("return_", "use_", "output_")):
+        return [lambda t, start: False]
+    return []
+
+
+def _positions(tokens: Tensor, start: int) -> Tensor:
+    return torch.arange(start, start + tokens.shape[1], device=tokens.device)
+
+
+def keeps_cache(model: Any) -> bool:
+    """Whether a module holds tensors named like a cache, other than parameters."""
+    if not isinstance(model, nn.Module):
+        return False
+    for module in model.modules():
+        held = {**dict(module.named_buffers(recurse=False)), **vars(module)}
+        if any("cache" in name.lower() and isinstance(value, Tensor) for name, value in held.items()):
+            return True
+    return False
+
+
+class Setup:
+    """Calls a model's own method that makes its caches (`setup_caches`), for one batch size."""
+
+    def __init__(self, name: str, length: int):
+        self.name, self.length = name, length
+
+    def __call__(self, model: nn.Module, rows: int) -> None:
+        method = getattr(model, self.name)
+        values = {"batch": rows, "bsz": rows, "length": self.length, "seq": self.length, "len": self.length}
+        given: dict[str, Any] = {}
+        for name, parameter in inspect.signature(method).parameters.items():
+            value: Any = next((v for word, v in values.items() if word in name.lower()), None)
+            if "dtype" in name.lower():
+                value = next(model.parameters()).dtype
+            if value is not None and (parameter.default is inspect.Parameter.empty or "batch" in name.lower()):
+                given[name] = value
+        # what an earlier call noted, such as a largest batch size, would make it return at once
+        for name, value in vars(model).items():
+            if name.startswith("max_") and isinstance(value, int) and not isinstance(value, bool):
+                setattr(model, name, -1)
+        with contextlib.suppress(TypeError):
+            method(**given)

@@ -1,0 +1,60 @@
+"""Initial sizes of output projections and of the head, in every style."""
+
+import pytest
+import torch
+
+from glassformer.doctor.probes import subject_of
+from glassformer.doctor.probes.structure import initial
+from glassformer.doctor.probes.structure.recording import recorded
+from glassformer.finding import Verdict
+from tests.bugs.styles import nano
+from tests.doctor.probes.structure.cases import SOUND, bugs_of, styled
+from tests.doctor.probes.subjects import buggy, failures, sound
+
+UNDECLARED = {"nano": "scaled_init", "hugging": "scale_residual_init", "functional": "residual_init"}
+
+
+@pytest.mark.parametrize(("style", "bug"), bugs_of("residual_growth"))
+def test_output_projections_that_start_too_large_are_found(style, bug):
+    assert failures(initial.output_projections(*styled(style, bug))) == ["residual_growth/init"]
+
+
+@pytest.mark.parametrize("style", UNDECLARED)
+def test_a_rule_that_reaches_only_some_projections_is_found_without_a_declaration(style):
+    given = {UNDECLARED[style]: None}
+    assert failures(initial.output_projections(*styled(style, "unscaled_feed", **given))) == ["residual_growth/init"]
+    assert failures(initial.output_projections(*styled(style, "unscaled_init", **given))) == []
+    assert failures(initial.output_projections(*styled(style, **given))) == []
+
+
+@pytest.mark.parametrize(("style", "bug"), bugs_of("init_loss"))
+def test_a_head_larger_than_declared_is_found(style, bug):
+    assert initial.head(*styled(style, bug)).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("style", SOUND)
+def test_sound_models_pass(style):
+    assert failures(initial.output_projections(*styled(style))) == []
+    assert initial.head(*styled(style)).verdict is not Verdict.FAIL
+
+
+def test_a_head_of_zeros_and_an_undeclared_size_are_not_reported():
+    model = nano.build()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    subject = subject_of(model, kind="decoder")
+    assert initial.head(subject, recorded(subject)).passed
+    assert initial.head(*styled("nano", "large_head", init_std=None)).verdict is Verdict.SKIP
+
+
+def test_trained_weights_are_not_judged():
+    model = nano.build("unscaled_init")
+    with torch.no_grad():
+        model.transformer["h"][0].ln_1.weight.add_(0.1 * torch.randn(48))
+    subject = subject_of(model, kind="decoder")
+    assert not initial.fresh(model)
+    assert failures(initial.output_projections(subject, recorded(subject))) == []
+
+
+def test_the_planted_bug_and_its_twin():
+    for subject, wanted in ((buggy("unscaled_init"), ["residual_growth/init"]), (sound("unscaled_init"), [])):
+        assert failures(initial.output_projections(subject, recorded(subject))) == wanted
