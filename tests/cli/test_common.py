@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -266,6 +267,30 @@ def test_a_text_fits_a_terminal_and_stays_as_it_is_elsewhere(monkeypatch):
         "  that are too long",
         "so",
     ]
+
+
+REPORTS = (
+    "check rope-relative", "check rope-relative --break", "check --list", "check --source 'Bishop 12.3'", "exercise",
+    "exercise attention", "convert MODEL new", "compare MODEL MODEL",
+    "check rope-relative --figure a/path/of/some/length/and/a/name/that/is/rather/long.svg",
+    "look attention --model MODEL --ids --text 5 --layer 0 --head 0 --out a/path/of/some/length/and/a/long/name.svg",
+)  # fmt: skip
+"""Commands that print a report; `glass size`, `env` and `doctor` have tests of their own."""
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_fits_eighty_columns_and_ends_no_line_in_blanks(capsys, monkeypatch, folder, tmp_path, report):
+    monkeypatch.chdir(tmp_path)
+    words = [str(folder) if word == "MODEL" else word for word in shlex.split(report)]
+    code, piped, _ = run(capsys, *words)
+    assert code == 0
+    assert [line for line in piped.splitlines() if line != line.rstrip()] == []
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, *(word.replace("new", "newer").replace(".svg", "2.svg") for word in words))
+    assert code == 0
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in out.splitlines()]
+    assert [line for line in lines if len(line) > 80 and "/" not in line.split(" ")[-1]] == []
 
 
 INTERRUPTED = """

@@ -31,6 +31,13 @@ def test_it_is_found_by_name_and_nothing_else_is():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", pretrained.NAMES)
+def test_the_doctor_finds_the_bundled_models_healthy_as_they_are_stored(name):
+    report = gf.diagnose(gf.load(name), quick=True)
+    assert report.healthy, report.text()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not TEXT.exists(), reason="the Shakespeare corpus is not here: set GLASSFORMER_DATA")
 @torch.no_grad()
 def test_its_loss_is_the_recorded_one():

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_seed, check_writable, free_name, option, refuse_unused
+from glassformer.cli.common import (
+    Force,
+    InputError,
+    Json,
+    check_seed,
+    check_writable,
+    fitted,
+    free_name,
+    option,
+    refuse_unused,
+)
 from glassformer.files import model_name
 
 if TYPE_CHECKING:
@@ -114,7 +124,7 @@ def _give(kind: str, numbers: dict[str, Any], draw: Callable[[], Any], out: Path
         figure.save(out)
         numbers = {**numbers, "written": str(out)}
         if not json:
-            print(f"{out}: {figure.title}")
+            print(fitted(f"{out}: {figure.title}"))
     if json:
         if numbers.get("pattern", ()) is None:
             raise InputError("these are too many attention weights to print: choose --layer and --head, or draw them.")

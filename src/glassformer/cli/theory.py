@@ -116,7 +116,7 @@ def _figure(ids: "list[str]", path: Path, seed: int, json: bool) -> int:
     format_of(path)
     drawn = draw(ids[0], seed)
     drawn.save(path)
-    print(json_module.dumps({"id": ids[0], "written": str(path)}) if json else f"{path}: {drawn.title}")
+    print(json_module.dumps({"id": ids[0], "written": str(path)}) if json else fitted(f"{path}: {drawn.title}"))
     return 0
 
 

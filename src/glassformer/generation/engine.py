@@ -102,7 +102,7 @@ def choose_engine(call: Call, engine: Engine = "auto", precision: Precision = "a
     if engine == "auto" and kernel is not None and not only_kernels and (not_worth := _not_worth_it(call)):
         kernel, reason = None, not_worth
     if kernel is not None:
-        why = "requested" if engine == "native" else f"the compiled kernels support this model and {call.precision}"
+        why = "requested" if engine == "native" else "the compiled kernels support this model"
         return Implementation("native", call.device.type, call.precision, why, kernel)
     if engine == "native":
         raise EngineError(f"{reason}: use engine='torch' and a precision of float32, or 'auto'.")
