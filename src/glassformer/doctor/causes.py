@@ -70,6 +70,10 @@ BRINGS: dict[str, tuple[str, ...]] = {
 """cause (a diagnosis, or one probe of it) -> what it brings with it (diagnoses, or probes by the start of their id)."""
 
 
+VANISHES = -500.0
+"""A score so far below the others gets a weight of exactly 0 in float32 (e^-104), with room for large scores."""
+
+
 def name_of(finding: Finding) -> str:
     return finding.id.split("/")[0]
 
@@ -85,6 +89,9 @@ def _holds(cause: Finding, effect: Finding) -> bool:
     if name_of(cause) == "mask_value" and name_of(effect) == "causal_leak":
         # a layer in which the future competes openly is no matter of the constant
         return not cause.evidence.get("open")
+    if cause.id in ("mask_value/constant", "mask_value/padding") and effect.evidence.get("weights") == "as given":
+        # with the model's own weights a score so far below the others has a weight of exactly 0
+        return cause.measured is None or cause.measured > VANISHES
     if name_of(cause) == "norm_axis" and name_of(effect) in ("causal_leak", "batch_variance"):
         over = cause.evidence.get("over")
         return over == ("time" if name_of(effect) == "causal_leak" else "batch") or over == "time"

@@ -143,8 +143,9 @@ def scale(subject: Subject, seen: list[Seen]) -> Finding:
 def _by_design(subject: Subject, one: Seen, expected: float, said: bool) -> bool:
     """Whether attributes of the attention module account for the scale that was measured.
 
-    One that is a factor beyond the usual scale accounts for it. So does a usual scale that the module keeps next to
-    another number of the name that the config has: then the config's number is something else.
+    One that is a factor beyond the usual scale accounts for it, or one that is the scale itself and none of the usual
+    mistakes. So does a usual scale that the module keeps next to another number of the name that the config has: then
+    the config's number is something else.
     """
     usual, scale = one.attention.q.shape[-1] ** -0.5, one.attention.scale
     numbers = _numbers_of(subject, one.attention.path)
@@ -153,6 +154,10 @@ def _by_design(subject: Subject, one: Seen, expected: float, said: bool) -> bool
         own = [n for n, v in numbers.items() if n in SCALE_NAMES and n not in names and abs(v / usual - 1) < ROUGH]
         kept = any(abs(numbers[n] / expected - 1) < ROUGH for n in names)
         return bool(own) and kept and abs(scale / usual - 1) < ROUGH
+    named = known_scales(one.attention.q.shape[-1], subject.facts.whole("d_model"), subject.facts.whole("n_heads"))
+    odd = not any(abs(scale / v - 1) < ROUGH for v in named.values())
+    if odd and any(n in SCALE_NAMES and abs(v / scale - 1) < ROUGH for n, v in numbers.items() if v):
+        return True  # the module keeps this very number as its scale, and it is none of the usual mistakes
     common = [v for value in known_scales(one.attention.q.shape[-1], None, None).values() for v in (value, 1 / value)]
     factors = [v for v in numbers.values() if v > 0 and not any(abs(v / c - 1) < ROUGH for c in common)]
     return any(abs(scale / expected / f - 1) < ROUGH for v in factors for f in (v, v**2))

@@ -333,9 +333,9 @@ def _adds_its_parts(block: Block) -> bool:
     return fit(block.after, [block.before, *(out for _, out in block.parts.values())])[1] < 1e-3
 
 
-def _norms_inside(module: nn.Module | None) -> bool:
+def _norms_inside(module: nn.Module) -> bool:
     """Whether a part of a block holds a norm of its own, other than those of q and k."""
-    names = [n for n, m in module.named_modules() if is_norm(m) and n.count(".")] if module is not None else []
+    names = [n for n, m in module.named_modules() if is_norm(m) and n.count(".")]
     return any(not any(w in n.lower().rpartition(".")[2] for w in ("q_", "k_", "qk", "query", "key")) for n in names)
 
 
@@ -351,14 +351,20 @@ def _biases(module: nn.Module | None, width: int) -> float:
 def _expected_growth(subject: Subject, block: Block) -> float:
     """What matrices of standard deviation s can add to a normed stream: s²D by attention, s²√(D·4D) by feed-forward.
 
-    s is the median over the block's matrices, so that one matrix drawn too large does not excuse itself.
+    s is the median over the block's matrices, so that one matrix drawn too large does not excuse itself. What is normed
+    inside a part comes to its last map at size 1. A factor on the parts that the block keeps as a number is by design.
     """
     module = subject.blocks().get(block.name)
-    stds = sorted(float(p.detach().float().std()) for p in module.parameters() if p.dim() == 2) if module else []
-    if not stds:
+    shapes = [p for p in module.parameters() if p.dim() == 2] if module is not None else []
+    stds = sorted(float(p.detach().float().std()) for p in shapes)
+    if module is None or not stds:
         return GROWTH[1]
     width, s = block.before.shape[-1], stds[len(stds) // 2]
-    # heads that are normed before they are joined come to the output map at size 1, whatever v was
-    attention = s**2 * width if _norms_inside(module) else (s**2 * width) ** 2
-    added = attention + (2 * s**2 * width) ** 2 + _biases(module, width)
+    added = (s**2 * width) ** 2 + (2 * s**2 * width) ** 2
+    if _norms_inside(module):
+        added = max(added, s**2 * width + s**2 * max(n for p in shapes for n in p.shape))
+    factors, _ = fit(block.after, [block.before, *(out for _, out in block.parts.values())])
+    kept = _numbers(module)
+    most = max((abs(c) for c in factors[1:] if _is_kept(c, kept)), default=1.0)
+    added = max(1.0, most) ** 2 * added + _biases(module, width)
     return max(GROWTH[1], 1.3 * (1 + added / max(rms(block.before), 1e-30) ** 2) ** 0.5)

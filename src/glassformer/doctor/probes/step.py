@@ -1,8 +1,9 @@
 """Why a cached call differs from the full pass: the first attention in which they part, and what parts there.
 
-At the first layer that differs, the input of the layer is still right. So if the new token's value vector is off, or
-its query and key are, its position is wrong; if old keys or values are, the cache is; if only the hidden keys differ,
-the mask.
+At the first attention that differs, what it reads is still right. So if the new token's value vector is off, or its
+query and key are, its position is wrong; if old keys or values are, the cache is; if only the hidden keys differ, the
+mask. Where the tokens enter alike and the attention reads something else all the same, or every attention agrees, a
+state outside attention (a recurrence, a convolution) was not continued.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glassformer.anatomy.scores import as_heads, hidden_keys
-from glassformer.anatomy.trace import TracedAttention
+from glassformer.anatomy.trace import Trace, TracedAttention
 from glassformer.doctor.subject.measure import gap, many, rms, visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
@@ -44,12 +45,44 @@ def explain_step(
         return None, "", None
     blocks = subject.blocks()
     news = end - start
-    for one, other in _pairs(_own(cached.attentions, rows, news), _own(full.attentions, rows, end)):
+    pairs = _pairs(_own(cached.attentions, rows, news), _own(full.attentions, rows, end))
+    for one, other in pairs:
         found = _part(one, other, rows, news, subject, source)
         if found is not None:
             at = layer_of(one.path, blocks)
+            if found[0] == "decode_position" and _reads_otherwise(one, other, cached, full, rows, news):
+                found = ("cache_mismatch", "the tokens enter alike and this layer reads something else" + STATE)
             return found[0], f"layer {at[1]}: {found[1]}" if at else found[1], at[1] if at else None
+    assert cached.logits is not None
+    assert full.logits is not None
+    if (pairs or not full.attentions) and _differs(cached.logits, full.logits[:, -news:]):
+        words = "every attention agrees" if pairs else "there is no attention"
+        return "cache_mismatch", words + STATE, None
     return None, "", None
+
+
+STATE = ": a state outside attention (of a recurrence or a convolution) is not continued"
+
+
+def _reads_otherwise(
+    one: TracedAttention, other: TracedAttention, cached: Trace, full: Trace, rows: int, news: int
+) -> bool:
+    """Whether the projections of an attention read other vectors although the first map of all read the same ones."""
+    if not cached.linears or not full.linears:
+        return False
+    # the two calls ran on two copies, so that maps are paired by their path
+    mine = [m for m in cached.linears if m.weight in one.maps]
+    pairs = [(a, b) for a in mine for b in full.linears if b.weight in other.maps and a.path == b.path]
+    entered = _differs_at_end(cached.linears[0].input, full.linears[0].input, rows, news)
+    return entered is False and any(_differs_at_end(a.input, b.input, rows, news) for a, b in pairs)
+
+
+def _differs_at_end(new: Tensor, whole: Tensor, rows: int, news: int) -> bool | None:
+    """Whether the vectors of the new tokens differ; None where the layouts do not fit."""
+    if new.shape[-1] != whole.shape[-1] or new.numel() != rows * news * new.shape[-1] or whole.numel() % rows:
+        return None
+    a, b = new.reshape(rows, news, -1), whole.reshape(rows, -1, whole.shape[-1])
+    return _differs(a, b[:, -news:]) if b.shape[1] >= news else None
 
 
 def _pairs(cached: list[TracedAttention], full: list[TracedAttention]) -> list[tuple[TracedAttention, TracedAttention]]:
