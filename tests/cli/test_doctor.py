@@ -261,3 +261,31 @@ def test_expectations_are_read_as_what_they_are():
         "causal": False,
         "kind": "a=b",
     }
+
+
+def test_sarif_places_the_diagnosis_in_the_file(capsys, file, monkeypatch):
+    monkeypatch.chdir(Path(file).parent)
+    code, out, _ = run(capsys, "doctor", f"{file}:Constant", "--vocab-size", "5", "--format", "sarif")
+    assert code == 1
+    (result,) = json.loads(out)["runs"][0]["results"]
+    assert result["ruleId"] == "constant_logits"
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == Path(file).name
+    assert "class Constant" in Path(file).read_text().splitlines()[place["region"]["startLine"] - 1]
+
+
+def test_junit_and_json_are_printed(capsys, file):
+    code, out, _ = run(capsys, "doctor", f"{file}:Constant", "--vocab-size", "5", "--format", "junit")
+    assert code == 1
+    assert ET.fromstring(out).get("failures") == "1"
+    code, out, _ = run(capsys, "doctor", f"{file}:Constant", "--vocab-size", "5", "--format", "json")
+    assert json.loads(out)["healthy"] is False
+
+
+def test_markdown_has_a_script_that_was_run(capsys, file, monkeypatch):
+    monkeypatch.chdir(Path(file).parent)
+    code, out, _ = run(capsys, "doctor", f"{Path(file).name}:Constant", "--vocab-size", "5", "--format", "markdown")
+    assert code == 1
+    script = out.split("```python\n")[1].split("```")[0]
+    assert "from " + Path(file).stem + " import Constant" in script
+    assert "glassformer" not in script

@@ -82,5 +82,7 @@ def test_what_the_listener_raises_ends_the_examination():
 
 def test_quick_makes_fewer_probes_and_encoders_need_not_be_causal():
     quick, full = steps(Examination(gpt2(), quick=True)), steps(Examination(gpt2()))
-    assert len(quick) < len(full)
+    assert sum(len(inner) for _, inner in quick) < sum(len(inner) for _, inner in full)
+    named = {name: {step for step, _ in inner} for name, inner in full}
+    assert all(set(wanted) <= named[family] for family, wanted in QUICK.items())
     assert dict(steps(Examination(buggy("over_mask_causal_encoder"))))["causality"] == []

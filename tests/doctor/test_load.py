@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import glassformer as gf
-from glassformer.doctor.load import resolve
+from glassformer.doctor.load import resolve, source_of
 from glassformer.doctor.probes import CannotExamineError
 from glassformer.weights import WeightsError
 
@@ -133,3 +133,24 @@ def test_a_name_that_a_file_lacks_gets_the_nearest_or_all(file):
         resolve(f"{file}:biuld")
     with pytest.raises(CannotExamineError, match=r"has no zzzz\. It has: .*Net.*build"):
         resolve(f"{file}:zzzz")
+
+
+def test_the_source_of_a_subject_builds_it_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made.py").write_text(
+        "from torch import nn\n\ndef build():\n    return nn.Linear(2, 3)\n\nheld = build()\n"
+    )
+    for name, wanted in (("build", "model = build()"), ("held", "model = held")):
+        model, _ = resolve(f"made.py:{name}")
+        source = source_of(f"made.py:{name}", model)
+        assert source.splitlines()[-1] == wanted
+        space = {}
+        exec("import sys\n" + source, space)
+        assert space["model"].weight.shape == (3, 2)
+    assert "glassformer.load" in source_of(str(tmp_path), None)
+    model, _ = resolve("torch.nn:Identity")
+    assert source_of("torch.nn:Identity", model).splitlines() == [
+        "from torch.nn import Identity",
+        "",
+        "model = Identity()",
+    ]

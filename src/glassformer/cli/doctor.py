@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from glassformer.finding import Finding
 
 SECONDS = 600.0
+Format = Literal["text", "json", "sarif", "junit", "markdown"]
 TRAILING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 """Blanks at the end of a line, between the codes of its colour."""
 ALSO = (
@@ -40,9 +41,11 @@ HELP = {
     "expect": "A property that the model is meant to have and its config does not declare, such as sliding-window=128, "
     "prefix=16 or scale=1. Default: only what the config declares.",
     "reference": "A trusted model with the same weights, given like SUBJECT, to compare with. Default: no comparison.",
-    "quick": "Probe only causality, cache, padding, positions and attention.",
+    "quick": "Make a part of the probes, once each, on short inputs: causality, cache, padding, attention, loss.",
     "deep": "Also train the model briefly: overfit one batch, and learn a source of known entropy.",
     "seconds": "Time limit of the whole examination, in seconds.",
+    "format": "Format of the report on standard output: sarif and junit for other tools, markdown for a bug tracker, "
+    "with scripts that show the defects with torch and the model's own package alone.",
     "junit": "Write the findings as JUnit XML to this file. Default: do not.",
     "html": "Write the report with figures as HTML to this file. Default: do not.",
 }
@@ -59,6 +62,9 @@ def doctor(
     seconds: Annotated[float, option(HELP["seconds"])] = SECONDS,
     junit: Annotated[Path | None, option(HELP["junit"], "FILE")] = None,
     html: Annotated[Path | None, option(HELP["html"], "FILE")] = None,
+    format: Annotated[
+        Format, tyro.conf.arg(help="Format of what is printed. markdown: with scripts that show each defect.")
+    ] = "text",
     force: Force = False,
     json: Json = False,
 ) -> int:
@@ -78,11 +84,40 @@ def doctor(
         model, name = resolve(subject, seconds)
         trusted = None if reference is None else resolve(reference, seconds)[0]
     asked: dict[str, Any] = {"deep": deep, "quick": quick, "seconds": seconds}
-    with live(not json) as (tell, found), aside():
+    format = "json" if json else format
+    with live(format == "text") as (tell, found), aside():
         report = diagnose(model, kind, trusted, vocab_size, intent, **asked, tell=tell, name=name, found=found)
     write(report, junit, html)
-    print(json_module.dumps(report.to_dict())) if json else show(report)
+    if format == "text":
+        show(report)
+    else:
+        with aside():
+            text = rendered(report, format, model, subject, {"vocab_size": vocab_size, "expect": intent}, seconds)
+        print(text)
     return 0 if report.healthy else 1 if report.examined else 2
+
+
+def rendered(
+    report: "Report", format: Format, model: Any, text: str, given: dict[str, Any], seconds: float = SECONDS
+) -> str:
+    """Return the report in a format for other tools. `text` names the model, `given` says how it was taken."""
+    if format == "json":
+        return json_module.dumps(report.to_dict())
+    if format == "junit":
+        from glassformer.doctor.junit import to_junit
+
+        return to_junit(report).decode()
+    if format == "sarif":
+        from glassformer import __version__
+        from glassformer.doctor.sarif import place_of, to_sarif
+
+        return json_module.dumps(to_sarif(report, __version__, place_of(model, text)), indent=2)
+    from glassformer.doctor.load import source_of
+    from glassformer.doctor.markdown import environment, to_markdown
+    from glassformer.doctor.reproduce import reproduce, runs
+
+    scripts = reproduce(report, model, source_of(text, model), **given)
+    return to_markdown(report, [s for s in scripts if runs(s, seconds)], environment(model))
 
 
 def expected(pairs: Sequence[str]) -> dict[str, Any]:

@@ -52,6 +52,42 @@ def _loaded(text: str, as_stored: bool) -> tuple[Any, str]:
     return model, f"{shown} (loaded into glassformer's own engine, {dtype})"
 
 
+def source_of(text: str, model: Any) -> str:
+    """Python code that defines `model` as `resolve` does."""
+    place, _, name = text.rpartition(":")
+    if Path(text).is_dir() or not place:
+        return f"import glassformer\n\nmodel = glassformer.load({text!r})"
+    first, *rest = name.split(".")
+    lines, module = [], place
+    if place.endswith(".py"):
+        file = Path(place)
+        module = file.stem
+        lines = [f"sys.path.insert(0, {str(file.parent)!r})"]
+        if not module.isidentifier():
+            made = f"importlib.import_module({module!r}).{name}{_call(text, model)}"
+            return f"import importlib\n\n{lines[0]}\nmodel = {made}"
+    thing = ".".join([first, *rest])
+    return "\n".join([*lines, f"from {module} import {first}", "", f"model = {thing}{_call(text, model)}"])
+
+
+def _call(text: str, model: Any) -> str:
+    """`()` where the name builds the model, nothing where it is the model."""
+    name = text.rpartition(":")[2].split(".")[-1]
+    same = getattr(model, "__name__", None) == name or not isinstance(model, nn.Module)
+    place = text.rpartition(":")[0]
+    module = next((m for m in sys.modules.values() if getattr(m, "__file__", None) and _is_place(m, place)), None)
+    thing: Any = module
+    for part in text.rpartition(":")[2].split("."):
+        thing = getattr(thing, part, None)
+    return "" if thing is model or (thing is None and same) else "()"
+
+
+def _is_place(module: ModuleType, place: str) -> bool:
+    if not place.endswith(".py"):
+        return module.__name__ == place
+    return Path(str(module.__file__)).resolve() == Path(place).resolve()
+
+
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise CannotExamineError(f"{path} does not exist: {GIVE}.")

@@ -56,6 +56,8 @@ class Subject:
     """Factor for the second look: 6 where attention is almost uniform, 1 where it is already sharp."""
     vocabulary_logits: bool = True
     """Whether the last axis is the vocabulary; False for an encoder without a head."""
+    brief: bool = False
+    """Examined as a large model is: fewer and shorter inputs, each measurement made once."""
     mute: bool = False
     """Dropout replaced by identity, because the model drops in eval mode."""
     seeded: bool = False
@@ -85,7 +87,7 @@ class Subject:
     @property
     def large(self) -> bool:
         """Whether the longest probes are shortened and each is made once, with warm weights."""
-        return self.n_parameters > LARGE
+        return self.brief or self.n_parameters > LARGE
 
     @property
     def device(self) -> torch.device:

@@ -8,7 +8,9 @@ from glassformer.weights.formats.gguf.layouts import SAME, TRANSPOSED, Interleav
 DATA = {"num_attention_heads": 3, "num_key_value_heads": None}
 
 
-@pytest.mark.parametrize("layout", [SAME, TRANSPOSED, Interleaved("num_attention_heads")], ids=str)
+@pytest.mark.parametrize(
+    "layout", [SAME, TRANSPOSED, Interleaved("num_attention_heads")], ids=lambda layout: type(layout).__name__
+)
 @pytest.mark.parametrize("shape", [(24, 7), (24,)])
 def test_there_and_back(layout, shape):
     tensor = torch.randn(shape)

@@ -6,7 +6,7 @@ import torch
 from glassformer.config import presets
 from glassformer.model import build
 from glassformer.model.context import NO_TAP
-from glassformer.model.layers import MoE
+from glassformer.model.moe import MoE
 from glassformer.weights.formats.onnx.graphs import DenseMoE, graphs_of, with_dense_experts
 from tests.weights.formats.gguf.models import CASES, random
 

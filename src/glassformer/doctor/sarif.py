@@ -1,0 +1,84 @@
+"""The report in SARIF 2.1.0, the format that code-scanning services read: one result per diagnosis."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glassformer.doctor.report import Diagnosis, Report
+from glassformer.finding import Verdict
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a source file; `uri` is relative to the working directory where the file lies below it."""
+
+    uri: str
+    line: int = 1
+    name: str = ""
+
+
+def place_of(model: Any, text: str = "") -> Place | None:
+    """Where the class or function of a model is written; else the file that `text` names ("file.py:name")."""
+    thing = model if inspect.isfunction(model) or inspect.isclass(model) else type(model)
+    file, line = Path(text.rpartition(":")[0]), 1
+    try:
+        found = Path(inspect.getsourcefile(thing) or "")
+        line = inspect.getsourcelines(thing)[1]
+    except (OSError, TypeError):
+        found = file
+    below = found.resolve().is_relative_to(Path.cwd())
+    if not below and file.suffix == ".py" and file.is_file():
+        found, line, below = file, 1, file.resolve().is_relative_to(Path.cwd())
+    if not found.is_file():
+        return None
+    uri = found.resolve().relative_to(Path.cwd()).as_posix() if below else found.resolve().as_uri()
+    return Place(uri, line, getattr(thing, "__qualname__", ""))
+
+
+def to_sarif(report: Report, version: str, place: Place | None = None) -> dict[str, Any]:
+    """The report as a dictionary for JSON. A healthy model has no results; probes that were not made are notes."""
+    rules = [
+        {
+            "id": diagnosis.id,
+            "shortDescription": {"text": diagnosis.title},
+            "help": {"text": diagnosis.remedy or diagnosis.title},
+            "defaultConfiguration": {"level": "error"},
+        }
+        for diagnosis in report.diagnoses
+    ]
+    driver = {"name": "glass doctor", "version": version, "rules": rules}
+    skipped = [f for f in report.findings if f.verdict is Verdict.SKIP]
+    notes = [
+        {"level": "note", "message": {"text": f"{f.id} was not examined: {f.why}"}, "descriptor": {"id": f.id}}
+        for f in skipped
+    ]
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
+        "results": [_result(report, i, d, place) for i, d in enumerate(report.diagnoses)],
+        "properties": {"subject": report.subject, "kind": report.kind, "counts": report.counts},
+    }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _result(report: Report, index: int, diagnosis: Diagnosis, place: Place | None) -> dict[str, Any]:
+    location: dict[str, Any] = {}
+    where = ".".join(str(diagnosis.location[k]) for k in ("module", "layer") if diagnosis.location.get(k) is not None)
+    name = f"{place.name if place else report.subject}{f' ({where})' if where else ''}"
+    location["logicalLocations"] = [{"fullyQualifiedName": name}]
+    if place is not None:
+        region = {"startLine": place.line}
+        location["physicalLocation"] = {"artifactLocation": {"uri": place.uri}, "region": region}
+    return {
+        "ruleId": diagnosis.id,
+        "ruleIndex": index,
+        "level": "error",
+        "message": {"text": diagnosis.text()},
+        "locations": [location],
+        "partialFingerprints": {"subjectAndDiagnosis/v1": f"{report.subject}/{diagnosis.id}"},
+        "properties": diagnosis.to_dict(),
+    }
