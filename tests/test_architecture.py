@@ -39,6 +39,7 @@ LONG_FUNCTIONS = {}
 TESTED_ELSEWHERE = {
     "__main__": "tests/cli/test_common.py runs it",
     "py.typed": "no code",
+    "weights/not_supported": "tests/weights/test_families.py",
 }
 COMMANDS = ("bench/gpu/", "bench/developer/")
 """Benchmarks are commands for a person; those with logic of their own have tests."""

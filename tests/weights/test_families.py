@@ -22,7 +22,7 @@ from glassformer.model import build
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.families import FAMILIES, arithmetic, choose, detect_family, difference, read_config, to_hf
 from glassformer.weights.family import Source
-from glassformer.weights.hf.not_supported import NOT_SUPPORTED
+from glassformer.weights.not_supported import NOT_SUPPORTED
 
 LLAMA_KEYS = {
     **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},

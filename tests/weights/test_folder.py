@@ -204,6 +204,19 @@ def test_tokenizer(tmp_path, gpt2):
     assert "tokenizer.json" in refusal(gpt2, load_tokenizer)
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(gpt2):
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(98)}, unk_token="w0"))
+    words.save(str(gpt2 / "tokenizer.json"))
+    assert "has 98 tokens, but the model has 97: they do not belong together" in refusal(gpt2, load_tokenizer)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    words.add_special_tokens(["<image>"])  # a text-only model may lack the tokens that were added for images
+    words.save(str(gpt2 / "tokenizer.json"))
+    assert load_tokenizer(gpt2).get_vocab_size() == 98
+    ours = save(load(gpt2), gpt2.parent / "ours", format="glass")
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(98)}, unk_token="w0")).save(str(ours / "tokenizer.json"))
+    assert "but the model has 97" in refusal(ours, load_tokenizer)
+
+
 def test_a_loaded_model_does_not_depend_on_its_file(gpt2):
     """A view of a mapped file kills the process (SIGBUS) when somebody truncates the file."""
     model = load(gpt2)

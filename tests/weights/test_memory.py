@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from glassformer.config import presets
 from glassformer.model import build
-from glassformer.weights import save
+from glassformer.weights import load, save
+from glassformer.weights.formats.gguf import check
 from tests.weights.tiny import edit
 
 LIMIT = 1.15
@@ -67,6 +68,14 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(("form", "dtype"), [("whole", None), ("shards", None), ("half", "float32")])
 def test_the_peak_is_little_more_than_the_model(folders, form, dtype):
     assert peak(folders / "large" / form, folders / "small" / form, dtype) <= LIMIT
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="needs Linux's count of resident memory")
+def test_the_peak_of_a_gguf_file(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "is_installed", lambda: False)
+    for name in ("small", "large"):
+        save(load(folders / name / "whole"), tmp_path / f"{name}.gguf", format="gguf", quantization="q8_0")
+    assert peak(tmp_path / "large.gguf", tmp_path / "small.gguf") <= LIMIT
 
 
 def float8(folder, source):

@@ -51,7 +51,7 @@ class Continuation:
             raise ValueError("the model folder has no tokenizer.json: put it there, or give token ids with --ids.")
         else:
             self.tokens = encode_text(self.tokenizer, self.prompt)
-            known, has = self.tokenizer.get_vocab_size(), self.model.config.vocab_size
+            known, has = self.tokenizer.get_vocab_size(with_added_tokens=False), self.model.config.vocab_size
             if known > has:
                 raise ValueError(f"the tokenizer has {known} tokens, the model {has}: they do not belong together.")
         if not self.tokens:

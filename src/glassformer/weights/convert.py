@@ -132,6 +132,8 @@ class Drop:
     reason: str
     notice: bool = False
     """True if the tensor was trained, so that the user is notified that it is dropped."""
+    beyond: bool = False
+    """True if only layers after the last one of the model are dropped."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ _PARTS = ("weight", "bias")
 
 def _regex(pattern: str) -> re.Pattern[str]:
     text = re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{j\}", r"(?P<j>\d+)")
-    return re.compile(text.replace(r"\{p\}", r"(?:[a-z_]+\.)*"))
+    return re.compile(text.replace(r"\{p\}", r"(?:[a-z_]+\.)*").replace(r"\{rest\}", r".*"))
 
 
 _ROW_OF = "[{j}]"
@@ -313,6 +315,7 @@ def _account_for_rest(
     sources = {move.theirs: move.source(tensors) for move in moves}
     tied = {row.theirs: sources.get(row.tied_to.format(p=prefix)) for row in rows if row.tied_to}
     patterns = [(_regex(drop.theirs), drop) for drop in drops]
+    layers = 1 + max((int(i) for move in moves for i in re.findall(r"\.blocks\.(\d+)\.", move.ours[0])), default=-1)
     notices: dict[str, list[str]] = {}
     unknown = []
     for name in tensors:
@@ -320,7 +323,7 @@ def _account_for_rest(
             continue
         if (twin := tied.get(name)) and tensors.equal(name, twin):
             continue
-        drop = next((drop for regex, drop in patterns if regex.fullmatch(name)), None)
+        drop = next((drop for regex, drop in patterns if _drops(regex.fullmatch(name), drop, layers)), None)
         if drop is None:
             unknown.append(f"{name} {list(tensors.shape(name))}")
         elif drop.notice:
@@ -331,6 +334,10 @@ def _account_for_rest(
             "config.json does not describe this file, or the file contains a head that is not supported."
         )
     return [f"dropped {summarize(names)} ({reason})." for reason, names in notices.items()]
+
+
+def _drops(match: re.Match[str] | None, drop: Drop, layers: int) -> bool:
+    return match is not None and (not drop.beyond or int(match["i"]) >= layers)
 
 
 def write(state: Mapping[str, Tensor], moves: list[Move]) -> dict[str, Tensor]:

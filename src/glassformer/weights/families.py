@@ -30,8 +30,8 @@ from glassformer.weights.errors import SAVE_AS_GLASS, WeightsError
 from glassformer.weights.family import Family, Source
 from glassformer.weights.gpt2 import GPT2
 from glassformer.weights.hf import DECODERS
-from glassformer.weights.hf.not_supported import NOT_SUPPORTED
 from glassformer.weights.llama import LLAMA
+from glassformer.weights.not_supported import NOT_SUPPORTED
 from glassformer.weights.rope import fold_ntk
 from glassformer.weights.seq2seq import SEQ2SEQ
 from glassformer.weights.t5 import T5

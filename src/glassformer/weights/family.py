@@ -17,6 +17,7 @@ ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "relu2": ("relu2",),
     "tanh": ("tanh",),
+    "quick_gelu": ("quick_gelu",),
 }
 _REQUIRED = object()
 

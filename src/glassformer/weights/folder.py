@@ -177,11 +177,29 @@ def _tokenizer(place: Path) -> Any:
     from tokenizers import Tokenizer  # loading a model does not need it
 
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
         raise WeightsError(
             f"{file} is not a tokenizer that `tokenizers` can read ({error}): replace it, or pass token ids."
         ) from None
+    _check_size(tokenizer, file)
+    return tokenizer
+
+
+def _check_size(tokenizer: Any, file: Path) -> None:
+    """Refuse a tokenizer with more tokens than its model. Added tokens may exceed it, as in Gemma 3: few use them."""
+    ours, theirs = file.parent / TOML, file.parent / CONFIG
+    if ours.exists():
+        config = _our_config(file.parent)
+        size = None if config is None else config.vocab_size
+    else:
+        size = read_json(theirs).get("vocab_size") if theirs.exists() else None
+    known = tokenizer.get_vocab_size(with_added_tokens=False)
+    if isinstance(size, int) and known > size:
+        raise WeightsError(
+            f"{file} has {known} tokens, but the model has {size}: they do not belong together; use the tokenizer that "
+            "the model was trained with."
+        )
 
 
 def _chat_template(place: Path) -> str | None:

@@ -6,12 +6,13 @@ is its `base`, the same nested table as in a model.toml. `describe` makes a `Fam
 """
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from glassformer.config import DecoderConfig, EncoderConfig, Head, ModelConfig, Seq2SeqConfig, from_dict
+from glassformer.config import DecoderConfig, EncoderConfig, Head, ModelConfig, MoE, Seq2SeqConfig, from_dict
 from glassformer.weights.convert import Drop, Row
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.family import Family, Source, read_activation, write_activation, write_special
@@ -113,7 +114,12 @@ def activation(name: str, default: str, field: str = "feedforward.activation", *
     def encode(held: Any) -> str:
         return next((theirs for theirs, ours in synonyms.items() if ours == held), None) or write_activation(held)
 
-    return Key(name, field, "text", default, decode=decode, encode=encode)
+    return Key(name, field, "text", default, decode=decode, encode=encode, get=_activation_of)
+
+
+def _activation_of(config: ModelConfig) -> Any:
+    part = config.feedforward.expert if isinstance(config.feedforward, MoE) else config.feedforward
+    return getattr(part, "activation", None)
 
 
 @dataclass(frozen=True)
@@ -219,6 +225,22 @@ class Nested:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """The limit of the gated experts. It comes after the entry of the mixture."""
+
+    name: str
+    default: float
+
+    def read(self, source: Source, values: Values) -> None:
+        mixture = values["feedforward"]
+        expert = dataclasses.replace(mixture.expert, limit=source.number(self.name, self.default))
+        values["feedforward"] = dataclasses.replace(mixture, expert=expert)
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        data[self.name] = lookup(config, "feedforward.expert.limit")
+
+
+@dataclass(frozen=True)
 class Dropout:
     """Our single dropout rate, under these names."""
 
@@ -268,7 +290,7 @@ def nested(base: Mapping[str, Any], values: Values) -> dict[str, Any]:
         values = {name: value for name, value in values.items() if name.split(".")[0] != "head"}
     for field, value in values.items():
         *parts, last = field.split(".")
-        if field.startswith("_"):
+        if field.startswith("_") or (parts and parts[0] in values):  # a whole part was read
             continue
         inner = table
         for part in parts:

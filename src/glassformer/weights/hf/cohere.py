@@ -40,7 +40,13 @@ COHERE2 = describe(
     "cohere2",
     classes("Cohere2"),
     BASE,
-    (*sizes(8192), *KEYS, Windows(4096, every(4)), rope(pairing="interleaved"), RotatedLayers(rotated)),
+    (
+        *sizes(8192),
+        *KEYS,
+        Windows(4096, every(4, "sliding_window_pattern")),
+        rope(pairing="interleaved"),
+        RotatedLayers(rotated),
+    ),
     NAMES,
 )
 FAMILIES = (COHERE, COHERE2)

@@ -1,4 +1,4 @@
-"""Gemma 1 to 3: norms with weights around 0, gated tanh GELU, embeddings multiplied by sqrt(D), tied head.
+"""Gemma 1 to 3 and VaultGemma: norms with weights around 0, gated tanh GELU, embeddings times sqrt(D), tied head.
 
 Gemma 2 adds a norm after every branch, soft caps and alternating windows. Gemma 3 drops the caps, normalizes queries
 and keys, and rotates with another base in layers with a window.
@@ -36,6 +36,7 @@ SANDWICH = {
     "norm_feedforward": "pre_feedforward_layernorm",
     "norm_feedforward_out": "post_feedforward_layernorm",
 }
+PRE = {"norm_attention": "input_layernorm", "norm_feedforward": "pre_feedforward_layernorm"}
 COMMON = (
     *SIZES,
     WIDTH,
@@ -83,10 +84,20 @@ GEMMA3 = describe(
         *(*COMMON, groups(4), max_len(131072), activation("hidden_activation", "gelu_pytorch_tanh"), SCALE),
         Derived("attention.qk_norm.eps", lambda values: values["norm.eps"]),
         number("final_logit_softcapping", "head.softcap", None),
-        Windows(4096, every(6)),
+        Windows(4096, every(6, "sliding_window_pattern")),
         RopeByType(full=1e6, sliding=1e4, sliding_key="rope_local_base_freq"),
     ),
     names({**SANDWICH, **ATTENTION, **QK_NORMS, **GATED}),
     drops=FREQUENCIES,
 )
-FAMILIES = (GEMMA, GEMMA2, GEMMA3)
+VAULT_GEMMA = describe(
+    "vaultgemma",
+    ("VaultGemmaForCausalLM", "VaultGemmaModel"),
+    BASE,
+    (
+        *(*COMMON, groups(4), max_len(8192), activation("hidden_activation", "gelu_pytorch_tanh"), SCALE),
+        *(CAP, number("attn_logit_softcapping", "attention.softcap", 50.0), Windows(4096, every(2)), Rope()),
+    ),
+    names({**PRE, **ATTENTION, **GATED}),
+)
+FAMILIES = (GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA)

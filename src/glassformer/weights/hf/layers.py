@@ -36,13 +36,29 @@ class Rope:
             data |= write_rope(config.position, config.d_head, with_fraction=self.fraction is not None)
 
 
-def every(n: int, first: int = 0, last: int = 0) -> Callable[[int], list[str]]:
-    """Return the default layer types in which every n-th layer has full attention and the others slide."""
-    return lambda layers: [FULL if (i + 1) % n == 0 else SLIDING for i in range(layers)]
+Types = Callable[[int, Source], list[str]]
+"""The default layer types of a family, for this number of layers."""
 
 
-def all_full(layers: int) -> list[str]:
+def every(n: int, key: str = "") -> Types:
+    """Return the layer types in which every n-th layer has full attention and the others slide.
+
+    `key` is the key of config.json that changes n.
+    """
+
+    def types(layers: int, source: Source) -> list[str]:
+        step = source.integer(key, n) if key else n
+        return [FULL if step < 1 or (i + 1) % step == 0 else SLIDING for i in range(layers)]
+
+    return types
+
+
+def all_full(layers: int, source: Source) -> list[str]:
     return [FULL] * layers
+
+
+def all_sliding(layers: int, source: Source) -> list[str]:
+    return [SLIDING] * layers
 
 
 @dataclass(frozen=True)
@@ -51,15 +67,20 @@ class Windows:
 
     width: int | None
     """The default of `sliding_window`."""
-    types: Callable[[int], list[str]] | None = None
+    types: Types | None = None
     """The default of `layer_types`; None: the family has no such key, and all layers slide if there is a window."""
     switch: str = ""
     """A key that must be true for windows to be used."""
+    may_be_null: bool = False
+    """True if a null window means that all layers have full attention."""
 
     def read(self, source: Source, values: Values) -> None:
         width = source.integer("sliding_window", None if "sliding_window" in source.data else self.width)
         n = values["n_layers"]
-        types = layer_types(source, n, self.types(n) if self.types else [SLIDING] * n)
+        if width is None and self.may_be_null:
+            values["_types"] = [FULL] * n
+            return
+        types = layer_types(source, n, self.types(n, source) if self.types else [SLIDING] * n)
         values["_types"] = types
         layers = tuple(i for i, kind in enumerate(types) if kind == SLIDING)
         if (self.switch and not source.flag(self.switch, False)) or not layers or (width is None and not self.types):
@@ -74,7 +95,7 @@ class Windows:
         data["sliding_window"] = config.attention.window
         if self.types:
             data["layer_types"] = [SLIDING if w else FULL for w in windows]
-            data["sliding_window"] = config.attention.window or self.width
+            data["sliding_window"] = config.attention.window or (None if self.may_be_null else self.width)
         if self.switch:
             data[self.switch] = any(windows)
 
@@ -137,7 +158,7 @@ class RotatedLayers:
     def read(self, source: Source, values: Values) -> None:
         still = tuple(i for i, rotated in enumerate(self.read_layers(source, values)) if not rotated)
         if still:
-            values["layer_kinds"] = (LayerKind(still, position=NoPosition()),)
+            values["layer_kinds"] = (*values.get("layer_kinds", ()), LayerKind(still, position=NoPosition()))
 
     def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
         data |= self.write_layers([isinstance(config.layer_position(i), Rotary) for i in range(config.n_layers)])

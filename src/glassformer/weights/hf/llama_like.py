@@ -15,7 +15,7 @@ from glassformer.weights.hf.common import (
     rope,
     sizes,
 )
-from glassformer.weights.hf.layers import FULL, SLIDING, Windows
+from glassformer.weights.hf.layers import FULL, SLIDING, Windows, all_sliding
 from glassformer.weights.hf.layouts import LLAMA, names
 from glassformer.weights.keys import Derived, describe, flag, number
 
@@ -75,7 +75,7 @@ CWM = describe(
     {**RMS, **GATED, **NO_BIAS},
     (
         *(*sizes(131072, n_kv_heads=8, d_head=128), MLP_BIAS, eps(1e-5), UNTIED, rope(1e6)),
-        Windows(8192, lambda n: [FULL if i % 4 == 0 else SLIDING for i in range(n)]),
+        Windows(8192, lambda n, source: [FULL if i % 4 == 0 else SLIDING for i in range(n)]),
     ),
     names(LLAMA),
 )
@@ -83,7 +83,7 @@ MINISTRAL = describe(
     "ministral",
     classes("Ministral"),
     {**RMS, **GATED, **NO_BIAS},
-    (*sizes(131072, n_kv_heads=8), eps(1e-6), UNTIED, rope(), Windows(4096, lambda n: [SLIDING] * n)),
+    (*sizes(131072, n_kv_heads=8), eps(1e-6), UNTIED, rope(), Windows(4096, all_sliding)),
     names(LLAMA),
 )
 FAMILIES = (ARCEE, JAIS2, HELIUM, ERNIE, SEED, MINISTRAL, CWM)

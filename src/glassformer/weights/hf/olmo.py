@@ -1,11 +1,12 @@
-"""OLMo 1 to 3. OLMo has norms without parameters. OLMo 2 normalizes each branch after it and queries and keys as a
-whole; OLMo 3 adds windows."""
+"""OLMo 1 to 3 and EXAONE 4. OLMo has norms without parameters. OLMo 2 normalizes each branch after it, and queries and
+keys as a whole; OLMo 3 adds windows. EXAONE normalizes queries and keys by head."""
 
+from glassformer.weights.family import Source
 from glassformer.weights.hf.common import ATTENTION_BIAS, GATED, QK_NORM_EPS, RMS, UNTIED, classes, eps, rope, sizes
-from glassformer.weights.hf.layers import RopeByType, Windows, every
+from glassformer.weights.hf.layers import SLIDING, RopeByType, RotatedLayers, Windows, every
 from glassformer.weights.hf.layouts import ATTENTION, FREQUENCIES, LLAMA, QK_NORMS, names
 from glassformer.weights.hf.layouts import GATED as GATED_NAMES
-from glassformer.weights.keys import describe, number
+from glassformer.weights.keys import Values, describe, number
 
 AFTER = {
     "norm_attention": "post_attention_layernorm",
@@ -35,4 +36,22 @@ OLMO3 = describe(
     (*OLMO2_KEYS, Windows(4096, every(4)), RopeByType(500000.0, 500000.0)),
     names(AFTER),
 )
-FAMILIES = (OLMO, OLMO2, OLMO3)
+
+
+def rotated(source: Source, values: Values) -> list[bool]:
+    """EXAONE rotates in the layers with a window; in all layers if there is no window."""
+    return [kind == SLIDING or not values.get("attention.window") for kind in values["_types"]]
+
+
+EXAONE4 = describe(
+    "exaone4",
+    classes("Exaone4"),
+    {**RMS, **GATED, "placement": "after", "attention": {"bias": False, "qk_norm": {"kind": "rms_norm"}}},
+    (
+        *(*sizes(2048, n_kv_heads=32), eps(1e-5), QK_NORM_EPS, UNTIED, rope()),
+        Windows(4096, every(4, "sliding_window_pattern"), may_be_null=True),
+        RotatedLayers(rotated),
+    ),
+    names(AFTER),
+)
+FAMILIES = (OLMO, OLMO2, OLMO3, EXAONE4)

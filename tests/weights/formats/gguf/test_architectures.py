@@ -33,6 +33,25 @@ def test_names_are_those_that_the_library_has_for_the_architecture(architecture)
             assert names.get_name(name.hf.format(i=0)) == ours
 
 
+def test_windows_by_layer_and_the_scale_that_llama_cpp_assumes():
+    gemma2, gemma3 = find("gemma2"), find("gemma3")
+    metadata = {f"gemma2.{key.gguf}": 4 for key in gemma2.keys} | {"gemma2.attention.sliding_window": 9}
+    read = gemma2.config(metadata, ())
+    assert read["layer_types"] == ["sliding_attention", "full_attention"] * 2
+    assert (read["sliding_window"], read["query_pre_attn_scalar"]) == (9, 4)
+    metadata = {f"gemma3.{key.gguf}": 7 for key in gemma3.keys}
+    assert [kind[:4] for kind in gemma3.config(metadata, ())["layer_types"]] == ["slid"] * 5 + ["full", "slid"]
+    pattern = {"gemma3.attention.sliding_window_pattern": [False, True] * 3 + [False]}
+    assert gemma3.config(metadata | pattern, ())["layer_types"][:2] == ["full_attention", "sliding_attention"]
+    every = gemma3.config(metadata | {"gemma3.attention.sliding_window_pattern": 3}, ())["layer_types"]
+    assert [kind[:4] for kind in every] == ["slid", "slid", "full"] * 2 + ["slid"]
+    data = {key.hf: 4 for key in gemma2.keys} | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    with pytest.raises(WeightsError, match=r"query_pre_attn_scalar=13 cannot be written .* with 4 only"):
+        gemma2.metadata(data | {"query_pre_attn_scalar": 13})
+    with pytest.raises(WeightsError, match="attn_logit_softcapping=None cannot be written"):
+        gemma2.metadata(data | {"attn_logit_softcapping": None})
+
+
 def test_unknown_names():
     with pytest.raises(WeightsError, match=r"general\.architecture='mamba' is not known: known are gpt2, llama"):
         find("mamba")

@@ -16,7 +16,7 @@ def test_there_and_back(layout, shape):
     tensor = torch.randn(shape)
     there = layout.to_gguf(tensor, DATA)
     assert layout.hf_shape(tuple(there.shape)) == shape
-    assert torch.equal(layout.to_hf(there, DATA), tensor)
+    assert torch.allclose(layout.to_hf(there, DATA), tensor, rtol=0, atol=3e-7)  # 1 + w rounds
     assert (layout.to_hf(there, DATA).data_ptr() != there.data_ptr()) == layout.copies
 
 

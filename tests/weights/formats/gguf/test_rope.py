@@ -20,14 +20,16 @@ TABLES = [
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table["rope_type"])
 def test_there_and_back(table):
-    assert read_rope(write_rope({**SIZES, "rope_parameters": table}))["rope_parameters"] == table
+    sizes = {"embedding_length": 64, "attention.head_count": 4}
+    assert read_rope(write_rope({**SIZES, "rope_parameters": table}) | sizes)["rope_parameters"] == table
 
 
 def test_the_attention_factor_of_yarn_is_relative_to_its_default_there():
     table = TABLES[2] | {"attention_factor": 1.5}
     written = write_rope({**SIZES, "rope_parameters": table})
     assert written["rope.scaling.attn_factor"] == pytest.approx(1.5 / 1.1386294361)
-    assert read_rope(written)["rope_parameters"]["attention_factor"] == pytest.approx(1.5)
+    back = read_rope(written | {"attention.key_length": 16})
+    assert back["rope_parameters"]["attention_factor"] == pytest.approx(1.5)
 
 
 def test_the_divisors_of_llama_3_are_those_of_our_engine_and_are_recognised():
@@ -41,6 +43,19 @@ def test_the_divisors_of_llama_3_are_those_of_our_engine_and_are_recognised():
     assert torch.allclose(unscaled / factors, scaled, rtol=1e-6)
     assert (factors.min(), factors.max()) == (1.0, 8.0)
     assert frequency_factors(plain) is None
+
+
+def test_layers_with_a_window_have_their_own_base_and_heads_may_be_rotated_in_part():
+    tables = {"full_attention": TABLES[1], "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+    written = write_rope({**SIZES, "rope_parameters": tables})
+    assert (written["rope.freq_base"], written["rope.freq_base_swa"]) == (1e4, 100.0)
+    assert read_rope(written | {"attention.key_length": 16})["rope_parameters"] == tables
+    with pytest.raises(WeightsError, match="'linear' of layers with a window"):
+        write_rope({**SIZES, "rope_parameters": {"full_attention": TABLES[0], "sliding_attention": TABLES[1]}})
+    part = TABLES[0] | {"partial_rotary_factor": 0.5}
+    written = write_rope({**SIZES, "rope_parameters": part})
+    assert written["rope.dimension_count"] == 8
+    assert read_rope(written | {"embedding_length": 64, "attention.head_count": 4})["rope_parameters"] == part
 
 
 def test_other_divisors_and_scalings_are_refused():

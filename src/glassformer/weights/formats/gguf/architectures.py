@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glassformer.weights.errors import WeightsError
-from glassformer.weights.formats.gguf.layouts import SAME, TRANSPOSED, Interleaved, Layout
+from glassformer.weights.formats.gguf.layouts import PLUS_ONE, SAME, TRANSPOSED, Interleaved, Layout
 from glassformer.weights.formats.gguf.rope import read_rope, write_rope
 
 Metadata = dict[str, Any]
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,17 @@ class Architecture:
     """The values of `model_type` that are written as this architecture. The first one is read from it."""
     keys: tuple[Key, ...]
     names: tuple[Name, ...]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of config.json and the values that llama.cpp assumes: no others can be written."""
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys of config.json and the values that llama.cpp assumes: no others can be written. The first one is read."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Keys of config.json that are true if the file has a tensor of this name."""
     rotary: bool = True
+    has_windows: bool = False
+    """True if llama.cpp computes sliding windows, in the layers that config.json lists as `layer_types`."""
+    windows: Callable[[int], bool] = lambda layer: True
+    """Returns whether a layer has a window in a file that does not say so."""
+    scalar: Callable[[Mapping[str, Any]], float] | None = None
+    """Returns `query_pre_attn_scalar` as llama.cpp assumes it, from the rest of config.json."""
     read_type: Callable[[Metadata], str] | None = None
     """Returns the model_type of a file, if it is not the first of `types`."""
 
@@ -63,13 +70,22 @@ class Architecture:
         Raises:
             WeightsError: a value differs from what llama.cpp assumes.
         """
-        for key, allowed in self.fixed.items():
-            if data.get(key, allowed) not in (allowed, None):
+        fixed = {**self.fixed, **({} if self.scalar is None else {"query_pre_attn_scalar": (self.scalar(data),)})}
+        for key, allowed in fixed.items():
+            if data.get(key) not in (*allowed, None):
                 raise WeightsError(
                     f"{key}={data[key]!r} cannot be written as GGUF: llama.cpp computes the architecture {self.name} "
-                    f"with {allowed!r} only; use --to hf or --to glass."
+                    f"with {allowed[0]!r} only; use --to hf or --to glass."
                 )
-        out = {key.gguf: key.kind(data[key.hf]) for key in self.keys if data.get(key.hf) is not None}
+        if lacking := [key.hf for key in self.keys if key.required and data.get(key.hf) is None]:
+            raise WeightsError(
+                f"{lacking[0]}=None cannot be written as GGUF: llama.cpp computes the architecture {self.name} with a "
+                "number only; use --to hf or --to glass."
+            )
+        out: Metadata = {key.gguf: key.kind(data[key.hf]) for key in self.keys if data.get(key.hf) is not None}
+        if self.has_windows and data.get("sliding_window") is not None:
+            out[WINDOW] = data["sliding_window"]
+            out[PATTERN] = [kind == "sliding_attention" for kind in data["layer_types"]]
         if self.rotary:
             out |= write_rope(data)
         return {f"{self.name}.{key}": value for key, value in out.items()}
@@ -83,7 +99,19 @@ class Architecture:
         data = {key.hf: _value(key, own[key.gguf]) for key in self.keys if key.gguf in own}
         kind = self.read_type(own) if self.read_type is not None else self.types[0]
         data |= {key: tensor in tensors for key, tensor in self.flags.items()}
-        return {"model_type": kind, **self.fixed, **data, **(read_rope(own) if self.rotary else {})}
+        data |= {key: allowed[0] for key, allowed in self.fixed.items()}
+        if self.scalar is not None:
+            data["query_pre_attn_scalar"] = self.scalar(data)
+        if self.has_windows:
+            data |= self._read_windows(own, data["num_hidden_layers"])
+        return {"model_type": kind, **data, **(read_rope(own) if self.rotary else {})}
+
+    def _read_windows(self, own: Metadata, n_layers: int) -> dict[str, Any]:
+        pattern = own.get(PATTERN)
+        if not isinstance(pattern, list):  # absent, or the number of layers after which it repeats
+            pattern = [(i + 1) % pattern > 0 if pattern else self.windows(i) for i in range(n_layers)]
+        names = ("full_attention", "sliding_attention")
+        return {"sliding_window": own.get(WINDOW), "layer_types": [names[bool(kind)] for kind in pattern]}
 
 
 def _value(key: Key, value: Any) -> Any:
@@ -143,7 +171,7 @@ GPT2 = Architecture(
         Name("output_norm", "transformer.ln_f"),
         Name("output", "lm_head"),
     ),
-    fixed={"activation_function": "gelu_new", "scale_attn_weights": True},
+    fixed={"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,)},
     rotary=False,
 )
 
@@ -168,6 +196,7 @@ BLOCK = {
     **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
 }
 HF_BLOCK = "model.layers.{i}"
+SILU = {"hidden_act": ("silu", "swish")}
 
 LLAMA = Architecture(
     name="llama",
@@ -185,7 +214,7 @@ LLAMA = Architecture(
         Name("blk.{i}.ffn_up_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w3"),
         Name("blk.{i}.ffn_down_exps", f"{HF_BLOCK}.block_sparse_moe.experts.{{j}}.w2"),
     ),
-    fixed={"hidden_act": "silu"},
+    fixed=SILU,
     flags={"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_down.bias"},
     read_type=lambda own: "mixtral" if own.get("expert_count") else "llama",
 )
@@ -195,7 +224,7 @@ QWEN2 = Architecture(
     types=("qwen2",),
     keys=LLAMA_KEYS[:-2],
     names=(*ENDS, *_block(BLOCK, HF_BLOCK)),
-    fixed={"hidden_act": "silu"},
+    fixed=SILU,
 )
 
 QWEN3 = Architecture(
@@ -206,7 +235,108 @@ QWEN3 = Architecture(
         *ENDS,
         *_block(BLOCK | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}, HF_BLOCK),
     ),
-    fixed={"hidden_act": "silu", "attention_bias": False},
+    fixed={**SILU, "attention_bias": (False,)},
 )
 
-ARCHITECTURES = (GPT2, LLAMA, QWEN2, QWEN3)
+GEMMA_ENDS = (Name("token_embd", "model.embed_tokens"), Name("output_norm", "model.norm", PLUS_ONE))
+TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu")  # transformers computes all of them alike in Gemma
+GEMMA_FIXED = {"tie_word_embeddings": (True,), "attention_bias": (False,)}
+
+GEMMA = Architecture(
+    name="gemma",
+    types=("gemma",),
+    keys=LLAMA_KEYS[:-2],
+    names=(*GEMMA_ENDS, *_block(BLOCK, HF_BLOCK, dict.fromkeys(("attn_norm", "ffn_norm"), PLUS_ONE))),
+    fixed={**GEMMA_FIXED, "hidden_act": TANH_GELU},
+)
+
+
+def _gemma_scalar(largest: int) -> Callable[[Mapping[str, Any]], float]:
+    """Return the rule of llama.cpp: the head width, but D/H in the largest model, known by its number of layers."""
+
+    def scalar(data: Mapping[str, Any]) -> float:
+        by_heads = data["hidden_size"] // data["num_attention_heads"]
+        return by_heads if data["num_hidden_layers"] == largest else data.get("head_dim") or by_heads
+
+    return scalar
+
+
+SANDWICH = BLOCK | {
+    **{"post_attention_norm": "post_attention_layernorm"},
+    **{"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+}
+SANDWICH_NORMS = dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), PLUS_ONE)
+
+GEMMA2 = Architecture(
+    name="gemma2",
+    types=("gemma2",),
+    keys=(
+        *LLAMA_KEYS[:-2],
+        Key("attn_logit_softcapping", "attn_logit_softcapping", float),
+        Key("final_logit_softcapping", "final_logit_softcapping", float),
+    ),
+    names=(*GEMMA_ENDS, *_block(SANDWICH, HF_BLOCK, SANDWICH_NORMS)),
+    fixed={**GEMMA_FIXED, "hidden_activation": TANH_GELU},
+    has_windows=True,
+    windows=lambda layer: layer % 2 == 0,
+    scalar=_gemma_scalar(largest=46),
+)
+
+GEMMA3 = Architecture(
+    name="gemma3",
+    types=("gemma3_text",),
+    keys=(*LLAMA_KEYS[:-2], Key("final_logit_softcapping", "final_logit_softcapping", float, required=False)),
+    names=(
+        *GEMMA_ENDS,
+        *_block(
+            SANDWICH | {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+            HF_BLOCK,
+            SANDWICH_NORMS | dict.fromkeys(("attn_q_norm", "attn_k_norm"), PLUS_ONE),
+        ),
+    ),
+    fixed={**GEMMA_FIXED, "hidden_activation": TANH_GELU},
+    has_windows=True,
+    windows=lambda layer: layer % 6 < 5,
+    scalar=_gemma_scalar(largest=62),
+)
+
+PHI3 = Architecture(
+    name="phi3",
+    types=("phi3",),
+    keys=LLAMA_KEYS[:-2],
+    names=(
+        *ENDS,
+        *_block(
+            {
+                **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+                **{"attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj"},
+                **{"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
+            },
+            HF_BLOCK,
+        ),
+    ),
+    fixed=SILU,
+)
+
+STABLELM = Architecture(
+    name="stablelm",
+    types=("stablelm",),
+    keys=(
+        *(key for key in LLAMA_KEYS[:-2] if key.hf != "rms_norm_eps"),
+        Key("attention.layer_norm_epsilon", "layer_norm_eps", float),
+        Key("use_parallel_residual", "use_parallel_residual", bool),
+    ),
+    names=(
+        *ENDS,
+        *_block(BLOCK, HF_BLOCK),
+        *(
+            Name(f"blk.{{i}}.attn_{x}_norm", f"{HF_BLOCK}.self_attn.{x}_layernorm.norms.{{j}}", exact=True)
+            for x in "qk"
+        ),
+    ),
+    fixed={**SILU, "tie_word_embeddings": (False,)},
+    flags={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
+)
+
+ARCHITECTURES = (GPT2, LLAMA, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, STABLELM)
+"""Every architecture. Those of families that are not read yet are used when they are."""

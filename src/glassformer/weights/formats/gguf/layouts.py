@@ -69,8 +69,20 @@ class Interleaved(Same):
         return tensor.unflatten(0, (_heads(data, self.heads), -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
+class PlusOne(Same):
+    """The weights of Gemma's norms: the folder has w, and the file has 1 + w."""
+
+    copies = True
+
+    def to_gguf(self, tensor: Tensor, data: Mapping[str, Any]) -> Tensor:
+        return tensor.float() + 1
+
+    def to_hf(self, tensor: Tensor, data: Mapping[str, Any]) -> Tensor:
+        return tensor.float() - 1
+
+
 def _heads(data: Mapping[str, Any], key: str) -> int:
     return data.get(key) or data["num_attention_heads"]
 
 
-SAME, TRANSPOSED = Same(), Transposed()
+SAME, TRANSPOSED, PLUS_ONE = Same(), Transposed(), PlusOne()

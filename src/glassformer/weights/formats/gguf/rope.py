@@ -19,11 +19,18 @@ FREQUENCIES = "rope_freqs.weight"
 
 def write_rope(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of rotary positions from config.json."""
-    table = data["rope_parameters"]
+    table = _full(data)
     out: dict[str, Any] = {
         "rope.freq_base": float(table["rope_theta"]),
-        "rope.dimension_count": int(data.get("head_dim") or data["hidden_size"] // data["num_attention_heads"]),
+        "rope.dimension_count": int(_width(data) * table.get("partial_rotary_factor", 1.0)),
     }
+    if (sliding := data["rope_parameters"].get("sliding_attention")) is not None:
+        if sliding["rope_type"] != "default":
+            raise WeightsError(
+                f"rope_type={sliding['rope_type']!r} of layers with a window cannot be written as GGUF: llama.cpp "
+                "scales the frequencies of the other layers only."
+            )
+        out["rope.freq_base_swa"] = float(sliding["rope_theta"])
     match table["rope_type"]:
         case "default" | "llama3":
             pass
@@ -34,6 +41,16 @@ def write_rope(data: Mapping[str, Any]) -> dict[str, Any]:
         case kind:
             raise WeightsError(f"rope_type={kind!r} cannot be written as GGUF: use --to hf or --to glass.")
     return out
+
+
+def _full(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the table of rotary positions; that of layers without a window, if there are two."""
+    table = data.get("rope_parameters", {})
+    return table.get("full_attention", table)
+
+
+def _width(data: Mapping[str, Any]) -> int:
+    return int(data.get("head_dim") or data["hidden_size"] // data["num_attention_heads"])
 
 
 def _write_yarn(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,16 +87,23 @@ def read_rope(own: Mapping[str, Any]) -> dict[str, Any]:
             table["attention_factor"] = own["rope.scaling.attn_factor"] * _default_factor(table["factor"])
     elif kind != "none":
         raise WeightsError(f"the metadata has rope.scaling.type={kind!r}: only none, linear and yarn are supported.")
+    if "rope.dimension_count" in own:
+        width = own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
+        if own["rope.dimension_count"] != width:
+            table["partial_rotary_factor"] = own["rope.dimension_count"] / width
+    if "rope.freq_base_swa" in own:
+        sliding = {"rope_type": "default", "rope_theta": float(own["rope.freq_base_swa"])}
+        return {"rope_parameters": {"full_attention": table, "sliding_attention": sliding}}
     return {"rope_parameters": table, "rope_theta": table["rope_theta"]}
 
 
 def frequency_factors(data: Mapping[str, Any]) -> Tensor | None:
     """Return the divisors of the frequencies for the scaling of Llama 3; None for other scalings."""
-    table = data.get("rope_parameters", {})
+    table = _full(data)
     if table.get("rope_type") != "llama3":
         return None
-    width = int(data.get("head_dim") or data["hidden_size"] // data["num_attention_heads"])
-    return _llama3(table["rope_theta"], width, *(table[key] for key in _LLAMA3))
+    rotated = int(_width(data) * table.get("partial_rotary_factor", 1.0))
+    return _llama3(table["rope_theta"], rotated, *(table[key] for key in _LLAMA3))
 
 
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)

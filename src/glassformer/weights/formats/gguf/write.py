@@ -84,8 +84,11 @@ def describe(config: ModelConfig, state: Mapping[str, Tensor]) -> GgufModel:
     """
     if config.head is None:
         raise WeightsError("a model without a head cannot be written as GGUF: llama.cpp needs one to compute logits.")
-    config, notes = _without_window(config)
     data, tensors = families.to_hf(config, state)
+    notes: tuple[str, ...] = ()
+    if not for_type(data["model_type"]).has_windows:
+        config, notes = _without_window(config)
+        data, tensors = families.to_hf(config, state)
     architecture = for_type(data["model_type"])
     metadata = architecture.metadata(data)
     metadata[f"{architecture.name}.vocab_size"] = config.vocab_size
@@ -112,8 +115,6 @@ def _without_window(config: ModelConfig) -> tuple[ModelConfig, tuple[str, ...]]:
         f"llama.cpp computes this architecture without its window of {window} tokens: the context of the file is "
         f"limited to {longest} tokens, where both are equal."
     )
-    if config.learned_positions is not None:
-        raise WeightsError(f"window={window} with learned positions cannot be written as GGUF: use --to glass.")
     return dataclasses.replace(config, attention=attention, max_len=longest), (note,)
 
 

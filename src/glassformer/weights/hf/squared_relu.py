@@ -1,10 +1,25 @@
-"""Persimmon: LayerNorm of queries and keys, squared ReLU, half of each head rotated, q, k and v by heads."""
+"""Nemotron and Minitron (LayerNorm with weights around 0), and Persimmon (LayerNorm of queries and keys).
+
+Both have a squared ReLU without a gate and rotate half of each head.
+"""
 
 from glassformer.config import ModelConfig
 from glassformer.weights.convert import PerHead, Row
-from glassformer.weights.hf.common import DENSE, LAYER_NORM, UNTIED, classes, rope
-from glassformer.weights.hf.layouts import PRE_NORMS, QKV, names
+from glassformer.weights.hf.common import ATTENTION_BIAS, DENSE, LAYER_NORM, MLP_BIAS, UNTIED, classes, rope, sizes
+from glassformer.weights.hf.layouts import FREQUENCIES, LLAMA, PRE_NORMS, QKV, names
 from glassformer.weights.keys import INIT, SIZES, WIDTH, Derived, Dropout, activation, describe, flag, max_len, number
+
+NEMOTRON = describe(
+    "nemotron",
+    classes("Nemotron"),
+    {"norm": {"kind": "layer_norm", "offset": 1.0}, **DENSE},
+    (
+        *(*sizes(4096, act="relu2"), number("norm_eps", "norm.eps", 1e-5), UNTIED, rope(fraction=0.5)),
+        *(ATTENTION_BIAS, MLP_BIAS),
+    ),
+    names(LLAMA),
+    drops=FREQUENCIES,
+)
 
 NAMES = {
     **PRE_NORMS,
@@ -35,4 +50,4 @@ PERSIMMON = describe(
     ),
     rows,
 )
-FAMILIES = (PERSIMMON,)
+FAMILIES = (NEMOTRON, PERSIMMON)

@@ -1,0 +1,256 @@
+"""DeepSeek-V2 and V3 (and Kimi-K2, Moonlight): latent attention, experts in groups, a shared expert.
+
+dots.llm1 and GLM-4.5 have the experts of DeepSeek-V3 and ordinary attention.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.config import Latent, ModelConfig, Rotary, Router, YarnScaling
+from glassformer.weights.convert import CONCATENATED, Drop, Row, Shape
+from glassformer.weights.family import Source
+from glassformer.weights.hf.common import ATTENTION_BIAS, INIT, QK_NORM_EPS, RMS, UNTIED, classes, eps, rope, sizes
+from glassformer.weights.hf.experts import Mixture, TwoWay, after_first, expert_rows, shared_times
+from glassformer.weights.hf.layers import FULL, SLIDING, Windows
+from glassformer.weights.hf.layouts import GATED as GATED_NAMES
+from glassformer.weights.hf.layouts import LLAMA, OURS, PRE_NORMS, Block, names
+from glassformer.weights.keys import SIZES, Derived, Values, activation, describe, flag, max_len, only
+from glassformer.weights.rope import read_rope, write_rope
+
+
+@dataclass(frozen=True)
+class RotatedLast:
+    """Queries by heads: theirs have the rotated components last, ours first."""
+
+    heads: int
+    rotated: int
+
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        return [self._rolled(theirs, self.rotated)]
+
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        return self._rolled(ours[0], -self.rotated)
+
+    def _rolled(self, rows: Tensor, by: int) -> Tensor:
+        return rows.view(self.heads, -1, *rows.shape[1:]).roll(by, dims=1).reshape(rows.shape)
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        return ours[0]
+
+
+@dataclass(frozen=True)
+class KeysAndValues:
+    """By heads: the own components of the key, then the value."""
+
+    heads: int
+
+    def ours(self, theirs: Tensor, shapes: list[Shape]) -> list[Tensor]:
+        widths = [shape[0] // self.heads for shape in shapes]
+        parts = theirs.view(self.heads, -1, *theirs.shape[1:]).split(widths, dim=1)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def theirs(self, ours: list[Tensor]) -> Tensor:
+        parts = [part.view(self.heads, -1, *part.shape[1:]) for part in ours]
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+    def shape(self, ours: list[Shape]) -> Shape:
+        return (sum(part[0] for part in ours), *ours[0][1:])
+
+
+@dataclass(frozen=True)
+class LatentKeys:
+    """The widths of latent attention, its rotary positions, and the factor on the scores that YaRN changes."""
+
+    interleaved: bool | None = None
+    """Whether rotated pairs are neighbours; None: `rope_interleave` decides."""
+
+    def read(self, source: Source, values: Values) -> None:
+        own, rotated = source.integer("qk_nope_head_dim", 128), source.integer("qk_rope_head_dim", 64)
+        width = own + rotated
+        pairs = source.flag("rope_interleave", True) if self.interleaved is None else self.interleaved
+        rope = read_rope(source, values.get("max_len"), pairing="interleaved" if pairs else "halves")
+        q_rank = source.integer("q_lora_rank", None if "q_lora_rank" in source.data else 1536)
+        values["attention.latent"] = Latent(source.integer("kv_lora_rank", 512), rotated, q_rank)
+        values["attention.d_head"], values["attention.d_value"] = width, source.integer("v_head_dim", 128)
+        values["position"] = Rotary(rope.base, rope.pairing, rotated / width, rope.scaling)
+        table = source.data.get("rope_scaling") or source.data.get("rope_parameters") or {}
+        if isinstance(rope.scaling, YarnScaling) and (weight := table.get("mscale_all_dim")):
+            values["attention.scale"] = width**-0.5 * (0.1 * weight * math.log(rope.scaling.factor) + 1) ** 2
+
+    def write(self, config: ModelConfig, data: dict[str, Any]) -> None:
+        latent, position = config.attention.latent, config.position
+        if latent is None or not isinstance(position, Rotary):
+            return
+        data |= {"q_lora_rank": latent.q_rank, "kv_lora_rank": latent.kv_rank, "qk_rope_head_dim": latent.d_shared}
+        data |= {"qk_nope_head_dim": config.d_head - latent.d_shared, "v_head_dim": config.d_value}
+        data |= {"head_dim": latent.d_shared, "num_key_value_heads": config.n_heads}
+        data |= write_rope(Rotary(position.base, position.pairing, 1.0, position.scaling), latent.d_shared)
+        if self.interleaved is None:
+            data["rope_interleave"] = position.pairing == "interleaved"
+        if isinstance(position.scaling, YarnScaling) and position.scaling.factor > 1:
+            growth = math.sqrt(config.scale * math.sqrt(config.d_head)) - 1
+            weight = growth / (0.1 * math.log(position.scaling.factor))
+            data["rope_parameters"]["mscale_all_dim"] = data["rope_scaling"]["mscale_all_dim"] = weight
+
+
+def by_depth(n: int, source: Source) -> list[str]:
+    """Windows from layer `max_window_layers` on."""
+    first = source.integer("max_window_layers", 62)
+    return [SLIDING if i >= first and source.data.get("sliding_window", 4096) else FULL for i in range(n)]
+
+
+MOE_NAMES: Block = {
+    "feedforward.router": "mlp.gate",
+    **{f"feedforward.shared.{x}": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")},
+    **GATED_NAMES,
+}
+CORRECTION = Row("{p}layers.{i}.mlp.gate.e_score_correction_bias", (f"{OURS}.feedforward.router.correction",))
+EXPERTS = expert_rows("mlp.experts")
+LATER_LAYERS = (Drop("{p}layers.{i}.{rest}", "a layer that predicts several tokens at once", notice=True, beyond=True),)
+
+
+def latent_block(config: ModelConfig) -> Block:
+    """Return the names of latent attention and of the norms of a block."""
+    rotated = config.attention.latent.d_shared if config.attention.latent else 0
+    low = config.attention.latent is not None and config.attention.latent.q_rank is not None
+    return {
+        **PRE_NORMS,
+        "attention.q": ("self_attn.q_b_proj" if low else "self_attn.q_proj", RotatedLast(config.n_heads, rotated)),
+        **{"attention.q_down": "self_attn.q_a_proj", "attention.q_down_norm": "self_attn.q_a_layernorm"},
+        "attention.kv_down attention.k_shared": ("self_attn.kv_a_proj_with_mqa", CONCATENATED),
+        "attention.kv_down_norm": "self_attn.kv_a_layernorm",
+        "attention.k attention.v": ("self_attn.kv_b_proj", KeysAndValues(config.n_heads)),
+        "attention.o": "self_attn.o_proj",
+    }
+
+
+def rows(config: ModelConfig) -> tuple[Row, ...]:
+    return (*names({**latent_block(config), **MOE_NAMES}), *EXPERTS, CORRECTION)
+
+
+def sigmoid_router(groups: int, top_groups: int, scale: float) -> TwoWay:
+    """Return the router of DeepSeek-V3; the arguments are defaults."""
+
+    def read(source: Source) -> dict[str, Any]:
+        return {
+            **{"score": "sigmoid", "correction": True, "scale": source.number("routed_scaling_factor", scale)},
+            **{"groups": source.integer("n_group", groups), "top_groups": source.integer("topk_group", top_groups)},
+        }
+
+    return TwoWay(read, written_router)
+
+
+def written_router(router: Router) -> dict[str, Any]:
+    return {"routed_scaling_factor": router.scale, "n_group": router.groups, "topk_group": router.top_groups}
+
+
+def softmax_router(source: Source) -> dict[str, Any]:
+    """The router of DeepSeek-V2."""
+    source.only("topk_method", "greedy", "group_limited_greedy", why="another choice of experts")
+    grouped = source.data.get("topk_method") == "group_limited_greedy"
+    return {
+        **{"scale": source.number("routed_scaling_factor", 1.0), "group_score": "max"},
+        "groups": source.integer("n_group", 1) if grouped else 1,
+        "top_groups": source.integer("topk_group", 1) if grouped else 1,
+    }
+
+
+def written_softmax_router(router: Router) -> dict[str, Any]:
+    return written_router(router) | {"topk_method": "group_limited_greedy" if router.groups > 1 else "greedy"}
+
+
+COMMON = (
+    *SIZES,
+    INIT,
+    activation("hidden_act", "silu"),
+    eps(1e-6),
+    UNTIED,
+    flag("attention_bias", "attention.bias", False),
+)
+SIZES_OF_EXPERTS = (("n_routed_experts", 256), ("num_experts_per_tok", 8), ("moe_intermediate_size", 2048))
+DEEPSEEK_V3 = describe(
+    "deepseek_v3",
+    classes("DeepseekV3"),
+    RMS,
+    (
+        *(*COMMON, max_len(4096), LatentKeys()),
+        only("moe_layer_freq", 1, why="experts in some layers only"),
+        only("topk_method", "noaux_tc", why="another choice of experts"),
+        only("scoring_func", "sigmoid", why="another score of experts"),
+        Mixture(
+            *SIZES_OF_EXPERTS,
+            aliases=("num_local_experts",),
+            normalize=("norm_topk_prob", True),
+            router=sigmoid_router(8, 4, 2.5),
+            shared=shared_times("n_shared_experts", 1),
+            sparse=after_first("first_k_dense_replace", 3),
+        ),
+    ),
+    rows,
+    drops=LATER_LAYERS,
+    aliases=("kimi_k2",),
+)
+DEEPSEEK_V2 = describe(
+    "deepseek_v2",
+    classes("DeepseekV2"),
+    RMS,
+    (
+        *(*COMMON, max_len(2048), LatentKeys(interleaved=True), flag("mlp_bias", "feedforward.bias", False)),
+        only("moe_layer_freq", 1, why="experts in some layers only"),
+        only("scoring_func", "softmax", why="another score of experts"),
+        Mixture(
+            *(("n_routed_experts", 64), ("num_experts_per_tok", 6), ("moe_intermediate_size", 1407)),
+            aliases=("num_local_experts",),
+            normalize=("", False),  # transformers never normalizes, whatever norm_topk_prob says
+            router=TwoWay(softmax_router, written_softmax_router),
+            shared=shared_times("n_shared_experts", 2),
+            sparse=after_first("first_k_dense_replace", 0),
+        ),
+    ),
+    rows,
+)
+DOTS1 = describe(
+    "dots1",
+    classes("Dots1"),
+    {**RMS, "attention": {"qk_norm": {"kind": "rms_norm"}}},
+    (
+        *(*sizes(2048, n_kv_heads=32), eps(1e-6), QK_NORM_EPS, ATTENTION_BIAS, UNTIED, rope()),
+        Windows(4096, by_depth),
+        Mixture(
+            *SIZES_OF_EXPERTS,
+            normalize=("norm_topk_prob", False),
+            router=sigmoid_router(1, 1, 1.0),
+            shared=shared_times("n_shared_experts", 1),
+            sparse=after_first("first_k_dense_replace", 0),
+        ),
+    ),
+    (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION),
+)
+GLM4_MOE = describe(
+    "glm4_moe",
+    classes("Glm4Moe"),
+    {**RMS, "attention": {"out_bias": False}},
+    (
+        *(*sizes(131072, n_kv_heads=8), eps(1e-5), ATTENTION_BIAS, UNTIED, rope(fraction=0.5)),
+        flag("use_qk_norm", "_qk_norm", False, get=lambda config: config.attention.qk_norm is not None),
+        Derived(
+            "attention.qk_norm",
+            lambda values: {"kind": "rms_norm", "eps": values["norm.eps"]} if values["_qk_norm"] else None,
+        ),
+        Mixture(
+            *(("n_routed_experts", 128), ("num_experts_per_tok", 8), ("moe_intermediate_size", 1408)),
+            aliases=("num_local_experts",),
+            normalize=("norm_topk_prob", True),
+            router=sigmoid_router(1, 1, 1.0),
+            shared=shared_times("n_shared_experts", 1),
+            sparse=after_first("first_k_dense_replace", 1),
+        ),
+    ),
+    (*names({**LLAMA, **MOE_NAMES}), *EXPERTS, CORRECTION),
+    drops=LATER_LAYERS,
+)
+FAMILIES = (DEEPSEEK_V3, DEEPSEEK_V2, DOTS1, GLM4_MOE)
