@@ -32,7 +32,7 @@ def name(request, hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     snapshot = hub / "models--owner--tiny" / "snapshots" / "4f1a"
-    monkeypatch.setattr(pretrained, "folder", lambda name: snapshot if name == "bard" else None)
+    monkeypatch.setitem(pretrained.FOLDERS, "bard", snapshot)
     shutil.copytree(snapshot, "FOLDER")
     return request.param
 

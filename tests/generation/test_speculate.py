@@ -357,7 +357,7 @@ def test_distributions_apart_by_rounding_alone_leave_a_token_to_draw():
         ({"draft": "lookup", "draft_tokens": 0}, "draft_tokens=0 must be a whole number"),
         ({"draft": "lookup", "draft_tokens": True}, "draft_tokens=True must be a whole number"),
         ({"draft": "lookup", "beams": 2}, "cannot use a draft"),
-        ({"draft": "lookup", "seed": [1, 2]}, "2 seeds for 1 prompt:"),
+        ({"draft": "lookup", "seed": [1, 2]}, "2 seeds for 1 prompt: give one number"),
         ({"draft": "lookup", "prefill_chunk": 0}, "prefill_chunk=0"),
         ({"draft": "lookup", "model": build(variants.seq2seq())}, "only a decoder-only model"),
         ({"draft": "lookup", "cache": "windowed"}, "no layer of this model has one"),
