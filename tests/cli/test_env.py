@@ -6,6 +6,7 @@ import torch
 from glassformer.cli import env
 from glassformer.kernels.toolchain import cxx
 from glassformer.model.device import Throughput
+from glassformer.training.accelerate import implementation
 from tests.cli.asking import run, run_json
 from tests.training import tiny
 
@@ -48,6 +49,7 @@ def test_train_does_what_env_says(capsys, monkeypatch, tmp_path, flags, width):
     assert facts["train"]["device"] == state.device.type
     assert facts["train"]["precision"] == str(state.dtype).removeprefix("torch.")
     assert (facts["train"]["implementation"] == "native") == bool(state.kernels)
+    assert implementation(state.compiled, state.kernels) == facts["train"]["implementation"]
 
 
 @pytest.mark.parametrize("compiler", [None, pytest.param("its own", marks=pytest.mark.skipif(

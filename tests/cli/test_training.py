@@ -59,6 +59,7 @@ def train_arguments(folder: Path, *changes: str) -> list[str]:
 def test_train_then_sample_then_resume(capsys, tmp_path):
     code, out, _ = run(capsys, *train_arguments(tmp_path, "loop.sample_every=10"))
     assert code == 0
+    assert ", cpu, float32, torch\n" in out
     assert "baselines (nats per token):  uniform" in out
     assert "done: 20 steps" in out
     told = out.strip().splitlines()[-1]
@@ -72,7 +73,9 @@ def test_train_then_sample_then_resume(capsys, tmp_path):
     assert "the run is finished (20 of 20 steps): go further with --set loop.steps=N" in err
     code, out, _ = run(capsys, "train", "--resume", tmp_path / "run", "--set", "loop.steps=25", "--json")
     assert code == 0
-    assert json.loads(out.strip().splitlines()[-1])["event"] == "end"
+    start, *_, end = map(json.loads, out.strip().splitlines())
+    assert (start["device"], start["precision"], start["implementation"]) == ("cpu", "float32", "torch")
+    assert end["event"] == "end"
 
 
 def small(folder: Path, *changes: str) -> list[str]:

@@ -10,7 +10,7 @@ from glassformer.training.events import Display, Log, baseline_lines, sparkline,
 EVENTS = [
     {
         "event": "start", "parameters": 1000, "train_tokens": 5000, "device": "cpu", "precision": "float32",
-        "steps": 200, "uniform": 4.17, "baselines": {"5-gram": 1.58, "unigram": 3.35},
+        "implementation": "torch", "steps": 200, "uniform": 4.17, "baselines": {"5-gram": 1.58, "unigram": 3.35},
         "tokens_per_step": 768, "flops_per_step": 1e9, "peak_flops": 4e10,
     },
     {"event": "step", "step": 100, "loss": 2.5, "gradient_norm": 1.0, "steps_per_second": 20.0, "seconds": 5.0,
@@ -37,7 +37,7 @@ def shown(terminal: bool) -> str:
 def test_plain_lines_contain_everything():
     text = shown(False)
     for words in (
-        "1,000 parameters",
+        "1,000 parameters, 5,000 training tokens, cpu, float32, torch\n",
         "uniform 4.170  unigram 3.350  5-gram 1.580",
         "validation 2.6000  best",
         "or [bold]not",
@@ -66,6 +66,7 @@ def test_the_live_display_has_throughput_and_baselines():
         "sample",
         "baselines",
         "best induction",
+        "cpu, float32, torch",
     ):
         assert words in text
 

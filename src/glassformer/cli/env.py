@@ -43,7 +43,7 @@ def train_answer() -> dict[str, Any]:
     """What `glass train` uses for the default run."""
     from glassformer.model.device import choose_for_training
     from glassformer.training import read_run
-    from glassformer.training.accelerate import choose
+    from glassformer.training.accelerate import choose, implementation
     from glassformer.training.loop import choose_machine, kernel_request
 
     run = read_run("", (), source="the default run")
@@ -52,7 +52,7 @@ def train_answer() -> dict[str, Any]:
     return {
         "device": device.type,
         "precision": str(dtype).removeprefix("torch."),
-        "implementation": "torch.compile" if compiled else "native" if kernels else "torch",
+        "implementation": implementation(compiled, kernels),
         "why": choose_for_training(run.machine.device, run.machine.precision, run.model.d_model).why,
     }
 

@@ -161,7 +161,7 @@ class Display:
                 kernels = f"kernels: {', '.join(event['kernels'])}\n" if event.get("kernels") else ""
                 return (
                     f"{event['parameters']:,} parameters, {event['train_tokens']:,} training tokens{source}, "
-                    f"{event['device']}, {event['precision']}\n{kernels}{folder}baselines (nats per token):  {lines}"
+                    f"{computed_by(event)}\n{kernels}{folder}baselines (nats per token):  {lines}"
                 )
             case "step":
                 if event["step"] % 100 and event["step"] != 1:
@@ -190,6 +190,8 @@ class Display:
         table = Table.grid(padding=(0, 2))
         if "out" in self.facts:
             table.add_row("run folder", self.facts["out"])
+        if used := computed_by(self.facts):
+            table.add_row("computed by", used)
         if self.facts.get("kernels"):
             table.add_row("kernels", ", ".join(self.facts["kernels"]))
         table.add_row("step", f"{step:,} of {steps:,}   {time_left(left)}")
@@ -220,6 +222,11 @@ class Display:
         for name, value in baseline_lines(self.facts).items():
             shown.append(f"{name} {value:.3f}  ", style="green" if now < value else "dim")
         return shown
+
+
+def computed_by(start: dict[str, Any]) -> str:
+    """Return device, precision and implementation of a run, from its start event."""
+    return ", ".join(start[name] for name in ("device", "precision", "implementation") if name in start)
 
 
 def time_left(seconds: float) -> str:

@@ -390,6 +390,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "peak_flops": peak,
         "device": str(state.device),
         "precision": _precision(state),
+        "implementation": accelerate.implementation(state.compiled, state.kernels),
         "compiled": state.compiled,
         "kernels": state.kernels,
         "ranks": state.group.world,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from glassformer.anatomy.scores import FORBIDDEN, hidden_keys
 from glassformer.anatomy.trace import Trace, TracedAttention
-from glassformer.doctor.subject.declared import NAMES, known_scales
+from glassformer.doctor.subject.declared import NAMES, known_scales, yarn_factor
 from glassformer.doctor.subject.measure import visible_keys
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
@@ -141,13 +141,15 @@ def scale(subject: Subject, seen: list[Seen]) -> Finding:
 
 
 def _by_design(subject: Subject, one: Seen, expected: float, said: bool) -> bool:
-    """Whether attributes of the attention module account for the scale that was measured.
+    """Whether YaRN's declared factor or attributes of the attention module account for the scale that was measured.
 
     One that is a factor beyond the usual scale accounts for it, or one that is the scale itself and none of the usual
     mistakes. So does a usual scale that the module keeps next to another number of the name that the config has: then
     the config's number is something else.
     """
     usual, scale = one.attention.q.shape[-1] ** -0.5, one.attention.scale
+    if not said and abs(scale / expected / yarn_factor(subject.facts.raw) ** 2 - 1) < ROUGH:
+        return True
     numbers = _numbers_of(subject, one.attention.path)
     if said:
         names = [n for n in SCALE_NAMES if n in numbers and n in subject.facts.raw]

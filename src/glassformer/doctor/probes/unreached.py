@@ -164,8 +164,13 @@ def _values(name: str) -> list[Value]:
 
 def _with_arguments(values: dict[str, Value]) -> Call:
     def call(isolated: Subject) -> list[Tensor]:
-        tokens = _tokens(isolated)
-        given: dict[str, Any] = {name: make(isolated, tokens) for name, make in values.items()}
+        tokens, given = _tokens(isolated), dict[str, Any]()
+        source = isolated.source(len(tokens)) if isolated.kind == "seq2seq" else None
+        for name, make in values.items():
+            of_source = source is not None and not name.startswith(("decoder", "tgt", "target"))
+            given[name] = make(isolated, source if of_source and source is not None else tokens)
+        if source is not None:
+            given["source"] = source
         return _tensors(isolated.output(tokens, **given))
 
     return call

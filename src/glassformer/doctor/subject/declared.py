@@ -287,12 +287,11 @@ def declared_scale(facts: Declared, width: int, layer: int) -> tuple[float, str]
     model_type = str(raw.get("model_type", ""))
     if model_type in ("gpt_neo", "t5", "mt5", "umt5", "longt5"):
         return 1.0, "an architecture that folds the scale into its initial weights (T5, GPT-Neo)"
-    longer = yarn_factor(raw)
-    return (width**-0.5 * longer**2, "1/√d_head times the square of YaRN's mscale") if longer != 1 else None
+    return None
 
 
 def yarn_factor(raw: Mapping[str, Any]) -> float:
-    """YaRN's factor on q and on k, 0.1 mscale ln(factor) + 1, where the config applies it to all components."""
+    """YaRN's factor on q and on k, 0.1 mscale ln(factor) + 1, which some models put into their scale, squared."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "yarn":
         return 1.0
