@@ -233,7 +233,7 @@ NOT_NATIVE = {
         for name in CHANGES
         if name.startswith("feedforward.shared") or name.endswith((".limit", ".up_offset"))
     },
-    **dict.fromkeys(NEVER, {"native attention", "native linear", "native feed-forward"}),
+    **{name: {"native attention", "native linear", "native feed-forward"} for name in NEVER},
     "attention.d_head": {"native attention", "native linear"},
 }
 """The CPU kernels that refuse a change."""

@@ -8,6 +8,7 @@ The letters are the alphabet of docs/shapes.md: D width, H query heads, G key/va
 U value width, F feed-forward width, E experts, A active experts, L layers, V vocabulary, W window.
 """
 
+from glassformer.config.ends import Embedding, Head, Special
 from glassformer.config.model import (
     MODEL_KINDS,
     DecoderConfig,
@@ -21,10 +22,8 @@ from glassformer.config.parts import (
     Activation,
     Attention,
     Dense,
-    Embedding,
     FeedForward,
     Gated,
-    Head,
     Latent,
     LayerNorm,
     MoE,
@@ -32,7 +31,6 @@ from glassformer.config.parts import (
     Norm,
     RMSNorm,
     Router,
-    Special,
 )
 from glassformer.config.position import (
     Alibi,

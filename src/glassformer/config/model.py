@@ -4,18 +4,16 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, assert_never
 
+from glassformer.config.ends import Embedding, Head, Special
 from glassformer.config.parts import (
     Attention,
     Dense,
-    Embedding,
     FeedForward,
     Gated,
-    Head,
     LayerNorm,
     MoE,
     NoFeedForward,
     Norm,
-    Special,
 )
 from glassformer.config.position import Learned, NoPosition, Position, QueryKeyPosition, Rotary, T5Bias
 from glassformer.errors import require, require_choice, require_positive

@@ -53,10 +53,11 @@ AROUND = any_values(
 )
 """Fields outside attention and feed-forward. No kernel but the loss reads what they configure."""
 POSITION = any_values(
-    "position position.offset position.base position.layout position.spacing position.pairing position.fraction position.scaling "
-    "position.scaling.factor position.scaling.original_max_len position.scaling.beta_fast position.scaling.beta_slow "
-    "position.scaling.attention_factor position.scaling.truncate position.scaling.low_freq_factor "
-    "position.scaling.high_freq_factor position.buckets position.max_distance position.vectors position.vectors.base "
+    "position position.offset position.base position.layout position.spacing position.pairing position.fraction "
+    "position.scaling position.scaling.factor position.scaling.original_max_len position.scaling.beta_fast "
+    "position.scaling.beta_slow position.scaling.attention_factor position.scaling.truncate "
+    "position.scaling.low_freq_factor position.scaling.high_freq_factor position.buckets position.max_distance "
+    "position.vectors position.vectors.base "
     "position.vectors.layout position.vectors.spacing position.vectors.offset position.scale position.rounded "
     "score_bias score_bias.buckets score_bias.max_distance"
 )
