@@ -8,7 +8,7 @@ The letters are the alphabet of docs/shapes.md: D width, H query heads, G key/va
 U value width, F feed-forward width, E experts, A active experts, L layers, V vocabulary, W window.
 """
 
-from glassformer.config.ends import Embedding, Head, Special
+from glassformer.config.experts import FeedForward, MoE, Router
 from glassformer.config.model import (
     MODEL_KINDS,
     DecoderConfig,
@@ -22,15 +22,15 @@ from glassformer.config.parts import (
     Activation,
     Attention,
     Dense,
-    FeedForward,
+    Embedding,
     Gated,
+    Head,
     Latent,
     LayerNorm,
-    MoE,
     NoFeedForward,
     Norm,
     RMSNorm,
-    Router,
+    Special,
 )
 from glassformer.config.position import (
     Alibi,

@@ -4,16 +4,17 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, assert_never
 
-from glassformer.config.ends import Embedding, Head, Special
+from glassformer.config.experts import FeedForward, MoE
 from glassformer.config.parts import (
     Attention,
     Dense,
-    FeedForward,
+    Embedding,
     Gated,
+    Head,
     LayerNorm,
-    MoE,
     NoFeedForward,
     Norm,
+    Special,
 )
 from glassformer.config.position import Learned, NoPosition, Position, QueryKeyPosition, Rotary, T5Bias
 from glassformer.errors import require, require_choice, require_positive

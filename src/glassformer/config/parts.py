@@ -1,4 +1,4 @@
-"""The parts of a block: norm, attention, feed-forward."""
+"""The parts of a block and the ends of a model: norm, attention, feed-forward, embedding, head."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -213,96 +213,6 @@ class Gated:
         require(self.limit is None or self.limit > 0, f"Gated.limit={self.limit} must be positive.")
 
 
-RouterScore = Literal["softmax", "sigmoid"]
-"""How the logits of a router become scores; see Router.score."""
-GroupScore = Literal["sum_of_two", "max"]
-"""The score of a group of experts; see Router.group_score."""
-
-
-@dataclass(frozen=True)
-class Router:
-    """How a mixture of experts scores and chooses its experts."""
-
-    score: RouterScore = "softmax"
-    """softmax over all experts, or the sigmoid of each logit."""
-    bias: bool = False
-    """Train a bias of the logits."""
-    scale: float = 1.0
-    """Factor on the weights of the chosen experts."""
-    correction: bool = False
-    """Add a stored vector, which is not trained by gradients, to the scores when experts are chosen. Their weights are
-    the scores without it."""
-    groups: int = 1
-    """Number of groups of neighbouring experts. Experts are chosen from the best `top_groups` groups only."""
-    top_groups: int = 1
-    """Number of groups from which experts are chosen."""
-    group_score: GroupScore = "sum_of_two"
-    """The score of a group: the sum of its two largest scores, or the largest."""
-
-    def __post_init__(self) -> None:
-        require_choice(self, "score", RouterScore)
-        require_choice(self, "group_score", GroupScore)
-        require_positive(self, "groups", "top_groups")
-        require(self.scale > 0, f"Router.scale={self.scale} must be positive.")
-        require(
-            self.top_groups <= self.groups,
-            f"Router.top_groups={self.top_groups} exceeds groups={self.groups}: choose from at most all groups.",
-        )
-
-
-@dataclass(frozen=True)
-class MoE:
-    """A mixture of experts: the sum of p_e * expert_e(x) over the A experts with the largest p_e.
-
-    p = softmax(router(x)) over all E experts, then the A largest (ties: lowest index), divided by their sum if
-    `normalize`. `router` describes other scores. A `shared` expert computes every token in addition. No token is
-    dropped. Fedus et al. 2021; Jiang et al. 2024 for the normalised form.
-    """
-
-    kind: ClassVar[str] = "moe"
-    n_experts: int
-    """E, the number of experts."""
-    n_active: int
-    """A, the number of experts that compute each token."""
-    expert: Dense | Gated
-    """The feed-forward of one expert."""
-    normalize: bool = True
-    """Divide the A largest probabilities by their sum."""
-    router: Router = Router()
-    """How experts are scored and chosen."""
-    shared: Dense | Gated | None = None
-    """A feed-forward that computes every token, added to the sum. Default: none."""
-    shared_gate: bool = False
-    """Multiply the output of the shared feed-forward by sigmoid(w.x), with a trained vector w."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "n_experts", "n_active")
-        require(
-            self.shared is not None or not self.shared_gate,
-            "MoE.shared_gate multiplies the shared feed-forward, and there is none: give shared.",
-        )
-        self._check_groups()
-        require(
-            self.n_active <= self.n_experts,
-            f"n_active={self.n_active} exceeds n_experts={self.n_experts}: a token cannot visit more experts "
-            "than exist.",
-        )
-
-    def _check_groups(self) -> None:
-        groups, least = self.router.groups, 2 if self.router.group_score == "sum_of_two" else 1
-        require(
-            self.n_experts % groups == 0,
-            f"n_experts={self.n_experts} is not a multiple of router.groups={groups}: groups must be equally large.",
-        )
-        size = self.n_experts // groups
-        require(groups == 1 or size >= least, f"groups of {size} experts cannot be scored by their {least} best ones.")
-        require(
-            groups == 1 or self.n_active <= self.router.top_groups * size,
-            f"n_active={self.n_active} exceeds the {self.router.top_groups * size} experts of the best "
-            f"{self.router.top_groups} groups: raise router.top_groups.",
-        )
-
-
 @dataclass(frozen=True)
 class NoFeedForward:
     """Attention only: a block has no second branch and no norm for one. Elhage et al. 2021 study such models."""
@@ -310,5 +220,99 @@ class NoFeedForward:
     kind: ClassVar[str] = "none"
 
 
-FeedForward = Dense | Gated | MoE | NoFeedForward
-"""Every feed-forward."""
+ProjectionPlace = Literal["after_norm", "before_positions"]
+"""Where an embedding of another width than D is projected to D; see Embedding.project."""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """scale * tokens[id] (+ segments[s]) (+ positions), then the norm if `norm`; with `width`, projected to D."""
+
+    scale: float = 1.0
+    """Factor on the token embedding."""
+    n_segments: int = 0
+    """Number of segment ids (BERT's token types); 0: no segment embedding."""
+    norm: bool = False
+    """Apply the norm of the model to the embedding."""
+    width: int | None = None
+    """Width of the token and segment tables, followed by a linear layer to D. Default: D, without such a layer."""
+    project: ProjectionPlace = "after_norm"
+    """Where that linear layer is: after positions and norm, which then have this width too (ALBERT, ELECTRA), or before
+    the positions are added (OPT 350M)."""
+    project_bias: bool = True
+    """Train a bias of that linear layer."""
+
+    def __post_init__(self) -> None:
+        require(self.n_segments >= 0, f"Embedding.n_segments={self.n_segments} must be 0 or more.")
+        require_choice(self, "project", ProjectionPlace)
+        if self.width is not None:
+            require_positive(self, "width")
+        require(
+            self.width is not None or (self.project == "after_norm" and self.project_bias),
+            "Embedding.project and project_bias describe the projection of a table of another width: give width too.",
+        )
+
+
+@dataclass(frozen=True)
+class Head:
+    """logits = (scale * h) W^T + bias, with h = norm(activation(transform(x))) if `transform` names an activation.
+
+    With `width` and no activation, h = transform(x), a linear layer alone (OPT 350M). With `softcap` c the logits z
+    become c * tanh(z / c).
+    """
+
+    tied: bool = True
+    """Use the token embedding as W: one parameter, not two equal ones."""
+    bias: bool = False
+    """Train a bias of the logits."""
+    scale: float = 1.0
+    """Factor on the input of the head."""
+    transform: Activation | None = None
+    """Activation of a linear layer and norm before the head, as in BERT's masked-LM head. Default: no such layer."""
+    width: int | None = None
+    """Width of h, the output of the linear layer before the head. Default: D; without a transform, no such layer."""
+    transform_bias: bool = True
+    """Train a bias of that linear layer."""
+    softcap: float | None = None
+    """Bound c of the logits. Default: none."""
+
+    def __post_init__(self) -> None:
+        require(self.softcap is None or self.softcap > 0, f"Head.softcap={self.softcap} must be positive.")
+        if self.transform is not None:
+            require_choice(self, "transform", Activation)
+        if self.width is not None:
+            require_positive(self, "width")
+        require(
+            self.transform_bias or self.has_transform,
+            "Head.transform_bias=False describes the linear layer before the head: give transform or width too.",
+        )
+
+    @property
+    def has_transform(self) -> bool:
+        """True if a linear layer precedes the head."""
+        return self.transform is not None or self.width is not None
+
+
+@dataclass(frozen=True)
+class Special:
+    """Token ids with a special meaning. Generation and the tokenizer use them; the forward pass does not."""
+
+    bos: int | None = None
+    """Beginning of a text."""
+    eos: tuple[int, ...] = ()
+    """Ends of a text: generation stops after one of them."""
+    pad: int | None = None
+    """Padding."""
+    start: int | None = None
+    """First decoder token of an encoder-decoder."""
+    forced_bos: int | None = None
+    """The first token of every generated text, such as the language of a translation. Default: none."""
+    forced_eos: int | None = None
+    """The last token of a generated text that reaches its maximum length. Default: none."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never generated."""
+
+    @property
+    def limits_generation(self) -> bool:
+        """True if any generated token is forced or suppressed."""
+        return self.forced_bos is not None or self.forced_eos is not None or bool(self.suppressed)

@@ -288,8 +288,8 @@ def no_weights(folder: Path) -> WeightsError:
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in PICKLES and p.is_file())
     if pickles == ["ckpt.pt"]:
         return PickledError(
-            f"{folder} holds only {pickles[0]}, and a folder is read from config.json and model.safetensors: if nanoGPT "
-            f"wrote it, give the file itself, {folder / pickles[0]}."
+            f"{folder} holds only {pickles[0]}, but a folder is read from config.json and model.safetensors: if "
+            f"nanoGPT wrote it, give the file itself, {folder / pickles[0]}."
         )
     if pickles:
         return pickled(f"{folder} holds only pickled weights ({summarize(pickles)})", loads_in_transformers(folder))
