@@ -180,7 +180,7 @@ def _rotations(subject: Subject, constant: Constant) -> list[tuple[Seen, Rotatio
     for one in constant.steady():
         parts = vectors(one.attention, 2)
         if parts is not None:
-            fraction = subject.facts.number("rope_fraction") or _nested(subject, "partial_rotary_factor")
+            fraction = declared_fraction(subject, one.layer or 0)
             q, k = (rotation_of(part[0, 0], fraction, one.coarsest) for part in parts[:2])
             found.append((one, q, k))
     return found
@@ -227,6 +227,9 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
             )
     for one, q, _ in rotations:
         base = declared_base(subject, one.layer or 0)
+        fraction = declared_fraction(subject, one.layer or 0)
+        if fraction is not None and int(fraction * one.attention.q.shape[-1]) % 2:
+            continue  # an odd number of components: which exponents belong to it is not agreed on
         if base is None or q.pairing is None or len(q.angles) < 2 or not float(q.angles[1]) > 0:
             continue
         expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)
@@ -247,21 +250,29 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
             return
 
 
-def _nested(subject: Subject, name: str) -> float | None:
-    inner = subject.facts.raw.get("rope_parameters")
-    value = inner.get(name) if isinstance(inner, dict) else None
-    return float(value) if isinstance(value, int | float) else None
+def declared_fraction(subject: Subject, layer: int = 0) -> float | None:
+    """The fraction of a head that the config says is rotated in a layer; None where it says nothing."""
+    said = subject.facts.number("rope_fraction")
+    inner = _of_layer(subject, subject.facts.raw.get("rope_parameters"), layer)
+    value = inner.get("partial_rotary_factor") if isinstance(inner, dict) else None
+    return said or (float(value) if isinstance(value, int | float) else None)
+
+
+def _of_layer(subject: Subject, table: Any, layer: int) -> Any:
+    """The part of a table that holds for a layer, where there is one for each type of layer."""
+    kinds = subject.facts.raw.get("layer_types")
+    if isinstance(table, dict) and isinstance(kinds, list | tuple) and layer < len(kinds):
+        return table.get(kinds[layer], table)
+    return table
 
 
 def declared_base(subject: Subject, layer: int = 0) -> float | None:
     """The rotary base the config names for a layer, None where a scaling changes what it means."""
     raw = subject.facts.raw
-    bases, kinds = raw.get("rope_bases"), raw.get("layer_types")
+    bases = raw.get("rope_bases")
     if isinstance(bases, list) and layer < len(bases):
         return bases[layer]
-    inner = raw.get("rope_parameters") or raw.get("rope_scaling")
-    if isinstance(inner, dict) and isinstance(kinds, list | tuple) and layer < len(kinds):
-        inner = inner.get(kinds[layer], inner)  # a table for each type of layer
+    inner = _of_layer(subject, raw.get("rope_parameters") or raw.get("rope_scaling"), layer)
     if isinstance(inner, dict):
         if inner.get("rope_type", inner.get("type", "default")) != "default":
             return None
