@@ -1,6 +1,9 @@
 """Scale, axis, masks and windows are read from the trace, with their layer."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from glassformer.doctor.probes import attention
 from glassformer.finding import Verdict
@@ -51,3 +54,24 @@ def test_open_layers_are_those_without_a_mask():
 def test_without_attention_nothing_is_asserted():
     assert attention.scale(gpt2(), []).verdict is Verdict.SKIP
     assert names(attention.masks(gpt2(), [])) == set()
+
+
+@pytest.mark.parametrize(
+    ("back", "ahead", "fits"), [(7, 8, True), (8, 7, True), (8, 8, True), (15, 15, True), (5, 8, False)]
+)
+def test_an_encoders_window_may_be_counted_in_several_ways(back, ahead, fits):
+    i, j = torch.arange(24)[:, None], torch.arange(24)[None]
+    visible = (i - j <= back) & (j - i <= ahead)
+    scores = torch.zeros(1, 1, 24, 24).masked_fill(~visible, -torch.inf)
+    one = replace(attention.traced(bert())[0], scores=scores, allowed=torch.ones(24, 24, dtype=torch.bool))
+    assert torch.equal(attention._two_sided(one, 16).allowed, visible) == fits
+
+
+def test_the_least_number_of_float16_is_a_mask():
+    one = attention.traced(gpt2())[0]
+    future = ~one.allowed.expand_as(one.scores)
+    scores = one.scores.masked_fill(future, -65504.0)
+    assert attention.mask_constant([replace(one, scores=scores)]).verdict is Verdict.FAIL
+    assert attention.mask_constant([replace(one, scores=scores, weights=torch.float16)]).passed
+    weak = one.scores.masked_fill(future, -1e4)
+    assert attention.mask_constant([replace(one, scores=weak, weights=torch.float16)]).verdict is Verdict.FAIL

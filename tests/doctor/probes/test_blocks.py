@@ -1,11 +1,14 @@
 """The sum of a block is fitted from its parts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from glassformer.doctor.probes import blocks
 from glassformer.doctor.subject.adapt import subject_of
+from glassformer.doctor.subject.declared import declared
 from glassformer.finding import Verdict
 from tests.doctor.probes.subjects import BUGS, Copycat, bert, buggy, failures, gpt2, names, rotary
 
@@ -86,3 +89,15 @@ def test_freshness_is_read_from_the_gains():
         with torch.no_grad():
             isolated.model.decoder.norm.weight[0] = 2.0
         assert not blocks.is_fresh(isolated.model)
+
+
+def test_factors_of_one_declare_no_growth_and_those_for_the_stream_allow_a_normed_one():
+    subject = gpt2()
+    for fields, factors, weighs in (
+        ({"residual_multiplier": 1.0, "multiplier_on": True}, [], False),
+        ({"residual_multiplier": 0.4}, ["residual_multiplier"], False),
+        ({"mlp_alpha_factor": 1}, [], True),
+    ):
+        changed = replace(subject, facts=declared(None, fields))
+        assert blocks._residual_factors(changed) == factors
+        assert blocks._weighs_the_stream(changed) is weighs

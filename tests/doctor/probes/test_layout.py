@@ -1,5 +1,7 @@
 """Splitting and merging heads: told by numbers, whatever the layout."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -66,3 +68,10 @@ def test_grouped_heads_of_an_einsum_are_judged_too(fault):
     finding = told(subject_of(Grouped(fault), kind="decoder"))
     assert finding.verdict is (Verdict.PASS if fault in ("", "time") else Verdict.FAIL), finding.text()
     assert finding.evidence.get("where", "") == fault.removeprefix("time").strip()
+
+
+def test_heads_that_are_rounded_before_they_are_merged_are_the_same_heads():
+    (one, *_) = attention.traced(bert())
+    merged = one.attention.merged.to(torch.bfloat16)
+    rounded = replace(one, attention=replace(one.attention, merged=merged))
+    assert layout._merge_mixes(rounded, 2) is False

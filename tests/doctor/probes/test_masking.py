@@ -1,8 +1,11 @@
 """Padding is invisible: content, amount, side, cache, precision."""
 
 import pytest
+import torch
+from torch import nn
 
 from glassformer.doctor.probes import masking
+from glassformer.doctor.subject.adapt import subject_of
 from glassformer.finding import Verdict
 from tests.doctor.probes.subjects import BUGS, bert, buggy, failures, gpt2, names, rotary, t5
 
@@ -45,3 +48,34 @@ def test_absolute_positions_of_a_library_are_a_note_and_no_disease():
     note = next(f for f in findings if f.id == "left_pad_position/without-positions")
     assert note.verdict is Verdict.SKIP
     assert note.evidence["explained"]
+
+
+class Table(nn.Module):
+    """A rotary encoder that counts padding, with cosines and sines kept in float32 as a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.qkv, self.head = nn.Embedding(31, 16), nn.Linear(16, 48), nn.Linear(16, 31)
+        angles = torch.arange(200.0)[:, None] * 10000 ** (-torch.arange(0, 16, 2) / 16)
+        self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()]))
+        with torch.no_grad():
+            self.qkv.weight.mul_(12)
+
+    def forward(self, input_ids, attention_mask=None):
+        q, k, v = self.qkv(self.table(input_ids)).chunk(3, -1)
+        cos, sin = (t[: input_ids.shape[1]].repeat(1, 2) for t in self.turns)
+        q, k = (x * cos + torch.cat([-x[..., 8:], x[..., :8]], -1) * sin for x in (q, k))
+        scores = q @ k.transpose(1, 2)
+        if attention_mask is not None:
+            scores = scores.masked_fill(attention_mask[:, None] == 0, -1e30)
+        return self.head(scores.softmax(-1) @ v)
+
+
+def test_left_padding_moves_rotary_tables_by_their_rounding_alone():
+    subject = subject_of(Table(), kind="encoder")
+    with subject.isolated(dtype=torch.float64) as isolated:
+        left, right = (masking._amount_of(isolated, [8], side, True, False) for side in ("left", "right"))
+    assert left.gap > 1e3 * right.gap  # float64 does not make the table finer
+    assert left.ratio < 1
+    assert failures(masking.padding_is_invisible(subject)) == []

@@ -1,8 +1,12 @@
 """A repeated token shows whether positions are used, near and far."""
 
-import pytest
+from dataclasses import replace
 
-from glassformer.doctor.probes import positions
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.doctor.probes import attention, positions
 from glassformer.finding import Verdict
 from tests.doctor.probes.subjects import bert, buggy, gpt2, names, rotary, sound, t5, warmed
 
@@ -45,3 +49,27 @@ def test_layers_that_are_declared_to_go_without_positions_may():
     for expect, found in (({}, {"position_missing"}), ({"no_rope_layers": [1]}, set())):
         subject = warmed(model, expect=expect)
         assert names(positions.positions_are_used(subject, positions.repeated_token(subject))) == found
+
+
+def heads_at(scores, capped):
+    (one, *_) = attention.traced(rotary())
+    return replace(one, scores=scores, attention=replace(one.attention, capped=capped))
+
+
+def test_scores_at_their_soft_cap_say_nothing_about_positions():
+    one = attention.traced(rotary())[0]
+    scores = one.scores.clone()
+    scores[:, 0] = torch.where(scores[:, 0] < -1e6, scores[:, 0], scores.abs()[scores.abs() < 1e6].max())
+    assert bool((positions.spread(heads_at(scores, False))[0] == 0).all())
+    assert bool((positions.spread(heads_at(scores, True))[0] > 0).all())
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_layer_without_positions_is_a_design_where_it_is_declared(declared):
+    kinds = (gf.config.LayerKind((1,), position=gf.config.NoPosition()),)
+    model = gf.build(gf.config.replace(rotary().model.config, layer_kinds=kinds), seed=0)
+    if not declared:
+        model.config = rotary().model.config
+    subject = warmed(model)
+    found = positions.positions_are_used(subject, positions.repeated_token(subject))
+    assert names(found) == (set() if declared else {"position_missing"})

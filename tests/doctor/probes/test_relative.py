@@ -1,10 +1,16 @@
 """Relative schemes: what breaks them is told apart."""
 
-import pytest
+import copy
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+import glassformer as gf
 from glassformer.doctor.probes import positions, relative
+from glassformer.doctor.subject.declared import declared
 from glassformer.finding import Verdict
-from tests.doctor.probes.subjects import BUGS, buggy, failures, gpt2, names, rotary, t5
+from tests.doctor.probes.subjects import BUGS, buggy, failures, gpt2, names, rotary, t5, warmed
 
 
 def findings(subject):
@@ -56,3 +62,38 @@ def test_the_declared_base_is_not_judged_under_a_scaling():
     tables = {"full_attention": {"rope_theta": 3e5}, "sliding_attention": {"rope_theta": 4e4}}
     kinds = ["sliding_attention", "full_attention"]
     assert [relative.declared_base(Has(rope_parameters=tables, layer_types=kinds), i) for i in (0, 1)] == [4e4, 3e5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rotations_of_half_precision_weights_are_judged_by_their_own_rounding(dtype):
+    subject = warmed(copy.deepcopy(rotary().model).to(dtype))
+    assert failures(findings(subject)) == []
+    broken = buggy("rotates_queries_only")
+    broken.model.to(dtype)
+    assert names(findings(broken))
+
+
+def test_a_bias_that_is_rounded_by_design_is_not_judged_by_shifts():
+    config = gf.presets.nano(vocab_size=61, n_layers=2, d_model=32, n_heads=3, d_head=8, d_ff=48, max_len=180)
+    model = gf.build(gf.config.replace(config, position=gf.config.Alibi(rounded=True)))
+    found = list(findings(warmed(model)))
+    assert failures(found) == []
+    assert any("rounded by design" in f.why for f in found)
+
+
+def test_a_rotated_fraction_may_be_declared_for_each_type_of_layer():
+    tables = {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {"partial_rotary_factor": 0.25}}
+    subject = SimpleNamespace(facts=declared(None, {"rope_parameters": tables, "layer_types": [*tables][::-1]}))
+    assert [relative.declared_fraction(subject, i) for i in (0, 1)] == [0.25, 0.5]
+    subject = SimpleNamespace(facts=declared(None, {"rope_parameters": {"partial_rotary_factor": 0.4}}))
+    assert relative.declared_fraction(subject, 3) == 0.4
+    assert relative.declared_fraction(SimpleNamespace(facts=declared(None))) is None
+
+
+def test_the_base_of_an_odd_number_of_components_is_not_judged():
+    (rotation, *_) = relative._rotations(rotary(), positions.repeated_token(rotary()))
+    facts = declared(None, {"rope_base": 500.0, "partial_rotary_factor": 1.0})
+    (finding,) = relative._as_declared(SimpleNamespace(facts=facts), [rotation])
+    assert (finding.id, finding.verdict) == ("rope_relative/base", Verdict.FAIL)
+    facts = declared(None, {"rope_base": 500.0, "rope_parameters": {"partial_rotary_factor": 0.9, "rope_theta": 500.0}})
+    assert list(relative._as_declared(SimpleNamespace(facts=facts), [rotation])) == []

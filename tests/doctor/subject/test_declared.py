@@ -67,3 +67,10 @@ def test_our_own_config_is_read_through_its_parts():
     assert (ours.head_width, ours.position_kind, ours.activation, ours.tied) == (8, "learned", "gelu_tanh", True)
     with pytest.raises(AttributeError):
         ours.nonsense  # noqa: B018
+
+
+def test_an_encoders_own_text_config_is_read():
+    text = {"sliding_window": 6, "hidden_size": 8, "id2label": {0: "a"}}
+    nested = facts(encoder={"text_config": text, "vision_config": {"sliding_window": 3}}, decoder={"sliding_window": 4})
+    assert nested.of_stack("encoder").window_of(0) == 6
+    assert nested.of_stack("decoder").window_of(0) == 4

@@ -181,3 +181,14 @@ def test_other_threads_are_heard_while_one_is_kept_quiet(capsys):
     assert capsys.readouterr().out == "a server speaks\n"
     assert said == ["a model speaks\n"]
     assert sys.stdout is real
+
+
+def test_float32_by_name_becomes_float64():
+    x = torch.ones(2, 3, dtype=torch.float64)
+    with isolate.AllDouble():
+        assert x.float().dtype == x.to(torch.float32).dtype == x.softmax(-1, dtype=torch.float32).dtype == x.dtype
+        assert torch.zeros(2, dtype=torch.float32).dtype == torch.float64
+        positions = torch.arange(2).float()
+        assert positions.dtype == torch.float32  # whole numbers are exact, and T5's buckets depend on their rounding
+        assert (positions @ x).dtype == torch.float64
+    assert x.float().dtype == torch.float32

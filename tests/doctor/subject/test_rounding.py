@@ -66,3 +66,27 @@ def test_the_first_over_its_bound_goes_before_the_worst():
     assert first_over([fine, over, far]) is over
     assert worst([fine, over, far]) is far
     assert Measured(math.nan, 1, "").ratio == math.inf
+
+
+def test_what_asks_for_float32_by_name_is_computed_in_float64():
+    class Angles(Noisy):
+        def forward(self, idx):
+            inverse = torch.full((1, 17), 1.1, dtype=torch.float32)
+            angles = (torch.arange(idx.shape[1]).float()[:, None] + 1000.0 * (len(idx) - 1)) * inverse
+            return self.table(idx) + (angles - 1000.0 * (len(idx) - 1) * inverse).to(self.table.weight.dtype)
+
+    finding = judge(warmed(Angles()), "x/y", measured, "mend it")
+    assert finding.passed
+    assert finding.evidence["rounding"] > 1e-6
+
+
+def test_half_precision_is_judged_by_float64_too():
+    class Sharp(Noisy):
+        """Off by tenths in bfloat16, and exact in float64."""
+
+        def forward(self, idx):
+            x = 30 * self.table(idx)
+            return x + 8 * torch.finfo(x.dtype).eps * x.abs().max() if len(idx) > 1 else x
+
+    assert judge(warmed(Sharp().bfloat16()), "x/y", measured, "mend it").passed
+    assert not judge(warmed(Noisy(0.5).bfloat16()), "x/y", measured, "mend it").passed

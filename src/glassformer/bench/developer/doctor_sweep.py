@@ -33,6 +33,7 @@ KNOWN: dict[str, frozenset[str]] = {
         **{f"{name}ForCausalLM": "label_shift" for name in UNSHIFTED},
         "BigBirdPegasusForCausalLM": "weight_tying label_shift",
         "BambaForCausalLM": "decode_position",
+        "ClvpForCausalLM": "residual_growth",
         "ConvBertForMaskedLM": "pad_leak",
         "CpmAntForCausalLM": "causal_leak label_shift",
         "DeepseekV4ForCausalLM": "cache_rollback cache_reorder pad_leak",
@@ -55,6 +56,7 @@ KNOWN: dict[str, frozenset[str]] = {
         "ReformerModelWithLMHead": "causal_leak",
         "RwkvForCausalLM": "pad_leak",
         "YosoForMaskedLM": "pad_leak",
+        "Zamba2ForCausalLM": "cache_mismatch",
     }.items()
 }
 """Class -> diagnoses of real defects in transformers 5.22.2."""

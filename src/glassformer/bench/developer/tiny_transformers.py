@@ -98,6 +98,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "Llama4ForCausalLM": {"intermediate_size_mlp": 128, "attention_chunk_size": 16, "num_experts_per_tok": 1},
     "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 16, "n_groups": 2},
+    "MiMoV2FlashForCausalLM": {"head_dim": 24},  # a third of it is rotated, an even number
     "MinistralForCausalLM": {"head_dim": 16},
     "MobileBertForMaskedLM": {"hidden_size": 64, "intra_bottleneck_size": 32, "true_hidden_size": 32},
     "NemotronForCausalLM": {"num_key_value_heads": 2},
@@ -125,7 +126,7 @@ REFORMER: dict[str, Any] = {
     **{"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"]},
     "max_position_embeddings": 256,
 }
-CHANGES |= {"ReformerForMaskedLM": REFORMER, "ReformerModelWithLMHead": REFORMER}
+CHANGES |= {"ReformerForMaskedLM": REFORMER, "ReformerModelWithLMHead": {**REFORMER, "is_decoder": True}}
 """Class -> fields that it needs beyond the rules."""
 
 

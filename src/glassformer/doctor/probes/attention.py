@@ -32,6 +32,19 @@ class Seen:
     role: str
     """`self`, `cross` or `encoder`."""
     allowed: Tensor
+    weights: torch.dtype = torch.float32
+    """The dtype of the model's weights."""
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """The least precise dtype of weights, queries, keys and scores: some of them are float32 in a half model."""
+        dtypes = {self.weights, self.scores.dtype, self.attention.q.dtype, self.attention.k.dtype}
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
+    def mask_bound(self) -> float:
+        """The score that a mask must stay below: a constant, or almost the least number of a dtype that has no less."""
+        return max(MASK_CONSTANT, 0.99 * torch.finfo(self.coarsest).min)
 
     @property
     def location(self) -> str:
@@ -61,7 +74,8 @@ def look(isolated: Subject, trace: Trace, rows: int, length: int, source: int = 
         }
         if (t, s) != expected.get(role, (length, length)):
             continue
-        found.append(Seen(attention, scores, stack, layer, role, allowed_keys(isolated, role, t, s, layer)))
+        allowed = allowed_keys(isolated, role, t, s, layer)
+        found.append(Seen(attention, scores, stack, layer, role, allowed, isolated.dtype))
     return found
 
 
@@ -83,10 +97,11 @@ def window_of(subject: Subject, role: str, layer: int | None) -> int | None:
 
 
 def _two_sided(one: Seen, window: int) -> Seen:
-    """An encoder's window is counted in three ways: W on each side, W - 1, or W in all. Take the one that is met."""
+    """An encoder's window is counted as W on each side, W - 1, half of it, or W in all. Take the one that is met."""
     i, j = torch.arange(one.scores.shape[-2])[:, None], torch.arange(one.scores.shape[-1])[None]
-    for reach in (window - 1, window, window // 2):
-        allowed = (i - j).abs() <= reach
+    half, other = window // 2, (window - 1) // 2
+    for back, ahead in ((window - 1,) * 2, (window,) * 2, (half, half), (other, half), (half, other)):
+        allowed = (i - j <= back) & (j - i <= ahead)
         if torch.equal(~hidden_keys(one.scores), allowed.expand_as(one.scores)):
             return replace(one, allowed=allowed)
     return one
@@ -224,12 +239,12 @@ def mask_constant(seen: list[Seen]) -> Finding:
         if near is None:
             continue
         least = max(least, near)
-        if near > MASK_CONSTANT:
+        if near > one.mask_bound:
             return Finding(
                 "mask_value/constant",
                 Verdict.FAIL,
                 near,
-                MASK_CONSTANT,
+                one.mask_bound,
                 f"forbidden keys get a score of {near:.4g}; trained scores of -1.1e5 have been met, and one below the "
                 "constant makes the future the best key",
                 "Mask with -inf or torch.finfo(dtype).min.",
@@ -321,7 +336,7 @@ def _hidden(subject: Subject, seen: list[Seen]) -> Iterator[Finding]:
 
 def sparse_fields(subject: Subject) -> list[str]:
     """Fields of the config that speak of attention that leaves keys out, beyond a window that is understood."""
-    words = ("window", "local", "chunk", "sparse", "dilat", "index_topk")
+    words = ("window", "local", "chunk", "sparse", "dilat", "index_topk", "indexer")
     raw, known = subject.facts.raw, subject.facts.window
     said = [
         k for k, v in raw.items() if (any(v) if isinstance(v, list | tuple) else v) and v != known and k != "windows"

@@ -207,7 +207,7 @@ def _judge(isolated: Subject, block: Block) -> Finding | None:
         # a norm that only another norm reads is the embedding's, placed in the first block
         read = any(torch.equal(given, out) for given, _ in block.parts.values())
         _, left = fit(block.after, [out, *parts])
-        if left < FIT and read and not _residual_factors(isolated):
+        if left < FIT and read and not _weighs_the_stream(isolated):
             why = f"{block.name} = {name}(stream) + parts: the residual starts from the normed stream"
             return Finding(id, Verdict.FAIL, left, FIT, why, "x = x + f(norm(x)): add to x itself.", where)
     _, left = fit(block.after, [block.before, *normed, *parts])
@@ -286,6 +286,11 @@ def _residual_factors(isolated: Subject) -> list[str]:
     """Fields of the config that declare factors on the residual stream or on what is added to it; 1 declares none."""
     numbers = {k for k, v in isolated.facts.raw.items() if type(v) in (int, float) and v != 1}
     return sorted(name for name in numbers if RESIDUAL_FACTOR.search(name.lower()))
+
+
+def _weighs_the_stream(isolated: Subject) -> bool:
+    """Whether the config has factors for stream and parts, whatever their value: that stream may be a normed one."""
+    return any(re.search(r"alpha_|beta_factor", name.lower()) for name in isolated.facts.raw)
 
 
 def _numbers(block: nn.Module) -> set[float]:

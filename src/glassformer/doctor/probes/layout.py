@@ -127,7 +127,7 @@ def _merge_mixes(one: Seen, rows: int) -> bool | None:
     out, merged = one.attention.out, one.attention.merged
     if out is None or merged is None:
         return None
-    heads = out.reshape(rows, -1, *out.shape[-2:]) if out.dim() == 3 else out
+    heads = (out.reshape(rows, -1, *out.shape[-2:]) if out.dim() == 3 else out).to(merged.dtype)
     t = one.scores.shape[-2]
     if heads.dim() != 4 or heads.shape[1] == 1 or heads.shape[2] != t or merged.numel() != heads.numel():
         return None

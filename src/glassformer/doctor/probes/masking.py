@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from glassformer.anatomy.scores import hidden_keys
-from glassformer.doctor.probes.attention import MASK_CONSTANT, look
+from glassformer.doctor.probes.attention import look
 from glassformer.doctor.probes.padding import Padded, amounts, conventions, feed_padded, pad_fill, padded
 from glassformer.doctor.subject.errors import Unsupported
-from glassformer.doctor.subject.measure import CROSS_WHY, SAME_WHY, cross_shape_bound, gap
+from glassformer.doctor.subject.measure import (
+    CROSS_WHY,
+    RELATIVE,
+    SAME_WHY,
+    SHIFT_BOUND,
+    SHIFT_WHY,
+    cross_shape_bound,
+    gap,
+    rms,
+)
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise, untouched, worst
 from glassformer.doctor.subject.subject import Subject
 from glassformer.doctor.subject.trace import trace_call
@@ -93,11 +102,12 @@ def padding_constant(subject: Subject) -> Iterator[Finding]:
         padding = ~batch.mask[:, None, None, :] & batch.mask[:, None, :, None] & one.allowed
         values = one.scores[padding.expand_as(one.scores)]
         hidden = hidden_keys(one.scores)[padding.expand_as(one.scores)]
-        if values.numel() and bool(hidden.all()) and float(values.max()) > MASK_CONSTANT:
-            why = f"padding keys get a score of {float(values.max()):.4g}, which trained scores can fall below"
-            evidence: dict[str, Any] = {"layer": one.layer, "value": float(values.max()), "open": []}
+        least = float(values.max()) if values.numel() else -torch.inf
+        if bool(hidden.all()) and least > one.mask_bound:
+            why = f"padding keys get a score of {least:.4g}, which trained scores can fall below"
+            evidence: dict[str, Any] = {"layer": one.layer, "value": least, "open": []}
             remedy = "Mask with -inf or torch.finfo(dtype).min."
-            yield Finding("mask_value/padding", Verdict.FAIL, float(values.max()), MASK_CONSTANT, why, remedy, evidence)
+            yield Finding("mask_value/padding", Verdict.FAIL, least, one.mask_bound, why, remedy, evidence)
             return
 
 
@@ -200,9 +210,12 @@ def _amount_of(isolated: Subject, counts: list[int], side: str, positions: bool,
         source = _row_source(isolated, b, len(batch.rows))
         alone = isolated.logits(row, **source, **_counted(row, bool(given)))
         noise = prefix_noise(isolated, row, None if given else alone, **source)  # prefixes are placed by the model
-        bound = cross_shape_bound(alone, noise)
+        bound, why = cross_shape_bound(alone, noise), CROSS_WHY
+        if side == "left" and counts[b] and not given:
+            # it may stand at other positions than alone: no difference in relative schemes, but for rounded tables
+            bound, why = max(bound, SHIFT_BOUND * rms(alone)), SHIFT_WHY
         evidence = {"row": b, "padding": counts[b], "side": side}
-        found.append(Measured(gap(batch.real(logits, b), alone), bound, CROSS_WHY, evidence))
+        found.append(Measured(gap(batch.real(logits, b), alone), bound, why, evidence))
     return worst(found)
 
 
@@ -218,7 +231,7 @@ def _row_source(isolated: Subject, row: int, rows: int) -> dict[str, Any]:
 
 def _left_amount(subject: Subject, finding: Finding) -> Finding:
     """Content is silent and amount is not: positions, or something else?"""
-    relative = subject.facts.position_kind in ("rotary", "alibi", "t5")
+    relative = subject.facts.position_kind in RELATIVE
     explained = {**finding.evidence, "explained": True}
     if subject.kind == "encoder":
         return change(finding, verdict=Verdict.SKIP, why=UNSUPPORTED, remedy="", evidence=explained)

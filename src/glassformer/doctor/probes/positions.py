@@ -26,6 +26,9 @@ from glassformer.finding import Finding, Verdict
 FLAT = 1e-5
 """Relative; rounding of float32 over a few layers stays below, any scheme of positions far above."""
 
+CAPPED = 0.99
+"""Of the largest score of a capped attention: c·tanh(s/c) hardly changes above that."""
+
 PADDED = "the model pads its input itself, so its first layer reads positions that are no tokens"
 UNSTEADY = (
     "before its first attention a repeated token already differs from position to position (a recurrence, a "
@@ -191,12 +194,13 @@ def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding
     # layers without positions are a design, where it is declared
     free = any(v and any(w in k.lower() for w in FREE) for k, v in subject.facts.raw.items() if k != "position")
     foreign = subject.interface.library or free
+    without = subject.facts.raw.get("layers_without_positions", ())
     if kind == "rotary" and (rotated := _rotated_but_flat(flat)) is not None:
         yield rotated
         return
     for one, spreads in flat:
         dead = (spreads <= 0).all(-1).nonzero().flatten().tolist()
-        if everywhere or (dead and not foreign and kind in ("rotary", "alibi")):
+        if everywhere or (dead and not foreign and one.layer not in without and kind in ("rotary", "alibi")):
             where = "in no layer" if everywhere else f"not in {one.location}, heads {dead}"
             yield Finding(
                 id,
@@ -224,7 +228,10 @@ def _rotated_but_flat(flat: list[tuple[Seen, Tensor]]) -> Finding | None:
 
 
 def spread(one: Seen) -> Tensor:
-    """(H,T): how much a query's scores vary over the up to 8 keys nearest to it; 0 where they do not."""
+    """(H,T): how much a query's scores vary over the up to 8 keys nearest to it; 0 where they do not.
+
+    Scores at their soft cap do not vary whatever the positions do: there the largest spread stands in.
+    """
     scores = one.scores[0].double()
     hidden = hidden_keys(one.scores)[0]
     size = float(scores[~hidden].abs().max()) if bool((~hidden).any()) else 1.0
@@ -234,10 +241,12 @@ def spread(one: Seen) -> Tensor:
         part, out = scores[:, i, near], hidden[:, i, near]
         high = torch.where(out, -torch.inf, part).amax(-1)
         low = torch.where(out, torch.inf, part).amin(-1)
-        alone = (~out).sum(-1) < 2
-        rows.append(torch.where(alone, torch.nan, high - low))
+        unknown = (~out).sum(-1) < 2
+        if one.attention.capped:
+            unknown |= torch.where(out, torch.inf, part.abs()).amin(-1) > CAPPED * size
+        rows.append(torch.where(unknown, torch.nan, high - low))
     spreads = torch.stack(rows, dim=-1)
-    fill = torch.nan_to_num(spreads, nan=0.0).amax()
+    fill = torch.nan_to_num(spreads, nan=0.0).amax() if not bool(spreads.isnan().all()) else spreads.new_tensor(size)
     spreads = torch.where(spreads.isnan(), fill, spreads)
     return torch.where(spreads <= FLAT * max(size, 1e-12), 0.0, spreads)
 

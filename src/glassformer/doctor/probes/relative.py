@@ -16,15 +16,12 @@ from glassformer.doctor.probes.attention import Seen
 from glassformer.doctor.probes.positions import Constant, scheme
 from glassformer.doctor.probes.rotation import Rotation, lengths, rotation_of
 from glassformer.doctor.probes.step import vectors
-from glassformer.doctor.subject.measure import cross_shape_bound, gap, rms, ulp
+from glassformer.doctor.subject.measure import RELATIVE, SHIFT_BOUND, SHIFT_WHY, cross_shape_bound, gap, rms, ulp
 from glassformer.doctor.subject.rounding import Measured, judge, prefix_noise
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
 SHIFT = 37
-SHIFT_BOUND = 2e-4
-"""Of the logits' size: angles in float32 move logits by 1e-6 times the sharpness of attention."""
-RELATIVE = ("rotary", "alibi", "t5")
 
 
 def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding]:
@@ -35,6 +32,9 @@ def relative_positions(subject: Subject, constant: Constant) -> Iterator[Finding
         return
     if kind not in RELATIVE or constant.absolute:
         yield Finding.skip("rope_relative/shift", "positions are not relative, so a shift may move logits")
+        return
+    if subject.facts.raw.get("bias_rounded"):
+        yield Finding.skip("rope_relative/shift", "the bias of each position is rounded by design, so shifts move it")
         return
     values = _values_move(constant)
     if values is not None:
@@ -88,8 +88,8 @@ def _scaled_by_position(one: Seen) -> bool:
     if parts is None:
         return False
     for x in (parts[0][0, 0], parts[1][0, 0]):
-        turn = rotation_of(x)
-        longer = float((lengths(x) - 1).abs().max()) > max(1e-4, 8 * ulp(x.dtype))
+        turn = rotation_of(x, dtype=one.coarsest)
+        longer = float((lengths(x) - 1).abs().max()) > max(1e-4, 8 * ulp(one.coarsest))
         if longer and (turn.pairing is not None or not turn.moves):
             return True
     return False
@@ -119,7 +119,7 @@ def _values_move(constant: Constant) -> Finding | None:
 
 def _toeplitz(constant: Constant, kind: str) -> Finding | None:
     """Scores of a repeated token, less the query's own: a function of the distance alone (a shift per row cancels)."""
-    worst_gap, where, bound = 0.0, None, 1.0
+    worst_gap, where = 0.0, None
     for one in constant.steady():
         scores, hidden = one.scores[0].double(), hidden_keys(one.scores)[0]
         own = torch.diagonal(scores, dim1=-2, dim2=-1)[..., None]
@@ -136,12 +136,11 @@ def _toeplitz(constant: Constant, kind: str) -> Finding | None:
                     off = float((line - line[:, :1]).abs().max()) / size
                     if off > worst_gap:
                         worst_gap, where = off, one
-    # in half precision an ulp of a score is more than that
-    bound = (
-        max(2e-3, 40 * ulp(where.scores.dtype)) if where is not None else 2e-3
-    )  # float32 angles at 129 positions: 129 times 6e-8, over scores that vary by a thousandth of their size
     if where is None:
         return None
+    # float32 angles at 129 positions: 129 times 6e-8, over scores that vary by a thousandth of their size. In half
+    # precision an ulp of a query is more than that.
+    bound = max(2e-3, 40 * ulp(where.coarsest))
     remedy = "q and k must be rotated alike, by their own positions, with the same angles."
     evidence = {"layer": where.layer, "scheme": kind}
     why = "scores of a repeated token depend on the distance alone"
@@ -162,8 +161,7 @@ def _shifts(subject: Subject) -> list[Finding]:
             moved = isolated.logits(tokens, positions=positions + offset, **given)
             floor = max(SHIFT_BOUND, 40 * offset * 6e-8) * rms(base)
             bound = max(floor, cross_shape_bound(base, prefix_noise(isolated, tokens, **given)))
-            why = "distances stay the same; angles in float32 move logits by 1e-6 times the sharpness of attention"
-            return Measured(gap(base, moved), bound, why, {"offset": offset})
+            return Measured(gap(base, moved), bound, SHIFT_WHY, {"offset": offset})
 
         return measure
 
@@ -182,8 +180,9 @@ def _rotations(subject: Subject, constant: Constant) -> list[tuple[Seen, Rotatio
     for one in constant.steady():
         parts = vectors(one.attention, 2)
         if parts is not None:
-            fraction = subject.facts.number("rope_fraction") or _nested(subject, "partial_rotary_factor")
-            found.append((one, rotation_of(parts[0][0, 0], fraction), rotation_of(parts[1][0, 0], fraction)))
+            fraction = declared_fraction(subject, one.layer or 0)
+            q, k = (rotation_of(part[0, 0], fraction, one.coarsest) for part in parts[:2])
+            found.append((one, q, k))
     return found
 
 
@@ -228,12 +227,17 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
             )
     for one, q, _ in rotations:
         base = declared_base(subject, one.layer or 0)
+        fraction = declared_fraction(subject, one.layer or 0)
+        if fraction is not None and int(fraction * one.attention.q.shape[-1]) % 2:
+            continue  # an odd number of components: which exponents belong to it is not agreed on
         if base is None or q.pairing is None or len(q.angles) < 2 or not float(q.angles[1]) > 0:
             continue
         expected = torch.tensor([base ** (-2 * i / q.width) for i in range(len(q.angles))], dtype=torch.float64)
-        # an angle is read off vectors of the model's precision
-        coarse = ulp(one.scores.dtype)
-        large = expected > max(1e-3, 10 * coarse)
+        # an angle is read off vectors of the model's precision, to some ulps: small ones say little in half precision
+        coarse = ulp(one.coarsest)
+        large = expected > max(1e-3, 300 * coarse)
+        if not bool(large.any()):
+            continue
         off = float((q.angles[large] / expected[large] - 1).abs().max())
         measured = float(q.angles[1]) ** (-q.width / 2)
         why = f"angles per position are those of base {measured:.4g}; declared {base:.4g}"
@@ -246,21 +250,29 @@ def _as_declared(subject: Subject, rotations: list[tuple[Seen, Rotation, Rotatio
             return
 
 
-def _nested(subject: Subject, name: str) -> float | None:
-    inner = subject.facts.raw.get("rope_parameters")
-    value = inner.get(name) if isinstance(inner, dict) else None
-    return float(value) if isinstance(value, int | float) else None
+def declared_fraction(subject: Subject, layer: int = 0) -> float | None:
+    """The fraction of a head that the config says is rotated in a layer; None where it says nothing."""
+    said = subject.facts.number("rope_fraction")
+    inner = _of_layer(subject, subject.facts.raw.get("rope_parameters"), layer)
+    value = inner.get("partial_rotary_factor") if isinstance(inner, dict) else None
+    return said or (float(value) if isinstance(value, int | float) else None)
+
+
+def _of_layer(subject: Subject, table: Any, layer: int) -> Any:
+    """The part of a table that holds for a layer, where there is one for each type of layer."""
+    kinds = subject.facts.raw.get("layer_types")
+    if isinstance(table, dict) and isinstance(kinds, list | tuple) and layer < len(kinds):
+        return table.get(kinds[layer], table)
+    return table
 
 
 def declared_base(subject: Subject, layer: int = 0) -> float | None:
     """The rotary base the config names for a layer, None where a scaling changes what it means."""
     raw = subject.facts.raw
-    bases, kinds = raw.get("rope_bases"), raw.get("layer_types")
+    bases = raw.get("rope_bases")
     if isinstance(bases, list) and layer < len(bases):
         return bases[layer]
-    inner = raw.get("rope_parameters") or raw.get("rope_scaling")
-    if isinstance(inner, dict) and isinstance(kinds, list | tuple) and layer < len(kinds):
-        inner = inner.get(kinds[layer], inner)  # a table for each type of layer
+    inner = _of_layer(subject, raw.get("rope_parameters") or raw.get("rope_scaling"), layer)
     if isinstance(inner, dict):
         if inner.get("rope_type", inner.get("type", "default")) != "default":
             return None

@@ -21,9 +21,12 @@ class Rotation:
     """|angle| of each pair between positions 0 and 1, in radians."""
 
 
-def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) -> Rotation:
+def rotation_of(
+    vectors: Float[Tensor, "T K"], fraction: float | None = None, dtype: torch.dtype | None = None
+) -> Rotation:
     """Measure the rotation of one repeated vector at positions 0, 1, 2, ...: pairs keep their length, angles grow.
 
+    `dtype` is the precision that the vectors were computed in, if it is less than their own.
     A factor on the whole vector, such as a temperature by position, is taken out first: it is no rotation.
     """
     x = vectors.double() / lengths(vectors)
@@ -44,7 +47,7 @@ def rotation_of(vectors: Float[Tensor, "T K"], fraction: float | None = None) ->
         a, b = split_pairs(x[:, :width], pairing)
         radii = (a**2 + b**2).sqrt()
         scale = float(radii.amax().clamp(min=1e-30))
-        if float((radii - radii[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(vectors.dtype).eps) * scale:
+        if float((radii - radii[:1]).abs().max()) <= max(1e-3, 4 * torch.finfo(dtype or vectors.dtype).eps) * scale:
             # cross and dot product of positions 0 and 1: exact for small angles too
             angle = torch.atan2(a[0] * b[1] - b[0] * a[1], a[0] * a[1] + b[0] * b[1]).abs()
             return Rotation(pairing, width, True, angle)

@@ -160,9 +160,17 @@ def _overheard(isolated: Subject, shape: tuple[int, int]) -> Iterator[list[Tenso
         handle.remove()
 
 
+@dataclass
+class Rows:
+    """The logits of each position, and the gradient of the loss with respect to them."""
+
+    logits: Tensor
+    gradient: Tensor
+
+
 def _compare(
     isolated: Subject, call: LossCall, tokens: Tensor, labels: Tensor | None
-) -> tuple[dict[str, tuple[float, float]], Tensor | None]:
+) -> tuple[dict[str, tuple[float, float]], Rows | None]:
     """How each way to shift matches; and the gradient with respect to the logits, where they are seen.
 
     Raises Unsupported where logits come with the loss, the loss is not computed from them, and no shift matches.
@@ -173,9 +181,9 @@ def _compare(
     logits = heard[0] if logits is None and len(heard) == 1 else logits
     labels = tokens if labels is None else labels
     if logits is not None and logits.requires_grad:
-        (rows,) = torch.autograd.grad(loss, [logits], retain_graph=True, allow_unused=True)
-        if rows is not None:
-            return matches(loss, logits, labels, [logits]), rows
+        (gradient,) = torch.autograd.grad(loss, [logits], retain_graph=True, allow_unused=True)
+        if gradient is not None:
+            return matches(loss, logits, labels, [logits]), Rows(logits.detach(), gradient)
     wrt: list[Tensor] = [p for p in isolated.module.parameters() if p.requires_grad]
     found = matches(loss, isolated.logits(tokens), labels, wrt)
     if logits is not None and min(left for left, _ in found.values()) > MATCH:
@@ -186,19 +194,25 @@ def _compare(
     return found, None
 
 
-def _uncounted(rows: Tensor, labels: Tensor, shift: int) -> Tensor | None:
+SURE = 0.999
+"""A probability of the target above which its gradient is too small to tell whether the target counts."""
+
+
+def _uncounted(rows: Rows, labels: Tensor, shift: int) -> Tensor | None:
     """Targets that do not count though every one that does is at this shift; None where the shift is another.
 
     The gradient of cross-entropy at a position is softmax minus the one-hot target: its only negative entry is the
-    target, and it is 0 where the position is not counted.
+    target. It is 0 where the position is not counted, and where the model is sure of the target: those are left out.
     """
     size = labels.shape[1]
-    rows = rows[:, max(0, -shift) : size - max(0, shift)]
-    targets = labels[:, max(0, shift) : size - max(0, -shift)]
-    counted = rows.abs().amax(-1) > 1e-9 * float(rows.abs().max())
-    if not bool(counted.any()) or not torch.equal(rows.argmin(-1)[counted], targets[counted]):
+    here = slice(max(0, -shift), size - max(0, shift))
+    gradient, targets = rows.gradient[:, here], labels[:, max(0, shift) : size - max(0, -shift)]
+    counted = gradient.abs().amax(-1) > 1e-9 * float(gradient.abs().max())
+    sure = rows.logits[:, here].float().softmax(-1).gather(-1, targets[..., None])[..., 0] > SURE
+    judged = counted & ~sure
+    if not bool(judged.any()) or not torch.equal(gradient.argmin(-1)[judged], targets[judged]):
         return None
-    return targets[~counted]
+    return targets[~counted & ~sure]
 
 
 def label_shift(subject: Subject) -> Iterator[Finding]:

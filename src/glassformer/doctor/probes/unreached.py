@@ -199,7 +199,7 @@ def _by_selection(subject: Subject, names: list[str]) -> Explained:
         ends = [n for n in passed if not n.value.is_floating_point()]
         if any(n is logits for n in passed) or not ends:
             continue
-        if all(n.op == "topk" and _over_positions(n, subject) for n in ends):
+        if all(n.op == "topk" for n in ends) and any(_over_positions(n, subject) for n in ends):
             found[name] = "it selects positions by top-k, which has no derivative: it needs a loss of its own"
     return found
 
@@ -229,8 +229,10 @@ def _by_code(subject: Subject, names: list[str]) -> Explained:
         at = _unused_root(module, name, used)
         if at is None:
             continue
-        parent, attribute, child = at
-        outside = layer_of(name, subject.blocks()) is None and not is_norm(child) and not _is_table(child, subject)
+        path, child = at
+        above, _, attribute = path.rpartition(".")
+        parent = module.get_submodule(above)
+        outside = layer_of(path, subject.blocks()) is None and not is_norm(child) and not _is_table(child, subject)
         for function, under in _uses(type(parent), attribute):
             if under or (outside and function.__code__ not in ran):
                 what = f"only {under}= brings it in" if under else f"only {function.__qualname__} uses it"
@@ -246,13 +248,13 @@ def _is_table(child: nn.Module, subject: Subject) -> bool:
     return length is not None and any(0 <= n - length <= 4 for n in rows)
 
 
-def _unused_root(module: nn.Module, name: str, used: set[str]) -> tuple[nn.Module, str, nn.Module] | None:
-    """The largest module around a parameter of which nothing was used: (its parent, its name there, itself)."""
+def _unused_root(module: nn.Module, name: str, used: set[str]) -> tuple[str, nn.Module] | None:
+    """The largest module around a parameter of which nothing was used, with its path."""
     parts = name.split(".")
     for depth in range(1, len(parts)):
         path = ".".join(parts[:depth])
         if not any(u.startswith(path + ".") for u in used):
-            return module.get_submodule(".".join(parts[: depth - 1])), parts[depth - 1], module.get_submodule(path)
+            return path, module.get_submodule(path)
     return None
 
 

@@ -182,14 +182,16 @@ OTHER_INPUTS = ("vision", "audio", "image", "video", "speech", "codec", "quantiz
 _SPELLINGS = frozenset(name for names in NAMES.values() for name in names)
 
 
-def _inner(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _inner(raw: Mapping[str, Any], depth: int = 2) -> dict[str, dict[str, Any]]:
     """Configs inside a config that describe the text model or a part of it, decoders before encoders."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in raw.items():
-        if any(word in name.lower() for word in OTHER_INPUTS) or isinstance(value, nn.Module | type):
+        if any(word in str(name).lower() for word in OTHER_INPUTS) or isinstance(value, nn.Module | type):
             continue
         if isinstance(value, Mapping) or (hasattr(value, "__dict__") and not callable(value)):
             fields = flat(value)
+            for deeper in _inner(fields, depth - 1).values() if depth > 1 else ():  # an encoder's own text config
+                fields = {**deeper, **fields}
             if fields.keys() & _SPELLINGS:
                 found[name] = fields
     return dict(sorted(found.items(), key=lambda item: ("dec" not in item[0], "text" not in item[0], item[0])))
@@ -217,6 +219,8 @@ def _ours(config: Any) -> dict[str, Any]:
         "position": config.position.kind,
         "rope_base": getattr(config.position, "base", None) if config.position.kind == "rotary" else None,
         "rope_bases": [_base(config.layer_position(i)) for i in range(config.n_layers)],
+        "layers_without_positions": [i for i in range(config.n_layers) if config.layer_position(i).kind == "none"],
+        "bias_rounded": getattr(config.position, "rounded", False),
         "rope_pairing": getattr(config.position, "pairing", None),
         "rope_scaling": getattr(config.position, "scaling", None),
         "rope_fraction": getattr(config.position, "fraction", None),

@@ -239,3 +239,26 @@ class NoDropout(TorchFunctionMode):
         elif func is F.multi_head_attention_forward and len(args) > 10:
             args = (*args[:10], 0.0, *args[11:])
         return func(*args, **kwargs)
+
+
+class AllDouble(TorchFunctionMode):
+    """Every float32 that a float64 model asks for by name becomes float64: in its norms, softmax and rotary angles.
+
+    Integers that become float32 stay so, unless they meet a float64 tensor in a product.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.float and args[0].dtype == torch.float64:
+            return args[0]
+        kwargs = {name: _double(value) for name, value in (kwargs or {}).items()}
+        args = tuple(_double(value) for value in args)
+        dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
+        if dtypes == {torch.float32, torch.float64}:
+            args = tuple(a.double() if isinstance(a, torch.Tensor) else a for a in args)
+        return func(*args, **kwargs)
+
+
+def _double(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

@@ -17,6 +17,12 @@ NOISE_FACTOR = 50.0
 SAME_WHY = "the same computation on the same numbers: exact to the bit, with a guard of 1e-7 of the logits' size"
 CROSS_WHY = "50 times the model's own rounding between lengths (prefix noise)"
 
+RELATIVE = ("rotary", "alibi", "t5")
+"""Position schemes in which only distances matter."""
+SHIFT_BOUND = 2e-4
+"""Of the logits' size: angles in float32 move logits by 1e-6 times the sharpness of attention."""
+SHIFT_WHY = "distances stay the same; angles in float32 move logits by 1e-6 times the sharpness of attention"
+
 
 def many(number: int, noun: str) -> str:
     """`1 key`, `2 keys`."""

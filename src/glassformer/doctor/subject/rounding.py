@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glassformer.doctor.subject.isolate import AllDouble
 from glassformer.doctor.subject.measure import SAME_WHY, gap, rms, same_shape_bound
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
@@ -81,14 +82,17 @@ def _in_double(subject: Subject, measure: Measure, factor: float, train: bool) -
         return None
     with contextlib.suppress(Exception):
         tokens = subject.tokens(2, subject.length(9))
-        with subject.isolated() as isolated:
+        # half precision is off by hundredths where attention is sharp; float32 then tells whether float64 is the same
+        with subject.isolated(dtype=torch.float32 if subject.dtype.itemsize < 4 else None) as isolated:
             single = isolated.logits(tokens)
         with subject.isolated(dtype=torch.float64) as isolated:
             double = isolated.logits(tokens)
         if gap(single, double.to(single.dtype)) > 1e-2 * rms(single):
             return None
-        with subject.isolated(factor, dtype=torch.float64, train=train) as isolated:
-            return measure(isolated)
+        # first with everything in float64: parts that ask for float32 by name keep their rounding
+        for mode in (AllDouble(), contextlib.nullcontext()):
+            with contextlib.suppress(Exception), subject.isolated(factor, torch.float64, train) as isolated, mode:
+                return measure(isolated)
     return None
 
 

@@ -38,3 +38,15 @@ def test_tying_of_the_decoder_alone_is_a_design(given):
 def test_the_usual_names_declare_one_table(name):
     assert declared_tying({name: True}) == name
     assert declared_tying({name: False}) is None
+
+
+def test_a_class_that_lists_what_it_ties_declares_the_rest_separate(monkeypatch):
+    subject, recording = styled("pair", "tables_separate")
+    found = shared_tables(subject, recording)
+    tables = found.evidence["tables"]
+    monkeypatch.setattr(type(subject.module), "_tied_weights_keys", {tables["head"]: tables["target table"]}, False)
+    assert tables["head"] == tables["target table"]
+    assert shared_tables(subject, recording).verdict is Verdict.SKIP
+    listed = {tables["head"]: tables["target table"], tables["source table"]: tables["target table"]}
+    monkeypatch.setattr(type(subject.module), "_tied_weights_keys", listed, False)
+    assert shared_tables(subject, recording).verdict is Verdict.FAIL

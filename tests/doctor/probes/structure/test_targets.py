@@ -1,6 +1,9 @@
 """Ids that the loss leaves out are found and named; padding that is declared is not one of them."""
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from glassformer.doctor.probes.structure.targets import every_id_counts, must_count, padding_labels
 from glassformer.finding import Verdict
@@ -56,3 +59,24 @@ def test_labels_of_the_forward_pass_are_the_callers():
     subject = warmed(encoder.labels_in_forward(), kind="encoder")
     assert padding_labels(subject).verdict is Verdict.SKIP
     assert listed(every_id_counts(subject))[0].passed
+
+
+class Sure(nn.Module):
+    """An encoder that predicts what it reads with a probability of 1, as trained ones do; `skipped` does not count."""
+
+    def __init__(self, skipped=None):
+        super().__init__()
+        self.table, self.skipped = nn.Embedding.from_pretrained(60 * torch.eye(31), freeze=False), skipped
+
+    def forward(self, input_ids, labels=None):
+        logits = self.table(input_ids) + 0 * self.table.weight.sum()
+        if labels is None:
+            return {"logits": logits}
+        labels = labels if self.skipped is None else labels.masked_fill(labels == self.skipped, -100)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def test_targets_that_a_model_is_sure_of_are_not_taken_for_uncounted():
+    assert listed(every_id_counts(warmed(Sure(), kind="encoder")))[0].passed
+    (finding,) = every_id_counts(warmed(Sure(skipped=7), kind="encoder"))
+    assert finding.evidence["ids"] == [7]

@@ -1,7 +1,8 @@
 """Tying in an encoder-decoder: source table, target table and head are one matrix where that is declared.
 
 Declared tying of an encoder-decoder covers both tables (as in the Transformer paper, T5 and BART), unless the field
-speaks of the decoder, the target or the head alone, or source and target have vocabularies of their own.
+speaks of the decoder, the target or the head alone, or source and target have vocabularies of their own. A class that
+lists the parameters it ties (`_tied_weights_keys`) without the source table declares that this one is not among them.
 """
 
 from typing import Any
@@ -52,9 +53,20 @@ def shared_tables(subject: Subject, recording: Recording) -> Finding:
     names = {what: recording.names.get(storage, ["?"])[0] for what, storage in tables.items()}
     if len(set(tables.values())) == 1:
         return Finding(ID, Verdict.PASS, 1.0, 1.0, "source table, target table and head are one tensor")
+    if target == tables.get("head") and not _lists(subject, recording.names.get(source, [])):
+        return Finding.skip(ID, "head and target table are one tensor, and the class does not list the source table")
     shown = ", ".join(f"{what} {name}" for what, name in names.items())
     why = f"{said} is declared, yet there are {len(set(tables.values()))} tensors: {shown}"
     return Finding(ID, Verdict.FAIL, float(len(set(tables.values()))), 1.0, why, REMEDY, {"tables": names})
+
+
+def _lists(subject: Subject, names: list[str]) -> bool:
+    """Whether the table of these names is among those that the classes of the model tie, where any says which."""
+    listed: list[str] = []
+    for module in subject.module.modules() if subject.module is not None else ():
+        keys = getattr(module, "_tied_weights_keys", None) or {}
+        listed += [*keys, *(keys.values() if isinstance(keys, dict) else ())]
+    return not listed or any(name.endswith(key) for name in names for key in listed)
 
 
 def _table(recording: Recording, tokens: Node, size: int) -> int | None:

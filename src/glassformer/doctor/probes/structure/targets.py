@@ -54,12 +54,14 @@ def every_id_counts(subject: Subject) -> Iterator[Finding]:
         return
     missing, seen = set[int](), 0
     with subject.isolated(max(subject.warmth / 2, 1.0)) as isolated, torch.enable_grad():
-        for tokens in _batches(isolated, must_count(subject)):
-            labels = tokens.clone() if subject.kind == "encoder" or not call.method else None
-            _, rows = training._compare(isolated, call, tokens, labels)
+        for targets in _batches(isolated, must_count(subject)):
+            # an encoder is not asked for what it reads: it may be sure of that, and then nothing shows what counts
+            both_ways = subject.kind == "encoder"
+            tokens = isolated.other(targets) if both_ways else targets
+            _, rows = training._compare(isolated, call, tokens, targets if both_ways or not call.method else None)
             if rows is None:
                 break
-            left = [m for s in call.accepted if (m := training._uncounted(rows, tokens, s)) is not None]
+            left = [m for s in call.accepted if (m := training._uncounted(rows, targets, s)) is not None]
             if left:
                 seen += 1
                 missing |= {int(i) for i in min(left, key=len)}
@@ -80,7 +82,7 @@ def every_id_counts(subject: Subject) -> Iterator[Finding]:
 
 
 def _batches(isolated: Subject, ids: list[int]) -> Iterator[Tensor]:
-    """Batches in which each id is a target of a model that shifts and of one that does not."""
+    """Targets among which is each id, for a model that shifts and for one that does not."""
     length, rows = isolated.length(17), 3
     room = rows * (length - 1)
     for start in range(0, len(ids), room):
