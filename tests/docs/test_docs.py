@@ -24,7 +24,7 @@ PYTHON = {name: found for name, found in PYTHON.items() if found}
 COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
 README = COMMANDS["README.md"]
 NEEDS_A_SERVER = "docs/studio.md"
-QUICK = ("sample", "size", "look", "check", "exercise", "compare", "convert", "env")
+QUICK = ("sample", "eval", "size", "look", "check", "exercise", "compare", "convert", "env")
 """Verbs whose commands in README.md are executed in the default suite."""
 
 
@@ -126,6 +126,12 @@ def desk(tmp_path_factory):
         "    weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
         "    weights /= weights.sum(-1, keepdims=True)\n    return weights @ v, weights\n"
     )
+    (folder / "TEXT").write_text("the cat sat on the mat. the dog sat on the log.\n" * 9)
+    (folder / "held_out.txt").write_text("ROMEO:\nShall I hear more, or shall I speak at this?\n" * 12)
+    (folder / "questions.jsonl").write_text(
+        '{"context": "ROMEO:", "choices": ["I will", "Xq zk"], "answer": 0}\n'
+        '{"context": "JULIET: Good", "choices": ["kzq", "night"], "answer": "night"}\n'
+    )
     (folder / "RUN.toml").write_text(f'out = "runs/tiny"\n[data]\ncorpus = "{tiny.corpus(folder)}"\ncache = "tokens"\n')
     return folder
 
@@ -133,7 +139,7 @@ def desk(tmp_path_factory):
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, id=" ".join(c.words)[:50])
-     for c in README if len(c.words) > 1 and c.words[0] in QUICK],
+     for c in (*README, *COMMANDS["docs/evaluate.md"]) if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
 def test_a_command_of_the_readme_succeeds(command, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
