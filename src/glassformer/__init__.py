@@ -24,7 +24,7 @@ _HOMES = {
     "glassformer.model": ("build", "Cache", "DecoderLM", "EncoderLM", "Seq2Seq"),
     "glassformer.generation": ("generate", "stream", "Sampling"),
     "glassformer.weights": ("load", "save", "load_tokenizer"),
-    "glassformer.evaluation": ("evaluate", "Evaluation"),
+    "glassformer.evaluation.cross_entropy": ("evaluate", "Evaluation"),
     "glassformer.training.api": ("train", "TrainResult"),
     "glassformer.training.run": ("Run",),
     "glassformer.training.size": ("size",),
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from glassformer.doctor.compare import Comparison, compare
     from glassformer.doctor.diagnose import diagnose
     from glassformer.errors import GlassformerError
-    from glassformer.evaluation import Evaluation, evaluate
+    from glassformer.evaluation.cross_entropy import Evaluation, evaluate
     from glassformer.finding import Finding, Verdict
     from glassformer.generation import Sampling, generate, stream
     from glassformer.lens.patch import patch

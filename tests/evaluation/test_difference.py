@@ -6,10 +6,11 @@ import torch
 
 import glassformer as gf
 from glassformer import config as c
-from glassformer.evaluation.difference import paired_difference
-from glassformer.evaluation.evaluate import evaluate
+from glassformer.evaluation.cross_entropy import Scored, evaluate
+from glassformer.evaluation.difference import _segments, paired_difference
+from glassformer.evaluation.text import Document
 from tests import folders
-from tests.evaluation.test_evaluate import CONFIG, characters, flat
+from tests.evaluation.test_cross_entropy import CONFIG, characters, flat
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TEXT = "".join(LETTERS[i] for i in np.random.default_rng(0).integers(0, 26, 1500))
@@ -63,6 +64,20 @@ def test_models_with_different_tokenizers_are_compared_in_bits_per_byte():
     # both leave out their first token, which is one byte of the first character in both
     assert found.value == pytest.approx(byte.bits_per_byte - pieces.bits_per_byte, rel=1e-9)
     assert found.better == "second"
+
+
+def scored(ends: list[int], nats: list[float], left_out: int = 0) -> Scored:
+    tokens = np.arange(len(ends))
+    return Scored(Document(tokens, np.array(ends), "abcd"), np.array(nats), left_out)
+
+
+def test_the_text_is_divided_where_tokens_of_both_end():
+    # the third token of the first model has no bytes: it belongs to the second one
+    first, second = scored([1, 2, 2, 4], [1.0, 2.0, 4.0, 8.0]), scored([2, 3, 4], [10.0, 20.0, 40.0])
+    ours, theirs, sizes = _segments(first, second, known=True)
+    assert (ours.tolist(), theirs.tolist(), sizes.tolist()) == ([7.0, 8.0], [10.0, 60.0], [2.0, 2.0])
+    ours, theirs, sizes = _segments(scored([2, 2, 4], [4.0, 8.0], left_out=1), second, known=True)
+    assert (ours.tolist(), theirs.tolist(), sizes.tolist()) == ([8.0], [60.0], [2.0])
 
 
 def test_what_only_one_model_scores_is_left_out():

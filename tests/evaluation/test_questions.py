@@ -11,7 +11,7 @@ from glassformer import config as c
 from glassformer.evaluation.questions import answer, encode_pair, paired_answers, score_pairs
 from glassformer.evaluation.rows import Row
 from tests import folders
-from tests.evaluation.test_evaluate import CONFIG
+from tests.evaluation.test_cross_entropy import CONFIG
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from glassformer.evaluation.score import EvaluationError
 from glassformer.evaluation.text import encode, read_documents
 from tests import folders
-from tests.evaluation.test_evaluate import characters
+from tests.evaluation.test_cross_entropy import characters
 
 
 @pytest.mark.parametrize("size", [256, 300])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "Difference": "difference",
-    "Evaluation": "evaluate",
-    "evaluate": "evaluate",
+    "Evaluation": "cross_entropy",
+    "evaluate": "cross_entropy",
     "open_model": "load",
     "paired_difference": "difference",
 }
@@ -17,8 +17,8 @@ _HOMES = {
 __all__ = ["Difference", "Evaluation", "evaluate", "open_model", "paired_difference"]
 
 if TYPE_CHECKING:
+    from glassformer.evaluation.cross_entropy import Evaluation, evaluate
     from glassformer.evaluation.difference import Difference, paired_difference
-    from glassformer.evaluation.evaluate import Evaluation, evaluate
     from glassformer.evaluation.load import open_model
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from glassformer.evaluation.evaluate import Evaluation, Scored
+from glassformer.evaluation.cross_entropy import Evaluation, Scored
 from glassformer.evaluation.score import EvaluationError
 from glassformer.evaluation.statistics import Spread, spread
 

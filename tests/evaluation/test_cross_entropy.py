@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import glassformer as gf
 from glassformer import config as c
-from glassformer.evaluation.evaluate import evaluate
+from glassformer.evaluation.cross_entropy import evaluate
 from glassformer.training.loop import evaluate as evaluate_state
 from glassformer.training.loop import prepare_state
 from tests import folders
