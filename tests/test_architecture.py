@@ -38,6 +38,7 @@ LONG_FUNCTIONS = {}
 # Modules without a test file of their own name, and where they are tested instead.
 TESTED_ELSEWHERE = {
     "__main__": "tests/cli/test_common.py runs it",
+    "evaluation/__main__": "tests/evaluation/test_harness.py runs it",
     "py.typed": "no code",
     "weights/not_supported": "tests/weights/test_families.py",
 }

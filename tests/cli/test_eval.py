@@ -8,6 +8,7 @@ import pytest
 import glassformer as gf
 from tests import folders
 from tests.cli.asking import run, run_json
+from tests.evaluation import peers
 
 TEXT = "the dog sat on the mat. a naïve 猫 sat on the log.\n" * 12
 
@@ -89,6 +90,17 @@ def test_bfloat16_is_close_to_float32(capsys, folder, text):
     assert coarse == pytest.approx(exact, rel=0.02)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_local_tasks_of_lm_eval(capsys, folder, tmp_path):
+    peers.require_harness()
+    tasks = peers.task_files(tmp_path) / "choice.yaml"
+    code, found = run_json(capsys, "eval", folder, "--tasks", tasks)
+    assert (code, found["samples"]) == (0, {"choice": 12})
+    assert [metric["metric"] for metric in found["tasks"]] == ["acc", "acc_norm", "acc_bytes"]
+    code, out, _ = run(capsys, "eval", folder, "--tasks", tasks)
+    assert f"{found['tasks'][0]['value']:.4f} ± {found['tasks'][0]['standard_error']:.4f} (12 documents)" in out
+
+
 def encoder(folder):
     model = gf.build(gf.presets.bert_base(n_layers=1, d_model=16, n_heads=2, d_ff=32, vocab_size=300))
     gf.save(model, folder / "encoder", format="glass", tokenizer=folders.tokenizer())
@@ -110,6 +122,8 @@ MISTAKES = {
         lambda f, t, tmp: [f, jsonl(tmp, {"context": "a", "target": "b"}), "--stride", 3],
         "glass eval with clozes has no use for --stride",
     ),
+    "a task and a text": (lambda f, t, tmp: [f, t, "--tasks", "x.yaml"], "are two evaluations: leave one of them out"),
+    "a task and two models": (lambda f, t, tmp: [f, "--tasks", "x.yaml", "--against", f], "no use for --against"),
     "an encoder": (lambda f, t, tmp: [encoder(tmp), t], "EncoderLM does not predict"),
     "no tokenizer": (lambda f, t, tmp: [folders.write(tmp / "m", with_tokenizer=False), t], "has no tokenizer.json"),
     "no GPU": (lambda f, t, tmp: [f, t, "--device", "cuda"], "no CUDA device is here"),

@@ -14,6 +14,7 @@ from glassformer.cli.parse import VERBS, parse
 from tests import folders
 from tests.cli.asking import run, settings
 from tests.docs.blocks import FILES, LANGUAGES, ROOT, blocks, commands
+from tests.evaluation import peers
 from tests.straight_path import SOURCE, trace_to_attention
 from tests.studio.serving import serving
 from tests.training import tiny
@@ -132,6 +133,7 @@ def desk(tmp_path_factory):
         '{"context": "ROMEO:", "choices": ["I will", "Xq zk"], "answer": 0}\n'
         '{"context": "JULIET: Good", "choices": ["kzq", "night"], "answer": "night"}\n'
     )
+    peers.task_files(folder)
     (folder / "RUN.toml").write_text(f'out = "runs/tiny"\n[data]\ncorpus = "{tiny.corpus(folder)}"\ncache = "tokens"\n')
     return folder
 
@@ -141,7 +143,10 @@ def desk(tmp_path_factory):
     [pytest.param(c, id=" ".join(c.words)[:50])
      for c in (*README, *COMMANDS["docs/evaluate.md"]) if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 def test_a_command_of_the_readme_succeeds(command, desk, monkeypatch, capsys):
+    if "--tasks" in command.words:
+        peers.require_harness()
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out

@@ -24,6 +24,8 @@ HELP = {
     "context": "Tokens per window. Default: the longest context of the model, 512 if it has no limit.",
     "prefix": "Score the first token of a document after the beginning-of-text token of the model, if it has one. "
     "Without, the first token is not scored.",
+    "tasks": "Run a local task file of lm-evaluation-harness (.yaml), or all of a folder, in place of TEXT. Needs the "
+    "extra `eval`. Default: none.",
     "precision": "Dtype of the weights. `auto` is float32 on a CPU and the stored dtype on a GPU.",
 }
 
@@ -44,6 +46,7 @@ def eval(
     stride: Annotated[int | None, option(HELP["stride"], "INT")] = None,
     context: Annotated[int | None, option(HELP["context"], "INT")] = None,
     prefix: Annotated[bool, option(HELP["prefix"])] = True,
+    tasks: Annotated[str | None, option(HELP["tasks"], "FILE|DIR")] = None,
     precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], option(HELP["precision"])] = "auto",
     device: Annotated[choices.Device, option("Where to compute. `auto` is the GPU if there is one.")] = "auto",
     json: Json = False,
@@ -56,9 +59,15 @@ def eval(
     for name, value in windows.items():
         if value is not None and value < 1:
             raise InputError(f"--{name} {value} must be a whole number of at least 1.")
+    if tasks is not None:
+        if text:
+            raise InputError(f"{text[0]} and --tasks {tasks} are two evaluations: leave one of them out.")
+        given = {"against": against, **windows, "prefix": prefix}
+        refuse_unused("glass eval with --tasks", given, (), {"prefix": True})
+        return _run_tasks(model, tasks, precision, device, json)
     if not text:
         raise InputError(f"there is nothing to evaluate {model} on: give a text file or a JSONL file.")
-    kind, given = _read(text)
+    kind, rows = _read(text)
     if kind != "documents":
         refuse_unused(f"glass eval with {kind}", windows | {"prefix": prefix}, (), {"prefix": True})
     from glassformer.evaluation import open_model
@@ -72,9 +81,27 @@ def eval(
         loaded, tokenizer = open_model(name, precision, device)
         if tokenizer is None:
             raise InputError(f"{name} has no tokenizer.json, so it cannot read a text: put it into the folder.")
-        results.append(_evaluate(kind, loaded, given, tokenizer, windows | {"prefix": prefix}))
+        results.append(_evaluate(kind, loaded, rows, tokenizer, windows | {"prefix": prefix}))
         del loaded
     _print(names, results, _difference(results), json)
+    return 0
+
+
+def _run_tasks(model: str, tasks: str, precision: str, device: str, json: bool) -> int:
+    from glassformer.evaluation import open_model
+    from glassformer.evaluation.tasks import check_tasks, run_tasks
+
+    check_tasks(tasks)  # before the model is loaded
+    found = run_tasks(*open_model(model, precision, device), tasks)
+    if json:
+        print(json_module.dumps({"model": model, **found.to_dict()}))
+        return 0
+    lines = [f"{model}, lm_eval {found.version}"]
+    for metric in found.metrics:
+        name = metric.metric if metric.filter == "none" else f"{metric.metric} ({metric.filter})"
+        shown = _with_error(metric.value, metric.standard_error) if isinstance(metric.value, float) else metric.value
+        lines.append(f"  {metric.task:<20} {name:<16} {shown} ({found.samples[metric.task]:,} documents)")
+    print(fitted("\n".join(lines)))
     return 0
 
 

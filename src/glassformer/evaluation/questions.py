@@ -141,12 +141,13 @@ def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
         raise EvaluationError(f"the tokenizer cannot encode {text[:40]!r}: {error}.") from None
 
 
-def score_pairs(model: DecoderLM, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
+def score_pairs(model: DecoderLM, pairs: Sequence[Pair], max_length: int | None = None) -> list[tuple[float, bool]]:
     """Return the log-likelihood of each continuation, and whether greedy decoding gives it.
 
-    Of a context that is too long for the model, the beginning is dropped. A continuation must fit as a whole.
+    Of a context that is too long, the beginning is dropped: at most `max_length` tokens (default: the model's max_len)
+    are inputs. A continuation must fit as a whole.
     """
-    limit = model.config.max_len
+    limit = model.config.max_len if max_length is None else max_length
     given = []
     for context, continuation in pairs:
         if limit is not None and len(continuation) > limit:
