@@ -164,6 +164,20 @@ def test_the_doctor_reports_the_bug_that_the_readme_shows(desk, monkeypatch, cap
     assert all(fact in out for fact in facts)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_of_loggers_trains_and_replays(desk, monkeypatch, capsys):
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(desk)
+    train, replay = (c.words for c in COMMANDS["docs/loggers.md"] if len(c.words) > 1)
+    small = settings(*tiny.SMALL, "loop.steps=4", 'out="runs/logged"')
+    code, _, err = run(capsys, *train, *small)
+    assert code == 0, err
+    code, out, err = run(capsys, *replay)
+    assert code == 0, err
+    assert "events of runs/latest to tensorboard" in out
+    assert len(list(Path("runs/logged/tensorboard").iterdir())) == 2
+
+
 @pytest.mark.slow
 def test_the_readme_trains_and_resumes(desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)

@@ -14,8 +14,8 @@ import numpy as np
 
 FEWEST = 8
 """Fewest clusters from which a standard error is estimated."""
-ENOUGH = 64
-"""Blocks that give a standard error to about 10 %: blocks are lengthened as long as this many are left."""
+ENOUGH = 32
+"""Blocks that give a standard error to about an eighth: blocks are lengthened as long as this many are left."""
 LEVEL = 0.95
 """Probability with which an interval covers the true value."""
 
@@ -75,7 +75,7 @@ def spread(values: np.ndarray, weights: np.ndarray, lengths: list[int]) -> Sprea
     """Return the standard error of sum(values) / sum(weights), whose values belong to documents of these lengths.
 
     With at least 8 documents, a document is a cluster. Otherwise the clusters are blocks of b neighbours that do not
-    cross the end of a document, where b is the largest power of two that leaves 64 blocks. If these are too short, b
+    cross the end of a document, where b is the largest power of two that leaves 32 blocks. If these are too short, b
     is the smallest power of two with b^3 > 2 n s^2, as long as 8 blocks are left: n is the number of values, and s the
     factor by which blocks enlarge the variance. This balances the bias of short blocks with the noise of few (Lee, Kim
     and Needs 2011).
