@@ -28,11 +28,20 @@ class Log:
     """Writes events to log.jsonl and passes them on. A resumed run drops the lines of steps that will be repeated."""
 
     def __init__(
-        self, path: Path, listen: Report | None, from_step: int, is_main: bool = True, sinks: Sinks | None = None
+        self,
+        path: Path,
+        listen: Report | None,
+        from_step: int,
+        is_main: bool = True,
+        run: dict[str, Any] | None = None,
     ):
-        self.listen, self.is_main, self.sinks = listen, is_main, sinks
+        """`run` is the run file as a dict, whose loop.sinks name further loggers."""
+        self.listen, self.is_main = listen, is_main
+        self.sinks: Sinks | None = None
         if not is_main:  # only one rank writes and reports
             return
+        if run is not None and run["loop"]["sinks"]:
+            self.sinks = Sinks(run["loop"]["sinks"], path.parent, run, from_step)
         kept = []
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():

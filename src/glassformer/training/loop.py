@@ -27,7 +27,6 @@ from glassformer.training.optimizers import Average, Optimizer, clip, factor, gr
 from glassformer.training.probes import Probe, chosen_probes
 from glassformer.training.run import Run, run_to_dict
 from glassformer.training.sample import can_sample, sample_text
-from glassformer.training.sinks import Sinks
 
 
 @dataclass
@@ -254,10 +253,9 @@ def train(
     if resume is not None:
         restore(state, *resume)
     run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
-    is_main, folder = state.group.is_main, Path(run.out)
-    named = run.loop.sinks if is_main else ()
-    sinks = Sinks(named, folder, run_to_dict(run), state.step) if named else None
-    with contextlib.closing(Log(folder / "log.jsonl", listen, state.step, is_main, sinks)) as log:
+    with contextlib.closing(
+        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run_to_dict(run))
+    ) as log:
         log(event="start", **_facts(state, data, baselines))
         _run(state, data, log, probes, resume[0] if resume else {})
     return state
