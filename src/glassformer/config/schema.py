@@ -125,15 +125,12 @@ def _type_name(options: Any) -> str:
         if typing.get_origin(option) is Literal:
             names.append(f"one of {', '.join(map(repr, typing.get_args(option)))}")
         elif option is not type(None):
-            names.append(
-                _LIST_WORDS[typing.get_args(option)[0]]
-                if typing.get_origin(option) is tuple
-                else _TYPE_WORDS.get(option, str(option))
-            )
+            is_list = typing.get_origin(option) is tuple
+            texts = "a list of texts" if is_list and typing.get_args(option)[0] is str else "a list of whole numbers"
+            names.append(texts if is_list else _TYPE_WORDS.get(option, str(option)))
     return " or ".join(names)
 
 
-_LIST_WORDS = {int: "a list of whole numbers", str: "a list of texts"}
 _TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 

@@ -180,14 +180,13 @@ def _type(hint: Any) -> tuple[str, tuple[str, ...]]:
                 choices.append(str(option.kind))
             words = words or ["a table"]
         elif option is not type(None):
-            words.append(_WORDS.get(option) or _LISTS.get(typing.get_args(option)[0], "a list of tables"))
+            words.append(_WORDS.get(option, "a list of integers"))
     if choices:
         words = [f"{words[0]} with kind {_one_of(tuple(choices))}" if words else _one_of(tuple(choices))]
     return " or ".join(words), tuple(choices)
 
 
-_LISTS = {int: "a list of integers", str: "a list of texts"}
-_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
+_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", tuple[str, ...]: "a list of texts"}
 
 
 def _one_of(names: tuple[str, ...]) -> str:
