@@ -20,7 +20,7 @@ TIERS: list[set[str]] = [
     {"model", "reference", "sizing", "pretrained"},
     {"kernels"},
     {"lens", "generation", "weights"},
-    {"training", "anatomy"},
+    {"training", "anatomy", "evaluation"},
     {"doctor"},
     {"theory", "bench"},
     {"tour"},
@@ -38,6 +38,7 @@ LONG_FUNCTIONS = {}
 # Modules without a test file of their own name, and where they are tested instead.
 TESTED_ELSEWHERE = {
     "__main__": "tests/cli/test_common.py runs it",
+    "evaluation/__main__": "tests/evaluation/test_harness.py runs it",
     "py.typed": "no code",
     "weights/not_supported": "tests/weights/test_families.py",
 }
@@ -189,7 +190,8 @@ def test_public_names_all_resolve():
 
 
 def entries(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name not in ("__pycache__", "__init__.py")]
+    marks = ("__pycache__", "__init__.py", "py.typed")  # py.typed is an empty mark for type checkers (PEP 561)
+    return [path.name for path in folder.iterdir() if path.name not in marks]
 
 
 LISTS = ("theory/claims/", "studio/static")

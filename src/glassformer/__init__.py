@@ -24,7 +24,8 @@ _HOMES = {
     "glassformer.model": ("build", "Cache", "DecoderLM", "EncoderLM", "Seq2Seq"),
     "glassformer.generation": ("generate", "stream", "Sampling"),
     "glassformer.weights": ("load", "save", "load_tokenizer"),
-    "glassformer.training.api": ("train", "TrainResult", "evaluate", "Evaluation"),
+    "glassformer.evaluation.cross_entropy": ("evaluate", "Evaluation"),
+    "glassformer.training.api": ("train", "TrainResult"),
     "glassformer.training.run": ("Run",),
     "glassformer.training.size": ("size",),
     "glassformer.doctor.diagnose": ("diagnose",),
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from glassformer.doctor.compare import Comparison, compare
     from glassformer.doctor.diagnose import diagnose
     from glassformer.errors import GlassformerError
+    from glassformer.evaluation.cross_entropy import Evaluation, evaluate
     from glassformer.finding import Finding, Verdict
     from glassformer.generation import Sampling, generate, stream
     from glassformer.lens.patch import patch
@@ -89,7 +91,7 @@ if TYPE_CHECKING:
     from glassformer.model import Cache, DecoderLM, EncoderLM, Seq2Seq, build, masks
     from glassformer.theory import claims
     from glassformer.theory.claims import check
-    from glassformer.training.api import Evaluation, TrainResult, evaluate, train
+    from glassformer.training.api import TrainResult, train
     from glassformer.training.run import Run
     from glassformer.training.size import size
     from glassformer.weights import load, load_tokenizer, save

@@ -66,6 +66,7 @@ EXTRAS = {
     "logs": ("tensorboard",),
     "export": ("gguf", "onnx", "onnxscript", "onnxruntime"),
     "tokenizers": ("sentencepiece", "google.protobuf"),
+    "eval": ("lm_eval",),
 }
 """Each extra of this distribution that a command needs, and the modules that it installs."""
 

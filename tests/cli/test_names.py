@@ -43,6 +43,8 @@ def name(request, hub, tmp_path, monkeypatch):
         "sample --ids 5 --model NAME --max-new-tokens 2",
         "sample --ids 5 --model NAME --draft NAME --max-new-tokens 2",
         "look attention --model NAME --ids --text 5 --layer 0 --head 0 --json",
+        "eval NAME text.txt",
+        "eval NAME text.txt --against NAME",
         "convert NAME new",
         "compare NAME NAME",
         "size NAME",
@@ -50,6 +52,7 @@ def name(request, hub, tmp_path, monkeypatch):
     ],
 )
 def test_every_command_takes_every_name(capsys, name, words):
+    Path("text.txt").write_text("the cat sat on the mat")
     code, _, err = run(capsys, *words.replace("NAME", name).split())
     assert code == 0, err
 

@@ -14,7 +14,7 @@ from glassformer.cli import main
 from glassformer.tour.training import Plan
 from glassformer.training.run import read_run_file
 from tests.cli.asking import run, run_json, settings
-from tests.training import tiny
+from tests.training import failing_sinks, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -236,3 +236,43 @@ def test_an_option_given_twice_keeps_both_values(capsys):
     assert "optim.warp" in capsys.readouterr().err
     assert main(["train", "--set", "optim.lr=-1", "--set", "loop.steps=1"]) == 2
     assert "optim.lr=-1.0 must be positive" in capsys.readouterr().err
+
+
+def test_events_go_to_loggers_and_can_be_replayed(capsys, tmp_path):
+    logger = "tests.training.failing_sinks:Remembering"
+    failing_sinks.received.clear()
+    code, out, _ = run(capsys, *train_arguments(tmp_path, "loop.steps=4"), "--log-to", logger)
+    assert code == 0
+    live = [event for kind, event in failing_sinks.received if kind == "log"]
+    assert live[-1]["event"] == "end"
+    failing_sinks.received.clear()
+    code, found = run_json(capsys, "train", "--replay", tmp_path / "run", "--log-to", logger)
+    assert (code, found["events"]) == (0, len(live))
+    assert [event for kind, event in failing_sinks.received if kind == "log"] == live
+    code, out, _ = run(capsys, "train", "--replay", tmp_path / "run", "--log-to", logger)
+    assert f"sent {len(live)} events" in out
+
+
+def test_a_logger_that_fails_is_reported_in_one_line(capsys, tmp_path):
+    logger = "tests.training.failing_sinks:RaisingInLog"
+    code, out, err = run(capsys, *train_arguments(tmp_path, "loop.steps=4"), "--log-to", logger)
+    assert code == 0, err
+    assert f"note: the logger {logger} is switched off (no connection); log.jsonl is complete" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--replay", "run"], "--replay run needs the loggers: add --log-to"),
+        (["--replay", "run", "--log-to", "wandb"], "--replay run is not the folder of a run"),
+        (["--replay", "run", "--log-to", "wandb", "--force"], "with --replay has no use for --force"),
+        (["--replay", "run", "text.txt"], "with --replay has no use for a run file"),
+        (["--log-to", "wanb"], "'wanb', which is not a logger; a class is package.module:Class. Did you mean wandb"),
+        (["--log-to", "wandb", "--set", 'loop.sinks=["mlflow"]'], "name the loggers twice"),
+    ],
+)
+def test_wrong_loggers_are_one_sentence(capsys, words, sentence):
+    code, out, err = run(capsys, "train", *words)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.strip().splitlines()) == 1

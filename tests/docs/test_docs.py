@@ -14,6 +14,7 @@ from glassformer.cli.parse import VERBS, parse
 from tests import folders
 from tests.cli.asking import run, settings
 from tests.docs.blocks import FILES, LANGUAGES, ROOT, blocks, commands
+from tests.evaluation import peers
 from tests.straight_path import SOURCE, trace_to_attention
 from tests.studio.serving import serving
 from tests.training import tiny
@@ -24,7 +25,7 @@ PYTHON = {name: found for name, found in PYTHON.items() if found}
 COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
 README = COMMANDS["README.md"]
 NEEDS_A_SERVER = "docs/studio.md"
-QUICK = ("sample", "size", "look", "check", "exercise", "compare", "convert", "env")
+QUICK = ("sample", "eval", "size", "look", "check", "exercise", "compare", "convert", "env")
 """Verbs whose commands in README.md are executed in the default suite."""
 
 
@@ -126,6 +127,13 @@ def desk(tmp_path_factory):
         "    weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
         "    weights /= weights.sum(-1, keepdims=True)\n    return weights @ v, weights\n"
     )
+    (folder / "TEXT").write_text("the cat sat on the mat. the dog sat on the log.\n" * 9)
+    (folder / "held_out.txt").write_text("ROMEO:\nShall I hear more, or shall I speak at this?\n" * 12)
+    (folder / "questions.jsonl").write_text(
+        '{"context": "ROMEO:", "choices": ["I will", "Xq zk"], "answer": 0}\n'
+        '{"context": "JULIET: Good", "choices": ["kzq", "night"], "answer": "night"}\n'
+    )
+    peers.task_files(folder)
     (folder / "RUN.toml").write_text(f'out = "runs/tiny"\n[data]\ncorpus = "{tiny.corpus(folder)}"\ncache = "tokens"\n')
     return folder
 
@@ -133,9 +141,12 @@ def desk(tmp_path_factory):
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, id=" ".join(c.words)[:50])
-     for c in README if len(c.words) > 1 and c.words[0] in QUICK],
+     for c in (*README, *COMMANDS["docs/evaluate.md"]) if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 def test_a_command_of_the_readme_succeeds(command, desk, monkeypatch, capsys):
+    if "--tasks" in command.words:
+        peers.require_harness()
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out
@@ -151,6 +162,20 @@ def test_the_doctor_reports_the_bug_that_the_readme_shows(desk, monkeypatch, cap
     facts = re.findall(r"causal_leak|attention unmasked in layers .+\]|seen by [\w-]+", shown)
     assert len(facts) == 5
     assert all(fact in out for fact in facts)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_of_loggers_trains_and_replays(desk, monkeypatch, capsys):
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(desk)
+    train, replay = (c.words for c in COMMANDS["docs/loggers.md"] if len(c.words) > 1)
+    small = settings(*tiny.SMALL, "loop.steps=4", 'out="runs/logged"')
+    code, _, err = run(capsys, *train, *small)
+    assert code == 0, err
+    code, out, err = run(capsys, *replay)
+    assert code == 0, err
+    assert "events of runs/latest to tensorboard" in out
+    assert len(list(Path("runs/logged/tensorboard").iterdir())) == 2
 
 
 @pytest.mark.slow

@@ -1,32 +1,22 @@
-"""`gf.train` returns what it trained; `gf.evaluate` is the cross-entropy, counted exactly."""
+"""`gf.train` returns what it trained."""
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 import glassformer as gf
 from glassformer.config import ConfigError, to_toml
-from glassformer.training import open_session, read_run
-from glassformer.training.api import Overrides, evaluate, train
+from glassformer.training import read_run
+from glassformer.training.api import Overrides, train
 from glassformer.training.checkpoint import CheckpointError
-from glassformer.training.loop import evaluate as evaluate_state
-from glassformer.training.loop import prepare_state
 from glassformer.training.run import Run, run_to_dict
 from glassformer.training.sections import Loop
 from tests.training import tiny
 
 CONFIG = gf.presets.nano(n_layers=1, d_model=16, n_heads=2, d_ff=32, vocab_size=61, max_len=16)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return gf.build(CONFIG, seed=3)
 
 
 @pytest.fixture(autouse=True)
@@ -102,94 +92,3 @@ def test_wrong_overrides_are_one_sentence(overrides, words):
 def test_a_missing_run_file_is_one_sentence():
     with pytest.raises(ConfigError, match=r"nothing.toml does not exist: give a run file"):
         train("nothing.toml")
-
-
-@torch.no_grad()
-def by_hand(model, tokens: list[int], context: int, stride: int) -> tuple[float, list[list[float]]]:
-    """Cross-entropies, one target at a time: of token t, in the window that scores it first."""
-    windows, done, start, last = [], 0, 0, len(tokens) - 1 - context
-    while done < len(tokens) - 1:
-        start = min(start, last)
-        seen = tokens[start : start + context]
-        losses = []
-        for target in range(done + 1, start + context + 1):
-            logits = model(torch.tensor([seen[: target - start]]))[0, -1].double()
-            losses.append(float(logits.logsumexp(0) - logits[tokens[target]]))
-        windows.append(losses)
-        done, start = start + context, start + stride
-    flat = [loss for losses in windows for loss in losses]
-    assert len(flat) == len(tokens) - 1
-    return sum(flat) / len(flat), windows
-
-
-@pytest.mark.parametrize(("context", "stride"), [(16, None), (16, 16), (7, 3), (7, 7), (7, 100), (5, 1)])
-def test_evaluate_is_the_cross_entropy_of_every_token_but_the_first(model, context, stride):
-    tokens = np.random.default_rng(0).integers(0, 61, 41).tolist()
-    found = evaluate(model, tokens, context=context, stride=stride)
-    stride = context // 2 if stride is None else min(stride, context)
-    mean, windows = by_hand(model, tokens, context, stride)
-    assert (found.tokens, found.context, found.stride) == (40, context, stride)
-    assert found.nats_per_token == pytest.approx(mean, rel=1e-5)
-    assert found.perplexity == pytest.approx(math.exp(mean), rel=1e-5)
-    squares = sum((sum(losses) - mean * len(losses)) ** 2 for losses in windows)
-    expected = math.sqrt(len(windows) / (len(windows) - 1) * squares) / 40
-    assert found.standard_error == pytest.approx(expected, rel=1e-3)
-    assert found.bits_per_byte is None
-
-
-def test_a_text_shorter_than_the_context_is_one_window(model):
-    found = evaluate(model, torch.tensor([5, 6, 7]))
-    assert (found.tokens, found.context, found.standard_error) == (2, 2, None)
-    assert found.nats_per_token == pytest.approx(by_hand(model, [5, 6, 7], 2, 2)[0], rel=1e-5)
-
-
-def test_evaluate_agrees_with_the_validation_of_training(tmp_path):
-    session = tiny.session(tmp_path, "loop.eval_batches=10000")
-    state = prepare_state(session.run)
-    expected = evaluate_state(state, session.data.validation(session.run))
-    state.model.train()
-    found = evaluate(state.model, session.data.val, context=session.run.context, stride=session.run.context)
-    assert state.model.training
-    assert found.nats_per_token == pytest.approx(expected, rel=1e-6)
-    assert found.tokens == len(session.data.val) - 1
-
-
-def test_bits_per_byte_count_the_bytes_of_the_targets(tmp_path):
-    session = open_session(
-        read_run(
-            "", (*tiny.SMALL, f'data.corpus="{text_of_two_byte_characters(tmp_path)}"', f'data.cache="{tmp_path}/t"')
-        )
-    )
-    tokenizer = Tokenizer.from_str(session.data.tokenizer.to_json())
-    model = gf.build(session.run.model)
-    text = "äöa bö"
-    found = evaluate(model, text, tokenizer)
-    assert (found.tokens, found.n_bytes) == (5, 7)
-    assert found.bits_per_byte == pytest.approx(found.nats_per_token * 5 / math.log(2) / 7)
-    assert evaluate(model, tokenizer.encode(text).ids, tokenizer) == found
-
-
-def text_of_two_byte_characters(folder: Path) -> Path:
-    path = folder / "umlauts.txt"
-    path.write_text("aä bö " * 500, encoding="utf-8")
-    return path
-
-
-def test_evaluate_refuses_what_it_cannot_score(model):
-    for arguments, words in (
-        (("text",), "a text needs a tokenizer"),
-        (([1],), "has no target"),
-        (([],), "has no target"),
-        (([1, 61],), "token id 61 is outside the model's vocabulary of 61"),
-        (([[1, 2]],), "not one sequence of ids"),
-        (([0.5, 1.5],), "not one sequence of ids"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            evaluate(model, *arguments)
-    with pytest.raises(ConfigError, match="context=17 must be between 1 and the model's max_len, 16"):
-        evaluate(model, list(range(30)), context=17)
-    with pytest.raises(ConfigError, match="stride=0 must be at least 1"):
-        evaluate(model, list(range(30)), stride=0)
-    encoder = gf.build(gf.presets.bert_base(n_layers=1, d_model=16, n_heads=2, d_ff=32, vocab_size=61))
-    with pytest.raises(ConfigError, match="EncoderLM does not predict"):
-        evaluate(encoder, [1, 2, 3])

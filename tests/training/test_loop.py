@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,24 +200,6 @@ def test_the_log_tells_the_run(tmp_path):
     assert events[0]["tokens_per_step"] == 6 * 16
     losses = [e["loss"] for e in events if e["event"] == "validation"]
     assert events[-1]["best"] == min(losses)
-
-
-def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
-    session = tiny.session(tmp_path, "loop.tensorboard=true", "loop.steps=6")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tensorboard's own
-        train(session.run, session.data)
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-        board.Reload()
-    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    expected = [(e["step"], e["loss"]) for e in logged if e["event"] == "validation"]
-    assert [(s.step, pytest.approx(s.value)) for s in board.Scalars("validation/loss")] == expected
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    again = tiny.session(tmp_path, "loop.tensorboard=true", name="other")
-    with pytest.raises(ValueError, match=r"pip install '\S*\[logs\]'"):
-        train(again.run, again.data)
 
 
 def test_sampling_does_not_change_the_run(tmp_path, monkeypatch):

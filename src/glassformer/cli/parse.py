@@ -33,6 +33,7 @@ VERBS = {
     "tour": "training",
     "train": "training",
     "sample": "sample",
+    "eval": "eval",
     "look": "look",
     "check": "theory",
     "exercise": "theory",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, free_name, option
+from glassformer.cli.common import InputError, Json, free_name, option, refuse_unused
 
 if TYPE_CHECKING:
     from glassformer.training import Run, Session
@@ -22,6 +22,9 @@ HELP = {
     "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
     "resume": "Continue a run from its newest checkpoint, or from the given checkpoint folder. The result is the same, "
     "bit for bit, as without the interruption. Default: start a new run.",
+    "log_to": "Also send the events to this logger: tensorboard, wandb, mlflow, or a class as package.module:Class. "
+    "Default: the run file's loop.sinks.",
+    "replay": "Send log.jsonl of a run to the loggers of --log-to, and exit; nothing is trained. Default: train.",
     "force": "Replace the run that the output folder already holds.",
     "latest": "Point the link runs/latest to this run.",
     "fields": "Print every field of a run file with its type, default and meaning, and exit.",
@@ -34,6 +37,8 @@ def train(
     set: Annotated[tuple[str, ...], option(HELP["set"], "FIELD=VALUE")] = (),
     out: Annotated[Path | None, option(HELP["out"], "DIR")] = None,
     resume: Annotated[str | None, option(HELP["resume"], "DIR")] = None,
+    log_to: Annotated[tuple[str, ...], option(HELP["log_to"], "NAME")] = (),
+    replay: Annotated[Path | None, option(HELP["replay"], "DIR")] = None,
     force: Annotated[bool, option(HELP["force"])] = False,
     latest: Annotated[bool, option(HELP["latest"])] = True,
     fields: Annotated[bool, option(HELP["fields"])] = False,
@@ -43,6 +48,16 @@ def train(
     if fields:
         _print_fields(json)
         return 0
+    if replay is not None:
+        if run is not None:
+            raise InputError(f"glass train with --replay has no use for a run file: leave out {run}.")
+        given = {"set": set, "out": out, "resume": resume, "force": force}
+        refuse_unused("glass train with --replay", given, (), {"set": (), "force": False})
+        return _replay(replay, log_to, json)
+    if log_to:
+        if any(change.partition("=")[0].strip() == "loop.sinks" for change in set):
+            raise InputError("--log-to and --set loop.sinks=... name the loggers twice: leave one of them out.")
+        set = (*set, f"loop.sinks={json_module.dumps(log_to)}")
     from glassformer.training.distributed.group import report_error_once
 
     with report_error_once():  # under torchrun, one process prints it
@@ -60,6 +75,23 @@ def _print_fields(json: bool) -> None:
     from glassformer.training.fields import fields_to_dict, run_file_page
 
     print(json_module.dumps(fields_to_dict()) if json else run_file_page(), end="\n" if json else "")
+
+
+def _replay(folder: Path, names: tuple[str, ...], json: bool) -> int:
+    from glassformer.training.run import read_run, run_to_dict
+    from glassformer.training.sinks import replay
+
+    if not names:
+        raise InputError(f"--replay {folder} needs the loggers: add --log-to tensorboard, wandb or mlflow.")
+    file = folder / "run.toml"
+    if not file.is_file():
+        raise InputError(f"--replay {folder} is not the folder of a run: it has no run.toml.")
+    count = replay(folder, names, run_to_dict(read_run(file.read_text(encoding="utf-8"), source=str(file))))
+    if json:
+        print(json_module.dumps({"event": "replay", "run": str(folder), "sinks": list(names), "events": count}))
+    else:
+        print(f"sent {count:,} events of {folder} to {', '.join(names)}")
+    return 0
 
 
 def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tuple["Session", str]:

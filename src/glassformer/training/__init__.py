@@ -7,13 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Evaluation": "api",
     "Run": "run",
     "Session": "session",
     "TrainResult": "api",
     "TrainState": "loop",
     "baselines": "data.ngram",
-    "evaluate": "api",
     "open_session": "session",
     "read_run": "run",
     "resume_session": "session",
@@ -22,13 +20,11 @@ _HOMES = {
 }
 
 __all__ = [
-    "Evaluation",
     "Run",
     "Session",
     "TrainResult",
     "TrainState",
     "baselines",
-    "evaluate",
     "open_session",
     "read_run",
     "resume_session",
@@ -37,7 +33,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from glassformer.training.api import Evaluation, TrainResult, evaluate
+    from glassformer.training.api import TrainResult
     from glassformer.training.data.ngram import baselines
     from glassformer.training.loop import TrainState, train, train_step
     from glassformer.training.run import Run, read_run

@@ -29,6 +29,7 @@ from glassformer.config import ConfigError, to_dict, to_toml
 from glassformer.errors import GlassformerError
 from glassformer.files import flush, flush_folder, write_atomically
 from glassformer.training.run import Run, read_run, run_to_dict
+from glassformer.training.sinks import IDS
 
 FORMAT = 1
 FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
@@ -178,7 +179,8 @@ def _held_run(root: Path, text: bytes) -> str:
 
 
 def _remove_run(root: Path) -> None:
-    for name in ("best", "last", "checkpoints", "tensorboard", "log.jsonl", "run.toml"):
+    loggers = ("tensorboard", "wandb", "mlflow.db", IDS)
+    for name in ("best", "last", "checkpoints", *loggers, "log.jsonl", "run.toml"):
         path = root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

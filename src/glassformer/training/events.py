@@ -1,4 +1,4 @@
-"""What a run reports: events in log.jsonl and TensorBoard, its throughput, and the display in a terminal."""
+"""What a run reports: events in log.jsonl and to its loggers, its throughput, and the display in a terminal."""
 
 import contextlib
 import json
@@ -16,8 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from glassformer.errors import install, plural
+from glassformer.errors import plural
 from glassformer.files import write_atomically
+from glassformer.training.sinks import Sinks
 
 Report = Callable[[dict[str, Any]], None]
 BARS = "▁▂▃▄▅▆▇█"
@@ -27,14 +28,20 @@ class Log:
     """Writes events to log.jsonl and passes them on. A resumed run drops the lines of steps that will be repeated."""
 
     def __init__(
-        self, path: Path, listen: Report | None, from_step: int, is_main: bool = True, tensorboard: bool = False
+        self,
+        path: Path,
+        listen: Report | None,
+        from_step: int,
+        is_main: bool = True,
+        run: dict[str, Any] | None = None,
     ):
+        """`run` is the run file as a dict, whose loop.sinks name further loggers."""
         self.listen, self.is_main = listen, is_main
-        self.tensorboard: Any = None
+        self.sinks: Sinks | None = None
         if not is_main:  # only one rank writes and reports
             return
-        if tensorboard:
-            self.tensorboard = _tensorboard(path.parent / "tensorboard")
+        if run is not None and run["loop"]["sinks"]:
+            self.sinks = Sinks(run["loop"]["sinks"], path.parent, run, from_step)
         kept = []
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -49,18 +56,24 @@ class Log:
             return
         self.file.write(json.dumps(event) + "\n")
         self.file.flush()
-        if self.tensorboard is not None and event["event"] in ("step", "validation"):
-            for name, value in event.items():
-                if isinstance(value, float):
-                    self.tensorboard.add_scalar(f"{event['event']}/{name}", value, event["step"])
         if self.listen is not None:
             self.listen(event)
+        if self.sinks is not None:
+            self.sinks.log(event)
+            self._report_problems()
+
+    def _report_problems(self) -> None:
+        """Report loggers that were switched off. It is an event, but not one of the run: log.jsonl does not have it."""
+        if self.sinks is not None and self.listen is not None:
+            for text in self.sinks.problems():
+                self.listen({"event": "note", "text": text})
 
     def close(self) -> None:
         if self.is_main:
             self.file.close()
-        if self.tensorboard is not None:
-            self.tensorboard.close()
+        if self.sinks is not None:
+            self.sinks.close()
+            self._report_problems()
 
 
 class Throughput:
@@ -96,16 +109,6 @@ class Throughput:
             return {"steps_per_second": rate}
         mean = (now - self.first[1]) / (step - self.first[0])
         return {"steps_per_second": rate, "seconds_left": mean * (self.steps - step)}
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            f"loop.tensorboard=true needs tensorboard: {install('logs')}, or leave it out (see log.jsonl)."
-        ) from None
-    return SummaryWriter(str(folder))
 
 
 class Display:
@@ -144,7 +147,7 @@ class Display:
                 self.probes.append(event)
             case "sample":
                 self.text = event["text"]
-        if self.live is not None:
+        if self.live is not None and event["event"] != "note":
             self.live.update(self.render())
         else:
             line = self.line(event)
@@ -176,6 +179,8 @@ class Display:
                 return f"step {event['step']:>6}  {probe_text(event)}"
             case "sample":
                 return "\n".join(f"  | {line}".rstrip() for line in event["text"].split("\n"))
+            case "note":
+                return f"note: {event['text']}."
             case "end":
                 done = plural(event["step"], "step")
                 return f"done: {done} in {event['seconds']:.0f} s, best validation {event['best']:.4f}"

@@ -25,7 +25,7 @@ from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient
 from glassformer.training.probes import Probe, chosen_probes
-from glassformer.training.run import Run
+from glassformer.training.run import Run, run_to_dict
 from glassformer.training.sample import can_sample, sample_text
 
 
@@ -254,7 +254,7 @@ def train(
         restore(state, *resume)
     run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
     with contextlib.closing(
-        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run.loop.tensorboard)
+        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run_to_dict(run))
     ) as log:
         log(event="start", **_facts(state, data, baselines))
         _run(state, data, log, probes, resume[0] if resume else {})

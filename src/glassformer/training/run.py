@@ -187,6 +187,15 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source} is not readable TOML: {error}.") from None
 
 
+def _rename_former(data: dict[str, Any]) -> None:
+    """Give fields of older run files their present names: loop.tensorboard is a name in loop.sinks."""
+    loop = data.get("loop")
+    if isinstance(loop, dict) and isinstance(loop.get("tensorboard"), bool):
+        data["loop"] = loop = dict(loop)
+        if loop.pop("tensorboard"):
+            loop["sinks"] = [*loop.get("sinks", []), "tensorboard"]
+
+
 def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note: Note | None) -> Run:
     """Return the run of the tables `data`, over which the tables `changed` take precedence."""
     precedence = {field: 2 * _holds(changed, field) or int(_holds(data, field)) for field in (WARMUP, STEPS)}
@@ -194,6 +203,7 @@ def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note
     for key in data:
         if key not in PARTS:
             raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, PARTS)}")
+    _rename_former(data)
     parts: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         section = data.get(name, {})

@@ -9,6 +9,7 @@ from typing import Literal
 from glassformer.config.choices import Device, ScheduleKind, TrainingPrecision, WindowOrder
 from glassformer.config.optimizer import OPTIMIZERS, OptimizerKind
 from glassformer.errors import require, require_choice, require_positive
+from glassformer.training.sinks import check_names
 
 StreamDtype = Literal["float32", "bfloat16"]
 Products = Literal["precision", "float8"]
@@ -144,8 +145,9 @@ class Loop:
     """Steps between two checkpoints. A new best model and the last step are always saved."""
     keep: int = 2
     """Number of newest checkpoints that are kept, in addition to the best."""
-    tensorboard: bool = False
-    """Also write RUN/tensorboard, which needs the `logs` extra. log.jsonl is always written."""
+    sinks: tuple[str, ...] = ()
+    """Loggers that also receive the events: `tensorboard`, `wandb`, `mlflow`, or a class as package.module:Class.
+    log.jsonl is always written (docs/loggers.md)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "steps", "batch", "accumulate", "eval_every", "eval_batches", "log_every", "keep")
@@ -157,6 +159,8 @@ class Loop:
         )
         if self.context is not None:
             require_positive(self, "context")
+        if self.sinks:
+            check_names(self.sinks)
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def _split(windows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def eval_batches(
-    tokens: np.ndarray, context: int, batch_size: int, limit: int | None = None, stride: int | None = None
+    tokens: np.ndarray, context: int, batch_size: int, limit: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets in a fixed order: every token but the first is a target exactly once.
 
@@ -160,9 +160,8 @@ def eval_batches(
     `limit`, at most that many batches of full windows are spread evenly over the text.
     """
     _check_length(tokens, context)
-    stride = context if stride is None else stride
     last = len(tokens) - 1 - context
-    offsets = np.arange(0, last + 1, stride)
+    offsets = np.arange(0, last + 1, context)
     if limit is not None and limit * batch_size <= len(offsets):
         offsets = offsets[np.arange(limit * batch_size) * len(offsets) // (limit * batch_size)]
     elif offsets[-1] < last:
