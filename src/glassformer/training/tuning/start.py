@@ -4,13 +4,11 @@
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from glassformer.config import ConfigError, EncoderConfig, Learned, ModelConfig, Rotary, from_dict, to_dict
 from glassformer.errors import plural
@@ -21,9 +19,11 @@ from glassformer.training.run import Run
 from glassformer.training.sections import Start
 from glassformer.training.tuning.extend import extend_state
 from glassformer.training.tuning.freeze import matches
+from glassformer.training.tuning.lora import check_lora, check_positions, target_layers
 from glassformer.training.tuning.tokens import extended, mask_token, own_tokenizer, same_tokenizer
 from glassformer.weights import WeightsError, resolve, save
 from glassformer.weights.folder import Origin, load_config, read_model
+from glassformer.weights.formats.adapter import hash_weights
 
 CHANGEABLE = ("dropout", "max_len", "position")
 """Fields of [model] that a run with [start] may set; of the position, base and scaling."""
@@ -145,6 +145,8 @@ def check(run: Run) -> tuple[Run, list[str]]:
 
     Raise ConfigError if the model was changed since the run recorded its hash.
     """
+    if run.lora is not None:
+        check_lora(run)
     place = _place(run.start.model)
     config, state, origin = read_model(place, copy=False)
     found = hash_weights(state)
@@ -158,18 +160,11 @@ def check(run: Run) -> tuple[Run, list[str]]:
     for key in [*wanted, *held]:
         if key not in fits and wanted.get(key) != held.get(key):
             raise ConfigError(f"model.{key}={wanted.get(key)!r} is not that of start.model, {held.get(key)!r}.")
+    if run.lora is not None:
+        check_positions(run, config.max_len)
+        target_layers(build(run.model, device="meta"), run.lora)
     start = dataclasses.replace(run.start, model=str(place), sha256=found, family=origin.family)
     return dataclasses.replace(run, start=start), describe(run, config)
-
-
-def hash_weights(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, shapes and values (as float32) of all weights; the format of the file is no part."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().to("cpu", torch.float32).contiguous()
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:
