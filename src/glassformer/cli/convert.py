@@ -35,9 +35,9 @@ def convert(
         option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.", "DTYPE"),
     ] = None,
     quant: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"] | None,
-        option("Quantisation of a GGUF file. Default: the dtype of the weights."),
-    ] = None,
+        Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+        tyro.conf.arg(help="Quantisation of a GGUF file; auto keeps the dtype of the weights."),
+    ] = "auto",
     force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
     json: Json = False,
 ) -> int:
@@ -51,7 +51,7 @@ def convert(
     from glassformer.weights.target import check_apart
 
     _check_suffix(target, to)
-    if quant is not None and to != "gguf":
+    if quant != "auto" and to != "gguf":
         raise InputError(f"--quant {quant} is for --to gguf: leave it out.")
     if Path(source).expanduser().exists():
         check_apart(Path(source), target)
@@ -64,7 +64,7 @@ def convert(
         if place is not None:
             check_apart(place, target)  # a hub name means a folder too
     try:
-        findings, notes = _write(model, target, to, quant, force)
+        findings, notes = _write(model, target, to, None if quant == "auto" else quant, force)
     except UnverifiedError as error:
         report(error.findings, json, written=None, format=to, notes=list(origin.notes))
         return 1

@@ -20,7 +20,7 @@ from glassformer.training import accelerate, checkpoint
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
 from glassformer.training.distributed.group import ALONE, Group, start
-from glassformer.training.events import Log, Report, Throughput
+from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient, trained
@@ -381,7 +381,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "peak_flops": peak,
         "device": str(state.device),
         "precision": _precision(state),
-        "implementation": accelerate.implementation(state.compiled, state.kernels),
+        "implementation": implementation(state.compiled, state.kernels),
         "compiled": state.compiled,
         "kernels": state.kernels,
         "ranks": state.group.world,
