@@ -91,7 +91,8 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*n I"]) -> Float[Tensor, "*n O"]:
         out = F.linear(x, self.base()) if self.quantized is None else quantized_linear(x, self.quantized)
-        out = out + self.scale * F.linear(F.linear(self.dropout(x), self.lora_A), self.lora_B)
+        low = self.scale * F.linear(self.dropout(x), self.lora_A)  # scaled here, where it is smallest
+        out = out + F.linear(low, self.lora_B)
         if self.lora_magnitude is not None:
             out = out * (self.lora_magnitude / self.row_norms()).to(out.dtype)
         return out if self.bias is None else out + self.bias.to(out.dtype)
