@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer.cli import main
 from glassformer.tour.training import Plan
-from glassformer.training.run import read_run_file
+from glassformer.training.session import read_run_file
 from tests.cli.asking import run, run_json, settings
 from tests.training import failing_sinks, tiny
+from tests.training.tuning.models import character_model
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,26 @@ def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
 def train_arguments(folder: Path, *changes: str) -> list[str]:
     where = (f'data.corpus="{tiny.corpus(folder)}"', f'data.cache="{folder / "tokens"}"', f'out="{folder / "run"}"')
     return ["train", *settings(*tiny.SMALL, *where, *changes)]
+
+
+def test_train_from_a_model(capsys, tmp_path):
+    model, text = character_model(tmp_path / "model"), tiny.corpus(tmp_path)
+    quick = settings("loop.steps=2", "loop.batch=2", "loop.eval_batches=1", "machine.compile=no", "loop.sample_every=0")
+    quick += settings(f"data.cache={tmp_path / 'tokens'}", 'optim.freeze=["embed", "block.0"]')
+    code, out, err = run(capsys, "train", text, "--from", model, "--out", tmp_path / "run", *quick)
+    assert code == 0, err
+    assert f"fine-tuning {model} on {text}" in err
+    total = sum(p.numel() for p in gf.load(model).parameters())
+    frozen = sum(p.numel() for n, p in gf.load(model).named_parameters() if n.startswith(("embed", "decoder.blocks.0")))
+    assert f"{frozen:,} parameters are frozen; {total - frozen:,} are trained." in err
+    assert "the head is tied to the token table" in err
+    assert run(capsys, "convert", tmp_path / "run" / "best", tmp_path / "hf", "--to", "hf")[0] == 0
+    code, out, err = run(capsys, "train", "--from", model, "--resume", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "--resume continues a run and --from starts a new one" in err
+    code, out, err = run(capsys, "train", text, "--from", model, *settings("model.d_model=32"))
+    assert (code, out) == (2, "")
+    assert "model.d_model=32 contradicts start.model" in err
 
 
 def test_train_then_sample_then_resume(capsys, tmp_path):
@@ -276,3 +298,37 @@ def test_wrong_loggers_are_one_sentence(capsys, words, sentence):
     assert (code, out) == (2, "")
     assert sentence in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_train_adapters_and_use_them(capsys, tmp_path):
+    """--lora, then --adapter of sample, look, doctor and convert."""
+    model, text = character_model(tmp_path / "model", activation="gelu_tanh"), tiny.corpus(tmp_path)
+    quick = settings("loop.steps=2", "loop.batch=2", "loop.eval_batches=1", "machine.compile=no", "optim.lr=0.05")
+    quick += settings(f"data.cache={tmp_path / 'tokens'}", "loop.sample_every=2")
+    code, out, err = run(capsys, "train", text, "--from", model, "--lora", "2", "--out", tmp_path / "run", *quick)
+    assert code == 0, err
+    adapter = tmp_path / "run" / "last"
+    chosen = ("--max-new-tokens", "6", "--temperature", "0", "--engine", "torch")
+    both = run(capsys, "sample", "the", "--model", model, "--adapter", adapter, *chosen)
+    assert both[0] == 0
+    assert run(capsys, "sample", "the", "--model", adapter, *chosen)[1] == both[1]
+    code, numbers = run_json(capsys, "look", "heads", "--model", model, "--adapter", adapter)
+    assert code == 0
+    assert numbers != run_json(capsys, "look", "heads", "--model", model)[1]
+    code, report = run_json(capsys, "doctor", model, "--adapter", adapter, "--quick")
+    assert code in (0, 1)
+    assert "with the adapter" in json.dumps(report)
+    for to, name in (("glass", "glass"), ("hf", "hf"), ("peft", "peft"), ("gguf", "model.gguf")):
+        code, out, err = run(capsys, "convert", model, tmp_path / name, "--adapter", adapter, "--to", to)
+        assert code == 0, err
+    merged = gf.load(adapter).state_dict()
+    for name in ("glass", "hf", "peft"):
+        found = gf.load(model, adapter=tmp_path / name) if name == "peft" else gf.load(tmp_path / name)
+        assert all(torch.allclose(found.state_dict()[key], merged[key], atol=1e-7) for key in merged)
+    code, out, err = run(capsys, "train", "--lora", "4", "--resume", tmp_path / "run")
+    assert (code, "leave out --lora" in err) == (2, True)
+    code, out, err = run(capsys, "train", text, "--lora", "4")
+    assert (code, "adapts an existing model" in err) == (2, True)
+    code, out, err = run(capsys, "sample", "x", "--model", "bard", "--adapter", adapter)
+    assert (code, out) == (2, "")
+    assert "it belongs to another model" in err

@@ -25,7 +25,16 @@ from glassformer.sizing.activations import (
 from glassformer.sizing.flops import lengths
 from glassformer.sizing.forward_memory import decode, prefill
 from glassformer.sizing.parameters import PARTS, count, parameters, part_of, stacks
-from glassformer.sizing.step import BYTES, StepOptions, check_optimizer, state_bytes, temporaries
+from glassformer.sizing.step import (
+    BYTES,
+    NF4_TEMPORARIES,
+    StepOptions,
+    check_optimizer,
+    state_bytes,
+    temporaries,
+    trained_shapes,
+    weights_and_adapters,
+)
 
 
 @dataclass(frozen=True)
@@ -105,23 +114,24 @@ def training_memory(
     residual = int(BYTES[options.residual or dtype])
     runs = _runs(config, batch // options.accumulate, T, S, matmul, training=True, residual=residual)
     shapes = parameters(config)
-    sizes = {name: math.prod(shape) * w for name, shape in shapes.items()}
-    weights = sum(sizes.values())
+    trained = trained_shapes(shapes, options)
+    sizes = {name: math.prod(shape) * w for name, shape in trained.items()}
+    weights, gradients = weights_and_adapters(shapes, w, options), sum(sizes.values())
     cast = {} if matmul == w else _cast(shapes, matmul)
     moments = _moments(config, runs, sizes, cast, options)
     if kind != "none":
-        moments["step"] = weights + temporaries(shapes, w, kind, options.fused)
+        moments["step"] = gradients + temporaries(trained, w, kind, options.fused)
     if options.evaluation is not None:
-        moments["evaluation"] = weights + _evaluation(
+        moments["evaluation"] = gradients + _evaluation(
             config, _runs(config, options.evaluation, T, S, matmul, training=False, residual=residual)
         )
     moment = max(moments, key=lambda name: moments[name])
-    saved = sum(_saved(run, n) for run, n in runs.values())
+    saved = sum(_saved(run, n, stack, options) for stack, (run, n) in runs.items())
     if options.head_bytes is None:
         saved += saved_by_head(next(reversed(runs.values()))[0])
-    held = state_bytes(sizes, kind), weights if options.average else 0
+    held = state_bytes(sizes, kind), gradients if options.average else 0
     peak = weights + sum(held) + moments[moment]
-    return TrainingMemory(weights, weights, held[0], saved, peak, moment, held[1], sum(cast.values()))
+    return TrainingMemory(weights, gradients, held[0], saved, peak, moment, held[1], sum(cast.values()))
 
 
 def inference_memory(
@@ -171,8 +181,35 @@ def _runs(
     return runs
 
 
-def _saved(run: Pass, n_blocks: int) -> int:
-    return saved_before_blocks(run) + sum(saved_by_block(run, i) for i in range(n_blocks)) + saved_after_blocks(run)
+def _saved(run: Pass, n_blocks: int, stack: str, options: StepOptions) -> int:
+    blocks = sum(_saved_by_block(run, i, stack, options) for i in range(n_blocks))
+    return saved_before_blocks(run) + blocks + saved_after_blocks(run)
+
+
+def _saved_by_block(run: Pass, layer: int, stack: str, options: StepOptions) -> int:
+    """Return the bytes that one block saves, with what adapters add and what frozen matrices do not need."""
+    own = f"{stack}.blocks.{run.config.block_of_layer(layer)}."
+    if layer < options.without_gradient(stack):
+        return 0
+    total = saved_by_block(run, layer)
+    if not options.adapted:
+        return total
+    adapted = {name.removeprefix(own) for name in options.adapted if name.startswith(own)}
+    total += len(adapted) * run.tokens * options.rank * run.width  # the output of A, read by B
+    expert = run.at(layer).feedforward
+    if isinstance(run.config.norm, RMSNorm):  # x/rms is read by the gradient of the weight, which is frozen
+        norms = 1 + (expert.kind != "none") + bool(run.memory)
+        total -= norms * run.tokens * run.config.d_model * max(run.norm_width, 4)
+    if not adapted & {f"attention.{name}" for name in "qkv"}:
+        total -= run.hidden_states  # the input of q, k and v, which only the gradient of a matrix reads
+    if isinstance(expert, Dense | Gated):
+        hidden = run.tokens * expert.d_ff * run.width
+        total -= 0 if adapted & {"feedforward.up", "feedforward.gate"} else run.hidden_states
+        total -= 0 if "feedforward.down" in adapted else hidden
+        if options.dora:  # the product with the magnitudes saves its other factor
+            total += sum(hidden for name in ("up", "gate") if f"feedforward.{name}" in adapted)
+            total += sum(run.hidden_states for name in adapted if name.endswith((".q", ".k", ".v", ".o", ".down")))
+    return total
 
 
 # Training
@@ -197,7 +234,8 @@ def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> 
     rows = min(last.tokens, 2 ** int(math.log2(max(1, options.head_bytes // (4 * config.vocab_size)))))
     accumulated = table if last.tokens > rows else 0  # the gradient of the head, summed over several chunks
     cast = config.vocab_size * config.d_model * last.width if options.matmuls is not None else 0
-    chunk_gradient = config.vocab_size * config.d_model * last.width  # gradient of the head's weight from one chunk
+    # the gradient of the head's weight from one chunk
+    chunk_gradient = config.vocab_size * config.d_model * last.width if table else 0
     chunk = rows * config.vocab_size
     first = cast + accumulated + last.hidden_states + int(chunk * options.chunk_copies)
     second = cast + accumulated + last.hidden_states + chunk * last.width + chunk_gradient + table
@@ -226,9 +264,9 @@ def _moments(
     saved, `done` the gradients that exist already.
     """
     last = next(reversed(runs.values()))[0]
-    table = sizes["embed.tokens.weight"]
+    table = sizes.get("embed.tokens.weight", 0)  # 0 if it is frozen: it then has no gradient
     tied = config.head is not None and config.head.tied
-    left = sum(_saved(run, n) for run, n in runs.values()) + sum(cast.values())
+    left = sum(_saved(run, n, stack, options) for stack, (run, n) in runs.items()) + sum(cast.values())
     head = 0
     if config.head is not None and options.head_bytes is None:
         logits = last.tokens * config.vocab_size * last.width
@@ -256,9 +294,9 @@ def _moments(
                 for name, n in sizes.items():
                     if name.startswith(own):
                         grads[part_of(name)] += n
-            here = _block_backward(run.at(layer), grads)
+            here = _block_backward(run.at(layer), grads) + _adapter_backward(run.at(layer), options)
             moments["backward"] = max(moments["backward"], left + done + here)
-            left -= saved_by_block(run, layer)
+            left -= _saved_by_block(run, layer, stack, options)
             if blocks[layer] not in blocks[:layer]:  # no earlier layer needs the cast weights
                 left -= sum(n for name, n in cast.items() if name.startswith(own))
             done += 0 if accumulated else sum(grads.values())
@@ -271,6 +309,19 @@ def _moments(
         done += 0 if table_has_gradient or accumulated else table
         table_has_gradient = True
     return moments
+
+
+def _adapter_backward(run: Pass, options: StepOptions) -> int:
+    """Return the additional bytes of the backward pass of a block with adapters.
+
+    A matrix has no gradient, but the input of a layer has two, through the matrix and through the adapter. A matrix in
+    NF4 is dequantized.
+    """
+    expert = run.feedforward
+    if not options.adapted or not isinstance(expert, Dense | Gated):
+        return 0
+    matrix, inputs = run.config.d_model * expert.d_ff, run.tokens * expert.d_ff * run.width
+    return max(inputs, NF4_TEMPORARIES * matrix if options.quantized else 0) - matrix * run.width
 
 
 def _block_backward(run: Pass, grads: dict[str, int]) -> int:
