@@ -177,9 +177,10 @@ def _part(row: Row, key: str, role: str) -> list[Message]:
     return _read_list(value, f"{row.place}: {key}")
 
 
-def read_messages(value: Any, place: str) -> list[Message]:
-    """Return checked messages of a conversation: known roles, contents that are texts, no empty answer."""
-    return _checked(_read_list(value, place), place)
+def read_messages(value: Any, place: str, answers: bool = True) -> list[Message]:
+    """Return checked messages: known roles, contents that are texts, and no empty answer if `answers` are learned."""
+    messages = _read_list(value, place)
+    return _checked(messages, place) if answers else messages
 
 
 def _read_list(value: Any, place: str) -> list[Message]:

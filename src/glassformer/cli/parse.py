@@ -33,6 +33,7 @@ VERBS = {
     "tour": "training",
     "train": "training",
     "sample": "sample",
+    "chat": "chat",
     "look": "look",
     "check": "theory",
     "exercise": "theory",
