@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer.cli import main
 from glassformer.tour.training import Plan
-from glassformer.training.run import read_run_file
+from glassformer.training.session import read_run_file
 from tests.cli.asking import run, run_json, settings
 from tests.training import tiny
+from tests.training.tuning.models import character_model
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,26 @@ def test_tour_refuses_what_it_cannot_do(capsys, tmp_path):
 def train_arguments(folder: Path, *changes: str) -> list[str]:
     where = (f'data.corpus="{tiny.corpus(folder)}"', f'data.cache="{folder / "tokens"}"', f'out="{folder / "run"}"')
     return ["train", *settings(*tiny.SMALL, *where, *changes)]
+
+
+def test_train_from_a_model(capsys, tmp_path):
+    model, text = character_model(tmp_path / "model"), tiny.corpus(tmp_path)
+    quick = settings("loop.steps=2", "loop.batch=2", "loop.eval_batches=1", "machine.compile=no", "loop.sample_every=0")
+    quick += settings(f"data.cache={tmp_path / 'tokens'}", 'optim.freeze=["embed", "block.0"]')
+    code, out, err = run(capsys, "train", text, "--from", model, "--out", tmp_path / "run", *quick)
+    assert code == 0, err
+    assert f"fine-tuning {model} on {text}" in err
+    total = sum(p.numel() for p in gf.load(model).parameters())
+    frozen = sum(p.numel() for n, p in gf.load(model).named_parameters() if n.startswith(("embed", "decoder.blocks.0")))
+    assert f"{frozen:,} of {total:,} parameters are frozen; {total - frozen:,} are trained." in err
+    assert "the head is tied to the token table" in err
+    assert run(capsys, "convert", tmp_path / "run" / "best", tmp_path / "hf", "--to", "hf")[0] == 0
+    code, out, err = run(capsys, "train", "--from", model, "--resume", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "--resume continues a run and --from starts a new one" in err
+    code, out, err = run(capsys, "train", text, "--from", model, *settings("model.d_model=32"))
+    assert (code, out) == (2, "")
+    assert "model.d_model=32 contradicts start.model" in err
 
 
 def test_train_then_sample_then_resume(capsys, tmp_path):

@@ -41,7 +41,8 @@ def run_file(folder: Path, *changes: str) -> Path:
 
 
 def test_overrides_name_the_parts_of_a_run():
-    assert set(Overrides.__annotations__) == {field.name for field in dataclasses.fields(Run)}
+    parts = {field.name for field in dataclasses.fields(Run)}
+    assert set(Overrides.__annotations__) == parts - {"start"}  # an argument of its own, which takes a model too
 
 
 def test_train_returns_the_last_model_with_its_tokenizer_and_events(tmp_path):

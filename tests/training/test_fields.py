@@ -45,7 +45,7 @@ def test_the_defaults_are_those_of_a_run():
     run = read_run()
     stated = {field.name: field.default for field in listed()}
     for name, kind in SECTIONS.items():
-        for key, value in to_dict(getattr(run, name)).items():
+        for key, value in to_dict(getattr(run, name) or kind()).items():
             text = stated[f"{name}.{key}"]
             assert tomllib.loads(f"x = {text}")["x"] == value, f"{kind.__name__}.{key}"
 

@@ -20,6 +20,8 @@ HELP = {
     "set": "Change fields of the run, such as optim.lr=3e-4 loop.steps=500. --fields lists all fields. Default: no "
     "changes.",
     "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
+    "from": "Fine-tune this model: a model folder, a bundled model, a GGUF file or a Hugging Face hub name. It brings "
+    "its config and tokenizer. Default: the run file's start.model, or else fresh weights.",
     "resume": "Continue a run from its newest checkpoint, or from the given checkpoint folder. The result is the same, "
     "bit for bit, as without the interruption. Default: start a new run.",
     "force": "Replace the run that the output folder already holds.",
@@ -31,6 +33,7 @@ HELP = {
 
 def train(
     run: Annotated[tyro.conf.Positional[Path | None], option(HELP["run"], "RUN.toml|TEXT")] = None,
+    from_: Annotated[str | None, tyro.conf.arg(name="from"), option(HELP["from"], "MODEL")] = None,
     set: Annotated[tuple[str, ...], option(HELP["set"], "FIELD=VALUE")] = (),
     out: Annotated[Path | None, option(HELP["out"], "DIR")] = None,
     resume: Annotated[str | None, option(HELP["resume"], "DIR")] = None,
@@ -51,7 +54,13 @@ def train(
             raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
         if resume is not None and force:
             raise InputError("--resume continues a run and --force replaces one: leave one of them out.")
+        if from_ is not None:
+            if resume is not None:
+                raise InputError("--resume continues a run and --from starts a new one: leave one of them out.")
+            changes = (f"start.model={json_module.dumps(from_, ensure_ascii=False)}", *changes)
         session, about = _open(run, changes, resume)
+        for sentence in session.notes:
+            _note(f"{sentence}.")
         _train(session, about, force, latest, json)
     return 0
 
@@ -65,7 +74,7 @@ def _print_fields(json: bool) -> None:
 def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tuple["Session", str]:
     """Return the session of a new or a resumed run, and a line about the defaults for a text without a run file."""
     from glassformer.training import open_session, read_run, resume_session
-    from glassformer.training.run import read_run_file
+    from glassformer.training.session import read_run_file
 
     if resume is not None:
         if run is not None:
@@ -86,6 +95,10 @@ def _defaults(text: Path, run: "Run") -> str:
     """Return one line: the settings with which a text without a run file is trained."""
     from glassformer.errors import plural
 
+    if run.start.model:
+        return (
+            f"fine-tuning {run.start.model} on {text}, with the default settings of fine-tuning (--fields lists them)"
+        )
     return (
         f"training on {text} without a run file, with the default settings: {plural(run.model.n_layers, 'layer')} "
         f"of width {run.model.d_model}, a context of {plural(run.context, 'token')}, the {run.data.tokenizer} "
@@ -116,6 +129,8 @@ class _Listener:
             self.out = event["out"]
             if self.about:
                 _note(f"{self.about}; the run is in {self.out}.")
+            if (frozen := event["parameters"] - event["trained"]) > 0 and not event["step"]:
+                _note(f"{frozen:,} of {event['parameters']:,} parameters are frozen; {event['trained']:,} are trained.")
             if self.latest and (problem := point_latest(self.out)):
                 _note(problem)
         self.show(event)

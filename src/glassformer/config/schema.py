@@ -112,7 +112,8 @@ def _scalar(option: Any, value: Any) -> Any:
     if typing.get_origin(option) is Literal:
         return value if value in typing.get_args(option) else _NO
     if typing.get_origin(option) is tuple:
-        return tuple(value) if isinstance(value, list | tuple) and all(type(v) is int for v in value) else _NO
+        item = typing.get_args(option)[0]
+        return tuple(value) if isinstance(value, list | tuple) and all(type(v) is item for v in value) else _NO
     if option is float and type(value) is int:
         return float(value)
     return value if type(value) is option else _NO
@@ -124,11 +125,9 @@ def _type_name(options: Any) -> str:
         if typing.get_origin(option) is Literal:
             names.append(f"one of {', '.join(map(repr, typing.get_args(option)))}")
         elif option is not type(None):
-            names.append(
-                "a list of whole numbers"
-                if typing.get_origin(option) is tuple
-                else _TYPE_WORDS.get(option, str(option))
-            )
+            is_list = typing.get_origin(option) is tuple
+            texts = "a list of texts" if is_list and typing.get_args(option)[0] is str else "a list of whole numbers"
+            names.append(texts if is_list else _TYPE_WORDS.get(option, str(option)))
     return " or ".join(names)
 
 

@@ -19,9 +19,9 @@ from glassformer.model import DecoderLM, Model
 from glassformer.training.data.batches import IGNORED, eval_batches
 from glassformer.training.data.tasks import Task
 from glassformer.training.loop import train as run_training
-from glassformer.training.run import Run, override, read_run_file
-from glassformer.training.sections import Data, Loop, Loss, Machine, Optim, Probe, Schedule
-from glassformer.training.session import open_session
+from glassformer.training.run import Run, override
+from glassformer.training.sections import Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule
+from glassformer.training.session import open_session, read_run_file
 from glassformer.weights import load, load_tokenizer
 
 Event = dict[str, Any]
@@ -46,6 +46,7 @@ class Overrides(TypedDict, total=False):
     loop: Loop | Mapping[str, Any]
     machine: Machine | Mapping[str, Any]
     probe: Probe | Mapping[str, Any]
+    lora: Lora | Mapping[str, Any]
     seed: int
     out: str | os.PathLike[str]
 
@@ -68,6 +69,7 @@ class TrainResult:
 def train(
     run: Run | str | os.PathLike[str],
     *,
+    start: Model | str | os.PathLike[str] | None = None,
     listen: Callable[[Event], None] | None = None,
     force: bool = False,
     **overrides: Unpack[Overrides],
@@ -77,6 +79,9 @@ def train(
     `run` is a `gf.Run`, the path of a run file, or the path of a text file or a folder of texts, which is trained on
     with the default settings. `overrides` change parts of the run, and fields that are not named keep their values:
     `gf.train("run.toml", loop={"steps": 5}, optim={"lr": 3e-4}, seed=1, out="runs/short")`.
+
+    `start` is a model to fine-tune, or the folder or name of one; fresh weights are trained without it. It brings its
+    config and its tokenizer, and the defaults are those of fine-tuning: `gf.train("text.txt", start="bard")`.
 
     `listen` is called with each event while the run trains. `force` replaces the run that the folder `out` already
     holds. Raises GlassformerError for an invalid run, and KeyboardInterrupt after a checkpoint if interrupted.
@@ -91,11 +96,30 @@ def train(
     changes: dict[str, Any] = dict(overrides)
     if "out" in changes:
         changes["out"] = os.fspath(changes["out"])
-    resolved = _resolve(run, changes, lambda text: record({"event": "note", "text": text}))
+    if start is not None:
+        changes["start"] = {"model": _start(run, start)}
+
+    def note(text: str) -> None:
+        record({"event": "note", "text": text})
+
+    resolved = _resolve(run, changes, note)
     session = open_session(resolved)
+    for text in session.notes:
+        note(text)
     state = run_training(session.run, session.data, record, baselines=None, force=force)
     folder = Path(state.run.out)
     return TrainResult(load(folder / "last", device=state.device), load_tokenizer(folder / "last"), history, folder)
+
+
+def _start(run: Run | str | os.PathLike[str], start: Model | str | os.PathLike[str]) -> str:
+    """Return the path or name of a model to start from. A model in memory is written to the cache if need be."""
+    if isinstance(run, Run):
+        raise ConfigError("a gf.Run has a model of its own, and start= brings another: give a run file or a text.")
+    if isinstance(start, str | os.PathLike):
+        return os.fspath(start)
+    from glassformer.training.tuning.start import stored
+
+    return stored(start)
 
 
 def _resolve(run: Run | str | os.PathLike[str], changes: dict[str, Any], note: Callable[[str], None]) -> Run:

@@ -32,6 +32,8 @@ from glassformer.training.run import Run, read_run, run_to_dict
 
 FORMAT = 1
 FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+"""Files of the model that a run starts from which belong to its tokenizer: copied, so that they are saved with it."""
 MODEL_FILES = ("config.json", "model.toml", "model.safetensors", "model.safetensors.index.json")
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
@@ -65,6 +67,9 @@ def write(
         (stage / "model.toml").write_text(to_toml(to_dict(run.model)), encoding="utf-8")
         (stage / "run.toml").write_text(to_toml(run_to_dict(run)), encoding="utf-8")
         (stage / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+        for name in SIDE_FILES if run.start.model else ():
+            if (Path(run.start.model) / name).is_file():
+                shutil.copyfile(Path(run.start.model) / name, stage / name)
         _save(model, stage / "model.safetensors")
         _save(extra, stage / "optimizer.safetensors")
         hashes = {name: _sha256(stage / name) for name in FILES}

@@ -186,7 +186,7 @@ def _type(hint: Any) -> tuple[str, tuple[str, ...]]:
     return " or ".join(words), tuple(choices)
 
 
-_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
+_WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", tuple[str, ...]: "a list of texts"}
 
 
 def _one_of(names: tuple[str, ...]) -> str:

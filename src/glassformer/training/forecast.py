@@ -90,6 +90,8 @@ def count_vocabulary(run: Run) -> tuple[int | None, str]:
     if run.task is not None:
         return TaskData(run.task).tokenizer.vocab_size, ""
     match data.tokenizer:
+        case "start":
+            return None, ""  # the model brings its vocabulary
         case "byte":
             return ByteTokenizer().vocab_size, ""
         case "bpe":

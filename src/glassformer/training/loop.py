@@ -1,7 +1,6 @@
 """The training loop: `train_step` over one `TrainState`, and `train`, which runs a whole run and reports events."""
 
 import contextlib
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor
 
 from glassformer import sizing
-from glassformer.model import Model, build
+from glassformer.model import Model
 from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint
-from glassformer.training.data.batches import IGNORED, eval_batches
+from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
 from glassformer.training.distributed.group import ALONE, Group, start
 from glassformer.training.events import Log, Report, Throughput
@@ -27,6 +26,7 @@ from glassformer.training.optimizers import Average, Optimizer, clip, factor, gr
 from glassformer.training.probes import Probe, chosen_probes
 from glassformer.training.run import Run
 from glassformer.training.sample import can_sample, sample_text
+from glassformer.training.session import starting_model
 
 
 @dataclass
@@ -61,13 +61,17 @@ class TrainState:
         return torch.autocast(self.device.type, self.dtype)
 
 
-def prepare_state(run: Run, group: Group | None = None) -> TrainState:
-    """Return a fresh state on the chosen device, with the model distributed over the group (default: torchrun's)."""
+def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -> TrainState:
+    """Return a fresh state on the chosen device, with the model distributed over the group (default: torchrun's).
+
+    The weights of a `resumed` run are loaded by `restore`.
+    """
     group = start(run) if group is None else group
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
     # a model that will be sharded may not fit on one device
-    model = build(run.model, seed=run.seed, device="cpu" if group.sharded else device).train()
+    model = starting_model(run, "cpu" if group.sharded else device, resumed).train()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
         function = functools.partial(summed_loss, stream=torch.bfloat16)
@@ -76,13 +80,14 @@ def prepare_state(run: Run, group: Group | None = None) -> TrainState:
     if device.type == "cpu":
         keep_freed()
     kernels: list[str] = []
-    if run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8":
+    wanted = run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8"
+    if wanted and len(parameters) == len(list(model.parameters())):  # kernels compute the gradient of every parameter
         kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
     average = Average(model, run.optim.ema) if run.optim.ema is not None else None
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return TrainState(
         run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters, group, compiled, kernels
     )
@@ -163,8 +168,8 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
             tokens = eval_batches(tokens, run.context, run.loop.batch, run.loop.eval_batches)
         for number, window in enumerate(tokens):
             whole = make_batch(run, window, step=number)
-            for batch in _parts(whole, run.loop.batch // run.loop.accumulate):
-                share = _share(batch, group)
+            for batch in whole.parts(run.loop.batch // run.loop.accumulate):
+                share = batch.share(group.rank, group.world)
                 with state.autocast():
                     _, summed = group.run(summed_loss, state.model, share.to(state.device), run.loss, False)
                 total += float(summed)
@@ -177,27 +182,6 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
     return total / count
 
 
-def _parts(batch: Batch, size: int) -> Iterator[Batch]:
-    """Yield the sequences of a batch in parts of at most `size`; all ranks yield the same number."""
-    n = batch.inputs.shape[0]
-    yield from (batch.rows(first, min(n, first + size)) for first in range(0, n, size)) if n > size else (batch,)
-
-
-def _share(batch: Batch, group: Group) -> Batch:
-    """Return this rank's sequences of a batch that all ranks have.
-
-    A rank that gets none runs one sequence without targets, because sharded ranks must all run the model.
-    """
-    if group.world == 1:
-        return batch
-    n = batch.inputs.shape[0]
-    first, last = n * group.rank // group.world, n * (group.rank + 1) // group.world
-    if first < last:
-        return batch.rows(first, last)
-    one = batch.rows(0, 1)
-    return dataclasses.replace(one, targets=torch.full_like(one.targets, IGNORED))
-
-
 def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
     """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average."""
     state.settle()
@@ -206,8 +190,8 @@ def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) 
     extra = {f"optimizer/{k}": v for k, v in group.whole(state.optimizer.state()).items()}
     extra |= checkpoint.random_state(state.device)
     if state.average is not None:
-        extra |= {f"weights/{name}": value for name, value in weights.items()}
-        weights = group.whole(state.average.weights)
+        extra |= {f"weights/{name}": weights[name] for name in state.average.weights}
+        weights = weights | group.whole(state.average.weights)
     meta = {"best": None if math.isinf(state.best) else state.best, "seconds": seconds, "torch": torch.__version__}
 
     def write() -> Path:
@@ -224,7 +208,7 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
     held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
     raw, model, held = (state.group.spread(tensors, state.model) for tensors in (raw, model, held))
     try:
-        state.model.load_state_dict(raw or model)
+        state.model.load_state_dict(model | raw)
         state.optimizer.load_state(held)
         if state.average is not None:
             state.average.weights = {name: model[name].to(state.device) for name in state.average.weights}
@@ -249,7 +233,7 @@ def train(
     written into the `start` event. `force` replaces a run that the folder `out` already holds.
     """
     probes = chosen_probes(run.probe) if run.probe.every else {}
-    state = prepare_state(run)
+    state = prepare_state(run, resumed=resume is not None)
     if resume is not None:
         restore(state, *resume)
     run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
@@ -385,6 +369,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "steps": run.loop.steps,
         "out": run.out,
         "parameters": sizing.count(run.model),
+        "trained": sum(parameter.numel() for parameter in state.parameters),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,
         "peak_flops": peak,

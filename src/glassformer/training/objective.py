@@ -4,7 +4,8 @@ A loss is a sum over targets divided by the number of targets of the whole step,
 batch (accumulation steps, ranks) add up to exactly the loss of the batch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,25 @@ class Batch:
         at = slice(first, last)
         return Batch(self.inputs[at], self.targets[at], None if self.source is None else self.source[at])
 
+    def parts(self, size: int) -> Iterator["Batch"]:
+        """Yield the sequences in parts of at most `size`; all ranks yield the same number."""
+        n = self.inputs.shape[0]
+        yield from (self.rows(first, min(n, first + size)) for first in range(0, n, size)) if n > size else (self,)
+
+    def share(self, rank: int, world: int) -> "Batch":
+        """Return the sequences of one rank, of a batch that all ranks have.
+
+        A rank that gets none runs one sequence without targets, because sharded ranks must all run the model.
+        """
+        if world == 1:
+            return self
+        n = self.inputs.shape[0]
+        first, last = n * rank // world, n * (rank + 1) // world
+        if first < last:
+            return self.rows(first, last)
+        one = self.rows(0, 1)
+        return replace(one, targets=torch.full_like(one.targets, IGNORED))
+
     def n_targets(self) -> int:
         return int((self.targets != IGNORED).sum()) if self.counted is None else self.counted
 
@@ -61,8 +81,10 @@ def make_batch(run: Run, window: tuple[Tensor, Tensor], step: int, first_row: in
     special = run.model.special
     match run.objective:
         case "masked":
-            mask_id = run.model.vocab_size - 1  # the extra id that `prepare_model` adds
-            asked, targets = mask_tokens(inputs, mask_id, mask_id, run.seed, step, run.loss.mask_rate, first_row)
+            size, mask_id = run.model.vocab_size, run.loss.mask_token
+            if mask_id is None:
+                size = mask_id = run.model.vocab_size - 1  # the extra id that `fit_vocabulary` adds
+            asked, targets = mask_tokens(inputs, mask_id, size, run.seed, step, run.loss.mask_rate, first_row)
             return Batch(asked, targets)
         case "seq2seq":
             source, given, targets = prefix_pairs(inputs, special.start or 0)

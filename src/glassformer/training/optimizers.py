@@ -18,8 +18,8 @@ class Optimizer:
     """AdamW, or Muon together with AdamW, as one optimizer. Learning rates are set per step as factor * peak."""
 
     def __init__(self, model: nn.Module, optim: Optim):
-        rules = {name: rule_for(name) for name, _ in model.named_parameters()}
-        named = dict(model.named_parameters())
+        named = dict(trained(model))
+        rules = {name: rule_for(name) for name in named}
         match optim.kind:
             case "adamw":
                 muon = {}
@@ -158,24 +158,29 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
             assert_never(schedule.kind)
 
 
+def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the names and parameters of a model that are not frozen."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
 class Average:
     """Moving average of the weights: a += (1 - decay_t) (w - a), with decay_t = min(decay, (1 + t) / (10 + t))."""
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.weights = {name: p.detach().clone() for name, p in trained(model)}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         keep = min(self.decay, (1 + step) / (10 + step))
-        names, values = zip(*model.named_parameters(), strict=True)
+        names, values = zip(*trained(model), strict=True)
         averages = [self.weights[name] for name in names]
         torch._foreach_lerp_(averages, [v.detach() for v in values], 1 - keep)
 
     def swap(self, model: nn.Module) -> None:
         """Exchange the weights of the model with the averages. A second call restores them."""
         with torch.no_grad():
-            for name, p in model.named_parameters():
+            for name, p in trained(model):
                 held = p.detach().clone()
                 p.copy_(self.weights[name])
                 self.weights[name].copy_(held)

@@ -9,7 +9,6 @@ import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from glassformer.config import ConfigError, DecoderConfig, Dense, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
@@ -17,20 +16,21 @@ from glassformer.config import replace as replace_model
 from glassformer.config.schema import build, from_dict, to_dict
 from glassformer.errors import nearest, require
 from glassformer.training.data import tasks
-from glassformer.training.sections import Data, Loop, Loss, Machine, Optim, Probe, Schedule
+from glassformer.training.sections import Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule, Start
 
 __all__ = [
     "Data",
     "Loop",
+    "Lora",
     "Loss",
     "Machine",
     "Optim",
     "Probe",
     "Run",
     "Schedule",
+    "Start",
     "override",
     "read_run",
-    "read_run_file",
     "run_to_dict",
     "with_model",
 ]
@@ -62,6 +62,10 @@ class Run:
     """The device, the dtypes, compilation and parallelism."""
     probe: Probe = Probe()
     """Measurements during training."""
+    start: Start = Start()
+    """The model to start from; without one, the run starts from fresh weights."""
+    lora: Lora | None = None
+    """Adapters to train instead of the weights; none trains the weights."""
     seed: int = 0
     """Seed of the initial weights, of the order of the data and of dropout."""
     out: str = ""
@@ -77,6 +81,7 @@ class Run:
         )
         self._check_task()
         self._check_products()
+        self._check_start()
         require(self.model.head is not None, "a model without a head predicts nothing: set model.head.")
         require(
             self.schedule.warmup < self.loop.steps,
@@ -117,6 +122,26 @@ class Run:
                 "machine.products='precision'.",
             )
 
+    def _check_start(self) -> None:
+        started, machine = bool(self.start.model), self.machine
+        require(started or self.lora is None, "[lora] adapts an existing model: name it in start.model (--from MODEL).")
+        require(
+            started or not self.data.add_tokens,
+            f"data.add_tokens={list(self.data.add_tokens)} extends the tokenizer of an existing model: name that model "
+            "in start.model (--from MODEL).",
+        )
+        require(
+            not started or self.task is None,
+            f"data.corpus={self.data.corpus!r} has tokens of its own, which {self.start.model} does not know: train on "
+            "a text, or leave out start.model.",
+        )
+        if self.lora is None:
+            return
+        require(not self.optim.freeze, "[lora] freezes everything but the adapters: leave out optim.freeze.")
+        require(self.optim.kind == "adamw", f"[lora] needs optim.kind='adamw', not {self.optim.kind!r}.")
+        require(machine.parallel != "fsdp", "[lora] does not support machine.parallel='fsdp': use 'ddp'.")
+        require(machine.products != "float8", "[lora] does not support machine.products='float8': use 'precision'.")
+
     @property
     def context(self) -> int:
         """Tokens per sequence: loop.context, or the length that the task fixes, or the model's max_len."""
@@ -137,6 +162,7 @@ class Run:
 
 
 SECTIONS: dict[str, type] = {
+    "start": Start,
     "data": Data,
     "optim": Optim,
     "schedule": Schedule,
@@ -144,7 +170,10 @@ SECTIONS: dict[str, type] = {
     "loop": Loop,
     "machine": Machine,
     "probe": Probe,
+    "lora": Lora,
 }
+OPTIONAL = ("lora",)
+"""Sections that a run does not have unless its file does."""
 
 
 PARTS = {*SECTIONS, "model", "task", "seed", "out", "format"}
@@ -190,12 +219,21 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
 def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note: Note | None) -> Run:
     """Return the run of the tables `data`, over which the tables `changed` take precedence."""
     precedence = {field: 2 * _holds(changed, field) or int(_holds(data, field)) for field in (WARMUP, STEPS)}
-    data = _with_changes({"model": {"preset": "nano"}} | data, changed, source)
+    started = any(isinstance(given := tables.get("start"), dict) and given.get("model") for tables in (data, changed))
+    data = _with_changes(data if started else NANO | data, changed, source)
     for key in data:
         if key not in PARTS:
             raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, PARTS)}")
+    if started:
+        from glassformer.training.tuning.start import (
+            fill_in,  # it reads the config of a model, for which it needs torch
+        )
+
+        data = fill_in(data, build(Start, data["start"], "start"))
     parts: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
+        if name in OPTIONAL and name not in data:
+            continue
         section = data.get(name, {})
         require(isinstance(section, dict), f"{source}: {name} must be a table.")
         parts[name] = build(kind, section, name)
@@ -210,6 +248,10 @@ def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note
     if precedence[STEPS] > precedence[WARMUP]:
         parts["schedule"] = _shortened(parts["schedule"], parts["loop"].steps, note)
     return Run(model=_read_model(data["model"]), **parts)
+
+
+NANO = {"model": {"preset": "nano"}}
+"""The model of a run file without [model]."""
 
 
 STEPS, WARMUP = ("loop", "steps"), ("schedule", "warmup")
@@ -316,50 +358,12 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
     table[last] = value
 
 
-def read_run_file(path: Path) -> str | None:
-    """Return the TOML text of a run file; None for a text file or a folder of texts, which is a corpus to train on.
-
-    A file with the suffix .toml is a run file. A file with another suffix is one if it is TOML whose top level holds
-    parts of a run and nothing else.
-    """
-    is_toml = path.suffix.lower() == ".toml"
-    if path.is_dir():
-        if (path / "run.toml").exists() and ((path / "checkpoints").is_dir() or (path / "meta.json").exists()):
-            raise ConfigError(
-                f"{path} is the folder of a run: continue it with --resume {path}, or train the same run anew with "
-                f"{path / 'run.toml'} --out FOLDER."
-            )
-        return None
-    try:
-        if not is_toml and path.is_file() and path.stat().st_size > LARGEST_RUN_FILE:
-            return None
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: give a run file, a text file or a folder of text files.") from None
-    except UnicodeDecodeError as error:
-        if not is_toml:
-            return None  # the corpus reader reports what is wrong with it
-        raise ConfigError(f"{path} is not TOML: byte {error.start} is not UTF-8. Give a run file.") from None
-    return text if is_toml or _is_run(text) else None
-
-
-LARGEST_RUN_FILE = 1 << 20
-"""Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
-
-
-def _is_run(text: str) -> bool:
-    try:
-        keys = tomllib.loads(text).keys()
-    except tomllib.TOMLDecodeError:
-        return False
-    return bool(keys) and keys <= PARTS
-
-
 def run_to_dict(run: Run) -> dict[str, Any]:
     """Return the whole run as a nested dict, for TOML and JSON."""
     out: dict[str, Any] = {"format": FORMAT, "seed": run.seed, "out": run.out}
     for name in SECTIONS:
-        out[name] = to_dict(getattr(run, name))
+        if (section := getattr(run, name)) is not None:
+            out[name] = to_dict(section)
     if run.task is not None:
         out["task"] = to_dict(run.task)
     out["model"] = to_dict(run.model)

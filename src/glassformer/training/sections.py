@@ -16,6 +16,25 @@ Compile = Literal["auto", "yes", "no"]
 Parallel = Literal["auto", "ddp", "fsdp"]
 
 
+Quantize = Literal["no", "nf4"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model that a run starts from (fine-tuning). Without one, a run starts from fresh weights.
+
+    [model] may then set only dropout, max_len and the base and scaling of rotary positions. Defaults change: optim.lr
+    is 3e-5 (3e-4 with [lora]), optim.weight_decay 0.01, and the schedule constant after 10 warm-up steps.
+    """
+
+    model: str = ""
+    """A model folder, a bundled model, a GGUF file or a Hugging Face hub name. A run records the resolved path."""
+    sha256: str = ""
+    """Hash of the weights of that model. A run records it; if it is set, a model with other weights is refused."""
+    family: str = ""
+    """Hugging Face family of that model, in which the result is saved. A run records it."""
+
+
 @dataclass(frozen=True)
 class Data:
     """The text to train on and how it becomes tokens."""
@@ -25,7 +44,10 @@ class Data:
     no download), or `task:NAME` for a synthetic task (see [task])."""
     tokenizer: str = "char"
     """`char` (one token per character), `byte`, `bpe` (trained on the corpus; needs vocab_size), or the path of a
-    tokenizer.json."""
+    tokenizer.json. With [start], the default is `start`, the tokenizer of that model; another one is refused."""
+    add_tokens: tuple[str, ...] = ()
+    """With [start]: special tokens that are added to the tokenizer and to the tables of the model. A new row is the
+    mean of the old rows plus noise of their standard deviation."""
     vocab_size: int | None = None
     """Number of tokens of a `bpe` tokenizer that is trained on the corpus."""
     validation: float = 0.1
@@ -38,6 +60,10 @@ class Data:
     def __post_init__(self) -> None:
         require(0 < self.validation < 1, f"data.validation={self.validation} must be between 0 and 1.")
         require_choice(self, "order", WindowOrder)
+        require(
+            all(self.add_tokens) and len(set(self.add_tokens)) == len(self.add_tokens),
+            f"data.add_tokens={list(self.add_tokens)} must be different texts, none of them empty.",
+        )
         if self.vocab_size is not None:
             require_positive(self, "vocab_size")
 
@@ -66,6 +92,9 @@ class Optim:
     """Largest allowed norm of the whole gradient; `none` does not clip."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights, which is then evaluated and saved as the model."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that are not trained, by words of their names: `embed`, `head`, `norms`, `block.0-3` (these blocks of
+    every stack), or a part of a name such as `attention.q`. A tied head is frozen with `embed`."""
 
     def __post_init__(self) -> None:
         require_choice(self, "kind", OptimizerKind)
@@ -112,6 +141,9 @@ class Loss:
     """Weight of the load-balancing loss of a mixture of experts."""
     mask_rate: float = 0.15
     """Masked language model only: fraction of tokens to predict."""
+    mask_token: int | None = None
+    """Masked language model only: id of the token that replaces masked ones. Default: an id that is added to the
+    vocabulary; with [start], the mask token of the tokenizer."""
 
     def __post_init__(self) -> None:
         require(0 <= self.label_smoothing < 1, f"loss.label_smoothing={self.label_smoothing} must be in [0, 1).")
@@ -212,3 +244,42 @@ class Probe:
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"probe.every={self.every} must be 0 (never) or more.")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Train low-rank adapters of linear layers and nothing else (LoRA): W x + alpha / rank * B A x. Needs [start].
+
+    Checkpoints then hold the adapters only, and name the model of [start] and the hash of its weights.
+    """
+
+    rank: int = 16
+    """Rows of A and columns of B."""
+    alpha: float | None = None
+    """Scale of the adapters: B A is multiplied by alpha / rank. Default: twice the rank."""
+    targets: str | tuple[str, ...] = "linear"
+    """Layers that get an adapter: `linear` (all linear layers but the output head), or a list of ends of module names,
+    such as ["q", "v"] or ["attention.o"]."""
+    dropout: float = 0.0
+    """Dropout of the input of A, in training only."""
+    rs: bool = False
+    """Rank-stabilised LoRA: multiply by alpha / sqrt(rank)."""
+    dora: bool = False
+    """DoRA: also train the norm of each row of the adapted matrix."""
+    quantize: Quantize = "no"
+    """`nf4` keeps the adapted matrices in 4 bits (QLoRA): blocks of 64 weights with one float32 scale each."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rank")
+        require(self.alpha is None or self.alpha > 0, f"lora.alpha={self.alpha} must be positive.")
+        require(0 <= self.dropout < 1, f"lora.dropout={self.dropout} must be in [0, 1).")
+        require_choice(self, "quantize", Quantize)
+        require(bool(self.targets), "lora.targets is empty: name layers such as ['q', 'v'], or use 'linear'.")
+        require(
+            not isinstance(self.targets, str) or self.targets == "linear",
+            f"lora.targets={self.targets!r} must be 'linear' or a list of module names, such as ['q', 'v'].",
+        )
+        require(
+            not (self.dora and self.dropout),
+            "lora.dora with lora.dropout computes something else in every implementation: set lora.dropout=0.",
+        )

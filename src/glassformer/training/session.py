@@ -4,19 +4,23 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from glassformer.config import Special, to_toml
+from glassformer.config import ConfigError, Special, to_toml
+from glassformer.model import Model, build
 from glassformer.training import checkpoint
 from glassformer.training.data import corpus
-from glassformer.training.data.source import Source, prepare
+from glassformer.training.data.source import Prepared, Source, prepare
 from glassformer.training.data.tasks import TaskData
+from glassformer.training.data.tokenizer import Tokenizer, from_json
 from glassformer.training.distributed import group
-from glassformer.training.run import Note, Run, read_run, run_to_dict, with_model
+from glassformer.training.run import PARTS, Note, Run, read_run, run_to_dict, with_model
 
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 
@@ -29,13 +33,44 @@ class Session:
     data: Any
     """`Prepared` for a text, or `TaskData`; both are a `Source`."""
     resume: Resume | None = None
+    notes: tuple[str, ...] = ()
+    """How the run extends the model that it starts from, in sentences."""
 
 
 def open_session(run: Run) -> Session:
     """Prepare the data and fit the model's vocabulary to the tokenizer."""
     group.check(run)
-    data = _prepare(run)
-    return Session(fit_model(run, data), data)
+    if not run.start.model:
+        data = _prepare(run)
+        return Session(fit_model(run, data), data)
+    from glassformer.training.tuning.start import check, start_tokenizer
+
+    run, notes = check(run)
+    data = _prepare(run, start_tokenizer(run))
+    _check_ids(run, data)
+    return Session(run, data, notes=tuple(notes))
+
+
+def _check_ids(run: Run, data: Source) -> None:
+    """Refuse a tokenizer that gives ids which the model of [start] does not have."""
+    known = run.model.vocab_size
+    if not isinstance(data, Prepared) or data.tokenizer.vocab_size <= known:
+        return
+    largest = max((int(part.max()) for part in (data.train, data.val) if len(part)), default=0)
+    if run.data.tokenizer != "start" or largest >= known:
+        raise ConfigError(
+            f"data.tokenizer={run.data.tokenizer!r} has {data.tokenizer.vocab_size:,} tokens, but start.model only "
+            f"{known:,}: give the tokenizer that the model was trained with."
+        )
+
+
+def starting_model(run: Run, device: str | torch.device, resumed: bool = False) -> Model:
+    """Return the model of the first step: fresh, or that of [start]. A resumed run gets its weights afterwards."""
+    if not (run.start.model or run.optim.freeze):
+        return build(run.model, seed=run.seed, device=device)
+    from glassformer.training.tuning.prepare import tuned_model
+
+    return tuned_model(run, device, resumed)
 
 
 def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None = None) -> Session:
@@ -47,7 +82,7 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
     run = _in_its_folder(run, checkpoint.find(path))
     if changes:
         changed = read_run(to_toml(run_to_dict(run)), changes, "the checkpoint's run", note)
-        if (changed.model, changed.data, changed.task) != (run.model, run.data, run.task):
+        if any(getattr(changed, part) != getattr(run, part) for part in ("model", "data", "task", "start", "lora")):
             raise checkpoint.CheckpointError(
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
             )
@@ -62,7 +97,8 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
         raise checkpoint.CheckpointError(
             f"the run is finished ({meta['step']} of {run.loop.steps} steps): go further with --set loop.steps=N."
         )
-    data = _prepare(run)
+    found = checkpoint.find(path) / "tokenizer.json"
+    data = _prepare(run, from_json(found.read_text(encoding="utf-8")) if run.start.model else None)
     held = hashlib.sha256(data.tokenizer.to_json().encode()).hexdigest()
     if held != meta["sha256"]["tokenizer.json"]:
         raise checkpoint.CheckpointError(
@@ -79,15 +115,17 @@ def _in_its_folder(run: Run, found: Path) -> Run:
     return dataclasses.replace(run, out=str(root))
 
 
-def _prepare(run: Run) -> Source:
+def _prepare(run: Run, tokenizer: Tokenizer | None = None) -> Source:
+    """Return the data of a run. `tokenizer` is that of the model it starts from, if this has one."""
     if run.task is not None:
         return TaskData(run.task)
     given = run.data
+    name = given.tokenizer if tokenizer is None else hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
     found = corpus.find(given.corpus)
     if given.cache is not None:
         out = Path(given.cache)
     else:
-        words = (given.corpus, given.tokenizer, str(given.vocab_size), str(given.validation))
+        words = (given.corpus, name, str(given.vocab_size), str(given.validation))
         if Path(given.corpus).exists():
             words = (str(Path(given.corpus).resolve()), *words[1:])
         digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
@@ -95,12 +133,51 @@ def _prepare(run: Run) -> Source:
     with _locked(out):
         return prepare(
             found,
-            given.tokenizer,
+            given.tokenizer if tokenizer is None else tokenizer,
             out,
             vocab_size=given.vocab_size,
             validation_fraction=given.validation,
             context=run.context,
         )
+
+
+def read_run_file(path: Path) -> str | None:
+    """Return the TOML text of a run file; None for a text file or a folder of texts, which is a corpus to train on.
+
+    A file with the suffix .toml is a run file. A file with another suffix is one if it is TOML whose top level holds
+    parts of a run and nothing else.
+    """
+    is_toml = path.suffix.lower() == ".toml"
+    if path.is_dir():
+        if (path / "run.toml").exists() and ((path / "checkpoints").is_dir() or (path / "meta.json").exists()):
+            raise ConfigError(
+                f"{path} is the folder of a run: continue it with --resume {path}, or train the same run anew with "
+                f"{path / 'run.toml'} --out FOLDER."
+            )
+        return None
+    try:
+        if not is_toml and path.is_file() and path.stat().st_size > LARGEST_RUN_FILE:
+            return None
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: give a run file, a text file or a folder of text files.") from None
+    except UnicodeDecodeError as error:
+        if not is_toml:
+            return None  # the corpus reader reports what is wrong with it
+        raise ConfigError(f"{path} is not TOML: byte {error.start} is not UTF-8. Give a run file.") from None
+    return text if is_toml or _is_run(text) else None
+
+
+LARGEST_RUN_FILE = 1 << 20
+"""Bytes. A longer file without the suffix .toml is a text, whatever it holds."""
+
+
+def _is_run(text: str) -> bool:
+    try:
+        keys = tomllib.loads(text).keys()
+    except tomllib.TOMLDecodeError:
+        return False
+    return bool(keys) and keys <= PARTS
 
 
 @contextlib.contextmanager

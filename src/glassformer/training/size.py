@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     from glassformer.training import Run
 
 ACCEPTED = "a ModelConfig, a run, a model built or loaded here, or the name of a preset, a model folder or a TOML file"
-RUN_KEYS = {"model", "data", "task", "optim", "schedule", "loss", "loop", "machine", "probe", "seed", "out"}
+RUN_KEYS = {
+    "model",
+    "start",
+    "data",
+    "task",
+    "optim",
+    "schedule",
+    "loss",
+    "loop",
+    "machine",
+    "probe",
+    "lora",
+    "seed",
+    "out",
+}
 """Top-level keys of a run file. A model config has none of them."""
 
 

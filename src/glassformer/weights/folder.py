@@ -1,5 +1,6 @@
 """Load models from folders: Hugging Face (`config.json`) or glassformer (`model.toml`, or `run.toml` of a run)."""
 
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -276,7 +277,18 @@ def _read_ours(
         state, notes = read(tensors, moves, (), (), "", dtype, device, copy)
     except WeightsError as error:
         raise WeightsError(f"{folder}: {str(error).replace(CONFIG, TOML)}") from None
-    return config, state, Origin(folder, tuple(notes))
+    return config, state, Origin(folder, tuple(notes), _family_of(folder))
+
+
+def _family_of(folder: Path) -> str:
+    """Return the Hugging Face family of the model that a training run started from; empty if there is none."""
+    if not (folder / RUN).exists():
+        return ""
+    try:
+        start = tomllib.loads((folder / RUN).read_text(encoding="utf-8")).get("start")
+    except (OSError, ValueError):
+        return ""
+    return str(start.get("family", "")) if isinstance(start, dict) else ""
 
 
 def _source(folder: Path, dtype: torch.dtype | None = None) -> Source:

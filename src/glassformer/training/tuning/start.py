@@ -1,0 +1,234 @@
+"""The model that a run starts from: its config and defaults, its hash, and its weights, extended where the run asks.
+
+`fill_in` runs when a run file is read, `check` before training, and `load_start` when the model of the run is made.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.config import ConfigError, EncoderConfig, Learned, ModelConfig, Rotary, from_dict, to_dict
+from glassformer.errors import plural
+from glassformer.files import cache_folder
+from glassformer.model import Model, build
+from glassformer.training.data.tokenizer import Tokenizer
+from glassformer.training.run import Run
+from glassformer.training.sections import Start
+from glassformer.training.tuning.extend import extend_state
+from glassformer.training.tuning.freeze import matches
+from glassformer.training.tuning.tokens import extended, mask_token, own_tokenizer, same_tokenizer
+from glassformer.weights import WeightsError, resolve, save
+from glassformer.weights.folder import Origin, load_config, read_model
+
+CHANGEABLE = ("dropout", "max_len", "position")
+"""Fields of [model] that a run with [start] may set; of the position, base and scaling."""
+LONGEST = 1024
+"""Default tokens per sequence of a model with a longer context, or with none."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "optim": {"lr": 3e-5, "weight_decay": 0.01},
+    "schedule": {"kind": "constant", "warmup": 10},
+    "data": {"tokenizer": "start"},
+}
+LORA_RATE = 3e-4
+"""Default learning rate of adapters: about ten times that of all weights."""
+
+
+def fill_in(data: dict[str, Any], start: Start) -> dict[str, Any]:
+    """Return the tables of a run with the config of the model it starts from, and the defaults of fine-tuning.
+
+    A whole [model], as a run records it, is returned as it is: `check` compares it with the model of the folder.
+    """
+    changes = data.get("model", {})
+    if not isinstance(changes, dict) or "kind" in changes:
+        return data
+    place = _place(start.model)
+    config = changed(load_config(place), changes)
+    out = dict(data)
+    for name, values in (DEFAULTS | _defaults_of(config, data)).items():
+        out[name] = values | _table(data, name)
+    for name, values in _tokens(config, place, out).items():
+        if name == "model":
+            config = dataclasses.replace(config, **values)
+        else:
+            out[name] = _table(out, name) | values
+    out["start"] = {**data["start"], "model": str(place)}
+    out["model"] = to_dict(config)
+    return out
+
+
+def _place(name: str) -> Path:
+    try:
+        return resolve(name).resolve()
+    except WeightsError as error:
+        raise ConfigError(f"start.model={name!r} cannot be used: {error}") from None
+
+
+def _table(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    held = data.get(name, {})
+    if not isinstance(held, dict):
+        raise ConfigError(f"{name} must be a table.")
+    return held
+
+
+def _defaults_of(config: ModelConfig, data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    defaults: dict[str, dict[str, Any]] = {}
+    if "lora" in data:
+        defaults["optim"] = DEFAULTS["optim"] | {"lr": LORA_RATE}
+    if config.max_len is None or config.max_len > LONGEST:
+        defaults["loop"] = {"context": LONGEST}
+    return defaults
+
+
+def changed(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    """Return the config of a model with the few fields changed that do not contradict its weights."""
+    for key in changes:
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                f"model.{key}={changes[key]!r} contradicts start.model, which brings its own: with [start], [model] "
+                "may set only dropout, max_len and model.position (base and scaling)."
+            )
+    fields = to_dict(config)
+    position = changes.get("position", {})
+    if not isinstance(position, dict) or set(position) - {"kind", "base", "scaling"}:
+        raise ConfigError(f"model.position={position!r} may set only base and scaling with [start].")
+    if position and not isinstance(config.position, Rotary):
+        raise ConfigError(
+            f"model.position={position!r} scales rotary positions, and start.model has {config.position.title}: leave "
+            "it out."
+        )
+    new = from_dict(fields | dict(changes) | {"position": fields["position"] | position})
+    _check_length(config, new)
+    return new
+
+
+def _check_length(old: ModelConfig, new: ModelConfig) -> None:
+    if old.max_len is None or (new.max_len is not None and new.max_len >= old.max_len):
+        return
+    raise ConfigError(
+        f"model.max_len={new.max_len} is less than the {old.max_len} of start.model: leave it out, and set "
+        "loop.context for shorter sequences."
+    )
+
+
+def _tokens(config: ModelConfig, place: Path, data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the tokenizer decides: the tokenizer of the run, the size of the vocabulary, the mask token."""
+    given = data["data"].get("tokenizer", "start")
+    own = own_tokenizer(place)
+    if own is None:
+        if given == "start":
+            raise ConfigError(
+                f"start.model={str(place)!r} has no tokenizer: set data.tokenizer to the tokenizer.json that it was "
+                "trained with."
+            )
+        return {}
+    if given != "start" and not same_tokenizer(given, own):
+        raise ConfigError(
+            f"data.tokenizer={given!r} is another tokenizer than that of start.model, whose weights know only their "
+            "own token ids: leave it out."
+        )
+    found: dict[str, dict[str, Any]] = {"data": {"tokenizer": "start"}}
+    if added := data["data"].get("add_tokens"):
+        own = extended(own, tuple(added))
+        found["model"] = {"vocab_size": max(config.vocab_size, own.vocab_size)}
+    if isinstance(config, EncoderConfig) and "mask_token" not in _table(data, "loss"):
+        found["loss"] = {"mask_token": mask_token(own, config)}
+    return found
+
+
+def check(run: Run) -> tuple[Run, list[str]]:
+    """Return the run with the hash and the family of the model it starts from, and notes on how it extends that model.
+
+    Raise ConfigError if the model was changed since the run recorded its hash.
+    """
+    place = _place(run.start.model)
+    config, state, origin = read_model(place, copy=False)
+    found = hash_weights(state)
+    if run.start.sha256 not in ("", found):
+        raise ConfigError(
+            f"{place} has other weights than the run was started from (SHA-256 {found[:12]}…, recorded "
+            f"{run.start.sha256[:12]}…): give the original model, or remove start.sha256 to start from this one."
+        )
+    wanted, held = to_dict(run.model), to_dict(config)
+    fits = {*CHANGEABLE, *(["vocab_size"] if run.data.add_tokens else [])}
+    for key in [*wanted, *held]:
+        if key not in fits and wanted.get(key) != held.get(key):
+            raise ConfigError(f"model.{key}={wanted.get(key)!r} is not that of start.model, {held.get(key)!r}.")
+    start = dataclasses.replace(run.start, model=str(place), sha256=found, family=origin.family)
+    return dataclasses.replace(run, start=start), describe(run, config)
+
+
+def hash_weights(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, shapes and values (as float32) of all weights; the format of the file is no part."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().to("cpu", torch.float32).contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def start_tokenizer(run: Run) -> Tokenizer | None:
+    """Return the tokenizer of the model that a run starts from, with added tokens; None if data.tokenizer names it."""
+    if run.data.tokenizer != "start":
+        return None
+    own = own_tokenizer(_place(run.start.model))
+    if own is None:
+        raise ConfigError(f"{run.start.model} has no tokenizer any more: set data.tokenizer.")
+    return extended(own, run.data.add_tokens) if run.data.add_tokens else own
+
+
+def load_start(run: Run, device: str | torch.device) -> Model:
+    """Return the model that the run starts from, in float32, with longer tables where the run asks for them."""
+    config, state, _ = read_model(_place(run.start.model), torch.float32)
+    state = extend_state(state, config, run.model, _known_ids(run, config), run.seed)
+    model = build(run.model, device="meta")
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.to(device)
+
+
+def _known_ids(run: Run, config: ModelConfig) -> int:
+    """Return the number of token ids that the model of [start] was trained with."""
+    if not run.data.add_tokens:
+        return config.vocab_size
+    own = own_tokenizer(_place(run.start.model))
+    assert own is not None  # `_tokens` refuses data.add_tokens without one
+    return min(own.vocab_size, config.vocab_size)
+
+
+def describe(run: Run, config: ModelConfig) -> list[str]:
+    """Return a sentence for each way in which the run extends the model of [start], whose config this is."""
+    notes = []
+    old, new = config.max_len, run.model.max_len
+    if old is not None and new is not None and new > old:
+        if isinstance(config.position, Learned):
+            notes.append(f"the position table grows from {old:,} to {new:,} rows, which are interpolated")
+        elif isinstance(config.position, Rotary) and run.model.position == config.position:
+            notes.append(
+                f"max_len grows from {old:,} to {new:,} with unchanged rotary positions: set model.position.scaling or "
+                "model.position.base to interpolate"
+            )
+    tied = config.head is not None and config.head.tied
+    if tied and any(matches(choice, "embed.tokens.weight") for choice in run.optim.freeze):
+        notes.append("the head is tied to the token table, so optim.freeze freezes both")
+    if run.data.add_tokens:
+        rows = run.model.vocab_size - config.vocab_size
+        notes.append(f"{plural(len(run.data.add_tokens), 'token')} added, for which the tables grow by {rows} rows")
+    return notes
+
+
+def stored(model: Model) -> str:
+    """Return the path of a model: that of its files if they hold the same weights, or else of a copy in the cache."""
+    origin, digest = getattr(model, "origin", None), hash_weights(model.state_dict())
+    if isinstance(origin, Origin) and origin.path.exists():
+        config, state, _ = read_model(origin.path, copy=False)
+        if config == model.config and hash_weights(state) == digest:
+            return str(origin.path)
+    folder = cache_folder() / "models" / digest[:16]
+    if not folder.exists():
+        save(model, folder, format="glass")
+    return str(folder)
