@@ -15,13 +15,14 @@ A prompt that is a text becomes a message of the user, an answer that is a text 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from glassformer.chat.errors import ChatError
 from glassformer.chat.rows import Row, read_rows
+from glassformer.config.choices import ChatFormat
 from glassformer.errors import listing
 
-Format = Literal["auto", "messages", "sharegpt", "alpaca", "prompt", "preference", "text"]
+Format = ChatFormat
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT = {

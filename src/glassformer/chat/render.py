@@ -76,13 +76,13 @@ class Renderer:
         if learned == "all":
             return Rendered(rendered.text, ids, [True] * len(ids), offsets)
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        wanted = [number for number in answers if messages[number].get("weight") != 0]
+        wanted = [number for number in wanted if learned != "last" or number == answers[-1]]
         if self.template.has_generation and len(rendered.answers) == len(answers):
             spans = dict(zip(answers, rendered.answers, strict=True))
-            wanted = answers[-1:] if learned == "last" else answers
         else:
-            wanted = answers[-1:] if learned == "last" else answers
             spans = {number: self._added_by(messages, number, rendered, tools) for number in wanted}
-        kept = [spans[number] for number in wanted if messages[number].get("weight") != 0]
+        kept = [spans[number] for number in wanted]
         return Rendered(rendered.text, ids, [_overlaps(one, kept) for one in offsets], offsets)
 
     def plain(self, text: str) -> list[int]:

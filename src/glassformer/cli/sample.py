@@ -116,8 +116,7 @@ def sample(
     from glassformer.weights import load_tokenizer
 
     sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
-    if threads is not None:
-        set_threads(threads)
+    _set_threads(threads)
     source = model or BUNDLED
     loaded = load_to_sample(source, precision, device)
     tokenizer = None if ids else load_tokenizer(source)
@@ -194,6 +193,11 @@ def _check_samples(count: int, seed: int, beams: int, temperature: float) -> Non
     if count > 1 and (beams > 1 or temperature == 0):
         how = f"--beams {beams}" if beams > 1 else "--temperature 0"
         raise InputError(f"--num-samples {count} with {how} would give the same text {count} times: leave one out.")
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        set_threads(threads)
 
 
 def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> "Sampling":
