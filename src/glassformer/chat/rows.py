@@ -22,6 +22,7 @@ from glassformer.errors import install, listing
 
 JSON, COMPRESSED, ARROW = (".jsonl", ".json"), (".gz", ".zst"), (".parquet", ".arrow")
 CHUNK = 1 << 20
+"""Bytes that are read at a time; of a compressed file fewer, because they may become a thousand times as many."""
 BATCH = 256
 """Rows of a Parquet or Arrow file that are converted at a time."""
 SPLITS = ("train", "validation", "valid", "val", "test")
@@ -164,7 +165,7 @@ def _chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
         return
     one, offset = make(), 0
     ended = True
-    while data := file.read(CHUNK):
+    while data := file.read(CHUNK >> 4):
         offset += len(data)
         while data:
             if one.eof:
