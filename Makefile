@@ -34,7 +34,7 @@ docs: .venv/installed
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy setuptools wheel
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
-		-e ".[dev,studio,theory,hub,logs,export,tokenizers,peers]"
+		-e ".[dev,studio,theory,hub,logs,data,export,tokenizers,peers]"
 	touch $@
 
 clean:

@@ -64,6 +64,7 @@ EXTRAS = {
     "theory": ("z3",),
     "hub": ("huggingface_hub",),
     "logs": ("tensorboard",),
+    "data": ("pyarrow", "zstandard", "datasets"),
     "export": ("gguf", "onnx", "onnxscript", "onnxruntime"),
     "tokenizers": ("sentencepiece", "google.protobuf"),
     "eval": ("lm_eval",),

@@ -160,7 +160,7 @@ def test_help_of_a_verb_is_its_own_help(capsys):
     [
         (["sampel"], "'sampel' is not a command. Did you mean sample?"),
         (["help", "sampel"], "'sampel' is not a command. Did you mean sample?"),
-        (["halp"], "'halp' is not a command. Did you mean help?"),
+        (["helpp"], "'helpp' is not a command. Did you mean help?"),
         (["paint"], "'paint' is not a command."),
         (["--json", "size"], "the first word must be a command, not --json"),
         (["sample", "--topk", "3", "hi"], "glass sample has no option --topk. Did you mean --top-k"),

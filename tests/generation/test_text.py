@@ -6,7 +6,7 @@ import pytest
 
 import glassformer as gf
 from glassformer import config as c
-from glassformer.generation.text import Continuation
+from glassformer.generation.text import Continuation, TextPieces
 from glassformer.model import build
 from tests import folders, variants
 from tests.generation.test_loop import Script
@@ -167,3 +167,21 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tokenizer):
     small = build(variants.decoder())
     with pytest.raises(ValueError, match="the tokenizer has 300 tokens, the model 31"):
         Continuation(small, tokenizer, "the")
+
+
+@pytest.mark.parametrize(
+    ("texts", "stops", "pieces", "stopped"),
+    [
+        (["a", "ab", "abc"], (), ["a", "b", "c", ""], False),
+        (["a", "a\ufffd", "aé"], (), ["a", "", "é", ""], False),
+        (["x\ufffd"], (), ["x", "\ufffd"], False),
+        (["ab", "ab</", "ab</s>c"], ("</s>",), ["ab", "", "", ""], True),
+        (["ab<", "ab<b"], ("</s>",), ["ab", "<b", ""], False),
+        (["ab<"], ("</s>",), ["ab", "<"], False),
+    ],
+)
+def test_pieces_of_a_growing_text_are_final(texts, stops, pieces, stopped):
+    growing = TextPieces(stops)
+    assert [growing.add(text) for text in texts] + [growing.add(texts[-1], last=True)] == pieces
+    assert growing.stopped == stopped
+    assert growing.text == "".join(pieces)

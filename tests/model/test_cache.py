@@ -174,3 +174,15 @@ def test_overflow_and_deep_rollback_are_refused():
         model(tokens(1, 1, seed=i), cache=windowed)
     with pytest.raises(ValueError, match="slack=2 or more"):
         windowed.crop(7)
+
+
+@torch.no_grad()
+def test_an_enlarged_static_cache_keeps_what_it_holds():
+    model, _ = lively(variants.decoder(window=5))
+    ids = tokens(2, 15)
+    cache = model.new_cache("static", capacity=7)
+    model(ids[:, :7], cache=cache)
+    with pytest.raises(ValueError, match="capacity 7"):
+        model(ids[:, 7:], cache=cache)
+    cache.enlarge(15)
+    torch.testing.assert_close(model(ids[:, 7:], cache=cache), model(ids)[:, 7:])

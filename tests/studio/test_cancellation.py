@@ -16,6 +16,7 @@ from glassformer.studio.app import create_app
 from glassformer.studio.settings import Limits
 from glassformer.theory.claims import claim as claim_module
 from glassformer.theory.claims import registry
+from tests.chat import models as chat_models
 
 PROMPT = [18, 47, 56]
 
@@ -48,7 +49,8 @@ async def post(app, path, body, leave):
 @pytest.fixture
 def disconnect(tmp_path):
     """A function that posts and disconnects; it asserts that no job and no thread is left."""
-    app = create_app(Settings(folder=tmp_path, warm=False))
+    chatty = chat_models.write(tmp_path / "models" / "chatty", max_len=1000)
+    app = create_app(Settings((chatty,), folder=tmp_path, warm=False))
 
     def run(path, body, leave):
         before = set(threading.enumerate())
@@ -63,8 +65,19 @@ def disconnect(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_generation_stops_within_one_token(disconnect, monkeypatch, stream):
+CHAT = {"model": "chatty", "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 200, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/generate", {"model": "bard", "ids": PROMPT, "max_new_tokens": 200}),
+        ("/v1/completions", {"model": "bard", "prompt": PROMPT, "max_tokens": 200}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "stream": True}),
+    ],
+)
+def test_generation_stops_within_one_token(disconnect, monkeypatch, path, body):
     leave, tokens = threading.Event(), []
     step = playground.Step
 
@@ -77,10 +90,7 @@ def test_generation_stops_within_one_token(disconnect, monkeypatch, stream):
         return step(*args)
 
     monkeypatch.setattr(playground, "Step", count)
-    if stream:
-        disconnect("/api/generate", {"model": "bard", "ids": PROMPT, "max_new_tokens": 200}, leave)
-    else:
-        disconnect("/v1/completions", {"model": "bard", "prompt": PROMPT, "max_tokens": 200}, leave)
+    disconnect(path, body, leave)
     assert 3 <= len(tokens) <= 6
 
 

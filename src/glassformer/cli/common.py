@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from glassformer.config import choices
 from glassformer.errors import GlassformerError
 
 if TYPE_CHECKING:
@@ -36,6 +37,26 @@ Adapter = Annotated[
         "DIR",
     ),
 ]
+# Options of the commands that generate text
+BUNDLED = "bard"
+ModelSource = Annotated[
+    str | None,
+    option("Model folder, or a hub name such as gpt2. Default: bard, a small model that is bundled.", "DIR|NAME"),
+]
+Temperature = Annotated[
+    float, option("Divides the logits: below 1 sharpens, above 1 flattens, 0 takes the most likely token.")
+]
+TopK = Annotated[int, option("Sample from the k most likely tokens only. 0 turns this off and keeps all tokens.")]
+TopP = Annotated[
+    float, option("Sample from the smallest set of tokens whose probabilities sum to p. 1 keeps all tokens.")
+]
+MinP = Annotated[float, option("Drop tokens below this fraction of the largest probability. 0 keeps all tokens.")]
+RepetitionPenalty = Annotated[
+    float, option("Make tokens that already occurred less likely by this factor. 1 turns this off.")
+]
+Seed = Annotated[int, option("Seed of the random numbers. The same seed gives the same text.")]
+Device = Annotated[choices.Device, option("Where to compute. `auto` is the GPU if there is one.")]
+Threads = Annotated[int | None, option("Number of CPU threads. Default: one for each core that torch finds.", "INT")]
 
 
 class InputError(GlassformerError):
@@ -159,3 +180,12 @@ def report(findings: Sequence["Finding"], as_json: bool, **facts: Any) -> None:
             print(f"{name}: {value if not isinstance(value, list) else '; '.join(map(str, value))}")
     for finding in findings:
         print(finding.text())
+
+
+def set_threads(threads: int) -> None:
+    """Let torch compute in this number of threads."""
+    if threads < 1:
+        raise InputError(f"--threads {threads} must be a whole number of at least 1.")
+    import torch
+
+    torch.set_num_threads(threads)

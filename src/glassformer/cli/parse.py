@@ -33,6 +33,7 @@ VERBS = {
     "tour": "training",
     "train": "training",
     "sample": "sample",
+    "chat": "chat",
     "eval": "eval",
     "look": "look",
     "check": "theory",

@@ -8,7 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from glassformer.cli.common import Adapter, InputError, Json, option
+from glassformer.cli.common import (
+    BUNDLED,
+    Adapter,
+    Device,
+    InputError,
+    Json,
+    MinP,
+    ModelSource,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    option,
+    set_threads,
+)
 from glassformer.config import choices
 
 if TYPE_CHECKING:
@@ -17,10 +33,8 @@ if TYPE_CHECKING:
     from glassformer.generation.text import Continuation
     from glassformer.model import Model
 
-BUNDLED = "bard"
 STORED = ("float32", "bfloat16", "float16")
 """Precisions that are dtypes: the model is loaded in them."""
-
 
 Prompt = Annotated[
     tyro.conf.Positional[str | None],
@@ -34,30 +48,14 @@ PromptFile = Annotated[
         metavar="FILE",
     ),
 ]
-ModelSource = Annotated[
-    str | None,
-    option("Model folder, or a hub name such as gpt2. Default: bard, a small model that is bundled.", "DIR|NAME"),
-]
 MaxNewTokens = Annotated[
     int | None, option("Largest number of tokens to generate. Default: 64, or what the context still holds.", "INT")
 ]
 NumSamples = Annotated[int, option("Number of continuations. Number i (from 0) is what --seed SEED+i gives alone.")]
-Temperature = Annotated[
-    float, option("Divides the logits: below 1 sharpens, above 1 flattens, 0 takes the most likely token.")
-]
-TopK = Annotated[int, option("Sample from the k most likely tokens only. 0 turns this off and keeps all tokens.")]
-TopP = Annotated[
-    float, option("Sample from the smallest set of tokens whose probabilities sum to p. 1 keeps all tokens.")
-]
-MinP = Annotated[float, option("Drop tokens below this fraction of the largest probability. 0 keeps all tokens.")]
-RepetitionPenalty = Annotated[
-    float, option("Make tokens that already occurred less likely by this factor. 1 turns this off.")
-]
 Beams = Annotated[int, option("Number of beams. 1 samples; more search for the most likely text and do not sample.")]
 LengthPenalty = Annotated[
     float, option("Beam search divides a log-probability by length to this power: above 0 favours long text.")
 ]
-Seed = Annotated[int, option("Seed of the random numbers. The same seed gives the same text.")]
 Stop = Annotated[tuple[str, ...], option("Texts that end the output; they are not printed. Default: none.")]
 Ids = Annotated[bool, option("Read and print token ids instead of text.")]
 Cache = Annotated[bool, option("Keep keys and values of earlier tokens. Without, every step recomputes all tokens.")]
@@ -84,8 +82,6 @@ Precision = Annotated[
         "and int4 need the compiled kernels."
     ),
 ]
-Device = Annotated[choices.Device, option("Where to compute. `auto` is the GPU if there is one.")]
-Threads = Annotated[int | None, option("Number of CPU threads. Default: one for each core that torch finds.", "INT")]
 
 
 def sample(
@@ -207,13 +203,8 @@ def _check_samples(count: int, seed: int, beams: int, temperature: float) -> Non
 
 
 def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if threads < 1:
-        raise InputError(f"--threads {threads} must be a whole number of at least 1.")
-    import torch
-
-    torch.set_num_threads(threads)
+    if threads is not None:
+        set_threads(threads)
 
 
 def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float) -> "Sampling":

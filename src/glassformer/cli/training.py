@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 HELP = {
     "run": "A run file (TOML), or a text file or a folder of text files to train on with the default settings. "
     "Default: nanoGPT's CPU setting on Shakespeare.",
+    "chat": "Train on the conversations of this file or folder (JSONL, JSON, Parquet; see docs/chat.md). Sets "
+    "data.corpus and [chat]. Default: train on a text.",
+    "show": "With --chat or [chat]: print this many rendered conversations, the learned tokens between ⟦ and ⟧, and "
+    "exit.",
     "set": "Change fields of the run, such as optim.lr=3e-4 loop.steps=500. --fields lists all fields. Default: no "
     "changes.",
     "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
@@ -40,6 +44,8 @@ def train(
     run: Annotated[tyro.conf.Positional[Path | None], option(HELP["run"], "RUN.toml|TEXT")] = None,
     from_: Annotated[str | None, tyro.conf.arg(name="from"), option(HELP["from"], "MODEL")] = None,
     lora: Annotated[int | None, option(HELP["lora"], "RANK")] = None,
+    chat: Annotated[Path | None, option(HELP["chat"], "FILE|DIR")] = None,
+    show: Annotated[int, option(HELP["show"])] = 0,
     set: Annotated[tuple[str, ...], option(HELP["set"], "FIELD=VALUE")] = (),
     out: Annotated[Path | None, option(HELP["out"], "DIR")] = None,
     resume: Annotated[str | None, option(HELP["resume"], "DIR")] = None,
@@ -80,11 +86,36 @@ def train(
             if resume is not None:
                 raise InputError("--resume continues a run with its own adapters: leave out --lora.")
             changes = (f"lora.rank={lora}", *changes)
+        if chat is not None:
+            changes = (*_chat_changes(chat, run, resume), *changes)
         session, about = _open(run, changes, resume)
         for sentence in session.notes:
             _note(f"{sentence}.")
+        if show:
+            _show(session, show)
+            return 0
         _train(session, about, force, latest, json)
     return 0
+
+
+def _chat_changes(chat: Path, run: Path | None, resume: str | None) -> tuple[str, ...]:
+    """Return the changes that --chat makes to a run."""
+    from glassformer.training.session import read_run_file
+
+    if resume is not None:
+        raise InputError("a resumed run has its own data: leave out --chat.")
+    if run is not None and read_run_file(run) is None:
+        raise InputError(f"{run} is a text to train on and --chat {chat} are conversations: leave one of them out.")
+    return (f"data.corpus={json_module.dumps(str(chat), ensure_ascii=False)}", "chat.format='auto'")
+
+
+def _show(session: "Session", count: int) -> None:
+    """Print rendered conversations."""
+    if session.run.chat is None:
+        raise InputError(f"--show {count} prints conversations, and this run has none: give --chat FILE.")
+    from glassformer.training.data.chats import show
+
+    print(show(session.data, count))
 
 
 def _print_fields(json: bool) -> None:
@@ -211,6 +242,8 @@ def _next_steps(session: "Session", out: str) -> str:
 
     folder = shlex.quote(f"{out}/best")
     text = f"the best model is in {folder}"
+    if session.run.chat is not None:
+        return f"{text}: glass chat --model {folder}"
     if not isinstance(session.data, Prepared) or isinstance(session.run.model, EncoderConfig):
         return text  # a task has no text, and an encoder does not continue one
     word = session.data.first_word()

@@ -26,3 +26,9 @@ ScheduleKind = Literal["constant", "cosine", "wsd"]
 """What the learning rate does after the warm-up."""
 WindowOrder = Literal["random", "epoch"]
 """The order in which training reads the windows of a text."""
+ChatFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt", "preference", "text"]
+"""Formats of the rows of chat data."""
+ChatLoss = Literal["assistant", "last", "all", "dpo"]
+"""What is learned of a conversation: every answer, the last one, all tokens, or which of two answers is preferred."""
+TooLong = Literal["drop", "cut", "error"]
+"""What happens to a conversation that is longer than the context."""

@@ -20,6 +20,39 @@ UNFINISHED = "�"
 
 
 @dataclass
+class TextPieces:
+    """A text that grows token by token, in pieces that are final.
+
+    Held back until it is decided: the first bytes of a character, and the possible beginning of a stop text.
+    """
+
+    stops: tuple[str, ...] = ()
+    """Texts that end it; they are not part of it."""
+    text: str = ""
+    """The pieces so far."""
+    stopped: bool = False
+
+    def add(self, text: str, last: bool = False) -> str:
+        """Return the new piece, given the whole text so far. `last`: nothing follows, so nothing is held back."""
+        found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
+        if found:
+            text, self.stopped = text[: min(found)], True
+        elif not last:
+            text = text[: len(text) - undecided(text, self.stops)]
+        if not text.startswith(self.text):
+            return ""
+        piece, self.text = text[len(self.text) :], text
+        return piece
+
+
+def undecided(text: str, stops: tuple[str, ...]) -> int:
+    """Return how many characters at the end may still change, or be the beginning of a stop text."""
+    waiting = len(text) - len(text.rstrip(UNFINISHED))
+    begun = (n for s in stops for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
+    return max(waiting, max(begun, default=0))
+
+
+@dataclass
 class Continuation:
     """One prompt to be continued: as text if there is a tokenizer, as token ids if `ids` is set."""
 
@@ -191,11 +224,7 @@ class Continuation:
 
     def _undecided(self, text: str) -> int:
         """Return how many characters at the end are held back."""
-        if self.ids:
-            return 0
-        waiting = len(text) - len(text.rstrip(UNFINISHED))
-        begun = (n for s in self.stop for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
-        return max(waiting, max(begun, default=0))
+        return 0 if self.ids else undecided(text, self.stop)
 
 
 # A letter or digit of a script that separates words by spaces: East and South-East Asian scripts are from U+0E00 on.

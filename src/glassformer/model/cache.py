@@ -109,6 +109,12 @@ class Static:
             return self.k, self.v
         return self.k[:, :, : self.cache.length], self.v[:, :, : self.cache.length]
 
+    def enlarge(self, capacity: int) -> None:
+        """Copy the buffers into larger ones."""
+        more, self.capacity = capacity - self.capacity, capacity
+        if self.k is not None and self.v is not None:
+            self.k, self.v = (torch.nn.functional.pad(held, (0, 0, 0, more)) for held in (self.k, self.v))
+
     def crop(self, length: int, dropped: int) -> None:
         """Nothing to do: what lies beyond the length is never looked at, and is overwritten next."""
 
@@ -240,6 +246,13 @@ class Cache:
         self.length, self.new = length, 0
         if self.counter is not None:
             self.counter.fill_(length)
+
+    def enlarge(self, capacity: int) -> None:
+        """Give a static cache room for `capacity` tokens. What it holds stays."""
+        for layer in self.layers:
+            if isinstance(layer, Static):
+                layer.enlarge(capacity)
+        self.capacity = capacity
 
     def reorder(self, rows: Int[Tensor, "N"]) -> None:
         """Sequence i becomes a copy of the present sequence rows[i]: a beam follows its parent."""

@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from glassformer import __version__
 from glassformer.errors import install
-from glassformer.studio import openai, schema
+from glassformer.studio import chat, embeddings, openai, schema
 from glassformer.studio.api import anatomy, cell, doctor, heads, playground, positions, size, snippets, stream, theory
 from glassformer.studio.api import train as training_view
 from glassformer.studio.encoding import MEDIA_TYPE
@@ -93,7 +93,9 @@ def _routes(studio: Studio) -> list[Route | Mount]:
         route("/api/train/upload", _upload, "POST"),
         route("/api/train/{run}/{action}", _run_action, "POST"),
         route("/api/train", _start_run, "POST"),
-        route("/v1/completions", _complete, "POST", v1=True),
+        route("/v1/completions", functools.partial(_complete, schema.CompletionRequest, COMPLETIONS), "POST", v1=True),
+        route("/v1/chat/completions", functools.partial(_complete, schema.ChatRequest, CHATS), "POST", v1=True),
+        route("/v1/embeddings", _embed, "POST", v1=True),
     ]
     gets = [
         route("/", _page),
@@ -307,12 +309,27 @@ async def _model(studio: Studio, request: Request) -> Response:
     return json_response(openai.get_model(studio.models, request.path_params["id"]))
 
 
-async def _complete(studio: Studio, request: Request) -> Any:
-    body = await studio.parse_body(request, schema.CompletionRequest)
+COMPLETIONS = (openai.start_completion, openai.complete, openai.stream)
+CHATS = (chat.start, chat.complete, chat.stream)
+"""Functions that check a request, answer it whole, and answer it as a stream."""
+
+
+async def _complete(
+    kind: type[schema.ApiRequest], functions: tuple[Callable[..., Any], ...], studio: Studio, request: Request
+) -> Any:
+    body: Any = await studio.parse_body(request, kind)
+    start, whole, stream = functions
     studio.models.entry(body.model)
     await studio.wait_for_torch()
     if not body.stream:
-        return await studio.respond(request, lambda: openai.complete(studio.models, body), torch_checks=False)
+        return await studio.respond(request, lambda: whole(studio.models, body), torch_checks=False)
     # An invalid prompt is an error response, not an event of the stream.
-    await studio.run_job(request, lambda: openai.start_completion(studio.models, body))
-    return studio.stream(lambda emit: openai.stream(studio.models, body, emit), is_long=False, v1=True)
+    await studio.run_job(request, lambda: start(studio.models, body))
+    return studio.stream(lambda emit: stream(studio.models, body, emit), is_long=False, v1=True)
+
+
+async def _embed(studio: Studio, request: Request) -> Response:
+    body = await studio.parse_body(request, schema.EmbeddingRequest)
+    studio.models.entry(body.model)
+    await studio.wait_for_torch()
+    return await studio.respond(request, lambda: embeddings.embed(studio.models, body))

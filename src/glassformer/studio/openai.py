@@ -1,7 +1,7 @@
 """An OpenAI-compatible completions API, so that existing clients can use a model of the studio.
 
-`/v1/models`, `/v1/models/ID` and `/v1/completions` (whole or streamed). Temperature 0 is greedy decoding and returns
-the same text as `gf.generate`. Errors have OpenAI's format.
+`/v1/models`, `/v1/models/ID` and `/v1/completions` (whole or streamed); see also `chat` and `embeddings`. Temperature 0
+is greedy decoding and returns the same text as `gf.generate`. Errors have OpenAI's format.
 """
 
 import time
@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassformer.studio.api.playground import start_feed, steps
+from glassformer.config import Seq2SeqConfig
+from glassformer.studio.api.playground import Step, steps
 from glassformer.studio.errors import StudioError
 from glassformer.studio.events import Emit
 from glassformer.studio.models import LoadedModel, ModelStore
-from glassformer.studio.schema import CompletionRequest, TextRequest
+from glassformer.studio.schema import CompletionRequest
 
 STARTED = int(time.time())
 
@@ -37,76 +38,101 @@ def _model_object(name: str) -> dict[str, Any]:
 
 
 @dataclass
-class Completion:
-    """One completion while it is generated."""
+class TextGeneration:
+    """One text while it is generated: by `/v1/completions`, `/v1/chat/completions` and the chat panel."""
 
     loaded: LoadedModel
-    request: CompletionRequest
     prompt: list[int]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stops: tuple[str, ...] = ()
+    """Texts that end it; they are not part of it."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end it, in addition to those of the config; they are not part of it."""
+    keep_steps: bool = False
+    """Keep the steps, with their logits, until `take_steps` is called."""
     new: list[int] = field(default_factory=list)
     finish: str = "length"
-    text: str = ""
-    """Text that is certain: an ending that may be the start of a stop sequence is held back."""
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def stops(self) -> list[str]:
-        stop = self.request.stop
-        return [] if stop is None else [stop] if isinstance(stop, str) else [s for s in stop if s]
+    waiting: list[Step] = field(default_factory=list)
 
     def pieces(self) -> Iterator[str]:
         """Generate the text piece by piece; joined, the pieces are the whole text."""
         from glassformer.generation import Sampling
-        from glassformer.generation.request import read_stop
+        from glassformer.generation.request import check_length, read_prompts
+        from glassformer.generation.state import TorchState
+        from glassformer.generation.text import TextPieces
 
-        request, model = self.request, self.loaded.model
-        temperature = 1.0 if request.temperature is None else request.temperature
-        sampling = Sampling(temperature, None, 1.0 if request.top_p is None else request.top_p)
-        available = (model.config.max_len or 10**9) - len(self.prompt)
-        new = max(1, min(16 if request.max_tokens is None else request.max_tokens, available))
-        inputs = TextRequest(model=request.model, ids=self.prompt)
-        seed = uuid.uuid4().int % 2**32 if request.seed is None else request.seed % 2**32
-        if request.echo:
-            yield self.loaded.decode(self.prompt)
-        for step in steps(start_feed(self.loaded, inputs, new, True), new, sampling, seed, read_stop(model, None)):
+        model: Any = self.loaded.model  # read_prompts refuses an encoder
+        prompts = read_prompts(model, [self.prompt])
+        room = (model.config.max_len or 10**9) - (1 if isinstance(model.config, Seq2SeqConfig) else len(self.prompt))
+        limit = max(1, min(self.max_new_tokens, room))
+        check_length(model, prompts, limit)
+        ends = {*model.config.special.eos, *self.ends}
+        sampling, growing = Sampling(self.temperature, None, self.top_p), TextPieces(self.stops)
+        feed = TorchState(model, prompts, limit, "static", None)
+        for step in steps(feed, limit, sampling, self.seed, [[end] for end in sorted(ends)]):
             self.new.append(step.id)
-            if request.logprobs is not None:
-                self.logprobs.append(_logprobs(self.loaded, step, request.logprobs))
-            yield from self._new_text(self.loaded.decode(self._visible_tokens()), last=False)
-            if self.finish == "stop":
+            if step.id in ends:
+                self.finish = "stop"
+                break
+            if self.keep_steps:
+                self.waiting.append(step)
+            piece = growing.add(self.loaded.decode(self.new))
+            if piece:
+                yield piece
+            if growing.stopped:
+                self.finish = "stop"
                 return
-        if self.new and self.new[-1] in model.config.special.eos:
-            self.finish = "stop"
-        yield from self._new_text(self.loaded.decode(self._visible_tokens()), last=True)
+        visible = self.new[:-1] if self.finish == "stop" else self.new
+        if rest := growing.add(self.loaded.decode(visible), last=True):
+            yield rest
 
-    def _visible_tokens(self) -> list[int]:
-        """Return the generated tokens without the end-of-text token."""
-        eos = self.loaded.config.special.eos
-        return self.new[:-1] if self.new and self.new[-1] in eos else self.new
-
-    def _new_text(self, text: str, last: bool) -> Iterator[str]:
-        found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
-        if found:
-            text, self.finish = text[: min(found)], "stop"
-        elif not last:
-            incomplete = len(text) - len(text.rstrip("\ufffd"))
-            partial = (n for s in self.stops for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
-            text = text[: len(text) - max(incomplete, max(partial, default=0))]
-        if text.startswith(self.text) and len(text) > len(self.text):
-            yield text[len(self.text) :]
-            self.text = text
+    def take_steps(self) -> list[Step]:
+        """Return the steps since the last call; the token that ended the text is none of them."""
+        taken, self.waiting = self.waiting, []
+        return taken
 
     def usage(self) -> dict[str, int]:
-        prompt, new = len(self.prompt), len(self.new)
-        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        return usage(len(self.prompt), len(self.new))
+
+
+def usage(prompt: int, new: int) -> dict[str, int]:
+    """Return the token counts of a response in OpenAI's format."""
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def read_stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Return the stop texts of a request."""
+    return () if stop is None else (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
+
+
+def read_seed(seed: int | None) -> int:
+    """Return the seed of a request; a random one if it names none."""
+    return uuid.uuid4().int % 2**32 if seed is None else seed % 2**32
+
+
+@dataclass
+class Completion:
+    """One completion of `/v1/completions`."""
+
+    request: CompletionRequest
+    generation: TextGeneration
+
+    def pieces(self) -> Iterator[str]:
+        if self.request.echo:
+            yield self.generation.loaded.decode(self.generation.prompt)
+        yield from self.generation.pieces()
 
     def choice(self, text: str, finish: str | None) -> dict[str, Any]:
         return {"index": 0, "text": text, "logprobs": self._take_logprobs(), "finish_reason": finish}
 
     def _take_logprobs(self) -> dict[str, Any] | None:
-        if self.request.logprobs is None:
+        count, loaded = self.request.logprobs, self.generation.loaded
+        if count is None:
             return None
-        rows, self.logprobs = self.logprobs, []
+        rows = [_logprobs(loaded, step, count) for step in self.generation.take_steps()]
         return {
             "tokens": [row["token"] for row in rows],
             "token_logprobs": [row["logprob"] for row in rows],
@@ -134,15 +160,25 @@ def start_completion(models: ModelStore, request: CompletionRequest) -> Completi
         ids = loaded.encode(prompt)
     else:
         ids = [int(token) for token in prompt]
-    return Completion(loaded, request, loaded.check_ids(ids))
+    generation = TextGeneration(
+        loaded,
+        loaded.check_ids(ids),
+        16 if request.max_tokens is None else request.max_tokens,
+        1.0 if request.temperature is None else request.temperature,
+        1.0 if request.top_p is None else request.top_p,
+        read_seed(request.seed),
+        read_stops(request.stop),
+        keep_steps=request.logprobs is not None,
+    )
+    return Completion(request, generation)
 
 
 def complete(models: ModelStore, request: CompletionRequest) -> dict[str, Any]:
     """Return the whole completion at once."""
     completion = start_completion(models, request)
     text = "".join(completion.pieces())
-    choice = completion.choice(text, completion.finish)
-    return {**_head(request), "choices": [choice], "usage": completion.usage()}
+    choice = completion.choice(text, completion.generation.finish)
+    return {**_head(request), "choices": [choice], "usage": completion.generation.usage()}
 
 
 def stream(models: ModelStore, request: CompletionRequest, emit: Emit) -> None:
@@ -150,9 +186,9 @@ def stream(models: ModelStore, request: CompletionRequest, emit: Emit) -> None:
     completion, head = start_completion(models, request), _head(request)
     for text in completion.pieces():
         emit(None, {**head, "choices": [completion.choice(text, None)]})
-    emit(None, {**head, "choices": [completion.choice("", completion.finish)]})
+    emit(None, {**head, "choices": [completion.choice("", completion.generation.finish)]})
     if (request.stream_options or {}).get("include_usage"):
-        emit(None, {**head, "choices": [], "usage": completion.usage()})
+        emit(None, {**head, "choices": [], "usage": completion.generation.usage()})
     emit(None, b"[DONE]")
 
 

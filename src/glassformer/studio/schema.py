@@ -23,6 +23,9 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.tokens)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Index = Annotated[int, Field(ge=0, le=10_000)]
+Stop = Annotated[str, Field(max_length=200)] | Annotated[list[str], Field(max_length=4)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+NewTokens = Annotated[int, Field(ge=1, le=LIMITS.new_tokens)]
 
 
 class ApiRequest(BaseModel):
@@ -242,21 +245,77 @@ class CompletionRequest(ApiRequest):
 
     model: Name
     prompt: Text | Ids | Annotated[list[Text], Field(min_length=1, max_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=LIMITS.new_tokens)] | None = 16
+    max_tokens: NewTokens | None = 16
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[str, Field(max_length=200)] | Annotated[list[str], Field(max_length=4)] | None = None
+    stop: Stop | None = None
     stream: bool | None = False
     stream_options: dict[str, bool] | None = None
     n: Literal[1] | None = 1
     best_of: Literal[1] | None = 1
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = False
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0.0
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = 0.0
+    presence_penalty: Zero | None = 0.0
+    frequency_penalty: Zero | None = 0.0
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     suffix: Literal[""] | None = None
+    user: Annotated[str, Field(max_length=1000)] | None = None
+
+
+class ResponseFormat(ApiRequest):
+    type: Literal["text"]
+
+
+class ChatRequest(ApiRequest):
+    """OpenAI's chat completions. A field that is not implemented and would change the text accepts only its default."""
+
+    model: Name
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=2000)]
+    max_completion_tokens: NewTokens | None = None
+    max_tokens: NewTokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    n: Annotated[int, Field(ge=1, le=8)] | None = 1
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | None = None
+    stream: bool | None = False
+    stream_options: dict[str, bool] | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    presence_penalty: Zero | None = 0.0
+    frequency_penalty: Zero | None = 0.0
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    user: Annotated[str, Field(max_length=1000)] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+
+    @model_validator(mode="after")
+    def has_consistent_fields(self) -> Self:
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=true")
+        return self
+
+
+class EmbeddingRequest(ApiRequest):
+    """OpenAI's embeddings; `pooling` and `normalize` are ours."""
+
+    model: Name
+    input: (
+        Annotated[str, Field(min_length=1, max_length=LIMITS.text_characters)]
+        | Ids
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=256)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=256)]
+    )
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    pooling: Literal["mean", "cls"] = "mean"
+    normalize: bool = True
     user: Annotated[str, Field(max_length=1000)] | None = None
 
 

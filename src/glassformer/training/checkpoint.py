@@ -73,9 +73,10 @@ def write(
         (stage / config).write_text(_description(run), encoding="utf-8")
         (stage / "run.toml").write_text(to_toml(run_to_dict(run)), encoding="utf-8")
         (stage / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
-        for name in SIDE_FILES if run.start.model else ():
-            if (Path(run.start.model) / name).is_file():
-                shutil.copyfile(Path(run.start.model) / name, stage / name)
+        for name in SIDE_FILES:
+            for source in (*([run.start.model] if run.start.model else []), run.out):
+                if (Path(source) / name).is_file():
+                    shutil.copyfile(Path(source) / name, stage / name)
         _save(model, stage / weights)
         _save(extra, stage / "optimizer.safetensors")
         hashes = {name: _sha256(stage / name) for name in (config, weights, *OWN)}

@@ -25,7 +25,7 @@ WARM_UP = 3
 
 def can_capture(state: TrainState) -> bool:
     """Return whether every step launches the same kernels: one CUDA process, no accumulation, no routing of tokens."""
-    single = state.group.world == 1 and state.run.loop.accumulate == 1
+    single = state.group.world == 1 and state.run.loop.accumulate == 1 and state.run.chat is None
     return state.device.type == "cuda" and single and not has_experts(state.model)
 
 

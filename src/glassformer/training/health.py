@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from glassformer.training.objective import Batch
+from glassformer.training.objective import Batch, hidden_states
 
 if TYPE_CHECKING:
     from glassformer.training.loop import TrainState
@@ -36,8 +36,7 @@ def explain_non_finite(state: "TrainState", batch: Batch, value: float) -> str:
     """Return where NaN or infinity first appears on any rank: a site of the forward pass, or a gradient."""
     tap, group = FirstNonFinite(), state.group
     with state.autocast():
-        inputs = (batch.inputs,) if batch.source is None else (batch.source, batch.inputs)
-        group.run(lambda model: model(*inputs, tap=tap), state.model)
+        group.run(lambda model: model.logits(hidden_states(model, batch, tap), tap), state.model)
     site = next((site for site in group.gather(tap.site) if site), None)
     where = f"first at {site}" if site else "not in the forward pass"
     affected = [

@@ -153,7 +153,7 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
 
 
 @torch.no_grad()
-def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tensor]]) -> float:
+def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tensor] | Batch]) -> float:
     """Return the cross-entropy per target on fixed windows of tokens, or on the given ones.
 
     Averaged weights are used if there are any. As in a step, at most `batch // accumulate` sequences run at once.
@@ -239,6 +239,10 @@ def train(
     if resume is not None:
         restore(state, *resume)
     run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
+    if run.chat is not None:
+        from glassformer.training.preference import prepare_chat_run  # not needed by other runs
+
+        prepare_chat_run(state, data, resume is not None)
     with contextlib.closing(
         Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run_to_dict(run))
     ) as log:

@@ -30,6 +30,10 @@ class Batch:
     source: Tensor | None = None
     counted: int | None = None
     """Number of targets that are not ignored, counted before the batch moves to a device, to avoid a wait."""
+    documents: Tensor | None = None
+    """(B,T) number of the document of each token, where several share a sequence: they do not attend to one another."""
+    reference: Tensor | None = None
+    """(B,) log-probability of each sequence before training. Then sequences are pairs: chosen, rejected, chosen, …"""
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -41,12 +45,15 @@ class Batch:
         inputs, targets = move(self.inputs), move(self.targets)
         assert inputs is not None
         assert targets is not None
-        return Batch(inputs, targets, move(self.source), self.n_targets())
+        moved = (move(self.source), self.n_targets(), move(self.documents), move(self.reference))
+        return Batch(inputs, targets, *moved)
 
     def rows(self, first: int, last: int) -> "Batch":
         """Return a range of the sequences, for example those of one accumulation step."""
-        at = slice(first, last)
-        return Batch(self.inputs[at], self.targets[at], None if self.source is None else self.source[at])
+        source, documents, reference = (
+            None if held is None else held[first:last] for held in (self.source, self.documents, self.reference)
+        )
+        return Batch(self.inputs[first:last], self.targets[first:last], source, None, documents, reference)
 
     def parts(self, size: int) -> Iterator["Batch"]:
         """Yield the sequences in parts of at most `size`; all ranks yield the same number."""
@@ -68,6 +75,9 @@ class Batch:
         return replace(one, targets=torch.full_like(one.targets, IGNORED))
 
     def n_targets(self) -> int:
+        """Return the number of targets, over which the loss is a mean: tokens, or pairs of preferences."""
+        if self.reference is not None:
+            return self.inputs.shape[0] // 2
         return int((self.targets != IGNORED).sum()) if self.counted is None else self.counted
 
     def n_tokens(self) -> int:
@@ -75,8 +85,10 @@ class Batch:
         return self.inputs.numel() + (0 if self.source is None else self.source.numel())
 
 
-def make_batch(run: Run, window: tuple[Tensor, Tensor], step: int, first_row: int = 0) -> Batch:
+def make_batch(run: Run, window: tuple[Tensor, Tensor] | Batch, step: int, first_row: int = 0) -> Batch:
     """Return the batch of the objective for (inputs, next tokens) windows. Masks depend on (seed, step, row) alone."""
+    if isinstance(window, Batch):
+        return window
     inputs, following = window
     special = run.model.special
     match run.objective:
@@ -139,12 +151,10 @@ def summed_loss(
     tap: Tap = routers if routers is not None else NO_TAP
     if stream is not None:
         tap = Narrow(tap, stream)
-    if isinstance(model, Seq2Seq):
-        assert batch.source is not None
-        memory = model.encode(batch.source, tap=tap)
-        hidden = model.decode_hidden(batch.inputs, memory, tap=tap)
-    else:
-        hidden = model.encode(batch.inputs, tap=tap)
+    if batch.reference is not None:
+        total = preference_loss(sequence_logprobs(model, batch, tap), batch.reference, loss.beta).sum()
+        return total, total
+    hidden = hidden_states(model, batch, tap)
     targets = batch.targets.flatten()
     if chunked(model):
         total, plain = _chunked_loss(model, hidden, targets, loss, training, float8 and float8_head(model))
@@ -153,6 +163,43 @@ def summed_loss(
     if routers is not None and loss.balance:
         total = total + loss.balance * torch.stack(routers.losses).mean() * (targets != IGNORED).sum()
     return total, plain
+
+
+def hidden_states(model: Model, batch: Batch, tap: Tap = NO_TAP) -> Tensor:
+    """Return what the head reads, (B,T,D)."""
+    if isinstance(model, Seq2Seq):
+        assert batch.source is not None
+        return model.decode_hidden(batch.inputs, model.encode(batch.source, tap=tap), tap=tap)
+    if batch.documents is None:
+        return model.encode(batch.inputs, tap=tap)
+    mask, positions = separate_documents(batch.documents)
+    return model.encode(batch.inputs, mask, positions, tap=tap)
+
+
+def separate_documents(documents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mask (B,T,T) and the positions (B,T) with which each document is computed as if it were alone."""
+    index = torch.arange(documents.shape[1], device=documents.device)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    positions = index - torch.where(begins, index, 0).cummax(1).values
+    mask = (documents[:, :, None] == documents[:, None, :]) & (index[:, None] >= index)
+    return mask, positions
+
+
+def sequence_logprobs(model: Model, batch: Batch, tap: Tap = NO_TAP) -> Tensor:
+    """Return the log-probability of the targets of each sequence, (B,)."""
+    logits = model.logits(hidden_states(model, batch, tap), tap).flatten(0, 1).float()
+    losses = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
+    return -losses.view(batch.targets.shape).sum(1)
+
+
+def preference_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
+    """Return -log sigmoid(beta ((c - c_ref) - (r - r_ref))) of each pair (Rafailov et al. 2023, equation 7).
+
+    c and r are the log-probabilities of the chosen and the rejected sequence, which alternate.
+    """
+    chosen, rejected = (logprobs - reference).view(-1, 2).unbind(1)
+    return -F.logsigmoid(beta * (chosen - rejected))
 
 
 def chunked(model: Model) -> bool:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from glassformer.lens.heads import head_table
-from glassformer.model import Model, Seq2Seq
+from glassformer.model import Model
 from glassformer.sizing.parameters import PARTS, part_of
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.corpus import DataError
 from glassformer.training.data.source import Source
-from glassformer.training.objective import make_batch
+from glassformer.training.objective import Batch, hidden_states, make_batch
 from glassformer.training.run import Probe as ProbeSection
 from glassformer.training.run import Run
 
@@ -48,15 +48,11 @@ def accuracy(model: Model, data: Source, run: Run) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _hits(model: Model, windows: list[tuple[Tensor, Tensor]], run: Run) -> float:
+def _hits(model: Model, windows: list[tuple[Tensor, Tensor] | Batch], run: Run) -> float:
     hit = count = 0
     for number, window in enumerate(windows):
         batch = make_batch(run, window, step=number).to(model.device)
-        if isinstance(model, Seq2Seq):
-            assert batch.source is not None
-            logits = model(batch.source, batch.inputs)
-        else:
-            logits = model(batch.inputs)
+        logits = model.logits(hidden_states(model, batch))
         counted = batch.targets != IGNORED
         hit += int(((logits.argmax(-1) == batch.targets) & counted).sum())
         count += int(counted.sum())

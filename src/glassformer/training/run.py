@@ -16,9 +16,10 @@ from glassformer.config import replace as replace_model
 from glassformer.config.schema import build, from_dict, to_dict
 from glassformer.errors import nearest, require
 from glassformer.training.data import tasks
-from glassformer.training.sections import Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule, Start
+from glassformer.training.sections import Chat, Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule, Start
 
 __all__ = [
+    "Chat",
     "Data",
     "Loop",
     "Lora",
@@ -66,6 +67,8 @@ class Run:
     """The model to start from; without one, the run starts from fresh weights."""
     lora: Lora | None = None
     """Adapters to train instead of the weights; none trains the weights."""
+    chat: Chat | None = None
+    """How conversations become tokens; none trains on plain text."""
     seed: int = 0
     """Seed of the initial weights, of the order of the data and of dropout."""
     out: str = ""
@@ -82,6 +85,7 @@ class Run:
         self._check_task()
         self._check_products()
         self._check_start()
+        self._check_chat()
         require(self.model.head is not None, "a model without a head predicts nothing: set model.head.")
         require(
             self.schedule.warmup < self.loop.steps,
@@ -142,6 +146,22 @@ class Run:
         require(machine.parallel != "fsdp", "[lora] does not support machine.parallel='fsdp': use 'ddp'.")
         require(machine.products != "float8", "[lora] does not support machine.products='float8': use 'precision'.")
 
+    def _check_chat(self) -> None:
+        if self.chat is None:
+            return
+        require(self.objective == "next", f"[chat] needs a decoder, and model.kind is {to_dict(self.model)['kind']!r}.")
+        require(self.task is None, f"[chat] and data.corpus={self.data.corpus!r} contradict each other: drop one.")
+        if self.chat.loss == "dpo":
+            rows, loss = self.loop.batch // self.loop.accumulate, self.loss
+            require(
+                rows % 2 == 0,
+                f"chat.loss='dpo' needs pairs: loop.batch / loop.accumulate = {rows} must be even (a pair is two).",
+            )
+            require(
+                not (loss.label_smoothing or loss.z_loss),
+                "chat.loss='dpo' has no use for loss.label_smoothing and loss.z_loss: leave them out.",
+            )
+
     @property
     def context(self) -> int:
         """Tokens per sequence: loop.context, or the length that the task fixes, or the model's max_len."""
@@ -171,8 +191,9 @@ SECTIONS: dict[str, type] = {
     "machine": Machine,
     "probe": Probe,
     "lora": Lora,
+    "chat": Chat,
 }
-OPTIONAL = ("lora",)
+OPTIONAL = ("lora", "chat")
 """Sections that a run does not have unless its file does."""
 
 

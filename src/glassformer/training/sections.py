@@ -6,7 +6,15 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from glassformer.config.choices import Device, ScheduleKind, TrainingPrecision, WindowOrder
+from glassformer.config.choices import (
+    ChatFormat,
+    ChatLoss,
+    Device,
+    ScheduleKind,
+    TooLong,
+    TrainingPrecision,
+    WindowOrder,
+)
 from glassformer.config.optimizer import OPTIMIZERS, OptimizerKind
 from glassformer.errors import require, require_choice, require_positive
 from glassformer.training.sinks import check_names
@@ -67,6 +75,35 @@ class Data:
         )
         if self.vocab_size is not None:
             require_positive(self, "vocab_size")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Train on conversations: data.corpus is then a JSONL, JSON, Parquet or Arrow file, or a folder (docs/chat.md).
+
+    A model without a chat template gets ChatML, whose two tokens are added to its vocabulary.
+    """
+
+    format: ChatFormat = "auto"
+    """Format of the rows. `auto` recognises it by the keys of each row."""
+    loss: ChatLoss = "assistant"
+    """Tokens that are learned: those of every answer (`assistant`), of the last answer (`last`), or `all`. `dpo` learns
+    from rows with `chosen` and `rejected` answers (direct preference optimization; see loss.beta)."""
+    pack: bool = True
+    """Put several conversations into one sequence. They do not attend to one another, and positions restart."""
+    too_long: TooLong = "drop"
+    """What to do with a conversation longer than the context: leave it out, cut its end off, or stop with an error."""
+    template: str = ""
+    """Path of a chat template (Jinja). Default: that of the model the run starts from, or else ChatML."""
+    system: str = ""
+    """System message for conversations that have none."""
+    validation: str = ""
+    """File or folder for validation. Default: the fraction data.validation of the rows, chosen by their content."""
+
+    def __post_init__(self) -> None:
+        require_choice(self, "format", ChatFormat)
+        require_choice(self, "loss", ChatLoss)
+        require_choice(self, "too_long", TooLong)
 
 
 @dataclass(frozen=True)
@@ -140,6 +177,9 @@ class Loss:
     """Weight of mean(logsumexp(logits)^2), which keeps the logits from drifting."""
     balance: float = 0.01
     """Weight of the load-balancing loss of a mixture of experts."""
+    beta: float = 0.1
+    """Direct preference optimization only: the loss is -log sigmoid(beta * margin). A larger beta keeps the model
+    closer to the one that it started from."""
     mask_rate: float = 0.15
     """Masked language model only: fraction of tokens to predict."""
     mask_token: int | None = None
@@ -150,6 +190,7 @@ class Loss:
         require(0 <= self.label_smoothing < 1, f"loss.label_smoothing={self.label_smoothing} must be in [0, 1).")
         require(self.z_loss >= 0, f"loss.z_loss={self.z_loss} must be 0 or more.")
         require(self.balance >= 0, f"loss.balance={self.balance} must be 0 or more.")
+        require(self.beta > 0, f"loss.beta={self.beta} must be positive.")
         require(0 < self.mask_rate < 1, f"loss.mask_rate={self.mask_rate} must be between 0 and 1.")
 
 

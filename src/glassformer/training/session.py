@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +42,34 @@ def open_session(run: Run) -> Session:
     group.check(run)
     if not run.start.model:
         data = _prepare(run)
-        return Session(fit_model(run, data), data)
+        return _opened(fit_model(run, data), data)
     from glassformer.training.tuning.start import check, start_tokenizer
 
     run, notes = check(run)
     data = _prepare(run, start_tokenizer(run))
     _check_ids(run, data)
-    return Session(run, data, notes=tuple(notes))
+    return _opened(run, data, notes)
+
+
+def _opened(run: Run, data: Any, notes: Sequence[str] = ()) -> Session:
+    """Return a session; conversations also report what was read, and name the token that ends an answer."""
+    if run.chat is None:
+        return Session(run, data, notes=tuple(notes))
+    from glassformer.training.data.chats import with_end_token
+
+    return Session(with_end_token(run, data), data, notes=(*notes, *data.notes))
 
 
 def _check_ids(run: Run, data: Source) -> None:
     """Refuse a tokenizer that gives ids which the model of [start] does not have."""
     known = run.model.vocab_size
-    if not isinstance(data, Prepared) or data.tokenizer.vocab_size <= known:
+    if data.tokenizer.vocab_size <= known:
         return
+    if not isinstance(data, Prepared):
+        raise ConfigError(
+            f"the tokenizer has {data.tokenizer.vocab_size:,} tokens, but start.model only {known:,}: name the missing "
+            "ones in data.add_tokens, or give the tokenizer that the model was trained with."
+        )
     largest = max((int(part.max()) for part in (data.train, data.val) if len(part)), default=0)
     if run.data.tokenizer != "start" or largest >= known:
         raise ConfigError(
@@ -92,7 +106,9 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
     run = _in_its_folder(run, checkpoint.find(path))
     if changes:
         changed = read_run(to_toml(run_to_dict(run)), changes, "the checkpoint's run", note)
-        if any(getattr(changed, part) != getattr(run, part) for part in ("model", "data", "task", "start", "lora")):
+        if any(
+            getattr(changed, part) != getattr(run, part) for part in ("model", "data", "task", "start", "lora", "chat")
+        ):
             raise checkpoint.CheckpointError(
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
             )
@@ -133,6 +149,10 @@ def _prepare(run: Run, tokenizer: Tokenizer | None = None) -> Source:
     """Return the data of a run. `tokenizer` is that of the model it starts from, if this has one."""
     if run.task is not None:
         return TaskData(run.task)
+    if run.chat is not None:
+        from glassformer.training.data.chats import prepare_chats  # not needed by other runs
+
+        return prepare_chats(run, tokenizer)
     given = run.data
     name = given.tokenizer if tokenizer is None else hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
     found = corpus.find(given.corpus)

@@ -52,6 +52,10 @@ class Origin:
         """Return the chat template that belongs to the model (Jinja); None if there is none."""
         return _chat_template(self.path) if self.path.exists() else None
 
+    def special_tokens(self) -> dict[str, str]:
+        """Return the texts of the tokens that a chat template refers to, such as `bos_token`."""
+        return _special_tokens(self.path) if self.path.exists() else {}
+
 
 def resolve(name: str | Path) -> Path:
     """Return the folder of a path, of a bundled model or of a hub name; or a file that is a whole model.
@@ -202,6 +206,11 @@ def load_chat_template(path: str | Path) -> str | None:
     return _chat_template(resolve(path))
 
 
+def load_special_tokens(path: str | Path) -> dict[str, str]:
+    """Load the texts of named tokens of a folder or file, such as `bos_token`, for its chat template."""
+    return _special_tokens(resolve(path))
+
+
 def _tokenizer(place: Path) -> Any:
     if place.is_file():
         from glassformer.weights.formats.files import tokenizer_of_file
@@ -256,6 +265,16 @@ def _chat_template(place: Path) -> str | None:
 
         return _chat_template(base_of(place))
     return read_chat_template(place)
+
+
+def _special_tokens(place: Path) -> dict[str, str]:
+    if place.is_file():
+        from glassformer.weights.formats.files import special_tokens_of_file
+
+        return special_tokens_of_file(place)
+    from glassformer.weights.tokenizer.folder import read_special_tokens
+
+    return read_special_tokens(place)
 
 
 def read_folder(

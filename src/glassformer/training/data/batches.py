@@ -7,7 +7,7 @@ the rows of all ranks together are those of a single process.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import torch
@@ -46,7 +46,8 @@ def shuffled(seed: int, epoch: int, n: int) -> np.ndarray:
 class Order(Protocol):
     """What training asks for its batches, by the number of the step."""
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]: ...
+    def batch(self, step: int) -> Any:
+        """Inputs and targets, or a whole `objective.Batch`."""
 
 
 @dataclass(frozen=True)

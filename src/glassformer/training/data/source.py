@@ -78,8 +78,8 @@ class Source(Protocol):
     def order(self, run: Run, rank: int = 0, world: int = 1) -> Order:
         """Batches of this rank, by step."""
 
-    def validation(self, run: Run) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets, the same ones each time."""
+    def validation(self, run: Run) -> Iterator[Any]:
+        """Inputs and targets, or whole batches, the same ones each time."""
 
     def facts(self, run: Run) -> dict[str, Any]:
         """train_tokens and validation_tokens, for the log."""

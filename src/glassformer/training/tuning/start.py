@@ -4,12 +4,14 @@
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Engine
 
+from glassformer.chat.template import CHATML_TOKENS
 from glassformer.config import ConfigError, EncoderConfig, Learned, ModelConfig, Rotary, from_dict, to_dict
 from glassformer.errors import plural
 from glassformer.files import cache_folder
@@ -21,7 +23,7 @@ from glassformer.training.tuning.extend import extend_state
 from glassformer.training.tuning.freeze import matches
 from glassformer.training.tuning.lora import check_lora, check_positions, target_layers
 from glassformer.training.tuning.tokens import extended, mask_token, own_tokenizer, same_tokenizer
-from glassformer.weights import WeightsError, resolve, save
+from glassformer.weights import WeightsError, load_chat_template, resolve, save
 from glassformer.weights.folder import Origin, load_config, read_model
 from glassformer.weights.formats.adapter import hash_weights
 
@@ -34,6 +36,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "schedule": {"kind": "constant", "warmup": 10},
     "data": {"tokenizer": "start"},
 }
+DPO_RATE = 1e-6
+"""Default learning rate of direct preference optimization; ten times that with adapters."""
 LORA_RATE = 3e-4
 """Default learning rate of adapters: about ten times that of all weights."""
 
@@ -51,6 +55,8 @@ def fill_in(data: dict[str, Any], start: Start) -> dict[str, Any]:
     out = dict(data)
     for name, values in (DEFAULTS | _defaults_of(config, data)).items():
         out[name] = values | _table(data, name)
+    if "chat" in data:
+        out["data"]["add_tokens"] = chat_tokens(place, _table(data, "chat"), out["data"].get("add_tokens", ()))
     for name, values in _tokens(config, place, out).items():
         if name == "model":
             config = dataclasses.replace(config, **values)
@@ -79,6 +85,8 @@ def _defaults_of(config: ModelConfig, data: Mapping[str, Any]) -> dict[str, dict
     defaults: dict[str, dict[str, Any]] = {}
     if "lora" in data:
         defaults["optim"] = DEFAULTS["optim"] | {"lr": LORA_RATE}
+    if _table(data, "chat").get("loss") == "dpo":
+        defaults["optim"] = DEFAULTS["optim"] | {"lr": DPO_RATE * (10 if "lora" in data else 1)}
     if config.max_len is None or config.max_len > LONGEST:
         defaults["loop"] = {"context": LONGEST}
     return defaults
@@ -140,6 +148,16 @@ def _tokens(config: ModelConfig, place: Path, data: dict[str, Any]) -> dict[str,
     return found
 
 
+def chat_tokens(place: Path, chat: Mapping[str, Any], added: Sequence[str]) -> list[str]:
+    """Return the tokens that a run on conversations adds: those of ChatML, if the model has no template and no such
+    tokens."""
+    own = own_tokenizer(place)
+    if own is None or chat.get("template") or load_chat_template(place) is not None:
+        return list(added)
+    known = Engine.from_str(own.to_json()).get_vocab(with_added_tokens=True)
+    return [*added, *(token for token in CHATML_TOKENS if token not in (*known, *added))]
+
+
 def check(run: Run) -> tuple[Run, list[str]]:
     """Return the run with the hash and the family of the model it starts from, and notes on how it extends that model.
 
@@ -156,7 +174,7 @@ def check(run: Run) -> tuple[Run, list[str]]:
             f"{run.start.sha256[:12]}…): give the original model, or remove start.sha256 to start from this one."
         )
     wanted, held = to_dict(run.model), to_dict(config)
-    fits = {*CHANGEABLE, *(["vocab_size"] if run.data.add_tokens else [])}
+    fits = {*CHANGEABLE, *(["vocab_size"] if run.data.add_tokens else []), *(["special"] if run.chat else [])}
     for key in [*wanted, *held]:
         if key not in fits and wanted.get(key) != held.get(key):
             raise ConfigError(f"model.{key}={wanted.get(key)!r} is not that of start.model, {held.get(key)!r}.")

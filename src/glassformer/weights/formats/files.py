@@ -12,7 +12,7 @@ from glassformer.weights.errors import WeightsError
 from glassformer.weights.formats import nanogpt
 from glassformer.weights.formats.gguf.file import is_gguf, open_gguf
 from glassformer.weights.formats.gguf.read import read_gguf
-from glassformer.weights.formats.gguf.vocabulary import TEMPLATE, read_vocabulary
+from glassformer.weights.formats.gguf.vocabulary import TEMPLATE, named_tokens, read_vocabulary
 
 
 def is_model_file(path: Path) -> bool:
@@ -52,3 +52,8 @@ def chat_template_of_file(path: Path) -> str | None:
     """Return the chat template of a file (Jinja); None if it has none."""
     template = open_gguf(path).metadata.get(TEMPLATE) if is_gguf(path) else None
     return template if isinstance(template, str) else None
+
+
+def special_tokens_of_file(path: Path) -> dict[str, str]:
+    """Return the texts of named tokens of a file, such as `bos_token`."""
+    return named_tokens(open_gguf(path).metadata) if is_gguf(path) else {}

@@ -5,7 +5,7 @@ from typing import Any
 
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.tensors import read_json
-from glassformer.weights.tokenizer.ends import add_ends, ends
+from glassformer.weights.tokenizer.ends import add_ends, ends, token_text
 from glassformer.weights.tokenizer.ranks import SUFFIX, is_ranks, read_ranks
 from glassformer.weights.tokenizer.sentencepiece import FILES, read_sentencepiece
 
@@ -62,3 +62,10 @@ def read_chat_template(folder: Path) -> str | None:
         if isinstance(template, str):
             return template
     return None
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """Return the texts of named tokens, such as `bos_token`, which chat templates refer to."""
+    found = _optional(folder / "special_tokens_map.json") | _optional(folder / TOKENIZER_CONFIG)
+    texts = {name: token_text(value) for name, value in found.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}

@@ -211,3 +211,11 @@ def _read_bpe(own: dict[str, Any]) -> Any:
         ]
     )
     return tokenizer
+
+
+def named_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the tokens that the metadata name, such as `bos_token`."""
+    tokens = metadata.get(f"{PREFIX}tokens") or []
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    ids = {name: metadata.get(f"{PREFIX}{key}_token_id") for key, name in names.items()}
+    return {name: tokens[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
