@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from glassformer.config import ModelConfig
+import torch
+
+from glassformer.config import ConfigError, ModelConfig
 from glassformer.model import Model
 from glassformer.training.data.tasks import Task
 from glassformer.training.loop import train as run_training
