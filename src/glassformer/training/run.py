@@ -16,7 +16,20 @@ from glassformer.config import replace as replace_model
 from glassformer.config.schema import build, from_dict, to_dict
 from glassformer.errors import nearest, require
 from glassformer.training.data import tasks
-from glassformer.training.sections import Chat, Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule, Start
+from glassformer.training.sections import (
+    Chat,
+    Data,
+    Loop,
+    Lora,
+    Loss,
+    Machine,
+    Optim,
+    Probe,
+    Schedule,
+    Start,
+    rename_former,
+    shortened,
+)
 
 __all__ = [
     "Chat",
@@ -237,15 +250,6 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source} is not readable TOML: {error}.") from None
 
 
-def _rename_former(data: dict[str, Any]) -> None:
-    """Give fields of older run files their present names: loop.tensorboard is a name in loop.sinks."""
-    loop = data.get("loop")
-    if isinstance(loop, dict) and isinstance(loop.get("tensorboard"), bool):
-        data["loop"] = loop = dict(loop)
-        if loop.pop("tensorboard"):
-            loop["sinks"] = [*loop.get("sinks", []), "tensorboard"]
-
-
 def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note: Note | None) -> Run:
     """Return the run of the tables `data`, over which the tables `changed` take precedence."""
     precedence = {field: 2 * _holds(changed, field) or int(_holds(data, field)) for field in (WARMUP, STEPS)}
@@ -254,11 +258,9 @@ def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note
     for key in data:
         if key not in PARTS:
             raise ConfigError(f"{source}: {key} is not a part of a run.{nearest(key, PARTS)}")
-    _rename_former(data)
+    rename_former(data)
     if started:
-        from glassformer.training.tuning.start import (
-            fill_in,  # it reads the config of a model, for which it needs torch
-        )
+        from glassformer.training.tuning.start import fill_in  # needs torch: it reads the config of a model
 
         data = fill_in(data, build(Start, data["start"], "start"))
     parts: dict[str, Any] = {}
@@ -277,7 +279,7 @@ def _resolve(data: dict[str, Any], changed: Mapping[str, Any], source: str, note
             )
             parts[name] = data[name]
     if precedence[STEPS] > precedence[WARMUP]:
-        parts["schedule"] = _shortened(parts["schedule"], parts["loop"].steps, note)
+        parts["schedule"] = shortened(parts["schedule"], parts["loop"].steps, note)
     return Run(model=_read_model(data["model"]), **parts)
 
 
@@ -291,23 +293,6 @@ STEPS, WARMUP = ("loop", "steps"), ("schedule", "warmup")
 def _holds(data: Mapping[str, Any], field: tuple[str, str]) -> bool:
     section = data.get(field[0])
     return isinstance(section, dict) and field[1] in section
-
-
-def _shortened(schedule: Schedule, steps: int, note: Note | None) -> Schedule:
-    """Return a schedule whose warm-up fits a number of steps that takes precedence over the warm-up.
-
-    A value on the command line takes precedence over the run file, which takes precedence over the default. Run refuses
-    two values of equal precedence that contradict each other.
-    """
-    if schedule.warmup < steps:
-        return schedule
-    shorter = dataclasses.replace(schedule, warmup=steps // 10)
-    if note is not None:
-        note(
-            f"schedule.warmup is shortened from {schedule.warmup:,} to {shorter.warmup:,}, a tenth of "
-            f"loop.steps={steps}; set schedule.warmup to choose another length."
-        )
-    return shorter
 
 
 def _read_task(corpus: str, given: Any, source: str) -> tasks.Task | None:

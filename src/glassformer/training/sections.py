@@ -3,8 +3,10 @@
 `glass train --fields` and docs/run_file.md are generated from these strings (see `fields`), so every field has one.
 """
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from glassformer.config.choices import (
     ChatFormat,
@@ -328,3 +330,29 @@ class Lora:
             not (self.dora and self.dropout),
             "lora.dora with lora.dropout computes something else in every implementation: set lora.dropout=0.",
         )
+
+
+def rename_former(data: dict[str, Any]) -> None:
+    """Give fields of older run files their present names: loop.tensorboard is a name in loop.sinks."""
+    loop = data.get("loop")
+    if isinstance(loop, dict) and isinstance(loop.get("tensorboard"), bool):
+        data["loop"] = loop = dict(loop)
+        if loop.pop("tensorboard"):
+            loop["sinks"] = [*loop.get("sinks", []), "tensorboard"]
+
+
+def shortened(schedule: Schedule, steps: int, note: Callable[[str], None] | None) -> Schedule:
+    """Return a schedule whose warm-up fits a number of steps that takes precedence over the warm-up.
+
+    A value on the command line takes precedence over the run file, which takes precedence over the default. `Run`
+    refuses two values of equal precedence that contradict each other.
+    """
+    if schedule.warmup < steps:
+        return schedule
+    shorter = dataclasses.replace(schedule, warmup=steps // 10)
+    if note is not None:
+        note(
+            f"schedule.warmup is shortened from {schedule.warmup:,} to {shorter.warmup:,}, a tenth of "
+            f"loop.steps={steps}; set schedule.warmup to choose another length."
+        )
+    return shorter
