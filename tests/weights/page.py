@@ -40,8 +40,8 @@ OTHERS: dict[str, Callable[[], tuple[type, object]]] = {
     "mixtral": lambda: (hf.MixtralForCausalLM, hf.MixtralConfig(**LLAMA, num_local_experts=4)),
     "qwen2": lambda: (hf.Qwen2ForCausalLM, hf.Qwen2Config(**LLAMA)),
     "qwen3": lambda: (hf.Qwen3ForCausalLM, hf.Qwen3Config(**LLAMA, head_dim=10)),
-    "bert": lambda: (hf.BertForMaskedLM, hf.BertConfig(**SIZES, **HEADS)),
-    "roberta": lambda: (hf.RobertaForMaskedLM, hf.RobertaConfig(**SIZES, **HEADS)),
+    "bert": lambda: (hf.BertForMaskedLM, hf.BertConfig(**SIZES, **HEADS, type_vocab_size=3)),
+    "roberta": lambda: (hf.RobertaForMaskedLM, hf.RobertaConfig(**SIZES, **HEADS, type_vocab_size=3)),
     "distilbert": lambda: (
         hf.DistilBertForMaskedLM,
         hf.DistilBertConfig(vocab_size=97, dim=48, hidden_dim=53, n_layers=3, n_heads=6, max_position_embeddings=64),
@@ -177,7 +177,7 @@ def main() -> None:
             exported = onnx(load(Path(name) / "in"), Path(name)) if given.onnx else kept.get(kind, "not tried")
         rows.append((row, exported))
         print(row, exported, flush=True)
-    write_atomically(PAGE, page(rows))
+    write_atomically(PAGE, page(rows).encode())
 
 
 if __name__ == "__main__":
