@@ -23,9 +23,11 @@ from glassformer.files import write_atomically
 from glassformer.finding import Verdict
 from glassformer.kernels.cpu.decode import decoder
 from glassformer.kernels.cuda.decode import pack
+from glassformer.kernels.decode_support import unsupported_config
 from glassformer.weights import load, save
 from glassformer.weights.export import write_gguf_file, write_onnx_folder
 from glassformer.weights.families import FAMILIES
+from glassformer.weights.formats.gguf.architectures import ARCHITECTURES
 from tests.weights import test_decoders, test_encoders, test_seq2seq
 from tests.weights.tiny import batch, decoder_gap, logits_of, random_model, saved
 
@@ -59,7 +61,7 @@ INTRODUCTION = """`gf.load` reads these {} model types of Hugging Face folders. 
 * GGUF: written as GGUF, llama.cpp computes the same logits; ONNX: exported, onnxruntime computes the same logits;
 * kernels: the compiled decode kernels compute it, or which config field they do not support (it then runs in torch).
 
-The tests, in tests/weights, hold both paddings, float64 and the way back, and turn features off to see that they show."""
+The tests, in tests/weights, hold both paddings, float64 and the way back, and turn features off to see them missed."""
 
 
 class Row(NamedTuple):
@@ -103,8 +105,8 @@ def examine(kind: str, model: hf.PreTrainedModel, test: str, folder: Path) -> Ro
     save(ours, folder / "out", format="hf")
     again = type(model).from_pretrained(folder / "out", experts_implementation="eager").eval()
     saves = YES if again.config.model_type == kind and same(model, again) else NO
-    on_cpu, on_gpu = (reason(module.unsupported_config(ours.config)) for module in (decoder, pack))
-    return Row(kind, type(model).__name__, difference, saves, gguf(ours, folder), on_cpu, on_gpu, test)
+    on_cpu, on_gpu = (reason(unsupported_config(ours.config, module.ALLOWED)) for module in (decoder, pack))
+    return Row(kind, type(model).__name__, difference, saves, gguf(kind, ours, folder), on_cpu, on_gpu, test)
 
 
 @torch.no_grad()
@@ -120,11 +122,12 @@ def reason(refused: str | None) -> str:
     return YES if field is None else NO if " " in field else f"no: {field}"
 
 
-def gguf(model, folder: Path) -> str:
+def gguf(kind: str, model, folder: Path) -> str:
     try:
         _, findings, _ = write_gguf_file(model, folder / "model.gguf", "f32")
     except GlassformerError:
-        return NO
+        known = any(kind in architecture.types for architecture in ARCHITECTURES)
+        return "not with these settings" if known else NO
     run = [f for f in findings if f.id.startswith("llama.cpp") and f.verdict is Verdict.PASS]
     return YES if run else "written"
 

@@ -10,8 +10,10 @@ from glassformer.config import (
     Attention,
     DecoderConfig,
     Dense,
+    Embedding,
     Gated,
     Head,
+    LayerKind,
     LayerNorm,
     Learned,
     LinearScaling,
@@ -52,6 +54,19 @@ def gpt2(**changes):
     return DecoderConfig(**{**parts, **changes})
 
 
+def gemma(attention=None, **changes):
+    parts = {
+        "d_model": 36,
+        "attention": attention or Attention(4, n_kv_heads=2, d_head=10, bias=False),
+        "feedforward": Gated(53, activation="gelu_tanh"),
+        "norm": RMSNorm(eps=1e-6, offset=1.0),
+        "position": Rotary(),
+        "embedding": Embedding(scale=6.0),
+        "head": Head(),
+    }
+    return llama(**{**parts, **changes})
+
+
 CASES = {
     "gpt2": gpt2(),
     "gpt2-untied-no-biases": gpt2(
@@ -70,6 +85,34 @@ CASES = {
     "qwen2": llama(Attention(6, n_kv_heads=2, bias=True, out_bias=False)),
     "qwen3": llama(
         Attention(6, n_kv_heads=2, d_head=14, bias=False, qk_norm=RMSNorm(eps=1e-5)), norm=RMSNorm(eps=1e-5)
+    ),
+    "gemma": gemma(),
+    "gemma2": gemma(
+        Attention(4, 2, d_head=10, bias=False, scale=10**-0.5, softcap=5.0, window=4, window_layers=(0, 2)),
+        placement="sandwich",
+        head=Head(softcap=8.0),
+    ),
+    "gemma3": gemma(
+        Attention(
+            **{"n_heads": 4, "n_kv_heads": 2, "d_head": 10, "bias": False, "scale": 10**-0.5, "window": 4},
+            **{"qk_norm": RMSNorm(eps=1e-6, offset=1.0), "window_layers": (0, 1, 2, 3, 4, 6)},
+        ),
+        placement="sandwich",
+        n_layers=7,
+        position=Rotary(base=1e6),
+        layer_kinds=(LayerKind((0, 1, 2, 3, 4, 6), position=Rotary(base=10000.0)),),
+    ),
+    "phi3": llama(Attention(6, bias=False), position=Rotary(base=500.0, fraction=0.6)),
+    "stablelm": llama(
+        Attention(6, n_kv_heads=2, bias=True, out_bias=False),
+        norm=LayerNorm(eps=1e-5),
+        position=Rotary(base=500.0, fraction=0.4),
+    ),
+    "stablelm-12b": llama(
+        Attention(6, n_kv_heads=2, bias=False, qk_norm=LayerNorm(eps=1e-5, bias=False), qk_norm_over="heads"),
+        norm=LayerNorm(eps=1e-5),
+        position=Rotary(base=500.0, fraction=0.4),
+        placement="parallel",
     ),
 }
 
