@@ -139,8 +139,8 @@ FAMILIES = (
 BETWEEN_LENGTHS = ("cache", "padding", "generate", "loss")
 """Families that compare results of inputs of different lengths."""
 SELECTS = (
-    "it keeps the best keys of each query by top-k, which jumps where scores are close: what is compared between "
-    "lengths (cache, padding) was compared up to {} tokens, where every key is kept."
+    "it keeps the best keys of each query by top-k, which jumps where scores are close, or as many tokens as an expert "
+    "has capacity for: results of different lengths (cache, padding) were compared up to {} tokens, which are all kept."
 )
 QUICK = {
     "modes": ("state",),

@@ -33,3 +33,8 @@ def test_a_selection_of_keys_is_told_from_one_of_experts():
     assert continuous_length(subject_of(Sparse(7), "decoder", 31)) == 7
     assert continuous_length(subject_of(Sparse(1000), "decoder", 31)) is None
     assert continuous_length(rotary()) is None
+
+
+def test_a_capacity_of_experts_limits_what_is_compared():
+    assert continuous_length(subject_of(Sparse(1000), "decoder", 31, {"expert_capacity": 64})) == 16
+    assert continuous_length(subject_of(Sparse(1000), "decoder", 31, {"capacity_factor": 1.25})) is None
