@@ -91,8 +91,8 @@ def test_bfloat16_is_close_to_float32(capsys, folder, text):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_local_tasks_of_lm_eval(capsys, folder, tmp_path):
-    peers.require_harness()
+def test_local_tasks_of_lm_eval(capsys, folder, tmp_path, monkeypatch):
+    peers.run_offline(monkeypatch, tmp_path / "cache")
     tasks = peers.task_files(tmp_path) / "choice.yaml"
     code, found = run_json(capsys, "eval", folder, "--tasks", tasks)
     assert (code, found["samples"]) == (0, {"choice": 12})

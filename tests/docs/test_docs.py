@@ -141,16 +141,37 @@ def desk(tmp_path_factory):
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, id=" ".join(c.words)[:50])
-     for c in (*README, *COMMANDS["docs/evaluate.md"]) if len(c.words) > 1 and c.words[0] in QUICK],
+     for c in README if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
 def test_a_command_of_the_readme_succeeds(command, desk, monkeypatch, capsys):
-    if "--tasks" in command.words:
-        peers.require_harness()
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out
     assert out
+
+
+EVALUATION = [c.words for c in COMMANDS["docs/evaluate.md"] if len(c.words) > 1]
+
+
+def test_the_page_of_evaluation_runs_from_top_to_bottom(desk, monkeypatch, capsys):
+    pytest.importorskip("gguf")
+    monkeypatch.chdir(desk)
+    assert len(EVALUATION) >= 5
+    for words in EVALUATION:
+        if "--tasks" not in words:
+            code, out, err = run(capsys, *words)
+            assert code == 0, err + out
+            assert out
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_of_evaluation_runs_a_task(desk, monkeypatch, capsys):
+    peers.run_offline(monkeypatch, desk / "cache")
+    monkeypatch.chdir(desk)
+    (words,) = (words for words in EVALUATION if "--tasks" in words)
+    code, out, err = run(capsys, *words)
+    assert code == 0, err + out
+    assert "acc_norm" in out
 
 
 def test_the_doctor_reports_the_bug_that_the_readme_shows(desk, monkeypatch, capsys):

@@ -18,6 +18,14 @@ def require_harness() -> None:
     pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install '.[eval]'")
 
 
+def run_offline(patch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Let lm_eval read local data files only, and write its copies of them to `cache`, not to the user's folder."""
+    require_harness()
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install '.[eval]'")
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
 def config(family: str) -> Any:
     import transformers
 

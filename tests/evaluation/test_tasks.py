@@ -18,11 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory):
     """lm_eval, with the cache of `datasets` in a folder of its own."""
-    peers.require_harness()
-    datasets = pytest.importorskip("datasets")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        peers.run_offline(patch, tmp_path_factory.mktemp("cache"))
         yield
 
 
