@@ -6,7 +6,7 @@ import torch
 from glassformer.cli import env
 from glassformer.kernels.toolchain import cxx
 from glassformer.model.device import Throughput
-from glassformer.training.accelerate import implementation
+from glassformer.training.events import implementation
 from tests.cli.asking import run, run_json
 from tests.training import tiny
 

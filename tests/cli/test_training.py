@@ -67,7 +67,7 @@ def test_train_from_a_model(capsys, tmp_path):
     assert f"fine-tuning {model} on {text}" in err
     total = sum(p.numel() for p in gf.load(model).parameters())
     frozen = sum(p.numel() for n, p in gf.load(model).named_parameters() if n.startswith(("embed", "decoder.blocks.0")))
-    assert f"{frozen:,} of {total:,} parameters are frozen; {total - frozen:,} are trained." in err
+    assert f"{frozen:,} parameters are frozen; {total - frozen:,} are trained." in err
     assert "the head is tied to the token table" in err
     assert run(capsys, "convert", tmp_path / "run" / "best", tmp_path / "hf", "--to", "hf")[0] == 0
     code, out, err = run(capsys, "train", "--from", model, "--resume", tmp_path / "run")
@@ -258,3 +258,37 @@ def test_an_option_given_twice_keeps_both_values(capsys):
     assert "optim.warp" in capsys.readouterr().err
     assert main(["train", "--set", "optim.lr=-1", "--set", "loop.steps=1"]) == 2
     assert "optim.lr=-1.0 must be positive" in capsys.readouterr().err
+
+
+def test_train_adapters_and_use_them(capsys, tmp_path):
+    """--lora, then --adapter of sample, look, doctor and convert."""
+    model, text = character_model(tmp_path / "model", activation="gelu_tanh"), tiny.corpus(tmp_path)
+    quick = settings("loop.steps=2", "loop.batch=2", "loop.eval_batches=1", "machine.compile=no", "optim.lr=0.05")
+    quick += settings(f"data.cache={tmp_path / 'tokens'}", "loop.sample_every=2")
+    code, out, err = run(capsys, "train", text, "--from", model, "--lora", "2", "--out", tmp_path / "run", *quick)
+    assert code == 0, err
+    adapter = tmp_path / "run" / "last"
+    chosen = ("--max-new-tokens", "6", "--temperature", "0", "--engine", "torch")
+    both = run(capsys, "sample", "the", "--model", model, "--adapter", adapter, *chosen)
+    assert both[0] == 0
+    assert run(capsys, "sample", "the", "--model", adapter, *chosen)[1] == both[1]
+    code, numbers = run_json(capsys, "look", "heads", "--model", model, "--adapter", adapter)
+    assert code == 0
+    assert numbers != run_json(capsys, "look", "heads", "--model", model)[1]
+    code, report = run_json(capsys, "doctor", model, "--adapter", adapter, "--quick")
+    assert code in (0, 1)
+    assert "with the adapter" in json.dumps(report)
+    for to, name in (("glass", "glass"), ("hf", "hf"), ("peft", "peft"), ("gguf", "model.gguf")):
+        code, out, err = run(capsys, "convert", model, tmp_path / name, "--adapter", adapter, "--to", to)
+        assert code == 0, err
+    merged = gf.load(adapter).state_dict()
+    for name in ("glass", "hf", "peft"):
+        found = gf.load(model, adapter=tmp_path / name) if name == "peft" else gf.load(tmp_path / name)
+        assert all(torch.allclose(found.state_dict()[key], merged[key], atol=1e-7) for key in merged)
+    code, out, err = run(capsys, "train", "--lora", "4", "--resume", tmp_path / "run")
+    assert (code, "leave out --lora" in err) == (2, True)
+    code, out, err = run(capsys, "train", text, "--lora", "4")
+    assert (code, "adapts an existing model" in err) == (2, True)
+    code, out, err = run(capsys, "sample", "x", "--model", "bard", "--adapter", adapter)
+    assert (code, out) == (2, "")
+    assert "it belongs to another model" in err

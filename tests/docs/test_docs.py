@@ -166,3 +166,19 @@ def test_the_readme_trains_and_resumes(desk, monkeypatch, capsys):
     code, out, err = run(capsys, *resume, *settings("loop.steps=6"))
     assert code == 0, err
     assert "done: 6 steps" in out
+
+
+@pytest.mark.slow
+def test_the_commands_about_fine_tuning_succeed(tmp_path, monkeypatch, capsys):
+    """The shell blocks of docs/finetune.md in their order, with short runs."""
+    monkeypatch.chdir(tmp_path)
+    known = gf.load_tokenizer("bard").get_vocab()
+    text = "Once upon a time there was a king, and he had a daughter. " * 60
+    Path("mytext.txt").write_text("".join(c for c in text if c in known))
+    short = ("loop.steps=2", "loop.batch=2", "loop.context=32", "loop.eval_batches=1", "loop.sample_every=0")
+    shell = "\n".join(f"```sh\n{b.text}```" for b in blocks(TEXTS["docs/finetune.md"]) if b.language == "sh")
+    found = commands(shell)
+    assert len(found) == 10
+    for command in found:
+        code, out, err = run(capsys, *command.words, *(settings(*short) if command.words[0] == "train" else ()))
+        assert code == 0, f"{command.words}: {err}{out}"

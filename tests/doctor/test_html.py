@@ -4,8 +4,8 @@ import dataclasses
 import math
 
 from glassformer.doctor.html import to_html
-from glassformer.doctor.report import Diagnosis, Report
-from glassformer.finding import Finding
+from glassformer.doctor.report import MINIMUM, Diagnosis, Report
+from glassformer.finding import Finding, Verdict
 from tests.doctor.test_report import FAILED, SICK
 from tests.pages.hostile import HOSTILE, assert_escaped, assert_self_contained
 
@@ -45,5 +45,8 @@ def test_a_leak_that_is_not_finite_is_drawn():
 
 
 def test_a_healthy_model_says_so():
-    page = to_html(Report("model", "decoder", (), (dataclasses.replace(FAILED, verdict="pass"),)))
-    assert '<p class="healthy">model (decoder): healthy' in page
+    passed = dataclasses.replace(FAILED, verdict=Verdict.PASS)
+    assert '<p class="healthy">model (decoder): healthy' in to_html(Report("model", "decoder", (), (passed,) * MINIMUM))
+    few = to_html(Report("model", "decoder", (), (passed,) * (MINIMUM - 1)))
+    assert "model (decoder): not examined" in few
+    assert 'class="healthy"' not in few

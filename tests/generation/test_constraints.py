@@ -20,7 +20,7 @@ SPECIAL = Special(start=3, eos=(7,), forced_bos=5, forced_eos=7, suppressed=(0, 
 def test_apply_equals_the_processors_of_transformers():
     scores = torch.randn(2, 31, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     constraints = Constraints(SPECIAL, max_new_tokens=4)
-    assert constraints.active
+    assert SPECIAL.limits_generation
     for step in range(4):
         ids = torch.zeros(2, 1 + step, dtype=torch.long)  # transformers counts the start token
         expected = SuppressTokensLogitsProcessor(list(SPECIAL.suppressed))(ids, scores)
@@ -32,7 +32,7 @@ def test_apply_equals_the_processors_of_transformers():
 def test_nothing_changes_without_constraints():
     scores = torch.randn(2, 31)
     constraints = Constraints(Special(eos=(7,)), max_new_tokens=4)
-    assert not constraints.active
+    assert not constraints.special.limits_generation
     assert constraints.apply(scores, 0) is scores
 
 

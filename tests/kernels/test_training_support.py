@@ -46,6 +46,24 @@ def position(value):
     return {"position": value}
 
 
+def latent(d_shared=16, **changes):
+    return attention(latent=c.Latent(**({"kv_rank": 12, "d_shared": d_shared} | changes))) | position(
+        c.Rotary(fraction=d_shared / 64)
+    )
+
+
+def narrow(**changes):
+    return {"embedding": c.Embedding(width=24, **changes), "head": c.Head(tied=False)}
+
+
+def experts(**changes):
+    return {"feedforward": dataclasses.replace(MOE, **changes)}
+
+
+def router(**changes):
+    return {"feedforward": c.MoE(n_experts=4, n_active=2, expert=c.Dense(64), router=c.Router(**changes))}
+
+
 CHANGES = {
     "vocab_size": {"vocab_size": 70},
     "d_model": {"d_model": 128},
@@ -61,6 +79,22 @@ CHANGES = {
     "attention.qk_norm": attention(qk_norm=c.RMSNorm()),
     "attention.qk_norm.eps": attention(qk_norm=c.RMSNorm(eps=0.3)),
     "attention.qk_norm.bias": attention(qk_norm=c.LayerNorm(bias=False)),
+    "attention.qk_norm.weight": attention(qk_norm=c.RMSNorm(weight=False)),
+    "attention.qk_norm.offset": attention(qk_norm=c.RMSNorm(offset=1.0)),
+    "attention.qk_norm_over": attention(qk_norm=c.RMSNorm(), qk_norm_over="all"),
+    "attention.qk_norm_after_rotation": attention(qk_norm=c.RMSNorm(), qk_norm_after_rotation=True),
+    "attention.clip": attention(clip=0.3),
+    "attention.softcap": attention(softcap=0.5),
+    "attention.sinks": attention(sinks=True),
+    "attention.latent": latent(),
+    "attention.latent.kv_rank": latent(kv_rank=16),
+    "attention.latent.d_shared": latent(d_shared=32),
+    "attention.latent.q_rank": latent(q_rank=24),
+    "attention.latent.norm": latent(norm=c.LayerNorm()),
+    "attention.latent.norm.eps": latent(norm=c.RMSNorm(eps=0.2)),
+    "attention.latent.norm.bias": latent(norm=c.LayerNorm(bias=False)),
+    "attention.latent.norm.weight": latent(norm=c.RMSNorm(weight=False)),
+    "attention.latent.norm.offset": latent(norm=c.RMSNorm(offset=1.0)),
     "attention.window": attention(window=3),
     "attention.window_layers": attention(window=3, window_layers=(1,)),
     "feedforward": {"feedforward": c.Gated(64)},
@@ -74,10 +108,34 @@ CHANGES = {
     "feedforward.expert.d_ff": {"feedforward": dataclasses.replace(MOE, expert=c.Dense(32))},
     "feedforward.expert.activation": {"feedforward": dataclasses.replace(MOE, expert=c.Dense(64, activation="tanh"))},
     "feedforward.expert.bias": {"feedforward": dataclasses.replace(MOE, expert=c.Dense(64, bias=False))},
+    "feedforward.limit": {"feedforward": c.Gated(64, limit=0.5)},
+    "feedforward.up_offset": {"feedforward": c.Gated(64, up_offset=1.0)},
+    "feedforward.expert.limit": experts(expert=c.Gated(64, limit=0.5)),
+    "feedforward.expert.up_offset": experts(expert=c.Gated(64, up_offset=1.0)),
+    "feedforward.router": router(scale=2.0),  # a part: its kind has one value
+    "feedforward.router.score": router(score="sigmoid"),
+    "feedforward.router.bias": router(bias=True),
+    "feedforward.router.scale": router(scale=0.5),
+    "feedforward.router.correction": router(correction=True),
+    "feedforward.router.groups": router(groups=2),
+    "feedforward.router.top_groups": router(groups=2, top_groups=2),
+    "feedforward.router.group_score": router(groups=2, group_score="max"),
+    "feedforward.shared": experts(shared=c.Dense(64)),
+    "feedforward.shared.d_ff": experts(shared=c.Dense(32)),
+    "feedforward.shared.activation": experts(shared=c.Dense(64, activation="tanh")),
+    "feedforward.shared.bias": experts(shared=c.Dense(64, bias=False)),
+    "feedforward.shared.limit": experts(shared=c.Gated(64, limit=0.5)),
+    "feedforward.shared.up_offset": experts(shared=c.Gated(64, up_offset=1.0)),
+    "feedforward.shared_gate": experts(shared=c.Dense(64), shared_gate=True),
     "norm": {"norm": c.RMSNorm()},
     "norm.eps": {"norm": c.LayerNorm(eps=0.2)},
     "norm.bias": {"norm": c.LayerNorm(bias=False)},
+    "norm.weight": {"norm": c.RMSNorm(weight=False)},
+    "norm.offset": {"norm": c.RMSNorm(offset=1.0)},
     "position": position(c.Alibi()),
+    "position.spacing": position(c.Sinusoidal(spacing="inclusive")),
+    "position.scale": position(c.Alibi(scale=0.3)),
+    "position.rounded": position(c.Alibi(rounded=True)),
     "position.offset": position(c.Learned(offset=2)),
     "position.base": position(c.Rotary(base=100.0)),
     "position.layout": position(c.Sinusoidal(layout="halves")),
@@ -98,17 +156,31 @@ CHANGES = {
     "position.vectors.base": position(c.QueryKeyPosition(c.Sinusoidal(base=50.0))),
     "position.vectors.layout": position(c.QueryKeyPosition(c.Sinusoidal(layout="halves"))),
     "position.vectors.offset": position(c.QueryKeyPosition(c.Learned(offset=2))),
+    "position.vectors.spacing": position(c.QueryKeyPosition(c.Sinusoidal(spacing="inclusive"))),
+    "score_bias": {"score_bias": c.T5Bias()},
+    "score_bias.buckets": {"score_bias": c.T5Bias(buckets=8)},
+    "score_bias.max_distance": {"score_bias": c.T5Bias(max_distance=40)},
     "placement": {"placement": "parallel"},
+    "first_norm": {"first_norm": False},
+    "residual_scale": {"residual_scale": 0.5},
+    "layer_kinds": {"layer_kinds": (c.LayerKind((1,), feedforward=c.Gated(64)),)},
+    "shared_blocks": {"shared_blocks": (0, 0)},
     "max_len": {"max_len": 30},
     "embedding": {"embedding": c.Embedding(scale=2.0)},  # a part: its kind has one value
     "embedding.scale": {"embedding": c.Embedding(scale=3.0)},
     "embedding.n_segments": {"embedding": c.Embedding(n_segments=2)},
     "embedding.norm": {"embedding": c.Embedding(norm=True)},
+    "embedding.width": narrow(),
+    "embedding.project": narrow(project="before_positions"),
+    "embedding.project_bias": narrow(project_bias=False),
     "head": {"head": c.Head(scale=2.0)},  # without a head there is no loss
     "head.tied": {"head": c.Head(tied=False)},
     "head.bias": {"head": c.Head(bias=True)},
     "head.scale": {"head": c.Head(scale=0.5)},
     "head.transform": {"head": c.Head(transform="gelu")},
+    "head.width": {"head": c.Head(tied=False, width=24)},
+    "head.transform_bias": {"head": c.Head(transform="gelu", transform_bias=False)},
+    "head.softcap": {"head": c.Head(softcap=0.5)},
     "dropout": {"dropout": 0.2},
     "init_std": {"init_std": 0.1},
     "special": {"special": c.Special(bos=1)},  # a part: its kind has one value
@@ -116,30 +188,37 @@ CHANGES = {
     "special.eos": {"special": c.Special(eos=(3,))},
     "special.pad": {"special": c.Special(pad=4)},
     "special.start": {"special": c.Special(start=5)},
+    "special.forced_bos": {"special": c.Special(forced_bos=6)},
+    "special.forced_eos": {"special": c.Special(forced_eos=7)},
+    "special.suppressed": {"special": c.Special(suppressed=(8,))},
     "pooler": {"kind": c.EncoderConfig, "pooler": True},
     "n_encoder_layers": SEQ2SEQ,
 }
-NO_DENSE = {name for name in CHANGES if name == "feedforward" or "feedforward.n_" in name or ".expert" in name} | {
-    "feedforward.normalize"
-}
+DENSE = {f"feedforward.{field}" for field in ("d_ff", "activation", "bias")}
+NO_DENSE = {name for name in CHANGES if name.startswith("feedforward") and name not in DENSE}
+LATENT = {name for name in CHANGES if name.startswith("attention.latent")}
+NEVER = {"layer_kinds", "attention.softcap", "attention.sinks", *LATENT}
+"""What no training kernel supports."""
 KINDS = {"pooler", "n_encoder_layers"}
 ROTATED = {name for name in CHANGES if name.startswith("position.scaling")} | {
     *(f"position.{field}" for field in ("base", "pairing", "fraction"))
 }
-OTHER_POSITIONS = {name for name in CHANGES if name.startswith(("position.vectors", "position.buckets"))} | {
+OTHER_POSITIONS = {name for name in CHANGES if name.startswith(("position.vectors", "score_bias"))} | {
     "position",
-    "position.max_distance",
+    *(f"position.{field}" for field in ("buckets", "max_distance", "scale", "rounded")),
 }
+HEADS = {f"head.{field}" for field in ("transform", "transform_bias", "width", "softcap")}
 REFUSED = {
-    "float8 feed-forward": NO_DENSE,
-    "float8 projections": {"attention.d_head"},
-    "float8 head": {"head.bias", "head.transform"},
+    "float8 feed-forward": NO_DENSE | {"norm.weight", "first_norm"} | NEVER,
+    "float8 projections": {"attention.d_head", "norm.weight", "first_norm"} | NEVER,
+    "float8 head": {"head.bias"} | HEADS | NEVER,
     "causal attention": {
         "d_model", "attention", *(f"attention.{n}" for n in ("n_heads", "n_kv_heads", "d_head", "d_value", "qk_norm",
-        "qk_norm.eps", "qk_norm.bias", "window", "window_layers")), "dropout", *KINDS, *ROTATED, *OTHER_POSITIONS,
-    },
-    "CUDA loss": {"head.transform"},
-    "CUDA Muon": set(),
+        "qk_norm.eps", "qk_norm.bias", "qk_norm.weight", "qk_norm.offset", "qk_norm_over", "qk_norm_after_rotation",
+        "window", "window_layers")), "dropout", *KINDS, *ROTATED, *OTHER_POSITIONS,
+    } | NEVER,
+    "CUDA loss": HEADS | NEVER,
+    "CUDA Muon": NEVER,
 }  # fmt: skip
 
 
@@ -149,6 +228,12 @@ NOT_NATIVE = {
     "feedforward.activation": {"native feed-forward"},
     "feedforward.expert": {"native feed-forward"},
     "feedforward.expert.activation": {"native feed-forward"},
+    **{
+        name: {"native feed-forward"}
+        for name in CHANGES
+        if name.startswith("feedforward.shared") or name.endswith((".limit", ".up_offset"))
+    },
+    **{name: {"native attention", "native linear", "native feed-forward"} for name in NEVER},
     "attention.d_head": {"native attention", "native linear"},
 }
 """The CPU kernels that refuse a change."""
@@ -174,7 +259,9 @@ def declared_fields():
         "norm": [c.LayerNorm, c.RMSNorm], "embedding": [c.Embedding], "head": [c.Head], "special": [c.Special],
         "position": [c.NoPosition, c.Learned, c.Sinusoidal, c.Rotary, c.Alibi, c.T5Bias, c.QueryKeyPosition],
         "position.scaling": [c.LinearScaling, c.NTKScaling, c.YarnScaling, c.Llama3Scaling],
-        "position.vectors": [c.Sinusoidal, c.Learned],
+        "position.vectors": [c.Sinusoidal, c.Learned], "score_bias": [c.T5Bias],
+        "attention.latent": [c.Latent], "attention.latent.norm": [c.LayerNorm, c.RMSNorm],
+        "feedforward.router": [c.Router], "feedforward.shared": [c.Dense, c.Gated],
     }  # fmt: skip
     names = {f.name for kind in c.MODEL_KINDS.values() for f in dataclasses.fields(kind)}
     return names | {

@@ -42,10 +42,11 @@ def test_the_list_of_sites_is_what_a_run_passes(config):
 def test_shapes_in_letters_are_the_shapes_in_numbers(config):
     model, _ = lively(config)
     sizes = {"B": 2, "T": 7, "S": 7, "D": config.d_model, "H": config.n_heads, "G": config.n_kv_heads}
-    sizes |= {"K": config.d_head, "U": config.d_value, "F": variants.F, "V": config.vocab_size, "E": 5}
+    sizes |= {"K": config.d_head, "U": config.d_value, "F": variants.F, "V": config.vocab_size}
     for site in trace(model, tokens(2, 7)).sites.values():
         layer = int(site.name.split(".")[1]) if site.name.startswith("blocks.") else 0
-        sizes["A"] = getattr(config.layer_feedforward(layer), "n_active", None)
+        feedforward = config.layer_feedforward(layer)
+        sizes |= {"A": getattr(feedforward, "n_active", None), "E": getattr(feedforward, "n_experts", None)}
         assert tuple(sizes[letter] for letter in site.letters.split(",")) == site.shape, site
 
 

@@ -2,15 +2,18 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from glassformer.config import ModelConfig
-from glassformer.model import device
+from glassformer.config import ModelConfig, presets
+from glassformer.model import build, device
 from glassformer.training.data.corpus import DataError
+from glassformer.training.data.tokenizer import CharTokenizer
 from glassformer.training.forecast import count_vocabulary, forecast, sheet
 from glassformer.training.loop import evaluate, prepare_state, train_step
 from glassformer.training.objective import make_batch
 from glassformer.training.run import Run, read_run
 from glassformer.training.session import open_session
+from glassformer.weights import save
 from tests.sizing.test_memory import live_peak, weigh
 
 RUN = """
@@ -163,3 +166,30 @@ def test_options_given_replace_values_of_the_run():
     assert other.notes == ()
     with pytest.raises(ValueError, match=r"batch=7 is not a multiple of loop\.accumulate=3"):
         sheet(run, batch=7)
+
+
+TUNED = {
+    "LoRA": ("gpt2", ("lora.rank=8",)),
+    "LoRA on q and v, gated": ("llama_tiny", ("lora.rank=8", 'lora.targets=["q", "v"]')),
+    "DoRA, gated": ("llama_tiny", ("lora.rank=8", "lora.dora=true")),
+    "NF4": ("gpt2", ("lora.rank=8", "lora.quantize=nf4")),
+    "LoRA in bfloat16": ("llama_tiny", ("lora.rank=8", "machine.precision=bfloat16")),
+    "frozen blocks": ("llama_tiny", ('optim.freeze=["embed", "block.0"]',)),
+}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_adapters_are_forecast_as_they_train(name, tmp_path):
+    """Within 10 % of the bytes alive at the peak, and less than a run that trains all weights."""
+    preset, changes = TUNED[name]
+    config = presets.get(preset, n_layers=2, d_model=128, n_heads=4, max_len=128, dropout=0.0, vocab_size=97)
+    characters = "".join(chr(0x4E00 + i) for i in range(97))
+    tokenizer = Tokenizer.from_str(CharTokenizer(characters).to_json())
+    folder = save(build(config), tmp_path / "model", format="glass", tokenizer=tokenizer)
+    machine = ("machine.device=cpu", "machine.compile=no", "machine.precision=float32", "loop.batch=4")
+    run, whole = (read_run("", (f'start.model="{folder}"', *machine, *more)) for more in (changes, ()))
+    predicted = sheet(run).training
+    assert predicted.peak == pytest.approx(measured(run), rel=0.10)
+    full = sheet(whole).training
+    assert predicted.optimizer < full.optimizer * (1 if "frozen" in name else 0.3)
+    assert predicted.gradients < full.gradients

@@ -48,6 +48,19 @@ FACTORS = {
     **{"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0},
 }
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 17, "norm_topk_prob": True}
+LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+ROUTED = {
+    **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 17, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True},
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+DEEPSEEK = {
+    **{name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")},
+    **{**ROUTED, "kv_lora_rank": 14, "q_lora_rank": 18, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6},
+    **{"v_head_dim": 8, "num_key_value_heads": 6},
+}
+
 # name of the transformers class without its ending, and the settings
 CASES = {
     "gemma": ("Gemma", SIZES),
@@ -117,6 +130,34 @@ CASES = {
     "cwm": ("Cwm", {**SIZES, **WINDOWS}),
     "ministral": ("Ministral", {**SIZES, **WINDOWS}),
     "persimmon": ("Persimmon", {**NO_GROUPS, "partial_rotary_factor": 0.4}),
+    "vaultgemma": ("VaultGemma", {**SIZES, **CAPS, **WINDOWS}),
+    "exaone4": ("Exaone4", {**SIZES, **WINDOWS, "sliding_window_pattern": 2}),
+    "qwen2_moe": ("Qwen2Moe", {**NARROW, **EXPERTS, "shared_expert_intermediate_size": 29, "mlp_only_layers": [1]}),
+    "qwen3_moe": ("Qwen3Moe", {**SIZES, **EXPERTS, "decoder_sparse_step": 2}),
+    "olmoe": ("Olmoe", {**NARROW, **EXPERTS, "clip_qkv": 0.5}),
+    "flex_olmo": ("FlexOlmo", {**NARROW, **EXPERTS}),
+    "gpt_oss": ("GptOss", {**SIZES, **WINDOWS, **LOCAL, "swiglu_limit": 0.5, "rope_parameters": YARN}),
+    "deepseek_v3": ("DeepseekV3", {**DEEPSEEK, "n_group": 3, "topk_group": 2}),
+    "deepseek_v3, halves": (
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": None, "rope_interleave": False, "n_group": 1, "topk_group": 1}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}, "attention_bias": True},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {**DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "norm_topk_prob": False},
+    ),
+    "dots1": ("Dots1", {**SIZES, **ROUTED, "sliding_window": 4, "max_window_layers": 1, "layer_types": MIXED}),
+    "glm4_moe": ("Glm4Moe", {**SIZES, **ROUTED, "use_qk_norm": True, "partial_rotary_factor": 0.4}),
+    "granitemoe": ("GraniteMoe", {**NARROW, **FACTORS, **LOCAL}),
+    "granitemoeshared": ("GraniteMoeShared", {**NARROW, **FACTORS, **LOCAL, "shared_intermediate_size": 29}),
+    "minimax_m2": ("MiniMaxM2", {**SIZES, **LOCAL, "rotary_dim": 4}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {**NARROW, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 17, "moe_layer_start_index": 1},
+    ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", SIZES),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {**SIZES, "num_experts": 6, "moe_topk": 2}),
 }
 NOT_EXACT = {"gptj": 1e-6, "codegen": 1e-6}
 """Families that transformers cannot compute in float64: they keep sines and cosines in float32."""
@@ -158,7 +199,28 @@ def test_logits_equal_transformers_and_the_way_back(tmp_path, case):
     assert relative(double, folder, "left", torch.float64) <= NOT_EXACT.get(case, BOUND[torch.float64])
 
 
-# A feature of a family turned off: the error must then be at least this large.
+def change_router(moe, **changes):
+    return dataclasses.replace(moe, router=dataclasses.replace(moe.router, **changes))
+
+
+def change_expert(moe, **changes):
+    return dataclasses.replace(moe, expert=dataclasses.replace(moe.expert, **changes))
+
+
+def change_kinds(kinds, **changes):
+    feedforwards = [dataclasses.replace(kind.feedforward, **changes) for kind in kinds]
+    return tuple(dataclasses.replace(k, feedforward=f) for k, f in zip(kinds, feedforwards, strict=True))
+
+
+def without_correction(state):
+    return {name: torch.zeros_like(v) if name.endswith("router.correction") else v for name, v in state.items()}
+
+
+def without_sinks(state):
+    return {name: torch.full_like(v, -1e9) if name.endswith("sinks") else v for name, v in state.items()}
+
+
+# A feature of a family turned off: the error must then be at least this large. Functions change the present value.
 CONTROLS = {
     "norm offset": ("gemma", {"norm": c.RMSNorm()}),
     "LayerNorm offset": ("nemotron", {"norm": c.LayerNorm()}),
@@ -184,6 +246,20 @@ CONTROLS = {
     "layers without rotation": ("smollm3", {"layer_kinds": ()}),
     "rotation in sliding layers only": ("cohere2", {"layer_kinds": ()}),
     "squared ReLU": ("arcee", {"feedforward__activation": "relu"}),
+    "q/k norm of the projection": ("olmoe", {"attention__qk_norm": c.RMSNorm(eps=0.5)}),
+    "q/k norm after the rotation": ("hunyuan_v1_dense", {"attention__qk_norm_after_rotation": False}),
+    "dense layers": ("qwen3_moe", {"layer_kinds": lambda kinds: change_kinds(kinds, activation="relu")}),
+    "normalized weights": ("qwen2_moe", {"feedforward": lambda moe: dataclasses.replace(moe, normalize=False)}),
+    "sigmoid router": ("deepseek_v3", {"feedforward": lambda moe: change_router(moe, score="softmax")}),
+    "groups of experts": ("deepseek_v3", {"feedforward": lambda moe: change_router(moe, groups=1, top_groups=1)}),
+    "score of a group": ("deepseek_v2", {"feedforward": lambda moe: change_router(moe, group_score="sum_of_two")}),
+    "router scale": ("glm4_moe", {"feedforward": lambda moe: change_router(moe, scale=1.0)}),
+    "correction": ("deepseek_v3", without_correction),
+    "limit of the gate": ("gpt_oss", {"feedforward": lambda moe: change_expert(moe, limit=None)}),
+    "offset of the gate": ("gpt_oss", {"feedforward": lambda moe: change_expert(moe, up_offset=0.0)}),
+    "sinks": ("gpt_oss", without_sinks),
+    "rotated pairs of latent attention": ("deepseek_v3", {"position": c.Rotary(fraction=6 / 16)}),
+    "scale of YaRN": ("deepseek_v3, halves", {"attention__scale": None}),
 }
 
 
@@ -193,8 +269,13 @@ def test_a_feature_that_is_turned_off_shows(tmp_path, name):
     case, changes = CONTROLS[name]
     model = reference(case, torch.float32)
     ours = load(saved(model, tmp_path))
-    changed = type(ours)(c.replace(ours.config, **changes)).eval()
-    changed.load_state_dict(ours.state_dict())
+    config, state = ours.config, ours.state_dict()
+    if callable(changes):
+        state = changes(state)
+    else:
+        config = c.replace(config, **{key: v(getattr(config, key)) if callable(v) else v for key, v in changes.items()})
+    changed = type(ours)(config).eval()
+    changed.load_state_dict(state)
     tokens, mask, _ = batch("left")
     theirs = logits_of(model, "left", torch.float32)
     largest = float(theirs.abs().max())

@@ -122,7 +122,7 @@ def test_each_preset_is_written_as_what_it_is(name):
         ("llama2_7b", {"feedforward": Dense(31), "placement": "sandwich"}, "feedforward=Dense"),
         ("llama2_7b", {"attention__bias": True, "window": 3, "attention__sinks": True}, r"attention\.sinks"),
         ("qwen3_0_6b", {"attention__qk_norm": RMSNorm(eps=0.5)}, r"attention\.qk_norm"),
-        ("mixtral_8x7b", {"feedforward__normalize": False}, "feedforward"),
+        ("mixtral_8x7b", {"feedforward__normalize": False, "attention__clip": 2.0, "window": 3}, "feedforward"),
         ("bert_base", {"head__transform": "relu"}, "head"),
         ("bert_base", {"placement": "pre"}, "placement"),
         ("bert_base", {"position": Learned(offset=4), "special__pad": 1}, "special.pad=1 cannot be written with"),

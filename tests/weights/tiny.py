@@ -55,6 +55,9 @@ def random_model(cls, config, dtype=torch.float32, seed=0, attention="eager"):
             noise = width * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             is_scale = parameter.dim() == 1 and name.endswith("weight")
             parameter.copy_(noise + 1 if is_scale else noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):  # of a router; zero in a new model
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator, dtype=torch.float64))
     return model
 
 

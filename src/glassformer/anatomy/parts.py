@@ -245,8 +245,9 @@ class Reader:
         if self.lengths.N is not None:
             made.stack = "encoder." if made.q.shape[2] == self.lengths.N else "decoder."
             made.cross = made.stack == "decoder." and made.k.shape[2] == self.lengths.N
-        elif q is not None and k is not None and q.read.shape != k.read.shape:
-            made.cross = True
+        elif q is not None and k is not None:
+            # keys of other positions; their width may differ, as in latent attention
+            made.cross = q.read.shape[:-1] != k.read.shape[:-1]
 
     def joins(self, node: Node) -> Node | None:
         """The addition in which a branch meets the stream: both sides depend on the tokens and have its size."""

@@ -29,6 +29,14 @@ def option(help: str, metavar: str | None = None, aliases: list[str] | None = No
     return tyro.conf.arg(help=help, metavar=metavar, aliases=aliases, help_behavior_hint=hint)
 
 
+Adapter = Annotated[
+    str | None,
+    option(
+        "Folder of a LoRA or DoRA adapter, from peft or from a training run; it is merged into the model. Default: "
+        "none.",
+        "DIR",
+    ),
+]
 # Options of the commands that generate text
 BUNDLED = "bard"
 ModelSource = Annotated[

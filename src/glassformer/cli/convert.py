@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, check_parent, option, report
+from glassformer.cli.common import Adapter, InputError, Json, check_parent, option, report
 
 if TYPE_CHECKING:
     from glassformer.finding import Finding
@@ -23,20 +23,21 @@ def convert(
         tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST", help="The folder to write; for gguf, the file.")
     ],
     to: Annotated[
-        Literal["hf", "glass", "gguf", "onnx"],
+        Literal["hf", "glass", "gguf", "onnx", "peft"],
         tyro.conf.arg(
-            help="Format: a Hugging Face folder, this package's own folder, a GGUF file for llama.cpp, or a folder for "
-            "onnxruntime."
+            help="Format: a Hugging Face folder, this package's own folder, a GGUF file for llama.cpp, a folder for "
+            "onnxruntime, or the adapter alone as a peft folder."
         ),
     ] = "hf",
+    adapter: Adapter = None,
     dtype: Annotated[
         str | None,
         option("Dtype of the weights: float32, bfloat16 or float16. Default: the dtype of the file.", "DTYPE"),
     ] = None,
     quant: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"] | None,
-        option("Quantisation of a GGUF file. Default: the dtype of the weights."),
-    ] = None,
+        Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+        tyro.conf.arg(help="Quantisation of a GGUF file; auto keeps the dtype of the weights."),
+    ] = "auto",
     force: Annotated[bool, tyro.conf.arg(help="Replace DST if it holds a model or a checkpoint.")] = False,
     json: Json = False,
 ) -> int:
@@ -50,18 +51,20 @@ def convert(
     from glassformer.weights.target import check_apart
 
     _check_suffix(target, to)
-    if quant is not None and to != "gguf":
+    if quant != "auto" and to != "gguf":
         raise InputError(f"--quant {quant} is for --to gguf: leave it out.")
     if Path(source).expanduser().exists():
         check_apart(Path(source), target)
     target = _check_target(target, to, force)  # before a large model is read for nothing
     check_parent(f"DST {target}", target, makes_folders=True)
-    model = load(source, dtype=dtype, require_finite=True)
+    model = load(source, adapter=adapter, dtype=dtype, require_finite=True)
     origin = model.origin
     assert isinstance(origin, Origin)
-    check_apart(origin.path, target)  # a hub name means a folder too
+    for place in (origin.path, origin.adapter, origin.base):
+        if place is not None:
+            check_apart(place, target)  # a hub name means a folder too
     try:
-        findings, notes = _write(model, target, to, quant, force)
+        findings, notes = _write(model, target, to, None if quant == "auto" else quant, force)
     except UnverifiedError as error:
         report(error.findings, json, written=None, format=to, notes=list(origin.notes))
         return 1
@@ -92,6 +95,11 @@ def _write(model: "Model", target: Path, to: str, quant: str | None, force: bool
 
     if to == "gguf":
         return write_gguf_file(model, target, quant, overwrite=force)[1:]
+    if to == "peft":
+        from glassformer.weights.formats.adapter import save_peft
+
+        save_peft(model, target, force)
+        return [], []
     if to == "onnx":
         return write_onnx_folder(model, target, overwrite=force)[1:]
     findings: list[Finding] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from glassformer.cli.common import Force, InputError, Json, check_writable, option, terminal_width, wrapped
+from glassformer.cli.common import Adapter, Force, InputError, Json, check_writable, option, terminal_width, wrapped
 from glassformer.config.choices import ModelKind
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ HELP = {
 
 def doctor(
     subject: Annotated[tyro.conf.Positional[str], option(HELP["subject"], "SUBJECT")],
+    adapter: Adapter = None,
     kind: Annotated[ModelKind | None, option(HELP["kind"], "|".join(get_args(ModelKind)))] = None,
     vocab_size: Annotated[int | None, option(HELP["vocab_size"], "INT")] = None,
     expect: Annotated[list[str], option(HELP["expect"], "KEY=VALUE")] = [],  # noqa: B006 - tyro reads it, nothing changes it
@@ -81,7 +82,7 @@ def doctor(
     from glassformer.doctor.load import resolve
 
     with aside():
-        model, name = resolve(subject, seconds)
+        model, name = resolve(subject, seconds, adapter=adapter)
         trusted = None if reference is None else resolve(reference, seconds)[0]
     asked: dict[str, Any] = {"deep": deep, "quick": quick, "seconds": seconds}
     format = "json" if json else format

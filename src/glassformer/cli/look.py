@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from glassformer.cli.common import (
+    Adapter,
     Force,
     InputError,
     Json,
@@ -71,6 +72,7 @@ HELP = {
 def look(
     kind: Annotated[tyro.conf.Positional[str], option(HELP["kind"], "KIND")],
     model: Annotated[str | None, option(HELP["model"], "DIR|NAME")] = None,
+    adapter: Adapter = None,
     text: Annotated[str | None, option(HELP["text"], "TEXT")] = None,
     out: Annotated[Path | None, option(HELP["out"], "FILE")] = None,
     show: Annotated[str | None, option(HELP["show"], "NAME")] = None,
@@ -97,10 +99,12 @@ def look(
 
         format_of(out)  # before any work
     if kind == "training":
+        if adapter is not None:
+            raise InputError("glass look training reads the log of a run: leave out --adapter.")
         return _training(model, out, json)
     from glassformer.lens.views import KINDS, Choice
 
-    reader = _Reader(model or _bundled(kind), ids)
+    reader = _Reader(model or _bundled(kind), ids, adapter)
     subject = reader.subject(_text(kind, model, text, show), target)
     other = None if against is None else reader.encode(against, "--against")
     choice = Choice(show, layer, head, position, reader.token(answer), reader.token(wrong), other, seed)
@@ -150,11 +154,11 @@ def _text(kind: str, model: str | None, text: str | None, show: str | None) -> s
 class _Reader:
     """A model and its tokenizer."""
 
-    def __init__(self, name: str, ids: bool):
+    def __init__(self, name: str, ids: bool, adapter: str | None = None):
         from glassformer.weights import load_to_compute, load_tokenizer
 
         self.name, self.ids = name, ids
-        self.model = load_to_compute(name)
+        self.model = load_to_compute(name, adapter=adapter)
         self.tokenizer = None if ids else load_tokenizer(name)
 
     def subject(self, text: str | None, target: str | None) -> "Subject":

@@ -10,6 +10,7 @@ import tyro
 
 from glassformer.cli.common import (
     BUNDLED,
+    Adapter,
     Device,
     InputError,
     Json,
@@ -87,6 +88,7 @@ def sample(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     model: ModelSource = None,
+    adapter: Adapter = None,
     max_new_tokens: MaxNewTokens = None,
     num_samples: NumSamples = 1,
     temperature: Temperature = 0.8,
@@ -118,7 +120,7 @@ def sample(
     sampling = _sampling(beams, temperature, top_k, top_p, min_p, repetition_penalty)
     _set_threads(threads)
     source = model or BUNDLED
-    loaded = load_to_sample(source, precision, device)
+    loaded = load_to_sample(source, precision, device, adapter)
     tokenizer = None if ids else load_tokenizer(source)
     drafting = None if draft is None else _read_draft(draft, precision, device, source, tokenizer)
     job = Continuation(
@@ -130,8 +132,7 @@ def sample(
         print(json_module.dumps({**results[0], "samples": results}))
         return 0
     for i in range(num_samples):
-        if num_samples > 1:
-            print(f"{'' if i == 0 else chr(10)}--- sample {i + 1} of {num_samples}, seed {seed + i} ---")
+        _print_heading(i, num_samples, seed + i)
         if beams > 1:
             print(job.run(sampling, beams, length_penalty, seed, cache)["text"])
             break
@@ -143,6 +144,12 @@ def sample(
         _report_draft(job)
     _report_engine(job)
     return 0
+
+
+def _print_heading(i: int, count: int, seed: int) -> None:
+    """Print which of several samples follows."""
+    if count > 1:
+        print(f"{'' if i == 0 else chr(10)}--- sample {i + 1} of {count}, seed {seed} ---")
 
 
 def _report_engine(job: "Continuation") -> None:
@@ -208,17 +215,16 @@ def _sampling(beams: int, temperature: float, top_k: int, top_p: float, min_p: f
     return Sampling(0.0, repetition_penalty=penalty) if beams > 1 else sampling
 
 
-def load_to_sample(source: str, precision: str, device: str) -> "Model":
+def load_to_sample(source: str, precision: str, device: str, adapter: str | None = None) -> "Model":
     """The model on its device, in the dtype it is computed in: `generate` would otherwise keep a second copy."""
     from glassformer.model.device import choose_device
-    from glassformer.weights import load
+    from glassformer.weights import load, load_to_compute
 
     chosen = choose_device(device)
+    if precision == "auto":
+        return load_to_compute(source, adapter=adapter, device=chosen, require_finite=True)
     dtype = precision if precision in STORED else None
-    loaded = load(source, dtype=dtype, device=chosen, require_finite=True)
-    if precision == "auto" and chosen == "cpu" and next(loaded.parameters()).dtype.itemsize == 2:
-        loaded = loaded.float()
-    return loaded
+    return load(source, adapter=adapter, dtype=dtype, device=chosen, require_finite=True)
 
 
 def _read_draft(source: str, precision: str, device: str, model: str, tokenizer: Any) -> "Draft":

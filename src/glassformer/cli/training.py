@@ -26,6 +26,8 @@ HELP = {
     "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
     "from": "Fine-tune this model: a model folder, a bundled model, a GGUF file or a Hugging Face hub name. It brings "
     "its config and tokenizer. Default: the run file's start.model, or else fresh weights.",
+    "lora": "Train LoRA adapters of this rank and nothing else; [lora] in a run file has the other settings. Needs "
+    "--from or start.model. Default: train all weights, or what [lora] of the run file says.",
     "resume": "Continue a run from its newest checkpoint, or from the given checkpoint folder. The result is the same, "
     "bit for bit, as without the interruption. Default: start a new run.",
     "force": "Replace the run that the output folder already holds.",
@@ -38,6 +40,7 @@ HELP = {
 def train(
     run: Annotated[tyro.conf.Positional[Path | None], option(HELP["run"], "RUN.toml|TEXT")] = None,
     from_: Annotated[str | None, tyro.conf.arg(name="from"), option(HELP["from"], "MODEL")] = None,
+    lora: Annotated[int | None, option(HELP["lora"], "RANK")] = None,
     chat: Annotated[Path | None, option(HELP["chat"], "FILE|DIR")] = None,
     show: Annotated[int, option(HELP["show"])] = 0,
     set: Annotated[tuple[str, ...], option(HELP["set"], "FIELD=VALUE")] = (),
@@ -64,6 +67,10 @@ def train(
             if resume is not None:
                 raise InputError("--resume continues a run and --from starts a new one: leave one of them out.")
             changes = (f"start.model={json_module.dumps(from_, ensure_ascii=False)}", *changes)
+        if lora is not None:
+            if resume is not None:
+                raise InputError("--resume continues a run with its own adapters: leave out --lora.")
+            changes = (f"lora.rank={lora}", *changes)
         if chat is not None:
             changes = (*_chat_changes(chat, run, resume), *changes)
         session, about = _open(run, changes, resume)
@@ -160,8 +167,8 @@ class _Listener:
             self.out = event["out"]
             if self.about:
                 _note(f"{self.about}; the run is in {self.out}.")
-            if (frozen := event["parameters"] - event["trained"]) > 0 and not event["step"]:
-                _note(f"{frozen:,} of {event['parameters']:,} parameters are frozen; {event['trained']:,} are trained.")
+            if event["frozen"] and not event["step"]:
+                _note(f"{event['frozen']:,} parameters are frozen; {event['trained']:,} are trained.")
             if self.latest and (problem := point_latest(self.out)):
                 _note(problem)
         self.show(event)

@@ -8,6 +8,7 @@ The letters are the alphabet of docs/shapes.md: D width, H query heads, G key/va
 U value width, F feed-forward width, E experts, A active experts, L layers, V vocabulary, W window.
 """
 
+from glassformer.config.experts import FeedForward, MoE, Router
 from glassformer.config.model import (
     MODEL_KINDS,
     DecoderConfig,
@@ -22,16 +23,13 @@ from glassformer.config.parts import (
     Attention,
     Dense,
     Embedding,
-    FeedForward,
     Gated,
     Head,
     Latent,
     LayerNorm,
-    MoE,
     NoFeedForward,
     Norm,
     RMSNorm,
-    Router,
     Special,
 )
 from glassformer.config.position import (

@@ -4,15 +4,14 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, assert_never
 
+from glassformer.config.experts import FeedForward, MoE
 from glassformer.config.parts import (
     Attention,
     Dense,
     Embedding,
-    FeedForward,
     Gated,
     Head,
     LayerNorm,
-    MoE,
     NoFeedForward,
     Norm,
     Special,

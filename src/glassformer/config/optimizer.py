@@ -55,6 +55,9 @@ class Rule:
 
 
 TABLE: tuple[Rule, ...] = (
+    Rule("*.lora_A", decayed=True),
+    Rule("*.lora_B", decayed=True),
+    Rule("*.lora_magnitude", decayed=False),
     Rule("*.blocks.*.q.weight", decayed=True, matrix=True),
     Rule("*.blocks.*.k.weight", decayed=True, matrix=True),
     Rule("*.blocks.*.v.weight", decayed=True, matrix=True),

@@ -25,29 +25,35 @@ CODE = "file.py:name or package.module:name"
 GIVE = f"give a model folder, {CODE}"
 
 
-def resolve(text: str, seconds: float | None = None, as_stored: bool = False) -> tuple[Any, str]:
+def resolve(
+    text: str, seconds: float | None = None, as_stored: bool = False, adapter: str | None = None
+) -> tuple[Any, str]:
     """Return the model that a text names, and its display name. Raises CannotExamineError or WeightsError.
 
     Weights are loaded to compute with them (see `load_to_compute`), or with `as_stored` in the dtype of the file.
+    `adapter` is the folder of an adapter that is merged into a model that is loaded from files.
     """
     place, _, name = text.rpartition(":")
     if Path(text).is_dir() or not place or not name:
-        return _loaded(text, as_stored)
+        return _loaded(text, as_stored, adapter)
+    if adapter is not None:
+        raise CannotExamineError(f"--adapter {adapter} is for a model folder, and {text} is code: leave it out.")
     with time_limit(seconds, f"importing {place}"), quiet():
         module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
         return _built(_attribute(module, name, place), text), text
 
 
-def _loaded(text: str, as_stored: bool) -> tuple[Any, str]:
+def _loaded(text: str, as_stored: bool, adapter: str | None) -> tuple[Any, str]:
     if text.endswith(".py"):
         raise CannotExamineError(f"{text} is a file of code, not a model: name the model in it, such as {text}:build.")
     try:
-        model = (load if as_stored else load_to_compute)(text)
+        model = (load if as_stored else load_to_compute)(text, adapter=adapter)
     except WeightsError as error:
         if Path(text).exists():
             raise
         raise WeightsError(f"{str(error).rstrip('.')}; or give {CODE}.") from None
     shown = model_name(text) if Path(text).is_dir() else text
+    shown = shown if adapter is None else f"{shown} with the adapter {model_name(adapter)}"
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return model, f"{shown} (loaded into glassformer's own engine, {dtype})"
 
@@ -56,7 +62,9 @@ def source_of(text: str, model: Any) -> str:
     """Python code that defines `model` as `resolve` does."""
     place, _, name = text.rpartition(":")
     if Path(text).is_dir() or not place:
-        return f"import glassformer\n\nmodel = glassformer.load({text!r})"
+        adapter, folder = getattr(getattr(model, "origin", None), "adapter", None), Path(text).expanduser()
+        merged = f", adapter={str(adapter)!r}" if adapter is not None and folder.resolve() != adapter.resolve() else ""
+        return f"import glassformer\n\nmodel = glassformer.load({text!r}{merged})"
     first, *rest = name.split(".")
     lines, module = [], place
     if place.endswith(".py"):

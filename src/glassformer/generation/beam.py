@@ -99,7 +99,8 @@ def _totals(
             for b, tokens in enumerate(search.tokens):
                 seen[i * beams + b, prompts[i] + tokens] = True
         steps = penalize(steps, seen, settings.repetition_penalty)
-    steps = Constraints(settings.special, settings.max_new_tokens).apply(steps, step)
+    if settings.special.limits_generation:
+        steps = Constraints(settings.special, settings.max_new_tokens).apply(steps, step)
     so_far = torch.tensor([search.scores for search in searches], dtype=steps.dtype, device=steps.device)
     return (steps.unflatten(0, so_far.shape) + so_far[:, :, None]).flatten(1)
 

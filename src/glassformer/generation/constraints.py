@@ -21,12 +21,6 @@ class Constraints:
     special: Special
     max_new_tokens: int
 
-    @property
-    def active(self) -> bool:
-        """True if any token is forced or suppressed."""
-        special = self.special
-        return special.forced_bos is not None or special.forced_eos is not None or bool(special.suppressed)
-
     def forced(self, step: int) -> int | None:
         """Return the only token that may follow `step` new tokens; None if there is a choice."""
         if step == self.max_new_tokens - 1 and self.special.forced_eos is not None:

@@ -79,6 +79,8 @@ class Steps(Iterator[list[int | None]]):
         self.state, self.request, self.engine = state, request, engine
         self.modules = list(state.model.modules())
         self.constraints = request.constraints
+        self.chooses_itself = request.sampling == GREEDY and self.constraints is None
+        """True if the state may choose the most likely token itself."""
         self.uniform = uniforms(request.seeds, len(request.prompts), request.max_new_tokens)
         self.seen = _seen(state) if request.sampling.repetition_penalty != 1 else None
         self.new: list[list[int]] = [[] for _ in request.prompts]
@@ -99,7 +101,7 @@ class Steps(Iterator[list[int | None]]):
         if not self.computed:
             # the modes are set at each step: between two tokens the caller's own code runs
             with evaluating(parts=self.modules):
-                if self.step and self.request.sampling == GREEDY and self.state.greedy is not None:
+                if self.step and self.chooses_itself and self.state.greedy is not None:
                     count = min(self.step, LONGEST_RUN, self.request.max_new_tokens - self.step)
                     self.computed.extend(self.state.greedy(self.tokens, count))
                     self.tokens = torch.tensor(self.computed[-1], device=self.tokens.device)
@@ -117,7 +119,8 @@ class Steps(Iterator[list[int | None]]):
     def _choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
         with one_thread(self.state.owns_threads):
             uniform = self.uniform[:, self.step].to(logits.device)
-            logits = self.constraints.apply(logits, self.step)
+            if self.constraints is not None:
+                logits = self.constraints.apply(logits, self.step)
             tokens = choose(logits, self.request.sampling, uniform, self.seen)
             require_numbers(logits, tokens)
         if self.seen is not None:

@@ -54,9 +54,9 @@ class GenerationRequest:
     """The tokens that the model's config forces or suppresses."""
 
     @property
-    def constraints(self) -> Constraints:
-        """What the config of the model forces or suppresses in this call."""
-        return Constraints(self.special, self.max_new_tokens)
+    def constraints(self) -> Constraints | None:
+        """What the config of the model forces or suppresses in this call; None if nothing."""
+        return Constraints(self.special, self.max_new_tokens) if self.special.limits_generation else None
 
     @property
     def capacity(self) -> int:
@@ -271,7 +271,7 @@ def check_draft(model: Model, draft: object, draft_tokens: int, longest: int, ma
         raise ValueError(f"draft_tokens={draft_tokens!r} must be a whole number of at least 1.")
     if not isinstance(model, DecoderLM):
         raise ValueError("only a decoder-only model can be sped up by a draft, and this one is not: leave draft out.")
-    if Constraints(model.config.special, max_new_tokens).active:
+    if model.config.special.limits_generation:
         raise ValueError("the config forces or suppresses tokens, which a draft does not know: leave draft out.")
     if isinstance(draft, str) and draft == "lookup":
         return

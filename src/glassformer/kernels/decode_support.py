@@ -31,6 +31,7 @@ ALLOWED: dict[str, Rule] = {
     **any_values("head.tied head.bias head.scale"),
     "special": {"Special"},
     **any_values("special.bos special.eos special.pad special.start"),
+    **any_values("special.forced_bos special.forced_eos special.suppressed"),
 }
 """The config fields that all decode kernels implement. Each kernel may add to them."""
 

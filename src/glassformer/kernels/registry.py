@@ -30,6 +30,7 @@ def any_values(names: str) -> dict[str, Rule]:
 POSITION_FIELDS: dict[str, Rule] = {
     **any_values("position.offset position.base position.fraction"),
     "position.layout": {"interleaved", "halves"},
+    "position.spacing": {"exclusive", "inclusive"},
     "position.pairing": {"halves", "interleaved"},
     "position.scaling": {None, "linear", "ntk", "yarn", "llama3"},
     **any_values("position.scaling.factor position.scaling.original_max_len position.scaling.attention_factor"),

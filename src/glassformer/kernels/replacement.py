@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from glassformer.model.attention import Attention, to_heads
+from glassformer.model.attention import Attention
 from glassformer.model.cache import KV
 from glassformer.model.context import NO_TAP, AttentionContext, Tap
 from glassformer.shapes import Float
@@ -45,6 +45,6 @@ class JoinedAttention(Attention):
         if not self.training or context.cache is not None or context.qk_embedding is not None or kv is not None:
             return Attention.forward(self, x, context, tap, kv)
         q, k, v = self.project(x)
-        q = to_heads(q, self.n_heads, self.q_norm, context.rotation)
-        k = to_heads(k, self.n_kv_heads, self.k_norm, context.rotation)
-        return self.attend(q, k, to_heads(v, self.n_kv_heads), context, tap)
+        q = self.prepare(q, self.n_heads, self.q_norm, context.rotation)
+        k = self.prepare(k, self.n_kv_heads, self.k_norm, context.rotation)
+        return self.attend(q, k, self.prepare(v, self.n_kv_heads), context, tap)

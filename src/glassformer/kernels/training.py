@@ -17,7 +17,7 @@ from glassformer import config as c
 from glassformer.config import ConfigError, ModelConfig
 from glassformer.kernels.cpu.training import library, modules
 from glassformer.kernels.cpu.training.functions import WIDE
-from glassformer.kernels.cuda.training import causal, fp8, fp8_layers, loss, muon
+from glassformer.kernels.cuda.training import causal, fp8, fp8_cuda, fp8_layers, loss, muon
 from glassformer.kernels.registry import Kernel, Rule, any_values, unsupported_field
 from glassformer.kernels.replacement import Replacement
 from glassformer.kernels.toolchain import cxx, nvrtc
@@ -45,34 +45,51 @@ class TrainingRequest:
 
 AROUND = any_values(
     "vocab_size d_model n_layers n_encoder_layers pooler placement max_len dropout init_std "
-    "norm norm.eps norm.bias embedding embedding.scale embedding.n_segments embedding.norm "
-    "head head.tied head.bias head.scale head.transform special special.bos special.eos special.pad special.start"
+    "first_norm residual_scale shared_blocks norm norm.eps norm.bias norm.weight norm.offset "
+    "embedding embedding.scale embedding.n_segments embedding.norm embedding.width embedding.project "
+    "embedding.project_bias head head.tied head.bias head.scale head.transform head.width head.transform_bias "
+    "head.softcap special special.bos special.eos special.pad special.start special.forced_bos special.forced_eos "
+    "special.suppressed"
 )
 """Fields outside attention and feed-forward. No kernel but the loss reads what they configure."""
 POSITION = any_values(
-    "position position.offset position.base position.layout position.pairing position.fraction position.scaling "
-    "position.scaling.factor position.scaling.original_max_len position.scaling.beta_fast position.scaling.beta_slow "
-    "position.scaling.attention_factor position.scaling.truncate position.scaling.low_freq_factor "
-    "position.scaling.high_freq_factor position.buckets position.max_distance position.vectors position.vectors.base "
-    "position.vectors.layout position.vectors.offset"
+    "position position.offset position.base position.layout position.spacing position.pairing position.fraction "
+    "position.scaling position.scaling.factor position.scaling.original_max_len position.scaling.beta_fast "
+    "position.scaling.beta_slow position.scaling.attention_factor position.scaling.truncate "
+    "position.scaling.low_freq_factor position.scaling.high_freq_factor position.buckets position.max_distance "
+    "position.vectors position.vectors.base "
+    "position.vectors.layout position.vectors.spacing position.vectors.offset position.scale position.rounded "
+    "score_bias score_bias.buckets score_bias.max_distance"
 )
 """Positions reach attention as a rotation, a mask or a bias of the call, for which the modules check each call."""
 ATTENTION = any_values(
     "attention attention.n_heads attention.n_kv_heads attention.d_head attention.d_value attention.scale "
     "attention.bias attention.out_bias attention.qk_norm attention.qk_norm.eps attention.qk_norm.bias "
-    "attention.window attention.window_layers"
+    "attention.qk_norm.weight attention.qk_norm.offset attention.qk_norm_over attention.qk_norm_after_rotation "
+    "attention.clip attention.window attention.window_layers"
 )
+"""Fields of attention but for those that change its scores (`softcap`, `sinks`) or its projections (`latent`)."""
 FEEDFORWARD = any_values(
     "feedforward feedforward.d_ff feedforward.activation feedforward.bias feedforward.n_experts feedforward.n_active "
     "feedforward.normalize feedforward.expert feedforward.expert.d_ff feedforward.expert.activation "
-    "feedforward.expert.bias"
+    "feedforward.expert.bias feedforward.limit feedforward.up_offset feedforward.expert.limit "
+    "feedforward.expert.up_offset feedforward.router feedforward.router.score feedforward.router.bias "
+    "feedforward.router.scale feedforward.router.correction feedforward.router.groups feedforward.router.top_groups "
+    "feedforward.router.group_score feedforward.shared feedforward.shared.d_ff feedforward.shared.activation "
+    "feedforward.shared.bias feedforward.shared.limit feedforward.shared.up_offset feedforward.shared_gate"
 )
 EVERYTHING = AROUND | POSITION | ATTENTION | FEEDFORWARD
+HEAD: dict[str, Rule] = {"head": {"Head"}, "head.transform": {None}, "head.width": {None}, "head.softcap": {None}}
+"""The heads of the loss kernels: a matrix, and in some a bias."""
+KNOWN_NORMS: dict[str, Rule] = {"norm.weight": {True}, "first_norm": {True}}
+"""The scale of a float8 input is computed from the weight of the norm before it."""
 
 ALLOWED: dict[str, Mapping[str, Rule]] = {
-    "float8 feed-forward": EVERYTHING | {"feedforward": {"dense"}},
-    "float8 projections": EVERYTHING,
-    "float8 head": EVERYTHING | {"head": {"Head"}, "head.bias": {False}, "head.transform": {None}},
+    "float8 feed-forward": EVERYTHING
+    | KNOWN_NORMS
+    | {"feedforward": {"dense"}, "feedforward.activation": fp8_cuda.KINDS},
+    "float8 projections": EVERYTHING | KNOWN_NORMS,
+    "float8 head": EVERYTHING | HEAD | {"head.bias": {False}},
     "causal attention": EVERYTHING
     | {
         "attention.n_kv_heads": {None},
@@ -80,9 +97,10 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
         "attention.qk_norm": {None},
         "attention.window": {None},
         "position": {"learned", "sinusoidal", "none"},
+        "score_bias": {None},
         "dropout": {0.0},
     },
-    "CUDA loss": EVERYTHING | {"head": {"Head"}, "head.transform": {None}},
+    "CUDA loss": EVERYTHING | HEAD,
     "CUDA Muon": EVERYTHING,
     "native attention": EVERYTHING,
     "native linear": EVERYTHING,
@@ -92,6 +110,7 @@ ALLOWED: dict[str, Mapping[str, Rule]] = {
         "feedforward.activation": {"gelu", "gelu_tanh"},
         "feedforward.expert": {"dense"},
         "feedforward.expert.activation": {"gelu", "gelu_tanh"},
+        "feedforward.shared": {None},
     },
 }
 """Of each kernel, the config fields and values that it implements. A field that is not listed must be its default."""

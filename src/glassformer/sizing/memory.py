@@ -23,8 +23,18 @@ from glassformer.sizing.activations import (
     saved_by_norm,
 )
 from glassformer.sizing.flops import lengths
+from glassformer.sizing.forward_memory import decode, prefill
 from glassformer.sizing.parameters import PARTS, count, parameters, part_of, stacks
-from glassformer.sizing.step import BYTES, StepOptions, check_optimizer, state_bytes, temporaries
+from glassformer.sizing.step import (
+    BYTES,
+    NF4_TEMPORARIES,
+    StepOptions,
+    check_optimizer,
+    state_bytes,
+    temporaries,
+    trained_shapes,
+    weights_and_adapters,
+)
 
 
 @dataclass(frozen=True)
@@ -104,23 +114,24 @@ def training_memory(
     residual = int(BYTES[options.residual or dtype])
     runs = _runs(config, batch // options.accumulate, T, S, matmul, training=True, residual=residual)
     shapes = parameters(config)
-    sizes = {name: math.prod(shape) * w for name, shape in shapes.items()}
-    weights = sum(sizes.values())
+    trained = trained_shapes(shapes, options)
+    sizes = {name: math.prod(shape) * w for name, shape in trained.items()}
+    weights, gradients = weights_and_adapters(shapes, w, options), sum(sizes.values())
     cast = {} if matmul == w else _cast(shapes, matmul)
     moments = _moments(config, runs, sizes, cast, options)
     if kind != "none":
-        moments["step"] = weights + temporaries(shapes, w, kind, options.fused)
+        moments["step"] = gradients + temporaries(trained, w, kind, options.fused)
     if options.evaluation is not None:
-        moments["evaluation"] = weights + _evaluation(
+        moments["evaluation"] = gradients + _evaluation(
             config, _runs(config, options.evaluation, T, S, matmul, training=False, residual=residual)
         )
     moment = max(moments, key=lambda name: moments[name])
-    saved = sum(_saved(run, n) for run, n in runs.values())
+    saved = sum(_saved(run, n, stack, options) for stack, (run, n) in runs.items())
     if options.head_bytes is None:
         saved += saved_by_head(next(reversed(runs.values()))[0])
-    held = state_bytes(sizes, kind), weights if options.average else 0
+    held = state_bytes(sizes, kind), gradients if options.average else 0
     peak = weights + sum(held) + moments[moment]
-    return TrainingMemory(weights, weights, held[0], saved, peak, moment, held[1], sum(cast.values()))
+    return TrainingMemory(weights, gradients, held[0], saved, peak, moment, held[1], sum(cast.values()))
 
 
 def inference_memory(
@@ -144,8 +155,8 @@ def inference_memory(
         cache_per_token=len(windows) * per_layer if decodes else 0,
         cache=sum(held),
         cross_cache=cross,
-        prefill_peak=weights + _prefill(config, runs, sum(held), cross),
-        decode_peak=weights + sum(held) + moving + cross + _decode(config, batch, max(T, S), w) if decodes else 0,
+        prefill_peak=weights + prefill(config, runs, sum(held), cross),
+        decode_peak=weights + sum(held) + moving + cross + decode(config, batch, max(T, S), w) if decodes else 0,
         growth=max(held) - moving,
     )
 
@@ -170,8 +181,35 @@ def _runs(
     return runs
 
 
-def _saved(run: Pass, n_blocks: int) -> int:
-    return saved_before_blocks(run) + sum(saved_by_block(run, i) for i in range(n_blocks)) + saved_after_blocks(run)
+def _saved(run: Pass, n_blocks: int, stack: str, options: StepOptions) -> int:
+    blocks = sum(_saved_by_block(run, i, stack, options) for i in range(n_blocks))
+    return saved_before_blocks(run) + blocks + saved_after_blocks(run)
+
+
+def _saved_by_block(run: Pass, layer: int, stack: str, options: StepOptions) -> int:
+    """Return the bytes that one block saves, with what adapters add and what frozen matrices do not need."""
+    own = f"{stack}.blocks.{run.config.block_of_layer(layer)}."
+    if layer < options.without_gradient(stack):
+        return 0
+    total = saved_by_block(run, layer)
+    if not options.adapted:
+        return total
+    adapted = {name.removeprefix(own) for name in options.adapted if name.startswith(own)}
+    total += len(adapted) * run.tokens * options.rank * run.width  # the output of A, read by B
+    expert = run.at(layer).feedforward
+    if isinstance(run.config.norm, RMSNorm):  # x/rms is read by the gradient of the weight, which is frozen
+        norms = 1 + (expert.kind != "none") + bool(run.memory)
+        total -= norms * run.tokens * run.config.d_model * max(run.norm_width, 4)
+    if not adapted & {f"attention.{name}" for name in "qkv"}:
+        total -= run.hidden_states  # the input of q, k and v, which only the gradient of a matrix reads
+    if isinstance(expert, Dense | Gated):
+        hidden = run.tokens * expert.d_ff * run.width
+        total -= 0 if adapted & {"feedforward.up", "feedforward.gate"} else run.hidden_states
+        total -= 0 if "feedforward.down" in adapted else hidden
+        if options.dora:  # the product with the magnitudes saves its other factor
+            total += sum(hidden for name in ("up", "gate") if f"feedforward.{name}" in adapted)
+            total += sum(run.hidden_states for name in adapted if name.endswith((".q", ".k", ".v", ".o", ".down")))
+    return total
 
 
 # Training
@@ -196,7 +234,8 @@ def _loss(config: ModelConfig, last: Pass, table: int, options: StepOptions) -> 
     rows = min(last.tokens, 2 ** int(math.log2(max(1, options.head_bytes // (4 * config.vocab_size)))))
     accumulated = table if last.tokens > rows else 0  # the gradient of the head, summed over several chunks
     cast = config.vocab_size * config.d_model * last.width if options.matmuls is not None else 0
-    chunk_gradient = config.vocab_size * config.d_model * last.width  # gradient of the head's weight from one chunk
+    # the gradient of the head's weight from one chunk
+    chunk_gradient = config.vocab_size * config.d_model * last.width if table else 0
     chunk = rows * config.vocab_size
     first = cast + accumulated + last.hidden_states + int(chunk * options.chunk_copies)
     second = cast + accumulated + last.hidden_states + chunk * last.width + chunk_gradient + table
@@ -209,7 +248,7 @@ def _evaluation(config: ModelConfig, runs: dict[str, tuple[Pass, int]]) -> int:
     numbers = last.tokens * config.vocab_size if config.head is not None else 0
     upcast_logits = numbers * last.upcast_width if last.upcast_width != last.width else 0
     log_softmax = numbers * last.upcast_width
-    return _prefill(config, runs, 0, 0, loss=upcast_logits + log_softmax)
+    return prefill(config, runs, 0, 0, loss=upcast_logits + log_softmax)
 
 
 def _moments(
@@ -225,9 +264,9 @@ def _moments(
     saved, `done` the gradients that exist already.
     """
     last = next(reversed(runs.values()))[0]
-    table = sizes["embed.tokens.weight"]
+    table = sizes.get("embed.tokens.weight", 0)  # 0 if it is frozen: it then has no gradient
     tied = config.head is not None and config.head.tied
-    left = sum(_saved(run, n) for run, n in runs.values()) + sum(cast.values())
+    left = sum(_saved(run, n, stack, options) for stack, (run, n) in runs.items()) + sum(cast.values())
     head = 0
     if config.head is not None and options.head_bytes is None:
         logits = last.tokens * config.vocab_size * last.width
@@ -255,9 +294,9 @@ def _moments(
                 for name, n in sizes.items():
                     if name.startswith(own):
                         grads[part_of(name)] += n
-            here = _block_backward(run.at(layer), grads)
+            here = _block_backward(run.at(layer), grads) + _adapter_backward(run.at(layer), options)
             moments["backward"] = max(moments["backward"], left + done + here)
-            left -= saved_by_block(run, layer)
+            left -= _saved_by_block(run, layer, stack, options)
             if blocks[layer] not in blocks[:layer]:  # no earlier layer needs the cast weights
                 left -= sum(n for name, n in cast.items() if name.startswith(own))
             done += 0 if accumulated else sum(grads.values())
@@ -270,6 +309,19 @@ def _moments(
         done += 0 if table_has_gradient or accumulated else table
         table_has_gradient = True
     return moments
+
+
+def _adapter_backward(run: Pass, options: StepOptions) -> int:
+    """Return the additional bytes of the backward pass of a block with adapters.
+
+    A matrix has no gradient, but the input of a layer has two, through the matrix and through the adapter. A matrix in
+    NF4 is dequantized.
+    """
+    expert = run.feedforward
+    if not options.adapted or not isinstance(expert, Dense | Gated):
+        return 0
+    matrix, inputs = run.config.d_model * expert.d_ff, run.tokens * expert.d_ff * run.width
+    return max(inputs, NF4_TEMPORARIES * matrix if options.quantized else 0) - matrix * run.width
 
 
 def _block_backward(run: Pass, grads: dict[str, int]) -> int:
@@ -324,84 +376,3 @@ def _attention_backward(run: Pass, cross: bool) -> int:
         squares = 1 if run.has_dropout else 2
         return heads + (B * H * S * U + squares * B * H * T * S) * run.upcast_width  # and gradient of v
     return heads + (B * T * H * K + B * S * G * (K + U)) * run.width  # gradients of q, k and v
-
-
-# Inference
-
-
-def _prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int, cross: int, loss: int = 0) -> int:
-    """Return the peak bytes of a forward pass without gradients, in addition to the weights.
-
-    `loss` is the number of bytes alive together with the logits.
-    """
-    peak = held = 0
-    for stack, (run, n_blocks) in runs.items():
-        kept = (cache + cross) if stack == "decoder" else 0
-        block = max(_block_forward(run.at(layer), layer) for layer in range(n_blocks))
-        peak = max(peak, held + kept + block)
-        if len(runs) == 2:
-            held += run.hidden_states  # the encoder's output, until the decoder is done
-    last = next(reversed(runs.values()))[0]
-    logits = last.tokens * config.vocab_size * last.width if config.head is not None else 0
-    held += last.hidden_states  # the input of the head
-    if config.head is not None and config.head.has_transform:
-        held += last.tokens * config.head_width * last.width  # the output of the transform
-    return max(peak, cache + cross + held + logits + loss)
-
-
-def _block_forward(run: Pass, layer: int) -> int:
-    """Return the peak bytes inside one block without gradients. Keys and values of a decoder count as KV cache."""
-    cfg = run.config
-    held = 2 * run.hidden_states  # the embedding, referenced by the model's forward, and the residual stream
-    if cfg.placement != "post":
-        held += run.hidden_states  # the output of the norm
-    square = run.length**2
-    if cfg.biases_scores:
-        held += cfg.n_heads * square * run.width  # the score bias, shared by all blocks
-    if run.uses_qk_position(cross=False):
-        held += run.length * cfg.d_model * run.width  # the query/key position embedding, shared by all blocks
-    held += square * run.has_window_mask(layer)  # the mask of the window, shared by all blocks
-    attended = run.hidden_states  # the residual stream after attention (parallel: the output of attention)
-    return held + max(_attention_forward(run, layer), attended + _feedforward_forward(run))
-
-
-def _attention_forward(run: Pass, layer: int) -> int:
-    cfg, B, T, w = run.config, run.batch, run.length, run.width
-    H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
-    q, heads = B * T * H * K * w, B * T * H * U * w
-    kv = 0 if run.causal else B * T * G * (K + U) * w
-    kv += run.hidden_states * run.uses_qk_position(cross=False)  # input of q and k: x + position
-    if run.materializes_pattern(cross=False):
-        copies = (B * H * T * (2 * K + U) + 2 * B * H * T * T) * run.upcast_width  # q, k, v; scores, pattern
-        return q + kv + copies + heads + B * H * T * T  # and the boolean mask of the scores, one byte each
-    copy = heads if run.uses_rotary(cross=False) or cfg.attention.qk_norm is not None else 0
-    rotation = 3 * q if run.uses_rotary(cross=False) else 0  # q, its two rotated halves, and the result
-    mask = 0  # the additive mask of the fused kernel
-    if run.has_window_mask(layer) or (run.causal and cfg.biases_scores):
-        mask = (cfg.n_heads if cfg.biases_scores else 1) * T * T * w
-    return kv + max(rotation, q + heads + max(mask, copy + run.hidden_states))
-
-
-def _feedforward_forward(run: Pass) -> int:
-    ff = run.feedforward
-    if isinstance(ff, NoFeedForward):
-        return 0
-    expert = ff.expert if isinstance(ff, MoE) else ff
-    rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
-    hidden = rows * expert.d_ff * run.width
-    alive = 3 if isinstance(expert, Gated) or expert.activation == "relu2" else 2
-    total = alive * hidden  # before and after the activation; if gated: gate, up and their elementwise product
-    if isinstance(ff, MoE):  # with evenly loaded experts: the gathered tokens of one, and the sum before and after it
-        total += rows * run.config.d_model * run.width + 2 * run.hidden_states
-    return total
-
-
-def _decode(config: ModelConfig, batch: int, seen: int, w: int) -> int:
-    """Return the bytes of the activations of one decoded token, without the KV cache: logits, hidden layer, scores."""
-    run = Pass(config, batch, 1, w, causal=True, training=False)
-    logits = batch * config.vocab_size * w if config.head is not None else 0
-    copies = 0
-    if run.materializes_pattern(cross=False):  # the scaled k; with grouped heads also k and v repeated to H heads
-        repeated = config.d_head + config.d_value if config.n_kv_heads != config.n_heads else 0
-        copies = batch * config.n_heads * seen * (config.d_head + repeated) * run.upcast_width
-    return max(logits + run.hidden_states, 3 * run.hidden_states + max(_feedforward_forward(run), copies))

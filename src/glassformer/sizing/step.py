@@ -44,6 +44,51 @@ class StepOptions:
     """True for the z-loss, whose logsumexp saves the logits and adds a gradient to theirs. Chunks need nothing more."""
     evaluation: int | None = None
     """Sequences per evaluation batch. Default: no evaluation."""
+    frozen: tuple[str, ...] = ()
+    """Names of parameters that are not trained. With adapters nothing but these is trained."""
+    adapted: tuple[str, ...] = ()
+    """Names of linear layers with a low-rank adapter."""
+    rank: int = 0
+    """Rank of the adapters."""
+    dora: bool = False
+    """True if the adapters also have a magnitude for each row (DoRA)."""
+    quantized: bool = False
+    """True if the matrices of adapted layers are in NF4."""
+    first_trained: tuple[tuple[str, int], ...] = ()
+    """For each stack in which the first blocks are frozen together with all that comes before them: the index of its
+    first trained block. Nothing is saved for the blocks before it."""
+
+    def without_gradient(self, stack: str) -> int:
+        """Return the number of first blocks of a stack through which no gradient flows."""
+        return dict(self.first_trained).get(stack, 0)
+
+
+NF4_BYTES = 0.5 + 4 / 64
+"""Bytes of a weight in NF4: 4 bits, and a float32 for each block of 64."""
+NF4_TEMPORARIES = 14
+"""Bytes per weight of a matrix while it is dequantized: unpacked codes, indices, levels and the result."""
+
+
+def trained_shapes(shapes: Mapping[str, tuple[int, ...]], options: StepOptions) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters that are trained, of all parameters of a config."""
+    if not options.adapted:
+        return {name: shape for name, shape in shapes.items() if name not in options.frozen}
+    trained: dict[str, tuple[int, ...]] = {}
+    for name in options.adapted:
+        rows, columns = shapes[f"{name}.weight"]
+        trained |= {f"{name}.lora_A": (options.rank, columns), f"{name}.lora_B": (rows, options.rank)}
+        if options.dora:
+            trained[f"{name}.lora_magnitude"] = (rows,)
+    return trained
+
+
+def weights_and_adapters(shapes: Mapping[str, tuple[int, ...]], width: int, options: StepOptions) -> int:
+    """Return the bytes of all parameters, with adapters and quantized matrices."""
+    narrow = {f"{name}.weight" for name in options.adapted} if options.quantized else set()
+    total = sum(math.prod(shape) * (NF4_BYTES if name in narrow else width) for name, shape in shapes.items())
+    if options.adapted:
+        total += width * sum(map(math.prod, trained_shapes(shapes, options).values()))
+    return math.ceil(total)
 
 
 def check_optimizer(optimizer: str) -> Optimizer:

@@ -1,7 +1,7 @@
 """The one place where training uses `glassformer.kernels`. Without that package, training runs in plain torch."""
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,11 +41,6 @@ def choose(config: ModelConfig, **request: Any) -> list[str]:
         return []
     names: list[str] = kernels.choose_training_kernels(config, kernels.TrainingRequest(**request))
     return names
-
-
-def implementation(compiled: bool, installed: Sequence[str]) -> str:
-    """Return what computes the steps, as `glass train` and `glass env` name it. `installed` are names of kernels."""
-    return "torch.compile" if compiled else "native" if installed else "torch"
 
 
 def head_kernel(

@@ -108,7 +108,8 @@ def train(
         note(text)
     state = run_training(session.run, session.data, record, baselines=None, force=force)
     folder = Path(state.run.out)
-    return TrainResult(load(folder / "last", device=state.device), load_tokenizer(folder / "last"), history, folder)
+    trained = load(folder / "last", device=state.device, dtype=torch.float32)
+    return TrainResult(trained, load_tokenizer(folder / "last"), history, folder)
 
 
 def _start(run: Run | str | os.PathLike[str], start: Model | str | os.PathLike[str]) -> str:

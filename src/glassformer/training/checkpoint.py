@@ -5,6 +5,7 @@
     RUN/log.jsonl                        one line per event
     RUN/checkpoints/step-00000250/       model.toml, model.safetensors, tokenizer.json: a model folder `gf.load` reads
                                          optimizer.safetensors, run.toml, meta.json (step, best, hashes, versions)
+                                         with [lora]: adapter.toml, adapter.safetensors in place of the model
     RUN/best, RUN/last                   links to two of them, replaced in one step; copies where links are not possible
 
 A checkpoint is written to a temporary folder, flushed, and renamed; then the links move; then old ones are removed,
@@ -31,7 +32,10 @@ from glassformer.files import flush, flush_folder, write_atomically
 from glassformer.training.run import Run, read_run, run_to_dict
 
 FORMAT = 1
-FILES = ("model.toml", "model.safetensors", "optimizer.safetensors", "tokenizer.json", "run.toml")
+OWN = ("optimizer.safetensors", "tokenizer.json", "run.toml")
+FILES = ("model.toml", "model.safetensors", *OWN)
+ADAPTER_FILES = ("adapter.toml", "adapter.safetensors", *OWN)
+"""Files of a run with [lora]: adapters instead of a model."""
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 """Files of the model that a run starts from which belong to its tokenizer: copied, so that they are saved with it."""
 MODEL_FILES = ("config.json", "model.toml", "model.safetensors", "model.safetensors.index.json")
@@ -64,16 +68,17 @@ def write(
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         stage.mkdir()
-        (stage / "model.toml").write_text(to_toml(to_dict(run.model)), encoding="utf-8")
+        config, weights = (ADAPTER_FILES if run.lora else FILES)[:2]
+        (stage / config).write_text(_description(run), encoding="utf-8")
         (stage / "run.toml").write_text(to_toml(run_to_dict(run)), encoding="utf-8")
         (stage / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         for name in SIDE_FILES:
             for source in (*([run.start.model] if run.start.model else []), run.out):
                 if (Path(source) / name).is_file():
                     shutil.copyfile(Path(source) / name, stage / name)
-        _save(model, stage / "model.safetensors")
+        _save(model, stage / weights)
         _save(extra, stage / "optimizer.safetensors")
-        hashes = {name: _sha256(stage / name) for name in FILES}
+        hashes = {name: _sha256(stage / name) for name in (config, weights, *OWN)}
         text = json.dumps({"format": FORMAT, "step": step, "sha256": hashes, **meta}, indent=1)
         (stage / "meta.json").write_text(text, encoding="utf-8")
         flush_folder(stage)
@@ -86,6 +91,15 @@ def write(
             f"whole, resume with --resume {run.out} when there is room."
         ) from error
     return target
+
+
+def _description(run: Run) -> str:
+    """Return model.toml, or adapter.toml of a run that trains adapters."""
+    if run.lora is None:
+        return to_toml(to_dict(run.model))
+    from glassformer.training.tuning.lora import describe_adapter  # not needed by other runs
+
+    return describe_adapter(run)
 
 
 def publish(run: Run, checkpoint: Path, is_best: bool) -> None:
@@ -128,13 +142,17 @@ def read(path: str | Path) -> tuple[Run, dict[str, Any], dict[str, Tensor], dict
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         wanted = meta["sha256"]
-        if meta["format"] != FORMAT or set(wanted) != set(FILES) or not isinstance(meta["step"], int):
+        if (
+            meta["format"] != FORMAT
+            or set(wanted) not in (set(FILES), set(ADAPTER_FILES))
+            or not isinstance(meta["step"], int)
+        ):
             raise KeyError("format")
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(
             f"{folder} is not a training checkpoint of this version (meta.json): give another."
         ) from None
-    for name in FILES:
+    for name in wanted:
         if not (folder / name).exists():
             raise CheckpointError(f"{folder} lacks {name}: it is damaged, resume from an earlier checkpoint.")
         if _sha256(folder / name) != wanted[name]:
@@ -143,7 +161,8 @@ def read(path: str | Path) -> tuple[Run, dict[str, Any], dict[str, Tensor], dict
             )
     try:
         run = read_run((folder / "run.toml").read_text(encoding="utf-8"), source=str(folder / "run.toml"))
-        return run, meta, _load(folder / "model.safetensors"), _load(folder / "optimizer.safetensors")
+        weights = (ADAPTER_FILES if run.lora else FILES)[1]
+        return run, meta, _load(folder / weights), _load(folder / "optimizer.safetensors")
     except (SafetensorError, ConfigError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from None
 

@@ -77,6 +77,22 @@ def head_gradients(
     return total, plain, gradient @ weight, gradient.T @ hidden, d_bias
 
 
+def frozen_head_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    settings: tuple[int, float, float],
+    columns: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return what `head_gradients` does for a weight and a bias that are frozen: their gradients are 0."""
+    logits = hidden @ weight.T
+    logits = logits if bias is None else logits + bias
+    total, plain, gradient = chunk_gradients(logits, targets, *settings, columns)
+    nothing = hidden.new_zeros(())
+    return total, plain, gradient @ weight, nothing, None if bias is None else nothing
+
+
 def padded_rows(columns: int, multiple: int) -> int:
     """Return the number of logits of a row: `columns`, or the next multiple of 64 unless it is a `multiple`."""
     return columns if columns % multiple == 0 else -(-columns // 64) * 64
@@ -136,10 +152,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
-        d_weight, d_bias = d_weight[: ctx.columns], None if d_bias is None else d_bias[: ctx.columns]
         scale, (h_dtype, w_dtype, b_dtype) = gradients[0], ctx.dtypes
-        bias = None if d_bias is None else (d_bias * scale).to(b_dtype)
-        return (d_hidden * scale).to(h_dtype), (d_weight * scale).to(w_dtype), bias, None, None, None, None, None, None
+        hidden = (d_hidden * scale).to(h_dtype)
+        weight = (d_weight[: ctx.columns] * scale).to(w_dtype) if ctx.needs_input_grad[1] else None
+        wants_bias = d_bias is not None and ctx.needs_input_grad[2]
+        bias = (d_bias[: ctx.columns] * scale).to(b_dtype) if wants_bias else None
+        return hidden, weight, bias, None, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -164,6 +182,8 @@ def linear_cross_entropy(
         dtype = torch.bfloat16
     kernel = accelerate.head_kernel(hidden.device, dtype, float8)
     prepare, gradients = (None, head_gradients) if kernel is None else kernel
+    if kernel is None and not weight.requires_grad and (bias is None or not bias.requires_grad):
+        gradients = frozen_head_gradients
     multiple = 16 if float8 else 8 if dtype is torch.bfloat16 else 1
     with torch.autocast(device, enabled=False):
         out: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(

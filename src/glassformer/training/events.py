@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,11 @@ class Display:
         for name, value in baseline_lines(self.facts).items():
             shown.append(f"{name} {value:.3f}  ", style="green" if now < value else "dim")
         return shown
+
+
+def implementation(compiled: bool, installed: Sequence[str]) -> str:
+    """Return what computes the steps, as `glass train` and `glass env` name it. `installed` are names of kernels."""
+    return "torch.compile" if compiled else "native" if installed else "torch"
 
 
 def computed_by(start: dict[str, Any]) -> str:

@@ -8,9 +8,11 @@ assumption is stated in the notes of the sheet.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from glassformer.model import DecoderLM, Model, Seq2Seq, build
 from glassformer.model.device import Choice, choose_for_training
 from glassformer.sizing import BYTES, Dtype, Optimizer, Sheet, StepOptions, size
 from glassformer.training.chunked_loss import CHUNK_BYTES
@@ -21,6 +23,8 @@ from glassformer.training.data.tokenizer import load as load_tokenizer
 from glassformer.training.objective import CHUNKED_FROM
 from glassformer.training.run import Run
 from glassformer.training.session import fit_vocabulary
+from glassformer.training.tuning.freeze import freeze
+from glassformer.training.tuning.lora import target_layers
 
 SHAKESPEARE_CHARACTERS = 65
 """The alphabet of tiny Shakespeare, a file whose hash is known: sizing need not download it."""
@@ -63,12 +67,37 @@ def forecast(run: Run) -> Forecast:
         smoothing=run.loss.label_smoothing > 0,
         z_loss=run.loss.z_loss > 0,
         evaluation=run.loop.batch // run.loop.accumulate,
+        **_trained(run),
     )
     if run.machine.products == "float8":
         notes.append("The float8 copies of weights and activations are not counted.")
     if cuda:
         notes.append("Memory is counted for eager PyTorch in one process; compiled steps on a GPU were not measured.")
     return Forecast(run, options, tuple(notes))
+
+
+def _trained(run: Run) -> dict[str, Any]:
+    """Return the options of a run that freezes parameters or trains adapters."""
+    if run.lora is None and not run.optim.freeze:
+        return {}
+    model = build(run.model, device="meta")
+    if run.lora is None:
+        return {"frozen": tuple(freeze(model, run.optim.freeze)), "first_trained": _first_trained(model)}
+    quantized = run.lora.quantize == "nf4"
+    layers = tuple(target_layers(model, run.lora))
+    return {"adapted": layers, "rank": run.lora.rank, "dora": run.lora.dora, "quantized": quantized}
+
+
+def _first_trained(model: Model) -> tuple[tuple[str, int], ...]:
+    """Return the first trained block of the only stack, if everything before it is frozen (`StepOptions`)."""
+    if isinstance(model, Seq2Seq):
+        return ()
+    stack = "decoder" if isinstance(model, DecoderLM) else "encoder"
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if any(name.startswith("embed.") or ".position." in name or ".score_bias." in name for name in trained):
+        return ()
+    blocks = [int(name.split(".")[2]) for name in trained if name.startswith(f"{stack}.blocks.")]
+    return ((stack, min(blocks, default=model.config.n_layers)),)
 
 
 def _choose_machine(run: Run) -> Choice:
@@ -156,6 +185,10 @@ def sheet(
     else:
         options = dataclasses.replace(options, matmuls=None, residual=None)
         notes = [note for note in notes if not note.startswith("machine.precision")]
+    if options.adapted:
+        used.append(f"adapters of rank {options.rank} on {len(options.adapted)} layers")
+    elif options.frozen:
+        used.append(f"{len(options.frozen)} parameters frozen")
     lines = ([f"From {name}: {', '.join(used)}."] if used else []) + notes
     assert dtype in BYTES
     return dataclasses.replace(size(run.model, batch, context, dtype, optimizer, source, options), notes=tuple(lines))

@@ -13,20 +13,21 @@ import torch
 from torch import Tensor
 
 from glassformer import sizing
+from glassformer.generation.request import Engine
 from glassformer.model import Model
 from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
 from glassformer.training.distributed.group import ALONE, Group, start
-from glassformer.training.events import Log, Report, Throughput
+from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
-from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient
+from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient, trained
 from glassformer.training.probes import Probe, chosen_probes
 from glassformer.training.run import Run
 from glassformer.training.sample import can_sample, sample_text
-from glassformer.training.session import starting_model
+from glassformer.training.session import load_weights, starting_model
 
 
 @dataclass
@@ -186,7 +187,8 @@ def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) 
     """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average."""
     state.settle()
     group = state.group
-    weights = group.whole({name: p.detach() for name, p in state.model.named_parameters()})
+    saved = state.model.named_parameters() if state.run.lora is None else trained(state.model)
+    weights = group.whole({name: p.detach() for name, p in saved})
     extra = {f"optimizer/{k}": v for k, v in group.whole(state.optimizer.state()).items()}
     extra |= checkpoint.random_state(state.device)
     if state.average is not None:
@@ -208,7 +210,7 @@ def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], e
     held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
     raw, model, held = (state.group.spread(tensors, state.model) for tensors in (raw, model, held))
     try:
-        state.model.load_state_dict(model | raw)
+        load_weights(state.run, state.model, model | raw)
         state.optimizer.load_state(held)
         if state.average is not None:
             state.average.weights = {name: model[name].to(state.device) for name in state.average.weights}
@@ -330,7 +332,10 @@ def _sample(state: TrainState, data: Source) -> str:
     state.settle()
     held = checkpoint.random_state(state.device)
     model = state.group.whole_model(state.model)
-    text = sample_text(model, data.tokenizer).strip("\n") if model is not None and state.group.is_main else ""
+    engine: Engine = "auto" if state.run.lora is None else "torch"  # the kernels know no adapters
+    text = ""
+    if model is not None and state.group.is_main:
+        text = sample_text(model, data.tokenizer, engine=engine).strip("\n")
     checkpoint.set_random_state(held, state.device)
     return text
 
@@ -373,13 +378,14 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "steps": run.loop.steps,
         "out": run.out,
         "parameters": sizing.count(run.model),
-        "trained": sum(parameter.numel() for parameter in state.parameters),
+        "trained": sum(p.numel() for p in state.parameters),
+        "frozen": sum(p.numel() for p in state.model.parameters() if not p.requires_grad),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,
         "peak_flops": peak,
         "device": str(state.device),
         "precision": _precision(state),
-        "implementation": accelerate.implementation(state.compiled, state.kernels),
+        "implementation": implementation(state.compiled, state.kernels),
         "compiled": state.compiled,
         "kernels": state.kernels,
         "ranks": state.group.world,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from glassformer.generation import Sampling, generate
+from glassformer.generation.request import Engine
 from glassformer.model import EncoderLM, Model, Seq2Seq
 
 DEFAULT = Sampling(temperature=0.8, top_k=50)
@@ -22,6 +23,7 @@ def sample_text(
     length: int = 120,
     beams: int = 1,
     seed: int = 0,
+    engine: Engine = "auto",
 ) -> str:
     """Return the prompt and up to `length` more tokens, as far as the context allows.
 
@@ -32,6 +34,6 @@ def sample_text(
     except ValueError:
         ids = [0]
     room = (model.config.max_len or 10**9) - len(ids)
-    out = generate(model, [ids], max(1, min(length, room)), sampling, beams=beams, seed=seed)
+    out = generate(model, [ids], max(1, min(length, room)), sampling, beams=beams, seed=seed, engine=engine)
     shown = out.new[0] if isinstance(model, Seq2Seq) else out[0]
     return tokenizer.decode([i for i in shown if i < tokenizer.vocab_size])

@@ -87,6 +87,16 @@ def starting_model(run: Run, device: str | torch.device, resumed: bool = False) 
     return tuned_model(run, device, resumed)
 
 
+def load_weights(run: Run, model: Model, tensors: dict[str, Tensor]) -> None:
+    """Load the weights of a checkpoint: of the whole model, or of its adapters."""
+    if run.lora is None:
+        model.load_state_dict(tensors)
+        return
+    from glassformer.training.tuning.lora import load_adapter
+
+    load_adapter(model, tensors)
+
+
 def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None = None) -> Session:
     """Continue from a checkpoint, with the run stored in it; only optim, schedule, loop and the like may be changed.
 
@@ -109,6 +119,10 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
             )
         run = changed
     group.check(run)
+    if run.lora is not None:
+        from glassformer.training.tuning.start import check
+
+        check(run)  # the checkpoint holds adapters only: the model they belong to must be unchanged
     if meta["step"] >= run.loop.steps:
         raise checkpoint.CheckpointError(
             f"the run is finished ({meta['step']} of {run.loop.steps} steps): go further with --set loop.steps=N."

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from glassformer.config import ModelConfig, to_dict, to_toml
 from glassformer.finding import Finding
+from glassformer.model.adapters import merged_state
 from glassformer.weights import families
 from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.folder import (
@@ -44,9 +45,9 @@ def save(
 ) -> Path:
     """Save a model and return its path.
 
-    Formats: `hf` is a Hugging Face folder, `glass` a glassformer folder, `gguf` a file for llama.cpp, and `onnx` a
-    folder for onnxruntime. `quantization` is for GGUF: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. Default: the
-    dtype of the weights.
+    Formats: `hf` is a Hugging Face folder, `glass` a glassformer folder, `gguf` a file for llama.cpp, `onnx` a folder
+    for onnxruntime, and `peft` the adapter alone of a model that was loaded with one. `quantization` is for GGUF: f32,
+    f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0. Default: the dtype of the weights.
 
     `tokenizer` is a `tokenizers.Tokenizer` or the path of a tokenizer.json. Default: the tokenizer the model was loaded
     with. Weights of folders larger than `max_shard_bytes` are split into shards. The dtype is kept, and missing parent
@@ -63,6 +64,10 @@ def save(
         return write_gguf_file(model, path, quantization, tokenizer, overwrite)[0]
     if format == "onnx":
         return write_onnx_folder(model, path, tokenizer, overwrite)[0]
+    if format == "peft":
+        from glassformer.weights.formats.adapter import save_peft
+
+        return save_peft(model, path, overwrite)
     return write_folder(model, path, format, tokenizer, max_shard_bytes, overwrite)
 
 
@@ -104,7 +109,8 @@ def parts_of(model: nn.Module) -> tuple[ModelConfig, dict[str, Tensor]]:
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise WeightsError(f"a {type(model).__name__} has no glassformer config: only glassformer models can be saved.")
-    return config, {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    state = merged_state(model)  # adapters that are still separate become part of the weights
+    return config, {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
 
 
 def _tokenizer(model: nn.Module, tokenizer: Any) -> Any:
@@ -131,7 +137,7 @@ def write_folder(
     If `check` raises an error, the target is left unchanged.
     """
     if format not in ("hf", "glass"):
-        raise WeightsError(f"format={format!r} is not known: use 'hf', 'glass', 'gguf' or 'onnx'.")
+        raise WeightsError(f"format={format!r} is not known: use 'hf', 'glass', 'gguf', 'onnx' or 'peft'.")
     if max_shard_bytes < 1:
         raise WeightsError(f"max_shard_bytes={max_shard_bytes} must be at least 1.")
     config, state = parts_of(model)

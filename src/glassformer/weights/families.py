@@ -22,6 +22,7 @@ from glassformer.config import (
     to_dict,
 )
 from glassformer.errors import nearest
+from glassformer.model import build
 from glassformer.weights import convert
 from glassformer.weights.bert import BERT, ROBERTA
 from glassformer.weights.distilbert import DISTILBERT
@@ -180,6 +181,21 @@ def to_hf(
     The family named `prefer` is tried first, then the plainest one, then all others. A family can represent a config if
     it reads back what it wrote. If none can, the error is that of the plainest family and names the field.
     """
+    return _first_family(config, state, prefer)[1:]
+
+
+def moves_to_hf(config: ModelConfig, prefer: str = "") -> tuple[Family, list[convert.Move]]:
+    """Return the family that `to_hf` would use, and its names and layouts of the tensors of a config."""
+    state = build(config, device="meta").state_dict()
+    family = _first_family(config, state, prefer)[0]
+    targets = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    prefix = family.prefix if config.head is not None else ""
+    return family, convert.plan(family.rows(config), targets, prefix, strict=False)
+
+
+def _first_family(
+    config: ModelConfig, state: Mapping[str, Tensor], prefer: str
+) -> tuple[Family, dict[str, Any], dict[str, Tensor]]:
     refused: WeightsError | None = None
     try:
         plainest = [choose(config)]
@@ -189,7 +205,7 @@ def to_hf(
     others = [family for family in FAMILIES if family.needs_type and isinstance(config, family.kinds)]
     for family in dict.fromkeys([*preferred, *plainest, *others]):
         try:
-            return _write_as(family, config, state)
+            return family, *_write_as(family, config, state)
         except (WeightsError, ConfigError) as error:
             if refused is None and family in plainest:
                 refused = error if isinstance(error, WeightsError) else WeightsError(str(error))

@@ -19,6 +19,9 @@ from glassformer.weights.tensors import no_weights, open_folder, read_json
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 TOML, RUN = "model.toml", "run.toml"
+ADAPTER = ("adapter_config.json", "adapter.toml")
+"""Files that describe an adapter: peft's, and that of a training run."""
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 # Files of a tokenizer in transformers; they are copied from the folder from which a model was loaded.
 TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
@@ -36,6 +39,10 @@ class Origin:
     """Notes for the user: dropped tensors, settings that only affect training."""
     family: str = ""
     """Name of the Hugging Face family of the folder, which `save` prefers; empty for a glassformer folder."""
+    adapter: Path | None = None
+    """The folder of the adapter that was merged into the weights."""
+    base: Path | None = None
+    """With an adapter: the model into which it was merged."""
 
     def tokenizer(self) -> Any:
         """Return the `tokenizers.Tokenizer` that belongs to the model; None if there is none."""
@@ -81,11 +88,15 @@ def resolve_unless_preset(name: str) -> Path | None:
 def load(
     path: str | Path,
     *,
+    adapter: str | Path | None = None,
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "cpu",
     require_finite: bool = False,
 ) -> Model:
     """Load a model in evaluation mode: a folder, a hub name such as `gpt2`, a GGUF file or a nanoGPT checkpoint.
+
+    `adapter` is the folder of a LoRA or DoRA adapter of this model, from peft or from a training run. It is merged into
+    the weights in float64, which are then rounded once. An adapter folder alone is loaded on the model that it names.
 
     The default `dtype` is that of the file; quantised weights become float32, or the dtype that config.json names. The
     weights exist only once in memory: the model is built on the meta device and takes over the tensors that are read.
@@ -94,7 +105,8 @@ def load(
     Raises:
         WeightsError: the model cannot be loaded. The message is one sentence.
     """
-    config, state, origin = read_model(resolve(path), _dtype(dtype), device)
+    place = None if adapter is None else resolve(adapter)
+    config, state, origin = read_model(resolve(path), _dtype(dtype), device, adapter=place)
     model = build(config, device="meta")
     model.load_state_dict(state, strict=True, assign=True)
     if require_finite and (problem := non_finite(model)) is not None:
@@ -121,21 +133,37 @@ def non_finite(model: nn.Module) -> str | None:
 
 
 def load_to_compute(
-    path: str | Path, *, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu"
+    path: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    require_finite: bool = False,
 ) -> Model:
     """Load a model in the dtype it is computed in: a CPU widens weights that are stored in 16 bits to float32.
 
     Half precisions are for storage and for accelerators. A `dtype` that is given is used.
     """
-    model = load(path, dtype=dtype, device=device)
+    if dtype is None and torch.device(device).type == "cpu" and (adapter is not None or is_adapter(resolve(path))):
+        dtype = torch.float32  # an adapter is merged in float64 and rounded once, to the dtype of the computation
+    model = load(path, adapter=adapter, dtype=dtype, device=device, require_finite=require_finite)
     stored = next(model.parameters()).dtype
     return model.float() if dtype is None and model.device.type == "cpu" and stored.itemsize == 2 else model
 
 
 def read_model(
-    place: Path, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", copy: bool = True
+    place: Path,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    copy: bool = True,
+    adapter: Path | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor], Origin]:
     """Return config, state dict and origin of a folder or file. `copy` is explained in `convert.read`."""
+    if adapter is not None or is_adapter(place):
+        from glassformer.weights.formats.adapter import read_adapted
+
+        base, folder = (None, place) if adapter is None else (place, adapter)
+        return read_adapted(base, folder, dtype, device)
     if place.is_dir():
         return read_folder(place, dtype, device, copy)
     from glassformer.weights.formats.files import read_file
@@ -144,9 +172,18 @@ def read_model(
     return config, state, Origin(place, tuple(notes))
 
 
+def is_adapter(place: Path) -> bool:
+    """Return whether a folder holds an adapter, and not a whole model."""
+    return any((place / name).exists() for name in ADAPTER) and not any((place / name).exists() for name in WEIGHTS)
+
+
 def load_config(path: str | Path) -> ModelConfig:
     """Load the config of a folder or file. The names of the tensors are used where the config is not enough."""
     folder = resolve(path)
+    if is_adapter(folder):
+        from glassformer.weights.formats.adapter import adapted_config
+
+        return adapted_config(folder)
     if folder.is_file():
         from glassformer.weights.formats.files import config_of_file
 
@@ -180,6 +217,10 @@ def _tokenizer(place: Path) -> Any:
 
         return tokenizer_of_file(place)
     file = place / TOKENIZER
+    if not file.exists() and is_adapter(place):
+        from glassformer.weights.formats.adapter import base_of
+
+        return _tokenizer(base_of(place))
     if not file.exists():
         from glassformer.weights.tokenizer.folder import read_tokenizer
 
@@ -219,6 +260,10 @@ def _chat_template(place: Path) -> str | None:
         return chat_template_of_file(place)
     from glassformer.weights.tokenizer.folder import read_chat_template
 
+    if is_adapter(place) and read_chat_template(place) is None:
+        from glassformer.weights.formats.adapter import base_of
+
+        return _chat_template(base_of(place))
     return read_chat_template(place)
 
 
@@ -229,6 +274,10 @@ def _special_tokens(place: Path) -> dict[str, str]:
         return special_tokens_of_file(place)
     from glassformer.weights.tokenizer.folder import read_special_tokens
 
+    if is_adapter(place) and not (place / "tokenizer_config.json").exists():
+        from glassformer.weights.formats.adapter import base_of
+
+        return _special_tokens(base_of(place))
     return read_special_tokens(place)
 
 

@@ -114,7 +114,8 @@ def activation(name: str, default: str, field: str = "feedforward.activation", *
     def encode(held: Any) -> str:
         return next((theirs for theirs, ours in synonyms.items() if ours == held), None) or write_activation(held)
 
-    return Key(name, field, "text", default, decode=decode, encode=encode, get=_activation_of)
+    get = _activation_of if field == "feedforward.activation" else None
+    return Key(name, field, "text", default, decode=decode, encode=encode, get=get)
 
 
 def _activation_of(config: ModelConfig) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import CONFIG, GENERATION, RUN, TOKENIZER_FILES, TOML
+from glassformer.weights.folder import ADAPTER, CONFIG, GENERATION, RUN, TOKENIZER_FILES, TOML
 from glassformer.weights.tensors import INDEX, SINGLE
 from glassformer.weights.verify import REFERENCE
 
@@ -22,7 +22,7 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 ONNX = ("model.onnx", "encoder_model.onnx", "decoder_model.onnx")
 """Graphs of an ONNX folder; the weights of a large one are next to it, with the suffix .data."""
 _NAMES = {CONFIG, GENERATION, TOML, RUN, SINGLE, INDEX, REFERENCE, *TOKENIZER_FILES, *CHECKPOINT, *ONNX}
-_NAMES |= {f"{name}.data" for name in ONNX}
+_NAMES |= {f"{name}.data" for name in ONNX} | {*ADAPTER, "adapter_model.safetensors", "adapter.safetensors"}
 
 
 def check_target(path: str | Path, overwrite: bool = False) -> Path:
@@ -89,7 +89,8 @@ def _check_model_folder(folder: Path, names: list[str]) -> None:
     """Raise WeightsError unless the folder contains a model and nothing else."""
     if LOG in names or CHECKPOINTS in names:
         raise WeightsError(f"{folder} is the folder of a training run, which is never replaced: give another path.")
-    if not {CONFIG, TOML, RUN}.intersection(names) or not {SINGLE, INDEX, *ONNX}.intersection(names):
+    is_model = {CONFIG, TOML, RUN}.intersection(names) and {SINGLE, INDEX, *ONNX}.intersection(names)
+    if not is_model and not set(ADAPTER).intersection(names):
         raise WeightsError(
             f"{folder} is not empty and not a model folder (it needs {CONFIG} or {TOML}, and {SINGLE} or {INDEX}): it "
             "is never replaced, give another path."

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from glassformer.weights.errors import WeightsError, pickled, summarize
+from glassformer.weights.errors import PickledError, WeightsError, pickled, summarize
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -286,6 +286,11 @@ def loads_in_transformers(folder: Path) -> bool:
 def no_weights(folder: Path) -> WeightsError:
     """Return the error for a folder without safetensors; it names the weights that are there instead."""
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in PICKLES and p.is_file())
+    if pickles == ["ckpt.pt"]:
+        return PickledError(
+            f"{folder} holds only {pickles[0]}, but a folder is read from config.json and model.safetensors: if "
+            f"nanoGPT wrote it, give the file itself, {folder / pickles[0]}."
+        )
     if pickles:
         return pickled(f"{folder} holds only pickled weights ({summarize(pickles)})", loads_in_transformers(folder))
     others = sorted(p.name for p in folder.glob("*.safetensors"))

@@ -283,8 +283,8 @@ RESIDUAL_FACTOR = re.compile(
 
 
 def _residual_factors(isolated: Subject) -> list[str]:
-    """Fields of the config that declare factors on the residual stream or on what is added to it."""
-    numbers = {k for k, v in isolated.facts.raw.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    """Fields of the config that declare factors on the residual stream or on what is added to it; 1 declares none."""
+    numbers = {k for k, v in isolated.facts.raw.items() if type(v) in (int, float) and v != 1}
     return sorted(name for name in numbers if RESIDUAL_FACTOR.search(name.lower()))
 
 

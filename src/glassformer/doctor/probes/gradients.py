@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +21,65 @@ DEAD = 1e-9
 KEYS = ("k", "key", "k_proj", "k_lin", "wk", "key_proj", "to_k", "w_k", "keys")
 
 
-def _excused(name: str, parameter: nn.Parameter) -> bool:
+_Rows = tuple[str, int, int, int]
+"""Rows of a parameter: its name, the first and the last of them, and how many it has."""
+
+
+def _excused(name: str) -> bool:
     """Key biases cancel in softmax unless keys are rotated."""
     parts = name.lower().split(".")
     key = any(part == k or part.endswith("_" + k) for part in parts for k in KEYS if len(k) > 1 or part == k)
     return (parts[-1] in ("bias", "b") and key) or parts[-1] in ("k_bias", "bk", "b_k")
 
 
+@dataclass
+class _Gradients:
+    """What one backward pass left: the largest entry of each parameter's gradient, and rows that got none."""
+
+    sizes: dict[str, float]
+    blocks: list[_Rows]
+    owners: dict[str, nn.Module]
+
+    def dead(self) -> list[str]:
+        """Parameters without a gradient, of those that can have one."""
+        typical = sorted(self.sizes.values())[len(self.sizes) // 2] if self.sizes else 0.0
+        return [n for n, size in self.sizes.items() if size <= DEAD * typical and not _excused(n)]
+
+
 def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
-    """Backward of a random projection of all logits, every weight stirred a little: a zero one hides what is behind."""
+    """Every parameter gets a gradient, those that these inputs do not reach from other inputs."""
     id = "dead_gradient/flow"
     if subject.module is None:
         yield Finding.skip(id, "not a module")
         return
+    got = _backward(subject)
+    if got is None:
+        why, remedy = "logits carry no gradient at all", "Do not detach or run under no_grad in forward."
+        yield Finding(id, Verdict.FAIL, 0.0, None, why, remedy)
+        return
+    dead = got.dead()
+    reasons = explain(subject, dead) if dead else {}
+    if reasons:
+        first = next(iter(reasons))
+        more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        why = f"{first}{more} get no gradient from these inputs: {'; '.join(dict.fromkeys(reasons.values()))}"
+        evidence = {"explained": True, "parameters": list(reasons)[:20]}
+        yield Finding("dead_gradient/other-inputs", Verdict.SKIP, float(len(reasons)), 0.0, why, "", evidence)
+    cut = [n for n in dead if n not in reasons]
+    if cut:
+        yield _name(subject, cut, got.owners)
+    elif got.blocks:
+        yield _name_block(subject, got.blocks)
+    else:
+        which = "every parameter that these inputs reach" if reasons else f"each of {many(len(got.sizes), 'parameter')}"
+        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"{which} gets a gradient")
+
+
+def _backward(subject: Subject) -> _Gradients | None:
+    """Backward of a random projection of all logits, every weight stirred a little: a zero one hides what is behind.
+
+    None: the logits carry no gradient.
+    """
     with subject.isolated() as isolated, torch.enable_grad():
         module = isolated.module
         assert module is not None
@@ -43,23 +90,13 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
                     parameter.add_(0.02 * torch.randn(parameter.shape, generator=stir).to(parameter))
         logits = isolated.logits(isolated.tokens(isolated.rows(3), isolated.length(24), seed=29))
         if not logits.requires_grad:
-            yield Finding(
-                id,
-                Verdict.FAIL,
-                0.0,
-                None,
-                "logits carry no gradient at all",
-                "Do not detach or run under no_grad in forward.",
-            )
-            return
-        direction = torch.randn(logits.shape, generator=stir).to(logits)
-        (logits * direction).sum().backward()
+            return None
+        (logits * torch.randn(logits.shape, generator=stir).to(logits)).sum().backward()
         sizes = {
             n: 0.0 if p.grad is None else float(p.grad.abs().max())
             for n, p in module.named_parameters()
             if p.requires_grad
         }
-        tables = dict(module.named_parameters())
         blocks = _dead_blocks(isolated, module)
         if blocks:  # rows that more distant positions use are no fault: a longer input reaches more of them
             longer = isolated.logits(isolated.tokens(1, isolated.lengths()[-1], seed=30))
@@ -67,35 +104,14 @@ def reach_every_parameter(subject: Subject) -> Iterator[Finding]:
             still = _dead_blocks(isolated, module)
             blocks = [block for block in blocks if block in still]
         owners = {
-            f"{m}.{n}" if m else n: (m, mod)
-            for m, mod in module.named_modules()
-            for n, _ in mod.named_parameters(recurse=False)
+            f"{path}.{n}" if path else n: owner
+            for path, owner in module.named_modules()
+            for n, _ in owner.named_parameters(recurse=False)
         }
-    typical = sorted(sizes.values())[len(sizes) // 2] if sizes else 0.0
-    dead = [n for n, size in sizes.items() if size <= DEAD * typical and not _excused(n, tables[n])]
-    if not dead and blocks:
-        yield _name_block(subject, blocks)
-        return
-    if not dead:
-        yield Finding(id, Verdict.PASS, 0.0, 0.0, f"every one of {many(len(sizes), 'parameter')} gets a gradient")
-        return
-    reasons = explain(subject, dead)
-    if reasons:
-        first = next(iter(reasons))
-        more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        why = f"{first}{more} get no gradient from these inputs: {'; '.join(dict.fromkeys(reasons.values()))}"
-        evidence = {"explained": True, "parameters": list(reasons)[:20]}
-        yield Finding("dead_gradient/other-inputs", Verdict.SKIP, float(len(reasons)), 0.0, why, "", evidence)
-    cut = [n for n in dead if n not in reasons]
-    if cut:
-        yield _name(subject, cut, owners)
-    elif blocks:
-        yield _name_block(subject, blocks)
-    else:
-        yield Finding(id, Verdict.PASS, 0.0, 0.0, "every parameter that these inputs reach gets a gradient")
+    return _Gradients(sizes, blocks, owners)
 
 
-def _dead_blocks(isolated: Subject, module: nn.Module) -> list[tuple[str, int, int, int]]:
+def _dead_blocks(isolated: Subject, module: nn.Module) -> list[_Rows]:
     """(name, first, last, of) of rows of a projection that get exactly no gradient: parts of a fused matrix.
 
     A projection's rows are its outputs. A block at least as wide as a head is unused; fewer rows may be units that a
@@ -109,7 +125,7 @@ def _dead_blocks(isolated: Subject, module: nn.Module) -> list[tuple[str, int, i
         outputs = wide.get(weight.untyped_storage().data_ptr())
         if weight.dim() != 2 or weight.grad is None or outputs not in weight.shape or outputs == isolated.vocab_size:
             continue
-        if weight.shape[0] == weight.shape[1] or _excused(name, weight):
+        if weight.shape[0] == weight.shape[1] or _excused(name):
             continue  # a square matrix is no fusion of several
         sizes = weight.grad.abs().amax(1 if weight.shape[0] == outputs else 0)
         run = _longest_run((sizes == 0).nonzero().flatten().tolist())
@@ -128,7 +144,7 @@ def _longest_run(numbers: list[int]) -> list[int]:
     return best
 
 
-def _name_block(subject: Subject, blocks: list[tuple[str, int, int, int]]) -> Finding:
+def _name_block(subject: Subject, blocks: list[_Rows]) -> Finding:
     name, first, last, size = blocks[0]
     at = layer_of(name, subject.blocks())
     more = f" (and of {len(blocks) - 1} more)" if len(blocks) > 1 else ""
@@ -176,7 +192,7 @@ def _is_position_table(subject: Subject, name: str) -> bool:
     return length is not None and len(shape) == 2 and 0 <= shape[0] - length <= 4 and shape[0] != subject.vocab_size
 
 
-def _name(subject: Subject, dead: list[str], owners: dict[str, tuple[str, nn.Module]]) -> Finding:
+def _name(subject: Subject, dead: list[str], owners: dict[str, nn.Module]) -> Finding:
     at = layer_of(dead[0], subject.blocks())
     shown = ", ".join(dead[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
     evidence = {"parameters": dead[:20], "layer": at[1] if at else None}
@@ -189,7 +205,7 @@ def _name(subject: Subject, dead: list[str], owners: dict[str, tuple[str, nn.Mod
             "Add the position rows to the token rows.",
         )
         return Finding("position_missing/gradient", Verdict.FAIL, float(len(dead)), 0.0, why, remedy, evidence)
-    if all(is_norm(owners[n][1]) for n in dead):
+    if all(is_norm(owners[n]) for n in dead):
         why, remedy = (
             f"{shown} gets no gradient: this norm's output is not used",
             "Use the norm where the design has it; the final one before the head.",

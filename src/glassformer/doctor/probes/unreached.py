@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.anatomy.record import Graph, Node, record, tensors_in, walk
+from glassformer.anatomy.record import SHAPE_ONLY, Graph, Node, record, tensors_in, walk
 from glassformer.doctor.probes.norms import is_norm
 from glassformer.doctor.subject.subject import Subject, layer_of
 
@@ -195,13 +195,18 @@ def _by_selection(subject: Subject, names: list[str]) -> Explained:
     found = {}
     for name in names:
         leaves = [n for n in graph.nodes if n.name == name]
-        passed = list(walk(leaves, lambda n: n.users if n.value.is_floating_point() else []))
+        passed = list(walk(leaves, _onward))
         ends = [n for n in passed if not n.value.is_floating_point()]
         if any(n is logits for n in passed) or not ends:
             continue
         if all(n.op == "topk" and _over_positions(n, subject) for n in ends):
             found[name] = "it selects positions by top-k, which has no derivative: it needs a loss of its own"
     return found
+
+
+def _onward(node: Node) -> list[Node]:
+    """What is computed from a node's numbers: nothing behind a choice, and not what only takes its shape."""
+    return [n for n in node.users if n.op not in SHAPE_ONLY] if node.value.is_floating_point() else []
 
 
 def _over_positions(node: Node, subject: Subject) -> bool:

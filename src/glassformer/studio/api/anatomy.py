@@ -6,6 +6,7 @@ from typing import Any, assert_never
 from glassformer.config import (
     Dense,
     EncoderConfig,
+    FeedForward,
     Gated,
     LayerNorm,
     ModelConfig,
@@ -14,6 +15,7 @@ from glassformer.config import (
     NoPosition,
     Seq2SeqConfig,
 )
+from glassformer.config.model import Placement
 from glassformer.sizing import flops, parameters
 from glassformer.studio import schema
 from glassformer.studio.api.inputs import read_inputs
@@ -51,9 +53,9 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     counted: set[str] = set()  # a part that shares its parameters with an earlier one has none of its own
 
     def add(path: str, title: str, site: str, letters: str, formula: str, prefixes: tuple[str, ...], more: int = 0,
-            is_matmul: bool = True) -> None:  # fmt: skip
+            is_matmul: bool = True, layer: int = 0) -> None:  # fmt: skip
         own = {name: shape for name, shape in shapes.items() if name.startswith(prefixes)}
-        work = 2 * _matmul_weights(config, own) if is_matmul else 0
+        work = 2 * _matmul_weights(config.layer_feedforward(layer), own) if is_matmul else 0
         parts.append(
             {
                 "path": path,
@@ -117,38 +119,55 @@ def _stack_parts(
         add(f"{prefix}embed_norm", "Embedding norm", f"{prefix}embed", "B,T,D", norm, (f"{stack}.embed_norm.",))
     if config.embedding.width is not None:
         add(f"{prefix}project", "Projection", f"{prefix}embed", "B,T,D", r"W x + b", (f"{stack}.project.",))
-    post = config.placement == "post"
     for layer in range(layers):
         site, own = f"{prefix}blocks.{layer}.", f"{stack}.blocks.{config.block_of_layer(layer)}."
         branches = [("attention", "Attention", ATTENTION, scores)]
         branches += [("cross", "Cross-attention", CROSS, scores)] if cross else []
-        if not isinstance(config.feedforward, NoFeedForward):
-            branches.append(("feedforward", "Feed-forward", feed_formula(config), 0))
+        feedforward = config.layer_feedforward(layer)
+        if not isinstance(feedforward, NoFeedForward):
+            branches.append(("feedforward", "Feed-forward", feed_formula(feedforward), 0))
         if config.placement == "parallel":
             add(f"{site}norm", "Norm", f"{site}attention.normed", "B,T,D", norm, (f"{own}norm.",))
         for name, title, formula, more in branches:
-            if config.placement == "pre" and (name != "attention" or config.has_attention_norm(layer)):
-                add(f"{site}norm_{name}", "Norm", f"{site}{name}.normed", "B,T,D", norm, (f"{own}norm_{name}.",))
-            add(f"{site}{name}", title, f"{site}{name}.out", "B,T,D", formula, (f"{own}{name}.",), more)
-            if post:
-                after = "resid_post" if name == branches[-1][0] else "resid_mid"
-                add(f"{site}norm_{name}", "Norm", f"{site}{after}", "B,T,D", norm, (f"{own}norm_{name}.",))
-    if not post:
+            before, after = _norms(config.placement, name, name == branches[-1][0])
+            if before and (name != "attention" or config.has_attention_norm(layer)):
+                add(f"{site}{before[0]}", "Norm", f"{site}{before[1]}", "B,T,D", norm, (f"{own}{before[0]}.",))
+            add(f"{site}{name}", title, f"{site}{name}.out", "B,T,D", formula, (f"{own}{name}.",), more, layer=layer)
+            if after:
+                add(f"{site}{after[0]}", "Norm", f"{site}{after[1]}", "B,T,D", norm, (f"{own}{after[0]}.",))
+    if config.placement != "post":
         add(f"{prefix}norm", "Final norm", f"{prefix}final", "B,T,D", norm, (f"{stack}.norm.",))
 
 
-def _matmul_weights(config: ModelConfig, own: dict[str, tuple[int, ...]]) -> int:
+def _norms(placement: Placement, branch: str, last: bool) -> tuple[tuple[str, str] | None, tuple[str, str] | None]:
+    """Return parameter name and site of the norms before and after a branch of a block; None where there is none."""
+    own, before = f"norm_{branch}", f"{branch}.normed"
+    match placement:
+        case "pre" | "parallel_two":
+            return (own, before), None
+        case "post":
+            return None, (own, "resid_post" if last else "resid_mid")
+        case "after":
+            return None, (own, f"{branch}.out_normed")
+        case "sandwich":
+            return (own, before), (f"{own}_out", f"{branch}.out_normed")
+        case "parallel":
+            return None, None
+        case _:
+            assert_never(placement)
+
+
+def _matmul_weights(feedforward: FeedForward, own: dict[str, tuple[int, ...]]) -> int:
     """Return the number of weights in the matmuls of one token; of experts, only the active ones count."""
-    total = sum(math.prod(shape) for name, shape in own.items() if len(shape) == 2 and ".experts." not in name)
-    experts = sum(math.prod(shape) for name, shape in own.items() if len(shape) == 2 and ".experts." in name)
-    if isinstance(config.feedforward, MoE):
-        experts = experts * config.feedforward.n_active // config.feedforward.n_experts
-    return total + experts
+    matrices = {name: math.prod(shape) for name, shape in own.items() if len(shape) == 2 and "norm" not in name}
+    experts = sum(size for name, size in matrices.items() if ".experts." in name)
+    active = experts * feedforward.n_active // feedforward.n_experts if isinstance(feedforward, MoE) else experts
+    return sum(matrices.values()) - experts + active
 
 
-def feed_formula(config: ModelConfig) -> str:
-    """Return the formula of the feed-forward layer."""
-    match config.feedforward:
+def feed_formula(feedforward: FeedForward) -> str:
+    """Return the formula of a feed-forward layer."""
+    match feedforward:
         case Dense():
             return r"\operatorname{act}(x W_{up}^\top + b)\, W_{down}^\top + b"
         case Gated():
@@ -159,7 +178,7 @@ def feed_formula(config: ModelConfig) -> str:
         case NoFeedForward():
             return ""
         case _:
-            assert_never(config.feedforward)
+            assert_never(feedforward)
 
 
 def tensor(models: ModelStore, request: schema.TensorRequest, limit: int = LIMITS.tensor_bytes) -> TensorResponse:

@@ -6,8 +6,9 @@ shown and returned next to the value that the model computed.
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
+from glassformer.config.model import PARALLEL
 from glassformer.studio import schema
 from glassformer.studio.api.inputs import ModelInputs, read_inputs
 from glassformer.studio.errors import StudioError
@@ -145,28 +146,36 @@ class _Element:
 
     def _branch_input(self, branch: str) -> "Tensor":
         """Return the input of a branch: the output of its norm, or the residual stream itself."""
-        if self.config.placement == "parallel":
-            return self.site("attention.normed")
-        if self.config.placement == "pre":
-            return self.site(f"{branch}.normed")
-        if branch == "cross":
-            raise StudioError("with placement='post' the input of cross-attention is not a site: choose another site.")
-        return self.site("resid_pre" if branch == "attention" else "resid_mid")
+        match self.config.placement:
+            case "parallel":
+                return self.site("attention.normed")
+            case "pre" | "sandwich" | "parallel_two":
+                return self.site(f"{branch}.normed")
+            case "post" | "after":
+                if branch == "cross":
+                    raise StudioError(
+                        f"with placement={self.config.placement!r} the input of cross-attention is not a site: choose "
+                        "another site."
+                    )
+                return self.site("resid_pre" if branch == "attention" else "resid_mid")
+            case _:
+                assert_never(self.config.placement)
 
     def _projected(self, branch: str, part: str) -> Arithmetic:
         """Return the arithmetic of a query or key: a projection, then a norm or a rotation if the model has one."""
         import torch
 
         attention = getattr(self.block, branch)
+        self._require_linear_heads()
         head, t, i = self.index
         x = self._branch_input(branch)
         positions = torch.arange(x.shape[0])[None]
-        # cross-attention has no positions
-        qk_embedding = None if branch == "cross" else self.trunk.position.qk_embedding(positions, x.dtype)
+        scheme = None if branch == "cross" else self.trunk.scheme(self.layer)  # cross-attention has no positions
+        qk_embedding = None if scheme is None else scheme.qk_embedding(positions, x.dtype)
         x = x if qk_embedding is None else x + qk_embedding[0]
         module, norm = getattr(attention, part), getattr(attention, f"{part}_norm")
         width = self.config.d_head
-        rotation = None if branch == "cross" else self.trunk.position.rotation(positions, x.dtype, x.shape[0] - 1)
+        rotation = None if scheme is None else scheme.rotation(positions, x.dtype, x.shape[0] - 1)
         whole = (x[t] @ module.weight[head * width : (head + 1) * width].T).double()
         if module.bias is not None:
             whole = whole + module.bias[head * width : (head + 1) * width]
@@ -175,6 +184,19 @@ class _Element:
         if norm is not None:
             return _norm_cell(norm, whole.to(x.dtype), i)
         return self._linear(rf"{part}_{{h,t,i}} = \sum_d x_{{t,d}} W_{{hK+i,d}} + b", x, module, head * width + i)
+
+    def _require_linear_heads(self) -> None:
+        """Refuse heads that are not a projection of the input, followed by a norm of each head and a rotation."""
+        attention = self.config.attention
+        if attention.latent is not None:
+            raise StudioError(
+                "keys and values of latent attention are two projections with a norm between them: choose another site."
+            )
+        if attention.clip is not None or attention.qk_norm_over != "head" or attention.qk_norm_after_rotation:
+            raise StudioError(
+                "queries and keys of this model are clipped, or normalized over several heads or after the rotation, "
+                "which is not a sum of products: choose another site."
+            )
 
     def _rotated(self, part: str, z: "Tensor", rotation: Any, t: int, i: int) -> Arithmetic:
         """Return one component of a rotated pair: a cos - b sin, or a sin + b cos."""
@@ -191,6 +213,7 @@ class _Element:
         return Arithmetic(rf"{part}_{{h,t,i}} = {rule}", torch.stack([z[first], z[other]]), factors, labels, rows)
 
     def _value(self, branch: str, part: str) -> Arithmetic:
+        self._require_linear_heads()
         head, _, i = self.index
         module = getattr(self.block, branch).v
         row = head * self.config.d_value + i
@@ -199,6 +222,8 @@ class _Element:
     def _score(self, branch: str, part: str) -> Arithmetic:
         import torch
 
+        if self.config.attention.softcap is not None:
+            raise StudioError("a score with a soft cap is not a sum of products: choose another site.")
         h, t, s = self.index
         q, k = self.site(f"{branch}.q"), self.site(f"{branch}.k")
         g = h // (q.shape[0] // k.shape[0])
@@ -220,11 +245,14 @@ class _Element:
     def _pattern(self, branch: str, part: str) -> Arithmetic:
         h, t, s = self.index
         scores = self.site(f"{branch}.scores")[h, t].double()
-        weights = (scores - scores.max()).exp()
-        total = weights.sum()
+        sinks = getattr(self.block, branch).sinks
+        largest = scores.max() if sinks is None else scores.max().maximum(sinks[h].double())
+        weights = (scores - largest).exp()
+        total = weights.sum() if sinks is None else weights.sum() + (sinks[h].double() - largest).exp()
         labels = [f"position {i}" for i in range(len(scores))]
-        rows = ("exp(score - largest score)", "1 / sum of all of these")
-        formula = r"A_{h,t,s} = \frac{e^{s_{h,t,s}}}{\sum_r e^{s_{h,t,r}}}"
+        rows = ("exp(score - largest score)", "1 / sum of all of these" + ("" if sinks is None else " and of the sink"))
+        formula = r"A_{h,t,s} = \frac{e^{s_{h,t,s}}}{\sum_r e^{s_{h,t,r}}"
+        formula += "}" if sinks is None else " + e^{c_h}}"
         return Arithmetic(
             formula, weights, (1 / total).expand_as(weights), labels, rows, result=float(weights[s] / total)
         )
@@ -253,20 +281,23 @@ class _Element:
     def _post(self, branch: str, part: str) -> Arithmetic:
         t, f = self.index
         feed = self.block.feedforward
-        active = feed.activation(self.site("feedforward.pre")[t, f])[None]
-        name = str(getattr(self.config.feedforward, "activation", "activation"))
-        if not hasattr(feed, "gate"):
+        pre = self.site("feedforward.pre")[t, f][None]
+        gated = hasattr(feed, "gate")
+        active = feed.activation(feed.limited_gate(pre) if gated else pre)
+        name = str(getattr(self.config.layer_feedforward(self.layer or 0), "activation", "activation"))
+        if not gated:
             formula = r"h_{t,f} = \operatorname{act}(a_{t,f})"
             return Arithmetic(formula, active, active.new_ones(1), [f"{name} of the pre-activation"])
-        up = feed.up(self._branch_input(branch)[t])[f][None]
+        up = feed.factor(feed.up(self._branch_input(branch)[t])[f][None])
         rows = (f"{name} of the gate", "the up projection")
         return Arithmetic(r"h_{t,f} = \operatorname{act}(a_{t,f}) \, u_{t,f}", active, up, ["gate times up"], rows)
 
     def _normed(self, branch: str) -> Arithmetic:
         name = "norm" if self.config.placement == "parallel" else f"norm_{branch}"
-        x = self.site("resid_pre" if branch == "attention" else "resid_mid")
-        if branch == "cross":
-            x = self.site("resid_pre") + self.site("attention.out")
+        parallel = self.config.placement in PARALLEL
+        x = self.site("resid_pre" if branch != "feedforward" or parallel else "resid_mid")
+        if branch == "cross" and not parallel:
+            x = x + self.config.residual_scale * self.site(self._added("attention"))
         if branch == "attention" and self.layer is not None and not self.config.has_attention_norm(self.layer):
             raise StudioError("the first layer of this model has no norm before attention: choose resid_pre.")
         return _norm_cell(getattr(self.block, name), x[self.index[0]], self.index[1])
@@ -285,12 +316,20 @@ class _Element:
         import torch
 
         t, d = self.index
-        parts = {"resid_pre": ["resid_pre"], "resid_mid": ["resid_pre", "attention.out", "cross.out"]}
-        names = parts.get(name, ["resid_pre", "attention.out", "cross.out", "feedforward.out"])
+        branches = {"resid_pre": [], "resid_mid": ["attention", "cross"]}.get(
+            name, ["attention", "cross", "feedforward"]
+        )
+        names = ["resid_pre", *(self._added(branch) for branch in branches)]
         known = [part for part in names if f"{self.stack}blocks.{self.layer}.{part}" in self.run]
         values = torch.stack([self.site(part)[t, d] for part in known])
-        formula = r"x_{t,d} = \sum_{\text{parts}} y_{t,d}"
-        return Arithmetic(formula, values, torch.ones_like(values), known, ("output of each branch", "1"))
+        factors = torch.full_like(values, self.config.residual_scale)
+        factors[0] = 1.0
+        formula = r"x_{t,d} = \sum_{\text{parts}} c\, y_{t,d}"
+        return Arithmetic(formula, values, factors, known, ("output of each branch", "its factor"))
+
+    def _added(self, branch: str) -> str:
+        """Return the site of what a branch adds to the residual stream, before the residual scale."""
+        return f"{branch}.out_normed" if self.config.placement in ("after", "sandwich") else f"{branch}.out"
 
     def _embed(self) -> Arithmetic:
         import torch
@@ -313,6 +352,8 @@ class _Element:
     def _logit(self) -> Arithmetic:
         t, v = self.index
         head = self.model.head
+        if self.config.head.softcap is not None:
+            raise StudioError("a logit with a soft cap is not a sum of products: choose the site final.")
         x = self.run[f"{self.stack}final"][0][t]
         if head.transform is not None:
             x = head.transform(x)
@@ -328,7 +369,9 @@ class _Element:
 def _norm_cell(norm: Any, x: "Tensor", d: int) -> Arithmetic:
     """Return the arithmetic of one component of a norm's output."""
     x = x.double()
-    centred = hasattr(norm, "bias")  # RMSNorm has no bias
+    from glassformer.model.layers import LayerNorm
+
+    centred = isinstance(norm, LayerNorm)
     mean = float(x.mean()) if centred else 0.0
     spread = x - mean
     sigma = float((spread.square().mean() + norm.eps).sqrt())
@@ -337,5 +380,5 @@ def _norm_cell(norm: Any, x: "Tensor", d: int) -> Arithmetic:
     formula = r"\frac{x_d - \mu}{\sigma} w_d + b_d" if centred else r"\frac{x_d}{\sigma} w_d"
     rows = ("component minus the mean" if centred else "component", "weight / sigma")
     note = f"mean {mean:.6g}, sigma {sigma:.6g}" if centred else f"sigma {sigma:.6g}"
-    weight = norm.weight[d].double()[None] / sigma
+    weight = norm.factor()[d].double()[None] / sigma
     return Arithmetic(formula, spread[d][None], weight, [f"component {d}"], rows, added=added, note=note)

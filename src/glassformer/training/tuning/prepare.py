@@ -2,20 +2,23 @@
 
 import torch
 
-from glassformer.config import ConfigError
 from glassformer.model import Model, build
 from glassformer.training.run import Run
 from glassformer.training.tuning.freeze import freeze
+from glassformer.training.tuning.lora import add_adapters
 from glassformer.training.tuning.start import load_start
 
 
 def tuned_model(run: Run, device: str | torch.device, resumed: bool) -> Model:
-    """Return the model of the first step. Weights that a resumed run loads from its checkpoint are not read here."""
-    if run.start.model and not resumed:
+    """Return the model of the first step. Weights that a resumed run loads from its checkpoint are not read here.
+
+    A checkpoint of adapters holds nothing else, so that the frozen weights are always read from the model of [start].
+    """
+    if run.start.model and (run.lora is not None or not resumed):
         model = load_start(run, device)
     else:
         model = build(run.model, seed=run.seed, device=device)
     if run.lora is not None:
-        raise ConfigError("[lora] is not implemented yet: leave it out.")
+        add_adapters(model, run)
     freeze(model, run.optim.freeze)
     return model

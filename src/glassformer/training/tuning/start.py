@@ -4,14 +4,12 @@
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer as Engine
-from torch import Tensor
 
 from glassformer.chat.template import CHATML_TOKENS
 from glassformer.config import ConfigError, EncoderConfig, Learned, ModelConfig, Rotary, from_dict, to_dict
@@ -23,9 +21,11 @@ from glassformer.training.run import Run
 from glassformer.training.sections import Start
 from glassformer.training.tuning.extend import extend_state
 from glassformer.training.tuning.freeze import matches
+from glassformer.training.tuning.lora import check_lora, check_positions, target_layers
 from glassformer.training.tuning.tokens import extended, mask_token, own_tokenizer, same_tokenizer
 from glassformer.weights import WeightsError, load_chat_template, resolve, save
 from glassformer.weights.folder import Origin, load_config, read_model
+from glassformer.weights.formats.adapter import hash_weights
 
 CHANGEABLE = ("dropout", "max_len", "position")
 """Fields of [model] that a run with [start] may set; of the position, base and scaling."""
@@ -56,7 +56,7 @@ def fill_in(data: dict[str, Any], start: Start) -> dict[str, Any]:
     for name, values in (DEFAULTS | _defaults_of(config, data)).items():
         out[name] = values | _table(data, name)
     if "chat" in data:
-        out["data"]["add_tokens"] = chat_tokens(place, _table(data, "chat"), out["data"].get("add_tokens", ()))
+        out["data"]["add_tokens"] = chat_tokens(place, data, out["data"].get("add_tokens", ()))
     for name, values in _tokens(config, place, out).items():
         if name == "model":
             config = dataclasses.replace(config, **values)
@@ -148,14 +148,20 @@ def _tokens(config: ModelConfig, place: Path, data: dict[str, Any]) -> dict[str,
     return found
 
 
-def chat_tokens(place: Path, chat: Mapping[str, Any], added: Sequence[str]) -> list[str]:
+def chat_tokens(place: Path, data: Mapping[str, Any], added: Sequence[str]) -> list[str]:
     """Return the tokens that a run on conversations adds: those of ChatML, if the model has no template and no such
     tokens."""
     own = own_tokenizer(place)
-    if own is None or chat.get("template") or load_chat_template(place) is not None:
+    if own is None or _table(data, "chat").get("template") or load_chat_template(place) is not None:
         return list(added)
     known = Engine.from_str(own.to_json()).get_vocab(with_added_tokens=True)
-    return [*added, *(token for token in CHATML_TOKENS if token not in (*known, *added))]
+    missing = [token for token in CHATML_TOKENS if token not in (*known, *added)]
+    if missing and "lora" in data:
+        raise ConfigError(
+            f"{place} has no chat template, and those of ChatML need the tokens {' and '.join(missing)}, whose embeddings "
+            "[lora] does not train: name a template in chat.template, or leave out [lora]."
+        )
+    return [*added, *missing]
 
 
 def check(run: Run) -> tuple[Run, list[str]]:
@@ -163,6 +169,8 @@ def check(run: Run) -> tuple[Run, list[str]]:
 
     Raise ConfigError if the model was changed since the run recorded its hash.
     """
+    if run.lora is not None:
+        check_lora(run)
     place = _place(run.start.model)
     config, state, origin = read_model(place, copy=False)
     found = hash_weights(state)
@@ -176,18 +184,11 @@ def check(run: Run) -> tuple[Run, list[str]]:
     for key in [*wanted, *held]:
         if key not in fits and wanted.get(key) != held.get(key):
             raise ConfigError(f"model.{key}={wanted.get(key)!r} is not that of start.model, {held.get(key)!r}.")
+    if run.lora is not None:
+        check_positions(run, config.max_len)
+        target_layers(build(run.model, device="meta"), run.lora)
     start = dataclasses.replace(run.start, model=str(place), sha256=found, family=origin.family)
     return dataclasses.replace(run, start=start), describe(run, config)
-
-
-def hash_weights(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, shapes and values (as float32) of all weights; the format of the file is no part."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().to("cpu", torch.float32).contiguous()
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:

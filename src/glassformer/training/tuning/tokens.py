@@ -40,7 +40,8 @@ def extended(tokenizer: Tokenizer, added: tuple[str, ...]) -> Tokenizer:
         if text in known:
             raise ConfigError(f"data.add_tokens has {text!r}, which the tokenizer of start.model knows: leave it out.")
     engine.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in added])
-    ids = sorted(engine.token_to_id(text) for text in added)
+    vocabulary = engine.get_vocab(with_added_tokens=True)
+    ids = sorted(vocabulary[text] for text in added)
     if ids != list(range(tokenizer.vocab_size, tokenizer.vocab_size + len(added))):
         raise ConfigError(
             f"data.add_tokens would get the ids {ids}, some of which the tokenizer of start.model uses already: add "

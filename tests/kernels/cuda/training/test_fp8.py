@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from glassformer.kernels.cuda.training import fp8
+from glassformer.kernels.cuda.training import fp8, fp8_cuda
 from glassformer.model.layers import ACTIVATIONS
 
 U4, U5 = 2**-3 / math.sqrt(12), 2**-2 / math.sqrt(12)
@@ -80,7 +80,7 @@ def test_a_unit_is_the_power_of_two_below_the_root_mean_square():
     assert fp8.scale_of(torch.tensor(math.inf)).isnan()
 
 
-@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("kind", fp8_cuda.KINDS)
 def test_activations_and_slopes_are_the_engines(kind):
     y = torch.linspace(-6, 6, 501, dtype=torch.float64, requires_grad=True)
     wanted = ACTIVATIONS[kind](y)

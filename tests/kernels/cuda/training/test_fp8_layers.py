@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from glassformer import config as c
-from glassformer.kernels.cuda.training import fp8, fp8_layers
+from glassformer.kernels.cuda.training import fp8, fp8_cuda, fp8_layers
 from glassformer.model import build
 from glassformer.model.attention import Attention
 from glassformer.model.layers import ACTIVATIONS, Dense, build_norm
@@ -54,7 +54,7 @@ def gradients(function, given, seed=9):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("kind", fp8_cuda.KINDS)
 def test_feed_forward_is_near_the_exact_one_in_value_and_gradient(kind, bias):
     """Errors add up along the way, each bounded as above, those of `pre` times what the activation makes of them (about
     1; relu2 doubles them). A slope that jumps, relu's, is wrong where the error e of `pre` changes its sign, which is

@@ -159,7 +159,7 @@ def test_a_wrong_rotation_and_a_wrong_splitting_rule_are_caught(tmp_path, monkey
         ({"position": Alibi()}, "Alibi"),
         ({"position": Rotary(pairing="interleaved")}, "cannot be written"),
         ({"position": Rotary(scaling=YarnScaling(4.0, 16, truncate=False))}, "truncate=False"),
-        ({"feedforward": MoE(4, 2, Gated(53), normalize=False)}, "normalize"),
+        ({"feedforward": MoE(4, 2, Gated(53), normalize=False)}, "qwen2_moe"),
         ({"attention": models.Attention(6, bias=True, qk_norm=RMSNorm(eps=1e-5))}, "attention_bias=True"),
     ],
     ids=str,

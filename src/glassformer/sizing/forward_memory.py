@@ -1,0 +1,85 @@
+"""Peak memory of a forward pass without gradients: a prefill, or one decoded token.
+
+The counts describe eager mode on the CPU, as in `memory`.
+"""
+
+from glassformer.config import Gated, ModelConfig, MoE, NoFeedForward
+from glassformer.sizing.activations import Pass
+
+
+def prefill(config: ModelConfig, runs: dict[str, tuple[Pass, int]], cache: int, cross: int, loss: int = 0) -> int:
+    """Return the peak bytes of a forward pass without gradients, in addition to the weights.
+
+    `loss` is the number of bytes alive together with the logits.
+    """
+    peak = held = 0
+    for stack, (run, n_blocks) in runs.items():
+        kept = (cache + cross) if stack == "decoder" else 0
+        block = max(_block_forward(run.at(layer), layer) for layer in range(n_blocks))
+        peak = max(peak, held + kept + block)
+        if len(runs) == 2:
+            held += run.hidden_states  # the encoder's output, until the decoder is done
+    last = next(reversed(runs.values()))[0]
+    logits = last.tokens * config.vocab_size * last.width if config.head is not None else 0
+    held += last.hidden_states  # the input of the head
+    if config.head is not None and config.head.has_transform:
+        held += last.tokens * config.head_width * last.width  # the output of the transform
+    return max(peak, cache + cross + held + logits + loss)
+
+
+def _block_forward(run: Pass, layer: int) -> int:
+    """Return the peak bytes inside one block without gradients. Keys and values of a decoder count as KV cache."""
+    cfg = run.config
+    held = 2 * run.hidden_states  # the embedding, referenced by the model's forward, and the residual stream
+    if cfg.placement != "post":
+        held += run.hidden_states  # the output of the norm
+    square = run.length**2
+    if cfg.biases_scores:
+        held += cfg.n_heads * square * run.width  # the score bias, shared by all blocks
+    if run.uses_qk_position(cross=False):
+        held += run.length * cfg.d_model * run.width  # the query/key position embedding, shared by all blocks
+    held += square * run.has_window_mask(layer)  # the mask of the window, shared by all blocks
+    attended = run.hidden_states  # the residual stream after attention (parallel: the output of attention)
+    return held + max(_attention_forward(run, layer), attended + _feedforward_forward(run))
+
+
+def _attention_forward(run: Pass, layer: int) -> int:
+    cfg, B, T, w = run.config, run.batch, run.length, run.width
+    H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
+    q, heads = B * T * H * K * w, B * T * H * U * w
+    kv = 0 if run.causal else B * T * G * (K + U) * w
+    kv += run.hidden_states * run.uses_qk_position(cross=False)  # input of q and k: x + position
+    if run.materializes_pattern(cross=False):
+        copies = (B * H * T * (2 * K + U) + 2 * B * H * T * T) * run.upcast_width  # q, k, v; scores, pattern
+        return q + kv + copies + heads + B * H * T * T  # and the boolean mask of the scores, one byte each
+    copy = heads if run.uses_rotary(cross=False) or cfg.attention.qk_norm is not None else 0
+    rotation = 3 * q if run.uses_rotary(cross=False) else 0  # q, its two rotated halves, and the result
+    mask = 0  # the additive mask of the fused kernel
+    if run.has_window_mask(layer) or (run.causal and cfg.biases_scores):
+        mask = (cfg.n_heads if cfg.biases_scores else 1) * T * T * w
+    return kv + max(rotation, q + heads + max(mask, copy + run.hidden_states))
+
+
+def _feedforward_forward(run: Pass) -> int:
+    ff = run.feedforward
+    if isinstance(ff, NoFeedForward):
+        return 0
+    expert = ff.expert if isinstance(ff, MoE) else ff
+    rows = -(-run.tokens * ff.n_active // ff.n_experts) if isinstance(ff, MoE) else run.tokens
+    hidden = rows * expert.d_ff * run.width
+    alive = 3 if isinstance(expert, Gated) or expert.activation == "relu2" else 2
+    total = alive * hidden  # before and after the activation; if gated: gate, up and their elementwise product
+    if isinstance(ff, MoE):  # with evenly loaded experts: the gathered tokens of one, and the sum before and after it
+        total += rows * run.config.d_model * run.width + 2 * run.hidden_states
+    return total
+
+
+def decode(config: ModelConfig, batch: int, seen: int, w: int) -> int:
+    """Return the bytes of the activations of one decoded token, without the KV cache: logits, hidden layer, scores."""
+    run = Pass(config, batch, 1, w, causal=True, training=False)
+    logits = batch * config.vocab_size * w if config.head is not None else 0
+    copies = 0
+    if run.materializes_pattern(cross=False):  # the scaled k; with grouped heads also k and v repeated to H heads
+        repeated = config.d_head + config.d_value if config.n_kv_heads != config.n_heads else 0
+        copies = batch * config.n_heads * seen * (config.d_head + repeated) * run.upcast_width
+    return max(logits + run.hidden_states, 3 * run.hidden_states + max(_feedforward_forward(run), copies))
