@@ -129,6 +129,23 @@ def test_a_model_is_fine_tuned_on_conversations_and_exported(capsys, tmp_path, h
     assert end in (ends if isinstance(ends, list) else [ends])
 
 
+def test_adapters_are_trained_on_conversations(capsys, monkeypatch, tmp_path):
+    start = models.write(tmp_path / "start", style="headers")
+    base = folders.write(tmp_path / "base")
+    path = write(tmp_path, dialogues(4))
+    small = settings("loop.steps=3", "loop.batch=2", "chat.too_long='cut'", "schedule.warmup=1", "machine.compile='no'")
+    code, _, err = run(capsys, "train", "--from", start, "--lora", "2", "--chat", path, "--out", "run", *small)
+    assert code == 0, err
+    answered = []
+    for words in (["--model", "run/last"], ["--model", start, "--adapter", "run/last"]):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Who eats milk?\n"))
+        answered.append(run(capsys, "chat", *words, "--temperature", "0", "--max-new-tokens", "6"))
+    assert answered[0] == answered[1]
+    assert (answered[0][0], answered[0][2]) == (0, "")
+    code, _, err = run(capsys, "train", "--from", base, "--lora", "2", "--chat", path, "--out", "other", *small)
+    assert (code, "has no chat template, and those of ChatML need the tokens" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -1,4 +1,4 @@
-"""A studio in this process with four small models, and a client that asks it."""
+"""A studio in this process with five small models, and a client that asks it."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -8,13 +8,15 @@ from glassformer import config as c
 from glassformer.studio import Settings
 from glassformer.studio.app import create_app
 from tests import folders
+from tests.chat import models as chat_models
 from tests.studio.page import opened, served
 from tests.studio.serving import Asker, serving
 
 
 @pytest.fixture(scope="session")
 def model_folders(tmp_path_factory):
-    """Folders named `tiny` (decoder, byte tokenizer), `both` (encoder), `pair` (encoder-decoder), `table` (learned)."""
+    """Folders named `tiny` (decoder, byte tokenizer), `both` (encoder), `pair` (encoder-decoder), `table` (learned) and
+    `chatty` (decoder with a chat template)."""
     root = tmp_path_factory.mktemp("models")
     folders.write(root / "tiny")
     small = {"vocab_size": 37, "d_model": 24, "n_layers": 2, "feedforward": c.Dense(d_ff=20), "max_len": 48}
@@ -23,7 +25,8 @@ def model_folders(tmp_path_factory):
     pair = c.Seq2SeqConfig(n_encoder_layers=2, attention=heads, init_std=0.3, position=c.T5Bias(), **small)
     gf.save(gf.build(pair), root / "pair", "glass")
     gf.save(gf.build(c.DecoderConfig(attention=heads, init_std=0.3, **small)), root / "table", "glass")
-    return [root / name for name in ("tiny", "both", "pair", "table")]
+    chat_models.write(root / "chatty")
+    return [root / name for name in ("tiny", "both", "pair", "table", "chatty")]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from glassformer.studio.models import ModelStore
 
 def test_bundled_models_come_first_and_folders_by_their_names(model_folders):
     models = ModelStore(model_folders)
-    assert list(models.entries()) == ["bard", "induction", "tiny", "both", "pair", "table"]
+    assert list(models.entries()) == ["bard", "induction", "tiny", "both", "pair", "table", "chatty"]
 
 
 def test_folders_of_one_name_get_different_names_and_special_characters_are_replaced(tmp_path):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from glassformer.cli.common import (
     BUNDLED,
+    Adapter,
     Device,
     InputError,
     MinP,
@@ -49,6 +50,7 @@ Ctrl-C             stop the answer"""
 
 def chat(
     model: ModelSource = None,
+    adapter: Adapter = None,
     system: System = "",
     max_new_tokens: MaxNewTokens = None,
     temperature: Temperature = 0.8,
@@ -67,15 +69,17 @@ def chat(
     from glassformer.chat.session import Chat
     from glassformer.generation import Sampling
     from glassformer.model.device import choose_device
-    from glassformer.weights import load_to_compute, load_tokenizer
+    from glassformer.weights import load_to_compute, load_tokenizer, resolve
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if threads is not None:
         set_threads(threads)
     source = model or BUNDLED
-    renderer = load_renderer(source)
-    loaded = load_to_compute(source, device=choose_device(device))
-    talk = Chat(loaded, load_tokenizer(source), renderer, sampling, seed, max_new_tokens)
+    # an adapter that was trained on conversations brings its template and the tokens of that
+    template = adapter if adapter is not None and (resolve(adapter) / "chat_template.jinja").is_file() else source
+    renderer = load_renderer(template)
+    loaded = load_to_compute(source, adapter=adapter, device=choose_device(device), require_finite=True)
+    talk = Chat(loaded, load_tokenizer(template), renderer, sampling, seed, max_new_tokens)
     talk.system = system
     if renderer is None:
         print(f"note: {source} has no chat template, so it continues your text instead of answering.", file=sys.stderr)

@@ -18,6 +18,7 @@ from glassformer import __version__
 from glassformer.errors import install
 from glassformer.studio import chat, embeddings, openai, schema
 from glassformer.studio.api import anatomy, cell, doctor, heads, playground, positions, size, snippets, stream, theory
+from glassformer.studio.api import chat as chat_panel
 from glassformer.studio.api import train as training_view
 from glassformer.studio.encoding import MEDIA_TYPE
 from glassformer.studio.errors import BusyError, StudioError
@@ -51,6 +52,7 @@ CONFIG_VIEWS: dict[str, tuple[type[schema.ApiRequest], Callable[..., Any]]] = {
 """Views that work without torch; their last argument is whether torch is imported."""
 STREAMED_VIEWS: dict[str, tuple[type[schema.ApiRequest], Callable[..., Any], bool]] = {
     "generate": (schema.Generate, playground.generate, False),
+    "chat": (schema.ChatPanel, chat_panel.chat, False),
     "patch": (schema.Patch, stream.patch, True),
     "doctor": (schema.Doctor, doctor.examine, True),
 }

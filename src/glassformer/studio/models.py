@@ -185,6 +185,7 @@ class ModelStore:
         title = entry.title if step is None else f"{entry.title}, step {step:,}".removeprefix(f"{entry.name}, ")
         head = {"name": entry.name, "title": title, "bundled": entry.bundled, "step": step}
         head["tokenizer"] = (entry.path / "tokenizer.json").exists()
+        head["chat"] = _has_template(entry.path)
         try:
             config = self.config(entry.name, torch_ready)
         except (ValueError, OSError) as error:
@@ -245,6 +246,16 @@ def _own_config(path: Path) -> ModelConfig | None:
             except (ConfigError, UnicodeDecodeError) as error:
                 raise StudioError(f"{name} of {path.name} cannot be read: {error}") from None
     return None
+
+
+def _has_template(path: Path) -> bool:
+    """Return whether a folder has a chat template, without torch."""
+    if (path / "chat_template.jinja").exists() or (path / "chat_template.json").exists():
+        return True
+    try:
+        return '"chat_template"' in (path / "tokenizer_config.json").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _load(name: str, path: Path) -> LoadedModel:

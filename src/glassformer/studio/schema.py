@@ -302,6 +302,17 @@ class ChatRequest(ApiRequest):
         return self
 
 
+class ChatPanel(ApiRequest):
+    """A conversation of the chat panel."""
+
+    model: Name
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=2000)]
+    max_new_tokens: NewTokens = 256
+    temperature: Annotated[float, Field(ge=0, le=1000)] = 0.8
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Seed = 0
+
+
 class EmbeddingRequest(ApiRequest):
     """OpenAI's embeddings; `pooling` and `normalize` are ours."""
 

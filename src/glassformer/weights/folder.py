@@ -274,6 +274,10 @@ def _special_tokens(place: Path) -> dict[str, str]:
         return special_tokens_of_file(place)
     from glassformer.weights.tokenizer.folder import read_special_tokens
 
+    if is_adapter(place) and not (place / "tokenizer_config.json").exists():
+        from glassformer.weights.formats.adapter import base_of
+
+        return _special_tokens(base_of(place))
     return read_special_tokens(place)
 
 

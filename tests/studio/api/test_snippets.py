@@ -7,6 +7,7 @@ from glassformer.studio.api.snippets import _VIEWS
 
 IDS = [18, 47, 56, 57, 58, 1]
 ABOUT = {"model": "bard", "ids": IDS}
+TALK = {"model": "chatty", "messages": [{"role": "user", "content": "the cat"}], "max_new_tokens": 9, "seed": 3}
 OUT = {"heads": [[0, 1], [2, 3]], "mode": "mean"}
 CLEAN = {"model": "bard", "clean": [18, 47, 56, 57, 58], "corrupt": [35, 47, 56, 57, 42]}
 
@@ -40,6 +41,7 @@ def checks(ask):
             {**ABOUT, "max_new_tokens": 6, "seed": 4},
             lambda r: r == ask.events("generate", **ABOUT, max_new_tokens=6, seed=4)[-1][1]["ids"],
         ),
+        "chat": (TALK, lambda r: r == ask.events("chat", **TALK)[-1][1]["ids"]),
         "beam": (
             {**ABOUT, "beams": 3, "steps": 4},
             lambda r: r == ask("beam", **ABOUT, beams=3, steps=4)["best"][0]["ids"],

@@ -187,6 +187,29 @@ def _attribution(models: ModelStore, request: schema.Attribution) -> str:
     )  # fmt: skip
 
 
+def _chat(models: ModelStore, request: schema.ChatPanel) -> str:
+    name = _name(models, request.model)
+    return (
+        "\n".join(
+            [
+                "import glassformer as gf",
+                "from glassformer.chat.render import load_renderer",
+                "",
+                f"model = {_load_call(models, request.model)}",
+                f"renderer = load_renderer({name!r})",
+                f"prompt = renderer.prompt({request.messages!r})",
+                f"sampling = gf.Sampling({request.temperature!r}, top_p={request.top_p!r})",
+                "stop = [*model.config.special.eos, *renderer.ends]",
+                "room = model.config.max_len - len(prompt) if model.config.max_len else 10**9",
+                f"new = min({request.max_new_tokens}, room)",
+                f"result = gf.generate(model, [prompt], new, sampling, seed={request.seed}, stop=stop).new[0]",
+                "print(renderer.tokenizer.decode(result))",
+            ]
+        )
+        + "\n"
+    )
+
+
 def _patch(models: ModelStore, request: schema.Patch) -> str:
     name = _name(models, request.model)
 
@@ -333,6 +356,7 @@ _VIEWS: dict[str, tuple[type[schema.ApiRequest], Callable[[ModelStore, Any], str
     "tokens": (schema.Tokens, _fill("result = tokens[0].tolist()")),
     "next": (schema.Next, _fill(_NEXT)),
     "generate": (schema.Generate, _generate),
+    "chat": (schema.ChatPanel, _chat),
     "beam": (schema.Beam, _fill("result = gf.generate(model, tokens, {steps}, beams={beams}).new[0]")),
     "anatomy": (schema.ModelRequest, _fill("result = gf.size(model.config)\nprint(result.text())")),
     "tensor": (schema.TensorRequest, _fill(_TRACE + "[0]{head}")),

@@ -56,7 +56,7 @@ def fill_in(data: dict[str, Any], start: Start) -> dict[str, Any]:
     for name, values in (DEFAULTS | _defaults_of(config, data)).items():
         out[name] = values | _table(data, name)
     if "chat" in data:
-        out["data"]["add_tokens"] = chat_tokens(place, _table(data, "chat"), out["data"].get("add_tokens", ()))
+        out["data"]["add_tokens"] = chat_tokens(place, data, out["data"].get("add_tokens", ()))
     for name, values in _tokens(config, place, out).items():
         if name == "model":
             config = dataclasses.replace(config, **values)
@@ -148,14 +148,20 @@ def _tokens(config: ModelConfig, place: Path, data: dict[str, Any]) -> dict[str,
     return found
 
 
-def chat_tokens(place: Path, chat: Mapping[str, Any], added: Sequence[str]) -> list[str]:
+def chat_tokens(place: Path, data: Mapping[str, Any], added: Sequence[str]) -> list[str]:
     """Return the tokens that a run on conversations adds: those of ChatML, if the model has no template and no such
     tokens."""
     own = own_tokenizer(place)
-    if own is None or chat.get("template") or load_chat_template(place) is not None:
+    if own is None or _table(data, "chat").get("template") or load_chat_template(place) is not None:
         return list(added)
     known = Engine.from_str(own.to_json()).get_vocab(with_added_tokens=True)
-    return [*added, *(token for token in CHATML_TOKENS if token not in (*known, *added))]
+    missing = [token for token in CHATML_TOKENS if token not in (*known, *added)]
+    if missing and "lora" in data:
+        raise ConfigError(
+            f"{place} has no chat template, and those of ChatML need the tokens {' and '.join(missing)}, whose embeddings "
+            "[lora] does not train: name a template in chat.template, or leave out [lora]."
+        )
+    return [*added, *missing]
 
 
 def check(run: Run) -> tuple[Run, list[str]]:
