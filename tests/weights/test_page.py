@@ -1,4 +1,4 @@
-"""docs/families.md is written by `python -m tests.weights.page`, which takes minutes: here, that it names every family."""
+"""docs/families.md is written by `python -m tests.weights.page`, which takes minutes. Here: it names every family."""
 
 import re
 
