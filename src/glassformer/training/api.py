@@ -20,7 +20,7 @@ from glassformer.training.data.batches import IGNORED, eval_batches
 from glassformer.training.data.tasks import Task
 from glassformer.training.loop import train as run_training
 from glassformer.training.run import Run, override
-from glassformer.training.sections import Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule
+from glassformer.training.sections import Chat, Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule
 from glassformer.training.session import open_session, read_run_file
 from glassformer.weights import load, load_tokenizer
 
@@ -47,6 +47,7 @@ class Overrides(TypedDict, total=False):
     machine: Machine | Mapping[str, Any]
     probe: Probe | Mapping[str, Any]
     lora: Lora | Mapping[str, Any]
+    chat: Chat | Mapping[str, Any]
     seed: int
     out: str | os.PathLike[str]
 
