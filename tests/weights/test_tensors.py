@@ -136,7 +136,7 @@ def test_a_folder_without_weights_says_what_lies_there_instead(tmp_path):
 
 def test_transformers_is_advised_only_for_pickles_that_it_loads(tmp_path):
     """It looks for pytorch_model*.bin next to a config.json; every other pickle the user has to read in Python."""
-    for name in ("ckpt.pt", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.PTH"):
+    for name in ("model.pt", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.PTH"):
         for with_config in (False, True):
             folder = tmp_path / f"{name} {with_config}"
             folder.mkdir()
@@ -149,3 +149,8 @@ def test_transformers_is_advised_only_for_pickles_that_it_loads(tmp_path):
             assert ("call save_pretrained" in said) == loads
             assert ("torch.load(file, weights_only=True)" in said) != loads
             assert ("safetensors.torch.save_file" in said) != loads
+
+
+def test_of_a_folder_with_a_nanogpt_checkpoint_the_file_is_asked_for(tmp_path):
+    (tmp_path / "ckpt.pt").touch()
+    assert f"give the file itself, {tmp_path / 'ckpt.pt'}" in str(no_weights(tmp_path))

@@ -27,14 +27,20 @@ class MoE(nn.Module):
         if self.normalize:
             gates = gates / gates.sum(-1, keepdim=True)
         gates = (gates if self.scale == 1 else gates * self.scale).to(x.dtype)
+        out = self.mix(x, gates, choice)
+        return out if self.shared is None else out + self.share(x)
+
+    def mix(
+        self, x: Float[Tensor, "*n D"], gates: Float[Tensor, "*n A"], choice: Int[Tensor, "*n A"]
+    ) -> Float[Tensor, "*n D"]:
+        """The sum of the chosen experts' outputs, times their gates. An expert computes only its own tokens."""
         flat, out = x.flatten(0, -2), torch.zeros_like(x).flatten(0, -2)  # (n, D)
         for e, expert in enumerate(self.experts):
             token, slot = torch.where(choice.flatten(0, -2) == e)
             if len(token):
                 value = expert(flat[token], NO_TAP) * gates.flatten(0, -2)[token, slot, None]
                 out = out.index_add(0, token, value)
-        out = out.view_as(x)
-        return out if self.shared is None else out + self.share(x)
+        return out.view_as(x)
 
     def share(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         """The output of the shared expert, times its gate if it has one."""
@@ -61,18 +67,22 @@ class Router(nn.Linear):
     def choose(self, scores: Float[Tensor, "*n E"], n_active: int) -> tuple[Float[Tensor, "*n A"], Int[Tensor, "*n A"]]:
         """The A experts with the largest corrected scores, from the best groups, and their scores."""
         if self.correction is None and self.spec.groups == 1:
-            return top_experts(scores, n_active)
+            return self.largest(scores, n_active)
         ranking = scores.detach() if self.correction is None else scores.detach() + self.correction
         if self.spec.groups > 1:
             ranking = self._best_groups(ranking)
-        choice = top_experts(ranking, n_active)[1]
+        choice = self.largest(ranking, n_active)[1]
         return scores.gather(-1, choice), choice
+
+    def largest(self, scores: Float[Tensor, "*n E"], count: int) -> tuple[Float[Tensor, "*n A"], Int[Tensor, "*n A"]]:
+        """The largest scores and their indices; ties go to the lowest index."""
+        return top_experts(scores, count)
 
     def _best_groups(self, ranking: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """Set the scores of experts outside the best groups to -inf."""
         grouped = ranking.unflatten(-1, (self.spec.groups, -1))  # (..., groups, E / groups)
         best = 2 if self.spec.group_score == "sum_of_two" else 1
-        kept = top_experts(grouped.topk(best, -1).values.sum(-1), self.spec.top_groups)[1]
+        kept = self.largest(grouped.topk(best, -1).values.sum(-1), self.spec.top_groups)[1]
         allowed = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=ranking.device).scatter(-1, kept, True)
         return grouped.masked_fill(~allowed[..., None], float("-inf")).flatten(-2)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from glassformer import config as c
 from glassformer.config import presets
 from glassformer.model import build
 from glassformer.model.context import NO_TAP
@@ -13,10 +14,21 @@ from tests.weights.formats.gguf.models import CASES, random
 SMALL = {"d_model": 24, "n_layers": 2, "n_heads": 4, "vocab_size": 31}
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_dense_experts_give_the_same_sum(normalize):
-    moe = random(CASES["mixtral"]).blocks[0].feedforward
-    moe.normalize = normalize
+ROUTERS = [
+    {},
+    {"normalize": False},
+    {"router": c.Router(score="sigmoid", scale=1.5, correction=True, groups=2, top_groups=1, bias=True)},
+    {"router": c.Router(groups=2, top_groups=1, group_score="max")},
+    {"shared": c.Gated(17), "shared_gate": True},
+]
+
+
+@pytest.mark.parametrize("changes", ROUTERS, ids=str)
+def test_dense_experts_give_the_same_sum(changes):
+    moe = c.MoE(**({"n_experts": 4, "n_active": 2, "expert": c.Gated(11)} | changes))
+    moe = random(c.replace(CASES["mixtral"], feedforward=moe)).blocks[0].feedforward
+    if moe.router.correction is not None:
+        moe.router.correction = torch.tensor([0.5, -0.2, 0.1, 0.3])
     x = torch.randn(3, 5, 60)
     assert (DenseMoE(moe)(x, NO_TAP) - moe(x, NO_TAP)).abs().max() <= 1e-5
 
@@ -26,8 +38,8 @@ def test_experts_are_replaced_for_a_while_only():
     names = list(model.state_dict())
     with with_dense_experts(model) as found:
         assert found
-        assert not any(isinstance(module, MoE) for module in model.modules())
-    assert sum(isinstance(module, MoE) for module in model.modules()) == 3
+        assert not any(type(module) is MoE for module in model.modules())
+    assert sum(type(module) is MoE for module in model.modules()) == 3
     assert list(model.state_dict()) == names
     with with_dense_experts(random(CASES["llama"])) as found:
         assert not found

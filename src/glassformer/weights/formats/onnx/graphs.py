@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from glassformer.model import DecoderLM, EncoderLM, Seq2Seq
 from glassformer.model.cache import Cache, Growing
-from glassformer.model.context import NO_TAP, Tap
-from glassformer.model.moe import MoE
+from glassformer.model.context import NO_TAP
+from glassformer.model.latent import LatentAttention
+from glassformer.model.moe import MoE, Router
 
 BATCH, TOKENS, PAST, SOURCE = 2, 3, 5, 7
 """Sizes of the examples. They differ from each other and from 0 and 1, which the exporter would take as constants."""
@@ -71,7 +72,7 @@ class CachedDecoder(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, ...]:
         model, real = self.model, attention_mask.bool()
-        cache = _filled(past, len(model.blocks))
+        cache = _filled(past, model.config.n_layers)
         counted = (attention_mask.cumsum(1) - 1).clamp(min=0)
         cache.positions, cache.real = counted[:, : cache.length], real[:, : cache.length]
         new = real[:, cache.length :]
@@ -80,7 +81,7 @@ class CachedDecoder(nn.Module):
 
 
 def _decoder(model: DecoderLM) -> Graph:
-    names = [f"{i}.{part}" for i in range(len(model.blocks)) for part in ("key", "value")]
+    names = [f"{i}.{part}" for i in range(model.config.n_layers) for part in ("key", "value")]
     inputs = {"input_ids": _ids(TOKENS), "attention_mask": _ids(PAST + TOKENS), "position_ids": _ids(TOKENS)}
     dynamic = {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "total"}}
     dynamic |= {"position_ids": {0: "batch", 1: "sequence"}}
@@ -92,9 +93,11 @@ def _decoder(model: DecoderLM) -> Graph:
 
 
 def _past(model: DecoderLM | Seq2Seq, length: int = PAST) -> list[Tensor]:
-    config = model.config
-    shapes = [(BATCH, config.n_kv_heads, length, width) for width in (config.d_head, config.d_value)]
-    return [torch.zeros(shape) for _ in model.blocks for shape in shapes]
+    config, latent = model.config, model.config.attention.latent
+    heads, widths = config.n_kv_heads, (config.d_head, config.d_value)
+    if latent is not None:
+        heads, widths = 1, (latent.d_shared, latent.kv_rank)
+    return [torch.zeros(BATCH, heads, length, width) for _ in range(config.n_layers) for width in widths]
 
 
 class Encoder(nn.Module):
@@ -138,7 +141,7 @@ class SourceEncoder(nn.Module):
 
 def _source_encoder(model: Seq2Seq) -> Graph:
     inputs = {"input_ids": _ids(SOURCE), "attention_mask": _ids(SOURCE)}
-    names = [f"present.{i}.encoder.{part}" for i in range(len(model.blocks)) for part in ("key", "value")]
+    names = [f"present.{i}.encoder.{part}" for i in range(model.config.n_layers) for part in ("key", "value")]
     dynamic = {name: {0: "batch", 1: "source"} for name in inputs}
     return Graph("encoder_model.onnx", SourceEncoder(model), inputs, ["last_hidden_state", *names], dynamic)
 
@@ -154,15 +157,15 @@ class TargetDecoder(nn.Module):
         self, input_ids: Tensor, encoder_attention_mask: Tensor, past: list[Tensor], cross: list[Tensor]
     ) -> tuple[Tensor, ...]:
         model = self.model
-        cache = _filled(past, len(model.blocks))
-        cache.cross = [(cross[2 * i], cross[2 * i + 1]) for i in range(len(model.blocks))]
+        cache = _filled(past, model.config.n_layers)
+        cache.cross = [(cross[2 * i], cross[2 * i + 1]) for i in range(model.config.n_layers)]
         source_mask = encoder_attention_mask.bool()
         hidden = model.decoder(model.embed(input_ids), None, None, cache, memory_mask=source_mask)
         return (hidden if model.head is None else model.logits(hidden), *_stored(cache))
 
 
 def _target_decoder(model: Seq2Seq) -> Graph:
-    names = [f"{i}.{{}}.{part}" for i in range(len(model.blocks)) for part in ("key", "value")]
+    names = [f"{i}.{{}}.{part}" for i in range(model.config.n_layers) for part in ("key", "value")]
     inputs = {"input_ids": _ids(TOKENS), "encoder_attention_mask": _ids(SOURCE)}
     dynamic = {"input_ids": {0: "batch", 1: "sequence"}, "encoder_attention_mask": {0: "batch", 1: "source"}}
     for side, length, dimension in (("decoder", PAST, "past"), ("encoder", SOURCE, "source")):
@@ -174,26 +177,40 @@ def _target_decoder(model: Seq2Seq) -> Graph:
     return Graph("decoder_model.onnx", TargetDecoder(model), inputs, outputs, dynamic)
 
 
-class DenseMoE(nn.Module):
+class DenseMoE(MoE):
     """A mixture of experts in which every expert computes every token: a graph cannot choose what it computes.
 
-    The gates of the experts that are not chosen are 0, so the sum is the same.
+    The gates of the experts that are not chosen are 0, so the sum is the same. It shares the modules of `moe`.
     """
 
     def __init__(self, moe: MoE):
-        super().__init__()
-        self.router, self.experts = moe.router, moe.experts
-        self.n_active, self.normalize = moe.n_active, moe.normalize
+        nn.Module.__init__(self)
+        _share(self, moe)
+        self.router = TopKRouter(moe.router)
 
-    def forward(self, x: Tensor, tap: Tap) -> Tensor:
-        probabilities = self.router(x).softmax(-1)
-        gates, choice = probabilities.topk(
-            self.n_active
-        )  # ONNX has no stable sort; its TopK also takes the lowest index
-        if self.normalize:
-            gates = gates / gates.sum(-1, keepdim=True)
-        weights = torch.zeros_like(probabilities).scatter(-1, choice, gates)
-        return sum(weights[..., e, None] * expert(x, NO_TAP) for e, expert in enumerate(self.experts))
+    def mix(self, x: Tensor, gates: Tensor, choice: Tensor) -> Tensor:
+        every = gates.new_zeros(*gates.shape[:-1], len(self.experts))
+        weights = every.scatter(-1, choice, gates)
+        mixed: Tensor = sum(weights[..., e, None] * expert(x, NO_TAP) for e, expert in enumerate(self.experts))
+        return mixed
+
+
+class TopKRouter(Router):
+    """A router for ONNX, which has no stable sort; its TopK takes the lowest index of equal scores, too."""
+
+    def __init__(self, router: Router):
+        nn.Module.__init__(self)
+        _share(self, router)
+
+    def largest(self, scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        values, indices = scores.topk(count)
+        return values, indices
+
+
+def _share(module: nn.Module, other: nn.Module) -> None:
+    """Give a module the parameters, submodules and attributes of another one."""
+    held = {name: dict(value) if isinstance(value, dict) else value for name, value in other.__dict__.items()}
+    module.__dict__.update(held)
 
 
 @contextlib.contextmanager
@@ -212,3 +229,17 @@ def with_dense_experts(model: nn.Module) -> Iterator[bool]:
     finally:
         for parent, name, child in found:
             setattr(parent, name, child)
+
+
+@contextlib.contextmanager
+def with_expanded_keys(model: nn.Module) -> Iterator[None]:
+    """Let latent attention expand keys and values while the block runs, whatever their number: a graph has one form."""
+    found = [module for module in model.modules() if isinstance(module, LatentAttention)]
+    limits = [module.absorbs_below for module in found]
+    try:
+        for module in found:
+            module.absorbs_below = 0.0
+        yield
+    finally:
+        for module, limit in zip(found, limits, strict=True):
+            module.absorbs_below = limit

@@ -18,7 +18,7 @@ from glassformer.finding import Finding, Verdict
 from glassformer.model import DecoderLM, EncoderLM, Seq2Seq
 from glassformer.weights.errors import WeightsError
 from glassformer.weights.formats.onnx.check import compare_with_onnxruntime
-from glassformer.weights.formats.onnx.graphs import Graph, graphs_of, with_dense_experts
+from glassformer.weights.formats.onnx.graphs import Graph, graphs_of, with_dense_experts, with_expanded_keys
 from glassformer.weights.formats.unverified import UnverifiedError
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
@@ -48,7 +48,12 @@ def save_onnx(
     if model.embed.tokens.weight.dtype != torch.float32:
         notes.append("the weights were written as float32, in which onnxruntime computes on every device.")
     exact = copy.deepcopy(model).float().cpu().eval()
-    with staged(target, overwrite) as folder, with_dense_experts(exact) as has_experts, torch.no_grad():
+    with (
+        staged(target, overwrite) as folder,
+        with_dense_experts(exact) as has_experts,
+        with_expanded_keys(exact),
+        torch.no_grad(),
+    ):
         if has_experts:
             notes.append("every expert computes every token, because a graph cannot choose: the output is the same.")
         for graph in graphs_of(exact):
