@@ -143,7 +143,7 @@ def test_adapters_are_trained_on_conversations(capsys, monkeypatch, tmp_path):
     assert answered[0] == answered[1]
     assert (answered[0][0], answered[0][2]) == (0, "")
     code, _, err = run(capsys, "train", "--from", base, "--lora", "2", "--chat", path, "--out", "other", *small)
-    assert (code, "has no chat template, and those of ChatML need the tokens" in err) == (2, True)
+    assert (code, "has no chat template, and ChatML needs the tokens" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,8 @@ def chat_tokens(place: Path, data: Mapping[str, Any], added: Sequence[str]) -> l
     missing = [token for token in CHATML_TOKENS if token not in (*known, *added)]
     if missing and "lora" in data:
         raise ConfigError(
-            f"{place} has no chat template, and those of ChatML need the tokens {' and '.join(missing)}, whose "
-            "embeddings [lora] does not train: name a template in chat.template, or leave out [lora]."
+            f"{place} has no chat template, and ChatML needs the tokens {' and '.join(missing)}, whose embeddings "
+            "[lora] does not train: name a template in chat.template, or leave out [lora]."
         )
     return [*added, *missing]
 
