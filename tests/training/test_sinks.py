@@ -110,7 +110,7 @@ FAILING = ["RaisingInLog", "RaisingInStart", "Hanging", "HangingAtTheEnd", "Miss
 
 @pytest.mark.parametrize("kind", FAILING)
 def test_a_logger_that_fails_changes_nothing_in_the_run(tmp_path, monkeypatch, plain, kind):
-    monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", 1.0)
     name = kind if ":" in kind else f"{HERE}:{kind}"
     events = run(tmp_path, names(name, f"{HERE}:Remembering"))
     assert weights(tmp_path) == plain

@@ -235,8 +235,11 @@ class _Worker:
             if self.events.qsize() > WAITING:
                 self.problem = f"it hangs: {WAITING:,} events wait for it"
 
-    def close(self, seconds: float) -> None:
+    def finish(self) -> None:
+        """Let the logger end after the events that wait for it."""
         self.events.put(None)
+
+    def wait(self, seconds: float) -> None:
         self.thread.join(seconds)
         if self.thread.is_alive() and self.problem is None:
             self.problem = f"it did not finish within {CLOSE_SECONDS:.0f} seconds"
@@ -269,7 +272,9 @@ class Sinks:
         """Wait for the loggers to finish, together no longer than CLOSE_SECONDS."""
         until = time.monotonic() + CLOSE_SECONDS
         for worker in self.workers:
-            worker.close(max(0.1, until - time.monotonic()))
+            worker.finish()
+        for worker in self.workers:  # all of them finish at the same time
+            worker.wait(max(0.1, until - time.monotonic()))
 
 
 def replay(folder: Path, names: Iterable[str], run: dict[str, Any]) -> int:
