@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HELP = {
     "model": "Model folder, GGUF file, bundled model such as bard, or a hub name such as gpt2.",
     "text": "UTF-8 text files, each a document, or one JSONL file: documents (text), questions (context, choices, "
-    "answer) or cloze rows (context, target).",
+    "answer) or cloze rows (context, target). Required without --tasks.",
     "against": "A second model, given like MODEL: also print the paired difference of both on the same text. Default: "
     "none.",
     "stride": "Tokens by which the window moves. Smaller values give every token more context and take longer. "

@@ -1,5 +1,6 @@
 """The size sheet of a model: parameters, FLOPs, memory, compute-optimal training."""
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,7 +65,11 @@ class Sheet:
         }
         training = None
         if self.training is not None:
-            training = {**asdict(self.training), "transient": self.training.transient, "step": asdict(self.options)}
+            training = {
+                **asdict(self.training),
+                "transient": self.training.transient,
+                "step": _listed(asdict(self.options)),
+            }
         return {
             "config": to_dict(self.config),
             "batch": self.batch,
@@ -85,6 +90,11 @@ class Sheet:
         from glassformer.sizing.text import render  # imports this module, so it cannot be imported at the top
 
         return render(self, width)
+
+
+def _listed(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with lists in place of tuples, as JSON has them."""
+    return {name: json.loads(json.dumps(value)) for name, value in values.items()}
 
 
 def size(

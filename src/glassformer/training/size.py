@@ -26,6 +26,7 @@ RUN_KEYS = {
     "machine",
     "probe",
     "lora",
+    "chat",
     "seed",
     "out",
 }
