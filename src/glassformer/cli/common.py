@@ -23,10 +23,13 @@ Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object on standard out
 Force = Annotated[bool, tyro.conf.arg(help="Replace an output file that already exists.")]
 
 
-def option(help: str, metavar: str | None = None, aliases: list[str] | None = None) -> Any:
-    """Return the help of an option. A sentence "Default: …" in it replaces the default that the parser would print."""
+def option(help: str, metavar: str | None = None, aliases: list[str] | None = None, name: str | None = None) -> Any:
+    """Return the help of an option. A sentence "Default: …" in it replaces the default that the parser would print.
+
+    `name` is for an option whose name Python does not allow for a parameter.
+    """
     hint = "" if "Default:" in help else None
-    return tyro.conf.arg(help=help, metavar=metavar, aliases=aliases, help_behavior_hint=hint)
+    return tyro.conf.arg(help=help, metavar=metavar, aliases=aliases, help_behavior_hint=hint, name=name)
 
 
 Adapter = Annotated[

@@ -39,7 +39,7 @@ HELP = {
 
 def train(
     run: Annotated[tyro.conf.Positional[Path | None], option(HELP["run"], "RUN.toml|TEXT")] = None,
-    from_: Annotated[str | None, tyro.conf.arg(name="from"), option(HELP["from"], "MODEL")] = None,
+    from_: Annotated[str | None, option(HELP["from"], "MODEL", name="from")] = None,
     lora: Annotated[int | None, option(HELP["lora"], "RANK")] = None,
     chat: Annotated[Path | None, option(HELP["chat"], "FILE|DIR")] = None,
     show: Annotated[int, option(HELP["show"])] = 0,

@@ -31,12 +31,14 @@ class Quantized:
     largest: Float[Tensor, "m"]
     """The largest magnitude of each block of 64 weights, float32."""
     shape: tuple[int, ...]
+    levels: Float[Tensor, "16"]
+    """LEVELS on the device of the codes: a CUDA graph cannot copy them there."""
 
     def dequantize(self) -> Float[Tensor, "..."]:
         """Return the matrix in float32."""
         n = int(torch.Size(self.shape).numel())
         pairs = torch.stack([self.codes >> 4, self.codes & 15], dim=1).flatten()[:n]
-        levels = torch.tensor(LEVELS, device=self.codes.device)[pairs.int()]
+        levels = self.levels[pairs.int()]
         blocks = F.pad(levels, (0, -n % BLOCK)).view(-1, BLOCK) * self.largest[:, None]
         return blocks.flatten()[:n].view(self.shape)
 
@@ -51,7 +53,7 @@ def quantize(weight: Float[Tensor, "..."]) -> Quantized:
     middles = (levels[1:] + levels[:-1]) / 2
     codes = torch.bucketize(scaled.flatten()[: flat.numel()], middles).to(torch.uint8)
     codes = F.pad(codes, (0, codes.numel() % 2), value=LEVELS.index(0.0)).view(-1, 2)
-    return Quantized(codes[:, 0] << 4 | codes[:, 1], largest, tuple(weight.shape))
+    return Quantized(codes[:, 0] << 4 | codes[:, 1], largest, tuple(weight.shape), levels)
 
 
 class _QuantizedMatmul(torch.autograd.Function):

@@ -77,7 +77,7 @@ class CapturedStep:
         if before is not None:
             self._judge(before, late=1)
         value, norm = self.results.clone()
-        return {"loss": value, "gradient_norm": norm, "lr": scale * state.run.optim.lr}
+        return {"loss": value, "gradient_norm": norm, **state.optimizer.rates(scale)}
 
     def settle(self) -> None:
         """Wait for the last step; raise if it was skipped."""

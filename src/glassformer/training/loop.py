@@ -116,6 +116,8 @@ def choose_machine(run: Run) -> tuple[torch.device, torch.dtype, bool]:
     # on a CPU, torch.compile was measured to be about neutral and takes half a minute, so it runs only on request; the
     # CPU kernels compile in seconds, once
     compiled = wanted.compile == "yes" or (wanted.compile == "auto" and choice.device == "cuda")
+    if run.lora is not None and run.lora.quantize != "no":
+        compiled = False  # torch's compiler fails on the codes of NF4
     return torch.device(choice.device), choice.dtype, compiled
 
 
@@ -149,7 +151,7 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
     state.step += 1
     if state.average is not None:
         state.average.update(state.model, state.step)
-    return {"loss": value, "gradient_norm": float(norm), "lr": scale * run.optim.lr}
+    return {"loss": value, "gradient_norm": float(norm), **state.optimizer.rates(scale)}
 
 
 @torch.no_grad()

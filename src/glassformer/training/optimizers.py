@@ -51,6 +51,11 @@ class Optimizer:
         for member, _ in self.members:
             member.step()
 
+    def rates(self, factor: float) -> dict[str, float]:
+        """Return the learning rates of a step by the names of their fields: `lr` of AdamW, `muon_lr` of Muon."""
+        names = {torch.optim.AdamW: "lr", Muon: "muon_lr"}
+        return {names[type(member)]: factor * peak for member, peak in self.members}
+
     def set_rate(self, factor: float) -> None:
         """Set the learning rates of the next step. On CUDA they are tensors, which a captured step reads."""
         for member, peak in self.members:

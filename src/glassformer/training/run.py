@@ -144,6 +144,10 @@ class Run:
         require(not self.optim.freeze, "[lora] freezes everything but the adapters: leave out optim.freeze.")
         require(self.optim.kind == "adamw", f"[lora] needs optim.kind='adamw', not {self.optim.kind!r}.")
         require(machine.parallel != "fsdp", "[lora] does not support machine.parallel='fsdp': use 'ddp'.")
+        require(
+            self.lora.quantize == "no" or machine.compile != "yes",
+            "lora.quantize='nf4' is not supported by machine.compile='yes': use 'auto' or 'no'.",
+        )
         require(machine.products != "float8", "[lora] does not support machine.products='float8': use 'precision'.")
 
     def _check_chat(self) -> None:

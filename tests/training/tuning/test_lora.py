@@ -1,9 +1,6 @@
 """Runs that train adapters: checkpoints, resuming, the base stays as it is, and what is refused."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from glassformer.training.loop import prepare_state
 from glassformer.training.tuning.lora import target_layers
 from glassformer.weights import WeightsError
 from tests.training.tuning.models import character_model, transformers_model
-from tests.training.tuning.test_start import session
+from tests.training.tuning.test_start import kill_at_6, session
 
 LORA = ("lora.rank=3", "optim.lr=0.02", "loop.checkpoint_every=2")
 
@@ -65,20 +62,7 @@ def test_killed_and_resumed_equals_never_killed(base, tmp_path, changes):
     more = (*LORA, "loop.steps=8", *changes)
     whole = session(tmp_path, base, *more, name="whole")
     train(whole.run, whole.data)
-    script = f"""
-import os
-from pathlib import Path
-from glassformer.training import train
-from tests.training.tuning.test_start import session
-made = session(Path({str(tmp_path)!r}), {str(base)!r}, *{more!r}, name="killed")
-def listen(event):
-    if event["event"] == "validation" and event["step"] == 6:
-        os.kill(os.getpid(), 9)
-train(made.run, made.data, listen)
-"""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == -9, done.stderr
+    kill_at_6(tmp_path, base, *more)
     again = resume_session(str(tmp_path / "killed"))
     assert again.resume[0]["step"] == 4
     train(again.run, again.data, resume=again.resume)

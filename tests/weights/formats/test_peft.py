@@ -16,8 +16,9 @@ from tests.training.tuning.models import transformers_model
 from tests.weights.formats.adapters import TARGETS, VARIANTS, inputs, peft_model, saved, their_logits
 
 peft = pytest.importorskip("peft")
+QUICK = {("gpt2", "lora"), ("gpt2", "dora"), ("llama", "rs"), ("llama", "dora"), ("bert", "lora"), ("t5", "dora")}
 CASES = [
-    pytest.param(kind, variant, marks=[] if variant == "dora" or kind in ("gpt2", "llama") else pytest.mark.slow)
+    pytest.param(kind, variant, marks=[] if (kind, variant) in QUICK else pytest.mark.slow)
     for kind in TARGETS
     for variant in VARIANTS
 ]
