@@ -155,7 +155,8 @@ def fields(preset: str = "nano") -> dict[str, RunField]:
         cls: Any = SECTIONS[section]
         hints, docs = typing.get_type_hints(cls), field_docs(cls)
         for field in dataclasses.fields(cls):
-            if editable is not None and field.name not in editable:
+            is_list = typing.get_origin(hints[field.name]) is tuple  # the form has no control for lists
+            if is_list or (editable is not None and field.name not in editable):
                 continue
             name = f"{section}.{field.name}"
             default = DEFAULTS.get(name, field.default)
