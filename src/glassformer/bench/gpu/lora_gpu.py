@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,9 +58,11 @@ def peers(folder: Path, compiled: bool) -> Step:
     import peft
     import transformers
 
-    base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+    base: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, attn_implementation="sdpa"
+    )
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = peft.get_peft_model(base.cuda(), config).train()
+    model: Any = peft.get_peft_model(base.cuda(), config).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.01, fused=True)
     run = torch.compile(model) if compiled else model

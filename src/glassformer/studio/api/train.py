@@ -161,8 +161,6 @@ def fields(preset: str = "nano") -> dict[str, RunField]:
             name = f"{section}.{field.name}"
             default = DEFAULTS.get(name, field.default)
             kinds, choices, optional = _kinds(hints[field.name])
-            if typing.get_origin(kinds[0]) is tuple:  # lists are set in run files only
-                continue
             if name == "data.tokenizer":
                 choices = TOKENIZERS
             out[name] = RunField(name, kinds, default, choices, docs.get(field.name, ""), optional)
