@@ -66,7 +66,15 @@ def imports_torch(server):
 def test_state_has_version_models_and_limits(client):
     told = client.get("/api/state").json()
     assert told["version"] == glassformer.__version__
-    assert [model["name"] for model in told["models"]] == ["bard", "induction", "tiny", "both", "pair", "table", "chatty"]
+    assert [model["name"] for model in told["models"]] == [
+        "bard",
+        "induction",
+        "tiny",
+        "both",
+        "pair",
+        "table",
+        "chatty",
+    ]
     assert told["limits"]["upload_bytes"] == 20_000_000
     assert told["recorded"]["prompts"]["bard"]
 

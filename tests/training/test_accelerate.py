@@ -6,11 +6,29 @@ import sys
 import pytest
 import torch
 
+from glassformer import config as c
 from glassformer.config import ConfigError
+from glassformer.model import build
 from glassformer.training import accelerate
 from glassformer.training.loop import evaluate, prepare_state, train_step
+from tests import variants
 from tests.training import tiny
 from tests.training.test_loop import batches
+
+
+def test_rotary_tables_are_filled_before_a_step_is_compiled():
+    """A table that the first step computes would make torch.compile compile everything twice."""
+    kinds = (c.LayerKind((1,), position=c.Rotary(base=100.0)),)
+    model = build(variants.decoder(position=c.Rotary(), layer_kinds=kinds, max_len=2000))
+    accelerate.fill_tables(model, 1500, torch.device("cpu"))
+    schemes = [model.decoder.position, *model.decoder.kinds.others]
+    held = [dict(scheme.tables) for scheme in schemes]
+    assert all(len(tables) == 2 for tables in held)
+    for dtype in (torch.float32, torch.bfloat16):
+        model.to(dtype)(torch.zeros(1, 1500, dtype=torch.long))
+    for before, scheme in zip(held, schemes, strict=True):
+        assert all(scheme.tables[key] is table for key, table in before.items())
+        assert scheme.tables.keys() == before.keys()
 
 
 def test_training_imports_kernels_in_one_place():

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from glassformer.config import ConfigError, ModelConfig
 from glassformer.model import Model
+from glassformer.model.block import Stack
+from glassformer.model.positions import Rotary
 
 kernels: types.ModuleType | None
 try:
@@ -41,6 +43,20 @@ def choose(config: ModelConfig, **request: Any) -> list[str]:
         return []
     names: list[str] = kernels.choose_training_kernels(config, kernels.TrainingRequest(**request))
     return names
+
+
+def fill_tables(model: Model, context: int, device: torch.device) -> None:
+    """Compute the tables of rotary positions before a step is compiled.
+
+    A table that is first computed inside a compiled step changes what the step was compiled for: the whole model would
+    be compiled a second time.
+    """
+    positions = torch.arange(context, device=device)[None]
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
+        schemes = [stack.position, *(stack.kinds.others if stack.kinds else ())]
+        for scheme in (one for one in schemes if isinstance(one, Rotary)):
+            for dtype in (torch.float32, torch.bfloat16):
+                scheme.rotation(positions, dtype, context - 1)
 
 
 def head_kernel(

@@ -84,6 +84,8 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     wanted = run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8"
     if wanted and len(parameters) == len(list(model.parameters())):  # kernels compute the gradient of every parameter
         kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
+    if compiled:
+        accelerate.fill_tables(model, run.context, device)
     loss_function = group.wrap(model, function, compiled)
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
