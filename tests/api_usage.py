@@ -16,6 +16,7 @@ TOKENS = torch.arange(12).view(1, 12) % 61
 def build_models() -> gf.DecoderLM:
     """Configs, presets and the three model classes."""
     config: gf.ModelConfig = gf.presets.nano(**TINY)
+    assert gf.presets.pythia_70m().vocab_size == 50304
     assert isinstance(config, gf.DecoderConfig)
     assert gf.config.from_dict(gf.config.to_dict(config)) == config
     decoder = gf.build(config, seed=0)

@@ -162,5 +162,5 @@ def test_get_forgives_spelling_and_names_the_nearest():
     assert presets.get("qwen2-0.5b") == presets.qwen2_0_5b()
     with pytest.raises(ConfigError, match=r"'gpt3' is not a preset\. Did you mean .*gpt2"):
         presets.get("gpt3")
-    with pytest.raises(ConfigError, match=r"Use one of bert_base, .*gpt2, "):
+    with pytest.raises(ConfigError, match=r"Use one of bart_base, .*gpt2, "):
         presets.get("zzzzzz")

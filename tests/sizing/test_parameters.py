@@ -8,6 +8,7 @@ import transformers as hf
 from hypothesis import given, settings
 
 from glassformer.config import Attention, DecoderConfig, Dense, MoE, NoPosition, presets
+from glassformer.config.releases import RELEASES
 from glassformer.model import build
 from glassformer.reference.params import shapes
 from glassformer.sizing import PARTS, active, count, count_by_part, parameters
@@ -107,7 +108,8 @@ def test_count_equals_transformers(name):
 
 
 def test_every_published_preset_has_a_peer():
-    assert set(presets.ALL) - set(PEERS) == {"nano", "shakespeare", "llama_tiny", "moe_tiny"}
+    others = {"nano", "shakespeare", "llama_tiny", "moe_tiny", *(preset.__name__ for preset in RELEASES)}
+    assert set(presets.ALL) - set(PEERS) == others  # tests/config/test_releases.py compares the releases
 
 
 def test_gpt2_parts_are_those_of_the_literature():

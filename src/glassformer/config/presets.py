@@ -6,7 +6,6 @@ scales of T5 and of Vaswani's Transformer, unless they are given too. The number
 `d_head` is published (T5, Qwen3). Docstrings name the sources of the figures; dropout is that of the training.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -31,39 +30,13 @@ from glassformer.config import (
     Sinusoidal,
     Special,
     T5Bias,
-    replace,
 )
+from glassformer.config.releases import *  # noqa: F403 (its presets are presets of this module)
+from glassformer.config.releases import RELEASES
+from glassformer.config.schema import new_width, vary
 from glassformer.errors import nearest
 
 LLAMA_IDS = Special(bos=1, eos=(2,))
-_WIDTHS = {"d_ff", "feedforward", "feedforward__d_ff", "expert", "feedforward__expert"}  # they say F themselves
-
-
-def _vary(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
-    """`config` with `changes`, and with what belongs to the published width or vocabulary fitted to the new one."""
-    if (width := _width(changes)) and not changes.keys() & _WIDTHS:
-        config = dataclasses.replace(config, feedforward=_widened(config.feedforward, width / config.d_model))
-    vocab = changes.get("vocab_size")
-    if isinstance(vocab, int) and "special" not in changes:
-        # The ids belong to the published vocabulary: gpt2(vocab_size=256) has no token 50256 to stop at.
-        ids = dataclasses.asdict(config.special)
-        inside: dict[str, Any] = {n: t for n, t in ids.items() if isinstance(t, int) and t < vocab}
-        inside |= {n: tuple(t for t in ids[n] if t < vocab) for n in ("eos", "suppressed")}
-        config = dataclasses.replace(config, special=Special(**inside))
-    return replace(config, **changes)
-
-
-def _width(changes: dict[str, Any]) -> int:
-    """The new d_model; 0 where none is given, or one that the config is going to refuse."""
-    width = changes.get("d_model")
-    return width if isinstance(width, int) and width > 0 else 0
-
-
-def _widened(part: Any, ratio: float) -> Any:
-    """A feed-forward, or the expert of several, `ratio` times as wide, to the nearest whole number."""
-    if isinstance(part, MoE):
-        return dataclasses.replace(part, expert=_widened(part.expert, ratio))
-    return dataclasses.replace(part, d_ff=max(1, round(part.d_ff * ratio)))
 
 
 def _gpt2(d_model: int, n_layers: int, n_heads: int, changes: dict[str, Any]) -> ModelConfig:
@@ -77,7 +50,7 @@ def _gpt2(d_model: int, n_layers: int, n_heads: int, changes: dict[str, Any]) ->
         dropout=0.1,
         special=Special(bos=50256, eos=(50256,)),
     )
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def gpt2(**changes: Any) -> ModelConfig:
@@ -116,7 +89,7 @@ def _bert(d_model: int, n_layers: int, n_heads: int, changes: dict[str, Any]) ->
         dropout=0.1,
         special=Special(pad=0),
     )
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def bert_base(**changes: Any) -> ModelConfig:
@@ -145,7 +118,7 @@ def roberta_base(**changes: Any) -> ModelConfig:
     """
     norm, special = LayerNorm(eps=1e-5), Special(bos=0, eos=(2,), pad=1)
     roberta: dict[str, Any] = {"vocab_size": 50265, "position": Learned(offset=2), "n_segments": 1, "pooler": False}
-    return _vary(_bert(768, 12, 12, {**roberta, "norm": norm, "special": special}), changes)
+    return vary(_bert(768, 12, 12, {**roberta, "norm": norm, "special": special}), changes)
 
 
 def distilbert_base(**changes: Any) -> ModelConfig:
@@ -153,7 +126,7 @@ def distilbert_base(**changes: Any) -> ModelConfig:
 
     Sanh et al. 2019, section 3; V and dropout from its config.json.
     """
-    return _vary(_bert(768, 12, 12, {"n_layers": 6, "n_segments": 0, "pooler": False}), changes)
+    return vary(_bert(768, 12, 12, {"n_layers": 6, "n_segments": 0, "pooler": False}), changes)
 
 
 def _t5(
@@ -172,9 +145,9 @@ def _t5(
         dropout=0.1,
         special=Special(eos=(1,), pad=0, start=0),
     )
-    if tied and (width := _width(changes)) and not changes.keys() & {"head", "head__scale"}:
+    if tied and (width := new_width(changes)) and not changes.keys() & {"head", "head__scale"}:
         changes = {**changes, "head__scale": width**-0.5}  # the scale belongs to the width, not to the name
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def t5_small(**changes: Any) -> ModelConfig:
@@ -205,9 +178,9 @@ def _vaswani(d_model: int, n_heads: int, dropout: float, changes: dict[str, Any]
         embedding=Embedding(scale=math.sqrt(d_model)),
         dropout=dropout,
     )
-    if (width := _width(changes)) and not changes.keys() & {"embedding", "embedding__scale"}:
+    if (width := new_width(changes)) and not changes.keys() & {"embedding", "embedding__scale"}:
         changes = {**changes, "embedding__scale": math.sqrt(width)}  # the scale belongs to the width
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def transformer_base(**changes: Any) -> ModelConfig:
@@ -253,7 +226,7 @@ def _llama(
         head=Head(tied=tied),
         special=special,
     )
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def llama2_7b(**changes: Any) -> ModelConfig:
@@ -324,7 +297,7 @@ def gptj_6b(**changes: Any) -> ModelConfig:
         head=Head(tied=False, bias=True),
         special=Special(bos=50256, eos=(50256,)),
     )
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def bloom_560m(**changes: Any) -> ModelConfig:
@@ -340,7 +313,7 @@ def bloom_560m(**changes: Any) -> ModelConfig:
         embedding=Embedding(norm=True),
         special=Special(bos=1, eos=(2,), pad=3),
     )
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def _nanogpt(
@@ -356,7 +329,7 @@ def _nanogpt(
         max_len=max_len,
         dropout=dropout,
     )
-    return _vary(config, changes)
+    return vary(config, changes)
 
 
 def nano(**changes: Any) -> ModelConfig:
@@ -385,7 +358,7 @@ def moe_tiny(**changes: Any) -> ModelConfig:
 _PRESETS: tuple[Callable[..., ModelConfig], ...] = (
     gpt2, gpt2_medium, gpt2_large, gpt2_xl, bert_base, bert_large, roberta_base, distilbert_base, t5_small, t5_base,
     t5_v1_1_small, transformer_base, transformer_big, llama2_7b, llama2_70b, llama3_8b, mistral_7b, mixtral_8x7b,
-    qwen2_0_5b, qwen3_0_6b, gptj_6b, bloom_560m, nano, shakespeare, llama_tiny, moe_tiny,
+    qwen2_0_5b, qwen3_0_6b, gptj_6b, bloom_560m, *RELEASES, nano, shakespeare, llama_tiny, moe_tiny,
 )  # fmt: skip
 ALL: dict[str, Callable[..., ModelConfig]] = {preset.__name__: preset for preset in _PRESETS}
 

@@ -6,7 +6,9 @@ import types
 import typing
 from typing import Any, Literal, TypeVar
 
+from glassformer.config.experts import MoE
 from glassformer.config.model import MODEL_KINDS, ModelConfig
+from glassformer.config.parts import Special
 from glassformer.errors import ConfigError, listing, nearest
 
 
@@ -173,6 +175,59 @@ def replace(config: ModelConfig, **changes: Any) -> ModelConfig:
 
 def _has_field(part: Any, name: str) -> bool:
     return dataclasses.is_dataclass(part) and name in {f.name for f in dataclasses.fields(part)}
+
+
+_WIDTHS = {"d_ff", "feedforward", "feedforward__d_ff", "expert", "feedforward__expert"}  # they say F themselves
+
+
+def vary(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
+    """`config` with `changes`; what belongs to the published width, depth or vocabulary is fitted to the new one."""
+    if (width := new_width(changes)) and not changes.keys() & _WIDTHS:
+        config = _wider(config, width / config.d_model)
+    vocab = changes.get("vocab_size")
+    if isinstance(vocab, int) and "special" not in changes:
+        # The ids belong to the published vocabulary: gpt2(vocab_size=256) has no token 50256 to stop at.
+        ids = dataclasses.asdict(config.special)
+        inside: dict[str, Any] = {n: t for n, t in ids.items() if isinstance(t, int) and t < vocab}
+        inside |= {n: tuple(t for t in ids[n] if t < vocab) for n in ("eos", "suppressed")}
+        config = dataclasses.replace(config, special=Special(**inside))
+    return replace(config, **{**_layers_left(config, changes), **changes})
+
+
+def new_width(changes: dict[str, Any]) -> int:
+    """The new d_model; 0 where none is given, or one that the config is going to refuse."""
+    width = changes.get("d_model")
+    return width if isinstance(width, int) and width > 0 else 0
+
+
+def _layers_left(config: ModelConfig, changes: dict[str, Any]) -> dict[str, Any]:
+    """The layers with a window, and the layer kinds, of a model that is less deep."""
+    depth, attention = changes.get("n_layers"), config.attention
+    if not isinstance(depth, int) or depth >= config.n_layers:
+        return {}
+    left: dict[str, Any] = {}
+    if attention.window_layers is not None and not changes.keys() & {"attention", "window", "attention__window"}:
+        left["attention__window_layers"] = tuple(layer for layer in attention.window_layers if layer < depth)
+    if config.layer_kinds:
+        kept = [(kind, tuple(layer for layer in kind.layers if layer < depth)) for kind in config.layer_kinds]
+        left["layer_kinds"] = tuple(dataclasses.replace(kind, layers=layers) for kind, layers in kept if layers)
+    return left
+
+
+def _wider(config: ModelConfig, ratio: float) -> ModelConfig:
+    kinds = tuple(
+        kind if kind.feedforward is None else dataclasses.replace(kind, feedforward=_widened(kind.feedforward, ratio))
+        for kind in config.layer_kinds
+    )
+    return dataclasses.replace(config, feedforward=_widened(config.feedforward, ratio), layer_kinds=kinds)
+
+
+def _widened(part: Any, ratio: float) -> Any:
+    """A feed-forward, or the experts of one, `ratio` times as wide, to the nearest whole number."""
+    if isinstance(part, MoE):
+        shared = None if part.shared is None else _widened(part.shared, ratio)
+        return dataclasses.replace(part, expert=_widened(part.expert, ratio), shared=shared)
+    return dataclasses.replace(part, d_ff=max(1, round(part.d_ff * ratio)))
 
 
 def to_toml(data: dict[str, Any]) -> str:
