@@ -171,13 +171,14 @@ def page(rows: list[tuple[Row, str]]) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--onnx", action="store_true", help="Export each model to ONNX, too.")
+    options.add_argument("--onnx", nargs="*", metavar="TYPE", help="Export these types to ONNX, too. Default: all.")
     given = options.parse_args()
     kept, rows = former_onnx(), []
     for kind, model, test in references():
         with tempfile.TemporaryDirectory() as name:
             row = examine(kind, model, test, Path(name))
-            exported = onnx(load(Path(name) / "in"), Path(name)) if given.onnx else kept.get(kind, "not tried")
+            wanted = given.onnx is not None and (not given.onnx or kind in given.onnx)
+            exported = onnx(load(Path(name) / "in"), Path(name)) if wanted else kept.get(kind, "not tried")
         rows.append((row, exported))
         print(row, exported, flush=True)
     write_atomically(PAGE, page(rows).encode())
