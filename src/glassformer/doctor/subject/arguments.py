@@ -20,7 +20,7 @@ Filler = Callable[[Int[Tensor, "B T"], int], Any]
 STARTS = ("start_pos", "start", "offset", "pos_offset", "start_position", "past_length", "past_len", "cache_len")
 POSITIONS = ("input_pos", "position_ids", "positions", "pos", "position", "pos_ids", "cache_position", "pos_idx")
 ADDRESSES = (*STARTS, "input_pos", "cache_position")
-"""Arguments by which a model that keeps its cache itself is told where the new tokens stand."""
+"""Arguments that give the positions of the new tokens to a model that keeps its cache itself."""
 ZEROS = ("token_type_ids", "segment_ids", "type_ids", "segments", "doc_ids", "document_ids", "task_ids")
 FLAGS = ("training", "train", "is_training", "deterministic", "causal", "is_causal")
 LENGTHS = ("lengths", "seq_lens", "seq_lengths", "input_lengths", "lens")

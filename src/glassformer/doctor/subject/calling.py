@@ -130,7 +130,7 @@ def _settle_layout(subject: Subject) -> None:
 
 
 def _settle_internal(subject: Subject) -> None:
-    """Whether the model keeps a cache itself, and is told by a required argument where new tokens stand."""
+    """Whether the model keeps a cache itself and requires an argument with the positions of new tokens."""
     face = subject.interface
     if face.cache is not None or not any(name in ADDRESSES for name in face.fill):
         return

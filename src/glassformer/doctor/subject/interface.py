@@ -65,7 +65,7 @@ class Interface:
     fill: dict[str, Filler] = field(default_factory=dict)
     """How each required argument is filled, found by trying."""
     internal: bool = False
-    """The model keeps its cache itself and is told by an argument such as `start_pos` where new tokens stand."""
+    """The model keeps its cache itself and gets the positions of new tokens in an argument such as `start_pos`."""
     setup: Setup | None = None
     """What makes the caches that the model keeps itself."""
     time_first: bool = False

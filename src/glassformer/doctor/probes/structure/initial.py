@@ -20,7 +20,7 @@ from glassformer.finding import Finding, Verdict
 
 OUTPUTS, HEAD = "residual_growth/init", "init_loss/head"
 TOLERANCE = 0.12
-"""Relative, beside the sampling error: 1/√(2L) is 0.5 for two layers, so that two sizes are never confused."""
+"""Relative, in addition to the sampling error: 1/√(2L) is 0.5 for two layers, so that two sizes are never confused."""
 LARGE_HEAD = 1.5
 """Times the declared standard deviation: sampling error is a hundredth for the smallest heads."""
 
