@@ -17,14 +17,14 @@ from tests import folders
 
 def test_bundled_models_come_first_and_folders_by_their_names(model_folders):
     models = ModelStore(model_folders)
-    assert list(models.entries()) == ["bard", "induction", "tiny", "both", "pair", "table", "chatty"]
+    assert list(models.entries()) == ["bard", "induction", "bard-chat", "tiny", "both", "pair", "table", "chatty"]
 
 
 def test_folders_of_one_name_get_different_names_and_special_characters_are_replaced(tmp_path):
     for name in ("a/best", "b/best", "c/<script>"):
         (tmp_path / name).mkdir(parents=True)
     models = ModelStore([tmp_path / "a/best", tmp_path / "b/best", tmp_path / "c/<script>"])
-    assert list(models.entries())[2:] == ["best", "best-2", "script"]
+    assert list(models.entries())[3:] == ["best", "best-2", "script"]
 
 
 def write_run(folder, model, *steps):
@@ -185,7 +185,7 @@ def test_an_adapter_is_served_as_one_more_model(model_folders, tmp_path):
     base = model_folders[-1]
     adapter = folders.write_adapter(base, tmp_path / "adapter")
     models = ModelStore([base], adapters=[(adapter, base)])
-    assert list(models.entries())[2:] == ["chatty", "adapter"]
+    assert list(models.entries())[3:] == ["chatty", "adapter"]
     row = models.describe(True)[-1]
     assert (row["title"], row["tokenizer"], row["chat"]) == ("adapter on chatty", True, True)
     assert row["layers"] == models.describe(True)[-2]["layers"]
@@ -209,3 +209,11 @@ def test_an_adapter_alone_is_served_on_the_model_that_it_names(model_folders, tm
     config["base_model_name_or_path"] = str(tmp_path / "gone")
     (tmp_path / "moved" / "adapter_config.json").write_text(json.dumps(config))
     assert "gone" in ModelStore([tmp_path / "moved"]).describe(True)[-1]["error"]
+
+
+def test_the_bundled_adapter_is_described_without_torch_and_can_chat(models):
+    row = next(row for row in ModelStore().describe(False) if row["name"] == "bard-chat")
+    assert (row["chat"], row["tokenizer"], row["layers"], row["bundled"]) == (True, True, 6, True)
+    code = snippets.snippet(models, {"view": "next", "model": "bard-chat", "text": "the", "top_k": "5"})["python"]
+    assert "gf.load('bard-chat', dtype=" in code
+    assert "load_tokenizer('bard-chat')" in code

@@ -4,6 +4,7 @@ A request names a model by its short name; a path in a request is never opened. 
 even if several requests need it, and only a limited number stays in memory.
 """
 
+import json
 import os
 import re
 import threading
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 TITLES = {
     "bard": "Shakespeare, by characters",
     "induction": "Two layers, continues repetitions",
+    "bard-chat": "An adapter of bard that answers questions",
 }
 
 
@@ -174,7 +176,7 @@ class ModelStore:
         entry = self.entry(name)
         path = entry.path
         if path not in self._configs:
-            found = _own_config(path)
+            found = _own_config(entry.base or path)
             if found is None and torch_ready:
                 from glassformer.weights import load_config
 
@@ -233,7 +235,10 @@ def facts(config: ModelConfig) -> dict[str, Any]:
 
 
 def _entries(folders: Iterable[tuple[Path, Path | None]]) -> list[ModelEntry]:
-    found = [ModelEntry(name, path, TITLES.get(name, name), bundled=True) for name, path in pretrained.FOLDERS.items()]
+    found = [
+        ModelEntry(name, path, TITLES.get(name, name), bundled=True, base=_bundled_base(path))
+        for name, path in pretrained.FOLDERS.items()
+    ]
     for folder, base in folders:
         parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-.") for part in model_name(folder).split("/"))
         plain = "/".join(part for part in parts if part) or "model"
@@ -246,6 +251,14 @@ def _entries(folders: Iterable[tuple[Path, Path | None]]) -> list[ModelEntry]:
         title = name if base is None else f"{name} on {model_name(base)}"
         found.append(ModelEntry(name, path.parent.resolve() / path.name, title, base=base))
     return found
+
+
+def _bundled_base(path: Path) -> Path | None:
+    """Return the model that a bundled adapter belongs to, without torch; None for a whole model."""
+    file = path / ADAPTERS[0]
+    if not file.is_file():
+        return None
+    return pretrained.FOLDERS.get(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
 def _own_config(path: Path) -> ModelConfig | None:
@@ -287,4 +300,4 @@ def _load(entry: ModelEntry) -> LoadedModel:
 
     path = entry.path.resolve()
     model = load_to_compute(path) if entry.base is None else load_to_compute(entry.base, adapter=path)
-    return LoadedModel(entry.name, model.origin.path, model, tokenizer_of(model))  # type: ignore[union-attr]
+    return LoadedModel(entry.name, model.origin.path, model, tokenizer_of(model))  # type: ignore[union-attr,arg-type]

@@ -77,14 +77,15 @@ def _name(models: ModelStore, model: str) -> str:
 def _text_source(models: ModelStore, model: str) -> str:
     """Return the folder with the tokenizer and the chat template of a model."""
     entry = models.entry(model)
-    if entry.base is not None and not (entry.path / "tokenizer.json").exists():
+    if entry.base is not None and not entry.bundled and not (entry.path / "tokenizer.json").exists():
         return str(entry.base)
     return _name(models, model)
 
 
 def _load_call(models: ModelStore, model: str) -> str:
     """Return the call that loads the model in the dtype in which the studio computes it."""
-    base = models.entry(model).base
+    entry = models.entry(model)
+    base = None if entry.bundled else entry.base
     given = repr(_name(models, model)) if base is None else f"{str(base)!r}, adapter={_name(models, model)!r}"
     return f"gf.load({given}, dtype={models.dtype(model)!r})"
 
