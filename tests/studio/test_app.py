@@ -46,6 +46,7 @@ def test_the_page_its_state_and_canned_answers_need_no_torch(tmp_path):
     assert done.stdout.strip() == "[200, 200, 200, 200, 200, 200, 400, 200, 200, 200] []"
 
 
+@pytest.mark.slow
 def test_torch_is_imported_once_the_page_reports_that_it_is_drawn(tmp_path):
     with serving(tmp_path) as server:
         with urllib.request.urlopen(server.address) as page:
