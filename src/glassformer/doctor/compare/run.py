@@ -27,7 +27,7 @@ from glassformer.doctor.compare.result import Comparison, Measured
 from glassformer.doctor.compare.scene import Scene
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import CannotExamineError
-from glassformer.doctor.subject.isolate import quiet
+from glassformer.doctor.subject.isolate import cast, quiet
 from glassformer.doctor.subject.measure import many
 from glassformer.doctor.subject.subject import Kind, Subject
 
@@ -149,7 +149,8 @@ def _cast(a: Subject, b: Subject, dtype: torch.dtype | str) -> None:
             raise CannotCompareError(
                 f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
             )
-        subject.model = copy.deepcopy(subject.model).to(wanted)
+        subject.model = copy.deepcopy(subject.model)
+        cast(subject.model, wanted)
 
 
 def extra_operations(one: Anatomy, two: Anatomy) -> str:
