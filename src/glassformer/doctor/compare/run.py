@@ -52,6 +52,10 @@ def compare(
 
     `tokens` (B,T) replaces the cases drawn here; `vocab_size` cuts both vocabularies to their first ids; `dtype` is the
     precision called "own", each model's by default.
+
+    >>> model = gf.load("bard")
+    >>> gf.compare(model, model).same
+    True
     """
     one, two = _subjects((a, b), kind, vocab_size, names or (None, None))
     if dtype is not None:
