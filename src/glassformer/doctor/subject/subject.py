@@ -259,6 +259,8 @@ class Subject:
             raise Unsupported("the model takes no cache")
         if self.interface.internal:
             return InternalCache()
+        if self.interface.empty is not None:
+            return self.interface.empty()
         maker = self.interface.maker
         return None if maker is None else getattr(self.model, maker)()
 
