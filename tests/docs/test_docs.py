@@ -25,7 +25,7 @@ PYTHON = {name: found for name, found in PYTHON.items() if found}
 COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
 README = COMMANDS["README.md"]
 NEEDS_A_SERVER = "docs/studio.md"
-QUICK = ("sample", "eval", "size", "look", "check", "exercise", "compare", "convert", "env")
+QUICK = ("sample", "eval", "size", "look", "check", "exercise", "course", "compare", "convert", "env")
 """Verbs whose commands in README.md are executed in the default suite."""
 
 

@@ -276,7 +276,8 @@ def to_sympy(tree: Node) -> Any:
         made = {"ln": sympy.log, "arccos": sympy.acos, "abs": sympy.Abs, "min": sympy.Min, "max": sympy.Max}
         if tree.text in ("log2", "log10"):
             return sympy.log(parts[0]) / sympy.log(int(tree.text[3:]))
-        return made.get(tree.text, getattr(sympy, tree.text, None))(*parts)
+        function = made[tree.text] if tree.text in made else getattr(sympy, tree.text)
+        return function(*parts)
     left, right = parts
     match tree.text:
         case "+":

@@ -223,9 +223,9 @@ def read(rows: Sequence[Mapping[str, Any]], module: ModuleType, where: str) -> l
             raise CourseError(
                 f"{where}: there is no function {name.replace('-', '_')}() in the Python file next to it."
             )
-        listed = {key: tuple(row.get(key, ())) for key in ("hints", "claims", "rows")}
-        texts = {key: row[key].strip() for key in ("id", "title", "topic", "statement", "solution")}
-        found.append(Problem(**texts, **listed, wrong=dict(row["wrong"]), draw=draw))
+        fields: dict[str, Any] = {key: tuple(row.get(key, ())) for key in ("hints", "claims", "rows")}
+        fields |= {key: row[key].strip() for key in ("id", "title", "topic", "statement", "solution")}
+        found.append(Problem(**fields, wrong=dict(row["wrong"]), draw=draw))
     return found
 
 

@@ -85,7 +85,7 @@ def temperature_odds(draw: Draw) -> Drawn:
     a = root * root if tau == 2 else root
     odds, other = (root, root**4) if tau == 2 else (root * root, 0)
 
-    def share(x: float) -> Fraction:
+    def share(x: float | Fraction) -> Fraction:
         return Fraction(x) / (1 + Fraction(x))
 
     wrong = {"plain": share(a), "linear": share(Fraction(a) / tau)}
