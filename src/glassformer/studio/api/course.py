@@ -21,11 +21,12 @@ SAVING = threading.Lock()
 def outline() -> dict[str, Any]:
     """Return the items by topic and by source, with the progress. Needs no torch."""
     whole, kept = course(), load()
+    items: list[Item] = [*whole.problems.values(), *whole.exercises.values()]
     entries = {
         item.id: {"title": item.title, "code": not isinstance(item, Problem), "solved": kept.solved(item.id)}
-        for item in (*whole.problems.values(), *whole.exercises.values())
+        for item in items
     }
-    topics = [{"name": name, "ids": [item.id for item in items]} for name, items in whole.by_topic().items()]
+    topics = [{"name": name, "ids": [item.id for item in listed]} for name, listed in whole.by_topic().items()]
     sources = [
         {"name": name, "ids": list(dict.fromkeys(item.id for _, items in rows for item in items))}
         for name, rows in whole.by_source().items()

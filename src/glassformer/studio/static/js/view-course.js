@@ -221,7 +221,8 @@ export class Course extends View {
 
   async newNumbers() {
     const { id } = this.shown;
-    if (await this.work(this.item, "new", (signal) => post(path(id), { action: "new" }, { signal }))) await this.open(id);
+    const drawn = await this.work(this.item, "new", (signal) => post(path(id), { action: "new" }, { signal }));
+    if (drawn) await this.open(id);
   }
 
   goNext() {
@@ -236,7 +237,8 @@ export class Course extends View {
     const found = await this.work(this.item, "solution", (signal) =>
       post(path(this.shown.id), { action: "solution" }, { signal }));
     if (!found) return;
-    fill(this.solution.body, h("p", {}, prose(found.solution)), h("p", {}, "Answer: ", h("code", { text: found.answer })),
+    fill(this.solution.body, h("p", {}, prose(found.solution)),
+      h("p", {}, "Answer: ", h("code", { text: found.answer })),
       found.errata.map((one) => h("div", { class: "erratum" }, h("b", { text: `${one.id}: an error in a source` }),
         h("p", {}, "It states: ", prose(one.states)), h("p", {}, "Why it fails: ", prose(one.fails)))));
   }
