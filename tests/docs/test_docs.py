@@ -27,7 +27,7 @@ README = COMMANDS["README.md"]
 EXAMPLES = COMMANDS["docs/examples.md"]
 NEEDS_A_SERVER = "docs/studio.md"
 QUICK_PAGES = ("README.md", "docs/python.md")
-QUICK = ("sample", "eval", "size", "look", "check", "exercise", "compare", "convert", "env")
+QUICK = ("sample", "eval", "size", "look", "check", "exercise", "course", "compare", "convert", "env")
 """Verbs whose commands in README.md and docs/examples.md are executed in the default suite."""
 
 
@@ -148,6 +148,7 @@ def desk(tmp_path_factory):
      for c in (*README, *EXAMPLES) if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
 def test_a_command_of_the_readme_or_the_examples_succeeds(command, desk, monkeypatch, capsys):
+    monkeypatch.setenv("GLASSFORMER_COURSE", str(desk / "course.json"))
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out
