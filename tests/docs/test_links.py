@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, blocks
+from tests.docs.blocks import FILES, ROOT, blocks
 
-FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FILES = [path for path in FILES if "_build" not in path.parts]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
