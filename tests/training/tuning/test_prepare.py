@@ -24,8 +24,8 @@ def test_a_resumed_run_does_not_read_the_start(tmp_path):
 def test_rows_of_no_token_stay_as_they_are(tmp_path):
     """The table has a row more than the tokenizer. Weight decay and the softmax of a tied head would change it."""
     folder, n = character_model(tmp_path / "model"), len(CHARACTERS)
-    run = read_run("", (f'start.model="{folder}"', "optim.weight_decay=0.5", "optim.lr=0.1", "machine.device=cpu"))
-    state = prepare_state(run)
+    changes = ("optim.weight_decay=0.5", "optim.lr=0.1", "machine.device=cpu", f"start.n_tokens={n}")
+    state = prepare_state(read_run("", (f'start.model="{folder}"', *changes)))
     before = state.model.embed.tokens.weight.detach().clone()
     assert len(before) == n + 1
     tokens = torch.arange(8)[None]

@@ -106,7 +106,9 @@ def test_a_model_without_tokenizer_needs_one_that_fits(tmp_path):
 
 def test_added_tokens_fill_the_table_before_it_grows(base, tmp_path):
     old = gf.load(base)
+    assert session(tmp_path, base).run.start.n_tokens == len(CHARACTERS)
     one = session(tmp_path, base, 'data.add_tokens=["<user>"]').run
+    assert one.start.n_tokens == len(CHARACTERS) + 1
     assert one.model.vocab_size == old.config.vocab_size == len(CHARACTERS) + 1
     made = session(tmp_path, base, 'data.add_tokens=["<user>", "<end>"]')
     model = load_start(made.run, "cpu")
@@ -208,6 +210,7 @@ def kill_at_6(folder, base, *changes):
     assert done.returncode == -9, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", [pytest.param((), marks=SLOW), ('optim.freeze=["block.0"]',)])
 def test_killed_and_resumed_equals_never_killed(tmp_path, freeze):
     """The same bytes as without the interruption, and without the model of [start]: the checkpoint is whole."""

@@ -9,7 +9,7 @@ from glassformer.training.run import Run
 from glassformer.training.tuning.extend import TOKEN_TABLES
 from glassformer.training.tuning.freeze import freeze
 from glassformer.training.tuning.lora import add_adapters
-from glassformer.training.tuning.start import load_start, padding_begins
+from glassformer.training.tuning.start import load_start
 
 
 def tuned_model(run: Run, device: str | torch.device, resumed: bool) -> Model:
@@ -23,8 +23,8 @@ def tuned_model(run: Run, device: str | torch.device, resumed: bool) -> Model:
         model = build(run.model, seed=run.seed, device=device)
     if run.lora is not None:
         add_adapters(model, run)
-    elif run.start.model:
-        hold_padding(model, padding_begins(run))
+    elif run.start.n_tokens:
+        hold_padding(model, run.start.n_tokens)
     freeze(model, run.optim.freeze)
     return model
 

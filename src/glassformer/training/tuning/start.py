@@ -187,7 +187,9 @@ def check(run: Run) -> tuple[Run, list[str]]:
     if run.lora is not None:
         check_positions(run, config.max_len)
         target_layers(build(run.model, device="meta"), run.lora)
-    start = dataclasses.replace(run.start, model=str(place), sha256=found, family=origin.family)
+    start = dataclasses.replace(
+        run.start, model=str(place), sha256=found, family=origin.family, n_tokens=run.start.n_tokens or used_ids(run)
+    )
     return dataclasses.replace(run, start=start), describe(run, config)
 
 
@@ -220,11 +222,8 @@ def _known_ids(run: Run, config: ModelConfig) -> int:
     return min(own.vocab_size, config.vocab_size) if new else config.vocab_size
 
 
-def padding_begins(run: Run) -> int:
-    """Return the first id of the vocabulary that neither the tokenizer nor the config uses; its size if there is none.
-
-    Without a tokenizer of the model, all ids count as used.
-    """
+def used_ids(run: Run) -> int:
+    """Return the number of ids that the tokenizer or the config uses. Without a tokenizer of the model, it is all."""
     tokenizer, config = start_tokenizer(run), run.model
     if tokenizer is None:
         return config.vocab_size
