@@ -215,7 +215,7 @@ def _count(exercise: Exercise, cases: list[Case], answers: dict[int, dict[str, A
             given = judge.unpack(exercise, answer.get("value"))
         except judge.FormError:
             continue
-        passed += judge.same(exercise, given, judge.right(exercise, cases[number]))
+        passed += judge.is_right(exercise, cases[number], given)
     return passed
 
 

@@ -1,7 +1,7 @@
 """All exercises by id."""
 
 from glassformer.errors import nearest
-from glassformer.theory.exercises import attention, block, counting, positions, sampling
+from glassformer.theory.exercises import attention, block, counting, heads, positions, sampling
 from glassformer.theory.exercises.exercise import Exercise, ExerciseError
 
 ALL: dict[str, Exercise] = {
@@ -9,8 +9,9 @@ ALL: dict[str, Exercise] = {
     for exercise in (
         attention.ATTENTION,
         attention.CAUSAL,
-        attention.HEADS,
-        attention.CACHE,
+        heads.HEADS,
+        heads.CACHE,
+        attention.CROSS,
         positions.SINUSOIDAL,
         positions.ROPE,
         block.NORM,
