@@ -34,6 +34,7 @@ def test_the_stub_is_python_that_defines_the_function_and_solves_nothing(exercis
     exec(compile(exercise.stub, "stub", "exec"), names)
     case = cases_of(exercise)[0]
     assert names[exercise.function](*case.arguments.values()) is None
+    assert max(map(len, exercise.stub.splitlines())) <= 80
 
 
 def check_draw(exercise, seed):

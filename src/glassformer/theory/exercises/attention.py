@@ -175,7 +175,7 @@ Scores may be large positive or large negative numbers.""",
 
 
 def cross_attention(x: Array, memory: Array, padding: Array, w_q: Array, w_k: Array, w_v: Array) -> Array:
-    """Return attention from the decoder's positions to the encoder's outputs."""
+    """Return attention from the target positions to the source."""
     q, k, v = x @ w_q, memory @ w_k, memory @ w_v
     scores = q @ k.T / np.sqrt(k.shape[-1])
     scores = np.where(padding, -np.inf, scores)

@@ -180,6 +180,6 @@ def _text(node: ast.stmt) -> str:
 
 
 def softmax(scores: Array, axis: int = -1) -> Array:
-    """Return e^s / sum e^s along an axis, after the largest score is subtracted."""
+    """Return e^s / sum e^s along an axis, without overflow."""
     raised = np.exp(scores - scores.max(axis, keepdims=True))
     return np.asarray(raised / raised.sum(axis, keepdims=True))
