@@ -22,7 +22,7 @@ def test_a_solution_is_one_file_of_plain_python(exercise):
     exec(text, names)
     assert callable(names[exercise.function])
     assert all(f"def {name}(" in exercise.stub for name in exercise.given)
-    assert "->" not in text
+    assert ") ->" not in text
 
 
 def test_an_excerpt_has_the_helpers_and_imports_that_are_used_and_no_others():

@@ -33,7 +33,8 @@ def test_the_stub_is_python_that_defines_the_function_and_solves_nothing(exercis
     names = {}
     exec(compile(exercise.stub, "stub", "exec"), names)
     case = cases_of(exercise)[0]
-    assert names[exercise.function](*case.arguments.values()) is None
+    answer = names[exercise.function](*case.arguments.values())
+    assert (answer is None) == (not exercise.broken)
     assert max(map(len, exercise.stub.splitlines())) <= 80
 
 
@@ -81,7 +82,8 @@ def test_two_mistakes_at_once_are_both_named_or_look_like_one(exercise):
 def test_the_solution_is_right_by_its_own_judgement_and_finite(exercise):
     given = answers(exercise)
     assert judge.diagnose(exercise, cases_of(exercise), given) == []
-    assert all(np.isfinite(part).all() for answer in given for part in answer)
+    finite = all(np.isfinite(part).all() for answer in given for part in answer)
+    assert finite or "NaN" in exercise.problem
     assert all(len(answer) == len(exercise.returns) for answer in given)
 
 
@@ -103,4 +105,4 @@ def test_every_coding_task_of_the_sources_has_an_exercise():
     assert {row.cite for row in coverage()} >= CODING_TASKS
     tasks = {row.cite for row in coverage() if str(row.verdict) == "TASK"}
     assert tasks <= CODING_TASKS
-    assert {cite for exercise in EXERCISES for cite in exercise.sources} <= CODING_TASKS
+    assert {cite for exercise in EXERCISES for cite in exercise.sources} == CODING_TASKS

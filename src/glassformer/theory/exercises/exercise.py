@@ -36,6 +36,8 @@ class Case:
     """Arguments in the order of the function's parameters."""
     hint: str = ""
     """The hint for an answer that is wrong only in this case."""
+    hidden: Any = None
+    """What `accepts` needs to know and the student's function must not."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Exercise:
     mistakes: tuple[Mistake, ...]
     inspect: Callable[[Mapping[str, Any], tuple[Any, ...]], str] = field(default=lambda arguments, values: "")
     """Returns what can be concluded from a wrong answer alone, or an empty string."""
-    accepts: Callable[[Mapping[str, Any], tuple[Any, ...]], str] | None = None
+    accepts: Callable[[Case, tuple[Any, ...]], str] | None = None
     """For a problem with more than one correct answer: returns what is wrong with an answer, or an empty string.
     Default: the answer must be that of the reference solution."""
     claims: tuple[str, ...] = ()
@@ -74,6 +76,8 @@ class Exercise:
     """Names of helper functions that the file to start from already contains."""
     seconds: int = SECONDS
     """Limit of processor time for one submission."""
+    broken: tuple[Mistake, ...] = ()
+    """Mistakes that the file to start from contains, if it is a program to repair."""
 
     @property
     def function(self) -> str:
@@ -82,7 +86,9 @@ class Exercise:
 
     @property
     def stub(self) -> str:
-        """The file to start from: the given helpers, and the signature of the function."""
+        """The file to start from: the given helpers and the signature of the function, or a program to repair."""
+        if self.broken:
+            return self._edited(self.solution, self.broken)
         names = ", ".join(inspection.signature(self.solve).parameters)
         function = f'def {self.function}({names}):\n    """{inspection.getdoc(self.solve)}"""\n    ...\n'
         before = excerpt(self.solve, self.given, imports_of=(self.function,))
@@ -94,38 +100,50 @@ class Exercise:
         return excerpt(self.solve, (self.function,))
 
     def variant(self, mistakes: Iterable[Mistake] = ()) -> Callable[..., Any] | None:
-        """Return the function with these mistakes, or None if they exclude each other."""
-        text = self.solution
+        """Return the function with these mistakes, or None if they exclude each other. Given helpers never change."""
+        text = self._edited(excerpt(self.solve, (self.function,), without=self.given), mistakes)
+        return _compiled(self.solution, text, self.function) if text else None
+
+    @staticmethod
+    def _edited(text: str, mistakes: Iterable[Mistake]) -> str:
+        """Return the text with these mistakes, or an empty string if they exclude each other."""
         for mistake in mistakes:
             for old, new in mistake.edits.items():
                 if old not in text:
-                    return None
+                    return ""
                 text = text.replace(old, new)
-        return _compiled(text, self.function)
+        return text
 
 
-@lru_cache(maxsize=512)
-def _compiled(text: str, function: str) -> Callable[..., Any]:
-    names: dict[str, Any] = {}
-    exec(compile(text, f"<{function}>", "exec"), names)
+@lru_cache(maxsize=1024)
+def _compiled(solution: str, text: str, function: str) -> Callable[..., Any] | None:
+    names: dict[str, Any] = {"np": np}
+    exec(compile(solution, f"<{function}>", "exec"), names)
+    try:
+        exec(compile(text, f"<{function}>", "exec"), names)
+    except SyntaxError:  # two edits of the same line
+        return None
     found: Callable[..., Any] = names[function]
     return found
 
 
-def excerpt(function: Callable[..., Any], names: Iterable[str], imports_of: Iterable[str] = ()) -> str:
+def excerpt(
+    function: Callable[..., Any], names: Iterable[str], imports_of: Iterable[str] = (), without: Iterable[str] = ()
+) -> str:
     """Return the source of these functions of `function`'s module, and of everything in the module that they use.
 
     Functions that the module imports from this folder are included as text. Annotations of parameters are left out.
-    `imports_of` names functions of which only the imports are included.
+    `imports_of` names functions of which only the imports are included, `without` those to leave out.
     """
-    return _excerpt(function.__module__, tuple(names), tuple(imports_of))
+    return _excerpt(function.__module__, tuple(names), tuple(imports_of), tuple(without))
 
 
 @lru_cache(maxsize=512)
-def _excerpt(module: str, names: tuple[str, ...], imports_of: tuple[str, ...]) -> str:
+def _excerpt(module: str, names: tuple[str, ...], imports_of: tuple[str, ...], without: tuple[str, ...]) -> str:
     defined = _definitions(module)
     used, extra = _uses(names, defined), _uses(imports_of, defined)
     used |= {name for name in extra if isinstance(defined[name], ast.Import)}
+    used -= set(without)
     imports = [ast.unparse(defined[name]) for name in defined if name in used and isinstance(defined[name], ast.Import)]
     rest = [_text(defined[name]) for name in defined if name in used and not isinstance(defined[name], ast.Import)]
     return "\n\n".join(part + "\n" for part in ("\n".join(dict.fromkeys(imports)), *rest) if part)

@@ -84,7 +84,7 @@ def same(exercise: Exercise, a: Values, b: Values) -> bool:
 def is_right(exercise: Exercise, case: Case, given: Values) -> bool:
     """Return whether an answer is correct."""
     if exercise.accepts is not None:
-        return not exercise.accepts(case.arguments, given)
+        return not exercise.accepts(case, given)
     return same(exercise, given, right(exercise, case))
 
 
@@ -100,7 +100,7 @@ def diagnose(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values
     if not wrong:
         return []
     if exercise.accepts is not None:
-        found = [exercise.accepts(cases[n].arguments, answers[n]) for n in wrong]
+        found = [exercise.accepts(cases[n], answers[n]) for n in wrong]
         return list(dict.fromkeys(found))
     mistakes = recognise(exercise, cases, answers)
     if mistakes:

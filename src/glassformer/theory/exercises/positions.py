@@ -125,3 +125,107 @@ Return an array (T, d).""",
     ),
     claims=("rope-relative", "pe-extrapolation"),
 )
+
+
+def extrapolation(
+    q: Array, k: Array, table: Array, slope: float, distance: int, positions: list[int]
+) -> tuple[Array, Array, Array, Array]:
+    """Return the scores (learned, sinusoids, rotary, alibi), each (P)."""
+    width = np.sqrt(len(q))
+    learned, sinusoids, rotary, alibi = [], [], [], []
+    waves = sinusoidal(max(positions) + 1, len(q))
+    for p in positions:
+        s = p - distance
+        learned.append((q + table[p]) @ (k + table[s]) / width if p < len(table) else np.nan)
+        sinusoids.append((q + waves[p]) @ (k + waves[s]) / width)
+        rotated_q = rope(q[None], np.array([p]), 10000.0)[0]
+        rotated_k = rope(k[None], np.array([s]), 10000.0)[0]
+        rotary.append(rotated_q @ rotated_k / width)
+        alibi.append(q @ k / width - slope * distance)
+    return np.array(learned), np.array(sinusoids), np.array(rotary), np.array(alibi)
+
+
+def _extrapolation_cases(rng: np.random.Generator) -> list[Case]:
+    def made(label: str, d: int, trained: int, distance: int, positions: list[int]) -> Case:
+        q, k, table = rng.normal(size=d), rng.normal(size=d), rng.normal(size=(trained, d))
+        slope = float(rng.uniform(0.1, 0.5))
+        arguments = {"q": q, "k": k, "table": table, "slope": slope, "distance": distance, "positions": positions}
+        return Case(label, arguments)
+
+    return [
+        made("8 trained positions, distance 2", 6, 8, 2, [3, 5, 7, 8, 9, 20, 100]),
+        made("16 trained positions, distance 5", 8, 16, 5, [5, 10, 15, 16, 40]),
+        made("distance 9", 4, 12, 9, [10, 11, 12, 50]),
+    ]
+
+
+EXTRAPOLATION = Exercise(
+    id="position-extrapolation",
+    title="Position schemes beyond the trained length",
+    problem="""\
+A query and a key keep their contents and their distance, and move along the text to positions that training never
+showed. What happens to their score under four position schemes? `sinusoidal(n, d)` and `rope(x, positions, base)` are
+given.
+
+  q, k (d)          contents of the query and the key
+  table (N, d)      learned position embeddings of the N trained positions
+  slope             of ALiBi
+  distance          the key is `distance` positions before the query
+  positions         P positions of the query
+
+Compute the score for every query position p (key position s = p - distance), divided by √d in every scheme:
+
+  learned       (q + table[p]) · (k + table[s]); NaN if p is beyond the table, because no embedding exists
+  sinusoids     the same with rows p and s of the sinusoidal table
+  rotary        rope(q at p) · rope(k at s), base 10000
+  alibi         q · k / √d - slope · distance
+
+Return the four arrays (P) in this order. Rotary and ALiBi scores do not change with p: they depend on the distance
+alone. That does not make them equally good at distances that training never showed (claim pe-extrapolation).""",
+    solve=extrapolation,
+    cases=_extrapolation_cases,
+    returns=("learned", "sinusoids", "rotary", "alibi"),
+    mistakes=(
+        Mistake(
+            "you repeat the last row of the table beyond it: there is no embedding, so the score is NaN",
+            {
+                "table[p]) @ (k + table[s]) / width if p < len(table) else np.nan": (
+                    "table[min(p, len(table) - 1)]) @ (k + table[min(s, len(table) - 1)]) / width"
+                )
+            },
+        ),
+        Mistake(
+            "you start the table again beyond its end: there is no embedding, so the score is NaN",
+            {
+                "table[p]) @ (k + table[s]) / width if p < len(table) else np.nan": (
+                    "table[p % len(table)]) @ (k + table[s % len(table)]) / width"
+                )
+            },
+        ),
+        Mistake("you do not divide the scores by √d", {"np.sqrt(len(q))": "1.0"}),
+        Mistake("your ALiBi rewards distance: subtract slope · distance", {"- slope": "+ slope"}),
+        Mistake(
+            "your ALiBi penalty is divided by √d too: divide only the dot product",
+            {"q @ k / width - slope * distance": "(q @ k - slope * distance) / width"},
+        ),
+        Mistake(
+            "you rotate the query alone: the key is rotated by its own position",
+            {"rotary.append(rotated_q @ rotated_k": "rotary.append(rotated_q @ k"},
+        ),
+        Mistake(
+            "your key comes after the query: its position is p - distance",
+            {
+                "s = p - distance": "s = p + distance",
+                "sinusoidal(max(positions) + 1,": "sinusoidal(max(positions) + distance + 1,",
+                "if p < len(table) else": "if s < len(table) else",
+            },
+        ),
+        Mistake(
+            "you add the sinusoids to the query alone: the key gets those of its own position",
+            {"@ (k + waves[s])": "@ k"},
+        ),
+    ),
+    claims=("pe-extrapolation", "rope-relative", "sinusoid-relative-score"),
+    sources=("Ch. 13 ex. 12",),
+    given=("sinusoidal", "rope"),
+)
