@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Action = Literal["list", "next", "status", "show", "hint", "answer", "solution", "export", "grade"]
 HELP = {
-    "action": "list, next, status, show ID, hint ID, answer ID TEXT, solution ID, export SHEET, grade FOLDER. "
+    "action": "What to do: list, next, status, show ID, hint ID, answer ID TEXT, solution ID, export SHEET, grade FOLDER. "
     "Default: list.",
     "name": "Id of a problem or exercise; for `list` and `export` a sheet: a topic, a source, `own`, or ids separated "
     "by commas; for `grade` a folder of submissions. Default: none.",
