@@ -55,7 +55,7 @@ def _writes_cache(subject: Subject) -> bool:
 
 def _named_caches(model: Any) -> dict[str, Tensor]:
     """Tensors of a module that are named like a cache, other than parameters."""
-    found = {}
+    found = dict[str, Tensor]()
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
         held = {**dict(module.named_buffers(recurse=False)), **vars(module)}
         found |= {f"{path}.{n}": v for n, v in held.items() if "cache" in n.lower() and isinstance(v, Tensor)}
