@@ -112,6 +112,8 @@ class Report:
     seconds: float = 0.0
     pictures: dict[str, Any] = field(default_factory=dict)
     """Matrices for the pictures: `leak`, how far output i moved when input j changed."""
+    device: str = "cpu"
+    """Where it was examined."""
 
     @property
     def healthy(self) -> bool:
@@ -164,6 +166,7 @@ class Report:
         return {
             "subject": self.subject,
             "kind": self.kind,
+            "device": self.device,
             "healthy": self.healthy,
             "examined": self.examined,
             "coverage": list(self.coverage),
