@@ -78,6 +78,7 @@ class Grade:
             lines = [f"right: {name} agrees with the solution in all {plural(self.cases, 'case')}."]
             if self.exercise.claims:
                 lines.append(f"related claims: glass check {' '.join(self.exercise.claims)} --explain")
+            lines.append(f"reference solution: glass exercise {self.exercise.id} --solution")
         else:
             lines = [f"wrong: {name} is right in {self.passed} of {plural(self.cases, 'case')}."]
             lines += [f"  - {_ended(sentence)}" for sentence in self.sentences]
