@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Action = Literal["list", "next", "status", "show", "hint", "answer", "solution", "export", "grade"]
 HELP = {
-    "action": "list, next, status, show ID, hint ID, answer ID TEXT, solution ID, export SHEET, grade FOLDER. "
-    "Default: list.",
+    "action": "What to do: list, next, status, show ID, hint ID, answer ID TEXT, solution ID, export SHEET or grade "
+    "FOLDER. Default: list.",
     "name": "Id of a problem or exercise; for `list` and `export` a sheet: a topic, a source, `own`, or ids separated "
     "by commas; for `grade` a folder of submissions. Default: none.",
     "answer": "The answer, such as 0.25, 1/4, sqrt(n), '1 2; 3 4', 'false: 2, -1' or 'b 2'. Default: it is asked for.",
