@@ -207,9 +207,6 @@ def _help(item: "Item", kept: "Progress", action: str, json: bool) -> int:
 
     task, record = _task(item, kept), kept.record(item.id)
     claims = f"glass check {' '.join(item.claims)} --explain" if item.claims else ""
-    if task is None and action == "solution":
-        _print({"id": item.id, "solution": item.solution, "claims": list(item.claims)}, item.solution.rstrip(), json)
-        return 0
     if task is None:
         raise InputError(f"{item.id} is a coding exercise without stored hints: its grader explains mistakes. {claims}")
     if action == "hint":

@@ -67,7 +67,7 @@ class Course:
         for row in coverage():
             items: list[Item] = [p for p in self.problems.values() if row.cite in p.rows]
             if str(row.verdict) == "TASK":
-                items += [e for e in self.exercises.values() if row.cite in e.sources]
+                items += [e for e in self.exercises.values() if set(e.claims) & set(row.items)]
             source = next(name for name in SOURCES if row.cite.startswith(name))
             found[source].append((row.cite, items))
         return found

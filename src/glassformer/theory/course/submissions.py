@@ -1,6 +1,6 @@
 """Grade the submissions of a class: notebooks, or folders with answers.toml and programs.
 
-Answers are read, never run. Programs run in the separate processes of an `exercises.Grader`, with its limits.
+Answers are read, never run. Programs run in the separate process of `exercises.grade`, with its limits.
 """
 
 import ast
@@ -179,17 +179,14 @@ def grade_all(
     everyone = [*submissions, *(one for one in absent if one.student not in {s.student for s in submissions})]
 
     def grade(one: Submission) -> Report:
-        results = [_grade(one, item, seeds.get(one.student, one.seed), grader) for item in items]
+        results = [_grade(one, item, seeds.get(one.student, one.seed)) for item in items]
         return Report(one, results, due is not None and one.changed > due.timestamp())
 
-    with (
-        exercises.Grader(WORKERS) as grader,
-        ThreadPoolExecutor(WORKERS) as pool,
-    ):  # programs run in processes of their own
+    with ThreadPoolExecutor(WORKERS) as pool:  # each program runs in a process of its own
         return list(pool.map(grade, everyone))
 
 
-def _grade(one: Submission, item: Item, seed: int, grader: exercises.Grader) -> Result:
+def _grade(one: Submission, item: Item, seed: int) -> Result:
     if isinstance(item, Problem):
         text = one.answers.get(item.id, "").strip()
         if not text:
@@ -202,7 +199,7 @@ def _grade(one: Submission, item: Item, seed: int, grader: exercises.Grader) -> 
     with tempfile.TemporaryDirectory(prefix="glass-grade-") as folder:
         file = Path(folder, f"{item.id}.py")
         file.write_text(source, encoding="utf-8")
-        graded = grader.grade(item, file)
+        graded = exercises.grade(item, file)
     state = graded.result if graded.result != UNGRADED else UNREADABLE
     return Result(item, int(graded.result == RIGHT), state, graded.text())
 
