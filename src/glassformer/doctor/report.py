@@ -112,6 +112,8 @@ class Report:
     seconds: float = 0.0
     pictures: dict[str, Any] = field(default_factory=dict)
     """Matrices for the pictures: `leak`, how far output i moved when input j changed."""
+    device: str = "cpu"
+    """Where it was examined."""
 
     @property
     def healthy(self) -> bool:
@@ -154,10 +156,17 @@ class Report:
             parts.append("Notes:\n" + "\n".join(f"  {note}" for note in self.notes))
         return "\n\n".join(parts)
 
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook."""
+        from glassformer.doctor.html import display  # imports this module, so it cannot be imported at the top
+
+        return display(self)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "subject": self.subject,
             "kind": self.kind,
+            "device": self.device,
             "healthy": self.healthy,
             "examined": self.examined,
             "coverage": list(self.coverage),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.anatomy.record import storage_of
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.anatomy.trace import Trace
 from glassformer.doctor.probes.attention import Seen, look
@@ -84,10 +85,10 @@ def repeated_token(subject: Subject, warm: float = 1.0, stirred: bool = False) -
         found.unsteady = {id(s) for s in found.seen if not _reads_one_vector(s, trace, isolated)}
         found.logits = trace.logits
         if isolated.module is not None:
-            tables = {p.untyped_storage().data_ptr(): p for p in isolated.module.parameters() if p.dim() == 2}
+            tables = {storage_of(p): p for p in isolated.module.parameters() if p.dim() == 2}
             for storage, rows, indices, path in trace.lookups:
                 if storage in tables and rows != subject.vocab_size and indices.shape[-1:] == (length,):
-                    found.tables.append((tables[storage], indices.reshape(-1, length)[0], path))
+                    found.tables.append((tables[storage].detach().cpu(), indices.reshape(-1, length)[0], path))
     return found
 
 
@@ -274,7 +275,7 @@ def _rows_differ(constant: Constant) -> Finding:
     """Absolute positions: no two positions enter with the same vector, and no position without one."""
     assert constant.stream is not None
     stream, remedy = (
-        constant.stream.double(),
+        constant.stream.cpu().double(),
         "Give every position its own row: no padding_idx in the table, no clamp, the right axis.",
     )
     apart = torch.cdist(stream, stream) + torch.eye(len(stream), dtype=stream.dtype) * 1e9
