@@ -87,7 +87,7 @@ class Sheet:
 
     def _body(self, item: Item) -> str:
         if isinstance(item, Exercise):
-            return f"{item.problem}\n\n```python\n{item.stub}```"
+            return f"{item.problem}\n\n```python\n{item.solution if self.solutions else item.stub}```"
         task = self.task(item)
         text = f"{task.statement}\n\nAnswer: {task.drawn.answer.prompt}."
         return f"{text}\n\n**Solution.** {task.solution}\n\n**Answer.** {task.reference}" if self.solutions else text
@@ -119,7 +119,7 @@ class Sheet:
                     "title": item.title,
                     "paragraphs": [(text.startswith(" "), _formulas(text)) for text in statement.split("\n\n")],
                     "prompt": task.drawn.answer.prompt if task else "",
-                    "stub": item.stub if isinstance(item, Exercise) else "",
+                    "stub": (item.solution if self.solutions else item.stub) if isinstance(item, Exercise) else "",
                     "solution": _formulas(task.solution) if task and self.solutions else "",
                     "reference": task.reference if task and self.solutions else "",
                 }
@@ -144,8 +144,9 @@ class Sheet:
         for number, item in enumerate(self.items, 1):
             title = f"## {number}. {item.title}\n\n"
             if isinstance(item, Exercise):
+                program = item.solution if self.solutions else item.stub
                 cells.append(_cell("markdown", title + item.problem))
-                cells.append(_cell("code", f"%%writefile {item.id}.py\n{item.stub}", item.id))
+                cells.append(_cell("code", f"%%writefile {item.id}.py\n{program}", item.id))
                 cells.append(_cell("code", f'sheet.grade("{item.id}", "{item.id}.py")'))
                 continue
             task = self.task(item)
