@@ -161,6 +161,12 @@ class Report:
             parts.append("Notes:\n" + "\n".join(f"  {note}" for note in self.notes))
         return "\n\n".join(parts)
 
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook."""
+        from glassformer.doctor.html import display  # imports this module, so it cannot be imported at the top
+
+        return display(self)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "subject": self.subject,

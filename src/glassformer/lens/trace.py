@@ -98,8 +98,14 @@ class Trace(Mapping[str, Tensor]):
         held = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in self._values.values()}
         return sum(held.values())
 
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook: attention maps, and the recorded tensors with their shapes."""
+        from glassformer.lens.display import display
+
+        return display(self)
+
     def __repr__(self) -> str:
-        return f"Trace of {len(self)} sites over tokens {tuple(self.tokens.shape)}"
+        return f"Trace of {plural(len(self), 'site')} over tokens {tuple(self.tokens.shape)}"
 
 
 class Recorder:
@@ -151,6 +157,11 @@ def trace(
 
     `tokens` are (B,T), (T,), lists of ids, or text with `tokenizer=`. For an encoder-decoder they are the source, and
     `target=` are the decoder's tokens. Tensors are detached unless `grad`, which keeps the graph to the parameters.
+
+    >>> import torch
+    >>> trace = gf.trace(gf.load("bard"), torch.tensor([[1, 2, 3]]), sites=["blocks.0.attention.pattern"])
+    >>> trace["blocks.0.attention.pattern"].shape
+    torch.Size([1, 5, 3, 3])
     """
     names = select(model.config, sites)
     changes = {name: edit for pattern, edit in (edits or {}).items() for name in select(model.config, pattern)}

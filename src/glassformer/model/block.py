@@ -16,6 +16,7 @@ from glassformer.model.context import (
     AttentionContext,
     ForwardContext,
     LayerPositions,
+    Mask,
     Tap,
     forward_context,
     scoped,
@@ -256,7 +257,7 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T W"],
-        mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None = None,
+        mask: Mask = None,
         positions: Int[Tensor, "#B T"] | None = None,
         cache: Cache | None = None,
         tap: Tap = NO_TAP,

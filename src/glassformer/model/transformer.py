@@ -61,7 +61,10 @@ class DecoderLM(_Model):
         cache: Cache | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T V"]:
-        """`mask` is (B,T), True at real tokens, or (B,T,S), the pattern. With a cache, pass only the new tokens."""
+        """`mask` is (B,T), True at real tokens, or (B,T,S), the pattern (or (B,L,T,S), that of each layer).
+
+        With a cache, pass only the new tokens.
+        """
         return self.logits(self.encode(tokens, mask, positions, segments, cache, tap), tap)
 
     def encode(
@@ -235,6 +238,11 @@ def build(
     `config` is a ModelConfig or the name of a preset, such as "gpt2".
     It comes in evaluation mode (no dropout), as a loaded one does; `model.train()` switches. On device "meta" nothing
     is allocated: shapes only.
+
+    >>> import glassformer as gf
+    >>> model = gf.build("gpt2", device="meta")
+    >>> sum(p.numel() for p in model.parameters())
+    124439808
     """
     if isinstance(config, str):
         config = presets.get(config)

@@ -94,6 +94,12 @@ class Comparison:
             "notes": self.notes,
         }
 
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook."""
+        from glassformer.doctor.compare.page import display  # imports this module, so it cannot be imported at the top
+
+        return display(self)
+
     def text(self) -> str:
         """The verdict first, then what it rests on."""
         lines = [f"A  {self.names[0]}", f"B  {self.names[1]}", "", self.sentence()]

@@ -28,7 +28,7 @@ from glassformer.doctor.compare.result import Comparison, Measured
 from glassformer.doctor.compare.scene import Scene
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import CannotExamineError
-from glassformer.doctor.subject.isolate import quiet
+from glassformer.doctor.subject.isolate import cast, quiet
 from glassformer.doctor.subject.measure import many
 from glassformer.doctor.subject.subject import Kind, Subject
 
@@ -55,6 +55,10 @@ def compare(
     `tokens` (B,T) replaces the cases drawn here; `vocab_size` cuts both vocabularies to their first ids; `dtype` is the
     precision called "own", of both models or a pair; by default each model's. `devices` says where A and B run, such as
     ("cpu", "cuda"); each is then also judged by its rounding error in its own precision (see `compare.devices`).
+
+    >>> model = gf.load("bard")
+    >>> gf.compare(model, model).same
+    True
     """
     places = devices or (None, None)
     one, two = _subjects((a, b), kind, vocab_size, names or (None, None), places)
@@ -163,7 +167,8 @@ def _cast(subject: Subject, dtype: torch.dtype | str) -> None:
         raise CannotCompareError(
             f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
         )
-    subject.model = copy.deepcopy(subject.model).to(wanted)
+    subject.model = copy.deepcopy(subject.model)
+    cast(subject.model, wanted)
 
 
 def extra_operations(one: Anatomy, two: Anatomy) -> str:
