@@ -39,6 +39,7 @@ VERBS = {
     "look": "look",
     "check": "theory",
     "exercise": "theory",
+    "course": "course",
     "doctor": "doctor",
     "compare": "compare",
     "bench": "bench",

@@ -51,8 +51,8 @@ class Data:
     """The text to train on and how it becomes tokens."""
 
     corpus: str = "shakespeare"
-    """A text, JSONL (.gz, .zst) or Parquet file, a folder or a pattern of them (`data/*.jsonl`), a folder of token files
-    (docs/data.md), `shakespeare` (downloaded once), `embedded` (Python's manual, which needs no download), or
+    """A text, JSONL (.gz, .zst) or Parquet file, a folder or a pattern of them (`data/*.jsonl`), a folder of token
+    files (docs/data.md), `shakespeare` (downloaded once), `embedded` (Python's manual, which needs no download), or
     `task:NAME` for a synthetic task (see [task])."""
     field: str = "text"
     """JSONL and Parquet only: the field of a row that holds its text. `a.b` is the field b of the object a."""

@@ -23,8 +23,9 @@ Tokens = np.ndarray | Shards
 IGNORED = -100
 """A target that no loss counts."""
 _OFFSETS, _SHUFFLE, _MASK, _CIPHER = range(4)  # what the numbers are for: streams that never meet
-ROUNDS = 12
-"""Rounds of `permuted`, an even number. Fewer do not give all orders of three windows equally often."""
+ROUNDS = 16
+"""Rounds of `permuted`. The counts of the 120 orders of five windows over 60,000 seeds have a chi-square statistic of
+120 with 16 rounds (119 is expected), of 198 with 12 and of 1,471 with 8."""
 _WORD = 1 << 64
 
 
