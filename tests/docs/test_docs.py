@@ -204,8 +204,8 @@ def test_the_page_of_loggers_trains_and_replays(desk, monkeypatch, capsys):
     assert len(list(Path("runs/logged/tensorboard").iterdir())) == 2
 
 
-def test_the_page_of_data_prepares_and_trains(desk, monkeypatch, capsys):
-    monkeypatch.chdir(desk)
+def test_the_page_of_data_prepares_and_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     rows = [f'{{"text": "Row {number} of a corpus, with some words."}}\n' for number in range(300)]
     Path("texts.jsonl").write_text("".join(rows))
     shell = "\n".join(f"```sh\n{b.text}```" for b in blocks(TEXTS["docs/data.md"]) if b.language == "sh")

@@ -44,6 +44,9 @@ class Start:
     """Hash of the weights of that model. A run records it; if it is set, a model with other weights is refused."""
     family: str = ""
     """Hugging Face family of that model, in which the result is saved. A run records it."""
+    n_tokens: int = 0
+    """Number of token ids in use. Rows of the token tables beyond them are not trained. A run records it; 0 trains all.
+    """
 
 
 @dataclass(frozen=True)
