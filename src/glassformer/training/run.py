@@ -108,6 +108,10 @@ class Run:
 
     def _check_task(self) -> None:
         is_task = self.data.corpus.startswith(tasks.PREFIX)
+        require(
+            not self.data.mix or (self.task is None and self.chat is None),
+            "[[data.mix]] mixes texts, not synthetic tasks or conversations: leave one of them out.",
+        )
         if self.task is None:
             require(not is_task, f"data.corpus={self.data.corpus!r} needs its task: make the run with read_run.")
             return

@@ -50,6 +50,21 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """One more corpus of a run."""
+
+    corpus: str
+    """As data.corpus."""
+    weight: float = 1.0
+    """Sequences of this corpus for each sequence of data.corpus."""
+    field: str = ""
+    """As data.field, which is the default."""
+
+    def __post_init__(self) -> None:
+        require(self.weight > 0, f"data.mix.weight={self.weight} must be positive.")
+
+
+@dataclass(frozen=True)
 class Data:
     """The text to train on and how it becomes tokens."""
 
@@ -73,6 +88,9 @@ class Data:
     """`random` draws windows anywhere in the text at each step; `epoch` reads every window once, then reshuffles."""
     cache: str | None = None
     """Folder for the token files. Default: the user's cache folder."""
+    mix: tuple[Mix, ...] = ()
+    """More corpora, as tables [[data.mix]]: corpus, weight (sequences for each one of data.corpus; 1) and field. All
+    have the tokenizer of data.corpus."""
     sha256: str = ""
     """Hash of the tokens. A run records it; if it is set, other tokens are refused, and those that a growing corpus got
     later are left out."""
