@@ -13,20 +13,19 @@ import torch
 from torch import Tensor
 
 from glassformer import sizing
-from glassformer.generation.request import Engine
 from glassformer.model import Model
 from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
-from glassformer.training.distributed.group import ALONE, Group, start
+from glassformer.training.distributed.group import ALONE, Group, Stopped, start
 from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
 from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient, trained
-from glassformer.training.probes import Probe, chosen_probes
+from glassformer.training.probes import Probe, chosen_probes, measure
 from glassformer.training.run import Run, run_to_dict
-from glassformer.training.sample import can_sample, sample_text
+from glassformer.training.sample import can_sample, sample_state
 from glassformer.training.session import load_weights, starting_model
 
 
@@ -239,7 +238,9 @@ def train(
     written into the `start` event. `force` replaces a run that the folder `out` already holds.
     """
     probes = chosen_probes(run.probe) if run.probe.every else {}
-    state = prepare_state(run, resumed=resume is not None)
+    group = start(run)
+    group.require_same(run, data, resume[0] if resume else None)
+    state = prepare_state(run, group, resumed=resume is not None)
     if resume is not None:
         restore(state, *resume)
     run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
@@ -247,11 +248,10 @@ def train(
         from glassformer.training.preference import prepare_chat_run  # not needed by other runs
 
         prepare_chat_run(state, data, resume is not None)
-    with contextlib.closing(
-        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run_to_dict(run))
-    ) as log:
+    log = Log(Path(run.out, "log.jsonl"), listen, state.step, group.is_main, run_to_dict(run))
+    with group.interrupts() as asked_to_stop, group.watched(run), contextlib.closing(log):
         log(event="start", **_facts(state, data, baselines))
-        _run(state, data, log, probes, resume[0] if resume else {})
+        _run(state, data, log, probes, asked_to_stop, resume[0] if resume else {})
     return state
 
 
@@ -260,6 +260,7 @@ def _run(
     data: Source,
     log: Log,
     probes: dict[str, Probe],
+    asked_to_stop: Callable[[], int],
     resumed: dict[str, Any],
 ) -> None:
     run = state.run
@@ -281,7 +282,7 @@ def _run(
         """Yield the work that is due after a step."""
         step, every = state.step, run.loop
         if every.sample_every and step % every.sample_every == 0 and can_sample(state.model):
-            yield lambda: log(event="sample", step=step, text=_sample(state, data))
+            yield lambda: log(event="sample", step=step, text=sample_state(state, data))
         if probes and step % run.probe.every == 0:
             yield probe
         if step % every.eval_every == 0 or step == every.steps:
@@ -295,21 +296,20 @@ def _run(
             check()
             if probes:
                 probe()
-    with state.group.interrupts() as asked_to_stop:
-        for batch in _batches(state, data):
-            event = one_step(state, batch)
-            if state.step % run.loop.log_every == 0 or state.step == 1:
-                state.settle()
-                event = {name: float(value) for name, value in event.items()}
-                log(event="step", step=state.step, **event, **throughput.read(state.step), seconds=throughput.seconds())
-            if due := list(between()):
-                state.settle()  # steps that still run on the device count as steps
-                with throughput.paused():
-                    for work in due:
-                        work()
-            if asked_to_stop() and state.step < run.loop.steps:
-                save(state, tokenizer_json, throughput.seconds(), False)
-                raise KeyboardInterrupt
+    for batch in _batches(state, data):
+        event = one_step(state, batch)
+        if state.step % run.loop.log_every == 0 or state.step == 1:
+            state.settle()
+            event = {name: float(value) for name, value in event.items()}
+            log(event="step", step=state.step, **event, **throughput.read(state.step), seconds=throughput.seconds())
+        if due := list(between()):
+            state.settle()  # steps that still run on the device count as steps
+            with throughput.paused():
+                for work in due:
+                    work()
+        if (number := asked_to_stop()) and state.step < run.loop.steps:
+            save(state, tokenizer_json, throughput.seconds(), False)
+            raise Stopped(number)
     log(event="end", step=state.step, best=state.best, seconds=throughput.seconds())
 
 
@@ -329,39 +329,6 @@ def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
     first_row = group.rank * run.loop.batch // group.world
     for step in range(state.step, run.loop.steps):
         yield make_batch(run, order.batch(step), step, first_row).to(state.device)
-
-
-def _sample(state: TrainState, data: Source) -> str:
-    """Return a text sampled from the current model. The random state of the run does not change."""
-    state.settle()
-    held = checkpoint.random_state(state.device)
-    model = state.group.whole_model(state.model)
-    engine: Engine = "auto" if state.run.lora is None else "torch"  # the kernels know no adapters
-    text = ""
-    if model is not None and state.group.is_main:
-        text = sample_text(model, data.tokenizer, engine=engine).strip("\n")
-    checkpoint.set_random_state(held, state.device)
-    return text
-
-
-def measure(state: TrainState, data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
-    """Return the results of the probes on the current model: averaged weights if there are any, without dropout."""
-    state.settle()
-    held, found = checkpoint.random_state(state.device), {}
-    if state.average is not None:
-        state.average.swap(state.model)
-    state.model.eval()
-    try:
-        model = state.group.whole_model(state.model)
-        if model is not None and state.group.is_main:
-            with torch.no_grad(), state.autocast():
-                found = {name: probe(model.eval(), data, state.run) for name, probe in probes.items()}
-    finally:
-        state.model.train()
-        if state.average is not None:
-            state.average.swap(state.model)
-        checkpoint.set_random_state(held, state.device)
-    return found
 
 
 def _precision(state: TrainState) -> str:

@@ -257,6 +257,8 @@ class Machine:
     compiler."""
     parallel: Parallel = "auto"
     """How several processes under torchrun share the work; `auto` is `ddp`."""
+    timeout: float = 300.0
+    """Seconds that a process under torchrun waits for the others in a step before it reports which one is missing."""
 
     def __post_init__(self) -> None:
         require_choice(self, "device", Device)
@@ -274,6 +276,7 @@ class Machine:
         )
         require_choice(self, "compile", Compile)
         require_choice(self, "parallel", Parallel)
+        require(self.timeout > 0, f"machine.timeout={self.timeout} must be positive, in seconds.")
 
 
 @dataclass(frozen=True)

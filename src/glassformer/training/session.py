@@ -22,6 +22,8 @@ from glassformer.training.data.tokenizer import Tokenizer, from_json
 from glassformer.training.distributed import group
 from glassformer.training.run import PARTS, Note, Run, read_run, run_to_dict, with_model
 
+KEPT = ("model", "data", "task", "start", "lora", "chat")
+"""Parts of a run that stay the same when it is resumed."""
 Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
 
 
@@ -106,9 +108,7 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
     run = _in_its_folder(run, checkpoint.find(path))
     if changes:
         changed = read_run(to_toml(run_to_dict(run)), changes, "the checkpoint's run", note)
-        if any(
-            getattr(changed, part) != getattr(run, part) for part in ("model", "data", "task", "start", "lora", "chat")
-        ):
+        if any(getattr(changed, part) != getattr(run, part) for part in KEPT):
             raise checkpoint.CheckpointError(
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
             )
@@ -129,12 +129,37 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
         )
     found = checkpoint.find(path) / "tokenizer.json"
     data = _prepare(run, from_json(found.read_text(encoding="utf-8")) if run.start.model else None)
+    _check_tokenizer(run, data, meta)
+    return Session(run, data, (meta, model, extra))
+
+
+def _check_tokenizer(run: Run, data: Source, meta: dict[str, Any]) -> None:
     held = hashlib.sha256(data.tokenizer.to_json().encode()).hexdigest()
     if held != meta["sha256"]["tokenizer.json"]:
         raise checkpoint.CheckpointError(
             f"the corpus {run.data.corpus!r} now gives another tokenizer than the checkpoint's: it was changed since."
         )
-    return Session(run, data, (meta, model, extra))
+
+
+def open_or_resume(run: Run) -> Session:
+    """Continue the run that the folder `out` holds, or start it if that has no checkpoint yet (`--resume auto`).
+
+    The settings are those of `run`, so that optim, schedule, loop and machine may be changed. A finished run is
+    returned as well: its checkpoint has all steps.
+    """
+    if not run.out:
+        raise ConfigError("--resume auto continues the run of a folder, and this run names none: add --out FOLDER.")
+    session = open_session(run)
+    if not checkpoint.steps(Path(run.out)):
+        return session
+    held, meta, model, extra = checkpoint.read(run.out)
+    if other := [part for part in (*KEPT, "seed") if getattr(session.run, part) != getattr(held, part)]:
+        raise checkpoint.CheckpointError(
+            f"{run.out} holds another run, which differs in {', '.join(other)}: give the settings of that run, or "
+            "start elsewhere with --out FOLDER."
+        )
+    _check_tokenizer(run, session.data, meta)
+    return dataclasses.replace(session, resume=(meta, model, extra))
 
 
 def _in_its_folder(run: Run, found: Path) -> Run:

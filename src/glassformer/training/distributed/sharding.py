@@ -1,13 +1,8 @@
-"""Training by several processes: DDP or FSDP2 under torchrun. The only file that uses `torch.distributed`.
+"""FSDP2: each rank holds 1/N of each tensor of weights, gradient and optimizer state.
 
     torchrun --nproc-per-node 8 -m glassformer train RUN.toml --set machine.parallel=fsdp
 
-`connect` returns the `Group` of a process, and the loop calls its methods. The model knows nothing of this: it is
-wrapped from outside.
-
-    Replicated (ddp)   every rank holds the model; gradients are averaged while the backward pass runs
-    Sharded (fsdp)     every rank holds 1/N of each tensor of weights, gradient and optimizer; blocks are gathered when
-                       they are needed, one at a time
+Blocks are gathered when they are needed, one at a time. The model knows nothing of this: it is wrapped from outside.
 
 Every rank computes 1/N of the sequences of a step. A loss is a sum over targets divided by the targets of all ranks, so
 N ranks compute what one does, up to the order of sums. Dropout is seeded by (seed, step, rank): nothing per rank needs
@@ -21,128 +16,21 @@ Limits. FSDP gathers in float32 and computes under autocast, as one process does
 Muon gathers its complete matrices for its step; every rank then orthogonalizes all of them. Sampling under FSDP gathers
 a copy of the model on rank 0: `loop.sample_every = 0` where that does not fit. Under FSDP an expert that no token of
 any rank chose has a gradient of zero, not none, so its weights still decay. The balance loss of a mixture of experts is
-that of each rank's sequences. torchrun notices a dead process at once, and a process that hangs after `TIMEOUT`.
+that of each rank's sequences.
 """
 
 import contextlib
-import datetime
-import gc
-import hashlib
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from glassformer.config import ConfigError
 from glassformer.model import Model, build
 from glassformer.model.moe import MoE
-from glassformer.training.distributed.group import Function, Group, T, local_rank
+from glassformer.training.distributed.group import Function
+from glassformer.training.distributed.replicate import Replicated, Root
 from glassformer.training.optimizers import Optimizer
-from glassformer.training.run import Run
-
-TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a rank waits for the others: rank 0 may be counting n-grams or writing a large checkpoint meanwhile."""
-
-
-def connect(run: Run) -> Group:
-    """Join the processes of torchrun and return their group. It can be called again."""
-    import torch.distributed as dist
-
-    cuda = run.machine.device != "cpu" and torch.cuda.is_available()
-    if cuda:
-        local, devices = local_rank(), torch.cuda.device_count()
-        if local >= devices:
-            raise ConfigError(
-                f"this machine has {devices} CUDA devices, which is too few for process {local + 1}: "
-                f"use --nproc-per-node {devices}, or machine.device='cpu'."
-            )
-        torch.cuda.set_device(local)
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
-    kind = Sharded if run.machine.parallel == "fsdp" else Replicated
-    return kind(torch.device("cuda" if cuda else "cpu"))
-
-
-class Root(nn.Module):
-    """A module whose forward calls any function of the model, because DDP and FSDP wrap the forward of a module."""
-
-    def __init__(self, model: Model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, function: Function, *given: Any) -> Any:
-        return function(self.model, *given)
-
-
-class Replicated(Group):
-    """DDP: the same weights on every rank."""
-
-    ddp: nn.parallel.DistributedDataParallel
-
-    def __init__(self, device: torch.device):
-        import torch.distributed as dist
-
-        self.dist = dist
-        self.device = device
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-
-    def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
-        # the loss does not use a pooler, and the tokens of a rank may leave an expert out
-        idle = getattr(model.config, "pooler", False) or any(isinstance(m, MoE) for m in model.modules())
-        ddp = nn.parallel.DistributedDataParallel(
-            Root(model), gradient_as_bucket_view=True, find_unused_parameters=idle
-        )
-        self.ddp = ddp
-        inner = torch.compile(function) if compiled else function
-        return lambda model, *given: ddp(inner, *given)
-
-    def accumulating(self, more: bool) -> contextlib.AbstractContextManager[Any]:
-        return self.ddp.no_sync() if more else contextlib.nullcontext()
-
-    def totals(self, *numbers: float) -> tuple[float, ...]:
-        sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        self.dist.all_reduce(sums)
-        return tuple(sums.tolist())
-
-    def gather(self, value: T) -> list[T]:
-        values: list[Any] = [None] * self.world
-        self.dist.all_gather_object(values, value)
-        return values
-
-    def agree(self, value: T) -> T:
-        values = [value]
-        self.dist.broadcast_object_list(values, src=0)
-        return values[0]
-
-    def on_main(self, work: Callable[[], T]) -> T:
-        result: T | None = None
-        error: Exception | None = None
-        if self.is_main:
-            try:
-                result = work()
-            except Exception as raised:
-                error = raised
-        done, failed = self.agree((result, error))
-        if failed is not None:
-            raise error or failed  # the error of rank 0 itself has its traceback
-        return cast(T, done)
-
-    def reseed(self, seed: int, step: int) -> None:
-        digest = hashlib.sha256(f"{seed} {step} {self.rank}".encode()).digest()
-        torch.manual_seed(int.from_bytes(digest[:8], "little"))
-
-    @contextlib.contextmanager
-    def interrupts(self) -> Iterator[Callable[[], bool]]:
-        """Leave signals as they are: a rank that saw one a step later than the others would wait for them forever."""
-        yield lambda: False
-
-    def close(self) -> None:
-        self.totals(0)  # no rank leaves while another still communicates
-        for name in ("ddp", "root"):
-            self.__dict__.pop(name, None)
-        gc.collect()  # references to the group keep its threads alive, and those may outlive Python
-        self.dist.destroy_process_group()
 
 
 class Sharded(Replicated):
