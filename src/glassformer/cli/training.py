@@ -75,21 +75,11 @@ def train(
 
     if restarted() and resume is None:
         resume, force = "auto", False  # a second attempt of torchrun must not replace what the first one wrote
-    new = resume in (None, "auto")
     with report_error_once():  # under torchrun, one process prints it
-        changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
-        if out is not None and any(change.partition("=")[0].strip() == "out" for change in set):
-            raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
         if resume is not None and force:
             raise InputError("--resume continues a run and --force replaces one: leave one of them out.")
-        if from_ is not None:
-            if not new:
-                raise InputError("--resume continues a run and --from starts a new one: leave one of them out.")
-            changes = (f"start.model={json_module.dumps(from_, ensure_ascii=False)}", *changes)
-        if lora is not None:
-            if not new:
-                raise InputError("--resume continues a run with its own adapters: leave out --lora.")
-            changes = (f"lora.rank={lora}", *changes)
+        new = resume in (None, "auto")
+        changes = _changes(set, out, from_, lora, new)
         if chat is not None:
             changes = (*_chat_changes(chat, run, new), *changes)
         session, about = _open(run, changes, resume)
@@ -103,6 +93,25 @@ def train(
         else:
             _train(session, about, force, latest, json)
     return 0
+
+
+def _changes(
+    changes: tuple[str, ...], out: Path | None, start: str | None, lora: int | None, new: bool
+) -> tuple[str, ...]:
+    """Return the changes of --set with those that --out, --from and --lora mean. `new`: the run may be a new one."""
+    if out is not None:
+        if any(change.partition("=")[0].strip() == "out" for change in changes):
+            raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
+        changes = (*changes, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
+    if start is not None:
+        if not new:
+            raise InputError("--resume continues a run and --from starts a new one: leave one of them out.")
+        changes = (f"start.model={json_module.dumps(start, ensure_ascii=False)}", *changes)
+    if lora is not None:
+        if not new:
+            raise InputError("--resume continues a run with its own adapters: leave out --lora.")
+        changes = (f"lora.rank={lora}", *changes)
+    return changes
 
 
 def _chat_changes(chat: Path, run: Path | None, new: bool) -> tuple[str, ...]:

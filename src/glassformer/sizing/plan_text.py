@@ -93,7 +93,7 @@ def _assumptions(device: Device) -> list[str]:
         "State: 16 bytes per parameter. Matmuls: bfloat16. Weights and gradients are sent in float32, as "
         "`glass train` does;\ncopying shards into and out of buffers does not overlap with compute.",
         "Columns: `exposed` is communication that does not overlap with compute; MFU is FLOP/s as a share of the "
-        "peak;\n`recompute` means activation checkpointing; `!` means that the plan does not fit into memory.",
+        "peak;\n`recompute` means machine.recompute = 'full'; `!` means that the plan does not fit into memory.",
         "Communication between GPUs was not measured: it is computed from the links above.",
     ]
 

@@ -16,9 +16,10 @@ from glassformer import sizing
 from glassformer.model import Model
 from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint
+from glassformer.training.checkpoint import StoredTensors
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
-from glassformer.training.distributed.group import ALONE, Group, Stopped, start
+from glassformer.training.distributed.group import ALONE, Group, Stopped, Writer, start
 from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
@@ -26,7 +27,8 @@ from glassformer.training.optimizers import Average, Optimizer, clip, factor, gr
 from glassformer.training.probes import Probe, chosen_probes, measure
 from glassformer.training.run import Run, run_to_dict
 from glassformer.training.sample import can_sample, sample_state
-from glassformer.training.session import load_weights, starting_model
+from glassformer.training.session import Resume, load_weights, starting_model, starting_values
+from glassformer.weights.tensors import Stored
 
 
 @dataclass
@@ -51,6 +53,8 @@ class TrainState:
     compiled: bool = False
     kernels: list[str] = field(default_factory=list)
     """Names of the kernels that were installed (`kernels.training`)."""
+    writer: Writer = Writer(ALONE)
+    """Writes checkpoints: at once, or while training goes on."""
     settle: Callable[[], None] = lambda: None
     """Wait until all steps that were launched have finished; raise if the loss of one was NaN or infinite."""
 
@@ -69,8 +73,9 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     group = start(run) if group is None else group
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
-    # a model that will be sharded may not fit on one device
-    model = starting_model(run, "cpu" if group.sharded else device, resumed).train()
+    # a model that will be sharded may not fit on one device: it gets memory when it is sharded
+    in_pieces = group.sharded and run.lora is None
+    model = starting_model(run, "meta" if in_pieces else "cpu" if group.sharded else device, resumed).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
@@ -81,18 +86,23 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
         keep_freed()
     kernels: list[str] = []
     wanted = run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8"
-    if wanted and len(parameters) == len(list(model.parameters())):  # kernels compute the gradient of every parameter
+    if run.machine.recompute != "no":
+        from glassformer.training.recompute import recompute_blocks  # not needed by other runs
+
+        recompute_blocks(model, run.machine.recompute)
+    elif wanted and len(parameters) == len(list(model.parameters())):  # kernels compute the gradient of every parameter
         kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
     if compiled:
         accelerate.fill_tables(model, run.context, device)
     loss_function = group.wrap(model, function, compiled)
+    if in_pieces:
+        group.fill(model, starting_values(run, model, resumed))
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
     average = Average(model, run.optim.ema) if run.optim.ema is not None else None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return TrainState(
-        run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters, group, compiled, kernels
-    )
+    made = (loss_function, parameters, group, compiled, kernels, group.writer(run))
+    return TrainState(run, model, optimizer, device, dtype, average, 0, math.inf, *made)
 
 
 def kernel_request(
@@ -186,40 +196,55 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
     return total / count
 
 
-def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
-    """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average."""
+def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> None:
+    """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average.
+
+    With `checkpoint.background` it is written while training goes on.
+    """
     state.settle()
     group = state.group
     saved = state.model.named_parameters() if state.run.lora is None else trained(state.model)
-    weights = group.whole({name: p.detach() for name, p in saved})
-    extra = {f"optimizer/{k}": v for k, v in group.whole(state.optimizer.state()).items()}
+    weights = {name: p.detach() for name, p in saved}
+    extra = {f"optimizer/{k}": v for k, v in state.optimizer.state().items()}
     extra |= checkpoint.random_state(state.device)
     if state.average is not None:
         extra |= {f"weights/{name}": weights[name] for name in state.average.weights}
-        weights = weights | group.whole(state.average.weights)
+        weights = weights | state.average.weights
     meta = {"best": None if math.isinf(state.best) else state.best, "seconds": seconds, "torch": torch.__version__}
+    run, step = state.run, state.step
+    weights, extra = (group.hold(tensors, state.writer.copies) for tensors in (weights, extra))
 
-    def write() -> Path:
-        path = checkpoint.write(state.run, state.step, weights, extra, tokenizer_json, meta)
-        checkpoint.publish(state.run, path, is_best)
-        return path
+    def write(group: Group) -> None:
+        path = checkpoint.write(run, step, weights, extra, tokenizer_json, meta, group)
+        group.on_main(lambda: checkpoint.publish(run, path, is_best))
 
-    return group.on_main(write)
+    state.writer.submit(write)
 
 
-def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], extra: dict[str, Tensor]) -> None:
-    """Load the contents of a checkpoint into a fresh state."""
+def restore(state: TrainState, meta: dict[str, Any], model: StoredTensors, extra: StoredTensors) -> None:
+    """Load the contents of a checkpoint into a fresh state, one tensor at a time; of each, the part of this rank."""
+    parameters = dict(state.model.named_parameters())
+
+    def on_demand(tensors: StoredTensors) -> checkpoint.OnDemand:
+        """Tensors named `parameter` or `parameter/key` are sharded as the parameter is."""
+
+        def read(name: str, stored: Stored) -> Tensor:
+            return state.group.read(stored, parameters.get(name, parameters.get(name.rpartition("/")[0])))
+
+        return checkpoint.OnDemand(tensors, read)
+
     raw = {name.removeprefix("weights/"): t for name, t in extra.items() if name.startswith("weights/")}
     held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
-    raw, model, held = (state.group.spread(tensors, state.model) for tensors in (raw, model, held))
     try:
-        load_weights(state.run, state.model, model | raw)
-        state.optimizer.load_state(held)
+        load_weights(state.run, state.model, on_demand({**model, **raw}))
+        state.optimizer.load_state(on_demand(held))
         if state.average is not None:
-            state.average.weights = {name: model[name].to(state.device) for name in state.average.weights}
+            saved = on_demand(model)
+            state.average.weights = {name: saved[name].to(state.device) for name in state.average.weights}
     except (RuntimeError, KeyError, ValueError) as error:
         raise checkpoint.CheckpointError(f"the checkpoint does not fit its own run.toml: {error}.") from None
-    checkpoint.set_random_state(extra, state.device)
+    rng = {name: checkpoint.copy_stored(t) for name, t in extra.items() if name.startswith("rng/")}
+    checkpoint.set_random_state(rng, state.device)
     state.step = meta["step"]
     state.best = math.inf if meta["best"] is None else meta["best"]
 
@@ -228,7 +253,7 @@ def train(
     run: Run,
     data: Source,
     listen: Report | None = None,
-    resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
+    resume: Resume | None = None,
     baselines: dict[str, float] | None = None,
     force: bool = False,
 ) -> TrainState:
@@ -307,9 +332,12 @@ def _run(
             with throughput.paused():
                 for work in due:
                     work()
+        state.writer.check()
         if (number := asked_to_stop()) and state.step < run.loop.steps:
             save(state, tokenizer_json, throughput.seconds(), False)
+            state.writer.settle()
             raise Stopped(number)
+    state.writer.settle()
     log(event="end", step=state.step, best=state.best, seconds=throughput.seconds())
 
 

@@ -12,6 +12,7 @@ from glassformer.config.choices import (
     ChatFormat,
     ChatLoss,
     Device,
+    Recompute,
     ScheduleKind,
     TooLong,
     TrainingPrecision,
@@ -239,6 +240,14 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """How checkpoints are written. loop.checkpoint_every and loop.keep say when, and how many are kept."""
+
+    background: bool = False
+    """Write checkpoints in a thread while training goes on. It takes memory for one copy of what is written."""
+
+
+@dataclass(frozen=True)
 class Machine:
     """Where and how the run computes. Nothing here changes the result beyond rounding."""
 
@@ -257,6 +266,15 @@ class Machine:
     compiler."""
     parallel: Parallel = "auto"
     """How several processes under torchrun share the work; `auto` is `ddp`."""
+    replicate: int = 1
+    """With `fsdp`: copies of the sharded model (HSDP). Each is sharded over ranks / replicate ranks, such as those of
+    one host, so that only gradients travel between hosts."""
+    gather: StreamDtype = "float32"
+    """With `fsdp` and precision = "bfloat16": dtype in which weights are gathered. `bfloat16` moves half the bytes;
+    weights are still stored and updated, and gradients summed over ranks, in float32."""
+    recompute: Recompute = "no"
+    """Activations that are computed again in the backward pass instead of being saved: none, all but the results of
+    matmuls and attention (`selective`), or all but the inputs of blocks (`full`). It saves memory; without kernels."""
     timeout: float = 300.0
     """Seconds that a process under torchrun waits for the others in a step before it reports which one is missing."""
 
@@ -276,6 +294,21 @@ class Machine:
         )
         require_choice(self, "compile", Compile)
         require_choice(self, "parallel", Parallel)
+        require_choice(self, "recompute", Recompute)
+        require_choice(self, "gather", StreamDtype)
+        require_positive(self, "replicate")
+        require(
+            self.replicate == 1 or self.parallel == "fsdp",
+            f"machine.replicate={self.replicate} copies a sharded model: set machine.parallel='fsdp'.",
+        )
+        require(
+            self.gather == "float32" or (self.parallel == "fsdp" and self.precision == "bfloat16"),
+            "machine.gather='bfloat16' needs machine.parallel='fsdp' and machine.precision='bfloat16'.",
+        )
+        require(
+            self.recompute == "no" or self.products != "float8",
+            f"machine.recompute={self.recompute!r} and machine.products='float8' cannot be combined: leave one out.",
+        )
         require(self.timeout > 0, f"machine.timeout={self.timeout} must be positive, in seconds.")
 
 

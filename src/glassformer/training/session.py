@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from glassformer.config import ConfigError, Special, to_toml
 from glassformer.model import Model, build
+from glassformer.model.transformer import initial_values
 from glassformer.training import checkpoint
 from glassformer.training.data import corpus
 from glassformer.training.data.source import Prepared, Source, prepare
@@ -21,10 +22,12 @@ from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import Tokenizer, from_json
 from glassformer.training.distributed import group
 from glassformer.training.run import PARTS, Note, Run, read_run, run_to_dict, with_model
+from glassformer.training.tuning.freeze import freeze
 
 KEPT = ("model", "data", "task", "start", "lora", "chat")
 """Parts of a run that stay the same when it is resumed."""
-Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
+Resume = tuple[dict[str, Any], checkpoint.StoredTensors, checkpoint.StoredTensors]
+"""meta.json, weights, and everything else of a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,14 @@ def _check_ids(run: Run, data: Source) -> None:
 
 
 def starting_model(run: Run, device: str | torch.device, resumed: bool = False) -> Model:
-    """Return the model of the first step: fresh, or that of [start]. A resumed run gets its weights afterwards."""
+    """Return the model of the first step: fresh, or that of [start]. A resumed run gets its weights afterwards.
+
+    On device "meta" it has no values: `starting_values` has them.
+    """
+    if torch.device(device).type == "meta":
+        model = build(run.model, device=device)
+        freeze(model, run.optim.freeze)
+        return model
     if not (run.start.model or run.optim.freeze):
         return build(run.model, seed=run.seed, device=device)
     from glassformer.training.tuning.prepare import tuned_model
@@ -89,10 +99,32 @@ def starting_model(run: Run, device: str | torch.device, resumed: bool = False) 
     return tuned_model(run, device, resumed)
 
 
-def load_weights(run: Run, model: Model, tensors: dict[str, Tensor]) -> None:
-    """Load the weights of a checkpoint: of the whole model, or of its adapters."""
+def starting_values(run: Run, model: Model, resumed: bool) -> Iterator[tuple[str, Tensor | float]]:
+    """Yield the weights of the first step by name, one after the other; none for a resumed run.
+
+    Those of [start] are views of its files: what is not copied is not read.
+    """
+    if resumed:
+        return
+    if not run.start.model:
+        yield from initial_values(model, run.seed)
+        return
+    from glassformer.training.tuning.start import start_state
+
+    yield from start_state(run, None, copy=False).items()
+
+
+@torch.no_grad()
+def load_weights(run: Run, model: Model, tensors: Mapping[str, Tensor]) -> None:
+    """Load the weights of a checkpoint, one tensor after the other: of the whole model, or of its adapters."""
     if run.lora is None:
-        model.load_state_dict(tensors)
+        own = model.state_dict()
+        if own.keys() != tensors.keys():
+            raise RuntimeError(f"the weights differ in {min(own.keys() ^ tensors.keys())}")
+        for name, held in own.items():
+            if (value := tensors[name]).shape != held.shape:
+                raise RuntimeError(f"{name} has the shape {tuple(value.shape)}, but the model {tuple(held.shape)}")
+            held.copy_(value)
         return
     from glassformer.training.tuning.lora import load_adapter
 

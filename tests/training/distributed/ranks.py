@@ -17,8 +17,10 @@ import torch
 
 import glassformer as gf
 from glassformer.config import ConfigError
-from glassformer.training import open_session, read_run, resume_session, train
-from glassformer.training.distributed.group import leave
+from glassformer.training import muon, open_session, read_run, resume_session, train
+from glassformer.training.distributed.group import leave, start
+from glassformer.training.loop import TrainState, prepare_state, restore, save
+from glassformer.training.session import Session
 from tests.cli.asking import settings
 from tests.training.tiny import SMALL, corpus
 
@@ -53,10 +55,21 @@ def alone(folder: Path, name: str, *changes: str) -> dict[int, float]:
     return curve(folder / name)
 
 
+ORTHOGONALIZED: list[int] = []
+"""Matrices in each call that orthogonalizes some, in this process."""
+
+
 @contextlib.contextmanager
 def muon_in_float32() -> Iterator[None]:
+    orthogonalize = muon.orthogonalize
+
+    def counted(stack: torch.Tensor) -> torch.Tensor:
+        ORTHOGONALIZED.append(len(stack))
+        return orthogonalize(stack)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+        patch.setattr(muon, "orthogonalize", counted)
         yield
 
 
@@ -65,7 +78,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "default"}
 
 
-def launch(ranks: int, *command: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def launch(ranks: int, *command: str, seconds: float = 400) -> subprocess.CompletedProcess[str]:
     words = [*TORCHRUN, str(ranks), *command]
     return subprocess.run(
         words, env=environment(), capture_output=True, text=True, timeout=seconds, check=False, cwd=ROOT
@@ -131,13 +144,63 @@ def do(given: dict) -> Any:
     changes = (*given["changes"], *(given.get("second", ()) if rank == "1" else ()))
     where = given.get("resume") and given["resume"][min(int(rank), len(given["resume"]) - 1)]
     session = resume_session(where, changes) if where else open_session(read_run("", changes))
+    if given.get("measure"):
+        return measured(session, given["measure"])
+    if given.get("rewrite"):
+        state = prepare_state(session.run, resumed=True)
+        restore(state, *session.resume)
+        save(state, session.data.tokenizer.to_json(), 0.0, False)
+        return state
     with muon_in_float32():
         return train(session.run, session.data, resume=session.resume)
 
 
+def memory(what: str) -> float:
+    """VmRSS or VmHWM of this process, in MB."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{what}:")[1].split()[0]) / 1024
+
+
+def measured(session: Session, what: str) -> TrainState:
+    """Build, save or resume, and print by how much the peak of this process exceeds that of an idle rank."""
+    group = start(session.run)
+    group.totals(0)
+    idle = memory("VmRSS")
+    state = prepare_state(session.run, group, resumed=session.resume is not None)
+    if what == "save":
+        for parameter in state.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        state.optimizer.step(1.0)
+        Path("/proc/self/clear_refs").write_text("5")
+        save(state, session.data.tokenizer.to_json(), 0.0, False)
+    if session.resume is not None:
+        restore(state, *session.resume)
+    held = sum(group.local(p).numel() for p in state.parameters) * 4 / 2**20
+    largest = max(p.numel() for p in state.parameters) * 4 / 2**20
+    found = {"peak": memory("VmHWM") - idle, "shard": held, "largest": largest}
+    Path(session.run.out).mkdir(exist_ok=True)
+    Path(session.run.out, f"measured-{group.rank}.json").write_text(json.dumps(found))
+    return state
+
+
+def count_gathered_bytes() -> list[int]:
+    """Return a list to which the bytes of every tensor that FSDP gathers are added."""
+    import torch.distributed as dist
+
+    gather, counted = dist.all_gather_into_tensor, []
+
+    def count(out: torch.Tensor, *given: Any, **named: Any) -> Any:
+        counted.append(out.nbytes)
+        return gather(out, *given, **named)
+
+    dist.all_gather_into_tensor = count
+    return counted
+
+
 def main() -> None:
     jobs = Path(sys.argv[1])
-    said = []
+    said, gathered = [], count_gathered_bytes()
+    totals = []
     for given in json.loads(jobs.read_text()):
         with pytest.MonkeyPatch.context() as patch:
             if os.environ["RANK"] == "1" and given.get("version"):
@@ -145,8 +208,11 @@ def main() -> None:
             try:
                 group = do(given).group
                 said.append("")
+                totals.append(sum(gathered))
             except ConfigError as error:
                 said.append(str(error))
+    jobs.with_suffix(f".gathered-{os.environ['RANK']}").write_text(" ".join(map(str, totals)))
+    jobs.with_suffix(f".orthogonalized-{os.environ['RANK']}").write_text(str(sum(ORTHOGONALIZED)))
     if os.environ["RANK"] == "0":
         jobs.with_suffix(".said").write_text(json.dumps(said))
     group.close()

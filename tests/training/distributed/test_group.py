@@ -124,5 +124,7 @@ def test_a_process_by_itself_has_no_group(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match=r"loop.batch=9 is not a multiple of 4 ranks.*Use 8 or 12"):
         start(run)
+    with pytest.raises(ConfigError, match=r"machine.replicate=3 does not divide 4 ranks"):
+        check(read_run("", ("machine.parallel=fsdp", "machine.replicate=3")))
     with pytest.raises(ConfigError, match=r"4 ranks x loop.accumulate=3: .* Use 12 or 24"):
         check(read_run("", ("loop.batch=9", "loop.accumulate=3")))

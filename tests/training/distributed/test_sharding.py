@@ -1,5 +1,6 @@
 """N processes compute what one does."""
 
+import itertools
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from tests.cli.asking import settings
 from tests.training.distributed.ranks import (
     KINDS,
     SHORT,
+    alone,
     assert_same,
     compare,
     curve,
@@ -27,17 +29,55 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
-def test_ranks_give_the_curve_of_one_process_which_resumes_what_they_wrote(tmp_path, optimiser):
-    expected = compare(tmp_path, 2, {"it": OPTIMISERS[optimiser]})["it"]
-    for kind in KINDS:
-        half = tmp_path / f"it-{kind}" / "checkpoints" / "step-00000010"
-        session = resume_session(str(half), (f'out="{tmp_path / kind}-1"',))
+def test_ranks_give_the_curve_of_one_process_which_resumes_what_they_wrote(tmp_path):
+    expected = compare(tmp_path, 2, OPTIMISERS)
+    for name, kind in itertools.product(OPTIMISERS, KINDS):
+        half = tmp_path / f"{name}-{kind}" / "checkpoints" / "step-00000010"
+        session = resume_session(str(half), (f'out="{tmp_path / name / kind}-1"',))
         with muon_in_float32():
             train(session.run, session.data, resume=session.resume)
-        assert_same(curve(tmp_path / f"{kind}-1"), expected, first=11)
-        model = gf.load(tmp_path / f"it-{kind}" / "last")
+        assert_same(curve(tmp_path / name / f"{kind}-1"), expected[name], first=11)
+        model = gf.load(tmp_path / f"{name}-{kind}" / "last")
         assert sum(p.numel() for p in model.parameters()) == gf.size(model.config).parameters
+    counts = [int((tmp_path / f"jobs.orthogonalized-{rank}").read_text()) for rank in range(2)]
+    matrices, steps = 2 * 6, 20  # of each of 2 layers: q, k, v, o, up and down
+    assert sum(counts) == len(KINDS) * steps * matrices  # each once
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.slow
+def test_copies_of_a_sharded_model_give_the_curve_of_one_process(tmp_path):
+    corpus(tmp_path)
+    copies = ("machine.parallel=fsdp", "machine.replicate=2")
+    together(tmp_path, 4, [job(tmp_path, f"{name}-2x2", *changes, *copies) for name, changes in HYBRID.items()])
+    for name, changes in HYBRID.items():
+        assert_same(curve(tmp_path / f"{name}-2x2"), alone(tmp_path, name, *changes))
+        half = tmp_path / f"{name}-2x2" / "checkpoints" / "step-00000010"
+        session = resume_session(str(half), (f'out="{tmp_path / name / "1"}"', "machine.replicate=1"))
+        with muon_in_float32():
+            train(session.run, session.data, resume=session.resume)
+        assert_same(curve(tmp_path / name / "1"), curve(tmp_path / name), first=11)
+
+
+HYBRID = {name: (*changes, "loop.accumulate=1") for name, changes in OPTIMISERS.items()}
+
+
+@pytest.mark.slow
+def test_weights_gathered_in_bfloat16_are_half_the_bytes(tmp_path):
+    corpus(tmp_path)
+    half = ("machine.parallel=fsdp", "machine.precision=bfloat16", "machine.compile=no")
+    jobs = [job(tmp_path, kind, *half, f"machine.gather={kind}") for kind in ("float32", "bfloat16")]
+    together(tmp_path, 2, jobs)
+    wide, narrow = (curve(tmp_path / kind) for kind in ("float32", "bfloat16"))
+    assert abs(wide[1] - narrow[1]) <= 1e-3
+    assert abs(wide[20] - narrow[20]) <= 4e-2
+    first, both = (int(text) for text in (tmp_path / "jobs.gathered-0").read_text().split())
+    assert both - first == pytest.approx(first / 2, rel=0.05)
+
+
+@pytest.mark.slow
+def test_uneven_groups_of_matrices(tmp_path):
+    compare(tmp_path, 4, {"muon": (*OPTIMISERS["muon"], "model.n_layers=3", "model.d_model=28", "model.n_heads=2")})
 
 
 @pytest.mark.slow

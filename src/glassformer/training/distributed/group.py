@@ -12,7 +12,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from glassformer.errors import ConfigError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from glassformer.model import Model
     from glassformer.training.optimizers import Optimizer
     from glassformer.training.run import Run
+    from glassformer.weights.tensors import Stored
 
 Function = Callable[..., Any]
 T = TypeVar("T")
@@ -124,6 +126,7 @@ class Group:
 
     rank = 0
     world = 1
+    one_host = True
     sharded = False
     """True if tensors are sharded over ranks, so that every rank must take part in every forward pass."""
 
@@ -185,13 +188,37 @@ class Group:
         """Return the complete tensor. All ranks must call it."""
         return tensor
 
-    def whole(self, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
-        """Return complete tensors on rank 0. Other ranks must call it as well and may get none."""
-        return tensors
+    def fill(self, model: "Model", values: "Iterable[tuple[str, Tensor | float]]") -> None:
+        """Give the parameters of a wrapped model on the meta device memory and values. Sharded groups do this."""
+        raise NotImplementedError
 
-    def spread(self, tensors: "dict[str, Tensor]", model: "Model") -> "dict[str, Tensor]":
-        """Shard complete tensors, on all ranks: those named `parameter` or `parameter/key` get its placement."""
-        return tensors
+    def aside(self) -> "Group":
+        """Return the same ranks with connections of their own, for a second thread."""
+        return self
+
+    def writer(self, run: "Run") -> "Writer":
+        """Return what writes the checkpoints of a run: at once, or while training goes on."""
+        if not run.checkpoint.background or (self.sharded and not self.one_host):
+            return Writer(self)
+        from glassformer.training.distributed.background import Background  # not needed by other runs
+
+        return Background(self)
+
+    def hold(self, tensors: "dict[str, Tensor]", copy: bool) -> dict[str, Any]:
+        """Return what this rank writes of tensors; with `copy`, as it is now, on the CPU."""
+        return {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()} if copy else tensors
+
+    def write(self, tensors: dict[str, Any], path: Path) -> None:
+        """Write what `hold` returned to a file. All ranks must call it; one that fails raises OSError on all."""
+        from glassformer.training.checkpoint import save_tensors
+
+        self.on_main(lambda: save_tensors(tensors, path))
+
+    def read(self, stored: "Stored", like: "Tensor | None") -> "Tensor":
+        """Return the values of a stored tensor, sharded as the parameter `like` is if that has its shape."""
+        from glassformer.training.checkpoint import copy_stored
+
+        return copy_stored(stored)
 
     def whole_model(self, model: "Model") -> "Model | None":
         """Return an unsharded model on rank 0. Other ranks must call it as well and may get none."""
@@ -208,6 +235,26 @@ class Group:
 
     def close(self) -> None:
         """Shut down the process group."""
+
+
+class Writer:
+    """Writes checkpoints at once. `background.Background` does so while training goes on."""
+
+    copies = False
+    """True if what is written must be copied first, because the next step changes it."""
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def submit(self, work: Callable[[Group], None]) -> None:
+        """Do the work, with a group that it may use."""
+        work(self.group)
+
+    def settle(self) -> None:
+        """Wait until nothing is being written."""
+
+    def check(self) -> None:
+        """Raise the error of work that has failed since the last call."""
 
 
 ALONE = Group()
@@ -241,7 +288,11 @@ def caught_signals(repeated: bool) -> Iterator[list[int]]:
 
 def check(run: "Run") -> None:
     """Refuse a run that the processes of torchrun cannot share; there may be one only."""
-    world, parts = world_size(), run.loop.accumulate
+    world, parts, copies = world_size(), run.loop.accumulate, run.machine.replicate
+    if world > 1 and world % copies:
+        raise ConfigError(
+            f"machine.replicate={copies} does not divide {world} ranks: every copy of the model needs the same number."
+        )
     share = world * parts
     if run.loop.batch % share:
         near = max(run.loop.batch // share, 1) * share

@@ -12,7 +12,8 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,27 +50,43 @@ def box_of(tensor: Any) -> Box:
     return tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
 
 
-def is_first_copy(tensor: Any, rank: int) -> bool:
-    """Return whether this rank writes its part: of several ranks that hold the same part, the first does."""
+@dataclass(frozen=True)
+class Piece:
+    """The part of a tensor that one rank holds."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    box: Box
+    local: Tensor
+    is_written: bool
+    """Of several ranks that hold the same part, the first writes it."""
+
+
+def piece_of(tensor: Any, rank: int, copy: bool = False) -> Piece:
+    """Return the part of a tensor that this rank holds; with `copy`, its present values on the CPU."""
     from torch.distributed.tensor import DTensor
 
-    if not isinstance(tensor, DTensor):
-        return rank == 0
-    place = tensor.device_mesh.get_coordinate()
-    assert place is not None
-    return all(at == 0 for at, kind in zip(place, tensor.placements, strict=True) if kind.is_replicate())
+    if isinstance(tensor, DTensor):
+        place = tensor.device_mesh.get_coordinate()
+        assert place is not None
+        first = all(at == 0 for at, kind in zip(place, tensor.placements, strict=True) if kind.is_replicate())
+        local = tensor.to_local()
+    else:
+        first, local = rank == 0, tensor
+    local = local.detach().to("cpu", copy=True) if copy and first else local.detach()
+    return Piece(tuple(tensor.shape), box_of(tensor), local, first)
 
 
-def plan(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
+def plan(pieces: dict[str, Piece]) -> tuple[bytes, dict[str, int], int]:
     """Return the header of the file, the offset of each tensor in it, and the size of the file."""
     order = list(CODES)
-    names = sorted(tensors, key=lambda name: (order.index(tensors[name].dtype), name))
+    names = sorted(pieces, key=lambda name: (order.index(pieces[name].local.dtype), name))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
-        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
-        code, shape = CODES[tensors[name].dtype], list(tensors[name].shape)
-        entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+        shape, dtype = list(pieces[name].shape), pieces[name].local.dtype
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     header = struct.pack("<Q", len(text)) + text
@@ -90,9 +107,10 @@ def runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
         yield first + (box[cut].start * strides[cut] if shape else 0), length
 
 
-def write(path: Path, tensors: dict[str, Tensor], group: "Replicated") -> None:
-    """Write tensors that are sharded over the ranks of a group. All ranks call it; an error on one is raised on all."""
-    header, offsets, size = plan(tensors)
+def write(path: Path, tensors: Mapping[str, Any], group: "Replicated") -> None:
+    """Write tensors that are sharded over the ranks of a group, or pieces of them. An error on one is raised on all."""
+    pieces = {name: t if isinstance(t, Piece) else piece_of(t, group.rank) for name, t in tensors.items()}
+    header, offsets, size = plan(pieces)
 
     def create() -> None:
         with path.open("wb") as file:
@@ -103,12 +121,11 @@ def write(path: Path, tensors: dict[str, Tensor], group: "Replicated") -> None:
     problem: tuple[int, str] | None = None
     try:
         with path.open("r+b", buffering=0) as file:
-            for name, tensor in tensors.items():
-                if group.one_host:
-                    if is_first_copy(tensor, group.rank):
-                        _write_part(file.fileno(), offsets[name], tuple(tensor.shape), box_of(tensor), tensor)
-                elif (whole := group.full(tensor)) is not None and group.is_main:
-                    _write_part(file.fileno(), offsets[name], tuple(tensor.shape), box_of(whole), whole)
+            for name, piece in pieces.items():
+                if not group.one_host:
+                    piece = piece_of(group.full(tensors[name]), group.rank)
+                if piece.is_written:
+                    _write_piece(file.fileno(), offsets[name], piece)
             os.fsync(file.fileno())
     except OSError as error:
         problem = (error.errno or 5, error.strerror or str(error))
@@ -117,12 +134,11 @@ def write(path: Path, tensors: dict[str, Tensor], group: "Replicated") -> None:
             raise OSError(*found)
 
 
-def _write_part(file: int, offset: int, shape: tuple[int, ...], box: Box, tensor: Any) -> None:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    size = local.element_size()
-    data = memoryview(local.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+def _write_piece(file: int, offset: int, piece: Piece) -> None:
+    size = piece.local.element_size()
+    data: memoryview = piece.local.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
     done = 0
-    for first, count in runs(shape, box):
+    for first, count in runs(piece.shape, piece.box):
         end = done + count * size
         place = offset + first * size
         while done < end:

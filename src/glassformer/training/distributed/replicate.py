@@ -1,8 +1,10 @@
 """DDP: every rank holds the whole model, and gradients are averaged while the backward pass runs."""
 
 import contextlib
+import copy
 import gc
 import hashlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -15,7 +17,10 @@ from glassformer.model import Model
 from glassformer.model.moe import MoE
 from glassformer.training.distributed import failure, start
 from glassformer.training.distributed.group import STOP_SIGNALS, Function, Group, T, caught_signals
-from glassformer.training.run import Run
+from glassformer.training.distributed.muon import Owners
+from glassformer.training.muon import Muon
+from glassformer.training.optimizers import Optimizer
+from glassformer.training.run import Machine, Run
 
 STOPS = tuple(int(getattr(signal, name)) for name in STOP_SIGNALS if hasattr(signal, name))
 
@@ -36,12 +41,15 @@ class Replicated(Group):
 
     ddp: nn.parallel.DistributedDataParallel
 
-    def __init__(self, device: torch.device, joined: start.Joined):
+    def __init__(self, device: torch.device, joined: start.Joined, machine: Machine):
         import torch.distributed as dist
 
-        self.dist, self.joined = dist, joined
+        self.dist, self.joined, self.machine = dist, joined, machine
         self.device = device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.owners: Any = None
+        """The ranks among which each matrix of Muon has one owner. None: all."""
+        self.one_host = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
         self.noted: list[int] = []
         """Signals that this rank has received."""
         self.stop_signal = 0
@@ -56,6 +64,11 @@ class Replicated(Group):
         self.ddp = ddp
         inner = torch.compile(function) if compiled else function
         return lambda model, *given: ddp(inner, *given)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        for member, _ in optimizer.members:
+            if isinstance(member, Muon):  # AdamW works element by element
+                Owners(member, self)
 
     def accumulating(self, more: bool) -> contextlib.AbstractContextManager[Any]:
         return self.ddp.no_sync() if more else contextlib.nullcontext()
@@ -101,6 +114,14 @@ class Replicated(Group):
     def reseed(self, seed: int, step: int) -> None:
         digest = hashlib.sha256(f"{seed} {step} {self.rank}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
+
+    def aside(self) -> "Replicated":
+        other = copy.copy(self)
+        other.joined = start.connect_again(self.joined)
+        return other
+
+    def hold(self, tensors: dict[str, Any], copy: bool) -> dict[str, Any]:
+        return super().hold(tensors, copy) if self.is_main else {}
 
     def require_same(self, run: Run, data: Any, resumed: dict[str, Any] | None) -> None:
         problem = start.difference(self.gather(start.identity(run, data, resumed)))

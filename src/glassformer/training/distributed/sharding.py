@@ -8,19 +8,23 @@ Every rank computes 1/N of the sequences of a step. A loss is a sum over targets
 N ranks compute what one does, up to the order of sums. Dropout is seeded by (seed, step, rank): nothing per rank needs
 storing.
 
-Checkpoints are those of a single process: complete tensors, gathered one by one and written by rank 0. So any number of
-ranks can resume them, and `gf.load` reads them. The cost: the host memory of rank 0 holds weights and optimizer state
-once when writing, and that of every rank when building and resuming.
+No rank ever holds the whole model. It is built without memory (the meta device), sharded, and then filled: fresh
+weights are drawn one tensor at a time, with the numbers that a single process draws; those of a model folder are read
+one at a time. Checkpoints are those of a single process (`pieces`): any number of ranks resumes them, and `gf.load`
+reads them. A run with [lora] still builds its frozen model on every rank.
 
-Limits. FSDP gathers in float32 and computes under autocast, as one process does: bf16 does not halve the traffic.
-Muon gathers its complete matrices for its step; every rank then orthogonalizes all of them. Sampling under FSDP gathers
+With `machine.replicate` there are several copies of the sharded model (HSDP): weights are gathered within a copy, and
+gradients are summed over all of them. With `machine.gather = "bfloat16"` weights travel in half the bytes.
+
+Limits. Sampling under FSDP gathers
 a copy of the model on rank 0: `loop.sample_every = 0` where that does not fit. Under FSDP an expert that no token of
 any rank chose has a gradient of zero, not none, so its weights still decay. The balance loss of a mixture of experts is
 that of each rank's sequences.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +32,11 @@ from torch import Tensor
 
 from glassformer.model import Model, build
 from glassformer.model.moe import MoE
+from glassformer.training.checkpoint import copy_stored
 from glassformer.training.distributed.group import Function
+from glassformer.training.distributed.pieces import box_of, piece_of, write
 from glassformer.training.distributed.replicate import Replicated, Root
-from glassformer.training.optimizers import Optimizer
+from glassformer.weights.tensors import Stored, release_all
 
 
 class Sharded(Replicated):
@@ -42,9 +48,16 @@ class Sharded(Replicated):
     def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
         """In this order: compile each block, shard each block, shard the rest."""
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        mesh = init_device_mesh(self.device.type, (self.world,))
+        copies = self.machine.replicate
+        sizes = (self.world,) if copies == 1 else (copies, self.world // copies)
+        mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+        self.owners = mesh.get_group("shard")
+        # inputs keep their dtype: the residual stream stays as wide as without sharding
+        narrow = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
+        policy = MixedPrecisionPolicy(**(narrow if self.machine.gather == "bfloat16" else {}))  # type: ignore[arg-type]
+        options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
         blocks = [block for stack in _stacks(model) for block in stack.blocks]
         for module in model.modules():
             if isinstance(module, MoE):
@@ -55,15 +68,10 @@ class Sharded(Replicated):
         for block in blocks:
             if compiled:
                 block.compile()
-            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+            fully_shard(block, **options)
         # the rest is resharded after a forward pass as well: outside of one, parameters are always sharded
-        self.root = fully_shard(Root(model), mesh=mesh, reshard_after_forward=True)
+        self.root = fully_shard(Root(model), **options)
         return lambda model, *given: self.root(function, *given)
-
-    def adopt(self, optimizer: Optimizer) -> None:
-        for member, _ in optimizer.members:
-            if not isinstance(member, torch.optim.AdamW):  # AdamW works element by element
-                _Whole(self, member)
 
     def run(self, function: Function, model: Model, *given: Any) -> Any:
         return self.root(function, *given)
@@ -79,70 +87,46 @@ class Sharded(Replicated):
     def full(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
-    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        out = {}
-        for name, tensor in tensors.items():
-            full = self.full(tensor.detach())
-            if self.is_main:
-                out[name] = full.cpu()
-        return out
+    @torch.no_grad()
+    def fill(self, model: Model, values: Iterable[tuple[str, Tensor | float]]) -> None:
+        """Every rank is given whole tensors, one at a time, and keeps its part."""
+        model.to_empty(device=self.device)
+        for buffer in model.buffers():
+            buffer.zero_()
+        targets = dict(model.named_parameters()) | dict(model.named_buffers())
+        for name, value in values:
+            local = self.local(targets[name])
+            local.fill_(value) if isinstance(value, float) else local.copy_(value[box_of(targets[name])])
+            del value
+            release_all()
 
-    def spread(self, tensors: dict[str, Tensor], model: Model) -> dict[str, Tensor]:
-        parameters = dict(model.named_parameters())
-        out = {}
-        for name, tensor in tensors.items():
-            like = parameters.get(name, parameters.get(name.rpartition("/")[0]))
-            fits = like is not None and tensor.shape == like.shape and tensor.dim() > 0
-            out[name] = self.cut(tensor, like) if fits else tensor
-        return out
+    def hold(self, tensors: dict[str, Any], copy: bool) -> dict[str, Any]:
+        """On several hosts, tensors are gathered while they are written, and there is no copy."""
+        return {name: piece_of(t, self.rank, copy) for name, t in tensors.items()} if self.one_host else tensors
 
-    def cut(self, tensor: Tensor, like: Any) -> Tensor:
-        """Return this rank's shard of a tensor that every rank has completely."""
-        from torch.distributed.tensor import distribute_tensor
+    def write(self, tensors: dict[str, Any], path: Path) -> None:
+        write(path, tensors, self)
 
-        return distribute_tensor(tensor.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
+    def read(self, stored: Stored, like: Any) -> Tensor:
+        if like is None or not _is_sharded(like) or stored.shape != tuple(like.shape):
+            return copy_stored(stored)
+        from torch.distributed.tensor import DTensor
+
+        local = copy_stored(stored, box_of(like)).to(self.device)
+        grid, kinds = like.device_mesh, like.placements
+        return DTensor.from_local(local, grid, kinds, run_check=False, shape=like.shape, stride=like.stride())
 
     def whole_model(self, model: Model) -> Model | None:
-        weights = self.whole(dict(model.named_parameters()))
+        weights = {}
+        for name, parameter in model.named_parameters():
+            full = self.full(parameter.detach())
+            if self.is_main:
+                weights[name] = full.cpu()
         if not self.is_main:
             return None
         copy = build(model.config, device=self.device)
         copy.load_state_dict(weights)
         return copy
-
-
-class _Whole:
-    """Hooks of an optimizer that needs complete matrices: gathered before its step, sharded again after it."""
-
-    def __init__(self, group: Sharded, optimizer: torch.optim.Optimizer):
-        self.group = group
-        self.held: list[list[Any]] = []
-        optimizer.register_step_pre_hook(self.before)
-        optimizer.register_step_post_hook(self.after)
-
-    @torch.no_grad()
-    def before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        full = self.group.full
-        self.held = [group["params"] for group in optimizer.param_groups]
-        for group, pieces in zip(optimizer.param_groups, self.held, strict=True):
-            group["params"] = []
-            for piece in pieces:
-                matrix = full(piece.detach()).clone()
-                matrix.grad = None if piece.grad is None else full(piece.grad)
-                optimizer.state[matrix] = {k: full(v) for k, v in optimizer.state.pop(piece, {}).items()}
-                group["params"].append(matrix)
-
-    @torch.no_grad()
-    def after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group, pieces in zip(optimizer.param_groups, self.held, strict=True):
-            for matrix, piece in zip(group["params"], pieces, strict=True):
-                piece.copy_(self.group.cut(matrix, piece))
-                state = optimizer.state.pop(matrix)
-                for key, value in state.items():
-                    same = isinstance(value, Tensor) and value.shape == matrix.shape
-                    optimizer.state[piece][key] = self.group.cut(value, piece) if same else value
-            group["params"] = pieces
-        self.held = []
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -13,7 +13,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 
@@ -63,7 +64,7 @@ def connect(run: Run) -> Group:
         _joined = _join(cuda)
     _set_timeout(_joined, run.machine.timeout)
     kind = Sharded if run.machine.parallel == "fsdp" else Replicated
-    return kind(torch.device("cuda" if cuda else "cpu"), _joined)
+    return kind(torch.device("cuda" if cuda else "cpu"), _joined, run.machine)
 
 
 def _join(cuda: bool) -> Joined:
@@ -77,6 +78,14 @@ def _join(cuda: bool) -> Joined:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENT)
     return Joined(Watch(store, rank, world), dist.new_group(backend="gloo", timeout=PATIENT), PATIENT.total_seconds())
+
+
+def connect_again(joined: Joined) -> Joined:
+    """Return further connections to the same ranks, for a second thread. All ranks must call it."""
+    import torch.distributed as dist
+
+    uncounted = cast(Watch, SimpleNamespace(exchanges=0))  # the heartbeats are those of the first connections
+    return Joined(uncounted, dist.new_group(backend="gloo", timeout=PATIENT), joined.timeout)
 
 
 def _set_timeout(joined: Joined, seconds: float) -> None:
