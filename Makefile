@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Developers keep the corpus in ../shared/data. Others set GLASSFORMER_DATA, or the text is downloaded.
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 
-.PHONY: tour test test-all lint types docs clean
+.PHONY: tour test test-all lint types docs site clean
 
 tour: .venv/installed
 	$(PY) -m glassformer tour
@@ -25,17 +25,23 @@ types: .venv/installed
 	MYPYPATH=src $(PY) -m mypy --strict --follow-imports=silent --config-file= tests/api_usage.py
 
 # docs/claims.md and docs/errata.md from the claims, docs/presets.md from
-# the presets and devices, docs/run_file.md from the fields of a run
+# the presets and devices, docs/run_file.md from the fields of a run,
+# docs/commands.md from the parsers
 docs: .venv/installed
 	$(PY) -m glassformer.theory.claims.documents
+	$(PY) -m glassformer.cli.page
+
+# the documentation as a site with search, in docs/_build; a warning is an error
+site: .venv/installed
+	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build
 
 # torch comes first and is pinned: an unpinned torch downloads gigabytes of CUDA libraries that a CPU machine cannot use
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy setuptools wheel
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
-		-e ".[dev,studio,theory,hub,logs,data,export,tokenizers,peers]"
+		-e ".[dev,studio,theory,hub,logs,data,export,tokenizers,peers,docs]"
 	touch $@
 
 clean:
-	rm -rf .venv build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build docs/_build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -58,6 +58,7 @@ def test_asking_for_the_kernels_is_refused_in_one_sentence(copy):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_training_and_env_work(copy, tmp_path):
     (tmp_path / "cats.txt").write_text(TEXT)
     changes = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]

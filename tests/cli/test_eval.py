@@ -90,6 +90,7 @@ def test_bfloat16_is_close_to_float32(capsys, folder, text):
     assert coarse == pytest.approx(exact, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_local_tasks_of_lm_eval(capsys, folder, tmp_path, monkeypatch):
     peers.run_offline(monkeypatch, tmp_path / "cache")

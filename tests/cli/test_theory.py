@@ -216,6 +216,7 @@ def on_a_terminal(columns, *commands):
     return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", moved).splitlines()
 
 
+@pytest.mark.slow
 def test_a_terminal_of_80_columns_is_enough():
     shown = on_a_terminal(
         80, f"check {ONE} --explain", "check pe-extrapolation", "check --list", "check --source 'ch13 ex 8'",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = ("python", "sh", "toml", "text", "math")
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+LANGUAGES = ("python", "sh", "toml", "text", "math", "{toctree}", "{eval-rst}")
 """`text` is for output and listings, which no test runs."""
 
 

@@ -24,15 +24,18 @@ PYTHON = {name: [b for b in blocks(text) if b.language == "python"] for name, te
 PYTHON = {name: found for name, found in PYTHON.items() if found}
 COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
 README = COMMANDS["README.md"]
+EXAMPLES = COMMANDS["docs/examples.md"]
 NEEDS_A_SERVER = "docs/studio.md"
+QUICK_PAGES = ("README.md", "docs/python.md")
 QUICK = ("sample", "eval", "size", "look", "check", "exercise", "compare", "convert", "env")
-"""Verbs whose commands in README.md are executed in the default suite."""
+"""Verbs whose commands in README.md and docs/examples.md are executed in the default suite."""
 
 
 def test_there_are_blocks_and_commands():
     assert {"README.md", "docs/doctor.md", "docs/errata.md", "docs/studio.md"} <= set(PYTHON)
-    assert len(README) >= 15
-    assert set(VERBS) <= {command.words[0] for command in README}
+    assert len(EXAMPLES) >= 15
+    assert set(VERBS) <= {command.words[0] for command in EXAMPLES}
+    assert len([command for command in README if len(command.words) > 1]) >= 6
     assert sum(map(len, COMMANDS.values())) > 100
 
 
@@ -75,14 +78,14 @@ def test_every_target_of_make_exists():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == "README.md" else pytest.mark.slow) for name in PYTHON
+    [pytest.param(name, marks=[] if name in QUICK_PAGES else pytest.mark.slow) for name in PYTHON
      if name != NEEDS_A_SERVER],
 )  # fmt: skip
 def test_the_python_of_a_file_runs_from_top_to_bottom(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     script = "\n".join(block.text for block in PYTHON[name])
     exec(compile(script, name, "exec"), {"__name__": "__main__"})
-    assert name == "docs/errata.md" or capsys.readouterr().out
+    assert name in ("README.md", "docs/errata.md") or capsys.readouterr().out
 
 
 PATH = re.compile(r"`([\w./*-]+/(?:[\w.*-]+\.(?:py|toml|md|js))?)`")
@@ -127,6 +130,7 @@ def desk(tmp_path_factory):
         "    weights = np.exp(scores - scores.max(-1, keepdims=True))\n"
         "    weights /= weights.sum(-1, keepdims=True)\n    return weights @ v, weights\n"
     )
+    (folder / "mytext.txt").write_text("the cat sat on the mat.\n" * 400)
     (folder / "TEXT").write_text("the cat sat on the mat. the dog sat on the log.\n" * 9)
     (folder / "held_out.txt").write_text("ROMEO:\nShall I hear more, or shall I speak at this?\n" * 12)
     (folder / "questions.jsonl").write_text(
@@ -141,9 +145,9 @@ def desk(tmp_path_factory):
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, id=" ".join(c.words)[:50])
-     for c in README if len(c.words) > 1 and c.words[0] in QUICK],
+     for c in (*README, *EXAMPLES) if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
-def test_a_command_of_the_readme_succeeds(command, desk, monkeypatch, capsys):
+def test_a_command_of_the_readme_or_the_examples_succeeds(command, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out
@@ -176,7 +180,7 @@ def test_the_page_of_evaluation_runs_a_task(desk, monkeypatch, capsys):
 
 def test_the_doctor_reports_the_bug_that_the_readme_shows(desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
-    (command,) = {c.words for c in README if c.words[0] == "doctor" and len(c.words) > 1}
+    (command,) = {c.words for c in README if c.words[0] == "doctor" and "file.py:build" in c.words}
     code, out, err = run(capsys, *command)
     assert code == 1, err + out
     shown = next(block.text for block in blocks(TEXTS["README.md"]) if block.text.startswith("file.py:build"))
@@ -202,7 +206,8 @@ def test_the_page_of_loggers_trains_and_replays(desk, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_readme_trains_and_resumes(desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
-    train, resume = (c.words for c in README if c.words[0] == "train" and len(c.words) > 1)
+    found = [c.words for c in EXAMPLES if c.words[0] == "train" and len(c.words) > 1]
+    train, resume = found[0], next(words for words in found if "--resume" in words)
     assert "--resume" in resume
     code, out, err = run(capsys, *train, *settings(*tiny.SMALL, "loop.steps=4"))
     assert code == 0, err

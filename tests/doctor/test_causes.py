@@ -47,3 +47,9 @@ def test_a_leak_in_training_explains_train_against_eval_and_nothing_of_inference
 
 def test_nothing_failed_is_no_cause():
     assert sort_out([Finding("a/b", Verdict.PASS)]) == []
+
+
+def test_unusual_initial_sizes_are_named_after_whatever_computes_something_wrong():
+    size, cache = fail("residual_growth/init"), fail("cache_mismatch/steps")
+    assert first(size, cache) == ["cache_mismatch", "residual_growth"]
+    assert first(fail("residual_growth/sum"), cache) == ["residual_growth", "cache_mismatch"]

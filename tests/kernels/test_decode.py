@@ -49,6 +49,7 @@ def test_the_model_is_left_as_it_was():
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["near", "lookup"])
 def test_drafts_give_what_torch_gives(who):
     model = lively(untied(), std=0.5)[0]

@@ -49,7 +49,7 @@ needs_browser = pytest.mark.skipif(FOUND is None or bool(missing), reason=REASON
 if not missing:
     from playwright.sync_api import expect
 
-    expect.set_options(timeout=20_000)  # a loaded machine is no fault of the page
+    expect.set_options(timeout=60_000)  # a loaded machine is no fault of the page
 else:
     expect = None
 ROMEO = "ROMEO:\nBut soft, what light"
@@ -68,7 +68,7 @@ class Opened:
     def open(self, width: int = 1280, height: int = 900, theme: str = "light", **selection: Any) -> Any:
         """A page at a selection: console errors, exceptions and requests to elsewhere are kept in `problems`."""
         page = self.browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda m: self.problems.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         own = (self.address, "data:", "blob:")

@@ -43,6 +43,7 @@ def test_the_diagram_is_to_scale_and_a_block_unfolds(site):
     assert page.locator("#inspector td").first.inner_text() == "decoder.blocks.3.feedforward.up.weight"
 
 
+@pytest.mark.slow
 def test_one_cell_is_the_sum_that_is_shown(site):
     page = site.open(view="anatomy", part="blocks.2.attention", layer=2, site="blocks.2.attention.scores", head=3)
     page.wait_for_selector("[data-panel=part][data-site='blocks.2.attention.scores']")

@@ -51,6 +51,7 @@ def test_a_conversation_shows_tokens_with_probabilities_and_the_rendered_prompt(
     expect(where.locator(".said")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_a_message_that_is_too_long_is_refused_and_can_be_corrected(site):
     page = site.open(view="playground", model="chatty")
     where = panel(page, "chat")
@@ -61,6 +62,7 @@ def test_a_message_that_is_too_long_is_refused_and_can_be_corrected(site):
     assert page.get_by_label("Message", exact=True).input_value().startswith("the mat")
 
 
+@pytest.mark.slow
 def test_a_model_without_a_template_has_no_panel(site):
     page = site.open(view="playground", model="bard")
     page.wait_for_selector("[data-panel=next][data-ready]")

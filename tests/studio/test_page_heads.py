@@ -22,6 +22,7 @@ def open_heads(site, **more):
     return page
 
 
+@pytest.mark.slow
 def test_the_large_map_reads_the_traces_attention_and_a_click_locks_the_query(site, induction):
     model, tokens = induction
     page = open_heads(site)
@@ -89,6 +90,7 @@ def test_scores_are_the_head_tables_and_sort(site, induction):
     expect(panel(page, "head").locator("h2")).to_have_text(f"Head {best.layer}.{best.head}")
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_shows_each_of_its_attentions(site):
     page = site.open(view="heads", model="pair", prompt="3 1 4 1 5")
     page.wait_for_selector("[data-panel=grid][data-drawn]")

@@ -103,6 +103,7 @@ STOP_AT_THE_FIRST_TOKEN = """() => new MutationObserver((_, observer) => {
 """A click from outside may come after the last token."""
 
 
+@pytest.mark.slow
 def test_written_text_is_generates_and_can_be_stopped_and_kept(site, bard):
     model, tokenizer = bard
     page = site.open(view="playground")
@@ -132,6 +133,7 @@ def test_written_text_is_generates_and_can_be_stopped_and_kept(site, bard):
     expect(page.locator(".written .new")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_a_chart_keeps_its_position_when_the_theme_and_then_the_window_change(site):
     page = site.open(view="playground")
     page.wait_for_selector("[data-panel=next][data-ready='27']")
@@ -149,6 +151,7 @@ def test_a_chart_keeps_its_position_when_the_theme_and_then_the_window_change(si
         assert box["y"] + box["height"] <= below["y"]
 
 
+@pytest.mark.slow
 def test_the_beam_trees_filled_path_is_the_beam_searchs_text(site, bard):
     model, tokenizer = bard
     page = site.open(view="playground")

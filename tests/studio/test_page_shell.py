@@ -90,6 +90,7 @@ def test_the_theme_is_switched_and_kept(site):
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_while_torch_loads_the_state_is_polled_and_the_console_is_empty(site):
     page = site.open(view="playground")
@@ -116,6 +117,7 @@ def test_while_torch_loads_the_state_is_polled_and_the_console_is_empty(site):
     assert next(states, None) is None
 
 
+@pytest.mark.slow
 @needs_browser
 def test_another_model_resets_the_selection_and_going_back_restores_it(site):
     page = site.open(view="stream", model="bard", prompt="ROMEO: be", token=5, layer=4, head=3, answer="60")
@@ -154,6 +156,7 @@ def test_an_encoder_decoder_has_a_field_for_its_answer_and_fills_it_itself(site)
     page.wait_for_selector("#target-strip", state="hidden")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_tensors_arrive_as_they_were_sent(site):
     page = site.open()
@@ -208,6 +211,7 @@ def test_a_figure_is_saved_as_a_file_that_opens(site, view, name, kind, drawn):
         assert float(root.attrib["width"]) > 200
 
 
+@pytest.mark.slow
 @needs_browser
 def test_an_invalid_response_is_reported_and_the_page_continues(site):
     page = site.open(view="anatomy", model="no-such-model")

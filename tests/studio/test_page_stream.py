@@ -36,6 +36,7 @@ def test_the_lens_grid_is_the_logit_lens_and_a_cell_asks_for_its_contributions(s
     assert float(run_python(page, "attribution").logit[0]) == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_norms_by_depth_are_those_of_the_stream(site, bard):
     page = site.open(view="stream", token=4)
     page.wait_for_selector("[data-panel=norms] .js-plotly-plot .scatterlayer")
@@ -49,6 +50,7 @@ def test_norms_by_depth_are_those_of_the_stream(site, bard):
     assert any("theory" in name for name in names)
 
 
+@pytest.mark.slow
 def test_patching_draws_the_effect_map_and_refuses_unequal_texts_in_words(site):
     page = site.open(view="stream", model="induction", prompt="ABAB")
     page.wait_for_selector("[data-panel=lens][data-ready]")

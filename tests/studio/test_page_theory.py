@@ -77,6 +77,7 @@ def test_a_claim_is_shown_in_full_with_formulas_figure_and_errata(page):
     drawn(page, CLAIM)
 
 
+@pytest.mark.slow
 def test_a_claim_runs_live_its_control_fails_and_its_knob_changes_the_figure(page):
     choose(page, CLAIM)
     page.get_by_role("button", name="Run", exact=True).click()

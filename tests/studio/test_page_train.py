@@ -62,6 +62,7 @@ def curve(page, name, number=0):
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_started_followed_to_its_end_and_still_there_after_a_reload(page, folder):
     run = start(page, 30)
     state(page, run, "finished")
@@ -92,6 +93,7 @@ def test_a_run_is_started_followed_to_its_end_and_still_there_after_a_reload(pag
     page.locator("glass-train:not([hidden])").wait_for()
 
 
+@pytest.mark.slow
 def test_limits_are_the_dataclasses_and_a_refusal_is_a_sentence(page):
     control(page, "Steps").fill("0")
     page.get_by_role("button", name="Start training").click()

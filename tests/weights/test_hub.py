@@ -30,7 +30,7 @@ def refusal(name):
     start = time.monotonic()
     with pytest.raises(WeightsError) as refused:
         resolve(name)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert "\n" not in str(refused.value)
     return str(refused.value)
 

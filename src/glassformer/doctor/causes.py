@@ -112,7 +112,9 @@ def sort_out(findings: list[Finding]) -> list[tuple[list[Finding], list[Finding]
     if not causes and failed:  # a circle: the first by rank is named
         first = min(failed, key=lambda f: RANK.index(name_of(f)))
         causes = {name_of(first): [first]}
-    ordered = sorted(causes.items(), key=lambda item: (not _compared(item[1]), RANK.index(item[0])))
+    ordered = sorted(
+        causes.items(), key=lambda item: (not _compared(item[1]), _of_initial_sizes(item[1]), RANK.index(item[0]))
+    )
     known = {id(f) for _, group in ordered for f in group}
     rest = [f for f in failed if id(f) not in known]
     return [(group, [f for f in rest if any(_brings(cause, f) for cause in group)]) for _, group in ordered]
@@ -121,6 +123,11 @@ def sort_out(findings: list[Finding]) -> list[tuple[list[Finding], list[Finding]
 def _compared(group: list[Finding]) -> bool:
     """Whether a trusted model shows this as the first difference of the forward pass: it is named before all others."""
     return any(f.evidence.get("first_difference") for f in group)
+
+
+def _of_initial_sizes(group: list[Finding]) -> bool:
+    """Whether only sizes of fresh weights are unusual: whatever computes something wrong is named before."""
+    return all(f.id in ("residual_growth/init", "init_loss/head") for f in group)
 
 
 def _brings_back(effect: Finding, cause: Finding) -> bool:

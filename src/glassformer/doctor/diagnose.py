@@ -49,6 +49,9 @@ def diagnose(
     The model given is not changed: probes run on copies. One that is over 1 GB or cannot be copied faithfully is
     examined in place and restored after each probe.
     Raises CannotExamineError, one sentence, when it cannot be examined at all.
+
+    >>> gf.diagnose(gf.load("bard"), quick=True).healthy
+    True
     """
     began = time.monotonic()
     if isinstance(subject, str | Path):

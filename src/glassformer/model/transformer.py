@@ -236,6 +236,11 @@ def build(
     `config` is a ModelConfig or the name of a preset, such as "gpt2".
     It comes in evaluation mode (no dropout), as a loaded one does; `model.train()` switches. On device "meta" nothing
     is allocated: shapes only.
+
+    >>> import glassformer as gf
+    >>> model = gf.build("gpt2", device="meta")
+    >>> sum(p.numel() for p in model.parameters())
+    124439808
     """
     if isinstance(config, str):
         config = presets.get(config)

@@ -75,6 +75,10 @@ def train(
 
     `listen` is called with each event while the run trains. `force` replaces the run that the folder `out` already
     holds. Raises GlassformerError for an invalid run, and KeyboardInterrupt after a checkpoint if interrupted.
+
+    >>> result = gf.train("mytext.txt", loop={"steps": 2, "batch": 2, "context": 16}, out="runs/short")
+    >>> result.model.config.n_layers
+    4
     """
     history: list[Event] = []
 

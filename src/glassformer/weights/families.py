@@ -119,7 +119,7 @@ def _check_sizes(config: ModelConfig, tensors: Tensors, embed: str) -> None:
             f"config.json has vocab_size={config.vocab_size}, but the token table {embed} has {rows} rows: correct "
             "config.json or the weights, they must be equal."
         )
-    layers = len({config.block_of_layer(layer) for layer in range(config.n_layers)})
+    layers = config.n_layers if config.shared_blocks is None else len(set(config.shared_blocks))
     layers += config.n_encoder_layers if isinstance(config, Seq2SeqConfig) else 0
     if layers > len(tensors):
         raise WeightsError(

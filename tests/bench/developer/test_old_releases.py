@@ -62,6 +62,7 @@ def test_no_class_of_the_installed_release_leaks(name):
         assert not leak.real, f"{attention}: {leak.text()}"
 
 
+@pytest.mark.slow
 def test_the_doctor_names_a_class_without_a_mask_and_the_probe_sees_it(monkeypatch):
     build = old_releases_subjects.build
     monkeypatch.setattr(old_releases_subjects, "build", lambda *subject: unmasked(build(*subject)))

@@ -66,6 +66,7 @@ def test_bars_are_logarithmic_and_within_their_scale(difference, percent):
     assert f'style="width: {percent:.1f}%"' in page(result)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_nothing_sticks_out_of_a_narrow_window():
     result = compare(ours("gpt2"), ours("gpt2", feedforward=c.Dense(d_ff=40, activation="gelu")))

@@ -83,6 +83,18 @@ def test_a_stream_added_twice_is_growth_with_its_factor():
     assert finding.id == "residual_growth/sum"
 
 
+@pytest.mark.parametrize("gate", [torch.tensor(0.1), torch.full((16,), 0.1)])
+def test_a_learned_gate_on_a_branch_is_by_design(gate):
+    """ReZero's scalar and LayerScale's vector before training; a gain of a norm that differs by element is none."""
+    block = nn.ModuleDict({"norm": nn.LayerNorm(16)})
+    with torch.no_grad():
+        block["norm"].weight.uniform_(0.09, 0.11)
+    assert not blocks._is_kept(0.1, blocks._numbers(block))
+    block.gate = nn.Parameter(gate)
+    assert blocks._is_kept(0.1, blocks._numbers(block))
+    assert not blocks._is_kept(0.2, blocks._numbers(block))
+
+
 def test_freshness_is_read_from_the_gains():
     with gpt2().isolated() as isolated:
         assert blocks.is_fresh(isolated.model)

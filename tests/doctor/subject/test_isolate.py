@@ -25,6 +25,19 @@ def test_a_patient_is_a_copy_in_eval_mode():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
+def test_complex_tables_stay_complex():
+    model = Copycat()
+    model.register_buffer("rotations", torch.polar(torch.ones(4), torch.arange(4.0)))
+    model.register_buffer("ids", torch.arange(4))
+    for dtype, wanted in ((torch.float64, torch.complex128), (torch.float32, torch.complex64)):
+        with isolate.borrowed(model, dtype=dtype) as isolated:
+            assert (isolated.table.weight.dtype, isolated.rotations.dtype) == (dtype, wanted)
+            assert torch.equal(isolated.rotations.imag, model.rotations.imag.to(dtype))
+            assert isolated.ids.dtype is torch.int64
+    with isolate.borrowed(model, dtype=torch.bfloat16) as isolated:
+        assert torch.equal(isolated.rotations, model.rotations)  # torch has no complex numbers of two bfloat16
+
+
 def test_a_model_too_large_to_copy_is_put_back(monkeypatch):
     monkeypatch.setattr(isolate, "LARGE_BYTES", 0)
     model = Copycat().train()

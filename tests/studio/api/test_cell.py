@@ -26,6 +26,7 @@ class OneModel:
         return self.loaded
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(variants.decoders | variants.encoders | variants.seq2seqs, st.integers(0, 10**6))
 def test_the_terms_make_the_value_at_every_site_of_every_variant(config, number):

@@ -71,6 +71,7 @@ def test_formulas_survive_markdown(text, expected):
     assert github(text) == expected
 
 
+@pytest.mark.slow
 def test_the_command_writes_into_a_folder(tmp_path):
     command = [sys.executable, "-m", "glassformer.theory.claims.documents"]
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -111,7 +111,7 @@ def test_endless_loops_are_stopped_and_nothing_is_left_running(tmp_path):
     assert "did not finish" in grade_text(tmp_path, sleeping, WRONG, seconds=1)
     assert graded(tmp_path, GOOD.replace("BEFORE", child)).result == RIGHT
     assert not running(mark)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 240
 
 
 def test_prints_are_shown_and_change_nothing(tmp_path):

@@ -25,7 +25,7 @@ def test_a_step_that_is_no_number_stops_all_ranks_with_one_sentence(tmp_path, ki
     changes = (*SHORT, *where(tmp_path, "run"), f"machine.parallel={kind}", "optim.lr=1e30", "loop.steps=2000")
     began = time.monotonic()
     done = launch(2, "-m", "glassformer", "train", "--no-latest", "--json", *settings(*changes, "schedule.warmup=0"))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 240
     assert done.returncode != 0
     assert done.stderr.count("Nothing was updated") == 1
     assert "exitcode  : 2" in done.stderr

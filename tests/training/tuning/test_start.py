@@ -206,6 +206,7 @@ def kill_at_6(folder, base, *changes):
     assert done.returncode == -9, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", [pytest.param((), marks=SLOW), ('optim.freeze=["block.0"]',)])
 def test_killed_and_resumed_equals_never_killed(tmp_path, freeze):
     """The same bytes as without the interruption, and without the model of [start]: the checkpoint is whole."""

@@ -27,7 +27,7 @@ from glassformer.doctor.compare.result import Comparison, Measured
 from glassformer.doctor.compare.scene import Scene
 from glassformer.doctor.subject.adapt import subject_of
 from glassformer.doctor.subject.errors import CannotExamineError
-from glassformer.doctor.subject.isolate import quiet
+from glassformer.doctor.subject.isolate import cast, quiet
 from glassformer.doctor.subject.measure import many
 from glassformer.doctor.subject.subject import Kind, Subject
 
@@ -52,6 +52,10 @@ def compare(
 
     `tokens` (B,T) replaces the cases drawn here; `vocab_size` cuts both vocabularies to their first ids; `dtype` is the
     precision called "own", each model's by default.
+
+    >>> model = gf.load("bard")
+    >>> gf.compare(model, model).same
+    True
     """
     one, two = _subjects((a, b), kind, vocab_size, names or (None, None))
     if dtype is not None:
@@ -149,7 +153,8 @@ def _cast(a: Subject, b: Subject, dtype: torch.dtype | str) -> None:
             raise CannotCompareError(
                 f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
             )
-        subject.model = copy.deepcopy(subject.model).to(wanted)
+        subject.model = copy.deepcopy(subject.model)
+        cast(subject.model, wanted)
 
 
 def extra_operations(one: Anatomy, two: Anatomy) -> str:

@@ -294,9 +294,14 @@ def _weighs_the_stream(isolated: Subject) -> bool:
 
 
 def _numbers(block: nn.Module) -> set[float]:
-    """Numbers that a block or its parts keep as plain attributes: factors among them are by design."""
+    """Numbers that a block or its parts keep, as plain attributes or learned: factors among them are by design.
+
+    A learned one is a scalar, or a vector that still has one value: the gate of a branch (ReZero, LayerScale).
+    """
     kept = [(n.lower(), v) for m in block.modules() for n, v in vars(m).items() if isinstance(v, float)]
-    return {v for n, v in kept if any(w in n for w in ("scal", "factor", "mult", "alpha", "beta", "gain", "coef"))}
+    named = {v for n, v in kept if any(w in n for w in ("scal", "factor", "mult", "alpha", "beta", "gain", "coef"))}
+    gates = [p.detach().flatten() for p in block.parameters() if p.dim() <= 1 or p.numel() == 1]
+    return named | {float(p[0]) for p in gates if p.numel() and bool((p == p[0]).all())}
 
 
 def _is_kept(factor: float, numbers: set[float]) -> bool:

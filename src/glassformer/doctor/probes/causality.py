@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from glassformer.doctor.subject.isolate import NoDropout
 from glassformer.doctor.subject.measure import SAME_WHY, gap, same_shape_bound
 from glassformer.doctor.subject.rounding import Measured, first_over, judge, untouched
+from glassformer.doctor.subject.snapshot import seed_torch
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.finding import Finding, Verdict
 from glassformer.shapes import Float
@@ -106,7 +107,7 @@ def moved_by_future(
 
 def _seeded(isolated: Subject, tokens: Tensor, **given: Any) -> Tensor:
     """The same random numbers in every call: training draws some beyond dropout (layers left out, noise of routers)."""
-    torch.manual_seed(0)
+    seed_torch()
     return isolated.logits(tokens, **given)
 
 

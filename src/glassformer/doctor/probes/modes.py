@@ -11,6 +11,7 @@ from glassformer.doctor.probes.caching import run_chunks
 from glassformer.doctor.subject.isolate import NoDropout
 from glassformer.doctor.subject.measure import CROSS_WHY, SAME_WHY, cross_shape_bound, gap
 from glassformer.doctor.subject.rounding import Measured, first_over, judge, prefix_noise, untouched
+from glassformer.doctor.subject.snapshot import seed_torch
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
@@ -46,7 +47,7 @@ def _differs_with_one_seed(subject: Subject) -> bool:
         tokens = isolated.tokens(isolated.rows(2), isolated.length(isolated.lengths()[-1], if_large=24), seed=1)
         results = []
         for _ in range(3):
-            torch.manual_seed(0)
+            seed_torch()
             results.append(isolated.logits(tokens))
     return max(gap(results[0], other) for other in results[1:]) > 0
 
@@ -101,7 +102,7 @@ def train_equals_eval(subject: Subject) -> Finding:
                 quiet = isolated.logits(tokens)
                 noise = prefix_noise(isolated, tokens, quiet)
                 isolated.module.train()
-                torch.manual_seed(0)
+                seed_torch()
                 busy = isolated.logits(tokens)
                 again = isolated.logits(tokens)
                 isolated.module.eval()

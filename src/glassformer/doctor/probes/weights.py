@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.doctor.probes.blocks import is_fresh
+from glassformer.doctor.subject.isolate import cast
 from glassformer.doctor.subject.measure import gap, rms
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
@@ -70,7 +71,7 @@ def _after_changes(subject: Subject) -> Iterator[tuple[str, bool | None]]:
             isolated.logits(isolated.tokens(1, isolated.length(4))).square().mean().backward()
             optimiser.step()
         yield "an optimiser step", _tied(isolated)
-        isolated.module.to(torch.bfloat16)
+        cast(isolated.module, torch.bfloat16)
         isolated.module.to(subject.dtype)
         yield "a cast", _tied(isolated)
 

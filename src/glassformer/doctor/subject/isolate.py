@@ -209,7 +209,7 @@ def borrowed(
 def prepare(model: nn.Module, warm: float, dtype: torch.dtype | None, train: bool) -> None:
     """Cast, scale the matrices, set the mode, forget gradients."""
     if dtype is not None:
-        model.to(dtype)
+        cast(model, dtype)
     if warm != 1.0:
         with torch.no_grad():
             for parameter in model.parameters():
@@ -218,6 +218,20 @@ def prepare(model: nn.Module, warm: float, dtype: torch.dtype | None, train: boo
     model.train(train)
     for parameter in model.parameters():
         parameter.grad = None
+
+
+COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast in place, complex tensors (tables of rotations) to complex ones: `Module.to` drops their imaginary part."""
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor.to(COMPLEX.get(dtype, tensor.dtype))
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(one)
 
 
 class NoDropout(TorchFunctionMode):

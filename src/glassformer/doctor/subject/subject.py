@@ -25,6 +25,7 @@ from glassformer.doctor.subject.declared import Declared
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.interface import Interface
 from glassformer.doctor.subject.isolate import NoDropout, borrowed
+from glassformer.doctor.subject.snapshot import seed_torch
 from glassformer.shapes import Float, Int, Shaped
 
 Kind = ModelKind
@@ -228,7 +229,7 @@ class Subject:
             arguments[cast(str, face.target)] = tokens.clone()
         arguments = {**self.filled(tokens, source, cache.length if internal else 0), **arguments}
         if self.seeded:
-            torch.manual_seed(0)
+            seed_torch()
         return self.model(*positional, **arguments)
 
     def filled(self, tokens: Tensor, source: Tensor | None = None, start: int = 0) -> dict[str, Any]:

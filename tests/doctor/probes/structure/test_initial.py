@@ -58,3 +58,16 @@ def test_trained_weights_are_not_judged():
 def test_the_planted_bug_and_its_twin():
     for subject, wanted in ((buggy("unscaled_init"), ["residual_growth/init"]), (sound("unscaled_init"), [])):
         assert failures(initial.output_projections(subject, recorded(subject))) == wanted
+
+
+@pytest.mark.parametrize("rule", ["torch", "lecun", "he"])
+def test_sizes_that_go_by_the_width_of_the_input_are_no_rule_for_output_projections(rule):
+    """With two layers and a feed-forward of four times the width, 1/√(2L) is also the ratio of the widths."""
+    model = nano.build(n_layer=2, scaled_init=None)
+    for layer in [module for module in model.modules() if isinstance(module, torch.nn.Linear)]:
+        if rule == "torch":
+            layer.reset_parameters()
+        else:
+            torch.nn.init.normal_(layer.weight, std=({"lecun": 1, "he": 2}[rule] / layer.in_features) ** 0.5)
+    subject = subject_of(model, kind="decoder")
+    assert failures(initial.output_projections(subject, recorded(subject))) == []

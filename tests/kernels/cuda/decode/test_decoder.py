@@ -85,6 +85,7 @@ def test_every_activation(activation, tmp_path):
     check(small(feedforward=c.Dense(136, activation=activation)), tmp_path)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_one_step_gives_logits_and_takes_another_token_than_the_likeliest(tmp_path):
     model = lively(small(), std=0.4)[0].float()

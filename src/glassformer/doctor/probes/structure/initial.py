@@ -38,6 +38,8 @@ class Output:
     layer: int
     size: float
     error: float
+    width: int
+    uniform: bool
 
 
 def fresh(module: nn.Module) -> bool:
@@ -62,15 +64,21 @@ def _std(weight: Tensor) -> float:
     return float(weight.double().std())
 
 
-def _outputs(recording: Recording) -> tuple[list[Output], list[float]]:
-    """Output projections of every block, and the sizes of the matrices that read the stream."""
-    outputs, inner, layers = list[Output](), list[float](), dict[str, int]()
+def _is_uniform(weight: Tensor) -> bool:
+    """Whether no number lies further out than in a uniform distribution: √3 standard deviations."""
+    return float(weight.double().abs().max()) < 1.85 * _std(weight)
+
+
+def _outputs(recording: Recording) -> tuple[list[Output], list[float], int]:
+    """Output projections of every block, the sizes of the matrices that read the stream, and the stream's width."""
+    outputs, inner, layers, width = list[Output](), list[float](), dict[str, int](), 0
     for block in recording.anatomy.blocks:
         if block.attention.cross:
             continue
         stack = block.attention.stack
         layer = layers[stack] = layers.get(stack, -1) + 1
         inner += [_std(p.weight) for p in block.attention.projections.values()]
+        width = max([len(p.weight) for p in block.attention.projections.values()], default=width)
         parts: list[tuple[str, Projection | None]] = [("attention", block.attention.merged)]
         if block.feed is not None and block.feed.dense:
             inner += [_std(p.weight) for p in block.feed.first]
@@ -78,9 +86,10 @@ def _outputs(recording: Recording) -> tuple[list[Output], list[float]]:
         for what, projection in parts:
             if projection is not None:
                 name = projection.names[0] if projection.names else what
-                error = 5 / math.sqrt(2 * projection.weight.numel())
-                outputs.append(Output(name, what, layer, _std(projection.weight), error))
-    return outputs, sorted(inner)
+                matrix = projection.weight
+                error = 5 / math.sqrt(2 * matrix.numel())
+                outputs.append(Output(name, what, layer, _std(matrix), error, len(matrix), _is_uniform(matrix)))
+    return outputs, sorted(inner), width
 
 
 def output_projections(subject: Subject, recording: Recording) -> Iterator[Finding]:
@@ -90,7 +99,7 @@ def output_projections(subject: Subject, recording: Recording) -> Iterator[Findi
     if not layers or layers < 2 or not fresh(subject.module):
         yield Finding.skip(OUTPUTS, "the number of layers is not declared, or the weights are not fresh")
         return
-    outputs, inner = _outputs(recording)
+    outputs, inner, width = _outputs(recording)
     if len(outputs) < 2 or not inner:
         yield Finding.skip(OUTPUTS, "output projections were not found")
         return
@@ -101,13 +110,19 @@ def output_projections(subject: Subject, recording: Recording) -> Iterator[Findi
         )
         return
     wanted = usual / math.sqrt(2 * layers)
+    declared = declares_scaled_outputs(subject)
 
     def near(one: Output, size: float) -> bool:
         return abs(one.size / size - 1) < TOLERANCE + one.error
 
-    scaled = [one for one in outputs if near(one, wanted)]
+    def by_width(one: Output) -> bool:
+        """Whether this is the size that goes by the width of what a matrix reads: torch's own, LeCun's or He's."""
+        gain = usual * math.sqrt(width)
+        known = any(abs(gain / rule - 1) < TOLERANCE for rule in (1, math.sqrt(2)))
+        return near(one, gain / math.sqrt(one.width)) and (one.uniform or known)
+
+    scaled = [one for one in outputs if near(one, wanted) and (declared or not by_width(one))]
     plain = [one for one in outputs if near(one, usual)]
-    declared = declares_scaled_outputs(subject)
     wrong = next((one for one in (outputs if declared else plain) if one not in scaled), None)
     if wrong is None or not (declared or scaled):
         rule = f"std/√(2L) = {wanted:.3g}" if scaled else "the size of the other matrices (no rule is declared)"
@@ -129,7 +144,7 @@ def head(subject: Subject, recording: Recording) -> Finding:
     assert subject.module is not None
     if std is None or matrix is None or not fresh(subject.module) or subject.interface.library:
         return Finding.skip(HEAD, "no initial size is declared, or the weights are not fresh")
-    _, inner = _outputs(recording)
+    _, inner, _ = _outputs(recording)
     if not inner or not 0.8 < inner[len(inner) // 2] / std < 1.25:
         return Finding.skip(
             HEAD, "the other matrices do not have the declared initial size, so it is not the rule here"

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from glassformer.anatomy.parts import Anatomy, Lengths, read_anatomy
 from glassformer.anatomy.record import Graph, Node
 from glassformer.doctor.subject.errors import Unsupported
+from glassformer.doctor.subject.isolate import cast
 from glassformer.doctor.subject.subject import Subject
 from glassformer.doctor.subject.trace import record_call
 
@@ -56,7 +58,7 @@ def recorded(subject: Subject, exact: bool = False) -> Recording:
     with subject.isolated() as isolated:
         assert isolated.module is not None
         if exact:
-            isolated.module.double()
+            cast(isolated.module, torch.float64)
         length = isolated.length(LENGTH)
         source = {"source": isolated.source(ROWS, SOURCE)} if isolated.kind == "seq2seq" else {}
         graph, logits = record_call(isolated, isolated.tokens(ROWS, length, seed=5), exact, **source)

@@ -1,0 +1,62 @@
+"""The documentation site: every public name, every page and every link has its place."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import glassformer as gf
+from tests.docs.blocks import FILES, PAGES, ROOT
+
+LINK = re.compile(r"(?<!`)!?\[[^\]\n]*\]\(([^)\s]+)\)")
+OUTSIDE = ("http://", "https://", "#", "mailto:")
+
+
+def test_the_api_documents_every_public_name():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    modules = {"claims", "config", "lens", "masks", "presets", "__version__"}
+    for name in set(gf.__all__) - modules:
+        assert re.search(rf"^\.\. auto\w+:: glassformer\.{name}$", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_leads_to_a_file(path):
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in LINK.findall(text):
+        if not target.startswith(OUTSIDE):
+            assert (path.parent / target.split("#")[0]).exists(), f"{path.name}: {target}"
+
+
+def test_every_page_stands_in_the_contents():
+    listed = set()
+    for path in PAGES:
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
+            names = [line for line in block.splitlines() if line and not line.startswith(":")]
+            listed |= {(path.parent / f"{name}.md").resolve() for name in names}
+    assert listed >= set(PAGES) - {ROOT / "docs" / "index.md"}
+
+
+def test_the_readme_takes_thirty_seconds():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_requests_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("sphinx")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        str(ROOT / "docs"),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        assert not re.search(r'<(?:script|img|link)[^>]+(?:src|href)="https?:', page.read_text(encoding="utf-8")), page
