@@ -32,6 +32,7 @@ Call = Callable[[], int]
 VERBS = {
     "tour": "training",
     "train": "training",
+    "launch": "launch",
     "sample": "sample",
     "chat": "chat",
     "eval": "eval",

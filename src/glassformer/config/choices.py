@@ -35,3 +35,6 @@ TooLong = Literal["drop", "cut", "error"]
 
 Recompute = Literal["no", "selective", "full"]
 """What a training step computes again in the backward pass instead of saving it."""
+
+Scheduler = Literal["torchrun", "slurm", "kubernetes"]
+"""What starts the processes of a run on many GPUs."""

@@ -23,7 +23,7 @@ from glassformer.training.distributed.group import ALONE, Group, Stopped, Writer
 from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
-from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient, trained
+from glassformer.training.optimizers import Average, Optimizer, clip, factor, require_gradient, trained
 from glassformer.training.probes import Probe, chosen_probes, measure
 from glassformer.training.run import Run, run_to_dict
 from glassformer.training.sample import can_sample, sample_state
@@ -86,6 +86,8 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
         keep_freed()
     kernels: list[str] = []
     wanted = run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8"
+    if group.parts > 1:  # tensor parallelism works through hooks
+        wanted = compiled = False
     if run.machine.recompute != "no":
         from glassformer.training.recompute import recompute_blocks  # not needed by other runs
 
@@ -96,7 +98,7 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
         accelerate.fill_tables(model, run.context, device)
     loss_function = group.wrap(model, function, compiled)
     if in_pieces:
-        group.fill(model, starting_values(run, model, resumed))
+        group.fill(model, starting_values(run, resumed))
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
     average = Average(model, run.optim.ema) if run.optim.ema is not None else None
@@ -149,9 +151,9 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
         with group.accumulating(more=part + 1 < parts):
             with state.autocast():
                 total, summed = state.loss_function(state.model, share, run.loss, True)
-            (total / (n_targets / group.world)).backward()  # ranks take the mean of their gradients, not the sum
+            (total / (n_targets / group.data_world)).backward()  # ranks take the mean of their gradients, not the sum
         plain += summed.detach() / n_targets
-    norm = group.full(gradient_norm(state.parameters))
+    norm = group.gradient_norm(state.model)
     (value,) = group.totals(float(plain))
     if not (math.isfinite(value) and math.isfinite(float(norm))):
         raise NonFinite(explain_non_finite(state, batch, value))
@@ -183,7 +185,7 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
         for number, window in enumerate(tokens):
             whole = make_batch(run, window, step=number)
             for batch in whole.parts(run.loop.batch // run.loop.accumulate):
-                share = batch.share(group.rank, group.world)
+                share = batch.share(group.data_rank, group.data_world)
                 with state.autocast():
                     _, summed = group.run(summed_loss, state.model, share.to(state.device), run.loss, False)
                 total += float(summed)
@@ -229,7 +231,7 @@ def restore(state: TrainState, meta: dict[str, Any], model: StoredTensors, extra
         """Tensors named `parameter` or `parameter/key` are sharded as the parameter is."""
 
         def read(name: str, stored: Stored) -> Tensor:
-            return state.group.read(stored, parameters.get(name, parameters.get(name.rpartition("/")[0])))
+            return state.group.read(name, stored, parameters.get(name, parameters.get(name.rpartition("/")[0])))
 
         return checkpoint.OnDemand(tensors, read)
 
@@ -353,8 +355,8 @@ def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor
 def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
     """Yield the remaining batches of the run. Each is prepared while the device computes the previous step."""
     run, group = state.run, state.group
-    order = data.order(run, group.rank, group.world)
-    first_row = group.rank * run.loop.batch // group.world
+    order = data.order(run, group.data_rank, group.data_world)
+    first_row = group.data_rank * run.loop.batch // group.data_world
     for step in range(state.step, run.loop.steps):
         yield make_batch(run, order.batch(step), step, first_row).to(state.device)
 
@@ -381,7 +383,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "frozen": sum(p.numel() for p in state.model.parameters() if not p.requires_grad),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,
-        "peak_flops": peak,
+        "peak_flops": peak * state.group.parts,
         "device": str(state.device),
         "precision": _precision(state),
         "implementation": implementation(state.compiled, state.kernels),

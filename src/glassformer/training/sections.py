@@ -269,6 +269,8 @@ class Machine:
     replicate: int = 1
     """With `fsdp`: copies of the sharded model (HSDP). Each is sharded over ranks / replicate ranks, such as those of
     one host, so that only gradients travel between hosts."""
+    tensor: int = 1
+    """With `fsdp`: ranks that divide the heads and hidden units of each block (tensor parallelism), within one host."""
     gather: StreamDtype = "float32"
     """With `fsdp` and precision = "bfloat16": dtype in which weights are gathered. `bfloat16` moves half the bytes;
     weights are still stored and updated, and gradients summed over ranks, in float32."""
@@ -296,19 +298,20 @@ class Machine:
         require_choice(self, "parallel", Parallel)
         require_choice(self, "recompute", Recompute)
         require_choice(self, "gather", StreamDtype)
-        require_positive(self, "replicate")
-        require(
-            self.replicate == 1 or self.parallel == "fsdp",
-            f"machine.replicate={self.replicate} copies a sharded model: set machine.parallel='fsdp'.",
-        )
+        require_positive(self, "replicate", "tensor")
+        for name in ("replicate", "tensor"):
+            require(
+                getattr(self, name) == 1 or self.parallel == "fsdp",
+                f"machine.{name}={getattr(self, name)} needs machine.parallel='fsdp'.",
+            )
+        several = self.tensor > 1 and self.replicate > 1
+        require(not several, "machine.tensor and machine.replicate cannot be combined: set one of them to 1.")
         require(
             self.gather == "float32" or (self.parallel == "fsdp" and self.precision == "bfloat16"),
             "machine.gather='bfloat16' needs machine.parallel='fsdp' and machine.precision='bfloat16'.",
         )
-        require(
-            self.recompute == "no" or self.products != "float8",
-            f"machine.recompute={self.recompute!r} and machine.products='float8' cannot be combined: leave one out.",
-        )
+        both = self.recompute != "no" and self.products == "float8"
+        require(not both, "machine.recompute and machine.products='float8' cannot be combined: leave one out.")
         require(self.timeout > 0, f"machine.timeout={self.timeout} must be positive, in seconds.")
 
 

@@ -99,7 +99,7 @@ def starting_model(run: Run, device: str | torch.device, resumed: bool = False) 
     return tuned_model(run, device, resumed)
 
 
-def starting_values(run: Run, model: Model, resumed: bool) -> Iterator[tuple[str, Tensor | float]]:
+def starting_values(run: Run, resumed: bool) -> Iterator[tuple[str, Tensor | float]]:
     """Yield the weights of the first step by name, one after the other; none for a resumed run.
 
     Those of [start] are views of its files: what is not copied is not read.
@@ -107,7 +107,7 @@ def starting_values(run: Run, model: Model, resumed: bool) -> Iterator[tuple[str
     if resumed:
         return
     if not run.start.model:
-        yield from initial_values(model, run.seed)
+        yield from initial_values(build(run.model, device="meta"), run.seed)
         return
     from glassformer.training.tuning.start import start_state
 

@@ -53,7 +53,7 @@ def test_parts_in_any_dimension_make_the_whole(tmp_path, cut):
     with path.open("r+b") as file:
         for ranges in itertools.product(*(itertools.pairwise(edge) for edge in edges)):
             box = tuple(slice(*ends) for ends in ranges)
-            piece = pieces.Piece(tuple(whole.shape), box, whole[box], True)
+            piece = pieces.Piece(tuple(whole.shape), box, whole[box], True, whole)
             pieces._write_piece(file.fileno(), 16, piece)
     assert path.read_bytes()[16:] == whole.numpy().tobytes()
 

@@ -127,8 +127,20 @@ class Group:
     rank = 0
     world = 1
     one_host = True
+    parts = 1
+    """Ranks that divide each block (tensor parallelism). They read the same sequences."""
     sharded = False
     """True if tensors are sharded over ranks, so that every rank must take part in every forward pass."""
+
+    @property
+    def data_world(self) -> int:
+        """Number of ranks that read different sequences."""
+        return self.world // self.parts
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them this is."""
+        return self.rank // self.parts
 
     @property
     def is_main(self) -> bool:
@@ -157,6 +169,12 @@ class Group:
     def totals(self, *numbers: float) -> tuple[float, ...]:
         """Return each number summed over the ranks."""
         return numbers
+
+    def gradient_norm(self, model: "Model") -> "Tensor":
+        """Return the Euclidean norm of the whole gradient."""
+        from glassformer.training.optimizers import gradient_norm
+
+        return gradient_norm([parameter for parameter in model.parameters() if parameter.requires_grad])
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in order."""
@@ -214,7 +232,7 @@ class Group:
 
         self.on_main(lambda: save_tensors(tensors, path))
 
-    def read(self, stored: "Stored", like: "Tensor | None") -> "Tensor":
+    def read(self, name: str, stored: "Stored", like: "Tensor | None") -> "Tensor":
         """Return the values of a stored tensor, sharded as the parameter `like` is if that has its shape."""
         from glassformer.training.checkpoint import copy_stored
 
@@ -286,13 +304,20 @@ def caught_signals(repeated: bool) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def check(run: "Run") -> None:
-    """Refuse a run that the processes of torchrun cannot share; there may be one only."""
-    world, parts, copies = world_size(), run.loop.accumulate, run.machine.replicate
-    if world > 1 and world % copies:
-        raise ConfigError(
-            f"machine.replicate={copies} does not divide {world} ranks: every copy of the model needs the same number."
-        )
+def check(run: "Run", world: int | None = None) -> None:
+    """Refuse a run that `world` processes cannot share (default: those of torchrun); there may be one only."""
+    world = world_size() if world is None else world
+    parts, copies = run.loop.accumulate, run.machine.replicate
+    for name, number in (("replicate", copies), ("tensor", run.machine.tensor)):
+        if world > 1 and world % number:
+            raise ConfigError(
+                f"machine.{name}={number} does not divide {world} ranks: all parts need the same number of ranks."
+            )
+    if world > 1 and run.machine.tensor > 1:
+        from glassformer.training.distributed.tensor import check_tensor
+
+        check_tensor(run)
+        world //= run.machine.tensor
     share = world * parts
     if run.loop.batch % share:
         near = max(run.loop.batch // share, 1) * share

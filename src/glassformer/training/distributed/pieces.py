@@ -60,6 +60,8 @@ class Piece:
     local: Tensor
     is_written: bool
     """Of several ranks that hold the same part, the first writes it."""
+    source: Any
+    """The tensor itself."""
 
 
 def piece_of(tensor: Any, rank: int, copy: bool = False) -> Piece:
@@ -74,7 +76,7 @@ def piece_of(tensor: Any, rank: int, copy: bool = False) -> Piece:
     else:
         first, local = rank == 0, tensor
     local = local.detach().to("cpu", copy=True) if copy and first else local.detach()
-    return Piece(tuple(tensor.shape), box_of(tensor), local, first)
+    return Piece(tuple(tensor.shape), box_of(tensor), local, first, tensor)
 
 
 def plan(pieces: dict[str, Piece]) -> tuple[bytes, dict[str, int], int]:
@@ -123,7 +125,7 @@ def write(path: Path, tensors: Mapping[str, Any], group: "Replicated") -> None:
         with path.open("r+b", buffering=0) as file:
             for name, piece in pieces.items():
                 if not group.one_host:
-                    piece = piece_of(group.full(tensors[name]), group.rank)
+                    piece = piece_of(group.whole_tensor(name, piece.source), group.rank)
                 if piece.is_written:
                     _write_piece(file.fileno(), offsets[name], piece)
             os.fsync(file.fileno())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from glassformer.config import ConfigError
 from glassformer.model import Model
@@ -47,6 +47,7 @@ class Replicated(Group):
         self.dist, self.joined, self.machine = dist, joined, machine
         self.device = device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.parts = machine.tensor
         self.owners: Any = None
         """The ranks among which each matrix of Muon has one owner. None: all."""
         self.one_host = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
@@ -84,7 +85,12 @@ class Replicated(Group):
         self.dist.all_reduce(sums)
         found = sums.tolist()
         self.stop_signal = next((n for n, ranks in zip(STOPS, found[len(numbers) :], strict=True) if ranks), 0)
-        return tuple(found[: len(numbers)])
+        # ranks that read the same sequences count once
+        return tuple(number / self.parts for number in found[: len(numbers)])
+
+    def whole_tensor(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the complete tensor of this name, or of this state of a parameter. All ranks must call it."""
+        return self.full(tensor)
 
     def gather(self, value: T) -> list[T]:
         self.joined.watch.exchanges += 1
@@ -112,7 +118,7 @@ class Replicated(Group):
         return cast(T, done)
 
     def reseed(self, seed: int, step: int) -> None:
-        digest = hashlib.sha256(f"{seed} {step} {self.rank}".encode()).digest()
+        digest = hashlib.sha256(f"{seed} {step} {self.data_rank}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "little"))
 
     def aside(self) -> "Replicated":

@@ -23,19 +23,22 @@ that of each rank's sequences.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from glassformer.config.placement import cut_dimension
 from glassformer.model import Model, build
 from glassformer.model.moe import MoE
 from glassformer.training.checkpoint import copy_stored
 from glassformer.training.distributed.group import Function
-from glassformer.training.distributed.pieces import box_of, piece_of, write
+from glassformer.training.distributed.pieces import Box, box_of, piece_of, write
 from glassformer.training.distributed.replicate import Replicated, Root
+from glassformer.training.distributed.tensor import Division
 from glassformer.weights.tensors import Stored, release_all
 
 
@@ -44,16 +47,29 @@ class Sharded(Replicated):
 
     sharded = True
     root: Any
+    division: Division | None = None
+    """With tensor parallelism: how blocks are divided. Their parts are then sharded."""
+
+    def make_mesh(self, init_device_mesh: Callable[..., Any]) -> Any:
+        """Return the ranks over which this rank's tensors are sharded, with copies in the first dimension if any."""
+        copies, parts = self.machine.replicate, self.machine.tensor
+        if parts > 1:
+            names = ("shard", "tensor")
+            mesh = init_device_mesh(self.device.type, (self.world // parts, parts), mesh_dim_names=names)
+            self.division = Division(mesh.get_group("tensor"), self.rank % parts, parts)
+            return mesh["shard"]
+        sizes = (self.world,) if copies == 1 else (copies, self.world // copies)
+        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
 
     def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
         """In this order: compile each block, shard each block, shard the rest."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        copies = self.machine.replicate
-        sizes = (self.world,) if copies == 1 else (copies, self.world // copies)
-        mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+        mesh = self.make_mesh(init_device_mesh)
         self.owners = mesh.get_group("shard")
+        if self.division is not None:
+            self.division.divide(model)
         # inputs keep their dtype: the residual stream stays as wide as without sharding
         narrow = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
         policy = MixedPrecisionPolicy(**(narrow if self.machine.gather == "bfloat16" else {}))  # type: ignore[arg-type]
@@ -96,30 +112,75 @@ class Sharded(Replicated):
         targets = dict(model.named_parameters()) | dict(model.named_buffers())
         for name, value in values:
             local = self.local(targets[name])
-            local.fill_(value) if isinstance(value, float) else local.copy_(value[box_of(targets[name])])
+            local.fill_(value) if isinstance(value, float) else local.copy_(value[self.box(name, targets[name])])
             del value
             release_all()
 
     def hold(self, tensors: dict[str, Any], copy: bool) -> dict[str, Any]:
         """On several hosts, tensors are gathered while they are written, and there is no copy."""
-        return {name: piece_of(t, self.rank, copy) for name, t in tensors.items()} if self.one_host else tensors
+        pieces = {name: piece_of(t, self.rank, copy and self.one_host) for name, t in tensors.items()}
+        if self.division is None:
+            return pieces
+        first = self.division.rank == 0
+        return {
+            name: replace(
+                piece,
+                shape=self.whole_shape(name, piece.source),
+                box=self.box(name, piece.source),
+                is_written=piece.is_written and (first or cut_dimension(_parameter(name)) is not None),
+            )
+            for name, piece in pieces.items()
+        }
+
+    def whole_shape(self, name: str, tensor: Tensor) -> tuple[int, ...]:
+        """Return the shape of the complete tensor of a parameter, or of a state of it."""
+        if self.division is None or tensor.dim() == 0:
+            return tuple(tensor.shape)
+        return self.division.whole_shape(_parameter(name), tensor.shape)
+
+    def box(self, name: str, tensor: Tensor) -> Box:
+        """Return which part of the complete tensor this rank holds."""
+        inner = box_of(tensor)
+        if self.division is None or tensor.dim() == 0:
+            return inner
+        part = self.division.part(_parameter(name), self.whole_shape(name, tensor))
+        if part is None:
+            return inner
+        return tuple(slice(p.start + b.start, p.start + b.stop) for p, b in zip(part, inner, strict=True))
+
+    def whole_tensor(self, name: str, tensor: Tensor) -> Tensor:
+        full = self.full(tensor)
+        return full if self.division is None or full.dim() == 0 else self.division.join(_parameter(name), full)
+
+    @torch.no_grad()
+    def gradient_norm(self, model: Model) -> Tensor:
+        if self.division is None:
+            return self.full(super().gradient_norm(model))
+        gradients = [(name, self.local(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
+        self.division.sum_gradients(gradients)
+        squares = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for name, gradient in gradients:
+            squares[int(cut_dimension(name) is None)] += gradient.double().square().sum()
+        self.dist.all_reduce(squares, group=self.owners)
+        self.dist.all_reduce(squares[:1], group=self.division.group)
+        return squares.sum().sqrt().float()
 
     def write(self, tensors: dict[str, Any], path: Path) -> None:
         write(path, tensors, self)
 
-    def read(self, stored: Stored, like: Any) -> Tensor:
-        if like is None or not _is_sharded(like) or stored.shape != tuple(like.shape):
+    def read(self, name: str, stored: Stored, like: Any) -> Tensor:
+        if like is None or not _is_sharded(like) or stored.shape != self.whole_shape(name, like):
             return copy_stored(stored)
         from torch.distributed.tensor import DTensor
 
-        local = copy_stored(stored, box_of(like)).to(self.device)
+        local = copy_stored(stored, self.box(name, like)).to(self.device)
         grid, kinds = like.device_mesh, like.placements
         return DTensor.from_local(local, grid, kinds, run_check=False, shape=like.shape, stride=like.stride())
 
     def whole_model(self, model: Model) -> Model | None:
         weights = {}
         for name, parameter in model.named_parameters():
-            full = self.full(parameter.detach())
+            full = self.whole_tensor(name, parameter.detach())
             if self.is_main:
                 weights[name] = full.cpu()
         if not self.is_main:
@@ -127,6 +188,11 @@ class Sharded(Replicated):
         copy = build(model.config, device=self.device)
         copy.load_state_dict(weights)
         return copy
+
+
+def _parameter(name: str) -> str:
+    """Return the parameter of a tensor of a checkpoint: NAME of `optimizer/NAME/exp_avg`, `weights/NAME` and NAME."""
+    return name.removeprefix("optimizer/").removeprefix("weights/").partition("/")[0]
 
 
 def _is_sharded(tensor: Tensor) -> bool:
