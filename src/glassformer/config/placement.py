@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 
 from glassformer.config.experts import MoE
-from glassformer.config.model import ModelConfig
+from glassformer.config.model import ModelConfig, Seq2SeqConfig
 from glassformer.config.parts import Dense, Gated, NoFeedForward
 
 TABLE = (
@@ -44,7 +44,7 @@ def part_not_supported(config: ModelConfig) -> str | None:
     """Return the part of a model that tensor parallelism does not support; None if there is none."""
     attention = config.attention
     found = {
-        "an encoder and a decoder": config.kind == "seq2seq",
+        "an encoder and a decoder": isinstance(config, Seq2SeqConfig),
         "latent attention": attention.latent is not None,
         "a norm over all queries or with a weight per head": (
             attention.qk_norm is not None and attention.qk_norm_over != "head"
@@ -64,5 +64,6 @@ def divided(config: ModelConfig, size: int) -> ModelConfig:
     spec = config.feedforward
     ff = dataclasses.replace(spec, expert=narrower(spec.expert)) if isinstance(spec, MoE) else spec
     ff = narrower(ff) if isinstance(ff, Dense | Gated) else ff
-    heads = {"n_heads": config.n_heads // size, "n_kv_heads": config.n_kv_heads // size, "d_head": config.d_head}
-    return dataclasses.replace(config, attention=dataclasses.replace(config.attention, **heads), feedforward=ff)
+    heads, groups = config.n_heads // size, config.n_kv_heads // size
+    attention = dataclasses.replace(config.attention, n_heads=heads, n_kv_heads=groups, d_head=config.d_head)
+    return dataclasses.replace(config, attention=attention, feedforward=ff)

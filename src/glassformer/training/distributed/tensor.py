@@ -96,9 +96,9 @@ class Division:
 
         def after(_: nn.Module, __: Any, out: Tensor) -> Tensor:
             if last.bias is None:
-                return _Sum.apply(out, self.group)  # type: ignore[no-any-return]
+                return _Sum.apply(out, self.group)
             bias = last.bias.to(out.dtype)
-            return _Sum.apply(out - bias, self.group) + bias  # type: ignore[no-any-return]
+            return _Sum.apply(out - bias, self.group) + bias
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
@@ -152,7 +152,7 @@ class _Copy(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         import torch.distributed as dist
 
         total = gradient.clone(memory_format=torch.contiguous_format)
@@ -172,5 +172,5 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
