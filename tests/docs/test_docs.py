@@ -27,7 +27,7 @@ README = COMMANDS["README.md"]
 EXAMPLES = COMMANDS["docs/examples.md"]
 NEEDS_A_SERVER = "docs/studio.md"
 QUICK_PAGES = ("README.md", "docs/python.md")
-QUICK = ("sample", "eval", "size", "look", "check", "exercise", "compare", "convert", "env")
+QUICK = ("sample", "eval", "size", "look", "check", "exercise", "course", "compare", "convert", "env")
 """Verbs whose commands in README.md and docs/examples.md are executed in the default suite."""
 
 
@@ -148,6 +148,7 @@ def desk(tmp_path_factory):
      for c in (*README, *EXAMPLES) if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
 def test_a_command_of_the_readme_or_the_examples_succeeds(command, desk, monkeypatch, capsys):
+    monkeypatch.setenv("GLASSFORMER_COURSE", str(desk / "course.json"))
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out
@@ -201,6 +202,20 @@ def test_the_page_of_loggers_trains_and_replays(desk, monkeypatch, capsys):
     assert code == 0, err
     assert "events of runs/latest to tensorboard" in out
     assert len(list(Path("runs/logged/tensorboard").iterdir())) == 2
+
+
+def test_the_page_of_data_prepares_and_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f'{{"text": "Row {number} of a corpus, with some words."}}\n' for number in range(300)]
+    Path("texts.jsonl").write_text("".join(rows))
+    shell = "\n".join(f"```sh\n{b.text}```" for b in blocks(TEXTS["docs/data.md"]) if b.language == "sh")
+    prepare, train = (command.words for command in commands(shell))
+    code, out, err = run(capsys, *prepare)
+    assert code == 0, err
+    assert "300 documents of 1 file" in out
+    code, out, err = run(capsys, *train, *settings(*tiny.SMALL, "loop.steps=4", 'out="runs/data"'))
+    assert code == 0, err
+    assert "done: 4 steps" in out
 
 
 @pytest.mark.slow

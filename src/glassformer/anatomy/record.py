@@ -65,6 +65,8 @@ class Node:
     """Whether the operation wrote to one of its inputs."""
     storage: int = 0
     """Address of the tensor's storage, which all views of a parameter share."""
+    storage_bytes: int = 0
+    """Size of that storage; the tensor is a part of it if it is smaller."""
     users: list["Node"] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -216,9 +218,9 @@ class Recorder(TorchDispatchMode):
             return node
         # a write to a view changes this tensor too, without an operation that returns it
         since = -1 if node is None else node.index
-        writes = [w for w in self.writes.get(_storage(tensor), []) if w.index > since]
+        writes = [w for w in self.writes.get(storage_of(tensor), []) if w.index > since]
         before = [] if node is None else [node]
-        if writes and (node is None or node.storage == _storage(node.value) or not torch.equal(node.value, tensor)):
+        if writes and (node is None or node.storage == storage_of(node.value) or not _same(node.value, tensor)):
             live = any(n.live for n in (*before, *writes))
             return self._add(Node(0, OVERWRITTEN, [*before, *writes], tensor, live=live), tensor)
         self.versions[id(tensor)] = version
@@ -226,9 +228,11 @@ class Recorder(TorchDispatchMode):
 
     def _add(self, node: Node, tensor: Tensor) -> Node:
         self.held.append(tensor)
-        # a tensor that depends on the tokens may be overwritten later; weights are not, and are not worth a copy
-        node.value = tensor.detach().clone() if node.live else tensor.detach()
-        node.index, node.path, node.storage = len(self.nodes), self.path[-1], _storage(tensor)
+        # on the CPU, where every reader works; there, a tensor that depends on the tokens is copied, because it may be
+        # overwritten later, and weights are not
+        node.value = tensor.detach().clone() if node.live and tensor.device.type == "cpu" else tensor.detach().cpu()
+        node.index, node.path, node.storage = len(self.nodes), self.path[-1], storage_of(tensor)
+        node.storage_bytes = tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else 0
         node.name = self.names.get(id(tensor), "")
         for before in node.inputs:
             before.users.append(node)
@@ -238,8 +242,13 @@ class Recorder(TorchDispatchMode):
         return node
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, which all views of it share."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def _same(value: Tensor, tensor: Tensor) -> bool:
+    return torch.equal(value, tensor.detach().to(value.device))
 
 
 def _with_nodes(value: Any, known: dict[int, Node]) -> Any:
@@ -311,5 +320,5 @@ def record(
     recorder = Recorder(sources, own_tensors(model), exact)
     with elementary(exact), module_paths(model, recorder.path), recorder:
         result = call()
-    parameters = {_storage(p): n for n, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
+    parameters = {storage_of(p): n for n, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
     return Graph(recorder.nodes, parameters), result

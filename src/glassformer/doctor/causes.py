@@ -65,6 +65,7 @@ BRINGS: dict[str, tuple[str, ...]] = {
                  "cache_reorder/padded"),
     "left_pad_position": ("loss_padding/padded", "decode_select/padded", "cache_reorder/padded"),
     "label_shift": ("loss_padding",),
+    "dead_gradient/registered": ("over_mask/gradient", "attn_scale", "residual_growth", "low_precision"),
     "dead_gradient": ("over_mask/gradient",),
 }  # fmt: skip
 """cause (a diagnosis, or one probe of it) -> what it brings with it (diagnoses, or probes by the start of their id)."""

@@ -62,7 +62,10 @@ class DecoderLM(_Model):
         cache: Cache | None = None,
         tap: Tap = NO_TAP,
     ) -> Float[Tensor, "B T V"]:
-        """`mask` is (B,T), True at real tokens, or (B,T,S), the pattern. With a cache, pass only the new tokens."""
+        """`mask` is (B,T), True at real tokens, or (B,T,S), the pattern (or (B,L,T,S), that of each layer).
+
+        With a cache, pass only the new tokens.
+        """
         return self.logits(self.encode(tokens, mask, positions, segments, cache, tap), tap)
 
     def encode(

@@ -55,6 +55,13 @@ class TrainResult:
     folder: Path
     """The folder of the run: checkpoints, log.jsonl and the resolved run.toml."""
 
+    def _repr_svg_(self) -> str | None:
+        """Return the display in a notebook: the losses with their baselines, and the probes. None without a step."""
+        from glassformer.lens.figures.training import training_curves
+
+        steps = any(event.get("event") in ("step", "validation") for event in self.history)
+        return training_curves(self.history).svg() if steps else None
+
 
 def train(
     run: Run | str | os.PathLike[str],

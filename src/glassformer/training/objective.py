@@ -4,14 +4,14 @@ A loss is a sum over targets divided by the number of targets of the whole step,
 batch (accumulation steps, ranks) add up to exactly the loss of the batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
+from glassformer.model import NO_TAP, DecoderLM, Model, Seq2Seq, Tap, masks
 from glassformer.model.moe import balance_loss
 from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
@@ -172,17 +172,26 @@ def hidden_states(model: Model, batch: Batch, tap: Tap = NO_TAP) -> Tensor:
         return model.decode_hidden(batch.inputs, model.encode(batch.source, tap=tap), tap=tap)
     if batch.documents is None:
         return model.encode(batch.inputs, tap=tap)
-    mask, positions = separate_documents(batch.documents)
+    assert isinstance(model, DecoderLM)
+    mask, positions = separate_documents(batch.documents, model.decoder.windows)
     return model.encode(batch.inputs, mask, positions, tap=tap)
 
 
-def separate_documents(documents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mask (B,T,T) and the positions (B,T) with which each document is computed as if it were alone."""
+def separate_documents(documents: Tensor, windows: Sequence[int | None] = (None,)) -> tuple[Tensor, Tensor]:
+    """Return the mask and the positions (B,T) with which each document is computed as if it were alone.
+
+    The mask is (B,T,T), or (B,L,T,T) if one of the L layers has a window shorter than the sequence.
+    """
     index = torch.arange(documents.shape[1], device=documents.device)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     positions = index - torch.where(begins, index, 0).cummax(1).values
     mask = (documents[:, :, None] == documents[:, None, :]) & (index[:, None] >= index)
+    if any(width is not None and width < len(index) for width in windows):
+        # tokens of one document are as far apart in the sequence as in the document alone
+        everywhere = torch.ones(len(index), len(index), dtype=torch.bool, device=index.device)
+        near = [everywhere if width is None else masks.window(index, index, width) for width in windows]
+        mask = mask[:, None] & torch.stack(near)
     return mask, positions
 
 

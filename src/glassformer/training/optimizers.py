@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from glassformer.config.optimizer import rule_for
 from glassformer.training.muon import Muon
 from glassformer.training.run import Optim, Schedule
+
+HELD_ROWS = "held_rows"
+"""Attribute of a model: names of tables, each with the first of its last rows that no step changes."""
 
 
 class Optimizer:
@@ -46,6 +49,9 @@ class Optimizer:
             rate = _rate(optim.muon_lr, device)
             self.members.append((Muon(muon.values(), rate, optim.momentum, optim.weight_decay), optim.muon_lr))
         self.names = {id(p): n for n, p in named.items()}
+        held = {named[n]: first for n, first in getattr(model, HELD_ROWS, {}).items() if n in named}
+        for member, _ in self.members:
+            _hold_rows(member, held)
 
     def step(self, factor: float) -> None:
         self.set_rate(factor)
@@ -110,6 +116,29 @@ class Optimizer:
             raise ValueError(
                 f"the optimizer state holds {left[0]} and {len(left) - 1} more that belong to no parameter."
             )
+
+
+@torch.no_grad()
+def _hold_rows(member: torch.optim.Optimizer, held: Mapping[nn.Parameter, int]) -> None:
+    """Keep the rows of tables from the given one on as they are: weight decay would change them without a gradient.
+
+    A table that is divided among ranks is not held.
+    """
+    own = {id(parameter) for group in member.param_groups for parameter in group["params"]}
+    whole = {parameter: first for parameter, first in held.items() if not hasattr(parameter, "to_local")}
+    tables = [(parameter, first) for parameter, first in whole.items() if id(parameter) in own]
+    kept: list[Tensor] = []
+
+    def before(*_: Any) -> None:
+        kept[:] = [parameter.detach()[first:].clone() for parameter, first in tables]
+
+    def after(*_: Any) -> None:
+        for (parameter, first), rows in zip(tables, kept, strict=True):
+            parameter.detach()[first:].copy_(rows)
+
+    if tables:
+        member.register_step_pre_hook(before)
+        member.register_step_post_hook(after)
 
 
 def _rate(value: float, device: torch.device) -> float | Tensor:

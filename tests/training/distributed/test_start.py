@@ -50,7 +50,8 @@ def test_every_part_of_a_run_is_compared(tmp_path):
         assert f"{name} is {mine[name]!r} on rank 0 and 'another' on rank 2 (far)" in sentence
     other = dataclasses.replace(session.run, data=dataclasses.replace(session.run.data, cache="elsewhere"))
     assert difference([mine, identity(other, session.data, None)]) is None
-    manifest = dataclasses.replace(session.data.manifest, tokens={"train": 1, "val": 1})
+    shards = tuple(shard | {"sha256": "another"} for shard in session.data.manifest.shards)
+    manifest = dataclasses.replace(session.data.manifest, shards=shards)
     changed = identity(session.run, dataclasses.replace(session.data, manifest=manifest), None)
     assert "the token files" in (difference([mine, changed]) or "")
     many = difference([mine, dict.fromkeys(mine, "x")])

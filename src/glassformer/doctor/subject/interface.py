@@ -4,7 +4,7 @@ Signature inspection decides which arguments exist. Nothing is assumed that the 
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ AMBIGUOUS = ("tgt", "target", "trg", "tgt_ids", "target_ids", "tgt_tokens")
 """Names of TARGET that are given to labels too."""
 LABELS = ("labels", "targets", "label", "y")
 PADDING_NAMES = ("padding_mask", "key_padding_mask", "pad_mask", "src_key_padding_mask", "tgt_key_padding_mask")
+RETURNED = (*CACHE, "present", "presents", "new_cache", "next_cache", "kv", "new_kv", "presents_kv")
+"""Fields of a result that hold a cache."""
 MAKERS = ("new_cache", "make_cache", "init_cache", "empty_cache", "create_cache", "setup_cache", "get_cache")
 
 
@@ -46,6 +48,8 @@ class Interface:
     labels: str | None = None
     maker: str | None = None
     """Method that makes an empty cache; None where the model makes one itself when told `use_cache`."""
+    empty: Callable[[], Any] | None = None
+    """Makes the empty container that the model fills with its cache in place, found by trying."""
     flags: dict[str, Any] = field(default_factory=dict)
     """Arguments to pass always (return_dict) or with a cache (use_cache)."""
     use_cache: str | None = None
@@ -198,7 +202,7 @@ def _nests(value: Any) -> bool:
 
 def find_cache(output: Any) -> Any:
     """The cache a call gave back, None when it gave none (a cache changed in place is the caller's own)."""
-    for name in ("past_key_values", "cache", "kv_cache", "present", "presents", "cache_params", "state", "states"):
+    for name in RETURNED:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if value is not None:
             return value

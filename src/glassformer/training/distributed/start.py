@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -110,7 +110,6 @@ def identity(run: Run, data: Any, resumed: dict[str, Any] | None) -> dict[str, A
     """Return everything that the ranks of a run must have in common, by name."""
     import glassformer
 
-    manifest = getattr(data, "manifest", None)
     return {
         "host": socket.gethostname(),
         "the version of glassformer": glassformer.__version__,
@@ -118,7 +117,7 @@ def identity(run: Run, data: Any, resumed: dict[str, Any] | None) -> dict[str, A
         "the version of torch": torch.__version__,
         **{name: value for name, value in _flat(run_to_dict(run)).items() if name not in OWN_PATHS},
         "tokenizer.json": _sha256(data.tokenizer.to_json().encode()),
-        "the token files": _sha256(json.dumps([manifest and asdict(manifest), data.facts(run)], default=str).encode()),
+        "the token files": _sha256(json.dumps([getattr(data, "digest", None), data.facts(run)], default=str).encode()),
         "the checkpoint": resumed and f"step {resumed['step']}, {_sha256(json.dumps(resumed['sha256']).encode())}",
     }
 

@@ -1,9 +1,12 @@
 """The model of a run that starts from an existing one: loaded, with its frozen parameters or its adapters."""
 
 import torch
+from torch import Tensor
 
 from glassformer.model import Model, build
+from glassformer.training.optimizers import HELD_ROWS
 from glassformer.training.run import Run
+from glassformer.training.tuning.extend import TOKEN_TABLES
 from glassformer.training.tuning.freeze import freeze
 from glassformer.training.tuning.lora import add_adapters
 from glassformer.training.tuning.start import load_start
@@ -20,5 +23,24 @@ def tuned_model(run: Run, device: str | torch.device, resumed: bool) -> Model:
         model = build(run.model, seed=run.seed, device=device)
     if run.lora is not None:
         add_adapters(model, run)
+    elif run.start.n_tokens:
+        hold_padding(model, run.start.n_tokens)
     freeze(model, run.optim.freeze)
     return model
+
+
+def hold_padding(model: Model, first: int) -> None:
+    """Keep the rows of the token tables from `first` on as they are: no tokenizer writes these ids.
+
+    Their gradient is removed here, so that clipping does not count it; the optimizer keeps their values.
+    """
+    tables = {name: p for name, p in model.named_parameters() if name in TOKEN_TABLES and p.shape[0] > first}
+    setattr(model, HELD_ROWS, dict.fromkeys(tables, first))
+
+    def remove(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad[first:].zero_()
+
+    for parameter in tables.values():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(remove)
