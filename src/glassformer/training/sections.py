@@ -26,8 +26,6 @@ StreamDtype = Literal["float32", "bfloat16"]
 Products = Literal["precision", "float8"]
 Compile = Literal["auto", "yes", "no"]
 Parallel = Literal["auto", "ddp", "fsdp"]
-
-
 Quantize = Literal["no", "nf4"]
 
 
@@ -308,17 +306,12 @@ class Machine:
         require_choice(self, "recompute", Recompute)
         require_choice(self, "gather", StreamDtype)
         require_positive(self, "replicate", "tensor")
-        for name in ("replicate", "tensor"):
-            require(
-                getattr(self, name) == 1 or self.parallel == "fsdp",
-                f"machine.{name}={getattr(self, name)} needs machine.parallel='fsdp'.",
-            )
+        needs = [name for name in ("replicate", "tensor") if getattr(self, name) > 1 and self.parallel != "fsdp"]
+        require(not needs, f"machine.{' and machine.'.join(needs)} needs machine.parallel='fsdp'.")
         several = self.tensor > 1 and self.replicate > 1
         require(not several, "machine.tensor and machine.replicate cannot be combined: set one of them to 1.")
-        require(
-            self.gather == "float32" or (self.parallel == "fsdp" and self.precision == "bfloat16"),
-            "machine.gather='bfloat16' needs machine.parallel='fsdp' and machine.precision='bfloat16'.",
-        )
+        wide = self.gather == "float32" or (self.parallel == "fsdp" and self.precision == "bfloat16")
+        require(wide, "machine.gather='bfloat16' needs machine.parallel='fsdp' and machine.precision='bfloat16'.")
         both = self.recompute != "no" and self.products == "float8"
         require(not both, "machine.recompute and machine.products='float8' cannot be combined: leave one out.")
         require(self.timeout > 0, f"machine.timeout={self.timeout} must be positive, in seconds.")
