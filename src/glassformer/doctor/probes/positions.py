@@ -47,7 +47,7 @@ class Constant:
     seen: list[Seen] = field(default_factory=list)
     stream: Tensor | None = None
     """Input of the first layer at row 0: (T,D)."""
-    tables: list[tuple[nn.Parameter, Tensor, str]] = field(default_factory=list)
+    tables: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
     """Tables other than the vocabulary's, with the rows looked up."""
     logits: Tensor | None = None
     unsteady: set[int] = field(default_factory=set)

@@ -18,7 +18,7 @@ from glassformer.theory.exercises.exercise import ExerciseError
 RUNNER = Path(__file__).with_name("runner.py")
 MOST = 64 << 20
 """Number of bytes of events that are kept; a submission that writes more has flooded the channel."""
-GRACE = 30
+GRACE = 120
 """Seconds that the process has beyond the limit of a submission, to start and to report."""
 
 
