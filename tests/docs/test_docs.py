@@ -31,7 +31,7 @@ LONG_PAGES = ("docs/guides/compare_a_port.md", "docs/tutorials/load_and_check.md
 GUIDES = {name for name in PYTHON if name.startswith(("docs/guides/", "docs/tutorials/"))}
 QUICK_PAGES = {"README.md", "docs/python.md", *GUIDES} - set(LONG_PAGES)
 SNIPPETS = "docs/diagnoses/"
-"""Pages of fragments, which test_diagnosis_pages.py parses and nothing runs."""
+"""Pages of fragments, which test_diagnosis_snippets.py runs."""
 QUICK = ("sample", "eval", "size", "look", "check", "exercise", "course", "compare", "convert", "env")
 """Verbs whose commands in README.md and docs/examples.md are executed in the default suite."""
 
