@@ -72,6 +72,8 @@ def test_programs_are_graded(capsys, tmp_path):
     assert code == 2
     assert "--file FILE" in err
     assert "grades it" in run(capsys, "course", "show", "attention")[1]
+    (tmp_path / "b.py").write_text(run_json(capsys, "course", "solution", "attention")[1]["solution"])
+    assert run(capsys, "course", "answer", "attention", "--file", "b.py")[0] == 0
 
 
 def test_a_teacher_exports_and_grades(capsys, tmp_path):

@@ -209,6 +209,20 @@ def test_the_page_of_loggers_trains_and_replays(desk, monkeypatch, capsys):
     assert len(list(Path("runs/logged/tensorboard").iterdir())) == 2
 
 
+def test_the_page_of_data_prepares_and_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f'{{"text": "Row {number} of a corpus, with some words."}}\n' for number in range(300)]
+    Path("texts.jsonl").write_text("".join(rows))
+    shell = "\n".join(f"```sh\n{b.text}```" for b in blocks(TEXTS["docs/data.md"]) if b.language == "sh")
+    prepare, train = (command.words for command in commands(shell))
+    code, out, err = run(capsys, *prepare)
+    assert code == 0, err
+    assert "300 documents of 1 file" in out
+    code, out, err = run(capsys, *train, *settings(*tiny.SMALL, "loop.steps=4", 'out="runs/data"'))
+    assert code == 0, err
+    assert "done: 4 steps" in out
+
+
 @pytest.mark.slow
 def test_the_readme_trains_and_resumes(desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)

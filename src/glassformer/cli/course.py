@@ -204,11 +204,19 @@ def _answer(item: "Item", kept: "Progress", text: str, file: Path | None, json: 
 def _help(item: "Item", kept: "Progress", action: str, json: bool) -> int:
     from glassformer.theory.course.registry import errata
     from glassformer.theory.course.sheets import plain
+    from glassformer.theory.exercises import Exercise
 
     task, record = _task(item, kept), kept.record(item.id)
     claims = f"glass check {' '.join(item.claims)} --explain" if item.claims else ""
-    if task is None:
-        raise InputError(f"{item.id} is a coding exercise without stored hints: its grader explains mistakes. {claims}")
+    if isinstance(item, Exercise):
+        if action == "hint":
+            raise InputError(
+                f"{item.id} is a coding exercise: hand in a program, and the grader explains its mistakes."
+            )
+        facts: dict[str, Any] = {"id": item.id, "solution": item.solution, "claims": list(item.claims)}
+        _print(facts, f"{item.solution}\n{claims}", json)
+        return 0
+    assert task is not None
     if action == "hint":
         record.hints = min(record.hints + 1, len(task.hints))
         kept.save()

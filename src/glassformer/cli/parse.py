@@ -32,6 +32,7 @@ Call = Callable[[], int]
 VERBS = {
     "tour": "training",
     "train": "training",
+    "data": "data",
     "sample": "sample",
     "chat": "chat",
     "eval": "eval",

@@ -12,7 +12,7 @@ import tyro
 from glassformer.cli.common import InputError, Json, free_name, option, refuse_unused
 
 if TYPE_CHECKING:
-    from glassformer.training import Run, Session
+    from glassformer.training import Session
 
 HELP = {
     "run": "A run file (TOML), or a text file or a folder of text files to train on with the default settings. "
@@ -158,20 +158,21 @@ def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tup
             raise InputError(f"{run} is the text to train on, and so is --set {change}: leave one of them out.")
     corpus = f"data.corpus={json_module.dumps(str(run), ensure_ascii=False)}"
     session = open_session(read_run("", (corpus, *changes), str(run), _note))
-    return session, _defaults(run, session.run)
+    return session, _defaults(run, session)
 
 
-def _defaults(text: Path, run: "Run") -> str:
+def _defaults(text: Path, session: "Session") -> str:
     """Return one line: the settings with which a text without a run file is trained."""
     from glassformer.errors import plural
 
+    run = session.run
     if run.start.model:
         return (
             f"fine-tuning {run.start.model} on {text}, with the default settings of fine-tuning (--fields lists them)"
         )
     return (
         f"training on {text} without a run file, with the default settings: {plural(run.model.n_layers, 'layer')} "
-        f"of width {run.model.d_model}, a context of {plural(run.context, 'token')}, the {run.data.tokenizer} "
+        f"of width {run.model.d_model}, a context of {plural(run.context, 'token')}, the {session.data.tokenizer.kind} "
         f"tokenizer, {plural(run.loop.steps, 'step')} (--fields lists what can be changed)"
     )
 

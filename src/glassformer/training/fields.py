@@ -180,7 +180,8 @@ def _type(hint: Any) -> tuple[str, tuple[str, ...]]:
                 choices.append(str(option.kind))
             words = words or ["a table"]
         elif option is not type(None):
-            words.append(_WORDS.get(option, "a list of integers"))
+            of_numbers = float in typing.get_args(option)
+            words.append(_WORDS.get(option, "a list of numbers" if of_numbers else "a list of integers"))
     if choices:
         words = [f"{words[0]} with kind {_one_of(tuple(choices))}" if words else _one_of(tuple(choices))]
     return " or ".join(words), tuple(choices)

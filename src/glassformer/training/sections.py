@@ -54,8 +54,11 @@ class Data:
     """The text to train on and how it becomes tokens."""
 
     corpus: str = "shakespeare"
-    """A text file, a folder of text files, `shakespeare` (downloaded once), `embedded` (Python's manual, which needs
-    no download), or `task:NAME` for a synthetic task (see [task])."""
+    """A text, JSONL (.gz, .zst) or Parquet file, a folder or a pattern of them (`data/*.jsonl`), a folder of token
+    files (docs/data.md), `shakespeare` (downloaded once), `embedded` (Python's manual, which needs no download), or
+    `task:NAME` for a synthetic task (see [task])."""
+    field: str = "text"
+    """JSONL and Parquet only: the field of a row that holds its text. `a.b` is the field b of the object a."""
     tokenizer: str = "char"
     """`char` (one token per character), `byte`, `bpe` (trained on the corpus; needs vocab_size), or the path of a
     tokenizer.json. With [start], the default is `start`, the tokenizer of that model; another one is refused."""
@@ -65,11 +68,14 @@ class Data:
     vocab_size: int | None = None
     """Number of tokens of a `bpe` tokenizer that is trained on the corpus."""
     validation: float = 0.1
-    """Fraction of the text, at its end, that is kept for validation."""
+    """Fraction that is kept for validation: the end of a text; of JSONL and Parquet, documents chosen by their hash."""
     order: WindowOrder = "random"
     """`random` draws windows anywhere in the text at each step; `epoch` reads every window once, then reshuffles."""
     cache: str | None = None
     """Folder for the token files. Default: the user's cache folder."""
+    sha256: str = ""
+    """Hash of the tokens. A run records it; if it is set, other tokens are refused, and those that a growing corpus got
+    later are left out."""
 
     def __post_init__(self) -> None:
         require(0 < self.validation < 1, f"data.validation={self.validation} must be between 0 and 1.")

@@ -1,11 +1,9 @@
 """Prepare a run to start: prepare the corpus, fit the model to the tokenizer, read the checkpoint to resume from."""
 
-import contextlib
 import dataclasses
 import hashlib
-import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from torch import Tensor
 from glassformer.config import ConfigError, Special, to_toml
 from glassformer.model import Model, build
 from glassformer.training import checkpoint
-from glassformer.training.data import corpus
-from glassformer.training.data.source import Prepared, Source, prepare
+from glassformer.training.data.source import Prepared, Source, prepare_corpus
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import Tokenizer, from_json
 from glassformer.training.distributed import group
@@ -54,10 +51,17 @@ def open_session(run: Run) -> Session:
 def _opened(run: Run, data: Any, notes: Sequence[str] = ()) -> Session:
     """Return a session; conversations also report what was read, and name the token that ends an answer."""
     if run.chat is None:
-        return Session(run, data, notes=tuple(notes))
+        return Session(_recorded(run, data), data, notes=tuple(notes))
     from glassformer.training.data.chats import with_end_token
 
     return Session(with_end_token(run, data), data, notes=(*notes, *data.notes))
+
+
+def _recorded(run: Run, data: Source) -> Run:
+    """Return the run with the hash of its tokens, so that a checkpoint knows them and ranks can compare them."""
+    if not isinstance(data, Prepared):
+        return run
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, sha256=data.digest))
 
 
 def _check_ids(run: Run, data: Source) -> None:
@@ -104,8 +108,11 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
     """
     run, meta, model, extra = checkpoint.read(path)
     run = _in_its_folder(run, checkpoint.find(path))
+    _check_order(run)
     if changes:
         changed = read_run(to_toml(run_to_dict(run)), changes, "the checkpoint's run", note)
+        if not changed.data.sha256:  # take the tokens that the corpus has now
+            run = dataclasses.replace(run, data=dataclasses.replace(run.data, sha256=""))
         if any(
             getattr(changed, part) != getattr(run, part) for part in ("model", "data", "task", "start", "lora", "chat")
         ):
@@ -134,7 +141,16 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
         raise checkpoint.CheckpointError(
             f"the corpus {run.data.corpus!r} now gives another tokenizer than the checkpoint's: it was changed since."
         )
-    return Session(run, data, (meta, model, extra))
+    return Session(_recorded(run, data), data, (meta, model, extra))
+
+
+def _check_order(run: Run) -> None:
+    """Refuse a checkpoint of a version that read epochs in another order. Later ones record a hash of the tokens."""
+    if run.data.order == "epoch" and not run.data.sha256 and run.task is None and run.chat is None:
+        raise checkpoint.CheckpointError(
+            "the checkpoint is of a version whose epochs had another order (data.order='epoch'), so it cannot be "
+            "continued exactly: start a new run from its weights with --from CHECKPOINT."
+        )
 
 
 def _in_its_folder(run: Run, found: Path) -> Run:
@@ -153,26 +169,9 @@ def _prepare(run: Run, tokenizer: Tokenizer | None = None) -> Source:
         from glassformer.training.data.chats import prepare_chats  # not needed by other runs
 
         return prepare_chats(run, tokenizer)
-    given = run.data
-    name = given.tokenizer if tokenizer is None else hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
-    found = corpus.find(given.corpus)
-    if given.cache is not None:
-        out = Path(given.cache)
-    else:
-        words = (given.corpus, name, str(given.vocab_size), str(given.validation))
-        if Path(given.corpus).exists():
-            words = (str(Path(given.corpus).resolve()), *words[1:])
-        digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
-        out = corpus.cache_folder() / "tokens" / f"{found.name}-{digest}"
-    with _locked(out):
-        return prepare(
-            found,
-            given.tokenizer if tokenizer is None else tokenizer,
-            out,
-            vocab_size=given.vocab_size,
-            validation_fraction=given.validation,
-            context=run.context,
-        )
+    prepared = prepare_corpus(run.data, tokenizer)
+    prepared.check(run.context)
+    return prepared
 
 
 def read_run_file(path: Path) -> str | None:
@@ -212,28 +211,6 @@ def _is_run(text: str) -> bool:
     except tomllib.TOMLDecodeError:
         return False
     return bool(keys) and keys <= PARTS
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on token files: the first process writes them, the others wait and read them.
-
-    It is a file lock of the system, which ends with its process. Without such a lock, no process waits.
-    """
-    try:
-        import fcntl
-
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder.parent / f".{folder.name}.lock", os.O_CREAT | os.O_RDWR, 0o644)
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):  # some network file systems
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def fit_model(run: Run, data: Source) -> Run:

@@ -19,6 +19,8 @@ from glassformer.anatomy.record import storage_of
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.anatomy.trace import Trace
 from glassformer.doctor.probes.attention import Seen, look
+from glassformer.doctor.probes.rotation import rotation_of
+from glassformer.doctor.probes.step import vectors
 from glassformer.doctor.subject.measure import gap, rms, ulp
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
@@ -152,6 +154,8 @@ def scheme(subject: Subject, constant: Constant) -> str | None:
         return said
     if constant.absolute:
         return "learned" if constant.tables else "sinusoidal"
+    if any(_turns(one) for one in constant.steady()):
+        return "rotary"
     names = [n for n, _ in subject.module.named_parameters()] if subject.module is not None else []
     names += [n for n, _ in subject.module.named_buffers()] if subject.module is not None else []
     for kind, words in (
@@ -164,6 +168,12 @@ def scheme(subject: Subject, constant: Constant) -> str | None:
     if any("pos" in name.lower() or "wpe" in name.lower() for name in names):
         return "learned"
     return None
+
+
+def _turns(one: Seen) -> bool:
+    """Whether q or k of a repeated token turns in pairs from position to position: a rotation, whatever its name."""
+    parts = vectors(one.attention, 2)
+    return parts is not None and any(rotation_of(x[0, 0], dtype=one.coarsest).pairing is not None for x in parts[:2])
 
 
 def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding]:
