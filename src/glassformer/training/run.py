@@ -21,7 +21,6 @@ from glassformer.training.sections import (
     Checkpoint,
     Data,
     Loop,
-    Lora,
     Loss,
     Machine,
     Optim,
@@ -31,6 +30,7 @@ from glassformer.training.sections import (
     rename_former,
     shortened,
 )
+from glassformer.training.tuning.section import Lora
 
 __all__ = [
     "Chat",
