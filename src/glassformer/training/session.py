@@ -19,7 +19,6 @@ from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import Tokenizer, from_json
 from glassformer.training.distributed import group
 from glassformer.training.run import PARTS, Note, Run, read_run, run_to_dict, with_model
-from glassformer.training.tuning.freeze import freeze
 
 KEPT = ("model", "data", "task", "start", "lora", "chat")
 """Parts of a run that stay the same when it is resumed."""
@@ -93,7 +92,10 @@ def starting_model(run: Run, device: str | torch.device, resumed: bool = False) 
     """
     if torch.device(device).type == "meta":
         model = build(run.model, device=device)
-        freeze(model, run.optim.freeze)
+        if run.start.model or run.optim.freeze:
+            from glassformer.training.tuning.prepare import hold_and_freeze
+
+            hold_and_freeze(model, run)
         return model
     if not (run.start.model or run.optim.freeze):
         return build(run.model, seed=run.seed, device=device)
