@@ -112,7 +112,7 @@ class Finding:
 
 def _row(part: dict[str, Any]) -> dict[str, Any]:
     """Return one piece of evidence, which is a Finding as a dict, for a table."""
-    limits = {name: None if part.get(name) is None else float(part[name]) for name in ("measured", "bound", "low")}
+    limits: dict[str, Any] = {n: None if part.get(n) is None else float(part[n]) for n in ("measured", "bound", "low")}
     return {**part, "numbers": Finding(part["id"], Verdict(part["verdict"]), **limits).numbers()}
 
 

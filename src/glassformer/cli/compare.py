@@ -18,7 +18,7 @@ HELP = {
     "kind": "Kind of both models. Default: inferred from the models.",
     "dtype": "Dtype of the first comparison. Default: the dtype of each model.",
     "device_a": "Device of A: cpu, cuda, cuda:1 or mps. Default: the CPU.",
-    "device_b": "Device of B, like --device-a. With a device, rounding errors are compared too.",
+    "device_b": "Device of B, like --device-a; rounding errors are then compared too. Default: the CPU.",
     "dtype_a": "Dtype of A alone. Default: --dtype.",
     "dtype_b": "Dtype of B alone. Default: --dtype.",
     "html": "Also write the report as HTML to this file. Default: do not.",

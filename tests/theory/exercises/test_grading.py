@@ -1,5 +1,7 @@
 """Grading files as students write them: right, wrong in each way, and not gradable at all."""
 
+import json
+
 import pytest
 
 from glassformer.theory.exercises import ALL, ExerciseError, Grader, find, grade
@@ -147,6 +149,31 @@ def attention(q, k, v):
 def test_claiming_to_be_done_does_not_make_an_answer_right(tmp_path):
     assert graded(tmp_path, FORGED).result == WRONG
     assert graded(tmp_path, FORGED + "os._exit(0)\n").result != RIGHT
+
+
+LINES = [
+    {"event": "answer", "case": 0, "changed": [], "value": {"array": "abc", "shape": [2]}},
+    {"event": "answer", "case": 1, "changed": [], "value": {"array": [1], "shape": "x"}},
+    {"event": "answer", "case": 99, "changed": []},
+    {"event": "answer", "case": -1, "changed": []},
+    {"event": "answer", "case": 0, "changed": 5},
+    {"event": "answer", "case": 0, "changed": [[1]]},
+    {"event": "answer", "case": 0, "changed": [], "error": "X"},
+    {"event": "missing", "names": [1, {}]},
+    {"event": "unusable", "error": 3, "message": None, "line": "x"},
+    {"event": ["end"]},
+    [],
+]
+
+
+@pytest.mark.parametrize("line", [*LINES, "[" * 100_000, "{", "\x00"], ids=range(len(LINES) + 3))
+def test_events_that_a_submission_writes_itself_do_no_harm(tmp_path, line):
+    text = line if isinstance(line, str) else json.dumps(line)
+    forged = FORGED.replace('{"event": "end", "printed": ""}', text.replace("\\", "\\\\").replace("\x00", "\\x00"))
+    found = graded(tmp_path, forged)
+    assert found.result != RIGHT
+    assert found.text()
+    assert graded(tmp_path, forged + "os._exit(0)\n").text()
 
 
 def test_plain_python_and_several_results_are_graded(tmp_path):

@@ -82,6 +82,16 @@ def diagnose_training(
 
     About 35 steps are made. Everything that the step refers to is restored: weights, gradients, optimizer, schedule,
     random state. Files that a step writes are not. Raises CannotExamineError if there is nothing to examine.
+
+    >>> import torch
+    >>> model = gf.build(gf.presets.nano(vocab_size=65), seed=0).train()
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> def step(ids):
+    ...     optimizer.zero_grad()
+    ...     torch.nn.functional.cross_entropy(model(ids).transpose(1, 2), ids).backward()  # the targets are not shifted
+    ...     optimizer.step()
+    >>> gf.diagnose_training(step, torch.randint(65, (4, 24))).diagnoses[0].id
+    'label_shift'
     """
     began = time.monotonic()
     pipeline = find_pipeline(step, model, optimizer, tokenizer)

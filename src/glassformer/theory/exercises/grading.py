@@ -78,6 +78,7 @@ class Grade:
             lines = [f"right: {name} agrees with the solution in all {plural(self.cases, 'case')}."]
             if self.exercise.claims:
                 lines.append(f"related claims: glass check {' '.join(self.exercise.claims)} --explain")
+            lines.append(f"reference solution: glass exercise {self.exercise.id} --solution")
         else:
             lines = [f"wrong: {name} is right in {self.passed} of {plural(self.cases, 'case')}."]
             lines += [f"  - {_ended(sentence)}" for sentence in self.sentences]
@@ -147,7 +148,7 @@ class Grader:
             ended = worker.run(job, 2 * limit)
         finally:
             free.put(worker)
-        return _judge(exercise, cases, _events(ended.output), _ending(ended.code, ended.late, limit))
+        return _judge(exercise, cases, _events(ended.output, len(cases)), _ending(ended.code, ended.late, limit))
 
     def grade_all(self, submissions: Iterable[tuple[Exercise, str | Path]], *, seed: int = 0) -> Iterator[Grade]:
         """Grade pairs of an exercise and a file, as many at a time as there are workers, in their order."""
@@ -168,18 +169,30 @@ def _read(exercise: Exercise, path: Path) -> str | Grade:
         return Grade(exercise, UNGRADED, ("the file is not text: give a Python file in UTF-8",))
 
 
-def _events(data: bytes) -> list[dict[str, Any]]:
+def _events(data: bytes, count: int) -> list[dict[str, Any]]:
     lines = data.split(b"\n")[:-1]  # an incomplete last line was cut off
     events = []
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        known = isinstance(event, dict) and FORMS.get(str(event.get("event")), {"?"}) <= event.keys()
-        if known and isinstance(event.get("case", 0), int):
+        if isinstance(event, dict) and _is_form(event, count):
             events.append(event)
     return events
+
+
+def _is_form(event: dict[str, Any], count: int) -> bool:
+    """Return whether an event has the fields of the runner, with values of their types."""
+    if not FORMS.get(str(event.get("event")), {"?"}) <= event.keys():
+        return False
+    texts = all(isinstance(event.get(name, ""), str) for name in ("error", "message", "printed"))
+    lists = all(isinstance(event.get(name, []), list) for name in ("changed", "names", "layers"))
+    names = lists and all(isinstance(one, str) for name in ("changed", "names") for one in event.get(name, []))
+    case, line = event.get("case", 0), event.get("line")
+    numbers = isinstance(case, int) and 0 <= case < count and (line is None or isinstance(line, int))
+    whole = "error" not in event or {"error", "message", "line"} <= event.keys()
+    return texts and names and numbers and whole
 
 
 def _ending(code: int, late: bool, seconds: int) -> str:

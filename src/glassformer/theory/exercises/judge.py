@@ -20,7 +20,17 @@ class FormError(Exception):
 
 
 def unpack(exercise: Exercise, value: Any) -> Values:
-    """Return the parts of an answer as float64 arrays, or raise FormError."""
+    """Return the parts of an answer as float64 arrays, or raise FormError.
+
+    A submission can write to the channel of the runner itself, so a value may have any form.
+    """
+    try:
+        return _unpack(exercise, value)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError):
+        raise FormError("it returns a value that the grader cannot read: return arrays or numbers") from None
+
+
+def _unpack(exercise: Exercise, value: Any) -> Values:
     names = exercise.returns
     if value is None:
         raise FormError("it returns None: is there a `return` at the end?")

@@ -214,7 +214,10 @@ def main() -> None:
     while seconds := _line(jobs):
         pid = os.fork()
         if not pid:
-            child(jobs, events, sandbox, paths, ruleset)
+            try:
+                child(jobs, events, sandbox, paths, ruleset)
+            finally:
+                os._exit(70)  # a child never goes on in this loop
         code, late = wait(pid, float(seconds))
         os.write(status, json.dumps({"code": code, "late": late}).encode() + b"\n")
 

@@ -61,7 +61,7 @@ def limit(seconds: int, memory: int) -> None:
 
     limits = {
         "RLIMIT_CPU": (seconds, seconds + 1),  # a signal at the first, the end at the second
-        "RLIMIT_AS": (memory, memory),
+        **({"RLIMIT_AS": (memory, memory)} if sys.platform == "linux" else {}),  # macOS has no such limit
         "RLIMIT_FSIZE": (0, 0),
         "RLIMIT_CORE": (0, 0),
         "RLIMIT_NOFILE": (64, 64),
