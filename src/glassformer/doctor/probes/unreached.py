@@ -183,6 +183,7 @@ def _recorded(subject: Subject) -> tuple[Graph, Node | None]:
         given = {"source": isolated.source(len(tokens))} if isolated.kind == "seq2seq" else {}
         sources = [tokens, *given.values()]
         graph, logits = record(lambda: isolated.logits(tokens, **given), sources, isolated.model, exact=False)
+    logits = logits.cpu()  # as the recorded values are
     same = (n for n in reversed(graph.nodes) if n.value.shape == logits.shape and torch.equal(n.value, logits))
     return graph, next(same, None)
 

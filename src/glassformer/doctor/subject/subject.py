@@ -172,18 +172,10 @@ class Subject:
         return self.call(tokens, **given)[0]
 
     def call(
-        self,
-        tokens: Int[Tensor, "B T"],
-        mask: Shaped[Tensor, "B S"] | None = None,
-        positions: Int[Tensor, "B T"] | None = None,
-        cache: Any = None,
-        source: Int[Tensor, "B N"] | None = None,
-        source_mask: Shaped[Tensor, "B N"] | None = None,
-        with_cache: bool = False,
-        **more: Any,
+        self, tokens: Int[Tensor, "B T"], cache: Any = None, with_cache: bool = False, **given: Any
     ) -> tuple[Float[Tensor, "B T V"], Any]:
-        """One call of the model; returns logits and the cache it gave back (or the one it was given)."""
-        output = self.output(tokens, mask, positions, cache, source, source_mask, with_cache, **more)
+        """One call of the model; returns logits and the cache it gave back (or the one it was given). See `output`."""
+        output = self.output(tokens, cache=cache, with_cache=with_cache, **given)
         logits = self.logits_in(output, tokens)
         if isinstance(cache, InternalCache):
             return logits, InternalCache(cache.length + tokens.shape[1])
