@@ -129,14 +129,14 @@ def judge_training(case: Case, values: tuple[Any, ...]) -> str:
         return COPIES
     if loss > guess + 0.5:
         return WORSE
-    if abs(loss - guess) < 0.05 or loss > source.single + 0.1:
-        return UNTRAINED
-    if loss > (source.single + source.pairs) / 2:
-        return SINGLE
-    if loss > source.pairs - 0.25 * (source.pairs - best):
+    p, last = np.exp(logp), case.arguments["prompts"][:, -1]
+    if p.std(0).mean() < 0.03:  # the same prediction for every prompt
+        return UNTRAINED if np.abs(p - 1 / p.shape[1]).mean() < 0.02 else SINGLE
+    if np.mean([p[last == token].std(0).mean() for token in np.unique(last)]) < 0.02:  # the same for equal last tokens
         return PAIRS
     limit = (source.pairs + best) / 2
-    return f"your loss is {loss:.3f}, and at most {limit:.3f} is asked for (the entropy is {best:.3f}): train longer"
+    asked = f"your loss is {loss:.3f}, and at most {limit:.3f} is asked for (the entropy is {best:.3f})"
+    return f"{asked}: train longer, and check the gradients"
 
 
 STEP = "        inputs, targets = batch(text, rng.integers(0, len(text) - T, 16), T)\n"
@@ -146,7 +146,7 @@ TRAIN = Exercise(
     id="nano-train",
     title="nanoGPT, stage 7: the whole training",
     problem="""\
-Train a small Transformer on a text and predict with it. Stages 1 to 5 are given: `batch`, `cross_entropy`,
+Train a small Transformer on a text and predict with it. Stages 1, 2, 3 and 5 are given: `batch`, `cross_entropy`,
 `attention_backward`, `adamw`; also `forward` and `gradients` of a model with one layer and one head. You may write a
 larger model, and you may use torch.
 
