@@ -3,6 +3,7 @@
 Each kind reads a text, compares it with the reference (`same`), and writes values as a student would (`write`).
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,40 +101,48 @@ class Formula:
     def prompt(self) -> str:
         return f"a formula in {', '.join(self.letters)}"
 
-    def points(self) -> list[dict[str, Any]]:
-        return expressions.points({letter: DOMAINS[domain] for letter, domain in self.letters.items()})
-
     def read(self, text: str) -> Any:
         text = re.sub(r"^\s*[A-Za-z]\w*(\([^)]*\))?\s*=\s*", "", text)  # `d = sqrt(n)` is read as `sqrt(n)`
         tree = expressions.parse(text, tuple(self.letters))
-        for point in self.points():
-            try:
-                expressions.evaluate(tree, point)
-            except UnreadableError as error:
-                where = ", ".join(f"{letter} = {value}" for letter, value in point.items())
-                raise UnreadableError(f"for {where}: {error}") from None
+        self._values(tree)  # refuses a formula that has no value somewhere in the domain
         return tree
 
+    def _values(self, tree: Any) -> tuple[tuple[str, Any], ...]:
+        return _values(tree, tuple(self.letters.items()))
+
     def same(self, given: Any, value: Any) -> bool:
-        other = expressions.parse(value, tuple(self.letters)) if isinstance(value, str) else value
-        return all(_differ(given, other, point) is None for point in self.points())
+        return self._difference(given, value) is None
+
+    def _difference(self, given: Any, value: str) -> tuple[str, Any, Any] | None:
+        """Return the first point at which two formulas differ, and their values there."""
+        right = expressions.parse(value, tuple(self.letters))
+        for (where, x), (_, y) in zip(self._values(given), self._values(right), strict=True):
+            if abs(x - y) > NEGLIGIBLE * (1 + abs(y)):
+                return where, x, y
+        return None
 
     def write(self, value: Any) -> str:
         return str(value)
 
     def comment(self, given: Any) -> str:
-        right = expressions.parse(self.value, tuple(self.letters))
-        for point in self.points():
-            pair = _differ(given, right, point)
-            if pair is not None:
-                where = ", ".join(f"{letter} = {value}" for letter, value in point.items())
-                return f"For {where} it gives {float(pair[0]):.6g}, and the right value is {float(pair[1]):.6g}."
-        return ""
+        found = self._difference(given, self.value)
+        if found is None:
+            return ""
+        where, x, y = found
+        return f"For {where} it gives {float(x):.6g}, and the right value is {float(y):.6g}."
 
 
-def _differ(a: Any, b: Any, point: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    x, y = expressions.evaluate(a, point), expressions.evaluate(b, point)
-    return None if abs(x - y) <= NEGLIGIBLE * (1 + abs(y)) else (x, y)
+@functools.lru_cache(maxsize=512)
+def _values(tree: Any, letters: tuple[tuple[str, str], ...]) -> tuple[tuple[str, Any], ...]:
+    """Return the points of the domain, as text, each with the value of a formula there."""
+    found = []
+    for point in expressions.points({letter: DOMAINS[domain] for letter, domain in letters}):
+        where = ", ".join(f"{letter} = {value}" for letter, value in point.items())
+        try:
+            found.append((where, expressions.evaluate(tree, point)))
+        except UnreadableError as error:
+            raise UnreadableError(f"for {where}: {error}") from None
+    return tuple(found)
 
 
 def read_rows(text: str) -> list[list[Any]]:
