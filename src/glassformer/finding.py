@@ -84,6 +84,18 @@ class Finding:
             text = f"{self.low:.3g} {relation} {text}"
         return text
 
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook: verdict, numbers, reason, and the evidence below."""
+        from glassformer.pages.display import render
+
+        evidence = dict(self.evidence)
+        parts = [_row(part) for part in evidence.pop("parts", ())]
+        badge = evidence.get("badge", "") if self.passed else ""
+        values = [
+            (name, text if len(text := str(value)) <= 300 else f"{text[:299]}…") for name, value in evidence.items()
+        ]
+        return render("display_finding.html", finding=self, parts=parts, badge=badge, evidence=values)
+
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON. NaN and infinities become strings, because JSON has no such numbers."""
         return {
@@ -96,6 +108,12 @@ class Finding:
             "remedy": self.remedy,
             "evidence": self.evidence,
         }
+
+
+def _row(part: dict[str, Any]) -> dict[str, Any]:
+    """Return one piece of evidence, which is a Finding as a dict, for a table."""
+    limits: dict[str, Any] = {n: None if part.get(n) is None else float(part[n]) for n in ("measured", "bound", "low")}
+    return {**part, "numbers": Finding(part["id"], Verdict(part["verdict"]), **limits).numbers()}
 
 
 def _json_number(value: float | None) -> float | str | None:

@@ -60,6 +60,11 @@ def test_the_solution_names_errors_of_the_sources(capsys):
     assert [erratum["id"] for erratum in facts["errata"]] == ["E30"]
     out = run(capsys, "course", "solution", "rope-score")[1]
     assert "glass check rope-relative --explain" in out
+    example = facts["errata"][0]["example"]
+    assert example.splitlines()[-1] in out
+    found: dict = {}
+    exec(example, found)
+    assert not found["holds"]
     assert "$" not in out
 
 
@@ -72,6 +77,8 @@ def test_programs_are_graded(capsys, tmp_path):
     assert code == 2
     assert "--file FILE" in err
     assert "grades it" in run(capsys, "course", "show", "attention")[1]
+    (tmp_path / "b.py").write_text(run_json(capsys, "course", "solution", "attention")[1]["solution"])
+    assert run(capsys, "course", "answer", "attention", "--file", "b.py")[0] == 0
 
 
 def test_a_teacher_exports_and_grades(capsys, tmp_path):

@@ -68,6 +68,11 @@ def test_it_serves_a_folder_and_ends_in_good_order(tmp_path):
 
     folders.write(tmp_path / "mine")
     with serving(tmp_path / "studio", "--model", tmp_path / "mine") as server:
-        assert [model["name"] for model in server.get("/api/state")["models"]] == ["bard", "induction", "mine"]
+        assert [model["name"] for model in server.get("/api/state")["models"]] == [
+            "bard",
+            "induction",
+            "bard-chat",
+            "mine",
+        ]
         server.stop()
         assert server.process.returncode in (0, -15)

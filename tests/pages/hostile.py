@@ -1,12 +1,20 @@
 """Text that breaks a page which does not escape it, and a reader that notices."""
 
+import re
 from html.parser import HTMLParser
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 HOSTILE = (
     """</script><script>x()</script><b onload="x" style='y'>&amp;\x00\x0c\ud800 """
     """"quoted" 'single' </svg></pre></style>"""
 )
 VISIBLE = HOSTILE.replace("\x00", "\ufffd").replace("\x0c", "\ufffd").replace("\ud800", "\ufffd")
+ALLOWED = {
+    *("div", "p", "b", "br", "span", "code", "details", "summary", "img", "ul", "li"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
+}
+"""Elements of a display in a notebook. Code hosts keep all of them."""
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
@@ -55,6 +63,37 @@ def assert_escaped(page: str, same_page_with_a_plain_word: str) -> None:
     assert VISIBLE in "".join(reader.text)
     assert not {"\x00", "\x0c", "\ud800"} & set(page)
     page.encode("utf-8")
+
+
+def assert_static_fragment(fragment: str, most: int = 200_000) -> Reader:
+    """A display for a notebook: no script, no style sheet, no names that could clash, nothing fetched, not too long."""
+    reader = read(fragment)
+    assert {tag for tag, _ in reader.tags} <= ALLOWED
+    assert not {name for _, given in reader.tags for name in given} - {
+        "style",
+        "src",
+        "alt",
+        "width",
+        "open",
+        "colspan",
+    }
+    for link in reader.links:
+        kind, _, data = link.partition(",")
+        assert kind == "data:image/svg+xml"
+        assert_static_svg(unquote(data))
+    assert len(fragment.encode()) <= most
+    return reader
+
+
+def assert_static_svg(svg: str) -> None:
+    """An SVG that is valid XML, runs nothing and refers only to itself."""
+    for element in ElementTree.fromstring(svg).iter():
+        assert element.tag.rpartition("}")[2] not in ("script", "foreignObject", "a", "iframe")
+        for name, value in element.attrib.items():
+            assert not name.startswith("on")
+            assert not name.endswith("href") or value.startswith(("#", "data:image/png;base64,"))
+            assert "url(" not in value.replace("url(#", "")
+        assert not re.search(r"@import|url\((?!#)", element.text or "")
 
 
 def assert_self_contained(page: str) -> None:

@@ -1,5 +1,6 @@
 """The sheet as a person reads it."""
 
+import dataclasses
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from glassformer.config import presets
 from glassformer.sizing import size
 from glassformer.sizing.text import byte_unit, flop_unit, quantity
+from tests.pages.hostile import HOSTILE, assert_escaped, assert_static_fragment
 
 
 def test_the_sheet_of_gpt2_has_the_numbers_and_their_formulas():
@@ -80,3 +82,17 @@ def test_units():
     ]
     assert flop_unit(1.2e24) == "1.2 YFLOP"
     assert [byte_unit(n) for n in (512, 1024, 497_759_232)] == ["512 B", "1 KiB", "474.7 MiB"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5_small", "bert_base"])
+def test_the_display_in_a_notebook_has_every_row_of_the_text(name):
+    sheet = size(presets.get(name), context=4_096)
+    words = " ".join(" ".join(assert_static_fragment(sheet._repr_html_(), 30_000).text).split())
+    for line in sheet.text().splitlines():
+        assert " ".join(line.split()) in words, line
+
+
+def test_hostile_text_is_shown_as_text_in_a_notebook():
+    sheet = size(presets.gpt2())
+    made = {word: dataclasses.replace(sheet, notes=(word,))._repr_html_() for word in (HOSTILE, "word")}
+    assert_escaped(made[HOSTILE], made["word"])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ import torch
 import glassformer as gf
 from glassformer.config import ConfigError, to_toml
 from glassformer.training import read_run
-from glassformer.training.api import Overrides, train
+from glassformer.training.api import Overrides, TrainResult, train
 from glassformer.training.checkpoint import CheckpointError
 from glassformer.training.run import Run, run_to_dict
 from glassformer.training.sections import Loop
+from tests.pages.hostile import HOSTILE, VISIBLE, assert_static_svg
 from tests.training import tiny
 
 CONFIG = gf.presets.nano(n_layers=1, d_model=16, n_heads=2, d_ff=32, vocab_size=61, max_len=16)
@@ -93,3 +95,15 @@ def test_wrong_overrides_are_one_sentence(overrides, words):
 def test_a_missing_run_file_is_one_sentence():
     with pytest.raises(ConfigError, match=r"nothing.toml does not exist: give a run file"):
         train("nothing.toml")
+
+
+def test_the_display_in_a_notebook_has_the_losses_and_the_baselines():
+    events = [{"event": "start", "uniform": 4.2, "baselines": {HOSTILE: 2.5}}]
+    events += [{"event": "step", "step": i, "loss": 4.2 - i / 2000 + i % 3} for i in range(1, 3001)]
+    events += [{"event": "validation", "step": 3000, "loss": 2.7}, {"event": "note", "text": HOSTILE}]
+    shown = TrainResult(None, None, events, Path())._repr_svg_()
+    assert_static_svg(shown)
+    assert len(shown) < 200_000
+    text = "".join(ElementTree.fromstring(shown).itertext())
+    assert all(word in text for word in ("training", "validation", "uniform: 4.200", VISIBLE[:20]))
+    assert TrainResult(None, None, events[:1], Path())._repr_svg_() is None

@@ -3,6 +3,7 @@
 import datetime
 import json as json_module
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 Action = Literal["list", "next", "status", "show", "hint", "answer", "solution", "export", "grade"]
 HELP = {
-    "action": "list, next, status, show ID, hint ID, answer ID TEXT, solution ID, export SHEET, grade FOLDER. "
-    "Default: list.",
+    "action": "What to do: list, next, status, show ID, hint ID, answer ID TEXT, solution ID, export SHEET or grade "
+    "FOLDER. Default: list.",
     "name": "Id of a problem or exercise; for `list` and `export` a sheet: a topic, a source, `own`, or ids separated "
     "by commas; for `grade` a folder of submissions. Default: none.",
     "answer": "The answer, such as 0.25, 1/4, sqrt(n), '1 2; 3 4', 'false: 2, -1' or 'b 2'. Default: it is asked for.",
@@ -204,20 +205,32 @@ def _answer(item: "Item", kept: "Progress", text: str, file: Path | None, json: 
 def _help(item: "Item", kept: "Progress", action: str, json: bool) -> int:
     from glassformer.theory.course.registry import errata
     from glassformer.theory.course.sheets import plain
+    from glassformer.theory.exercises import Exercise
 
     task, record = _task(item, kept), kept.record(item.id)
     claims = f"glass check {' '.join(item.claims)} --explain" if item.claims else ""
-    if task is None:
-        raise InputError(f"{item.id} is a coding exercise without stored hints: its grader explains mistakes. {claims}")
+    if isinstance(item, Exercise):
+        if action == "hint":
+            raise InputError(
+                f"{item.id} is a coding exercise: hand in a program, and the grader explains its mistakes."
+            )
+        facts: dict[str, Any] = {"id": item.id, "solution": item.solution, "claims": list(item.claims)}
+        _print(facts, f"{item.solution}\n{claims}", json)
+        return 0
+    assert task is not None
     if action == "hint":
         record.hints = min(record.hints + 1, len(task.hints))
         kept.save()
         text = f"hint {record.hints} of {len(task.hints)}: {plain(task.hints[record.hints - 1])}"
         _print({"id": item.id, "level": record.hints, "hint": task.hints[record.hints - 1]}, text, json)
         return 0
-    listed = [{"id": e.id, "states": e.states, "fails": e.fails, "correct": e.correct} for e in errata(item)]
+    named = ("id", "states", "fails", "correct", "example")
+    listed = [{name: getattr(erratum, name).strip() for name in named} for erratum in errata(item)]
     text = f"{plain(task.solution)}\n\nanswer: {task.reference}"
-    text += "".join(f"\n\n{e['id']}, an error in a source: {plain(e['fails'])}" for e in listed)
+    for one in listed:
+        text += f"\n\n{one['id']}, an error in a source. It states: {plain(one['states'])}\nWhy it fails: "
+        text += f"{plain(one['fails'])}\nThe smallest counterexample as Python; `holds` is False at the end:\n"
+        text += textwrap.indent(one["example"], "    ")
     if item.claims:
         text += f"\n\nderivation: {claims}\nfigure: glass check {item.claims[0]} --figure FILE"
     facts = {"id": item.id, "solution": task.solution, "answer": task.reference, "claims": list(item.claims)}

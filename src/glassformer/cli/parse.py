@@ -32,6 +32,8 @@ Call = Callable[[], int]
 VERBS = {
     "tour": "training",
     "train": "training",
+    "launch": "launch",
+    "data": "data",
     "sample": "sample",
     "chat": "chat",
     "eval": "eval",

@@ -98,8 +98,14 @@ class Trace(Mapping[str, Tensor]):
         held = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in self._values.values()}
         return sum(held.values())
 
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook: attention maps, and the recorded tensors with their shapes."""
+        from glassformer.lens.display import display
+
+        return display(self)
+
     def __repr__(self) -> str:
-        return f"Trace of {len(self)} sites over tokens {tuple(self.tokens.shape)}"
+        return f"Trace of {plural(len(self), 'site')} over tokens {tuple(self.tokens.shape)}"
 
 
 class Recorder:

@@ -237,6 +237,7 @@ class Stack(nn.Module):
         super().__init__()
         self.causal = causal
         self.max_position = cfg.max_len if cfg.learned_positions is not None else None
+        self.changes_frequencies_at = cfg.changes_frequencies_at
         self.windows = [cfg.window(layer) for layer in range(n_layers)]
         self.position = build_position(cfg.position, cfg, causal)
         self.kinds = layer_positions(cfg, n_layers, causal)

@@ -273,6 +273,12 @@ def check_inputs(
         _check_ids(segments, embed.segments.num_embeddings, "segment", "segments")
     if stack.max_position is not None and not torch.compiler.is_compiling():
         _check_positions(stack.max_position, tokens, mask, positions, cache)
+    limit = stack.changes_frequencies_at
+    if limit is not None and cache is not None and 0 < cache.length <= limit < cache.length + tokens.shape[1]:
+        raise ValueError(
+            f"the sequence would grow from {cache.length} to {cache.length + tokens.shape[1]} tokens, but the rotary "
+            f"frequencies of this model change beyond {limit}, also for cached keys: compute the whole sequence anew."
+        )
 
 
 def _check_mask(tokens: Tensor, mask: Tensor) -> None:

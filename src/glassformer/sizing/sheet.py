@@ -85,6 +85,12 @@ class Sheet:
             "chinchilla": self.chinchilla.to_dict(),
         }
 
+    def _repr_html_(self) -> str:
+        """Return the display in a notebook: one table with the formulas."""
+        from glassformer.sizing.text import display  # imports this module, so it cannot be imported at the top
+
+        return display(self)
+
     def text(self, width: int | None = None) -> str:
         """Return the sheet as text, with formulas. A formula that does not fit into `width` goes on the next line."""
         from glassformer.sizing.text import render  # imports this module, so it cannot be imported at the top

@@ -25,14 +25,11 @@ def render(sheet: Sheet, width: int | None = None) -> str:
 
     A formula that does not fit into `width` goes on the line after its numbers.
     """
-    sections = [_parameters(sheet), _operations(sheet), _inference(sheet)]
-    if sheet.training is not None:
-        sections.append(_training(sheet))
-    sections.append(_chinchilla(sheet))
+    sections = _sections(sheet)
     rows = [row for _, section in sections for row in section]
     name, exact, human = (max(len(row[i]) for row in rows) for i in (0, 1, 2))
     lines = [wrap(line, width) for line in _title(sheet)]
-    lines += [wrap(note, width) for note in (*((f"Note: {sheet.note}",) if sheet.note else ()), *sheet.notes)]
+    lines += [wrap(note, width) for note in _notes(sheet)]
     lines.append("")
     for heading, section in sections:
         lines.append(heading)
@@ -40,6 +37,24 @@ def render(sheet: Sheet, width: int | None = None) -> str:
             lines.append(with_note(f"  {a:<{name}}  {b:>{exact}}  {c:>{human}}", formula, width))
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def display(sheet: Sheet) -> str:
+    """Return the sheet as an HTML fragment for a notebook."""
+    from glassformer.pages.display import render as fill
+
+    title, subtitle = _title(sheet)
+    return fill("display_sheet.html", title=title, subtitle=subtitle, notes=_notes(sheet), sections=_sections(sheet))
+
+
+def _sections(sheet: Sheet) -> list[tuple[str, list[Row]]]:
+    """Return the headings and rows of the sheet."""
+    training = [] if sheet.training is None else [_training(sheet)]
+    return [_parameters(sheet), _operations(sheet), _inference(sheet), *training, _chinchilla(sheet)]
+
+
+def _notes(sheet: Sheet) -> list[str]:
+    return [*([f"Note: {sheet.note}"] if sheet.note else []), *sheet.notes]
 
 
 def _title(sheet: Sheet) -> tuple[str, str]:

@@ -14,8 +14,9 @@ from glassformer.model import Model
 from glassformer.training.data.tasks import Task
 from glassformer.training.loop import train as run_training
 from glassformer.training.run import Run, override
-from glassformer.training.sections import Chat, Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule
+from glassformer.training.sections import Chat, Checkpoint, Data, Loop, Loss, Machine, Optim, Probe, Schedule
 from glassformer.training.session import open_session, read_run_file
+from glassformer.training.tuning.section import Lora
 from glassformer.weights import load, load_tokenizer
 
 Event = dict[str, Any]
@@ -32,6 +33,7 @@ class Overrides(TypedDict, total=False):
     schedule: Schedule | Mapping[str, Any]
     loss: Loss | Mapping[str, Any]
     loop: Loop | Mapping[str, Any]
+    checkpoint: Checkpoint | Mapping[str, Any]
     machine: Machine | Mapping[str, Any]
     probe: Probe | Mapping[str, Any]
     lora: Lora | Mapping[str, Any]
@@ -53,6 +55,13 @@ class TrainResult:
     """The events of the run in order, as in log.jsonl: `[e["loss"] for e in history if e["event"] == "validation"]`."""
     folder: Path
     """The folder of the run: checkpoints, log.jsonl and the resolved run.toml."""
+
+    def _repr_svg_(self) -> str | None:
+        """Return the display in a notebook: the losses with their baselines, and the probes. None without a step."""
+        from glassformer.lens.figures.training import training_curves
+
+        steps = any(event.get("event") in ("step", "validation") for event in self.history)
+        return training_curves(self.history).svg() if steps else None
 
 
 def train(

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 import torch
@@ -97,21 +98,22 @@ class Optimizer:
                     out[f"{self.names[id(parameter)]}/{key}"] = torch.as_tensor(value)
         return out
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load what `state` returned. Raises ValueError if a tensor belongs to no parameter."""
-        used: set[str] = set()
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what `state` returned, one tensor after the other. Raise ValueError if one belongs to no parameter."""
+        keys: dict[str, list[str]] = {}
+        for full in tensors:
+            owner, _, key = full.rpartition("/")
+            keys.setdefault(owner, []).append(key)
         for member, _ in self.members:
             for group in member.param_groups:
                 for parameter in group["params"]:
                     name = self.names[id(parameter)]
-                    held: dict[str, Any] = {}
-                    for full, value in tensors.items():
-                        owner, _, key = full.rpartition("/")
-                        if owner == name:
-                            used.add(full)
-                            held[key] = value.clone() if key == "step" else value.to(parameter.device, copy=True)
-                    member.state[parameter] = held
-        left = sorted(set(tensors) - used)
+                    held = {key: tensors[f"{name}/{key}"] for key in keys.pop(name, [])}
+                    member.state[parameter] = {
+                        key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                        for key, value in held.items()
+                    }
+        left = sorted(f"{owner}/{key}" for owner, held in keys.items() for key in held)
         if left:
             raise ValueError(
                 f"the optimizer state holds {left[0]} and {len(left) - 1} more that belong to no parameter."

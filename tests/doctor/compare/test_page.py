@@ -8,12 +8,12 @@ import pytest
 from glassformer import config as c
 from glassformer.anatomy.roles import Step
 from glassformer.doctor.compare import compare
-from glassformer.doctor.compare.page import page, write
+from glassformer.doctor.compare.page import AFTER, BEFORE, display, page, write
 from glassformer.doctor.compare.parameters import ParameterGap
 from glassformer.doctor.compare.result import Comparison, Measured
 from glassformer.doctor.compare.scene import Explanation
 from tests.doctor.compare.pairs import ours, theirs
-from tests.pages.hostile import HOSTILE, assert_escaped, assert_self_contained
+from tests.pages.hostile import HOSTILE, assert_escaped, assert_self_contained, assert_static_fragment
 from tests.studio.page import needs_browser, opened
 
 
@@ -33,11 +33,33 @@ def test_the_page_holds_verdict_cases_and_every_place(tmp_path):
     assert_self_contained(text)
 
 
+def test_the_display_in_a_notebook_shows_the_activations_around_the_first_difference():
+    steps = [Step(f"step {i}", 1e-3 if i >= 20 else 0.0, i >= 20) for i in range(40)]
+    measured = [Measured("5 tokens", 1e-3, 1e-3, 1e-9, "why"), Measured("cached", None, None, 1e-9, "why", "no cache")]
+    result = Comparison(("left", "right"), "differ", measured, steps, "5 tokens", "step 20", 1e-3, notes=["a note"])
+    text = "".join(assert_static_fragment(result._repr_html_(), 20_000).text)
+    assert result.sentence() in text
+    assert text.count("step ") >= BEFORE + AFTER + 1
+    assert f"step {20 - BEFORE}" in text
+    assert f"step {20 + AFTER}" in text
+    assert f"step {20 - BEFORE - 1}" not in text
+    assert f"step {20 + AFTER + 1}" not in text
+    assert text.count("← first difference") == 1
+    assert all(word in text for word in ("left", "right", "no cache", "could not be measured", "a note"))
+
+
+def test_equal_models_have_a_display_without_activations():
+    text = "".join(assert_static_fragment(compare(ours("gpt2"), ours("gpt2"))._repr_html_()).text)
+    assert "✓ same: " in text
+    assert "activation" not in text
+
+
 def test_equal_models_have_a_page_too():
     assert "same: " in page(compare(ours("gpt2"), ours("gpt2")))
 
 
-def test_hostile_text_is_shown_as_text():
+@pytest.mark.parametrize("shown", [page, display])
+def test_hostile_text_is_shown_as_text(shown):
     def made(word: str) -> str:
         measured = [Measured(word, 1.0, None, 0.1, word, word), Measured(word, None, None, 0.1, word)]
         result = Comparison(
@@ -52,7 +74,7 @@ def test_hostile_text_is_shown_as_text():
             parameters=[ParameterGap(word, word, 1.0)],
             notes=[word],
         )
-        return page(result)
+        return shown(result)
 
     assert_escaped(made(HOSTILE), made("word"))
 

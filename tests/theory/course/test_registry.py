@@ -14,6 +14,17 @@ def test_every_row_of_the_sources_is_practised():
     assert practised == {row.cite for row in coverage()}
 
 
+def test_every_coding_task_of_the_sources_has_an_exercise():
+    tasks = {row.cite for row in coverage() if row.verdict == "TASK"} | {"Ch. 13 ex. 12"}
+    listed = {
+        cite: [item for item in items if isinstance(item, exercises.Exercise)]
+        for rows in course().by_source().values()
+        for cite, items in rows
+    }
+    assert len(tasks) == 13
+    assert all(listed[cite] for cite in tasks), [cite for cite in tasks if not listed[cite]]
+
+
 def test_every_claim_is_practised_and_every_problem_names_a_claim():
     assert {claim for problem in built_in().values() for claim in problem.claims} == set(ALL)
     assert all(problem.claims for problem in built_in().values())
@@ -45,6 +56,11 @@ def test_the_two_orders_contain_every_problem():
     by_source = {item.id for rows in whole.by_source().values() for _, items in rows for item in items}
     assert set(whole.problems) <= by_source
     assert all(items for rows in whole.by_source().values() for _, items in rows)
+
+
+def test_problems_and_exercises_have_different_ids():
+    whole = course()
+    assert not set(whole.problems) & set(whole.exercises)
 
 
 def test_sheets():

@@ -94,3 +94,16 @@ def test_unusable_rosters(tmp_path, text, message):
         read_roster(file)
     with pytest.raises(CourseError, match="cannot be read"):
         read_roster(tmp_path / "none.csv")
+
+
+@pytest.mark.slow
+def test_notebooks_run_in_a_kernel(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.reads(sheet(2, solutions=True).write("notebook"), as_version=4)
+    nbformat.validate(notebook)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
+    assert "self-weight: right." in printed
+    assert "tying-cycle: right." in printed
+    assert "right: causal_weights() agrees" in printed

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from glassformer.theory import exercises
 from glassformer.theory.course import CourseError, course
 from glassformer.theory.course.sheets import Sheet, Student
 from glassformer.theory.course.submissions import grade_all, read_folder, write_csv, write_reports
@@ -16,13 +17,7 @@ IDS = "self-weight,tying-cycle,temperature"
 
 
 def program() -> str:
-    from glassformer.theory.exercises import ALL
-
-    stub = ALL["temperature"].stub
-    head = stub[: stub.index('"""')]
-    names = head[head.index("(") + 1 : head.rindex(")")].split(", ")
-    body = f"    z = {names[0]} / {names[1]}\n    z = np.exp(z - z.max())\n    return z / z.sum()\n"
-    return head.rstrip() + "\n" + body
+    return exercises.ALL["temperature"].solution
 
 
 @pytest.fixture
@@ -111,3 +106,30 @@ def test_a_name_cannot_become_a_formula_of_a_spreadsheet(tmp_path):
     reports = grade_all(course(), read_folder(tmp_path / "s"), "self-weight")
     write_csv(reports, tmp_path / "g.csv")
     assert (tmp_path / "g.csv").read_text().splitlines()[1].startswith("'=1+1")
+
+
+HOSTILE = {
+    "endless": "def temperature(*a):\n    while True:\n        pass\n",
+    "hungry": "def temperature(*a):\n    return [0] * 10**11\n",
+    "crashing": "import ctypes\n\n\ndef temperature(*a):\n    ctypes.string_at(0)\n",
+    "reading": "def temperature(*a):\n    return open(SECRET).read()\n",
+    "writing": "open(SECRET, 'w').write('x')\n\n\ndef temperature(*a): ...\n",
+    "leaving": "import os\nos._exit(0)\n",
+}
+
+
+@pytest.mark.slow
+def test_hostile_programs_are_graded_or_refused_and_touch_nothing(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("kept")
+    folder = tmp_path / "submissions"
+    for name, source in {**HOSTILE, "honest": program()}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "temperature.py").write_text(source.replace("SECRET", repr(str(secret))))
+    reports = grade_all(course(), read_folder(folder), "temperature,self-weight")
+    points = {report.submission.student: report.points for report in reports}
+    assert points == {**dict.fromkeys(HOSTILE, 0), "honest": 1}
+    assert secret.read_text() == "kept"
+    messages = {report.submission.student: report.results[0].message for report in reports}
+    assert "did not finish" in messages["endless"]
+    assert "kept" not in messages["reading"]

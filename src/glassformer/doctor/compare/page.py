@@ -12,6 +12,8 @@ from glassformer.pages.page import render
 FLOOR, CEILING = -17.0, 2.0
 """Powers of ten at which a bar is empty and full."""
 MOST_PARAMETERS = 200
+BEFORE, AFTER = 6, 5
+"""Activations that a notebook shows before and after the first one that differs."""
 
 
 def page(result: Comparison) -> str:
@@ -23,6 +25,22 @@ def page(result: Comparison) -> str:
         cases=[_case(measured) for measured in result.measured],
         steps=[_step(step, step.name == result.first) for step in result.steps],
         parameters=(result.parameters or [])[:MOST_PARAMETERS],
+        floor=f"{FLOOR:g}",
+        ceiling=f"{CEILING:g}",
+    )
+
+
+def display(result: Comparison) -> str:
+    """Return the comparison as an HTML fragment for a notebook, with the activations around the first difference."""
+    names = [step.name for step in result.steps]
+    at = names.index(result.first) if result.first in names else None
+    around = [] if at is None else result.steps[max(at - BEFORE, 0) : at + AFTER + 1]
+    return render(
+        "display_comparison.html",
+        result=result,
+        cases=[_case(measured) for measured in result.measured],
+        steps=[_step(step, step.name == result.first) for step in around],
+        parameters=result.parameters or [],
         floor=f"{FLOOR:g}",
         ceiling=f"{CEILING:g}",
     )
@@ -40,8 +58,11 @@ def _case(measured: Measured) -> dict[str, str]:
 
 
 def _step(step: Step, is_first: bool) -> dict[str, Any]:
-    classes = (("bad", step.differs and not step.absolved), ("first", is_first))
+    bad = step.differs and not step.absolved
+    classes = (("bad", bad), ("first", is_first))
     return {
+        "bad": bad,
+        "first": is_first,
         "name": step.name,
         "difference": f"{step.difference:.1e}",
         "percent": f"{_percent(step.difference):.1f}",

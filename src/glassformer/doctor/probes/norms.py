@@ -123,7 +123,7 @@ def formula_of(norm: Norm) -> Formula | None:
     """Feed rows of known spread and solve for eps; None when this is no layer or RMS norm."""
     generator = torch.Generator().manual_seed(3)
     z = torch.randn(1, 1, norm.width, generator=generator, dtype=torch.float64)
-    z = (z - z.mean()) / z.std(unbiased=False)
+    z = ((z - z.mean()) / z.std(unbiased=False)).to(norm.input.device)
     module = norm.module.double()
     zero = module(torch.zeros_like(z))
     if not bool(torch.isfinite(zero).all()):

@@ -92,6 +92,8 @@ def act(id: str, request: schema.CourseAction, is_local: bool) -> dict[str, Any]
                     return {"draw": record.draw}
                 case "solution":
                     return _solution(task)
+        elif request.action == "solution":
+            return {"program": item.solution, "errata": []}
         elif request.action == "grade" and not is_local:
             raise StudioError(
                 "programs are graded only if the studio listens on this machine: use glass course answer."
@@ -134,7 +136,10 @@ def _hint(task: Task, kept: Progress) -> dict[str, Any]:
 
 
 def _solution(task: Task) -> dict[str, Any]:
-    listed = [{"id": e.id, "states": _pieces(e.states), "fails": _pieces(e.fails)} for e in errata(task.problem)]
+    listed = [
+        {"id": e.id, "states": _pieces(e.states), "fails": _pieces(e.fails), "example": e.example.strip()}
+        for e in errata(task.problem)
+    ]
     return {"solution": _pieces(task.solution), "answer": task.reference, "errata": listed}
 
 

@@ -71,7 +71,7 @@ class Number:
         return _near(given, value, NEGLIGIBLE if isinstance(value, int) else self.tolerance)
 
     def write(self, value: Any) -> str:
-        return f"{value.numerator}/{value.denominator}" if isinstance(value, Fraction) else decimal(value)
+        return _entry(value)
 
     def comment(self, given: Any) -> str:
         """Return what a wrong answer has in common with the right one, or an empty string."""
@@ -193,7 +193,9 @@ class Matrix:
 
 
 def _entry(value: Any) -> str:
-    return f"{value.numerator}/{value.denominator}" if isinstance(value, Fraction) else decimal(value)
+    """Return a number as a student types it: fractions exactly, others as decimals."""
+    whole = isinstance(value, Fraction) and value.denominator == 1
+    return str(value) if isinstance(value, Fraction) and not whole else decimal(value)
 
 
 @dataclass(frozen=True)

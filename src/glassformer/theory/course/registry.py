@@ -66,8 +66,7 @@ class Course:
         found: dict[str, list[tuple[str, list[Item]]]] = {source: [] for source in SOURCES}
         for row in coverage():
             items: list[Item] = [p for p in self.problems.values() if row.cite in p.rows]
-            if str(row.verdict) == "TASK":
-                items += [e for e in self.exercises.values() if set(e.claims) & set(row.items)]
+            items += [e for e in self.exercises.values() if row.cite in e.sources]
             source = next(name for name in SOURCES if row.cite.startswith(name))
             found[source].append((row.cite, items))
         return found

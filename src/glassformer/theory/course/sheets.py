@@ -87,7 +87,7 @@ class Sheet:
 
     def _body(self, item: Item) -> str:
         if isinstance(item, Exercise):
-            return f"{item.problem}\n\n```python\n{item.stub}```"
+            return f"{item.problem}\n\n```python\n{item.solution if self.solutions else item.stub}```"
         task = self.task(item)
         text = f"{task.statement}\n\nAnswer: {task.drawn.answer.prompt}."
         return f"{text}\n\n**Solution.** {task.solution}\n\n**Answer.** {task.reference}" if self.solutions else text
@@ -117,9 +117,9 @@ class Sheet:
                 {
                     "id": item.id,
                     "title": item.title,
-                    "paragraphs": [_formulas(text) for text in statement.split("\n\n")],
+                    "paragraphs": [(text.startswith(" "), _formulas(text)) for text in statement.split("\n\n")],
                     "prompt": task.drawn.answer.prompt if task else "",
-                    "stub": item.stub if isinstance(item, Exercise) else "",
+                    "stub": (item.solution if self.solutions else item.stub) if isinstance(item, Exercise) else "",
                     "solution": _formulas(task.solution) if task and self.solutions else "",
                     "reference": task.reference if task and self.solutions else "",
                 }
@@ -144,8 +144,9 @@ class Sheet:
         for number, item in enumerate(self.items, 1):
             title = f"## {number}. {item.title}\n\n"
             if isinstance(item, Exercise):
+                program = item.solution if self.solutions else item.stub
                 cells.append(_cell("markdown", title + item.problem))
-                cells.append(_cell("code", f"%%writefile {item.id}.py\n{item.stub}", item.id))
+                cells.append(_cell("code", f"%%writefile {item.id}.py\n{program}", item.id))
                 cells.append(_cell("code", f'sheet.grade("{item.id}", "{item.id}.py")'))
                 continue
             task = self.task(item)
@@ -161,7 +162,14 @@ class Sheet:
 
 
 def _formulas(text: str) -> Markup:
+    if text.startswith(" "):  # a table of a coding exercise keeps its lines
+        return Markup("{}").format(text)
     return formulas(text.replace("**", ""))
+
+
+def title_of(name: str) -> str:
+    """Return the title of a sheet: the topic or source, or a word for a list of ids."""
+    return "Exercises" if "," in name else name[:1].upper() + name[1:]
 
 
 def _cell(kind: str, source: str, item: str = "") -> dict[str, Any]:
@@ -189,12 +197,12 @@ def export(
     if not items:
         raise CourseError(f"the sheet {name!r} is empty: choose another one.")
     if not roster:
-        write_atomically(out, Sheet(name, items, Student("", 0), solutions).write(format).encode())
+        write_atomically(out, Sheet(title_of(name), items, Student("", 0), solutions).write(format).encode())
         return [out]
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for student in roster:
         file = out / f"{student.name}{SUFFIXES[format]}"
-        write_atomically(file, Sheet(name, items, student, solutions).write(format).encode())
+        write_atomically(file, Sheet(title_of(name), items, student, solutions).write(format).encode())
         files.append(file)
     return files

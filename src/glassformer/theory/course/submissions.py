@@ -1,6 +1,6 @@
 """Grade the submissions of a class: notebooks, or folders with answers.toml and programs.
 
-Answers are read, never run. Programs run in the separate process of `exercises.grade`, with its limits.
+Answers are read, never run. Programs run in the processes of `exercises.Grader`, with their limits.
 """
 
 import ast
@@ -178,15 +178,16 @@ def grade_all(
     absent = [Submission(name, seeds[name], {}, {}, 0.0, "") for name in seeds]
     everyone = [*submissions, *(one for one in absent if one.student not in {s.student for s in submissions})]
 
-    def grade(one: Submission) -> Report:
-        results = [_grade(one, item, seeds.get(one.student, one.seed)) for item in items]
-        return Report(one, results, due is not None and one.changed > due.timestamp())
+    with exercises.Grader(WORKERS) as grader, ThreadPoolExecutor(WORKERS) as pool:
 
-    with ThreadPoolExecutor(WORKERS) as pool:  # each program runs in a process of its own
-        return list(pool.map(grade, everyone))
+        def grade(one: Submission) -> Report:
+            results = [_grade(one, item, seeds.get(one.student, one.seed), grader) for item in items]
+            return Report(one, results, due is not None and one.changed > due.timestamp())
+
+        return list(pool.map(grade, everyone))  # each program runs in a process of its own
 
 
-def _grade(one: Submission, item: Item, seed: int) -> Result:
+def _grade(one: Submission, item: Item, seed: int, grader: exercises.Grader) -> Result:
     if isinstance(item, Problem):
         text = one.answers.get(item.id, "").strip()
         if not text:
@@ -199,7 +200,7 @@ def _grade(one: Submission, item: Item, seed: int) -> Result:
     with tempfile.TemporaryDirectory(prefix="glass-grade-") as folder:
         file = Path(folder, f"{item.id}.py")
         file.write_text(source, encoding="utf-8")
-        graded = exercises.grade(item, file)
+        graded = grader.grade(item, file)
     state = graded.result if graded.result != UNGRADED else UNREADABLE
     return Result(item, int(graded.result == RIGHT), state, graded.text())
 

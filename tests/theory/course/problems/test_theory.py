@@ -21,7 +21,7 @@ def test_gradient_step_is_autograds():
     import torch
 
     for seed in range(20):
-        task = built_in()["gradient-step"].task(seed)
+        task = built_in()["gradient-prediction"].task(seed)
         x, y, query = (torch.tensor(task.drawn.values[name], dtype=torch.float64) for name in ("x", "y", "query"))
         w = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         (0.5 * (x @ w - y).square().sum()).backward()

@@ -149,7 +149,7 @@ export class Course extends View {
       one.root.open = false;
       fill(one.body);
     }
-    this.solution.root.hidden = code;
+    this.solution.root.hidden = false;
     this.derivation.root.hidden = !item.claims.length;
     this.item.root.dataset.ready = item.id;
     inspect("Claims", item.claims.map((claim) =>
@@ -237,10 +237,13 @@ export class Course extends View {
     const found = await this.work(this.item, "solution", (signal) =>
       post(path(this.shown.id), { action: "solution" }, { signal }));
     if (!found) return;
-    fill(this.solution.body, h("p", {}, prose(found.solution)),
-      h("p", {}, "Answer: ", h("code", { text: found.answer })),
+    const program = found.program && h("pre", { class: "code", tabindex: 0, text: found.program });
+    fill(this.solution.body, program ? [program] : [h("p", {}, prose(found.solution)),
+      h("p", {}, "Answer: ", h("code", { text: found.answer }))],
       found.errata.map((one) => h("div", { class: "erratum" }, h("b", { text: `${one.id}: an error in a source` }),
-        h("p", {}, "It states: ", prose(one.states)), h("p", {}, "Why it fails: ", prose(one.fails)))));
+        h("p", {}, "It states: ", prose(one.states)), h("p", {}, "Why it fails: ", prose(one.fails)),
+        h("details", {}, h("summary", { text: "Smallest counterexample, as Python" }),
+          h("pre", { class: "code", tabindex: 0, text: one.example })))));
   }
 
   async showDerivation() {

@@ -34,7 +34,7 @@ def head_rank(draw: Draw) -> Drawn:
     return Drawn(Number(min(n, h * u, d)), {"n": n, "h": h, "k": k, "u": u, "d": d, "total": h * u}, wrong)
 
 
-def gradient_step(draw: Draw) -> Drawn:
+def gradient_prediction(draw: Draw) -> Drawn:
     x, y, query = draw.matrix(3, 2), draw.vector(3), draw.vector(2)
     eta = draw.choice([Fraction(1, 2), Fraction(1, 4), Fraction(1, 10), Fraction(2)])
     attention = sum(sum(a * b for a, b in zip(query, row, strict=True)) * t for row, t in zip(x, y, strict=True))
