@@ -49,6 +49,17 @@ def test_the_loss_is_the_published_formula():
     assert preference_loss(logprobs, reference, 0.5).tolist() == pytest.approx(wanted)
 
 
+@torch.no_grad()
+def test_the_log_probability_of_a_sequence_is_the_sum_over_its_targets(tmp_path):
+    model = gf.load(models.write(tmp_path / "start"))
+    inputs = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    targets = torch.tensor([[IGNORED, 7, 8, 9], [IGNORED, IGNORED, 12, IGNORED]])
+    found = sequence_logprobs(model, Batch(inputs, targets))
+    logprobs = model(inputs).log_softmax(-1)
+    wanted = [sum(logprobs[0, i, t] for i, t in ((1, 7), (2, 8), (3, 9))), logprobs[1, 2, 12]]
+    torch.testing.assert_close(found, torch.stack(wanted))
+
+
 def test_the_first_loss_is_ln_2_and_training_lowers_it(run):
     state, events = losses(run("loop.steps=12", "schedule.warmup=0"))
     assert events[0]["event"] == "validation"

@@ -86,11 +86,13 @@ def test_without_the_mask_or_without_restarted_positions_packing_is_wrong():
 def test_targets_are_the_next_tokens_that_are_learned():
     data = rows([6, 4])
     batch = collate(data, [[0, 1]], 9)
-    (first, learned), ((second, _),) = data[0].parts[0], data[1].parts
+    (first, learned), (second, also) = data[0].parts[0], data[1].parts[0]
     assert batch.inputs[0].tolist() == [*first[:-1], *second[:-1], 0]
     assert batch.documents[0].tolist() == [0] * 5 + [1] * 3 + [-1]
     wanted = [token if is_learned else IGNORED for token, is_learned in zip(first[1:], learned[1:], strict=True)]
-    assert batch.targets[0, :5].tolist() == wanted
+    assert batch.targets[0, :5].tolist() == wanted  # the last of them is of the same document, not of the next
+    wanted = [token if is_learned else IGNORED for token, is_learned in zip(second[1:], also[1:], strict=True)]
+    assert batch.targets[0, 5:8].tolist() == wanted
     assert batch.targets[0, 8] == IGNORED
 
 

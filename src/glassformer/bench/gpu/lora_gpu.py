@@ -36,6 +36,8 @@ RANK, RATE, USED = 16, 3e-4, 512
 AGREE = 0.1
 """Nats by which the last losses may differ: adapters start from different random matrices."""
 Step = Callable[[Batch], float]
+Measure = Callable[[Step, list[Batch], int], tuple[float, float]]
+"""Returns the seconds per step and the last loss."""
 
 
 def ours(folder: Path, batch: int) -> Step:
@@ -112,7 +114,9 @@ def main() -> None:
         report(contenders, batches, given.rounds, given.steps)
 
 
-def report(contenders: dict[str, Step], batches: list[Batch], rounds: int, steps: int) -> None:
+def report(
+    contenders: dict[str, Step], batches: list[Batch], rounds: int, steps: int, measure: Measure = measure
+) -> None:
     """Measure in turns, and print tokens per second and the ratio to the fastest peer."""
     losses: dict[str, float] = {}
 
