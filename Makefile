@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Developers keep the corpus in ../shared/data. Others set GLASSFORMER_DATA, or the text is downloaded.
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 
-.PHONY: tour test test-all lint types docs site clean
+.PHONY: tour test test-all lint types docs site notebooks clean
 
 tour: .venv/installed
 	$(PY) -m glassformer tour
@@ -34,6 +34,10 @@ docs: .venv/installed
 # the documentation as a site with search, in docs/_build; a warning is an error
 site: .venv/installed
 	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build
+
+# run the notebooks and store their outputs; some minutes
+notebooks: .venv/installed
+	$(PY) notebooks/run.py
 
 # torch comes first and is pinned: an unpinned torch downloads gigabytes of CUDA libraries that a CPU machine cannot use
 .venv/installed: pyproject.toml constraints.txt

@@ -112,8 +112,10 @@ class Finding:
 
 def _row(part: dict[str, Any]) -> dict[str, Any]:
     """Return one piece of evidence, which is a Finding as a dict, for a table."""
-    limits = {name: None if part.get(name) is None else float(part[name]) for name in ("measured", "bound", "low")}
-    return {**part, "numbers": Finding(part["id"], Verdict(part["verdict"]), **limits).numbers()}
+    measured, bound, low = (
+        None if part.get(name) is None else float(part[name]) for name in ("measured", "bound", "low")
+    )
+    return {**part, "numbers": Finding(part["id"], Verdict(part["verdict"]), measured, bound, low=low).numbers()}
 
 
 def _json_number(value: float | None) -> float | str | None:
