@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Developers keep the corpus in ../shared/data. Others set GLASSFORMER_DATA, or the text is downloaded.
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 
-.PHONY: tour test test-all lint types docs site notebooks clean
+.PHONY: tour test test-all lint types docs site notebooks release-check clean
 
 tour: .venv/installed
 	$(PY) -m glassformer tour
@@ -38,6 +38,11 @@ site: .venv/installed
 # run the notebooks and store their outputs; some minutes
 notebooks: .venv/installed
 	$(PY) notebooks/run.py
+
+# everything that must hold before a release; the wheel is built, installed and used outside the tree
+release-check: lint types site test-all
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt build
+	$(PY) -m glassformer.bench.developer.release
 
 # torch comes first and is pinned: an unpinned torch downloads gigabytes of CUDA libraries that a CPU machine cannot use
 .venv/installed: pyproject.toml constraints.txt

@@ -72,6 +72,19 @@ def examine(model: gf.DecoderLM) -> None:
     assert comparison.same
 
 
+def examine_training(model: gf.DecoderLM) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(tokens: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    report = gf.diagnose_training(step, TOKENS)
+    assert report.healthy, report.text()
+
+
 def prove() -> None:
     name = next(id for id, claim in gf.claims.ALL.items() if not claim.slow)
     finding: gf.Finding = gf.check(name)
@@ -119,6 +132,7 @@ def main(corpus: Path, folder: Path) -> None:
     generate_tokens(model)
     look_inside(model)
     examine(model)
+    examine_training(model)
     prove()
     compute_sizes()
     save_and_load(model, folder)

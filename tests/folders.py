@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import torch
+
 import glassformer as gf
 from glassformer import config as c
+from glassformer.model import adapters
 
 TEXT = "the cat sat on the mat. the dog sat on the log. äöü naïve café 猫が座った。\n" * 4
 
@@ -27,3 +30,14 @@ def write(folder: Path, format: str = "glass", with_tokenizer: bool = True, **ch
     model = gf.build(c.replace(config, init_std=0.4))
     gf.save(model, folder, format=format, tokenizer=tokenizer() if with_tokenizer else None)
     return folder
+
+
+def write_adapter(base: Path, folder: Path) -> Path:
+    """A peft folder for the model in `base`, whose adapters change its logits much."""
+    model = gf.load(base)
+    names = adapters.choose_layers(adapters.adaptable(model), ("q", "v", "up"))
+    made = adapters.fresh_adapters(model, names, 2, 4.0, False, False, 0)
+    draw = torch.Generator().manual_seed(0)
+    random = {n: torch.randn(a.B.shape, generator=draw) for n, a in made.items()}
+    adapters.attach(model, {n: adapters.Adapter(a.A, random[n], a.scale) for n, a in made.items()})
+    return gf.save(model, folder, format="peft")

@@ -14,6 +14,8 @@ from glassformer.model import Model, build
 from glassformer.reference import random_params
 
 V, D, F, K, U, MAX_LEN = 31, 14, 11, 4, 5, 29
+LONG = ((1.0, 1.5), (2.0, 7.0))
+"""Divisors of the K / 2 frequencies for short and for long sequences."""
 
 activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "relu2", "tanh", "quick_gelu"])
 norms = st.sampled_from(
@@ -36,6 +38,7 @@ scalings = st.sampled_from(
         c.YarnScaling(factor=4.0, original_max_len=16),
         c.YarnScaling(factor=2.0, original_max_len=64, beta_fast=4.0, attention_factor=1.25, truncate=False),
         c.Llama3Scaling(factor=8.0, original_max_len=32),
+        c.LongScaling(*LONG, original_max_len=64, attention_factor=1.2),
     ]
 )
 rotary = st.builds(
@@ -257,6 +260,7 @@ POSITIONS: dict[str, c.Position] = {
     "rotary-halves": c.Rotary(),
     "rotary-interleaved": c.Rotary(pairing="interleaved", fraction=0.5),
     "rotary-yarn": c.Rotary(scaling=c.YarnScaling(factor=4.0, original_max_len=16)),
+    "rotary-long": c.Rotary(scaling=c.LongScaling(*LONG, original_max_len=1000, attention_factor=1.2)),
     "rotary-llama3": c.Rotary(scaling=c.Llama3Scaling(factor=8.0, original_max_len=32)),
     "alibi": c.Alibi(),
     "t5": c.T5Bias(buckets=8, max_distance=20),

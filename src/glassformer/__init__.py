@@ -29,6 +29,7 @@ _HOMES = {
     "glassformer.training.run": ("Run",),
     "glassformer.training.size": ("size",),
     "glassformer.doctor.diagnose": ("diagnose",),
+    "glassformer.doctor.training": ("diagnose_training",),
     "glassformer.doctor.compare": ("compare", "Comparison"),
     "glassformer.theory.claims": ("check",),
     "glassformer.lens.trace": ("trace",),
@@ -62,6 +63,7 @@ __all__ = [
     "compare",
     "config",
     "diagnose",
+    "diagnose_training",
     "evaluate",
     "generate",
     "lens",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from glassformer.config import DecoderConfig, EncoderConfig, ModelConfig, Seq2SeqConfig, presets
     from glassformer.doctor.compare import Comparison, compare
     from glassformer.doctor.diagnose import diagnose
+    from glassformer.doctor.training import diagnose_training
     from glassformer.errors import GlassformerError
     from glassformer.evaluation.cross_entropy import Evaluation, evaluate
     from glassformer.finding import Finding, Verdict

@@ -112,10 +112,8 @@ class Finding:
 
 def _row(part: dict[str, Any]) -> dict[str, Any]:
     """Return one piece of evidence, which is a Finding as a dict, for a table."""
-    measured, bound, low = (
-        None if part.get(name) is None else float(part[name]) for name in ("measured", "bound", "low")
-    )
-    return {**part, "numbers": Finding(part["id"], Verdict(part["verdict"]), measured, bound, low=low).numbers()}
+    limits: dict[str, Any] = {n: None if part.get(n) is None else float(part[n]) for n in ("measured", "bound", "low")}
+    return {**part, "numbers": Finding(part["id"], Verdict(part["verdict"]), **limits).numbers()}
 
 
 def _json_number(value: float | None) -> float | str | None:

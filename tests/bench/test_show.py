@@ -23,6 +23,7 @@ def test_the_table_is_plain_in_a_pipe_and_ranked():
     ]
     group = Group("float32", "tokens/s", "", rows, Bandwidth("memory", "", False, [3e10] * 3), weight_bytes=1e7)
     text = shown([group])
+    assert all(line == line.rstrip() for line in text.splitlines())
     lines = text.splitlines()
     names = [line.split()[0] for line in lines if line.strip()]
     assert names.index("glassformer") < names.index("slow") < names.index("dead")

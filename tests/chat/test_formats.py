@@ -37,6 +37,11 @@ def test_other_formats():
     example = to_example(Row({"messages": [ASK, calls], "tools": tools}, "here"))
     assert example.tools == tools
     assert example.messages[1]["tool_calls"] == calls["tool_calls"]
+    for name, row in GOOD.items():
+        wanted = None if name == "text" else tools
+        for given in (tools, json.dumps(tools)):
+            assert to_example(Row({**row, "tools": given}, "here")).tools == wanted
+        assert to_example(Row({**row, "tools": []}, "here")).tools is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,8 @@ def test_other_formats():
         ({"messages": [ASK, {"role": "assistant", "content": " "}]}, "message 2, is an empty answer"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content part of type 'image_url'"),
         ({"messages": [{**SAY, "weight": 2}]}, "has the weight 2: it must be 0 or 1"),
-        ({"messages": [SAY], "tools": "x"}, "tools of type str"),
+        ({"messages": [SAY], "tools": "x"}, "tools that are not valid JSON"),
+        ({"messages": [SAY], "tools": {"type": "function"}}, "tools of type dict"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "message 1, is from 'alien'"),
         ({"conversations": "x"}, "conversations that are not a list"),
         ({"conversations": [{"from": "gpt"}]}, "message 1, has a content of type NoneType"),

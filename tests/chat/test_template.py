@@ -23,6 +23,8 @@ def test_tools_and_reasoning_are_passed_as_transformers_does():
     messages = [USER, {**ANSWER, "thinking": "hm"}]
     wanted = peer(STYLES["tools"]).apply_chat_template(messages, tools=tools, tokenize=False)
     assert ChatTemplate(STYLES["tools"]).render(messages, tools=tools).text == wanted
+    with pytest.raises(ChatError, match="there are tools, and the chat template does not write any"):
+        ChatTemplate(CHATML).render(messages, tools=tools)
     assert "größe <b>" in wanted
     assert "<think>hm</think>" in wanted
 

@@ -157,6 +157,7 @@ WRITERS = {
     "look --out": ("look", "heads", "--model", "no/model", "--out", "a.png"),
     "bench --json": ("bench", "decode", "--model", "no/model", "--json", "a.json"),
     "convert DST": ("convert", "no/model", "a"),
+    "data --out": ("data", "prepare", "no/corpus", "--out", "a"),
     "exercise --stub": ("exercise", "rope", "--stub", "a.py"),
     "serve --folder": ("serve", "--port", "0", "--no-open", "--folder", "a"),
 }
@@ -208,7 +209,7 @@ def test_what_is_no_place_for_a_file_is_refused(tmp_path):
             check_writable("--html", path, **options)
 
 
-REPLACING = [verb for verb in WRITERS if verb.split()[0] not in ("convert", "exercise", "serve")]
+REPLACING = [verb for verb in WRITERS if verb.split()[0] not in ("convert", "data", "exercise", "serve")]
 
 
 @pytest.mark.parametrize("verb", REPLACING)

@@ -126,6 +126,18 @@ def test_a_bad_flag_is_one_sentence(capsys, file, flags, sentence):
     assert sentence in err
 
 
+def test_one_model_on_two_devices_and_in_two_dtypes(capsys, file):
+    code, found = run_json(capsys, "compare", f"{file}:build", "--device-b", "cpu", "--dtype-b", "bfloat16")
+    assert code == 0
+    assert found["findings"][-1]["id"] == "rounding-error"
+    code, _, err = run(capsys, "compare", f"{file}:build")
+    assert code == 2
+    assert "compare needs two models, or one with --device-b or --dtype-b" in err
+    code, _, err = run(capsys, "compare", f"{file}:build", "--device-b", "nowhere")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "device 'nowhere' is not known" in err
+
+
 def test_the_public_name_is_the_function():
     model = gf.build(
         gf.presets.gpt2(vocab_size=31, d_model=24, n_layers=1, attention=c.Attention(n_heads=3), max_len=64)

@@ -144,6 +144,14 @@ def test_logits_that_ignore_the_tokens_are_a_diagnosis(capsys, file, name, words
     assert words in report["diagnoses"][0]["evidence"][0]["why"]
 
 
+def test_the_device_is_checked_and_reported(capfd, file):
+    _, out, _ = run(capfd, "doctor", f"{file}:Prints", "--quick", "--device", "cpu", "--json")
+    assert json.loads(out)["device"] == "cpu"
+    code, out, err = run(capfd, "doctor", f"{file}:Prints", "--device", "cuda:99")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "device 'cuda:99' was requested" in err
+
+
 def test_a_loop_ends_at_the_time_limit(capsys, file):
     code, _, err = run(capsys, "doctor", f"{file}:Loop", "--seconds", "0.3")
     assert code == 2

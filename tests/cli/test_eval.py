@@ -68,6 +68,23 @@ def test_two_models_are_compared_on_the_same_text(capsys, folder, other, text):
     assert "is better" in out or "not decided" in out
 
 
+def test_an_adapter_is_merged_and_compared_with_its_base(capsys, folder, text, tmp_path):
+    adapter = folders.write_adapter(folder, tmp_path / "adapter")
+    expected = gf.evaluate(gf.load(folder, adapter=adapter), TEXT)
+    code, found = run_json(capsys, "eval", folder, text, "--adapter", adapter, "--against", folder)
+    assert code == 0
+    assert found["model"] == f"{folder} with {adapter}"
+    assert found["nats_per_token"] == pytest.approx(expected.nats_per_token)
+    assert found["against"]["nats_per_token"] == pytest.approx(gf.evaluate(gf.load(folder), TEXT).nats_per_token)
+    assert abs(found["difference"]["value"]) > 0.1
+    code, alone = run_json(capsys, "eval", folder, text, "--against", adapter)
+    assert (code, alone["difference"]["value"]) == (0, pytest.approx(-found["difference"]["value"]))
+    code, out, err = run(capsys, "eval", "bard", text, "--adapter", adapter)
+    assert (code, out) == (2, "")
+    assert "does not fit this model" in err or "trained on other weights" in err
+    assert len(err.strip().splitlines()) == 1
+
+
 def test_questions_are_answered(capsys, folder, other, tmp_path):
     rows = [{"context": "the cat sat on", "choices": ["the mat", "a café"], "answer": i % 2} for i in range(10)]
     code, found = run_json(capsys, "eval", folder, jsonl(tmp_path, *rows), "--against", other)

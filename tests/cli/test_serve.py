@@ -28,6 +28,9 @@ def test_a_missing_extra_is_one_sentence(capsys, monkeypatch):
         (["--host", "0.0.0.0", "--token", "x"], "8 to 200"),
         (["--model", "/nonexistent/folder"], "'/nonexistent/folder' does not exist: give a folder"),
         (["--model", str(Path(__file__).parent)], "has none of config.json"),
+        (["--adapter", "/nonexistent/adapter"], "'/nonexistent/adapter' does not exist: give a folder"),
+        (["--adapter", str(Path(__file__).parent)], "has none of adapter_config.json"),
+        (["--model", "bard", "--model", "induction", "--adapter", "bard"], "needs one --model"),
         (["--port", "99999"], "between 0 and 65535"),
         (["--folder", __file__, "--port", "0"], "is a file: --folder names a folder"),
         (["--folder", f"{__file__}/below", "--port", "0"], "is a file: --folder names a folder"),
@@ -65,6 +68,11 @@ def test_it_serves_a_folder_and_ends_in_good_order(tmp_path):
 
     folders.write(tmp_path / "mine")
     with serving(tmp_path / "studio", "--model", tmp_path / "mine") as server:
-        assert [model["name"] for model in server.get("/api/state")["models"]] == ["bard", "induction", "mine"]
+        assert [model["name"] for model in server.get("/api/state")["models"]] == [
+            "bard",
+            "induction",
+            "bard-chat",
+            "mine",
+        ]
         server.stop()
         assert server.process.returncode in (0, -15)

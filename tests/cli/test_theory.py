@@ -254,8 +254,24 @@ def test_exercises_are_listed_shown_and_started(capsys, tmp_path):
     assert (code, stub.read_text()) == (2, "mine")
     assert "exists already" in err
     code, told = run_json(capsys, "exercise")
-    assert len(told["exercises"]) == 14
+    assert len(told["exercises"]) == len(exercises.ALL)
     assert run_json(capsys, "exercise", "rope")[1]["function"] == "rope"
+
+
+def test_the_reference_solution_is_shown_on_request_and_named_after_success(capsys, tmp_path):
+    code, out, _ = run(capsys, "exercise", "rope", "--solution")
+    assert code == 0
+    assert "rotated[:, 1::2] = first * sin + second * cos" in out
+    assert "rotated[:, 1::2]" not in run(capsys, "exercise", "rope")[1]
+    (tmp_path / "my.py").write_text(out)
+    code, out, _ = run(capsys, "exercise", "rope", "--grade", tmp_path / "my.py", "--seed", 7)
+    assert code == 0
+    assert "glass exercise rope --solution" in out
+    (tmp_path / "my.py").write_text("def rope(x, positions, base):\n    return x\n")
+    code, out, _ = run(capsys, "exercise", "rope", "--grade", tmp_path / "my.py")
+    assert code == 1
+    assert "--solution" not in out
+    assert run_json(capsys, "exercise", "rope", "--solution")[1]["solution"].startswith("import numpy")
 
 
 def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
@@ -282,6 +298,9 @@ def test_a_grade_says_what_is_wrong_and_how(capsys, tmp_path):
         (["rope", "--grade", "no.py"], "no.py is not a file"),
         (["rope", "--grade", "a.py", "--stub", "b.py"], "do not go together"),
         (["--grade", "a.py"], "which exercise?"),
+        (["--solution"], "which exercise?"),
+        (["rope", "--solution", "--stub", "b.py"], "do not go together"),
+        (["rope", "--grade", "a.py", "--seed", "-1"], "seed"),
         (["rope", "--stub", "no/folder/a.py"], "there is no folder no/folder; make it first"),
     ],
 )

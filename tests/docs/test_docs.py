@@ -26,8 +26,13 @@ COMMANDS = {name: commands(text) for name, text in TEXTS.items()}
 README = COMMANDS["README.md"]
 EXAMPLES = COMMANDS["docs/examples.md"]
 NEEDS_A_SERVER = "docs/studio.md"
-QUICK_PAGES = ("README.md", "docs/python.md")
-QUICK = ("sample", "eval", "size", "look", "check", "exercise", "compare", "convert", "env")
+LONG_PAGES = ("docs/guides/compare_a_port.md", "docs/tutorials/load_and_check.md")
+"""Guides and tutorials whose Python takes more than 2 s."""
+GUIDES = {name for name in PYTHON if name.startswith(("docs/guides/", "docs/tutorials/"))}
+QUICK_PAGES = {"README.md", "docs/python.md", *GUIDES} - set(LONG_PAGES)
+SNIPPETS = "docs/diagnoses/"
+"""Pages of fragments, which test_diagnosis_snippets.py runs."""
+QUICK = ("sample", "eval", "size", "look", "check", "exercise", "course", "compare", "convert", "env")
 """Verbs whose commands in README.md and docs/examples.md are executed in the default suite."""
 
 
@@ -79,7 +84,7 @@ def test_every_target_of_make_exists():
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in QUICK_PAGES else pytest.mark.slow) for name in PYTHON
-     if name != NEEDS_A_SERVER],
+     if name != NEEDS_A_SERVER and not name.startswith(SNIPPETS)],
 )  # fmt: skip
 def test_the_python_of_a_file_runs_from_top_to_bottom(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -148,6 +153,7 @@ def desk(tmp_path_factory):
      for c in (*README, *EXAMPLES) if len(c.words) > 1 and c.words[0] in QUICK],
 )  # fmt: skip
 def test_a_command_of_the_readme_or_the_examples_succeeds(command, desk, monkeypatch, capsys):
+    monkeypatch.setenv("GLASSFORMER_COURSE", str(desk / "course.json"))
     monkeypatch.chdir(desk)
     code, out, err = run(capsys, *command.words)
     assert code == 0, err + out
@@ -201,6 +207,20 @@ def test_the_page_of_loggers_trains_and_replays(desk, monkeypatch, capsys):
     assert code == 0, err
     assert "events of runs/latest to tensorboard" in out
     assert len(list(Path("runs/logged/tensorboard").iterdir())) == 2
+
+
+def test_the_page_of_data_prepares_and_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f'{{"text": "Row {number} of a corpus, with some words."}}\n' for number in range(300)]
+    Path("texts.jsonl").write_text("".join(rows))
+    shell = "\n".join(f"```sh\n{b.text}```" for b in blocks(TEXTS["docs/data.md"]) if b.language == "sh")
+    prepare, train = (command.words for command in commands(shell))
+    code, out, err = run(capsys, *prepare)
+    assert code == 0, err
+    assert "300 documents of 1 file" in out
+    code, out, err = run(capsys, *train, *settings(*tiny.SMALL, "loop.steps=4", 'out="runs/data"'))
+    assert code == 0, err
+    assert "done: 4 steps" in out
 
 
 @pytest.mark.slow

@@ -99,6 +99,25 @@ def ours():
     return lambda **changes: GlassformerLM(gf.build(c.replace(CONFIG, vocab_size=300, **changes)), folders.tokenizer())
 
 
+def test_peft_names_an_adapter_as_in_hf(tmp_path):
+    """Compared on merged weights: with `peft`, lm_eval's own model cuts rows of the vocabulary off that are padding."""
+    peers.require_harness()
+    pytest.importorskip("transformers")
+    from lm_eval.models.huggingface import HFLM
+
+    from glassformer.evaluation.harness import GlassformerLM
+
+    folder = peers.write(tmp_path / "base", peers.FAMILIES[0])
+    adapter = str(folders.write_adapter(folder, tmp_path / "adapter"))
+    gf.save(gf.load(folder, adapter=adapter), tmp_path / "merged")
+    theirs = HFLM(pretrained=str(tmp_path / "merged"), device="cpu", dtype="float32", batch_size=4)
+    given = [("the cat", " sat on the mat"), ("a", " dog")]
+    wanted, found = ask((theirs, GlassformerLM(str(folder), peft=adapter, device="cpu")), "loglikelihood", given)
+    assert [a for a, _ in found] == pytest.approx([a for a, _ in wanted], abs=1e-4)
+    plain = ask((GlassformerLM(str(folder), device="cpu"),), "loglikelihood", given)[0]
+    assert abs(plain[0][0] - found[0][0]) > 0.1
+
+
 def test_what_is_not_supported_is_one_sentence(ours):
     with pytest.raises(EvaluationError, match="'num_beams', which is not supported"):
         ours().generate_until(requests("generate_until", [("a", {"until": [], "max_gen_toks": 3, "num_beams": 2})]))

@@ -179,7 +179,7 @@ for _kind, _values in OTHER.items():
         )
 NESTED = (
     *("feedforward=moe.expert=", "feedforward=moe.router.", "feedforward=moe.shared="),
-    *("position=query_key.vectors=", "score_bias=", "attention.latent."),
+    *("position=query_key.vectors=", "score_bias=", "attention.latent.", "position=rotary.scaling=long."),
 )
 """Parts inside variants that every kernel refuses whole (checked below)."""
 INVISIBLE = {"max_len", "dropout", "init_std", *(name for name in CHANGES if name.startswith("special"))}

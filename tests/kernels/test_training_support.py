@@ -35,6 +35,7 @@ MOE = c.MoE(n_experts=3, n_active=2, expert=c.Dense(64))
 ROTARY = c.Rotary()
 YARN = c.YarnScaling(factor=2.0, original_max_len=16)
 LLAMA = c.Llama3Scaling(factor=2.0, original_max_len=16)
+LONG = c.LongScaling((1.0,) * 32, (2.0,) * 32, original_max_len=6)  # d_head 64: 32 frequencies
 SEQ2SEQ = {"kind": c.Seq2SeqConfig, "n_encoder_layers": 2}
 
 
@@ -149,6 +150,8 @@ CHANGES = {
     "position.scaling.attention_factor": position(c.Rotary(scaling=dataclasses.replace(YARN, attention_factor=1.5))),
     "position.scaling.truncate": position(c.Rotary(scaling=dataclasses.replace(YARN, truncate=False))),
     "position.scaling.low_freq_factor": position(c.Rotary(scaling=dataclasses.replace(LLAMA, low_freq_factor=0.5))),
+    "position.scaling.short": position(c.Rotary(scaling=dataclasses.replace(LONG, short=(1.5,) * 32))),
+    "position.scaling.long": position(c.Rotary(scaling=dataclasses.replace(LONG, long=(3.0,) * 32))),
     "position.scaling.high_freq_factor": position(c.Rotary(scaling=dataclasses.replace(LLAMA, high_freq_factor=3.0))),
     "position.buckets": position(c.T5Bias(buckets=8)),
     "position.max_distance": position(c.T5Bias(max_distance=40)),
@@ -258,7 +261,7 @@ def declared_fields():
         "feedforward.expert": [c.Dense, c.Gated], "attention.qk_norm": [c.LayerNorm, c.RMSNorm],
         "norm": [c.LayerNorm, c.RMSNorm], "embedding": [c.Embedding], "head": [c.Head], "special": [c.Special],
         "position": [c.NoPosition, c.Learned, c.Sinusoidal, c.Rotary, c.Alibi, c.T5Bias, c.QueryKeyPosition],
-        "position.scaling": [c.LinearScaling, c.NTKScaling, c.YarnScaling, c.Llama3Scaling],
+        "position.scaling": [c.LinearScaling, c.NTKScaling, c.YarnScaling, c.Llama3Scaling, c.LongScaling],
         "position.vectors": [c.Sinusoidal, c.Learned], "score_bias": [c.T5Bias],
         "attention.latent": [c.Latent], "attention.latent.norm": [c.LayerNorm, c.RMSNorm],
         "feedforward.router": [c.Router], "feedforward.shared": [c.Dense, c.Gated],

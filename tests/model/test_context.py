@@ -74,6 +74,15 @@ def test_a_whole_pattern_must_fit_and_leaves_no_query_without_a_key():
         masks(recorded(0, 3), pattern=pattern)
 
 
+def test_each_layer_may_have_a_pattern_of_its_own():
+    pattern = torch.tensor([[[[True, False], [True, True]], [[True, False], [False, True]]]])
+    first, second = attention_masks(recorded(0, 2), [None, None], True, pattern)
+    assert first[0][0, 0].int().tolist() == [[1, 0], [1, 1]]
+    assert second[0][0, 0].int().tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(ValueError, match=r"does not fit .* in 3 layers"):
+        attention_masks(recorded(0, 2), [None] * 3, True, pattern)
+
+
 def test_positions_count_on_from_the_last_real_token():
     cache, x = Cache(CPU), torch.zeros(2, 3, 4)
     real = torch.tensor([[False, True, True], [True, True, True]])

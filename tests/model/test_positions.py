@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from glassformer import config as c
+from glassformer import reference
+from glassformer.generation import generate
 from glassformer.model.positions import (
     Rotation,
     alibi_slopes,
@@ -149,3 +151,49 @@ def test_t5_buckets_grow_with_distance_and_fill_the_table(causal):
     everything = t5_buckets(torch.arange(-300, 300), spec, causal)
     assert int(everything.min()) == 0
     assert int(everything.max()) == spec.buckets - 1
+
+
+def long_config(limit=8):
+    scaling = c.LongScaling(*variants.LONG, original_max_len=limit, attention_factor=1.2)
+    return variants.decoder(position=c.Rotary(scaling=scaling))
+
+
+@pytest.mark.parametrize("length", [8, 9])
+def test_long_scaling_equals_the_reference_on_both_sides_of_its_length(length):
+    model, params = lively(long_config())
+    ids = tokens(2, length)
+    found = model(ids).detach()
+    assert float((found - torch.from_numpy(reference.forward(model.config, params, ids))).abs().max()) < 1e-10
+    never, _ = lively(long_config(limit=100))
+    assert (float((found - never(ids).detach()).abs().max()) > 1e-3) is (length > 8)
+
+
+def test_each_row_has_the_divisors_of_its_own_length():
+    model, _ = lively(long_config())
+    ids, mask = tokens(2, 10), torch.tensor([[False] * 4 + [True] * 6, [True] * 10])
+    both = model(ids, mask=mask)
+    torch.testing.assert_close(both[:1, 4:], model(ids[:1, 4:]), atol=1e-12, rtol=0)
+    torch.testing.assert_close(both[1:], model(ids[1:]), atol=1e-12, rtol=0)
+
+
+def test_a_cache_is_not_continued_across_the_length_at_which_frequencies_change():
+    model, _ = lively(long_config())
+    ids = tokens(1, 12)
+    cache = model.new_cache()
+    model(ids[:, :6], cache=cache)
+    with pytest.raises(ValueError, match="compute the whole sequence anew"):
+        model(ids[:, 6:], cache=cache)
+    torch.testing.assert_close(model(ids[:, 6:8], cache=cache), model(ids[:, :8])[:, 6:], atol=1e-12, rtol=0)
+    cache = model.new_cache()
+    model(ids[:, :9], cache=cache)
+    torch.testing.assert_close(model(ids[:, 9:], cache=cache), model(ids)[:, 9:], atol=1e-12, rtol=0)
+
+
+def test_generation_stops_before_frequencies_change_or_recomputes():
+    model, _ = lively(long_config())
+    ids = tokens(1, 6).tolist()
+    with pytest.raises(ValueError, match="ask for 2 new tokens or fewer, or pass cache=False"):
+        generate(model, ids, max_new_tokens=3, stop=[])
+    assert generate(model, ids, max_new_tokens=2, stop=[]).new == [
+        generate(model, ids, 4, stop=[], cache=False).new[0][:2]
+    ]

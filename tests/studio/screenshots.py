@@ -4,13 +4,14 @@
 
 Trains a small model first, examines one whose causal mask was taken off, patches between two prompts, turns a claim by
 its negative control; then each view is photographed at 1280 and 400 pixels, light and dark, as VIEW-WIDTH-THEME.png.
-The pictures are reduced to a palette, so that 32 of them stay small. `--whole` keeps a view at its full height, to be
+The pictures are reduced to a palette, so that 36 of them stay small. `--whole` keeps a view at its full height, to be
 looked at from top to bottom; without it, a long one is cut.
 
 docs/images/studio is made by this, without --whole.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,7 +27,7 @@ WINDOW = {1280: 900, 400: 860}
 TALLEST = {False: {1280: 1360, 400: 1500}, True: {1280: 4200, 400: 9000}}
 COLOURS = 256
 MOST_BYTES = 150_000
-VIEWS = ("playground", "anatomy", "heads", "stream", "positions", "theory", "train", "doctor")
+VIEWS = ("playground", "anatomy", "heads", "stream", "positions", "theory", "course", "train", "doctor")
 STEPS = 400
 FIELDS = {"Layers L": 2, "Width D": 64, "Heads H": 4, "Context length": 64, "Batch": 8, "Steps": STEPS}
 
@@ -100,6 +101,18 @@ def theory(site: Any, run: str) -> Any:
     return page
 
 
+def course(site: Any, run: str) -> Any:
+    page = site.open(view="course", item="rope-score")
+    page.wait_for_selector("[data-panel=problem][data-ready=rope-score]")
+    page.get_by_label("Answer", exact=True).fill("3")
+    page.get_by_role("button", name="Check").click()
+    page.wait_for_selector(".course-verdict [data-result]")
+    page.get_by_role("button", name="Hint").click()
+    page.get_by_text("Solution", exact=True).click()
+    page.wait_for_selector(".erratum")
+    return page
+
+
 def train(site: Any, run: str) -> Any:
     page = site.open(view="train", run=run)
     page.wait_for_selector(f"[data-panel=loss][data-points='{STEPS}']")
@@ -117,7 +130,7 @@ def doctor(site: Any, run: str) -> Any:
 
 SCENES: dict[str, Callable[[Any, str], Any]] = {
     "playground": playground, "anatomy": anatomy, "heads": heads, "stream": stream, "positions": positions,
-    "theory": theory, "train": train, "doctor": doctor,
+    "theory": theory, "course": course, "train": train, "doctor": doctor,
 }  # fmt: skip
 
 
@@ -185,10 +198,12 @@ def main() -> int:
     ModelStore.load_copy = unmasked  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
+        os.environ["GLASSFORMER_COURSE"] = str(root / "course.json")
         gf.save(gf.load("bard"), root / "leaky", "glass", tokenizer=gf.load_tokenizer("bard"))
         with served(root / "studio", models=(root / "leaky",)) as address, opened(address) as site:
-            run = trained(site)
-            for view in given.views.split(","):
+            views = given.views.split(",")
+            run = trained(site) if "train" in views else ""
+            for view in views:
                 photograph(SCENES[view](site, run), view, given.out, given.whole)
                 problems = site.close_all()
                 if problems:

@@ -70,6 +70,7 @@ def test_state_has_version_models_and_limits(client):
     assert [model["name"] for model in told["models"]] == [
         "bard",
         "induction",
+        "bard-chat",
         "tiny",
         "both",
         "pair",

@@ -9,20 +9,22 @@ import glassformer as gf
 from glassformer import sizing
 from glassformer.studio import models as module
 from glassformer.studio import openai
+from glassformer.studio.api import snippets
 from glassformer.studio.errors import NotFoundError, StudioError
 from glassformer.studio.models import ModelStore
+from tests import folders
 
 
 def test_bundled_models_come_first_and_folders_by_their_names(model_folders):
     models = ModelStore(model_folders)
-    assert list(models.entries()) == ["bard", "induction", "tiny", "both", "pair", "table", "chatty"]
+    assert list(models.entries()) == ["bard", "induction", "bard-chat", "tiny", "both", "pair", "table", "chatty"]
 
 
 def test_folders_of_one_name_get_different_names_and_special_characters_are_replaced(tmp_path):
     for name in ("a/best", "b/best", "c/<script>"):
         (tmp_path / name).mkdir(parents=True)
     models = ModelStore([tmp_path / "a/best", tmp_path / "b/best", tmp_path / "c/<script>"])
-    assert list(models.entries())[2:] == ["best", "best-2", "script"]
+    assert list(models.entries())[3:] == ["best", "best-2", "script"]
 
 
 def write_run(folder, model, *steps):
@@ -176,3 +178,42 @@ def test_results_are_remembered_within_bounds(models):
     for n in (1, 1, 2, 3, 1):
         loaded.cached(n, lambda n=n: made.append(n) or n, capacity=2)
     assert made == [1, 2, 3, 1]
+
+
+@torch.no_grad()
+def test_an_adapter_is_served_as_one_more_model(model_folders, tmp_path):
+    base = model_folders[-1]
+    adapter = folders.write_adapter(base, tmp_path / "adapter")
+    models = ModelStore([base], adapters=[(adapter, base)])
+    assert list(models.entries())[3:] == ["chatty", "adapter"]
+    row = models.describe(True)[-1]
+    assert (row["title"], row["tokenizer"], row["chat"]) == ("adapter on chatty", True, True)
+    assert row["layers"] == models.describe(True)[-2]["layers"]
+    tokens = torch.tensor([[1, 2, 3]])
+    found = models.get("adapter")
+    assert torch.equal(found.model(tokens), gf.load(base, adapter=adapter)(tokens))
+    assert not torch.allclose(found.model(tokens), models.get("chatty").model(tokens), atol=1e-2)
+    assert found.path == base  # where tokenizer and template are
+    code = snippets.snippet(models, {"view": "next", "model": "adapter", "text": "the", "top_k": "5"})["python"]
+    assert f"gf.load({str(base)!r}, adapter={str(adapter)!r}" in code
+    assert f"load_tokenizer({str(base)!r})" in code
+
+
+def test_an_adapter_alone_is_served_on_the_model_that_it_names(model_folders, tmp_path):
+    adapter = folders.write_adapter(model_folders[-1], tmp_path / "adapter")
+    models = ModelStore([adapter])
+    assert (models.describe(True)[-1]["chat"], models.describe(False)[-1]["chat"]) == (True, False)
+    assert models.get("adapter").tokenizer is not None
+    shutil.move(adapter, tmp_path / "moved")
+    config = json.loads((tmp_path / "moved" / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(tmp_path / "gone")
+    (tmp_path / "moved" / "adapter_config.json").write_text(json.dumps(config))
+    assert "gone" in ModelStore([tmp_path / "moved"]).describe(True)[-1]["error"]
+
+
+def test_the_bundled_adapter_is_described_without_torch_and_can_chat(models):
+    row = next(row for row in ModelStore().describe(False) if row["name"] == "bard-chat")
+    assert (row["chat"], row["tokenizer"], row["layers"], row["bundled"]) == (True, True, 6, True)
+    code = snippets.snippet(models, {"view": "next", "model": "bard-chat", "text": "the", "top_k": "5"})["python"]
+    assert "gf.load('bard-chat', dtype=" in code
+    assert "load_tokenizer('bard-chat')" in code

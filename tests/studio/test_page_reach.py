@@ -12,7 +12,7 @@ from tests.studio.page import REPEAT, fits, needs_browser
 
 STATIC = Path(gf.__file__).parent / "studio" / "static"
 CSS = "\n".join(path.read_text() for path in sorted(STATIC.glob("*.css")))
-VIEWS = ["playground", "anatomy", "heads", "stream", "positions", "theory", "train", "doctor"]
+VIEWS = ["playground", "anatomy", "heads", "stream", "positions", "theory", "course", "train", "doctor"]
 READY = {
     "playground": "[data-panel=next][data-ready]",
     "anatomy": "[data-panel=part][data-site]",
@@ -20,6 +20,7 @@ READY = {
     "stream": "[data-panel=rank][data-ready]",
     "positions": "[data-panel=positions-rotary][data-ready]",
     "theory": ".claim-figure svg",
+    "course": "[data-panel=problem][data-ready]",
     "train": "button:enabled:text-is('Start training')",
     "doctor": "[data-panel=chinchilla][data-ready]",
 }

@@ -20,6 +20,7 @@ from glassformer.tour.diagnosis import DiagnosedModel
 from glassformer.tour.generation import CacheTiming, Sample, sampler_distributions
 from glassformer.tour.run import Tour
 from glassformer.tour.training import RUN, Corpus, TrainingRecord
+from glassformer.tour.tuning import Answered, TuningRecord
 from glassformer.training import read_run
 from tests.pages.hostile import HOSTILE, assert_escaped, assert_self_contained, read
 
@@ -56,6 +57,7 @@ def make_tour(word: str = "word") -> Tour:
         cache=[CacheTiming(32, 0.1, 0.3, True), CacheTiming(64, 0.2, 0.9, False)],
         claims=[make_claim(word)],
         diagnosed=make_diagnosed(word),
+        tuning=TuningRecord(9, 7, 5, [(0, 3.0), (5, 2.0)], 1.0, [Answered(word, word, word, word)]),
         findings=[
             Finding.judge(word, 1, 2, word),
             Finding.judge("broken", 3, 2, "why", "fix it"),
@@ -114,7 +116,7 @@ def test_light_and_dark_and_small_screens(page):
     assert 'name="viewport"' in page
     assert '<html lang="en">' in page
     tables = [given for tag, given in read(page).tags if tag == "div" and given.get("class") == "wide"]
-    assert len(tables) == 5
+    assert len(tables) == 6
     assert all(given["tabindex"] == "0" and given["aria-label"] for given in tables)
 
 

@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path):
         tour_run.run_tour(Plan(out=tmp_path / "file" / "below"))
 
 
-@pytest.mark.parametrize("name", ["report.html", "trained"])
+@pytest.mark.parametrize("name", ["report.html", "trained", "adapted"])
 def test_an_earlier_tour_is_refused_before_any_work(tmp_path, name):
     plan = tiny_plan(tmp_path)
     (plan.out / name).mkdir(parents=True)

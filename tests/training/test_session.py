@@ -43,12 +43,29 @@ def test_a_finished_run_can_be_extended_but_not_refitted(tmp_path):
     assert state.step == 25
 
 
-def test_a_changed_corpus_is_noticed(tmp_path):
+def test_a_resumed_run_has_the_tokens_that_it_began_with(tmp_path):
     session = tiny.session(tmp_path, "loop.steps=6")
     train(session.run, session.data)
     (tmp_path / "corpus.txt").write_text("quite another text, with x, y and z! " * 400)
-    with pytest.raises(checkpoint.CheckpointError, match="changed since"):
+    longer = resume_session(session.run.out, ("loop.steps=9",))
+    assert longer.data.digest == session.data.digest == longer.run.data.sha256
+    with pytest.raises(checkpoint.CheckpointError, match="changed since"):  # asked for: the text of now
+        resume_session(session.run.out, ("loop.steps=9", "data.sha256=''"))
+    (tmp_path / "tokens" / "manifest.json").unlink()
+    with pytest.raises(DataError, match="no longer begins with the tokens that the run has recorded"):
         resume_session(session.run.out, ("loop.steps=9",))
+
+
+def test_an_epoch_of_an_older_version_is_not_continued(tmp_path, monkeypatch):
+    """Its windows had another order. A checkpoint of that version has no hash of its tokens."""
+    monkeypatch.setattr("glassformer.training.session._recorded", lambda run, data: run)
+    session = tiny.session(tmp_path, "loop.steps=6", "data.order=epoch")
+    train(session.run, session.data)
+    with pytest.raises(checkpoint.CheckpointError, match="epochs had another order"):
+        resume_session(session.run.out, ("loop.steps=9",))
+    random = tiny.session(tmp_path, "loop.steps=6", name="random")
+    train(random.run, random.data)
+    assert resume_session(random.run.out, ("loop.steps=9",)).data.digest == random.data.digest
 
 
 def test_a_run_that_was_moved_continues_where_it_is_now(tmp_path):

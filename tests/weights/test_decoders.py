@@ -54,6 +54,15 @@ ROUTED = {
     **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 17, "n_shared_experts": 2},
     **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True},
 }
+
+
+def longrope(original, pairs):
+    """Settings of Phi-3 with LongRoPE, for a head with this many rotated pairs."""
+    factors = {"short_factor": [1.0 + i / 8 for i in range(pairs)], "long_factor": [1.5 + i for i in range(pairs)]}
+    table = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": original, **factors}
+    return {"rope_parameters": table, "original_max_position_embeddings": original}
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 DEEPSEEK = {
     **{name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")},
@@ -68,6 +77,8 @@ CASES = {
     "gemma3": ("Gemma3", {**SIZES, **WINDOWS, "query_pre_attn_scalar": 13}),
     "phi": ("Phi", {**NARROW, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
     "phi3": ("Phi3", {**NARROW, "sliding_window": 4, "partial_rotary_factor": 0.6}),
+    "phi3, long, before the change": ("Phi3", {**NARROW, **longrope(32, 5)}),
+    "phi3, long, after the change": ("Phi3", {**NARROW, **longrope(2, 5)}),
     "gpt_neox": ("GPTNeoX", {**NARROW, "rotary_pct": 0.4}),
     "gpt_neox, pre-norm": ("GPTNeoX", {**NARROW, "use_parallel_residual": False, "attention_bias": False}),
     "gptj": ("GPTJ", {**GPT, "rotary_dim": 8}),
@@ -159,8 +170,8 @@ CASES = {
     "hunyuan_v1_dense": ("HunYuanDenseV1", SIZES),
     "hunyuan_v1_moe": ("HunYuanMoEV1", {**SIZES, "num_experts": 6, "moe_topk": 2}),
 }
-NOT_EXACT = {"gptj": 1e-6, "codegen": 1e-6}
-"""Families that transformers cannot compute in float64: they keep sines and cosines in float32."""
+NOT_EXACT = {"gptj": 1e-6, "codegen": 1e-6, **{f"phi3, long, {when} the change": 1e-6 for when in ("before", "after")}}
+"""Families that transformers cannot compute in float64: they keep sines, cosines or divisors in float32."""
 FUSED = ("falcon rw",)
 """Cases in which transformers is right with its fused attention only: its other path adds ALiBi twice."""
 
@@ -222,6 +233,14 @@ def without_sinks(state):
 
 # A feature of a family turned off: the error must then be at least this large. Functions change the present value.
 CONTROLS = {
+    "long divisors": (
+        "phi3, long, after the change",
+        {
+            "position": lambda rotary: dataclasses.replace(
+                rotary, scaling=dataclasses.replace(rotary.scaling, original_max_len=64)
+            )
+        },
+    ),
     "norm offset": ("gemma", {"norm": c.RMSNorm()}),
     "LayerNorm offset": ("nemotron", {"norm": c.LayerNorm()}),
     "embedding scale": ("gemma", {"embedding": c.Embedding()}),

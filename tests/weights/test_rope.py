@@ -71,7 +71,9 @@ def test_llama3_release_is_read_as_published(tmp_path):
     ("table", "word"),
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
-        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "longrope"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "one for each frequency"),
+        ({"rope_type": "longrope", "short_factor": 2.0, "long_factor": [1.0]}, "short_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": ["1"]}, "long_factor"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "linear", "factor": 0.5}, "factor"),
         ({"rope_type": "llama3", "factor": 2.0}, "low_freq_factor"),

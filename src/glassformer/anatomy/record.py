@@ -10,6 +10,8 @@ float32 into their norms, softmaxes and rotary angles, and a comparison in float
 """
 
 import contextlib
+import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -65,6 +67,8 @@ class Node:
     """Whether the operation wrote to one of its inputs."""
     storage: int = 0
     """Address of the tensor's storage, which all views of a parameter share."""
+    storage_bytes: int = 0
+    """Size of that storage; the tensor is a part of it if it is smaller."""
     users: list["Node"] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -160,16 +164,40 @@ def ancestors(node: Node) -> set[int]:
     return {n.index for n in walk([node], lambda n: n.inputs)}
 
 
-class Widened(TorchDispatchMode):
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch's compiler out of a function, without importing it: that takes seconds, and most models need none."""
+    kept: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not kept:
+            kept.append(torch.compiler.disable(function))
+        return kept[0](*args, **kwargs)
+
+    return call
+
+
+class _Mode(TorchDispatchMode):
+    """A dispatch mode that does not import torch's compiler at its first operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # `_uncompiled` does what torch would do
+
+
+class Widened(_Mode):
     """Every float32 asked for by name is float64."""
 
+    @_uncompiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return func(*(_widened(a) for a in args), **{k: _widened(v) for k, v in (kwargs or {}).items()})
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(_Mode):
     """Records every operation. `sources` are the tensors that count as tokens, `names` the model's own tensors."""
 
     def __init__(self, sources: Iterable[Tensor], names: dict[int, str], exact: bool):
@@ -185,6 +213,7 @@ class Recorder(TorchDispatchMode):
         for source in sources:
             self._add(Node(0, "tokens", [], source, live=True), source)
 
+    @_uncompiled
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -216,9 +245,9 @@ class Recorder(TorchDispatchMode):
             return node
         # a write to a view changes this tensor too, without an operation that returns it
         since = -1 if node is None else node.index
-        writes = [w for w in self.writes.get(_storage(tensor), []) if w.index > since]
+        writes = [w for w in self.writes.get(storage_of(tensor), []) if w.index > since]
         before = [] if node is None else [node]
-        if writes and (node is None or node.storage == _storage(node.value) or not torch.equal(node.value, tensor)):
+        if writes and (node is None or node.storage == storage_of(node.value) or not _same(node.value, tensor)):
             live = any(n.live for n in (*before, *writes))
             return self._add(Node(0, OVERWRITTEN, [*before, *writes], tensor, live=live), tensor)
         self.versions[id(tensor)] = version
@@ -226,9 +255,11 @@ class Recorder(TorchDispatchMode):
 
     def _add(self, node: Node, tensor: Tensor) -> Node:
         self.held.append(tensor)
-        # a tensor that depends on the tokens may be overwritten later; weights are not, and are not worth a copy
-        node.value = tensor.detach().clone() if node.live else tensor.detach()
-        node.index, node.path, node.storage = len(self.nodes), self.path[-1], _storage(tensor)
+        # on the CPU, where every reader works; there, a tensor that depends on the tokens is copied, because it may be
+        # overwritten later, and weights are not
+        node.value = tensor.detach().clone() if node.live and tensor.device.type == "cpu" else tensor.detach().cpu()
+        node.index, node.path, node.storage = len(self.nodes), self.path[-1], storage_of(tensor)
+        node.storage_bytes = tensor.untyped_storage().nbytes() if tensor.layout == torch.strided else 0
         node.name = self.names.get(id(tensor), "")
         for before in node.inputs:
             before.users.append(node)
@@ -238,8 +269,13 @@ class Recorder(TorchDispatchMode):
         return node
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, which all views of it share."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def _same(value: Tensor, tensor: Tensor) -> bool:
+    return torch.equal(value, tensor.detach().to(value.device))
 
 
 def _with_nodes(value: Any, known: dict[int, Node]) -> Any:
@@ -311,5 +347,5 @@ def record(
     recorder = Recorder(sources, own_tensors(model), exact)
     with elementary(exact), module_paths(model, recorder.path), recorder:
         result = call()
-    parameters = {_storage(p): n for n, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
+    parameters = {storage_of(p): n for n, p in model.named_parameters()} if isinstance(model, nn.Module) else {}
     return Graph(recorder.nodes, parameters), result

@@ -328,6 +328,9 @@ class _Reader:
         if was.product is None:
             self.lineages[node.index] = Lineage()
             return
+        scores, weights = read.value if read.live else read.value.clone(), node.value
+        if (keys := self._key_columns(read)) is not None and dim % read.value.dim() == read.value.dim() - 1:
+            scores, weights = scores[..., keys], weights[..., keys]
         found = TracedAttention(
             *was.product,
             scale=was.scale,
@@ -335,11 +338,26 @@ class _Reader:
             learned_scale=was.learned,
             capped=was.capped,
             rotated=was.sides,
-            scores=read.value if read.live else read.value.clone(),
-            weights=node.value,
+            scores=scores,
+            weights=weights,
             dim=dim % read.value.dim(),
             path=node.path,
             maps=was.maps,
         )
         self.trace.attentions.append(found)
         self.lineages[node.index] = Lineage(softmax=found)
+
+    def _key_columns(self, read: Node) -> slice | None:
+        """The columns of softmax's input that are scores of keys, where others were concatenated (attention sinks)."""
+        node: Node | None = read
+        while node is not None and node.op != "cat" and node.value.shape == read.value.shape:
+            node = self._main(node)
+        if node is None or node.op != "cat" or node.value.shape != read.value.shape:
+            return None
+        begin = 0
+        for part in node.args[0]:
+            end = begin + part.value.shape[-1]
+            if self.of(part).product is not None and end - begin < read.value.shape[-1]:
+                return slice(begin, end)
+            begin = end
+        return None

@@ -1,5 +1,6 @@
 """Print a result: one table per group, and a sentence per target."""
 
+import io
 from typing import IO, TYPE_CHECKING
 
 from glassformer.bench.judge import sentence
@@ -18,12 +19,19 @@ UNKNOWN = "-"
 
 
 def show(result: Result, file: IO[str] | None = None) -> None:
-    """Print a result: with rich's lines on a terminal, plain columns otherwise."""
+    """Print a result: with rich's lines on a terminal, otherwise plain columns, whose lines end in no blanks."""
     from rich.console import Console
 
     console = Console(file=file, highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, soft_wrap=True, width=max(console.width, PLAIN_WIDTH))
+    if console.is_terminal:
+        _print(result, console)
+        return
+    plain = io.StringIO()
+    _print(result, Console(file=plain, highlight=False, soft_wrap=True, width=max(console.width, PLAIN_WIDTH)))
+    print("\n".join(line.rstrip() for line in plain.getvalue().splitlines()), file=file)
+
+
+def _print(result: Result, console: "Console") -> None:
     machine, plan = result.machine, result.plan
     threads = f"{plan['threads']} thread{'s' * (plan['threads'] != 1)}"
     console.print(

@@ -2,18 +2,20 @@
 
 | format | keys |
 |---|---|
-| `messages` | `messages`: a list of `role` and `content` (OpenAI); optional `tools`, and `weight` 0 or 1 of a message |
+| `messages` | `messages`: a list of `role` and `content` (OpenAI), and optionally `weight` 0 or 1 of a message |
 | `sharegpt` | `conversations`: a list of `from` and `value` |
 | `alpaca` | `instruction`, `output`, optionally `input` |
 | `prompt` | `prompt`, `completion`: texts, or lists of messages |
 | `preference` | `chosen`, `rejected`: texts or lists of messages; `prompt` unless both lists begin with it |
 | `text` | `text`: a plain document without roles |
 
-A prompt that is a text becomes a message of the user, an answer that is a text one of the assistant.
+Every format with roles may have `tools`, a list of functions that the template describes to the model (or the JSON text
+of such a list). A prompt that is a text becomes a message of the user, an answer that is a text one of the assistant.
 """
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -71,7 +73,7 @@ def _with_system(example: Example, system: str) -> Example:
     if not system or example.text is not None or (example.messages and example.messages[0]["role"] == "system"):
         return example
     messages = [{"role": "system", "content": system}, *example.messages]
-    return Example(example.place, messages, example.tools, None, example.chosen, example.rejected)
+    return replace(example, messages=messages)
 
 
 def to_example(row: Row, format: Format = "auto") -> Example:
@@ -81,7 +83,20 @@ def to_example(row: Row, format: Format = "auto") -> Example:
         if row.value.get(key) is None:
             given = ", ".join(sorted(row.value)) or "none"
             raise ChatError(f"{row.place}, has no {key!r}, which the format {name} needs; its keys are {given}.")
-    return READERS[name](row)
+    example = READERS[name](row)
+    return example if name == "text" else replace(example, tools=_tools(row))
+
+
+def _tools(row: Row) -> list[Any] | None:
+    tools = row.value.get("tools")
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = json.loads(tools)  # tables store a list of unlike objects as text
+        except ValueError:
+            raise ChatError(f"{row.place}, has tools that are not valid JSON: they must be a list.") from None
+    if tools and not isinstance(tools, list):
+        raise ChatError(f"{row.place}, has tools of type {type(tools).__name__}: they must be a list.")
+    return tools or None
 
 
 def _recognize(row: Row) -> str:
@@ -94,10 +109,7 @@ def _recognize(row: Row) -> str:
 
 
 def _messages(row: Row) -> Example:
-    tools = row.value.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise ChatError(f"{row.place}, has tools of type {type(tools).__name__}: they must be a list.")
-    return Example(row.place, read_messages(row.value["messages"], row.place), tools or None)
+    return Example(row.place, read_messages(row.value["messages"], row.place))
 
 
 def _sharegpt(row: Row) -> Example:

@@ -92,12 +92,16 @@ class Renderer:
     @cached_property
     def ends(self) -> list[int]:
         """The token that ends an answer in this template; empty if it writes none."""
-        marker = "glass"
-        try:
-            rendered = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": marker}])
-        except ChatError:
+        known = sorted(token for token in self.tokenizer.get_vocab() if token.isalpha())
+        for marker in ("glass", *known[:1]):  # a small vocabulary has not all letters
+            try:
+                rendered = self._render([{"role": "user", "content": marker}, {"role": "assistant", "content": marker}])
+                ids, offsets = self.encode(rendered)
+                break
+            except ChatError:
+                continue
+        else:
             return []
-        ids, offsets = self.encode(rendered)
         end = rendered.text.rfind(marker) + len(marker)
         after = [token for token, (begin, _) in zip(ids, offsets, strict=True) if begin >= end]
         special = {self._id(text) for text in self.special}
@@ -149,6 +153,7 @@ class Renderer:
             if segment:
                 found = self._encode(self._without_tokens, _EDGE + segment if at else segment)
                 skip = 1 if at else 0
+                self._refuse_special(found.ids[skip:])
                 ids += found.ids[skip:]
                 offsets += [(a - skip + at, b - skip + at) for a, b in found.offsets[skip:]]
             if token is not None:
@@ -156,6 +161,12 @@ class Renderer:
                 offsets.append((begin, end))
             at = end
         return ids, offsets
+
+    def _refuse_special(self, ids: list[int]) -> None:
+        """Refuse the text of a message that has no other encoding than a special token: an ordinary token made one."""
+        for text in self.special:
+            if self._id(text) in ids:
+                raise ChatError(f"a message holds {text!r}, which is a special token of this model: leave it out.")
 
     def _tokens_in(self, rendered: RenderedText) -> list[tuple[int, int, int]]:
         """Return (begin, end, id) of the tokens that the template wrote, with the spaces that belong to them."""

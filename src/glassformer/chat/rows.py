@@ -25,6 +25,7 @@ CHUNK = 1 << 20
 """Bytes that are read at a time; of a compressed file fewer, because they may become a thousand times as many."""
 BATCH = 256
 """Rows of a Parquet or Arrow file that are converted at a time."""
+BOM = b"\xef\xbb\xbf"
 SPLITS = ("train", "validation", "valid", "val", "test")
 
 
@@ -40,7 +41,7 @@ def read_rows(path: str | Path, split: str = "train") -> Iterator[Row]:
     """Yield the rows of a file or a folder. A folder with several splits is read for `split` only."""
     path = Path(path).expanduser()
     if path.is_dir():
-        for file in _files(path, split):
+        for file in split_files(path, split):
             yield from _read_file(file)
     elif path.is_file():
         yield from _read_file(path)
@@ -48,13 +49,18 @@ def read_rows(path: str | Path, split: str = "train") -> Iterator[Row]:
         raise ChatError(f"{path} does not exist: give a JSONL or Parquet file, or a folder of them.")
 
 
-def _suffix(path: Path) -> str:
+def is_data_file(path: Path) -> bool:
+    """Return whether the name of a file says that it holds rows, one JSON object per line, or in Parquet or Arrow."""
+    return suffix(path) in JSON[:1] or path.suffix.lower() in ARROW
+
+
+def suffix(path: Path) -> str:
     """Return the suffix, without that of a compression."""
     return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).suffix.lower()
 
 
-def _files(folder: Path, split: str) -> list[Path]:
-    """Return the files of a folder that hold a split."""
+def split_files(folder: Path, split: str = "train", nested: bool = False) -> list[Path]:
+    """Return the files of a folder that hold a split; with `nested`, also those in its visible subfolders."""
     if (folder / "dataset_dict.json").is_file():
         splits = _json_file(folder / "dataset_dict.json").get("splits")
         known = [name for name in splits if isinstance(name, str)] if isinstance(splits, list) else []
@@ -67,13 +73,18 @@ def _files(folder: Path, split: str) -> list[Path]:
         if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
             raise ChatError(f"{folder / 'state.json'} does not name the files of a dataset: save it again.")
         return [folder / str(name) for name in names]
-    found = sorted(file for file in folder.iterdir() if file.is_file() and _suffix(file) in (*JSON[:1], *ARROW))
+    held = folder.rglob("*") if nested else folder.iterdir()
+    found = sorted(file for file in held if is_data_file(file) and file.is_file() and not _is_hidden(file, folder))
     if not found:
         raise ChatError(
             f"{folder} has no .jsonl, .parquet or .arrow file and is not a saved dataset: give a folder that has."
         )
     by_split = {name: [file for file in found if file.name.startswith(name)] for name in SPLITS}
     return by_split.get(split) or ([] if any(by_split.values()) else found) or _no_split(folder, split)
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(name.startswith(".") for name in file.relative_to(folder).parts)
 
 
 def _no_split(folder: Path, split: str) -> list[Path]:
@@ -89,12 +100,11 @@ def _json_file(path: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> Iterator[Row]:
-    suffix = _suffix(path)
     try:
-        if suffix in JSON:
+        if suffix(path) in JSON:
             yield from _read_json(path)
-        elif suffix in ARROW and path.suffix.lower() == suffix:
-            yield from _read_arrow(path)
+        elif path.suffix.lower() in ARROW:
+            yield from read_arrow(path)
         else:
             known = ", ".join((*JSON, *(f".jsonl{end}" for end in COMPRESSED), *ARROW))
             raise ChatError(f"{path} is not a data file that is known by its name: use one of {known}.")
@@ -107,25 +117,26 @@ def _read_file(path: Path) -> Iterator[Row]:
 
 def _read_json(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
-        chunks = _chunks(path, file)
-        first = next((chunk for chunk in chunks if chunk), b"").removeprefix(b"\xef\xbb\xbf")
-        if _suffix(path) == ".json" and first.lstrip()[:1] == b"[":
-            yield from _read_array(path, first + b"".join(chunks))
+        found = chunks(path, file)
+        first = next((chunk for chunk in found if chunk), b"").removeprefix(BOM)
+        if suffix(path) == ".json" and first.lstrip()[:1] == b"[":
+            yield from _read_array(path, first + b"".join(found))
             return
-        for number, line in enumerate(_lines(first, chunks), 1):
+        for number, line in enumerate(lines(first, found), 1):
             if not line.strip():
                 continue
             place = f"{path}, line {number}"
-            yield Row(_object(_parse(line, place), place), place)
+            yield Row(as_object(parse(line, place), place), place)
 
 
 def _read_array(path: Path, data: bytes) -> Iterator[Row]:
-    for number, value in enumerate(_parse(data, str(path)), 1):
+    for number, value in enumerate(parse(data, str(path)), 1):
         place = f"{path}, entry {number}"
-        yield Row(_object(value, place), place)
+        yield Row(as_object(value, place), place)
 
 
-def _parse(data: bytes, place: str) -> Any:
+def parse(data: bytes, place: object) -> Any:
+    """Return the value of JSON. `place` names the data in an error; its text is only made for one."""
     try:
         return json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -136,13 +147,14 @@ def _parse(data: bytes, place: str) -> Any:
         raise ChatError(f"{place}, is nested too deeply: a row is an object of texts and lists.") from None
 
 
-def _object(value: Any, place: str) -> dict[str, Any]:
+def as_object(value: Any, place: object) -> dict[str, Any]:
+    """Return a row, which must be a JSON object."""
     if not isinstance(value, dict):
         raise ChatError(f"{place}, is of type {type(value).__name__}: a row must be a JSON object.")
     return value
 
 
-def _lines(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+def lines(first: bytes, more: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the lines of a stream of bytes, without their "\\n"."""
     waiting: list[bytes] = []
     data: bytes | None = first
@@ -152,11 +164,11 @@ def _lines(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
             yield b"".join((*waiting, part))
             waiting = []
         waiting.append(rest)
-        data = next(chunks, None)
+        data = next(more, None)
     yield b"".join(waiting)
 
 
-def _chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
+def chunks(path: Path, file: BinaryIO) -> Iterator[bytes]:
     """Yield the bytes of a file, decompressed by its suffix. Several members or frames follow one another."""
     make = _decompressor(path)
     if make is None:
@@ -198,7 +210,8 @@ def _decompressor(path: Path) -> Callable[[], Any] | None:
 # Parquet and Arrow
 
 
-def _read_arrow(path: Path) -> Iterator[Row]:
+def read_arrow(path: Path, column: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a Parquet or Arrow file; with `column`, this column only (`a.b` is field b of column a)."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -207,10 +220,15 @@ def _read_arrow(path: Path) -> Iterator[Row]:
     number = 0
     try:
         if path.suffix.lower() == ".parquet":
-            batches = parquet.ParquetFile(path).iter_batches(batch_size=BATCH)
+            file = parquet.ParquetFile(path)
+            _check_column(path, column, file.schema_arrow.names)
+            batches = file.iter_batches(batch_size=BATCH, columns=None if column is None else [column])
         else:
             batches = _arrow_batches(arrow, path)
         for batch in batches:
+            if column is not None:
+                _check_column(path, column, batch.schema.names)
+                batch = batch.select([column.partition(".")[0]])
             for start in range(0, batch.num_rows, BATCH):
                 for value in batch.slice(start, BATCH).to_pylist():
                     number += 1
@@ -218,6 +236,13 @@ def _read_arrow(path: Path) -> Iterator[Row]:
     except (arrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ChatError(f"{path} is not a whole Parquet or Arrow file ({reason}): copy it again.") from None
+
+
+def _check_column(path: Path, column: str | None, known: list[str]) -> None:
+    if column is not None and column.partition(".")[0] not in known:
+        raise ChatError(
+            f"{path} has no column {column!r}: it has {listing(known, 'and')}. Set data.field to one of them."
+        )
 
 
 def _arrow_batches(arrow: Any, path: Path) -> Iterator[Any]:

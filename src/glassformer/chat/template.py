@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
@@ -74,6 +74,7 @@ class ChatTemplate:
             raise ChatError("the chat template is nested too deeply to be read: use another.") from None
         literals = {node.data for node in tree.find_all(nodes.TemplateData)}
         self.has_generation = OPEN in literals
+        self.writes_tools = "tools" in meta.find_undeclared_variables(tree)
         literals |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
         self.literals = "\0".join(sorted(literals))
         """The texts that the template itself writes or compares with."""
@@ -91,6 +92,8 @@ class ChatTemplate:
         `guard(text, role)` is applied to every text in the messages; it puts a GUARD at both ends of what looks like a
         token and is none. Marks that a message itself contains are removed.
         """
+        if tools and not self.writes_tools:
+            raise ChatError("there are tools, and the chat template does not write any: use another template.")
         clean = functools.partial(_plain, guard=guard)
         given = [clean(_with_reasoning(message), str(message.get("role"))) for message in messages]
         self.environment.deadline = time.monotonic() + SECONDS

@@ -41,6 +41,7 @@ HELP = {
     "expect": "A property that the model is meant to have and its config does not declare, such as sliding-window=128, "
     "prefix=16 or scale=1. Default: only what the config declares.",
     "reference": "A trusted model with the same weights, given like SUBJECT, to compare with. Default: no comparison.",
+    "device": "Examine a copy of the model on this device: cpu, cuda, cuda:1 or mps. Default: where the model is.",
     "quick": "Make a part of the probes, once each, on short inputs: causality, cache, padding, attention, loss.",
     "deep": "Also train the model briefly: overfit one batch, and learn a source of known entropy.",
     "seconds": "Time limit of the whole examination, in seconds.",
@@ -58,6 +59,7 @@ def doctor(
     vocab_size: Annotated[int | None, option(HELP["vocab_size"], "INT")] = None,
     expect: Annotated[list[str], option(HELP["expect"], "KEY=VALUE")] = [],  # noqa: B006 - tyro reads it, nothing changes it
     reference: Annotated[str | None, option(HELP["reference"], "SUBJECT")] = None,
+    device: Annotated[str | None, option(HELP["device"], "DEVICE")] = None,
     quick: Annotated[bool, option(HELP["quick"])] = False,
     deep: Annotated[bool, option(HELP["deep"])] = False,
     seconds: Annotated[float, option(HELP["seconds"])] = SECONDS,
@@ -80,11 +82,13 @@ def doctor(
     intent = expected(expect)
     from glassformer.doctor import diagnose
     from glassformer.doctor.load import resolve
+    from glassformer.doctor.subject.device import find_device
 
+    place = None if device is None else find_device(device)
     with aside():
         model, name = resolve(subject, seconds, adapter=adapter)
         trusted = None if reference is None else resolve(reference, seconds)[0]
-    asked: dict[str, Any] = {"deep": deep, "quick": quick, "seconds": seconds}
+    asked: dict[str, Any] = {"deep": deep, "quick": quick, "seconds": seconds, "device": place}
     format = "json" if json else format
     with live(format == "text") as (tell, found), aside():
         report = diagnose(model, kind, trusted, vocab_size, intent, **asked, tell=tell, name=name, found=found)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from glassformer.cli.common import InputError, Json, fitted, option, refuse_unused
+from glassformer.cli.common import Adapter, InputError, Json, fitted, option, refuse_unused
 from glassformer.config import choices
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ HELP = {
     "model": "Model folder, GGUF file, bundled model such as bard, or a hub name such as gpt2.",
     "text": "UTF-8 text files, each a document, or one JSONL file: documents (text), questions (context, choices, "
     "answer) or cloze rows (context, target). Required without --tasks.",
-    "against": "A second model, given like MODEL: also print the paired difference of both on the same text. Default: "
-    "none.",
+    "against": "A second model, given like MODEL, or the folder of an adapter: also print the paired difference of "
+    "both on the same text. Default: none.",
     "stride": "Tokens by which the window moves. Smaller values give every token more context and take longer. "
     "Default: half the context.",
     "context": "Tokens per window. Default: the longest context of the model, 512 if it has no limit.",
@@ -42,6 +42,7 @@ LABELS = {
 def eval(
     model: Annotated[tyro.conf.Positional[str], option(HELP["model"], "MODEL")],
     text: Annotated[tyro.conf.Positional[tuple[str, ...]], option(HELP["text"], "TEXT|JSONL")] = (),
+    adapter: Adapter = None,
     against: Annotated[str | None, option(HELP["against"], "DIR|NAME")] = None,
     stride: Annotated[int | None, option(HELP["stride"], "INT")] = None,
     context: Annotated[int | None, option(HELP["context"], "INT")] = None,
@@ -64,7 +65,7 @@ def eval(
             raise InputError(f"{text[0]} and --tasks {tasks} are two evaluations: leave one of them out.")
         given = {"against": against, **windows, "prefix": prefix}
         refuse_unused("glass eval with --tasks", given, (), {"prefix": True})
-        return _run_tasks(model, tasks, precision, device, json)
+        return _run_tasks(model, tasks, precision, device, adapter, json)
     if not text:
         raise InputError(f"there is nothing to evaluate {model} on: give a text file or a JSONL file.")
     kind, rows = _read(text)
@@ -73,12 +74,13 @@ def eval(
     from glassformer.evaluation import open_model
     from glassformer.weights import resolve
 
-    names = [model] if against is None else [model, against]
-    for name in names:
-        resolve(name)  # a wrong name is refused before the first model runs
-    results = []
-    for name in names:  # one after the other, so that only one model is in memory
-        loaded, tokenizer = open_model(name, precision, device)
+    sources = [(model, adapter)] if against is None else [(model, adapter), (against, None)]
+    for place in [model, adapter, against]:
+        if place is not None:
+            resolve(place)  # a wrong name is refused before the first model runs
+    names, results = [_named(*source) for source in sources], []
+    for name, (source, merged) in zip(names, sources, strict=True):  # so that only one model is in memory
+        loaded, tokenizer = open_model(source, precision, device, merged)
         if tokenizer is None:
             raise InputError(f"{name} has no tokenizer.json, so it cannot read a text: put it into the folder.")
         results.append(_evaluate(kind, loaded, rows, tokenizer, windows | {"prefix": prefix}))
@@ -87,12 +89,18 @@ def eval(
     return 0
 
 
-def _run_tasks(model: str, tasks: str, precision: str, device: str, json: bool) -> int:
+def _named(model: str, adapter: str | None) -> str:
+    """Return what a model is called in the output."""
+    return model if adapter is None else f"{model} with {adapter}"
+
+
+def _run_tasks(model: str, tasks: str, precision: str, device: str, adapter: str | None, json: bool) -> int:
     from glassformer.evaluation import open_model
     from glassformer.evaluation.tasks import check_tasks, run_tasks
 
     check_tasks(tasks)  # before the model is loaded
-    found = run_tasks(*open_model(model, precision, device), tasks)
+    found = run_tasks(*open_model(model, precision, device, adapter), tasks)
+    model = _named(model, adapter)
     if json:
         print(json_module.dumps({"model": model, **found.to_dict()}))
         return 0

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HELP = {
     "model": "A model folder or a hub name to serve next to the bundled models. A checkpoint of a run is named "
     "RUN/CHECKPOINT, such as code/best. Default: the bundled models only.",
+    "adapter": "Folder of a LoRA or DoRA adapter to serve as one more model. It is merged into the model of --model, "
+    "or else into the one that it names. Default: none.",
     "port": "TCP port to listen on; 0 chooses a free one.",
     "host": "Address to listen on. An address that other machines can reach needs --token.",
     "token": "A secret that every request must carry. Default: none, which only a local address allows.",
@@ -31,6 +33,7 @@ HELP = {
 
 def serve(
     model: Annotated[tuple[str, ...], option(HELP["model"], "DIR|NAME")] = (),
+    adapter: Annotated[tuple[str, ...], option(HELP["adapter"], "DIR")] = (),
     port: Annotated[int, option(HELP["port"])] = 8000,
     host: Annotated[str, option(HELP["host"])] = "127.0.0.1",
     token: Annotated[str | None, option(HELP["token"], "TEXT")] = None,
@@ -44,7 +47,8 @@ def serve(
 
     if not 0 <= port <= 65535:
         raise InputError(f"--port {port} must be between 0 and 65535; 0 chooses a free port.")
-    settings = Settings(model_folders(model), host, port, token, folder or default_folder())
+    adapters = adapted(adapter, model)
+    settings = Settings(model_folders(model), adapters, host, port, token, folder or default_folder())
     kept = settings.folder
     check_parent(f"--folder {kept}", kept / ".studio" if kept.is_dir() else kept, makes_folders=True)
     with contextlib.closing(listen(host, port)) as listening:
@@ -70,6 +74,18 @@ def model_folders(names: Sequence[str]) -> tuple[Path, ...]:
         if path.is_dir():
             folders.append(path)
     return tuple(folders)
+
+
+def adapted(adapters: Sequence[str], names: Sequence[str]) -> tuple[tuple[Path, Path | None], ...]:
+    """Return the folders of adapters, each with the model into which it is merged (None: the one that it names)."""
+    if not adapters:
+        return ()
+    if len(names) > 1:
+        raise InputError(f"--adapter {adapters[0]} needs one --model, or none if it names its own; {len(names)} given.")
+    from glassformer.weights import resolve
+
+    base = resolve(names[0]) if names else None
+    return tuple((resolve(adapter), base) for adapter in adapters)
 
 
 def listen(host: str, port: int) -> socket.socket:

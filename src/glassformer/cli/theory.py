@@ -31,6 +31,8 @@ HELP = {
     "exercise": "Id of an exercise. Default: list all.",
     "stub": "Write a file to start from; it must not exist. Default: show the exercise.",
     "grade": "Grade the solution in this file. Default: show the exercise.",
+    "solution": "Show the reference solution. Default: show the exercise.",
+    "draw": "Seed of the hidden cases for --grade.",
 }
 
 
@@ -165,27 +167,37 @@ def exercise(
     id: Annotated[tyro.conf.Positional[str | None], option(HELP["exercise"], "ID")] = None,
     stub: Annotated[Path | None, option(HELP["stub"], "FILE")] = None,
     grade: Annotated[Path | None, option(HELP["grade"], "FILE")] = None,
+    solution: Annotated[bool, option(HELP["solution"])] = False,
+    seed: Annotated[int, option(HELP["draw"])] = 0,
     json: Json = False,
 ) -> int:
     """Show, start or grade an exercise. Exit code 0: correct, 1: incorrect, 2: could not be graded."""
     from glassformer.theory import exercises
 
     if id is None:
-        if stub is not None or grade is not None:
+        if stub is not None or grade is not None or solution:
             raise InputError("which exercise? Name one: `glass exercise` lists them.")
         return _exercises(json)
     chosen = exercises.find(id)
-    if stub is not None and grade is not None:
-        raise InputError("--stub and --grade do not go together: give one of them.")
+    _consistent(stub=stub, grade=grade, solution=solution)
+    check_seed(seed)
     if grade is not None:
-        result = exercises.grade(chosen, grade)
+        result = exercises.grade(chosen, grade, seed=seed)
         print(json_module.dumps(result.to_dict()) if json else fitted(result.text()))
         return result.exit_code
     if stub is not None:
         return _write_stub(chosen, stub, json)
+    if solution:
+        print(json_module.dumps({"id": chosen.id, "solution": chosen.solution}) if json else chosen.solution.rstrip())
+        return 0
+    return _show(chosen, json)
+
+
+def _show(chosen: "Exercise", json: bool) -> int:
     facts = {"id": chosen.id, "title": chosen.title, "problem": chosen.problem, "stub": chosen.stub}
     if json:
-        print(json_module.dumps({**facts, "function": chosen.function, "claims": chosen.claims}))
+        more = {"function": chosen.function, "claims": chosen.claims, "sources": chosen.sources}
+        print(json_module.dumps({**facts, **more, "seconds": chosen.seconds}))
         return 0
     print(f"{chosen.title}\n\n{fitted(chosen.problem)}\n")
     print(f"--- a file to start from (--stub FILE writes it) ---\n{chosen.stub}---")
@@ -201,7 +213,7 @@ def _exercises(json: bool) -> int:
         print(json_module.dumps({"exercises": rows}))
         return 0
     for one in ALL.values():
-        print(f"{one.id:<18}{one.title}")
+        print(f"{one.id:<25}{one.title}")
     print("\nglass exercise ID shows one, --stub FILE starts a file, --grade FILE grades it.")
     return 0
 

@@ -16,7 +16,7 @@ from glassformer.config.parts import (
     Norm,
     Special,
 )
-from glassformer.config.position import Learned, NoPosition, Position, QueryKeyPosition, Rotary, T5Bias
+from glassformer.config.position import Learned, LongScaling, NoPosition, Position, QueryKeyPosition, Rotary, T5Bias
 from glassformer.errors import require, require_choice, require_positive
 
 Placement = Literal["pre", "post", "parallel", "parallel_two", "sandwich", "after"]
@@ -277,6 +277,13 @@ class ModelConfig:
         """The trained table of position vectors; None if the positions are not learned vectors."""
         table = self.position.vectors if isinstance(self.position, QueryKeyPosition) else self.position
         return table if isinstance(table, Learned) else None
+
+    @property
+    def changes_frequencies_at(self) -> int | None:
+        """The number of tokens beyond which rotary frequencies change (LongScaling); None: they never change."""
+        schemes = [self.position, *(kind.position for kind in self.layer_kinds if kind.position is not None)]
+        scalings = [scheme.scaling for scheme in schemes if isinstance(scheme, Rotary)]
+        return min((s.original_max_len for s in scalings if isinstance(s, LongScaling)), default=None)
 
     def has_attention_norm(self, layer: int) -> bool:
         """Return whether a norm of its own precedes (or follows) the attention of a layer."""

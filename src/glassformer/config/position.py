@@ -191,7 +191,34 @@ class Llama3Scaling:
         )
 
 
-RotaryScaling = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
+@dataclass(frozen=True)
+class LongScaling:
+    """Frequency i divided by short_i, or by long_i in a sequence of more than M tokens. LongRoPE, Ding et al. 2024.
+
+    Which divisors are used changes when a sequence grows beyond M = `original_max_len`, also for its earlier tokens:
+    a KV cache cannot be continued across M. Sines and cosines are multiplied by `attention_factor` in both cases.
+    """
+
+    kind: ClassVar[str] = "long"
+    short: tuple[float, ...]
+    """The divisor of each frequency for sequences of up to M tokens."""
+    long: tuple[float, ...]
+    """The divisor of each frequency for longer sequences."""
+    original_max_len: int
+    """M, the context that the model was trained with, in tokens."""
+    attention_factor: float = 1.0
+    """Factor on sines and cosines."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "original_max_len")
+        require(self.attention_factor > 0, f"LongScaling.attention_factor={self.attention_factor} must be positive.")
+        require(
+            all(isinstance(divisor, int | float) and divisor > 0 for divisor in (*self.short, *self.long)),
+            "LongScaling.short and LongScaling.long must hold positive numbers.",
+        )
+
+
+RotaryScaling = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling | LongScaling
 """Every scaling of rotary positions."""
 
 
@@ -233,6 +260,13 @@ class Rotary(Scheme):
             not isinstance(self.scaling, NTKScaling) or rotated > 2,
             "NTK scaling raises to R/(R-2) and needs more than 2 rotated components per head.",
         )
+        if isinstance(self.scaling, LongScaling):
+            given = {len(self.scaling.short), len(self.scaling.long)}
+            require(
+                given == {rotated // 2},
+                f"LongScaling needs {rotated // 2} numbers in `short` and in `long`, one for each frequency, got "
+                f"{len(self.scaling.short)} and {len(self.scaling.long)}.",
+            )
 
     def rotated(self, d_head: int) -> int:
         """Return R, the number of rotated components of a head."""

@@ -29,12 +29,12 @@ MIXING = ("causal_leak", "batch_variance", *DECODING, *PADDING, *POSITIONS, "pos
 BRINGS: dict[str, tuple[str, ...]] = {
     "eval_stochastic/repeat": tuple(name for name in RANK if name != "eval_stochastic"),
     "state_leak/repeat": tuple(n for n in RANK if n not in ("state_leak", "weight_tying", "attn_scale", "norm_eps")),
-    "state_leak": ("causal_leak", "batch_variance", *DECODING, *PADDING, "position_train_infer"),
+    "state_leak": ("causal_leak", "batch_variance", *DECODING, *PADDING, "position_train_infer", "rope_relative"),
     "constant_logits": tuple(name for name in RANK if name != "constant_logits"),
     "layer_reuse": ("state_leak", *DECODING, "residual_growth", "norm_placement", "dead_gradient", "position_missing"),
     "low_precision": (*DECODING, *PADDING, "mask_nan", "batch_variance", "position_train_infer", "rope_relative"),
     "norm_axis": (*MIXING, "norm_placement", "residual_growth", "norm_eps"),
-    "softmax_axis": (*MIXING, "attn_scale", "residual_growth"),
+    "softmax_axis": (*MIXING, "attn_scale", "residual_growth", "head_layout"),
     "attention_weights": (*MIXING, "head_layout", "residual_growth"),
     "head_layout": MIXING,
     "mask_value": ("causal_leak", "over_mask", "window", *DECODING, *PADDING, "position_train_infer", "rope_relative"),
@@ -65,6 +65,7 @@ BRINGS: dict[str, tuple[str, ...]] = {
                  "cache_reorder/padded"),
     "left_pad_position": ("loss_padding/padded", "decode_select/padded", "cache_reorder/padded"),
     "label_shift": ("loss_padding",),
+    "dead_gradient/registered": ("over_mask/gradient", "attn_scale", "residual_growth", "low_precision"),
     "dead_gradient": ("over_mask/gradient",),
 }  # fmt: skip
 """cause (a diagnosis, or one probe of it) -> what it brings with it (diagnoses, or probes by the start of their id)."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from glassformer.doctor.causes import name_of, sort_out
@@ -16,6 +17,7 @@ from glassformer.doctor.probes.attention import open_layers, traced
 from glassformer.doctor.probes.structure.constant import constant_logits
 from glassformer.doctor.report import TITLES, Diagnosis, Report
 from glassformer.doctor.subject.adapt import subject_of
+from glassformer.doctor.subject.device import device_name
 from glassformer.doctor.subject.errors import CannotExamineError
 from glassformer.doctor.subject.isolate import preserved, quiet, time_limit
 from glassformer.doctor.subject.subject import Kind, Subject
@@ -35,6 +37,7 @@ def diagnose(
     tell: Callable[[str, int, int], None] | None = None,
     name: str | None = None,
     found: Found | None = None,
+    device: str | torch.device | None = None,
 ) -> Report:
     """Examine any model: ours, Hugging Face's, a plain module, a callable from tokens to logits, or a folder.
 
@@ -44,11 +47,15 @@ def diagnose(
     deep        train a little too: overfit one batch, and a source of known entropy
     seconds     time limit of the whole examination, in any thread
     tell        called before each probe: tell(what, done, of)
+    device      "cpu", "cuda", "cuda:1" or "mps": examine a copy of the model there; default: where the model is
     found       called with each finding as it is made: found(finding, family); what it raises ends the examination
 
     The model given is not changed: probes run on copies. One that is over 1 GB or cannot be copied faithfully is
     examined in place and restored after each probe.
     Raises CannotExamineError, one sentence, when it cannot be examined at all.
+
+    >>> gf.diagnose(gf.load("bard"), quick=True).healthy
+    True
     """
     began = time.monotonic()
     if isinstance(subject, str | Path):
@@ -59,13 +66,15 @@ def diagnose(
     with preserved(subject), time_limit(seconds, "the examination"):
         if isinstance(subject, nn.Module) and (problem := non_finite(subject)) is not None:
             raise CannotExamineError(f"{problem}, and so is all that is computed with them: load or train it again.")
-        examined = subject_of(subject, kind, vocab_size, expect, name)
+        examined = subject_of(subject, kind, vocab_size, expect, name, device)
         if (constant := constant_logits(examined)) is not None:
             notes = [f"the other probes were not made: {constant.why}"]
             return _report(
                 Examination(examined, found=found, findings=[constant], notes=notes), time.monotonic() - began
             )
-        trusted = None if reference is None else subject_of(reference, examined.kind, vocab_size, expect, "reference")
+        trusted = None
+        if reference is not None:
+            trusted = subject_of(reference, examined.kind, vocab_size, expect, "reference", device)
         exam = run(Examination(examined, trusted, deep, quick, found), tell)
         return _report(exam, time.monotonic() - began)
 
@@ -85,7 +94,8 @@ def _report(exam: Examination, seconds: float) -> Report:
                 pictures["leak"] = causality.leak_matrix(isolated, isolated.length(12)).tolist()
         evidence = tuple(group)
         diagnoses.append(Diagnosis(diagnosis, TITLES[diagnosis], location, evidence, group[0].remedy, tuple(explained)))
-    return Report(subject.name, subject.kind, tuple(diagnoses), tuple(exam.findings), _notes(exam), seconds, pictures)
+    findings, where = tuple(exam.findings), str(subject.device)
+    return Report(subject.name, subject.kind, tuple(diagnoses), findings, _notes(exam), seconds, pictures, where)
 
 
 def _location(subject: Subject, group: list[Finding]) -> dict[str, Any]:
@@ -116,6 +126,8 @@ def _attention_maps(subject: Subject, length: int) -> dict[str, Any]:
 def _notes(exam: Examination) -> tuple[str, ...]:
     """What could not be examined, and real findings that are no disease, once each."""
     notes = [*exam.subject.notes, *exam.notes]
+    if exam.subject.device.type != "cpu":
+        notes.insert(0, f"examined on {device_name(exam.subject.device)}.")
     for finding in exam.findings:
         if finding.verdict is Verdict.SKIP:
             what = "found, no disease" if finding.evidence.get("explained") else "not examined"

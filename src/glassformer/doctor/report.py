@@ -1,5 +1,6 @@
 """The doctor's report: diagnoses with location, evidence and fix, the findings, and what was not examined."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +113,12 @@ class Report:
     seconds: float = 0.0
     pictures: dict[str, Any] = field(default_factory=dict)
     """Matrices for the pictures: `leak`, how far output i moved when input j changed."""
+    device: str = "cpu"
+    """Where it was examined."""
+    titles: Mapping[str, str] = field(default_factory=lambda: TITLES)
+    """The diagnoses that can be made, with their headlines."""
+    minimum: int = MINIMUM
+    """Probes that must have been made before a report without a diagnosis reads "healthy"."""
 
     @property
     def healthy(self) -> bool:
@@ -119,14 +126,14 @@ class Report:
 
     @property
     def examined(self) -> bool:
-        """Whether a bug was found, or at least MINIMUM probes were made."""
-        return bool(self.diagnoses) or self.counts["pass"] + self.counts["fail"] >= MINIMUM
+        """Whether a bug was found, or at least `minimum` probes were made."""
+        return bool(self.diagnoses) or self.counts["pass"] + self.counts["fail"] >= self.minimum
 
     @property
     def coverage(self) -> tuple[str, ...]:
         """The diagnoses that at least one probe looked for."""
         made = {f.id.split("/")[0] for f in self.findings if f.verdict is not Verdict.SKIP}
-        return tuple(name for name in TITLES if name in made)
+        return tuple(name for name in self.titles if name in made)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -136,10 +143,10 @@ class Report:
         """One sentence."""
         counts = self.counts
         made, skipped = counts["pass"] + counts["fail"], counts["skip"]
-        of = f"{len(self.coverage)} of {len(TITLES)} diagnoses looked for"
+        of = f"{len(self.coverage)} of {len(self.titles)} diagnoses looked for"
         if not self.examined:
             few = f"only {many(made, 'probe')} could be made and {skipped} could not"
-            return f"{self.subject} ({self.kind}): not examined: {few}; a verdict needs {MINIMUM} ({of})."
+            return f"{self.subject} ({self.kind}): not examined: {few}; a verdict needs {self.minimum} ({of})."
         if self.healthy:
             seen = f"healthy as far as {many(made, 'probe')} can see; {skipped} not made ({of})."
             return f"{self.subject} ({self.kind}): {seen}"
@@ -164,6 +171,7 @@ class Report:
         return {
             "subject": self.subject,
             "kind": self.kind,
+            "device": self.device,
             "healthy": self.healthy,
             "examined": self.examined,
             "coverage": list(self.coverage),

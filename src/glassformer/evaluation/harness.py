@@ -44,12 +44,17 @@ class GlassformerLM(TemplateLM):
         max_length: int | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
+        peft: str | None = None,
     ) -> None:
-        """`pretrained` is what `gf.load` takes, or a model. lm_eval passes batch sizes, which have no effect here."""
+        """`pretrained` is what `gf.load` takes, or a model; `peft` is the folder of an adapter, as in lm_eval's `hf`.
+
+        lm_eval passes batch sizes, which have no effect here.
+        """
         super().__init__()
         if isinstance(pretrained, str):
             # the command line of lm_eval asks for cuda:0 by default, also where there is no GPU
-            pretrained, found = open_model(pretrained, dtype, "cpu" if str(device).startswith("cpu") else "auto")
+            place = "cpu" if str(device).startswith("cpu") else "auto"
+            pretrained, found = open_model(pretrained, dtype, place, peft)
             tokenizer = found if tokenizer is None else tokenizer
         self.model = decoder_only(pretrained, "the tasks of lm_eval score next tokens")
         if tokenizer is None:

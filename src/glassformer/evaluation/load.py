@@ -2,15 +2,22 @@
 
 from typing import Any, Literal
 
+from glassformer.generation.request import tokenizer_of
 from glassformer.model import Model
 from glassformer.model.device import choose_device
-from glassformer.weights import load_to_compute, load_tokenizer
+from glassformer.weights import load_to_compute
 
 EvalPrecision = Literal["auto", "float32", "bfloat16", "float16"]
 """Dtypes of the weights in an evaluation; `auto` is float32 on a CPU and the stored dtype on a GPU."""
 
 
-def open_model(source: str, precision: str = "auto", device: str = "auto") -> tuple[Model, Any]:
-    """Return a model on its device in the dtype it is computed in, and its tokenizer (None if it has none)."""
+def open_model(
+    source: str, precision: str = "auto", device: str = "auto", adapter: str | None = None
+) -> tuple[Model, Any]:
+    """Return a model on its device in the dtype it is computed in, and its tokenizer (None if it has none).
+
+    `adapter` is the folder of an adapter that is merged into the model. Its own tokenizer is used if it has one.
+    """
     dtype = None if precision == "auto" else precision
-    return load_to_compute(source, dtype=dtype, device=choose_device(device)), load_tokenizer(source)
+    model = load_to_compute(source, adapter=adapter, dtype=dtype, device=choose_device(device))
+    return model, tokenizer_of(model)

@@ -174,6 +174,9 @@ def generate(
     smaller decoder-only model of the same vocabulary, or "lookup", which copies what followed the last tokens where
     they occurred in the sequence before. Greedy output is the same (up to ties within rounding). Sampled output has the
     same distribution and is reproducible for a given seed, but differs from the output without a draft.
+
+    >>> gf.generate(gf.load("bard"), "ROMEO:", max_new_tokens=9).texts[0]
+    'ROMEO:\\nThe sea '
     """
     request = read_request(
         model, prompts, max_new_tokens, beams=beams, sampling=sampling, cache=cache, seed=seed, stop=stop,
@@ -210,6 +213,9 @@ def stream(model: Model, prompts: Prompts, max_new_tokens: int = 64, **options: 
 
     The iterator has an attribute `engine`, the implementation that runs. With a draft it is a `Speculation`, whose
     `acceptance` counts what became of the proposals so far.
+
+    >>> [new for new in gf.stream(gf.load("bard"), [[1, 2, 3]], 4)]
+    [[53], [59], [56], [52]]
     """
     return _steps(model, read_request(model, prompts, max_new_tokens, **options))
 

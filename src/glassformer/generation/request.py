@@ -91,6 +91,8 @@ def read_request(
     if draft is not None and beams > 1:
         raise ValueError(f"beam search follows many sequences and cannot use a draft: leave it out (beams={beams}).")
     check_length(model, found, max_new_tokens)
+    if cache is not False:
+        check_frequencies(model, found, max_new_tokens)
     if draft is not None:
         check_draft(model, draft, draft_tokens, max(map(len, found)), max_new_tokens)
     if prefill_chunk is not None and (type(prefill_chunk) is not int or prefill_chunk < 1):
@@ -208,6 +210,20 @@ def _read_prompt(number: int, prompt: Any, vocabulary: int) -> list[int]:
         if not 0 <= found[-1] < vocabulary:
             raise ValueError(f"prompt {number} has token id {token}: ids go from 0 to {vocabulary - 1}.")
     return found
+
+
+def check_frequencies(model: Model, prompts: list[list[int]], max_new_tokens: int) -> None:
+    """Refuse to grow a cached sequence beyond the length at which the rotary frequencies of a model change."""
+    limit = model.config.changes_frequencies_at
+    if limit is None or isinstance(model, Seq2Seq):
+        return
+    for length in map(len, prompts):
+        if length <= limit < length + max_new_tokens:
+            raise ValueError(
+                f"a prompt of {length} tokens and max_new_tokens={max_new_tokens} exceed {limit} tokens, where the "
+                f"rotary frequencies of this model change, also for cached keys: ask for {limit - length} new tokens "
+                "or fewer, or pass cache=False to compute everything anew for each token."
+            )
 
 
 def check_length(model: Model, prompts: list[list[int]], max_new_tokens: int) -> None:

@@ -56,7 +56,8 @@ POSITION = any_values(
     "position position.offset position.base position.layout position.spacing position.pairing position.fraction "
     "position.scaling position.scaling.factor position.scaling.original_max_len position.scaling.beta_fast "
     "position.scaling.beta_slow position.scaling.attention_factor position.scaling.truncate "
-    "position.scaling.low_freq_factor position.scaling.high_freq_factor position.buckets position.max_distance "
+    "position.scaling.low_freq_factor position.scaling.high_freq_factor position.scaling.short "
+    "position.scaling.long position.buckets position.max_distance "
     "position.vectors position.vectors.base "
     "position.vectors.layout position.vectors.spacing position.vectors.offset position.scale position.rounded "
     "score_bias score_bias.buckets score_bias.max_distance"
@@ -200,7 +201,8 @@ def _native_linear(config: ModelConfig, request: TrainingRequest) -> str | None:
 def _native_feedforward(config: ModelConfig, request: TrainingRequest) -> str | None:
     if config.d_model % WIDE or config.d_ff % (2 * WIDE):
         return f"d_model={config.d_model} and d_ff={config.d_ff} are not multiples of {WIDE} and {2 * WIDE}"
-    widths = c.replace(config, d_head=WIDE, d_value=WIDE)  # the widths of the heads do not matter
+    # the widths of the heads, and positions that go by them, do not matter
+    widths = c.replace(config, d_head=WIDE, d_value=WIDE, position=c.NoPosition())
     return _native_matmul(config, request) or _native_attention(widths, request)
 
 

@@ -143,7 +143,12 @@ def from_run(
 def patch(
     model: Model, tokens: Tokens, edits: Mapping[str, Edit], *, grad: bool = False, **given: Unpack[ForwardArguments]
 ) -> Float[Tensor, "B T V"]:
-    """Return the logits of a run with edited sites (names or patterns). `trace(..., edits=...)` records such a run."""
+    """Return the logits of a run with edited sites (names or patterns). `trace(..., edits=...)` records such a run.
+
+    >>> from glassformer.lens import zero
+    >>> gf.patch(gf.load("bard"), [[1, 2, 3]], {"blocks.1.attention.heads": zero(heads=[2])}).shape
+    torch.Size([1, 3, 65])
+    """
     return trace(model, tokens, sites=(), edits=edits, grad=grad, **given).logits
 
 

@@ -157,6 +157,11 @@ def trace(
 
     `tokens` are (B,T), (T,), lists of ids, or text with `tokenizer=`. For an encoder-decoder they are the source, and
     `target=` are the decoder's tokens. Tensors are detached unless `grad`, which keeps the graph to the parameters.
+
+    >>> import torch
+    >>> trace = gf.trace(gf.load("bard"), torch.tensor([[1, 2, 3]]), sites=["blocks.0.attention.pattern"])
+    >>> trace["blocks.0.attention.pattern"].shape
+    torch.Size([1, 5, 3, 3])
     """
     names = select(model.config, sites)
     changes = {name: edit for pattern, edit in (edits or {}).items() for name in select(model.config, pattern)}

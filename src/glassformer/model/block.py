@@ -16,6 +16,7 @@ from glassformer.model.context import (
     AttentionContext,
     ForwardContext,
     LayerPositions,
+    Mask,
     Tap,
     forward_context,
     scoped,
@@ -236,6 +237,7 @@ class Stack(nn.Module):
         super().__init__()
         self.causal = causal
         self.max_position = cfg.max_len if cfg.learned_positions is not None else None
+        self.changes_frequencies_at = cfg.changes_frequencies_at
         self.windows = [cfg.window(layer) for layer in range(n_layers)]
         self.position = build_position(cfg.position, cfg, causal)
         self.kinds = layer_positions(cfg, n_layers, causal)
@@ -256,7 +258,7 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T W"],
-        mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None = None,
+        mask: Mask = None,
         positions: Int[Tensor, "#B T"] | None = None,
         cache: Cache | None = None,
         tap: Tap = NO_TAP,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from glassformer.model.block import Stack
     from glassformer.model.layers import Embed
 
-Mask = Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None
+Pattern = Bool[Tensor, "B T S"] | Bool[Tensor, "B L T S"]
+Mask = Bool[Tensor, "B T"] | Pattern | None
 
 
 @runtime_checkable
@@ -139,7 +140,7 @@ def forward_context(
     scheme: NoPosition,
     windows: Sequence[int | None],
     is_causal: bool,
-    mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T S"] | None = None,
+    mask: Mask = None,
     positions: Int[Tensor, "#B T"] | None = None,
     cache: Cache | None = None,
     memory: Float[Tensor, "B N D"] | None = None,
@@ -149,12 +150,12 @@ def forward_context(
 ) -> ForwardContext:
     """Compute positions, masks and position biases for the new tokens x, and record the tokens in the cache.
 
-    `mask` is (B,T), True at real tokens, or (B,T,S), the whole pattern. `windows` has one entry per layer. `kinds`
-    are the schemes of layers that rotate in another way than `scheme`. `score_bias` is a second scheme that only adds
-    to the scores.
+    `mask` is (B,T), True at real tokens, or (B,T,S), the whole pattern, or (B,L,T,S), that of each layer: windows are
+    then part of it. `windows` has one entry per layer. `kinds` are the schemes of layers that rotate in another way
+    than `scheme`. `score_bias` is a second scheme that only adds to the scores.
     """
     tokens = Cache(x.device) if cache is None else cache  # without a cache, a temporary one does the counting
-    is_pattern = mask is not None and mask.dim() == 3
+    is_pattern = mask is not None and mask.dim() > 2
     positions = tokens.append(x.shape[1], positions, None if is_pattern else mask)
     biased = [s for s in (scheme, score_bias) if s is not None and s.has_bias]
     bias = add_biases([s.bias(positions, tokens.key_positions(), x.dtype) for s in biased])
@@ -181,7 +182,7 @@ def attention_masks(
     tokens: Cache,
     windows: Sequence[int | None],
     is_causal: bool,
-    pattern: Bool[Tensor, "B T S"] | None = None,
+    pattern: Pattern | None = None,
     bias: Float[Tensor, "#B H T S"] | None = None,
 ) -> list[tuple[Tensor | None, bool]]:
     """Return (mask, is_causal) for each layer. No mask is built where none is needed."""
@@ -196,13 +197,15 @@ def _explicit_masks(
     tokens: Cache,
     windows: Sequence[int | None],
     is_causal: bool,
-    pattern: Bool[Tensor, "B T S"] | None,
+    pattern: Pattern | None,
     bias: Float[Tensor, "#B H T S"] | None,
 ) -> list[tuple[Tensor | None, bool]]:
     """One mask per kind of layer, with the bias added. Layers without a window keep the fused causal triangle."""
     if pattern is not None:
-        mask = _complete(pattern, tokens)
-        return [(_with_bias(mask[:, None], bias), False)] * len(windows)
+        mask = _complete(pattern, tokens, len(windows))
+        if mask.dim() == 3:
+            return [(_with_bias(mask[:, None], bias), False)] * len(windows)
+        return [(_with_bias(mask[:, layer, None], bias), False) for layer in range(len(windows))]
     T, S = tokens.new, tokens.n_keys
     made: dict[int | None, tuple[Tensor | None, bool]] = {}
     for w in set(windows):
@@ -228,13 +231,15 @@ def _explicit_mask(tokens: Cache, is_causal: bool, width: int | None) -> Bool[Te
     return allowed if real is None else (allowed & padding(real)) | (keys[None, :] == queries[:, None])
 
 
-def _complete(pattern: Bool[Tensor, "B T S"], tokens: Cache) -> Bool[Tensor, "B T S"]:
+def _complete(pattern: Pattern, tokens: Cache, n_layers: int) -> Pattern:
     """Check the shape of a whole pattern. A query that may attend to nothing attends to itself."""
     queries, keys = tokens.query_index(), tokens.key_index()
-    if pattern.shape[1:] != (len(queries), len(keys)):
+    layers = () if pattern.dim() == 3 else (n_layers,)
+    if pattern.shape[1:] != (*layers, len(queries), len(keys)):
         raise ValueError(
-            f"mask of shape {tuple(pattern.shape)} does not fit {len(queries)} queries over {len(keys)} keys: "
-            "a whole pattern is (batch, new tokens, cached and new tokens)."
+            f"mask of shape {tuple(pattern.shape)} does not fit {len(queries)} queries over {len(keys)} keys in "
+            f"{n_layers} layers: a whole pattern is (batch, new tokens, cached and new tokens), with the layers after "
+            "the batch if they differ."
         )
     itself = keys[None, :] == queries[:, None]
     return pattern | (itself & ~pattern.any(-1, keepdim=True))
@@ -268,6 +273,12 @@ def check_inputs(
         _check_ids(segments, embed.segments.num_embeddings, "segment", "segments")
     if stack.max_position is not None and not torch.compiler.is_compiling():
         _check_positions(stack.max_position, tokens, mask, positions, cache)
+    limit = stack.changes_frequencies_at
+    if limit is not None and cache is not None and 0 < cache.length <= limit < cache.length + tokens.shape[1]:
+        raise ValueError(
+            f"the sequence would grow from {cache.length} to {cache.length + tokens.shape[1]} tokens, but the rotary "
+            f"frequencies of this model change beyond {limit}, also for cached keys: compute the whole sequence anew."
+        )
 
 
 def _check_mask(tokens: Tensor, mask: Tensor) -> None:

@@ -96,6 +96,10 @@ class SinusoidalQueryKey(NoPosition):
         return sinusoids(positions, self.d_model, self.spec).to(dtype)
 
 
+Waves = tuple[Tensor, Tensor]
+"""Cosines and sines."""
+
+
 class Rotary(NoPosition):
     """Rotates each pair (a, b) of q and k to (a cos - b sin, a sin + b cos) by its angle position * frequency.
 
@@ -106,21 +110,30 @@ class Rotary(NoPosition):
     def __init__(self, spec: c.Rotary, d_head: int):
         super().__init__()
         self.spec, self.d_rotated = spec, spec.rotated(d_head)
-        self.tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self.tables: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor]] = {}
 
     def rotation(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None) -> Rotation | None:
-        key = (positions.device, dtype)
-        if last is None or last >= TABLE_LIMIT:
-            cos, sin = self.table(positions[:, None], dtype)
-            return Rotation(cos, sin, self.spec.pairing)
-        if key not in self.tables or len(self.tables[key][0]) <= last:
-            rows = 2 ** (max(last, 1023)).bit_length()
-            self.tables[key] = self.table(torch.arange(rows, device=positions.device), dtype)
-        cos, sin = (table[positions][:, None] for table in self.tables[key])  # (B, 1, T, R/2)
+        cos, sin = self._waves(positions, dtype, last, is_long=False)
+        scaling = self.spec.scaling
+        if isinstance(scaling, c.LongScaling) and (last is None or last >= scaling.original_max_len):
+            is_long = (positions.amax(-1) >= scaling.original_max_len)[:, None, None, None]
+            of_long = self._waves(positions, dtype, last, is_long=True)
+            cos, sin = torch.where(is_long, of_long[0], cos), torch.where(is_long, of_long[1], sin)
         return Rotation(cos, sin, self.spec.pairing)
 
-    def table(self, positions: Int[Tensor, "*n"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        frequencies, factor = rotary_frequencies(self.spec, self.d_rotated, positions.device)
+    def _waves(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, last: int | None, is_long: bool) -> Waves:
+        """Cosines and sines (B, 1, T, R/2), looked up where a bound on the positions is known."""
+        key = (positions.device, dtype, is_long)
+        if last is None or last >= TABLE_LIMIT:
+            return self.table(positions[:, None], dtype, is_long)
+        if key not in self.tables or len(self.tables[key][0]) <= last:
+            rows = 2 ** (max(last, 1023)).bit_length()
+            self.tables[key] = self.table(torch.arange(rows, device=positions.device), dtype, is_long)
+        cos, sin = self.tables[key]
+        return cos[positions][:, None], sin[positions][:, None]
+
+    def table(self, positions: Int[Tensor, "*n"], dtype: torch.dtype, is_long: bool = False) -> Waves:
+        frequencies, factor = rotary_frequencies(self.spec, self.d_rotated, positions.device, is_long)
         angles = positions[..., None].to(torch.float64) * frequencies
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
@@ -203,8 +216,13 @@ def sinusoids(positions: Int[Tensor, "*n"], width: int, spec: c.Sinusoidal) -> F
     return waves.flatten(-2)
 
 
-def rotary_frequencies(spec: c.Rotary, rotated: int, device: torch.device) -> tuple[Float[Tensor, "P"], float]:
-    """Radians per position of each of the R/2 pairs (float64), and the factor on cosines and sines."""
+def rotary_frequencies(
+    spec: c.Rotary, rotated: int, device: torch.device, is_long: bool = False
+) -> tuple[Float[Tensor, "P"], float]:
+    """Radians per position of each of the R/2 pairs (float64), and the factor on cosines and sines.
+
+    `is_long` is for LongScaling alone: the sequence is longer than the original context.
+    """
     pair = torch.arange(0, rotated, 2, dtype=torch.float64, device=device)
     frequencies = spec.base ** (-pair / rotated)
     match spec.scaling:
@@ -219,6 +237,9 @@ def rotary_frequencies(spec: c.Rotary, rotated: int, device: torch.device) -> tu
             return _yarn(frequencies, spec.base, rotated, spec.scaling)
         case c.Llama3Scaling():
             return _llama3(frequencies, spec.scaling), 1.0
+        case c.LongScaling() as s:
+            divisors = torch.tensor(s.long if is_long else s.short, dtype=torch.float64, device=device)
+            return frequencies / divisors, s.attention_factor
         case _:
             assert_never(spec.scaling)
 

@@ -12,6 +12,7 @@ from glassformer.config import (
     Alibi,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     NTKScaling,
     Rotary,
     Sinusoidal,
@@ -43,7 +44,7 @@ def sinusoidal(position: Sinusoidal, positions: Tokens, D: int) -> Array:
     return embedding
 
 
-def rotary_frequencies(rotary: Rotary, d_head: int) -> tuple[Array, float]:
+def rotary_frequencies(rotary: Rotary, d_head: int, is_long: bool = False) -> tuple[Array, float]:
     """Return the rotary frequencies (R/2,), in radians per position, and the factor on cos and sin.
 
         theta_i = base^(-2i/R),   i = 0..R/2-1
@@ -54,8 +55,9 @@ def rotary_frequencies(rotary: Rotary, d_head: int) -> tuple[Array, float]:
         ntk      base is replaced by base * factor^(R/(R-2)): theta_0 is unchanged, the last theta is divided by factor
         yarn     see `_yarn`
         llama3   see `_llama3`
+        long     theta_i / short_i, or theta_i / long_i if the sequence is longer than the original context (`is_long`)
 
-    The factor is 1 except with YaRN.
+    The factor is 1 except with YaRN and `long`.
     """
     R = rotary.rotated(d_head)
     exponents = 2 * np.arange(R // 2) / R
@@ -71,6 +73,8 @@ def rotary_frequencies(rotary: Rotary, d_head: int) -> tuple[Array, float]:
             return _yarn(yarn, frequencies, rotary.base, R)
         case Llama3Scaling() as llama3:
             return _llama3(llama3, frequencies), 1.0
+        case LongScaling() as s:
+            return frequencies / np.array(s.long if is_long else s.short), s.attention_factor
 
 
 def _yarn(yarn: YarnScaling, frequencies: Array, base: float, R: int) -> tuple[Array, float]:
@@ -117,9 +121,12 @@ def _llama3(scaling: Llama3Scaling, frequencies: Array) -> Array:
 
 
 def rotary_cos_sin(rotary: Rotary, d_head: int, positions: Tokens) -> tuple[Array, Array]:
-    """Return cos and sin of the angle p theta_i for position p and plane i, (B,T,R/2) each, times YaRN's factor."""
+    """Return cos and sin of the angle p theta_i for position p and plane i, (B,T,R/2) each, times the factor."""
     frequencies, factor = rotary_frequencies(rotary, d_head)
     angles = positions[..., None] * frequencies
+    if isinstance(rotary.scaling, LongScaling):
+        is_long = positions.max(axis=-1) >= rotary.scaling.original_max_len
+        angles[is_long] = positions[is_long][..., None] * rotary_frequencies(rotary, d_head, is_long=True)[0]
     return factor * np.cos(angles), factor * np.sin(angles)
 
 

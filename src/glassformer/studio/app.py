@@ -92,6 +92,7 @@ def _routes(studio: Studio) -> list[Route | Mount]:
         route("/api/next", _next, "POST"),
         route("/api/warm", _warm, "POST"),
         route("/api/claims/{id}/run", _run_claim, "POST"),
+        route("/api/course/{id}", _course_action, "POST"),
         route("/api/train/upload", _upload, "POST"),
         route("/api/train/{run}/{action}", _run_action, "POST"),
         route("/api/train", _start_run, "POST"),
@@ -106,6 +107,8 @@ def _routes(studio: Studio) -> list[Route | Mount]:
         route("/api/claims", _claims),
         route("/api/claims/{id}", _claim),
         route("/api/claims/{id}/figure.svg", _figure),
+        route("/api/course", _course),
+        route("/api/course/{id}", _course_item),
         route("/api/train/presets", _form),
         route("/api/train", _runs),
         route("/api/train/{run}/events", _run_events),
@@ -241,6 +244,27 @@ async def _run_claim(studio: Studio, request: Request) -> Any:
     theory.knob_values(claim, body.knobs)
     studio.torch_loader.require()
     return studio.stream(lambda emit: theory.run(claim.id, body, emit), is_long=True)
+
+
+async def _course(studio: Studio, request: Request) -> Response:
+    from glassformer.studio.api import course  # mpmath and sympy are not needed before this view is opened
+
+    return await studio.respond(request, course.outline, torch_checks=False)
+
+
+async def _course_item(studio: Studio, request: Request) -> Response:
+    from glassformer.studio.api import course
+
+    return await studio.respond(request, lambda: course.describe(request.path_params["id"]), torch_checks=False)
+
+
+async def _course_action(studio: Studio, request: Request) -> Response:
+    from glassformer.studio.api import course
+
+    body = await studio.parse_body(request, schema.CourseAction)
+    is_local = studio.settings.is_local
+    act = functools.partial(course.act, request.path_params["id"], body, is_local)
+    return await studio.respond(request, act, torch_checks=False)
 
 
 # Training

@@ -4,6 +4,7 @@ A request names a model by its short name; a path in a request is never opened. 
 even if several requests need it, and only a limited number stays in memory.
 """
 
+import json
 import os
 import re
 import threading
@@ -19,6 +20,7 @@ from glassformer.errors import nearest
 from glassformer.files import checkpoint_step, model_name
 from glassformer.sizing import count
 from glassformer.studio.errors import NotFoundError, StudioError
+from glassformer.studio.settings import ADAPTERS
 
 if TYPE_CHECKING:
     from glassformer.model import Model
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 TITLES = {
     "bard": "Shakespeare, by characters",
     "induction": "Two layers, continues repetitions",
+    "bard-chat": "An adapter of bard that answers questions",
 }
 
 
@@ -37,6 +40,8 @@ class ModelEntry:
     path: Path
     title: str
     bundled: bool = False
+    base: Path | None = None
+    """The model into which the adapter at `path` is merged; None for a whole model, or for the base that it names."""
 
 
 @dataclass
@@ -45,6 +50,7 @@ class LoadedModel:
 
     name: str
     path: Path
+    """Where its tokenizer and chat template are."""
     model: "Model"
     tokenizer: Any
     cache: dict[Any, Any] = field(default_factory=dict)
@@ -104,14 +110,19 @@ class LoadedModel:
 class ModelStore:
     """All models by name, and a cache of the loaded ones.
 
-    `trained` returns the folders of models trained in the studio, by name.
+    `trained` returns the folders of models trained in the studio, by name; `adapters` are pairs of an adapter and the
+    model into which it is merged.
     """
 
     def __init__(
-        self, folders: Iterable[Path] = (), capacity: int = 4, trained: Callable[[], Mapping[str, Path]] = dict
+        self,
+        folders: Iterable[Path] = (),
+        capacity: int = 4,
+        trained: Callable[[], Mapping[str, Path]] = dict,
+        adapters: Iterable[tuple[Path, Path | None]] = (),
     ):
         self.capacity, self.trained = capacity, trained
-        self._fixed = {e.name: e for e in _entries(folders)}
+        self._fixed = {e.name: e for e in _entries([*((folder, None) for folder in folders), *adapters])}
         self._loaded: OrderedDict[tuple[str, Path], LoadedModel] = OrderedDict()
         self._lock = threading.Lock()
         self._loading: dict[tuple[str, Path], threading.Lock] = {}
@@ -140,7 +151,7 @@ class ModelStore:
                 if key in self._loaded:
                     self._loaded.move_to_end(key)
                     return self._loaded[key]
-            loaded = _load(name, key[1])
+            loaded = _load(entry)
             with self._lock:
                 self._loaded[key] = loaded
                 while len(self._loaded) > self.capacity:
@@ -150,7 +161,7 @@ class ModelStore:
 
     def load_copy(self, name: str) -> LoadedModel:
         """Load a separate copy, for code that modifies the model."""
-        return _load(name, self.entry(name).path)
+        return _load(self.entry(name))
 
     def dtype(self, name: str) -> str:
         """Return the dtype in which the studio computes a model: float32 if it is not loaded yet."""
@@ -162,13 +173,14 @@ class ModelStore:
 
     def config(self, name: str, torch_ready: bool) -> ModelConfig | None:
         """Return the config of a model. Reading that of a Hugging Face folder needs torch; without it, return None."""
-        path = self.entry(name).path
+        entry = self.entry(name)
+        path = entry.path
         if path not in self._configs:
-            found = _own_config(path)
+            found = _own_config(entry.base or path)
             if found is None and torch_ready:
                 from glassformer.weights import load_config
 
-                found = load_config(path)
+                found = load_config(path if entry.base is None else entry.base)
             if found is None:
                 return None
             if name not in self._fixed or path.is_symlink():
@@ -184,9 +196,10 @@ class ModelStore:
         step = checkpoint_step(entry.path)
         title = entry.title if step is None else f"{entry.title}, step {step:,}".removeprefix(f"{entry.name}, ")
         head = {"name": entry.name, "title": title, "bundled": entry.bundled, "step": step}
-        head["tokenizer"] = (entry.path / "tokenizer.json").exists()
-        head["chat"] = _has_template(entry.path)
         try:
+            places = _places(entry, torch_ready)
+            head["tokenizer"] = any((place / "tokenizer.json").exists() for place in places)
+            head["chat"] = any(map(_has_template, places))
             config = self.config(entry.name, torch_ready)
         except (ValueError, OSError) as error:
             return {**head, **dict.fromkeys(FACTS), "error": str(error)}
@@ -221,9 +234,12 @@ def facts(config: ModelConfig) -> dict[str, Any]:
     return dict(zip(FACTS, values, strict=True))
 
 
-def _entries(folders: Iterable[Path]) -> list[ModelEntry]:
-    found = [ModelEntry(name, path, TITLES.get(name, name), bundled=True) for name, path in pretrained.FOLDERS.items()]
-    for folder in folders:
+def _entries(folders: Iterable[tuple[Path, Path | None]]) -> list[ModelEntry]:
+    found = [
+        ModelEntry(name, path, TITLES.get(name, name), bundled=True, base=_bundled_base(path))
+        for name, path in pretrained.FOLDERS.items()
+    ]
+    for folder, base in folders:
         parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-.") for part in model_name(folder).split("/"))
         plain = "/".join(part for part in parts if part) or "model"
         taken, name, number = {e.name for e in found}, plain, 1
@@ -232,8 +248,17 @@ def _entries(folders: Iterable[Path]) -> list[ModelEntry]:
             name = f"{plain}-{number}"
         path = Path(os.path.abspath(folder))
         # the link of a run to its best checkpoint is followed each time it is loaded, a link to a run only here
-        found.append(ModelEntry(name, path.parent.resolve() / path.name, name))
+        title = name if base is None else f"{name} on {model_name(base)}"
+        found.append(ModelEntry(name, path.parent.resolve() / path.name, title, base=base))
     return found
+
+
+def _bundled_base(path: Path) -> Path | None:
+    """Return the model that a bundled adapter belongs to, without torch; None for a whole model."""
+    file = path / ADAPTERS[0]
+    if not file.is_file():
+        return None
+    return pretrained.FOLDERS.get(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
 def _own_config(path: Path) -> ModelConfig | None:
@@ -248,6 +273,17 @@ def _own_config(path: Path) -> ModelConfig | None:
     return None
 
 
+def _places(entry: ModelEntry, torch_ready: bool) -> list[Path]:
+    """Return the folders that may have tokenizer and template: that of an adapter comes before that of its base."""
+    if entry.base is not None:
+        return [entry.path, entry.base]
+    if torch_ready and any((entry.path / name).is_file() for name in ADAPTERS):
+        from glassformer.weights.formats.adapter import base_of
+
+        return [entry.path, base_of(entry.path)]
+    return [entry.path]
+
+
 def _has_template(path: Path) -> bool:
     """Return whether a folder has a chat template, without torch."""
     if (path / "chat_template.jinja").exists() or (path / "chat_template.json").exists():
@@ -258,10 +294,10 @@ def _has_template(path: Path) -> bool:
         return False
 
 
-def _load(name: str, path: Path) -> LoadedModel:
-    from glassformer.weights import load, load_tokenizer
+def _load(entry: ModelEntry) -> LoadedModel:
+    from glassformer.generation.request import tokenizer_of
+    from glassformer.weights import load_to_compute
 
-    model = load(path)
-    if next(model.parameters()).dtype.itemsize == 2 and model.device.type == "cpu":
-        model = model.float()  # on a CPU, half precision is slower than float32
-    return LoadedModel(name, path, model, load_tokenizer(path))
+    path = entry.path.resolve()
+    model = load_to_compute(path) if entry.base is None else load_to_compute(entry.base, adapter=path)
+    return LoadedModel(entry.name, model.origin.path, model, tokenizer_of(model))  # type: ignore[union-attr,arg-type]

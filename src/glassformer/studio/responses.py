@@ -40,7 +40,7 @@ class Studio:
         self.settings = settings
         self.torch_loader = TorchLoader(settings.warm, limits.quick_workers)
         self.training_runs = TrainingRuns(settings.folder, limits)
-        self.models = ModelStore(settings.models, limits.models, self.training_runs.models)
+        self.models = ModelStore(settings.models, limits.models, self.training_runs.models, settings.adapters)
         self.quick = WorkerPool(limits.quick_workers, limits.quick_waiting)
         self.long = WorkerPool(1, limits.long_waiting)
         self.recorded = RecordedResponses()

@@ -159,6 +159,14 @@ class Positions(ApiRequest):
         return self
 
 
+class CourseAction(ApiRequest):
+    """What the page does with one problem (`answer`) or one coding exercise (`source`)."""
+
+    action: Literal["read", "check", "hint", "new", "solution", "grade"]
+    answer: Annotated[str, Field(max_length=2000)] = ""
+    source: Annotated[str, Field(max_length=LIMITS.text_characters)] = ""
+
+
 class RunClaim(ApiRequest):
     seed: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     broken: bool = False

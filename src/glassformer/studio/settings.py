@@ -9,6 +9,8 @@ from glassformer.studio.errors import StudioError
 
 CONFIGS = ("config.json", "model.toml", "run.toml")
 """A model folder has at least one of these files."""
+ADAPTERS = ("adapter_config.json", "adapter.toml")
+"""An adapter folder has one of these files."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -58,6 +60,8 @@ class Settings:
 
     models: tuple[Path, ...] = ()
     """Model folders to serve in addition to the bundled models. A request cannot name any other folder."""
+    adapters: tuple[tuple[Path, Path | None], ...] = ()
+    """Adapter folders to serve, each with the model into which it is merged; None for the model that it names."""
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
@@ -78,8 +82,11 @@ class Settings:
         for path in self.models:
             if not path.is_dir():
                 raise StudioError(f"{path} is not a folder: --model names a folder with a model.")
-            if not any((path / name).is_file() for name in CONFIGS):
+            if not any((path / name).is_file() for name in (*CONFIGS, *ADAPTERS)):
                 raise StudioError(f"{path} has none of {', '.join(CONFIGS)}: --model names a folder with a model.")
+        for path, _ in self.adapters:
+            if not any((path / name).is_file() for name in ADAPTERS):
+                raise StudioError(f"{path} has none of {', '.join(ADAPTERS)}: --adapter names an adapter folder.")
         existing = next((path for path in (self.folder, *self.folder.parents) if path.exists()), None)
         if existing is not None and not existing.is_dir():
             raise StudioError(f"{existing} is a file: --folder names a folder for uploads and training runs.")

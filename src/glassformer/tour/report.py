@@ -24,6 +24,7 @@ SECTIONS = {
     "cache": "Generation with and without a KV cache",
     "theory": "Claims of the theory, proven",
     "doctor": "A bug, diagnosed",
+    "tuning": "Make it yours: adapters of a model",
     "size": "The size of a model",
     "checks": "All checks",
     "next": "Next steps",
@@ -166,6 +167,8 @@ def _commands(tour: Tour) -> dict[str, str]:
         "sample from the model": f"glass sample --model {folder}/best {prompt}",
         "train it longer": f"glass train {folder}/run.toml --set loop.steps=5000 --out runs/longer",
         "train on your own text": "glass train PATH/TO/TEXT.txt",
+        "talk to the bundled chat model": "glass chat --model bard-chat",
+        "fine-tune it on your own text": "glass train PATH/TO/TEXT.txt --from bard --lora 8",
         "compute the size of any model": "glass size llama3_8b --batch 1 --context 8192",
         "sample from a Hugging Face model": "glass sample --model PATH/TO/FOLDER 'Once upon a time'",
     }

@@ -1,4 +1,4 @@
-"""Run the tour: train a model, sample from it, check it, prove claims about it, diagnose a bug. No printing.
+"""Run the tour: train a model, sample from it, check it, prove claims, diagnose a bug, adapt a model. No printing.
 
 `run_tour` goes through the stages of a `Plan`, passes each event to a listener, and returns a `Tour` with everything
 that was measured. `terminal` prints it, `report` writes it as a page.
@@ -35,6 +35,7 @@ from glassformer.tour.generation import (
     time_cache,
 )
 from glassformer.tour.training import (
+    ADAPTED,
     TRAINED,
     Corpus,
     Listener,
@@ -46,6 +47,7 @@ from glassformer.tour.training import (
     overfit_one_batch,
     train_model,
 )
+from glassformer.tour.tuning import TuningRecord, adapt
 from glassformer.training.run import Run
 
 REPORT = "report.html"
@@ -61,6 +63,7 @@ STAGES = (
     "Two sanity checks of training",
     "Claims of the theory, proven",
     "A bug, diagnosed",
+    "Make it yours: adapters of a model",
     "The report",
 )
 
@@ -114,6 +117,7 @@ class Tour:
     cache: list[CacheTiming]
     claims: list[CheckedClaim]
     diagnosed: list[DiagnosedModel]
+    tuning: TuningRecord
     findings: list[Finding]
     seconds: float
 
@@ -134,13 +138,14 @@ class Tour:
             "samplers": [vars(row) for row in self.distributions],
             "claims": [claim.to_dict() for claim in self.claims],
             "doctor": [{"name": one.name, **one.report.to_dict()} for one in self.diagnosed],
+            "tuning": self.tuning.to_dict(),
             "seconds": self.seconds,
         }
 
 
 def make_folder(out: Path, force: bool = False) -> None:
     """Create the folder of a tour before minutes of training. An earlier tour in it is replaced only with `force`."""
-    earlier = [name for name in (REPORT, TRAINED) if os.path.lexists(out / name)]
+    earlier = [name for name in (REPORT, TRAINED, ADAPTED) if os.path.lexists(out / name)]
     if earlier and not force:
         raise ValueError(
             f"{out} already holds an earlier tour ({' and '.join(earlier)}): pass --force to replace it, or give "
@@ -163,9 +168,10 @@ def run_tour(plan: Plan, listen: Listener = lambda event: None) -> Tour:
     def stage(number: int) -> None:
         listen({"event": "stage", "number": number, "title": STAGES[number - 1]})
 
-    def add(finding: Finding) -> None:
-        findings.append(finding)
-        listen({"event": "finding", "finding": finding})
+    def add(*found: Finding) -> None:
+        for finding in found:
+            findings.append(finding)
+            listen({"event": "finding", "finding": finding})
 
     def each(kind: str, results: Iterable[Any]) -> list[Any]:
         """Report each result as soon as it is there, and return all."""
@@ -194,22 +200,22 @@ def run_tour(plan: Plan, listen: Listener = lambda event: None) -> Tour:
     listen({"event": "distributions", "result": distributions})
     stage(6)
     timings = each("cache", time_cache(plan.cache_lengths))
-    add(cached_equals_recomputed(timings))
-    add(batched_equals_single())
+    add(cached_equals_recomputed(timings), batched_equals_single())
     stage(7)
     add(initial_loss(session, record))
     add(overfit_one_batch(session))
     stage(8)
     claims = each("claim", check_claims())
-    for finding in (finding for claim in claims for finding in claim.findings):
-        add(finding)
+    add(*(finding for claim in claims for finding in claim.findings))
     stage(9)
     diagnosed = each("diagnosis", diagnose_models(model))
-    for one in diagnosed:
-        add(one.finding)
+    add(*(one.finding for one in diagnosed))
+    stage(10)
+    tuning, checked = adapt(plan, listen)
+    add(*checked)
     model_sheet = size(run.model, batch=run.loop.batch, context=run.context)
     seconds = time.perf_counter() - began
     return Tour(
         sheet, model_sheet, corpus, run, record, samples, distributions, attention, timings, claims, diagnosed,
-        findings, seconds,
+        tuning, findings, seconds,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from glassformer.tour.diagnosis import DiagnosedModel
 from glassformer.tour.generation import CacheTiming, Sample, SamplerDistribution
 from glassformer.tour.run import STAGES, run_tour
 from glassformer.tour.training import Corpus, Plan
+from glassformer.tour.tuning import Answered
 from glassformer.training.events import Display
 
 
@@ -57,6 +58,11 @@ class Printer:
                 self.print_wrapped(claim_text(event["result"]))
             case "diagnosis":
                 self.print_wrapped(diagnosis_text(event["result"]))
+            case "tuning":
+                step, loss = event["result"]
+                self.print(f"adapters of bard, after {step:>3} steps: loss of answers to new questions {loss:.3f}")
+            case "answer":
+                self.print_wrapped(answer_text(event["result"]))
 
     def print_finding(self, finding: Finding) -> None:
         numbers = "" if finding.measured is None else f"{finding.measured:8.3g}   bound {finding.bound:.3g}"
@@ -138,6 +144,12 @@ def timing_text(timing: CacheTiming) -> str:
     same = "same tokens" if timing.same_tokens else "DIFFERENT tokens"
     seconds = f"recomputed {timing.recomputed_seconds:6.2f} s   cached {timing.cached_seconds:6.2f} s"
     return f"{timing.length:>4} tokens   {seconds}   {timing.speed_up:4.1f} x   {same}"
+
+
+def answer_text(answered: Answered) -> str:
+    """Return a question, and its answers by the base model and by the adapter."""
+    base = " ".join(answered.base.split())
+    return f"   {answered.question}\n      bard       {base[:60]}\n      bard-chat  {answered.answer}"
 
 
 def claim_text(checked: CheckedClaim) -> str:

@@ -44,8 +44,8 @@ Listener = Callable[[dict[str, Any]], None]
 """Receives each event of the tour as it happens. The key "event" names its kind, as `tour.run` emits it."""
 
 
-TRAINED = "trained"
-"""The run's folder within that of the tour."""
+TRAINED, ADAPTED = "trained", "adapted"
+"""The folders of the two runs within that of the tour."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Plan:
     """Whether an earlier tour in `out` may be replaced."""
     cache_lengths: tuple[int, ...] = (32, 64, 128, 255)
     """Numbers of tokens for which generation with and without a cache is timed."""
+    tuning_steps: int = 16
+    """Steps for which adapters of the bundled model are trained."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.minutes) and self.minutes > 0):

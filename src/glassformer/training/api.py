@@ -14,7 +14,7 @@ from glassformer.model import Model
 from glassformer.training.data.tasks import Task
 from glassformer.training.loop import train as run_training
 from glassformer.training.run import Run, override
-from glassformer.training.sections import Chat, Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule
+from glassformer.training.sections import Chat, Checkpoint, Data, Loop, Lora, Loss, Machine, Optim, Probe, Schedule
 from glassformer.training.session import open_session, read_run_file
 from glassformer.weights import load, load_tokenizer
 
@@ -32,6 +32,7 @@ class Overrides(TypedDict, total=False):
     schedule: Schedule | Mapping[str, Any]
     loss: Loss | Mapping[str, Any]
     loop: Loop | Mapping[str, Any]
+    checkpoint: Checkpoint | Mapping[str, Any]
     machine: Machine | Mapping[str, Any]
     probe: Probe | Mapping[str, Any]
     lora: Lora | Mapping[str, Any]
@@ -81,6 +82,10 @@ def train(
 
     `listen` is called with each event while the run trains. `force` replaces the run that the folder `out` already
     holds. Raises GlassformerError for an invalid run, and KeyboardInterrupt after a checkpoint if interrupted.
+
+    >>> result = gf.train("mytext.txt", loop={"steps": 2, "batch": 2, "context": 16}, out="runs/short")
+    >>> result.model.config.n_layers
+    4
     """
     history: list[Event] = []
 

@@ -179,8 +179,11 @@ def _type(hint: Any) -> tuple[str, tuple[str, ...]]:
             if hasattr(option, "kind"):
                 choices.append(str(option.kind))
             words = words or ["a table"]
+        elif typing.get_origin(option) is tuple and dataclasses.is_dataclass(typing.get_args(option)[0]):
+            words.append("a list of tables")
         elif option is not type(None):
-            words.append(_WORDS.get(option, "a list of integers"))
+            of_numbers = float in typing.get_args(option)
+            words.append(_WORDS.get(option, "a list of numbers" if of_numbers else "a list of integers"))
     if choices:
         words = [f"{words[0]} with kind {_one_of(tuple(choices))}" if words else _one_of(tuple(choices))]
     return " or ".join(words), tuple(choices)

@@ -6,8 +6,8 @@ assumption is stated in the notes of the sheet.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from glassformer.model.device import Choice, choose_for_training
 from glassformer.sizing import BYTES, Dtype, Optimizer, Sheet, StepOptions, size
 from glassformer.training.chunked_loss import CHUNK_BYTES
 from glassformer.training.data import corpus
+from glassformer.training.data.reading import stream
+from glassformer.training.data.source import read_manifest
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import ByteTokenizer, train_tokenizer
 from glassformer.training.data.tokenizer import load as load_tokenizer
@@ -67,6 +69,7 @@ def forecast(run: Run) -> Forecast:
         smoothing=run.loss.label_smoothing > 0,
         z_loss=run.loss.z_loss > 0,
         evaluation=run.loop.batch // run.loop.accumulate,
+        recompute=run.machine.recompute,
         **_trained(run),
     )
     if run.machine.products == "float8":
@@ -118,6 +121,8 @@ def count_vocabulary(run: Run) -> tuple[int | None, str]:
     data = run.data
     if run.task is not None:
         return TaskData(run.task).tokenizer.vocab_size, ""
+    if (prepared := read_manifest(Path(data.corpus).expanduser())) is not None:
+        return prepared.tokenizer["vocab_size"], ""
     match data.tokenizer:
         case "start":
             return None, ""  # the model brings its vocabulary
@@ -131,7 +136,8 @@ def count_vocabulary(run: Run) -> tuple[int | None, str]:
             return SHAKESPEARE_CHARACTERS, ""
         case "char":
             try:
-                return train_tokenizer("char", _texts(data.corpus)).vocab_size, ""
+                texts = stream(corpus.find(data.corpus).documents(), data.field)
+                return train_tokenizer("char", texts).vocab_size, ""
             except corpus.DataError as error:
                 return None, _kept(run, str(error).split(". ")[0].rstrip("."))
         case path:
@@ -139,14 +145,6 @@ def count_vocabulary(run: Run) -> tuple[int | None, str]:
                 return load_tokenizer(path).vocab_size, ""
             except corpus.DataError as error:
                 return None, _kept(run, str(error).rstrip("."))
-
-
-def _texts(name: str) -> Iterator[str]:
-    documents = corpus.find(name).documents()
-    for document in documents:
-        yield from document.read()
-    if len(documents) > 1:
-        yield "\n"  # joins them
 
 
 def _kept(run: Run, reason: str) -> str:

@@ -4,14 +4,14 @@ A loss is a sum over targets divided by the number of targets of the whole step,
 batch (accumulation steps, ranks) add up to exactly the loss of the batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glassformer.model import NO_TAP, Model, Seq2Seq, Tap
+from glassformer.model import NO_TAP, DecoderLM, Model, Seq2Seq, Tap, masks
 from glassformer.model.moe import balance_loss
 from glassformer.training.chunked_loss import cross_entropy_sum, linear_cross_entropy
 from glassformer.training.data.batches import IGNORED, mask_tokens, prefix_pairs
@@ -61,18 +61,19 @@ class Batch:
         yield from (self.rows(first, min(n, first + size)) for first in range(0, n, size)) if n > size else (self,)
 
     def share(self, rank: int, world: int) -> "Batch":
-        """Return the sequences of one rank, of a batch that all ranks have.
+        """Return the sequences of one rank, of a batch that all ranks have. Pairs of preferences stay together.
 
         A rank that gets none runs one sequence without targets, because sharded ranks must all run the model.
         """
         if world == 1:
             return self
-        n = self.inputs.shape[0]
+        unit = 1 if self.reference is None else 2
+        n = self.inputs.shape[0] // unit
         first, last = n * rank // world, n * (rank + 1) // world
         if first < last:
-            return self.rows(first, last)
+            return self.rows(first * unit, last * unit)
         one = self.rows(0, 1)
-        return replace(one, targets=torch.full_like(one.targets, IGNORED))
+        return replace(one, targets=torch.full_like(one.targets, IGNORED), reference=None)
 
     def n_targets(self) -> int:
         """Return the number of targets, over which the loss is a mean: tokens, or pairs of preferences."""
@@ -172,17 +173,26 @@ def hidden_states(model: Model, batch: Batch, tap: Tap = NO_TAP) -> Tensor:
         return model.decode_hidden(batch.inputs, model.encode(batch.source, tap=tap), tap=tap)
     if batch.documents is None:
         return model.encode(batch.inputs, tap=tap)
-    mask, positions = separate_documents(batch.documents)
+    assert isinstance(model, DecoderLM)
+    mask, positions = separate_documents(batch.documents, model.decoder.windows)
     return model.encode(batch.inputs, mask, positions, tap=tap)
 
 
-def separate_documents(documents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mask (B,T,T) and the positions (B,T) with which each document is computed as if it were alone."""
+def separate_documents(documents: Tensor, windows: Sequence[int | None] = (None,)) -> tuple[Tensor, Tensor]:
+    """Return the mask and the positions (B,T) with which each document is computed as if it were alone.
+
+    The mask is (B,T,T), or (B,L,T,T) if one of the L layers has a window shorter than the sequence.
+    """
     index = torch.arange(documents.shape[1], device=documents.device)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     positions = index - torch.where(begins, index, 0).cummax(1).values
     mask = (documents[:, :, None] == documents[:, None, :]) & (index[:, None] >= index)
+    if any(width is not None and width < len(index) for width in windows):
+        # tokens of one document are as far apart in the sequence as in the document alone
+        everywhere = torch.ones(len(index), len(index), dtype=torch.bool, device=index.device)
+        near = [everywhere if width is None else masks.window(index, index, width) for width in windows]
+        mask = mask[:, None] & torch.stack(near)
     return mask, positions
 
 

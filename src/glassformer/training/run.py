@@ -18,6 +18,7 @@ from glassformer.errors import nearest, require
 from glassformer.training.data import tasks
 from glassformer.training.sections import (
     Chat,
+    Checkpoint,
     Data,
     Loop,
     Lora,
@@ -72,6 +73,8 @@ class Run:
     """Terms that are added to the cross-entropy."""
     loop: Loop = Loop()
     """The number of steps, the batch, and the intervals of validation, samples and checkpoints."""
+    checkpoint: Checkpoint = Checkpoint()
+    """How checkpoints are written."""
     machine: Machine = Machine()
     """The device, the dtypes, compilation and parallelism."""
     probe: Probe = Probe()
@@ -108,6 +111,10 @@ class Run:
 
     def _check_task(self) -> None:
         is_task = self.data.corpus.startswith(tasks.PREFIX)
+        require(
+            not self.data.mix or (self.task is None and self.chat is None),
+            "[[data.mix]] mixes texts, not synthetic tasks or conversations: leave one of them out.",
+        )
         if self.task is None:
             require(not is_task, f"data.corpus={self.data.corpus!r} needs its task: make the run with read_run.")
             return
@@ -205,6 +212,7 @@ SECTIONS: dict[str, type] = {
     "schedule": Schedule,
     "loss": Loss,
     "loop": Loop,
+    "checkpoint": Checkpoint,
     "machine": Machine,
     "probe": Probe,
     "lora": Lora,

@@ -12,6 +12,7 @@ from glassformer.config.choices import (
     ChatFormat,
     ChatLoss,
     Device,
+    Recompute,
     ScheduleKind,
     TooLong,
     TrainingPrecision,
@@ -25,8 +26,6 @@ StreamDtype = Literal["float32", "bfloat16"]
 Products = Literal["precision", "float8"]
 Compile = Literal["auto", "yes", "no"]
 Parallel = Literal["auto", "ddp", "fsdp"]
-
-
 Quantize = Literal["no", "nf4"]
 
 
@@ -44,6 +43,24 @@ class Start:
     """Hash of the weights of that model. A run records it; if it is set, a model with other weights is refused."""
     family: str = ""
     """Hugging Face family of that model, in which the result is saved. A run records it."""
+    n_tokens: int = 0
+    """Number of token ids in use. Rows of the token tables beyond them are not trained. A run records it; 0 trains all.
+    """
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One more corpus of a run."""
+
+    corpus: str
+    """As data.corpus."""
+    weight: float = 1.0
+    """Sequences of this corpus for each sequence of data.corpus."""
+    field: str = ""
+    """As data.field, which is the default."""
+
+    def __post_init__(self) -> None:
+        require(self.weight > 0, f"data.mix.weight={self.weight} must be positive.")
 
 
 @dataclass(frozen=True)
@@ -51,8 +68,11 @@ class Data:
     """The text to train on and how it becomes tokens."""
 
     corpus: str = "shakespeare"
-    """A text file, a folder of text files, `shakespeare` (downloaded once), `embedded` (Python's manual, which needs
-    no download), or `task:NAME` for a synthetic task (see [task])."""
+    """A text, JSONL (.gz, .zst) or Parquet file, a folder or a pattern of them (`data/*.jsonl`), a folder of token
+    files (docs/data.md), `shakespeare` (downloaded once), `embedded` (Python's manual, which needs no download), or
+    `task:NAME` for a synthetic task (see [task])."""
+    field: str = "text"
+    """JSONL and Parquet only: the field of a row that holds its text. `a.b` is the field b of the object a."""
     tokenizer: str = "char"
     """`char` (one token per character), `byte`, `bpe` (trained on the corpus; needs vocab_size), or the path of a
     tokenizer.json. With [start], the default is `start`, the tokenizer of that model; another one is refused."""
@@ -62,11 +82,17 @@ class Data:
     vocab_size: int | None = None
     """Number of tokens of a `bpe` tokenizer that is trained on the corpus."""
     validation: float = 0.1
-    """Fraction of the text, at its end, that is kept for validation."""
+    """Fraction that is kept for validation: the end of a text; of JSONL and Parquet, documents chosen by their hash."""
     order: WindowOrder = "random"
     """`random` draws windows anywhere in the text at each step; `epoch` reads every window once, then reshuffles."""
     cache: str | None = None
     """Folder for the token files. Default: the user's cache folder."""
+    mix: tuple[Mix, ...] = ()
+    """More corpora, as tables [[data.mix]]: corpus, weight (sequences for each one of data.corpus; 1) and field. All
+    have the tokenizer of data.corpus."""
+    sha256: str = ""
+    """Hash of the tokens. A run records it; if it is set, other tokens are refused, and those that a growing corpus got
+    later are left out."""
 
     def __post_init__(self) -> None:
         require(0 < self.validation < 1, f"data.validation={self.validation} must be between 0 and 1.")
@@ -239,6 +265,14 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """How checkpoints are written. loop.checkpoint_every and loop.keep say when, and how many are kept."""
+
+    background: bool = False
+    """Write checkpoints in a thread while training goes on. It takes memory for one copy of what is written."""
+
+
+@dataclass(frozen=True)
 class Machine:
     """Where and how the run computes. Nothing here changes the result beyond rounding."""
 
@@ -257,6 +291,19 @@ class Machine:
     compiler."""
     parallel: Parallel = "auto"
     """How several processes under torchrun share the work; `auto` is `ddp`."""
+    replicate: int = 1
+    """With `fsdp`: copies of the sharded model (HSDP). Each is sharded over ranks / replicate ranks, such as those of
+    one host, so that only gradients travel between hosts."""
+    tensor: int = 1
+    """With `fsdp`: ranks that divide the heads and hidden units of each block (tensor parallelism), within one host."""
+    gather: StreamDtype = "float32"
+    """With `fsdp` and precision = "bfloat16": dtype in which weights are gathered. `bfloat16` moves half the bytes;
+    weights are still stored and updated, and gradients summed over ranks, in float32."""
+    recompute: Recompute = "no"
+    """Activations that are computed again in the backward pass instead of being saved: none, all but the results of
+    matmuls and attention (`selective`), or all but the inputs of blocks (`full`). It saves memory; without kernels."""
+    timeout: float = 300.0
+    """Seconds that a process under torchrun waits for the others in a step before it reports which one is missing."""
 
     def __post_init__(self) -> None:
         require_choice(self, "device", Device)
@@ -274,6 +321,18 @@ class Machine:
         )
         require_choice(self, "compile", Compile)
         require_choice(self, "parallel", Parallel)
+        require_choice(self, "recompute", Recompute)
+        require_choice(self, "gather", StreamDtype)
+        require_positive(self, "replicate", "tensor")
+        needs = [name for name in ("replicate", "tensor") if getattr(self, name) > 1 and self.parallel != "fsdp"]
+        require(not needs, f"machine.{' and machine.'.join(needs)} needs machine.parallel='fsdp'.")
+        several = self.tensor > 1 and self.replicate > 1
+        require(not several, "machine.tensor and machine.replicate cannot be combined: set one of them to 1.")
+        wide = self.gather == "float32" or (self.parallel == "fsdp" and self.precision == "bfloat16")
+        require(wide, "machine.gather='bfloat16' needs machine.parallel='fsdp' and machine.precision='bfloat16'.")
+        both = self.recompute != "no" and self.products == "float8"
+        require(not both, "machine.recompute and machine.products='float8' cannot be combined: leave one out.")
+        require(self.timeout > 0, f"machine.timeout={self.timeout} must be positive, in seconds.")
 
 
 @dataclass(frozen=True)

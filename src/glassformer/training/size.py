@@ -23,6 +23,7 @@ RUN_KEYS = {
     "schedule",
     "loss",
     "loop",
+    "checkpoint",
     "machine",
     "probe",
     "lora",
@@ -49,6 +50,9 @@ def size(
     sequence, the model's max_len (512 tokens where it has none), float32, AdamW. `source` is the length of the input of
     the encoder in an encoder-decoder; its default is the context. `changes` are applied to a run file, as in
     `glass train --set`: ("machine.precision=bfloat16",).
+
+    >>> gf.size("gpt2").parameters
+    124439808
     """
     found = resolve(subject, changes)
     if not isinstance(found, ModelConfig):

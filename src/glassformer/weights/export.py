@@ -57,6 +57,10 @@ def save(
     kept. Files, symbolic links, training runs and folders with anything else in them are never replaced. The new
     folder is written next to `path`, read back, compared bit for bit, and only then renamed. A GGUF file is also run by
     llama.cpp if llama-cpp-python is installed, and an ONNX model by onnxruntime.
+
+    >>> folder = gf.save(gf.build(gf.presets.nano(vocab_size=65)), "my-model")
+    >>> gf.load(folder).config.vocab_size
+    65
     """
     if quantization is not None and format != "gguf":
         raise WeightsError(f"quantization={quantization!r} is for format='gguf': leave it out.")

@@ -104,6 +104,9 @@ def load(
 
     Raises:
         WeightsError: the model cannot be loaded. The message is one sentence.
+
+    >>> gf.load("bard").config.n_layers
+    6
     """
     place = None if adapter is None else resolve(adapter)
     config, state, origin = read_model(resolve(path), _dtype(dtype), device, adapter=place)
@@ -197,7 +200,11 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """Load the tokenizer of a folder or file as a `tokenizers.Tokenizer`; return None if there is none."""
+    """Load the tokenizer of a folder or file as a `tokenizers.Tokenizer`; return None if there is none.
+
+    >>> gf.load_tokenizer("bard").get_vocab_size()
+    65
+    """
     return _tokenizer(resolve(path))
 
 

@@ -1,14 +1,22 @@
 """Rotary positions in `config.json`, in both formats: `rope_theta` and `rope_scaling` (before transformers 5), and
 `rope_parameters` (since transformers 5).
 
-Every entry is used or rejected. NTK scaling is equivalent to a larger base and is written as one. `dynamic` and
-`longrope` are not supported, because their frequencies depend on the length of the input.
+Every entry is used or rejected. NTK scaling is equivalent to a larger base and is written as one. `dynamic` is not
+supported: its frequencies change with every new token, also for the keys that are already cached.
 """
 
 import math
 from typing import Any
 
-from glassformer.config import LinearScaling, Llama3Scaling, NTKScaling, Rotary, RotaryScaling, YarnScaling
+from glassformer.config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    NTKScaling,
+    Rotary,
+    RotaryScaling,
+    YarnScaling,
+)
 from glassformer.config.position import WaveLayout
 from glassformer.weights.errors import WeightsError, summarize
 from glassformer.weights.family import Source
@@ -22,7 +30,9 @@ SCALED = {
         *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", ORIGINAL),
         "finetuned",  # informative only: no implementation reads it
     },
+    "longrope": {"factor", "attention_factor", "short_factor", "long_factor", ORIGINAL},
 }
+OLD_NAMES = {"su": "longrope"}
 COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
@@ -54,10 +64,11 @@ def rope_of(
         raise WeightsError(f"config.json has rope_parameters={table!r}: give one flat table for all layers.")
     given = {key: value for key, value in table.items() if value is not None}
     kind = given.get("rope_type", given.get("type", "default"))
+    kind = OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in SCALED:
         raise WeightsError(
-            f"config.json has rope_type={kind!r}, whose frequencies are not implemented (dynamic and longrope change "
-            f"them with the length of the input): only {', '.join(SCALED)} can be loaded."
+            f"config.json has rope_type={kind!r}, whose frequencies are not implemented (those of dynamic change with "
+            f"every new token): only {', '.join(SCALED)} can be loaded."
         )
     unknown = sorted(given.keys() - SCALED[kind] - COMMON)
     if unknown:
@@ -67,8 +78,11 @@ def rope_of(
     rotated = given.get("partial_rotary_factor", source.number("partial_rotary_factor", fraction or 1.0))
     if fraction is None and rotated != 1:
         raise WeightsError(f"config.json has partial_rotary_factor={rotated}: this family rotates whole heads, use 1.")
+    lists = ("short_factor", "long_factor") if kind == "longrope" else ()
     wrong = [
-        f"{k}={v!r}" for k, v in given.items() if not isinstance(v, int | float) and k not in ("rope_type", "type")
+        f"{k}={v!r}"
+        for k, v in given.items()
+        if not isinstance(v, int | float) and k not in ("rope_type", "type", *lists)
     ]
     if wrong:
         raise WeightsError(f"config.json's rotary table holds values that are not numbers ({summarize(wrong)}).")
@@ -81,6 +95,8 @@ def _read_scaling(kind: str, given: dict[str, Any], source: Source, max_len: int
     if kind == "default":
         return None
     original = source.integer(ORIGINAL, given.get(ORIGINAL, max_len))
+    if kind == "longrope":
+        return _read_long(given, original, max_len)
     factor = given.get("factor")
     if factor is None and kind == "yarn" and max_len is not None:
         factor = max_len / original
@@ -103,6 +119,22 @@ def _read_scaling(kind: str, given: dict[str, Any], source: Source, max_len: int
         attention_factor=_attention_factor(float(factor), given),
         truncate=bool(given.get("truncate", True)),
     )
+
+
+def _read_long(given: dict[str, Any], original: int | None, max_len: int | None) -> LongScaling:
+    """Return the two lists of divisors, and the factor on cos and sin: sqrt(1 + ln F / ln M) for a context F M."""
+    divisors = list[tuple[float, ...]]()
+    for key in ("short_factor", "long_factor"):
+        found = given.get(key)
+        if not isinstance(found, list) or not all(type(value) in (int, float) for value in found):
+            raise WeightsError(f"config.json's rotary table of type 'longrope' needs a list of numbers in {key!r}.")
+        divisors.append(tuple(map(float, found)))
+    if original is None:
+        raise WeightsError(f"config.json's rotary table of type 'longrope' lacks {ORIGINAL!r}: add it.")
+    factor = float(given.get("factor") or (max_len or original) / original)
+    growth = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    short, long = divisors
+    return LongScaling(short, long, int(original), float(given.get("attention_factor") or growth))
 
 
 def _attention_factor(factor: float, given: dict[str, Any]) -> float | None:
@@ -136,7 +168,10 @@ def write_rope(rotary: Rotary, d_head: int, with_fraction: bool = False) -> dict
     partial = {"partial_rotary_factor": rotary.fraction} if with_fraction else {}
     table |= partial
     old = {key: value for key, value in table.items() if key != "rope_theta"}
+    # transformers reads the length at which LongRoPE changes its frequencies from the top level
+    original = {ORIGINAL: table[ORIGINAL]} if table["rope_type"] == "longrope" else {}
     return {
+        **original,
         "rope_parameters": table,
         "rope_theta": table["rope_theta"],
         "rope_scaling": None if table["rope_type"] == "default" else old,
@@ -158,6 +193,9 @@ def rope_table(rotary: Rotary, d_head: int) -> dict[str, Any]:
             table |= {"rope_type": "yarn", "factor": s.factor, ORIGINAL: s.original_max_len}
             table |= {"beta_fast": s.beta_fast, "beta_slow": s.beta_slow, "truncate": s.truncate}
             table |= {} if s.attention_factor is None else {"attention_factor": s.attention_factor}
+        case LongScaling() as s:
+            table |= {"rope_type": "longrope", ORIGINAL: s.original_max_len, "attention_factor": s.attention_factor}
+            table |= {"short_factor": list(s.short), "long_factor": list(s.long)}
         case NTKScaling() | None:
             pass
     return table

@@ -100,7 +100,8 @@ class Functional(nn.Module):
                 x = norm(x + feed(p, i, x), p[f"gain_f{i}"])
             else:
                 x = x + attention(p, i, norm(x, p[f"gain_a{i}"]), mask, cfg.n_heads, self.bug)
-                x = x + feed(p, i, norm(x, p[f"gain_f{i}"]))
+                fed = feed(p, i, norm(x, p[f"gain_f{i}"]))
+                x = x + x + fed if self.bug == "stream_twice" else x + fed
         return F.linear(norm(x, p["gain"]), p["head"])
 
     def loss(self, idx: Tensor) -> Tensor:
@@ -144,5 +145,6 @@ BUGS = {
     "post_norm": "norm_placement",
     "unscaled_init": "residual_growth",
     "unscaled_feed": "residual_growth",
+    "stream_twice": "residual_growth",
     "slightly_large_head": "init_loss",
 }

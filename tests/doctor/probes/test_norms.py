@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from glassformer.doctor.probes import norms
+from glassformer.doctor.probes import norms, subject_of
 from glassformer.finding import Verdict
 from tests.doctor.probes.subjects import bert, buggy, failures, gpt2, listed, rotary
 
@@ -45,3 +45,33 @@ def test_what_is_a_norm_and_what_is_not():
     assert not norms.is_norm(nn.Linear(4, 4))
     assert not norms.is_norm(nn.Embedding(4, 4))
     assert listed(norms.eps_as_declared(gpt2()))
+
+
+class InFloat32(nn.Module):
+    """An RMS norm that computes in float32, eps beside the root or under it, and a model that fails in float64."""
+
+    def __init__(self, eps, outside):
+        super().__init__()
+        self.weight, self.eps, self.outside = nn.Parameter(torch.ones(16)), eps, outside
+
+    def forward(self, x):
+        square = x.float().square().mean(-1, keepdim=True)
+        root = square.sqrt() + self.eps**0.5 if self.outside else (square + self.eps).sqrt()
+        return x.float() / root * self.weight.float()
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_norms_of_a_model_that_computes_in_float32_only(outside):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = {"vocab_size": 29, "norm_eps": 1e-6}
+            self.table, self.norm, self.head = nn.Embedding(29, 16), InFloat32(1e-6, outside), nn.Linear(16, 29)
+
+        def forward(self, tokens):
+            return self.head(self.norm(self.table(tokens)))
+
+    wanted = ["norm_eps/formula"] if outside else []
+    findings = listed(norms.eps_as_declared(subject_of(Model(), kind="decoder")))
+    assert [f.id for f in findings if f.verdict is Verdict.FAIL] == wanted
+    assert findings[0].verdict is not Verdict.SKIP

@@ -1,9 +1,8 @@
 """Required arguments are filled by what their names say."""
 
 import torch
-from torch import nn
 
-from glassformer.doctor.subject.arguments import MASKS, fillers, keeps_cache
+from glassformer.doctor.subject.arguments import MASKS, fillers
 
 TOKENS = torch.zeros(2, 3, dtype=torch.long)
 
@@ -30,11 +29,3 @@ def test_masks_are_tried_from_none_to_causal_ones():
 def test_a_block_mask_is_causal():
     block = fillers("block_mask")[0](torch.zeros(1, 128, dtype=torch.long), 0)
     assert block.shape[-2:] == (128, 128)
-
-
-def test_a_cache_kept_in_a_module_is_seen():
-    module = nn.Linear(2, 2)
-    assert not keeps_cache(module)
-    module.k_cache = torch.zeros(3)
-    assert keeps_cache(nn.Sequential(module))
-    assert not keeps_cache(lambda tokens: tokens)

@@ -1,7 +1,6 @@
-"""The solutions about attention against torch and against generating without a cache."""
+"""The solutions about attention against torch."""
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -27,26 +26,9 @@ def test_causal_weights_are_torchs():
     assert np.allclose(module.causal_weights(scores), expected.numpy(), atol=1e-14)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
-def test_multi_head_is_torchs_module(heads):
-    T, D = 5, 8
-    x = RNG.normal(size=(T, D))
-    w = [RNG.normal(size=(D, D)) for _ in range(4)]
-    layer = torch.nn.MultiheadAttention(D, heads, bias=False, batch_first=True, dtype=torch.float64)
-    with torch.no_grad():
-        layer.in_proj_weight.copy_(torch.cat([m.T for m in tensors(*w[:3])]))
-        layer.out_proj.weight.copy_(torch.from_numpy(w[3]).T)
-        expected = layer(*[torch.from_numpy(x)[None]] * 3, need_weights=False)[0][0]
-    assert np.allclose(module.multi_head(x, *w, heads), expected.numpy(), atol=1e-12)
-
-
-def test_cached_steps_are_causal_attention():
-    T, D, K, U = 6, 5, 4, 3
-    x, w_q, w_k, w_v = (RNG.normal(size=s) for s in ((T, D), (D, K), (D, K), (D, U)))
-    expected = F.scaled_dot_product_attention(*tensors(x @ w_q, x @ w_k, x @ w_v), is_causal=True).numpy()
-    keys, values = np.zeros((0, K)), np.zeros((0, U))
-    for t in range(T):
-        y, keys, values = module.cache_step(x[t], keys, values, w_q, w_k, w_v)
-        assert np.allclose(y, expected[t], atol=1e-12)
-    assert np.allclose(keys, x @ w_k)
-    assert np.allclose(values, x @ w_v)
+def test_cross_attention_is_torchs_with_a_padding_mask():
+    for case in module._cross_cases(RNG):
+        x, memory, padding, w_q, w_k, w_v = tensors(*case.arguments.values())
+        mask = ~padding.expand(len(x), -1)
+        expected = F.scaled_dot_product_attention(x @ w_q, memory @ w_k, memory @ w_v, attn_mask=mask)
+        assert np.allclose(module.cross_attention(**case.arguments), expected.numpy(), atol=1e-12)

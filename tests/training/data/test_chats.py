@@ -135,11 +135,9 @@ def test_a_template_of_the_run_is_used_and_its_errors_name_the_line(tmp_path):
         opened(path, f"chat.template={json.dumps(str(template))}")
 
 
-def test_packing_is_left_out_where_layers_have_windows(tmp_path):
-    session = opened(write(tmp_path), "model.window=16")
-    assert not session.data.packs
-    assert "conversations are not packed, because layers of this model attend to a window" in session.notes
-    assert opened(write(tmp_path)).data.packs
+def test_conversations_are_packed_unless_the_run_says_no(tmp_path):
+    assert opened(write(tmp_path), "model.window=16").data.packs
+    assert not opened(write(tmp_path), "chat.pack=false").data.packs
 
 
 def test_show_marks_what_is_learned(tmp_path):

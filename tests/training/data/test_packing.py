@@ -40,11 +40,13 @@ def loss(model, batch):
     return found
 
 
-@pytest.mark.parametrize("position", ["learned", "rotary", "sinusoidal", "alibi", "t5"])
+@pytest.mark.parametrize("position", ["learned", "rotary", "sinusoidal", "alibi", "t5", "windows"])
 def test_packed_documents_give_the_logits_and_the_gradient_of_separate_ones(position):
     """In float64, for every position scheme; one sequence has padding at its end."""
     schemes = {"learned": c.Learned(), "rotary": c.Rotary(), "sinusoidal": c.Sinusoidal(), "alibi": c.Alibi()}
     config = variants.decoder(position=schemes.get(position, c.T5Bias()), max_len=12)
+    if position == "windows":  # on every other layer, shorter than the documents
+        config = c.replace(variants.decoder(position=c.Rotary(), max_len=12), window=3, window_layers=(1,))
     model = gf.build(c.replace(config, init_std=0.3), seed=1).double()
     data = rows([6, 4, 9, 3, 5])
     packed = collate(data, [[2], [0, 1, 3], [4]], 12)
@@ -73,6 +75,9 @@ def test_without_the_mask_or_without_restarted_positions_packing_is_wrong():
     packed = collate(rows([6, 4, 3]), [[0, 1, 2]], 12)
     right = model.logits(hidden_states(model, packed))[:, :10]
     mask, positions = separate_documents(packed.documents)
+    assert mask.shape == (1, 12, 12)
+    assert separate_documents(packed.documents, (12, None))[0].shape == (1, 12, 12)  # a window without effect
+    assert separate_documents(packed.documents, (11, None))[0].shape == (1, 2, 12, 12)
     assert (model(packed.inputs, positions=positions)[:, :10] - right).abs().max() > 0.01
     assert (model(packed.inputs, mask=mask)[:, :10] - right).abs().max() > 0.01
     assert positions[0, :10].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1]

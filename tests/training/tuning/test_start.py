@@ -72,7 +72,6 @@ def test_a_run_records_the_model_and_refuses_another(base, tmp_path):
         (("model.position.base=500.0",), "scales rotary positions, and start.model has learned positions"),
         (("model.max_len=8",), "model.max_len=8 is less than the 16 of start.model"),
         (("data.tokenizer=byte",), "is another tokenizer than that of start.model"),
-        (('data.add_tokens=["a"]',), "which the tokenizer of start.model knows"),
         (("data.corpus=task:copy",), "has tokens of its own"),
         (('optim.freeze=["embed"]', "lora.rank=2"), "leave out optim.freeze"),
         (("optim.kind=muon", "lora.rank=2"), "needs optim.kind='adamw'"),
@@ -107,7 +106,9 @@ def test_a_model_without_tokenizer_needs_one_that_fits(tmp_path):
 
 def test_added_tokens_fill_the_table_before_it_grows(base, tmp_path):
     old = gf.load(base)
+    assert session(tmp_path, base).run.start.n_tokens == len(CHARACTERS)
     one = session(tmp_path, base, 'data.add_tokens=["<user>"]').run
+    assert one.start.n_tokens == len(CHARACTERS) + 1
     assert one.model.vocab_size == old.config.vocab_size == len(CHARACTERS) + 1
     made = session(tmp_path, base, 'data.add_tokens=["<user>", "<end>"]')
     model = load_start(made.run, "cpu")
@@ -118,6 +119,9 @@ def test_added_tokens_fill_the_table_before_it_grows(base, tmp_path):
     spread = before[:n].std(0)
     assert bool(((table[n:] - before[:n].mean(0)).abs() < 5 * spread).all())
     assert torch.equal(table, load_start(made.run, "cpu").embed.tokens.weight)
+    marked = session(tmp_path, base, 'data.add_tokens=["a"]')
+    assert "'a' of the vocabulary becomes a special token and keeps its id" in marked.notes
+    assert torch.equal(load_start(marked.run, "cpu").embed.tokens.weight, before)
     train(made.run, made.data)
     tokenizer = gf.load_tokenizer(tmp_path / "run" / "last")
     assert tokenizer.encode("cat<end>").ids[-1] == n + 1

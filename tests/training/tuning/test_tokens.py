@@ -4,7 +4,7 @@ import pytest
 
 from glassformer.config import ConfigError
 from glassformer.training.data.tokenizer import ByteTokenizer, CharTokenizer, from_json
-from glassformer.training.tuning.tokens import extended, mask_token, own_tokenizer, same_tokenizer
+from glassformer.training.tuning.tokens import extended, mask_token, new_tokens, own_tokenizer, same_tokenizer
 from tests.training.tuning.models import CHARACTERS, character_model, word_tokenizer
 
 
@@ -26,8 +26,17 @@ def test_added_tokens_get_the_next_ids(tokenizer):
     n = tokenizer.vocab_size
     assert more.vocab_size == n + 2
     assert more.encode("ab<y>c<x>").tolist() == [*tokenizer.encode("ab"), n + 1, *tokenizer.encode("c"), n]
-    with pytest.raises(ConfigError, match="knows: leave it out"):
+    with pytest.raises(ConfigError, match="has: leave it out"):
         extended(more, ("<x>",))
+
+
+def test_an_ordinary_token_becomes_a_special_one_and_keeps_its_id():
+    tokenizer = CharTokenizer("abc")
+    more = extended(tokenizer, ("b", "<x>"))
+    assert more.vocab_size == 4
+    assert more.encode("ab<x>").tolist() == [0, 1, 3]
+    assert {token.content for token in more.engine.get_added_tokens_decoder().values()} == {"b", "<x>"}
+    assert new_tokens(tokenizer, ("b", "<x>")) == ["<x>"]
 
 
 def test_the_mask_token(tmp_path):

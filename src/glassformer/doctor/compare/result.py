@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from glassformer.anatomy.roles import Step
+from glassformer.doctor.compare.devices import RoundingErrors
 from glassformer.doctor.compare.parameters import ParameterGap
 from glassformer.doctor.compare.scene import Explanation
 from glassformer.finding import Finding
@@ -54,6 +55,8 @@ class Comparison:
     """How many attentions A and B run, where that differs."""
     parameters: list[ParameterGap] | None = None
     """Weights that differ; None where they do not go by the same names."""
+    rounding: RoundingErrors | None = None
+    """Rounding errors of both in their own precision, where devices were given."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -66,7 +69,8 @@ class Comparison:
 
     @property
     def findings(self) -> list[Finding]:
-        return [m.finding() for m in self.measured]
+        extra = [] if self.rounding is None else [self.rounding.finding]
+        return [m.finding() for m in self.measured] + extra
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -112,6 +116,8 @@ class Comparison:
             effect = ", without effect on the logits" if self.same else ""
             first = self.parameters[0]
             lines += ["", f"first weight that differs{effect}: {first.name}, {first.text}{more}"]
+        if self.rounding is not None:
+            lines += ["", self.rounding.text()]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -124,6 +130,8 @@ class Comparison:
             return "same: " + (f"{worst:.1e} apart in float64{shrinks}" if worst is not None else f"{own:.1e} apart")
         if self.verdict == "rounding":
             return f"same within rounding: {own:.1e} apart, of the size that float32 rounding makes (see the notes)"
+        if self.rounding is not None and not self.rounding.sound:
+            return f"they agree in float64, and one of them is too far from it in its own precision: {own:.1e} apart"
         if self.first is None:
             return (
                 "they differ: "

@@ -19,6 +19,7 @@ from glassformer.anatomy.parts import Anatomy, Lengths, read_anatomy
 from glassformer.anatomy.record import record
 from glassformer.anatomy.roles import roles_of, walk_roles
 from glassformer.doctor.compare.cases import Case, answers, cases_for, is_compiled, prepared
+from glassformer.doctor.compare.devices import rounding_errors
 from glassformer.doctor.compare.errors import CannotCompareError
 from glassformer.doctor.compare.explain import explain
 from glassformer.doctor.compare.parameters import parameter_gaps
@@ -45,18 +46,27 @@ def compare(
     tokens: Any = None,
     vocab_size: int | None = None,
     kind: Kind | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | str | tuple[torch.dtype | str | None, torch.dtype | str | None] | None = None,
     names: tuple[str, str] | None = None,
+    devices: tuple[str | None, str | None] | None = None,
 ) -> Comparison:
     """Compare two models: modules, callables from tokens to logits, or folders (paths). Raises CannotCompareError.
 
     `tokens` (B,T) replaces the cases drawn here; `vocab_size` cuts both vocabularies to their first ids; `dtype` is the
-    precision called "own", each model's by default.
+    precision called "own", of both models or a pair; by default each model's. `devices` says where A and B run, such as
+    ("cpu", "cuda"); each is then also judged by its rounding error in its own precision (see `compare.devices`).
+
+    >>> model = gf.load("bard")
+    >>> gf.compare(model, model).same
+    True
     """
-    one, two = _subjects((a, b), kind, vocab_size, names or (None, None))
-    if dtype is not None:
-        _cast(one, two, dtype)
-    return compare_subjects(one, two, tokens, vocab_size, names)
+    places = devices or (None, None)
+    one, two = _subjects((a, b), kind, vocab_size, names or (None, None), places)
+    dtypes = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    for subject, wanted in zip((one, two), dtypes, strict=True):
+        if wanted is not None:
+            _cast(subject, wanted)
+    return compare_subjects(one, two, tokens, vocab_size, names, by_precision=devices is not None)
 
 
 def compare_subjects(
@@ -65,18 +75,27 @@ def compare_subjects(
     tokens: Any = None,
     vocab_size: int | None = None,
     names: tuple[str, str] | None = None,
+    by_precision: bool = False,
 ) -> Comparison:
-    """Compare two subjects; see `compare`."""
+    """Compare two subjects; see `compare`. With `by_precision`, their own rounding errors are judged too."""
     size = _agree_on_sizes(one, two, vocab_size)
     given = None if tokens is None else _tokens(tokens, size)
     run = _Run(one, two, cases_for(one, two, given, size), size)
     result = run.judge(names or (one.name, two.name))
+    if by_precision and result.same:
+        result.rounding = rounding_errors(run.cases, (one, two), run.own, run.exact, run.coarse)
+        if not result.rounding.sound:
+            result.verdict = "differ"
     result.notes += [f"{n}: {note}" for n, s in (("A", one), ("B", two)) for note in s.notes]
     return result
 
 
 def _subjects(
-    things: tuple[Any, Any], kind: Kind | None, vocab_size: int | None, names: tuple[str | None, str | None]
+    things: tuple[Any, Any],
+    kind: Kind | None,
+    vocab_size: int | None,
+    names: tuple[str | None, str | None],
+    places: tuple[str | None, str | None],
 ) -> list[Subject]:
     """Both adapted; a plain callable knows no vocabulary and takes the other's."""
     found: dict[int, Subject] = {}
@@ -84,18 +103,18 @@ def _subjects(
     for i in sorted((0, 1), key=lambda i: plain[i]):
         known = next((s.vocab_size for s in found.values()), None) if plain[i] else None
         alike = kind or next((s.kind for s in found.values()), None) if plain[i] else kind
-        found[i] = _subject(things[i], alike, vocab_size or known, names[i])
+        found[i] = _subject(things[i], alike, vocab_size or known, names[i], places[i])
     return [found[0], found[1]]
 
 
-def _subject(thing: Any, kind: Kind | None, vocab_size: int | None, name: str | None) -> Subject:
+def _subject(thing: Any, kind: Kind | None, vocab_size: int | None, name: str | None, place: str | None) -> Subject:
     if isinstance(thing, str | Path):
         from glassformer.weights import load
 
         thing, name = load(str(thing)), name or str(thing)
     try:
         with quiet():
-            return replace(subject_of(thing, kind=kind, vocab_size=vocab_size, name=name))
+            return replace(subject_of(thing, kind=kind, vocab_size=vocab_size, name=name, device=place))
     except CannotExamineError as error:
         raise CannotCompareError(str(error)) from None
 
@@ -136,21 +155,20 @@ def _tokens(tokens: Any, vocab_size: int) -> Tensor:
     return made.long()
 
 
-def _cast(a: Subject, b: Subject, dtype: torch.dtype | str) -> None:
+def _cast(subject: Subject, dtype: torch.dtype | str) -> None:
     import copy
 
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if wanted not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise CannotCompareError(f"dtype {dtype!r} is not known: use float64, float32, bfloat16 or float16.")
-    for subject in (a, b):
-        if not isinstance(subject.model, nn.Module) or subject.dtype == wanted:
-            continue
-        if subject.in_place:
-            raise CannotCompareError(
-                f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
-            )
-        subject.model = copy.deepcopy(subject.model)
-        cast(subject.model, wanted)
+    if not isinstance(subject.model, nn.Module) or subject.dtype == wanted:
+        return
+    if subject.in_place:
+        raise CannotCompareError(
+            f"{subject.name} cannot be copied, so it cannot be cast to {dtype}: cast it first, or leave out dtype."
+        )
+    subject.model = copy.deepcopy(subject.model)
+    cast(subject.model, wanted)
 
 
 def extra_operations(one: Anatomy, two: Anatomy) -> str:

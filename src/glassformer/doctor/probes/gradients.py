@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from glassformer.anatomy.record import storage_of
 from glassformer.doctor.probes.attention import traced
 from glassformer.doctor.probes.norms import is_norm
 from glassformer.doctor.probes.step import vectors
@@ -122,7 +123,7 @@ def _dead_blocks(isolated: Subject, module: nn.Module) -> list[_Rows]:
     wide = {linear.weight: linear.output.shape[-1] for linear in trace.linears}
     found = []
     for name, weight in module.named_parameters():
-        outputs = wide.get(weight.untyped_storage().data_ptr())
+        outputs = wide.get(storage_of(weight))
         if weight.dim() != 2 or weight.grad is None or outputs not in weight.shape or outputs == isolated.vocab_size:
             continue
         if weight.shape[0] == weight.shape[1] or _excused(name):

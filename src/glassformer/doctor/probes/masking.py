@@ -99,7 +99,8 @@ def padding_constant(subject: Subject) -> Iterator[Finding]:
     for one in seen:
         if one.scores.shape[-1] != batch.mask.shape[1] or one.role == "cross":
             continue  # the source has its own mask
-        padding = ~batch.mask[:, None, None, :] & batch.mask[:, None, :, None] & one.allowed
+        real = batch.mask.to(one.scores.device)  # what was recorded is on the CPU
+        padding = ~real[:, None, None, :] & real[:, None, :, None] & one.allowed
         values = one.scores[padding.expand_as(one.scores)]
         hidden = hidden_keys(one.scores)[padding.expand_as(one.scores)]
         least = float(values.max()) if values.numel() else -torch.inf

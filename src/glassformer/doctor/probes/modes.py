@@ -10,7 +10,7 @@ from torch import nn
 from glassformer.doctor.probes.caching import run_chunks
 from glassformer.doctor.subject.isolate import NoDropout
 from glassformer.doctor.subject.measure import CROSS_WHY, SAME_WHY, cross_shape_bound, gap
-from glassformer.doctor.subject.rounding import Measured, first_over, judge, prefix_noise, untouched
+from glassformer.doctor.subject.rounding import Measured, first_over, in_double, judge, prefix_noise, shrinks, untouched
 from glassformer.doctor.subject.snapshot import seed_torch
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
@@ -31,6 +31,9 @@ def eval_is_deterministic(subject: Subject) -> Finding:
     remedy = "Something draws random numbers in eval mode: training=self.training for F.dropout, dropout_p=0 in eval."
     with subject.isolated() as isolated:
         found = measure(isolated)
+    # a sum that a device adds in another order at each call is rounding: it is nearly gone in float64, dropout is not
+    if found.ratio > 1 and subject.device.type != "cpu" and shrinks(found, in_double(subject, measure)):
+        found = replace(found, gap=0.0, evidence={**found.evidence, "rounding": found.gap})
     verdict = Verdict.PASS if found.ratio <= 1 else Verdict.FAIL
     finding = Finding("eval_stochastic/repeat", verdict, found.gap, found.bound, found.why, remedy, found.evidence)
     if verdict is Verdict.FAIL and _differs_with_one_seed(subject):

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from glassformer.anatomy.record import storage_of
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.anatomy.trace import Trace
 from glassformer.doctor.probes.attention import Seen, look
+from glassformer.doctor.probes.rotation import rotation_of
+from glassformer.doctor.probes.step import vectors
 from glassformer.doctor.subject.measure import gap, rms, ulp
 from glassformer.doctor.subject.subject import Subject, layer_of
 from glassformer.doctor.subject.trace import trace_call
@@ -46,7 +49,7 @@ class Constant:
     seen: list[Seen] = field(default_factory=list)
     stream: Tensor | None = None
     """Input of the first layer at row 0: (T,D)."""
-    tables: list[tuple[nn.Parameter, Tensor, str]] = field(default_factory=list)
+    tables: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
     """Tables other than the vocabulary's, with the rows looked up."""
     logits: Tensor | None = None
     unsteady: set[int] = field(default_factory=set)
@@ -84,10 +87,10 @@ def repeated_token(subject: Subject, warm: float = 1.0, stirred: bool = False) -
         found.unsteady = {id(s) for s in found.seen if not _reads_one_vector(s, trace, isolated)}
         found.logits = trace.logits
         if isolated.module is not None:
-            tables = {p.untyped_storage().data_ptr(): p for p in isolated.module.parameters() if p.dim() == 2}
+            tables = {storage_of(p): p for p in isolated.module.parameters() if p.dim() == 2}
             for storage, rows, indices, path in trace.lookups:
                 if storage in tables and rows != subject.vocab_size and indices.shape[-1:] == (length,):
-                    found.tables.append((tables[storage], indices.reshape(-1, length)[0], path))
+                    found.tables.append((tables[storage].detach().cpu(), indices.reshape(-1, length)[0], path))
     return found
 
 
@@ -151,6 +154,8 @@ def scheme(subject: Subject, constant: Constant) -> str | None:
         return said
     if constant.absolute:
         return "learned" if constant.tables else "sinusoidal"
+    if any(_turns(one) for one in constant.steady()):
+        return "rotary"
     names = [n for n, _ in subject.module.named_parameters()] if subject.module is not None else []
     names += [n for n, _ in subject.module.named_buffers()] if subject.module is not None else []
     for kind, words in (
@@ -163,6 +168,12 @@ def scheme(subject: Subject, constant: Constant) -> str | None:
     if any("pos" in name.lower() or "wpe" in name.lower() for name in names):
         return "learned"
     return None
+
+
+def _turns(one: Seen) -> bool:
+    """Whether q or k of a repeated token turns in pairs from position to position, which is a rotation."""
+    parts = vectors(one.attention, 2)
+    return parts is not None and any(rotation_of(x[0, 0], dtype=one.coarsest).pairing is not None for x in parts[:2])
 
 
 def positions_are_used(subject: Subject, constant: Constant) -> Iterator[Finding]:
@@ -274,7 +285,7 @@ def _rows_differ(constant: Constant) -> Finding:
     """Absolute positions: no two positions enter with the same vector, and no position without one."""
     assert constant.stream is not None
     stream, remedy = (
-        constant.stream.double(),
+        constant.stream.cpu().double(),
         "Give every position its own row: no padding_idx in the table, no clamp, the right axis.",
     )
     apart = torch.cdist(stream, stream) + torch.eye(len(stream), dtype=stream.dtype) * 1e9

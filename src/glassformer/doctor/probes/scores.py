@@ -8,6 +8,7 @@ scores reach what a mask has to stand.
 import torch
 from torch import Tensor
 
+from glassformer.anatomy.record import storage_of
 from glassformer.anatomy.scores import hidden_keys
 from glassformer.doctor.probes.attention import MASK_CONSTANT, NOTHING
 from glassformer.doctor.probes.causality import block_outputs, declared_prefix, layer_number, moved_by_future
@@ -53,7 +54,7 @@ def enlarge(isolated: Subject) -> float:
     factor = max(1.0, (REACH / max(top, 1e-30)) ** 0.5)
     storages = frozenset[int]().union(*(a.maps for a in plain))
     for parameter in isolated.module.parameters():
-        if parameter.dim() >= 2 and parameter.untyped_storage().data_ptr() in storages:
+        if parameter.dim() >= 2 and storage_of(parameter) in storages:
             parameter.mul_(factor)
     return factor
 

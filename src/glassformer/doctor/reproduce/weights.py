@@ -1,5 +1,6 @@
 """Experiments with weights, losses and gradients."""
 
+from glassformer.anatomy.record import storage_of
 from glassformer.doctor.probes.training import LossCall, loss_call
 from glassformer.doctor.reproduce.calls import accessor
 from glassformer.doctor.reproduce.experiment import Experiment
@@ -26,7 +27,7 @@ def _table_and_head(e: Experiment) -> dict[str, str]:
     trace = trace_call(e.subject, e.subject.tokens(1, 4))
     assert trace.logits is not None
     size = trace.logits.shape[-1]
-    names = {p.untyped_storage().data_ptr(): n for n, p in e.subject.module.named_parameters()}
+    names = {storage_of(p): n for n, p in e.subject.module.named_parameters()}
     table = next((names.get(s) for s, rows, _, _ in trace.lookups if rows == size), None)
     heads = [names.get(m.weight) for m in trace.linears if m.output.shape[-1] == size]
     return {k: v for k, v in (("table", table), ("head", heads[-1] if heads else None)) if v is not None}

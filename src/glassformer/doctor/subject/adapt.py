@@ -11,6 +11,7 @@ from torch import nn
 from glassformer.doctor.subject import interface as calls
 from glassformer.doctor.subject.calling import settle_call
 from glassformer.doctor.subject.declared import Declared, declared
+from glassformer.doctor.subject.device import find_device, moved
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.isolate import LARGE_BYTES, n_bytes, quiet
 from glassformer.doctor.subject.measure import gap, rms
@@ -24,10 +25,12 @@ def subject_of(
     vocab_size: int | None = None,
     expect: Mapping[str, Any] | None = None,
     name: str | None = None,
+    device: str | torch.device | None = None,
 ) -> Subject:
-    """Adapt a model. Raises CannotExamineError, one sentence, where that cannot be done."""
+    """Adapt a model, on a device if one is given. Raises CannotExamineError, one sentence, if that cannot be done."""
     if isinstance(thing, Subject):
         return thing
+    place = None if device is None else find_device(device)
     if not callable(thing):
         raise CannotExamineError(f"{type(thing).__name__} cannot be called: give a model, tokens in and logits out.")
     if isinstance(thing, type):
@@ -38,7 +41,9 @@ def subject_of(
     size = vocab_size or _vocabulary(thing, facts)
     own = type(thing).__name__ if isinstance(thing, nn.Module) else getattr(thing, "__name__", "callable")
     label = name or str(own)
-    subject = Subject(thing, kind or "decoder", size, face, facts, label, expect)
+    if place is not None:
+        thing = moved(thing, place)
+    subject = Subject(thing, kind or "decoder", size, face, facts, label, expect, place=place)
     if isinstance(thing, nn.Module) and any(p.device.type == "meta" for p in thing.parameters()):
         raise CannotExamineError(f"{label} has no weights yet (device meta): load or initialise them first.")
     settle_call(subject)
@@ -149,9 +154,12 @@ def _first_call(isolated: Subject, subject: Subject) -> None:
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:200].rstrip(".")
         text = f"{type(error).__name__}: {text}" if isinstance(error, SystemExit) else text or type(error).__name__
-        hint = (
-            "give a CPU copy, or run where its device is" if "cuda" in text.lower() else "it must take (B,T) token ids"
-        )
+        here = subject.device.type
+        hint = "it must take (B,T) token ids"
+        if here != "cpu" and "device" in text:
+            hint = f"what is no parameter stays where it is when a model moves to {here}: use register_buffer"
+        elif "cuda" in text.lower():
+            hint = "give a CPU copy, or run where its device is"
         raise CannotExamineError(f"{subject.name} failed on tokens of shape {shape}: {text}: {hint}.") from None
     if not torch.equal(given, tokens.t() if isolated.interface.time_first else tokens):
         raise CannotExamineError(

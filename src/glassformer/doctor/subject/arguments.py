@@ -104,17 +104,6 @@ def _positions(tokens: Tensor, start: int) -> Tensor:
     return torch.arange(start, start + tokens.shape[1], device=tokens.device)
 
 
-def keeps_cache(model: Any) -> bool:
-    """Whether a module holds tensors named like a cache, other than parameters."""
-    if not isinstance(model, nn.Module):
-        return False
-    for module in model.modules():
-        held = {**dict(module.named_buffers(recurse=False)), **vars(module)}
-        if any("cache" in name.lower() and isinstance(value, Tensor) for name, value in held.items()):
-            return True
-    return False
-
-
 class Setup:
     """Calls a model's own method that makes its caches (`setup_caches`), for one batch size."""
 

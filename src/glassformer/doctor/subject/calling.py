@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glassformer.doctor.subject.arguments import ADDRESSES, SETUPS, Filler, Setup, fillers, keeps_cache
+from glassformer.doctor.subject.arguments import ADDRESSES, SETUPS, Filler, Setup, fillers
+from glassformer.doctor.subject.caches import settle_cache
 from glassformer.doctor.subject.errors import CannotExamineError, Unsupported
 from glassformer.doctor.subject.isolate import quiet
 from glassformer.doctor.subject.measure import gap, same_shape_bound
@@ -42,7 +43,7 @@ def settle_call(subject: Subject) -> None:
         else:
             return
     _settle_layout(subject)
-    _settle_internal(subject)
+    settle_cache(subject)
 
 
 def _runs(subject: Subject, length: int) -> bool:
@@ -127,16 +128,6 @@ def _settle_layout(subject: Subject) -> None:
         if bool(moved[2:, 2].any()) and not bool(moved[:, others].any()):
             face.time_first = True
             subject.notes.append("it takes tokens as (T,B), with time first.")
-
-
-def _settle_internal(subject: Subject) -> None:
-    """Whether the model keeps a cache itself and requires an argument with the positions of new tokens."""
-    face = subject.interface
-    if face.cache is not None or not any(name in ADDRESSES for name in face.fill):
-        return
-    with contextlib.suppress(Exception), quiet(), subject.isolated() as isolated:
-        isolated.logits(isolated.tokens(2, isolated.length(5)))
-        face.internal = keeps_cache(isolated.model)
 
 
 def _settle_setup(subject: Subject) -> None:

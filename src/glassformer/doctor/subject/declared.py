@@ -74,6 +74,8 @@ def flat(config: Any) -> dict[str, Any]:
         return dict(config)
     fields = getattr(config, "__dict__", None)
     found = dict(fields) if isinstance(fields, dict) else {}
+    if not found:  # a class used as a config, or an instance that sets nothing itself
+        found = _class_values(config if isinstance(config, type) else type(config))
     for name in getattr(config, "__slots__", ()):
         found.setdefault(name, getattr(config, name, None))
     for name in getattr(config, "_fields", ()):  # named tuples
@@ -85,6 +87,16 @@ def flat(config: Any) -> dict[str, Any]:
                 value = getattr(config, name, _MISSING)
                 if value is not _MISSING and not callable(value):
                     found[name] = value
+    return found
+
+
+def _class_values(cls: type) -> dict[str, Any]:
+    """The plain values that a class and its parents define."""
+    found: dict[str, Any] = {}
+    for parent in reversed(cls.__mro__[:-1]):
+        for name, value in vars(parent).items():
+            if not name.startswith("_") and not callable(value) and not hasattr(value, "__get__"):
+                found[name] = value
     return found
 
 

@@ -4,7 +4,7 @@ Signature inspection decides which arguments exist. Nothing is assumed that the 
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ AMBIGUOUS = ("tgt", "target", "trg", "tgt_ids", "target_ids", "tgt_tokens")
 """Names of TARGET that are given to labels too."""
 LABELS = ("labels", "targets", "label", "y")
 PADDING_NAMES = ("padding_mask", "key_padding_mask", "pad_mask", "src_key_padding_mask", "tgt_key_padding_mask")
+RETURNED = (*CACHE, "present", "presents", "new_cache", "next_cache", "kv", "new_kv", "presents_kv")
+"""Fields of a result that hold a cache."""
 MAKERS = ("new_cache", "make_cache", "init_cache", "empty_cache", "create_cache", "setup_cache", "get_cache")
 
 
@@ -46,6 +48,8 @@ class Interface:
     labels: str | None = None
     maker: str | None = None
     """Method that makes an empty cache; None where the model makes one itself when told `use_cache`."""
+    empty: Callable[[], Any] | None = None
+    """Makes the empty container that the model fills with its cache in place, found by trying."""
     flags: dict[str, Any] = field(default_factory=dict)
     """Arguments to pass always (return_dict) or with a cache (use_cache)."""
     use_cache: str | None = None
@@ -166,6 +170,11 @@ def find_logits(output: Any, shape: tuple[int, int], vocab_size: int | None = No
             return candidate.transpose(0, 1)
     for candidate in _candidates(output):
         if isinstance(candidate, Tensor) and candidate.is_floating_point() and candidate.dim() in (2, 3):
+            if candidate.dim() == 2 and len(candidate) == shape[0] and candidate.shape[1] < (vocab_size or 0):
+                raise CannotExamineError(
+                    f"it returns one vector for each sequence, shape {tuple(candidate.shape)}, as a classifier does: "
+                    "give a function or module that returns the encoder's output at every position, (B,T,·)."
+                )
             if candidate.shape[0] == shape[0] and (candidate.dim() == 2 or candidate.shape[1] == 1):
                 raise Unsupported(f"it returns logits of the last position only, shape {tuple(candidate.shape)}")
             if candidate.dim() == 2 and shape[0] * shape[1] == candidate.shape[0]:
@@ -198,7 +207,7 @@ def _nests(value: Any) -> bool:
 
 def find_cache(output: Any) -> Any:
     """The cache a call gave back, None when it gave none (a cache changed in place is the caller's own)."""
-    for name in ("past_key_values", "cache", "kv_cache", "present", "presents", "cache_params", "state", "states"):
+    for name in RETURNED:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if value is not None:
             return value

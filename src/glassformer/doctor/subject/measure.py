@@ -1,9 +1,10 @@
 """How far apart two tensors may be, and why: the measuring rules that every check shares.
 
 Same shape (the same computation on inputs that differ elsewhere): a correct model on a CPU is exact to the bit, so the
-bound is 1e-7 of the logits' size. Other shape (a cache, padding, another batch): rounding differs, and how much is
-measured on the model itself: N = max |f(x[:t]) - f(x)[:t]| uses no cache and no mask. Correct models stayed within 6 N,
-the faintest bug tried was at 200 N: the bound is 50 N.
+bound is 1e-7 of the logits' size. On other devices a sum may be added in another order at each call (atomic additions),
+so the bound is at least 8 units in the last place of the dtype. Other shape (a cache, padding, another batch): rounding
+differs, and how much is measured on the model itself: N = max |f(x[:t]) - f(x)[:t]| uses no cache and no mask. Correct
+models stayed within 6 N, the faintest bug tried was at 200 N: the bound is 50 N.
 """
 
 import math
@@ -13,6 +14,8 @@ from torch import Tensor
 
 SAME_SHAPE = 1e-7
 """Times the logits' root mean square: an ulp of float32 is 1.2e-7 of a value, and correct models do not differ."""
+REORDERED = 8.0
+"""Units in the last place, times the logits' size: sums of one call that were added in another order."""
 NOISE_FACTOR = 50.0
 SAME_WHY = "the same computation on the same numbers: exact to the bit, with a guard of 1e-7 of the logits' size"
 CROSS_WHY = "50 times the model's own rounding between lengths (prefix noise)"
@@ -68,7 +71,8 @@ def worst_place(a: Tensor, b: Tensor) -> tuple[int, ...]:
 
 
 def same_shape_bound(logits: Tensor) -> float:
-    return SAME_SHAPE * max(rms(logits), 1e-30)
+    relative = SAME_SHAPE if logits.device.type == "cpu" else max(SAME_SHAPE, REORDERED * ulp(logits.dtype))
+    return relative * max(rms(logits), 1e-30)
 
 
 def ulp(dtype: torch.dtype) -> float:

@@ -64,7 +64,7 @@ def judge(subject: Subject, id: str, measure: Measure, remedy: str, warm: bool =
         if found.ratio > 1:
             precise = _in_double(subject, measure, factor, train)
             faint = precise is None and found.why == SAME_WHY and found.gap <= FAINT * found.bound
-            if faint or (precise is not None and precise.gap <= SHRINKS * found.gap and math.isfinite(found.gap)):
+            if faint or shrinks(found, precise):
                 found = Measured(0.0, found.bound, found.why, {**found.evidence, "rounding": found.gap})
             else:
                 evidence = {**found.evidence, "weights": "as given" if factor == 1.0 else f"matrices x {factor:g}"}
@@ -74,6 +74,16 @@ def judge(subject: Subject, id: str, measure: Measure, remedy: str, warm: bool =
         seen.append(found)
     best = worst(seen)
     return Finding(id, Verdict.PASS, best.gap, best.bound, best.why, "", best.evidence)
+
+
+def shrinks(found: Measured, precise: Measured | None) -> bool:
+    """Whether a difference is rounding: it is finite, and nearly gone in float64."""
+    return precise is not None and math.isfinite(found.gap) and precise.gap <= SHRINKS * found.gap
+
+
+def in_double(subject: Subject, measure: Measure) -> Measured | None:
+    """Measure in float64, with the weights as given; None where the model cannot be examined in float64."""
+    return _in_double(subject, measure, 1.0, False)
 
 
 def _in_double(subject: Subject, measure: Measure, factor: float, train: bool) -> Measured | None:

@@ -68,7 +68,7 @@ class Snapshot:
     on the model is gone afterwards. Each tensor keeps its identity, its storage and its dtype.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         self.random = RandomState()
         self.tensors: list[tuple[Tensor, Tensor, Tensor, Tensor | None, bool]] = []
         self.contents: list[tuple[Any, Any]] = []

@@ -70,6 +70,8 @@ class Subject:
     noise: dict[Any, float] = field(default_factory=dict)
     """Prefix noise over the logits' size by look, kept for a large model: see `compare.prefix_noise`."""
 
+    place: torch.device | None = None
+    """Device of the inputs of a model without parameters, such as a callable. Default: the CPU."""
     continuous: int | None = None
     """Longest input of which a top-k selection keeps every key; None where none is selected (see selection.py)."""
 
@@ -93,7 +95,9 @@ class Subject:
     @property
     def device(self) -> torch.device:
         first = next(self.module.parameters(), None) if self.module is not None else None
-        return torch.device("cpu") if first is None else first.device
+        if first is not None:
+            return first.device
+        return self.place or torch.device("cpu")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -259,6 +263,8 @@ class Subject:
             raise Unsupported("the model takes no cache")
         if self.interface.internal:
             return InternalCache()
+        if self.interface.empty is not None:
+            return self.interface.empty()
         maker = self.interface.maker
         return None if maker is None else getattr(self.model, maker)()
 

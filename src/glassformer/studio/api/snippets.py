@@ -42,7 +42,7 @@ def _value(text: str) -> Any:
 
 
 def _load(models: ModelStore, request: Any) -> list[str]:
-    name = _name(models, request.model)
+    name = _text_source(models, request.model)
     out = ["import torch", "import glassformer as gf", "", f"model = {_load_call(models, request.model)}"]
     if getattr(request, "text", None) is not None:
         out += [f"tokens = gf.load_tokenizer({name!r}).encode({request.text!r}).ids", "tokens = torch.tensor([tokens])"]
@@ -74,9 +74,20 @@ def _name(models: ModelStore, model: str) -> str:
     return entry.name if entry.bundled else str(entry.path)
 
 
+def _text_source(models: ModelStore, model: str) -> str:
+    """Return the folder with the tokenizer and the chat template of a model."""
+    entry = models.entry(model)
+    if entry.base is not None and not entry.bundled and not (entry.path / "tokenizer.json").exists():
+        return str(entry.base)
+    return _name(models, model)
+
+
 def _load_call(models: ModelStore, model: str) -> str:
     """Return the call that loads the model in the dtype in which the studio computes it."""
-    return f"gf.load({_name(models, model)!r}, dtype={models.dtype(model)!r})"
+    entry = models.entry(model)
+    base = None if entry.bundled else entry.base
+    given = repr(_name(models, model)) if base is None else f"{str(base)!r}, adapter={_name(models, model)!r}"
+    return f"gf.load({given}, dtype={models.dtype(model)!r})"
 
 
 def _target_argument(models: ModelStore, request: Any) -> str:
@@ -188,7 +199,7 @@ def _attribution(models: ModelStore, request: schema.Attribution) -> str:
 
 
 def _chat(models: ModelStore, request: schema.ChatPanel) -> str:
-    name = _name(models, request.model)
+    name = _text_source(models, request.model)
     return (
         "\n".join(
             [
@@ -211,7 +222,7 @@ def _chat(models: ModelStore, request: schema.ChatPanel) -> str:
 
 
 def _patch(models: ModelStore, request: schema.Patch) -> str:
-    name = _name(models, request.model)
+    name = _text_source(models, request.model)
 
     def ids(given: list[int] | str) -> str:
         inside = f"gf.load_tokenizer({name!r}).encode({given!r}).ids" if isinstance(given, str) else repr(given)
@@ -267,7 +278,7 @@ def _size(models: ModelStore, request: schema.Size) -> str:
     if request.preset is not None:
         config = f"gf.presets.get({request.preset!r})"
     elif request.model is not None:
-        config = f"gf.load({_name(models, request.model)!r}).config"
+        config = f"{_load_call(models, request.model)}.config"
     else:
         config = f"gf.config.from_dict({request.config!r})"
     more = f"batch={request.batch}, context={request.context}, dtype={request.dtype!r}, optimizer={request.optimizer!r}"

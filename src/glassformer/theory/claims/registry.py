@@ -104,7 +104,11 @@ def find(id: str) -> Claim:
 
 
 def check(id: str, *, seed: int = 0, slow: bool = True, broken: bool = False, **knobs: float) -> Finding:
-    """Run one claim and its errata. `broken=True` runs its negative control, which must fail."""
+    """Run one claim and its errata. `broken=True` runs its negative control, which must fail.
+
+    >>> gf.check("permutation-equivariance").passed
+    True
+    """
     claim = find(id)
     unknown = set(knobs) - {k.name for k in claim.knobs}
     if unknown:

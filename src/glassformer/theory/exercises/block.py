@@ -5,32 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Case, Exercise, Mistake, softmax
-
-Array = np.ndarray
+from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake, softmax
 
 
-def layer_norm(
-    x: Array,
-    gain: Array,
-    bias: Array,
-    eps: float,
-    *,
-    ddof: int = 0,
-    eps_at: str = "inside",
-    axis: int = -1,
-    centre: bool = True,
-    power: float = 0.5,
-    affine: str = "both",
-) -> Array:
+def layer_norm(x: Array, gain: Array, bias: Array, eps: float) -> Array:
     """gain · (x - mean) / √(variance + eps) + bias, row by row."""
-    mean = x.mean(axis, keepdims=True) if centre else 0.0
-    variance = ((x - mean) ** 2).sum(axis, keepdims=True) / max(x.shape[axis] - ddof, 1)
-    spread = {"inside": (variance + eps) ** power, "outside": variance**power + eps, "none": variance**power}[eps_at]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        normal = (x - mean) / spread
-    shapes = {"both": gain * normal + bias, "first": gain * (normal + bias), "none": normal, "gain": gain * normal}
-    return np.asarray(shapes[affine])
+    centred = x - x.mean(-1, keepdims=True)
+    variance = (centred**2).mean(-1, keepdims=True)
+    return gain * (centred / np.sqrt(variance + eps)) + bias
 
 
 def _norm_cases(rng: np.random.Generator) -> list[Case]:
@@ -68,77 +50,52 @@ Normalise each row of x (T, d): subtract its mean, divide by √(variance + eps)
     cases=_norm_cases,
     returns=("normalised",),
     mistakes=(
-        Mistake("you divide the variance by d - 1 (torch.var's default, ddof=1): LayerNorm divides by d", {"ddof": 1}),
-        Mistake("you add eps to the standard deviation: add it to the variance, under the root", {"eps_at": "outside"}),
-        Mistake("you leave out eps", {"eps_at": "none"}),
-        Mistake("you normalise over the positions: normalise each row, along axis -1", {"axis": 0}),
-        Mistake("you do not subtract the mean: that is RMSNorm, not LayerNorm", {"centre": False}),
-        Mistake("you divide by the variance: divide by its square root", {"power": 1.0}),
-        Mistake("you add the bias before you multiply by the gain: multiply first, then add", {"affine": "first"}),
-        Mistake("you leave out gain and bias", {"affine": "none"}),
-        Mistake("you leave out the bias", {"affine": "gain"}),
+        Mistake(
+            "you divide the variance by d - 1 (torch.var's default, ddof=1): LayerNorm divides by d",
+            {"(centred**2).mean(-1, keepdims=True)": "(centred**2).sum(-1, keepdims=True) / (x.shape[-1] - 1)"},
+        ),
+        Mistake(
+            "you add eps to the standard deviation: add it to the variance, under the root",
+            {"np.sqrt(variance + eps)": "(np.sqrt(variance) + eps)"},
+        ),
+        Mistake("you leave out eps", {"variance + eps": "variance"}),
+        Mistake("you normalise over the positions: normalise each row, along axis -1", {"mean(-1": "mean(0"}),
+        Mistake("you do not subtract the mean: that is RMSNorm, not LayerNorm", {"x - x.mean(-1, keepdims=True)": "x"}),
+        Mistake(
+            "you divide by the variance: divide by its square root", {"np.sqrt(variance + eps)": "(variance + eps)"}
+        ),
+        Mistake(
+            "you add the bias before you multiply by the gain: multiply first, then add",
+            {"gain * (centred / np.sqrt(variance + eps)) + bias": "gain * (centred / np.sqrt(variance + eps) + bias)"},
+        ),
+        Mistake("you leave out gain and bias", {"gain * (": "(", " + bias": ""}),
+        Mistake("you leave out the bias", {" + bias": ""}),
     ),
     inspect=_inspect_norm,
     claims=("preln-block-shape", "residual-stream-sum"),
 )
 
 
-def _normed(x: Array, gain: Array) -> Array:
-    return gain * layer_norm(x, np.ones(x.shape[-1]), np.zeros(x.shape[-1]), 1e-5)
+def norm(x: Array, gain: Array) -> Array:
+    x = x - x.mean(-1, keepdims=True)
+    return gain * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
 
 
-def _attend(x: Array, w_qkv: Array, w_o: Array) -> Array:
+def attend(x: Array, w_qkv: Array, w_o: Array) -> Array:
     q, k, v = np.split(x @ w_qkv, 3, axis=-1)
-    scores = np.where(np.tri(len(x), dtype=bool), q @ k.T / q.shape[-1] ** 0.5, -np.inf)
-    return np.asarray(softmax(scores) @ v @ w_o)
+    scores = q @ k.T / np.sqrt(k.shape[-1])
+    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+    return softmax(scores) @ v @ w_o
 
 
-def _feed(x: Array, w_up: Array, w_down: Array) -> Array:
-    return np.asarray(np.maximum(x @ w_up, 0) @ w_down)
+def feed(x: Array, w_up: Array, w_down: Array) -> Array:
+    return np.maximum(x @ w_up, 0) @ w_down
 
 
-def block(
-    x: Array,
-    gain_1: Array,
-    w_qkv: Array,
-    w_o: Array,
-    gain_2: Array,
-    w_up: Array,
-    w_down: Array,
-    *,
-    wiring: str = "pre",
-    first: bool = True,
-    second: bool = True,
-    norm_2: str = "own",
-    order: str = "attention",
-) -> Array:
+def block(x: Array, gain_1: Array, w_qkv: Array, w_o: Array, gain_2: Array, w_up: Array, w_down: Array) -> Array:
     """Combine norm, attend and feed, with a norm before each sublayer."""
-
-    def attend(y: Array) -> Array:
-        return _attend(y, w_qkv, w_o)
-
-    def feed(y: Array) -> Array:
-        return _feed(y, w_up, w_down)
-
-    again = {"own": gain_2, "shared": gain_1}.get(norm_2)
-    if order == "feedforward":
-        y = x + feed(_normed(x, gain_2))
-        return y + attend(_normed(y, gain_1))
-    if wiring == "post":
-        y = _normed(x + attend(x), gain_1)
-        return _normed(y + feed(y), gain_2)
-    if wiring == "parallel":
-        return x + attend(_normed(x, gain_1)) + feed(_normed(x, gain_2))
-    if wiring == "normed stream":  # the sublayer is added to the normalised input
-        n = _normed(x, gain_1)
-        y = n + attend(n)
-        n = _normed(y, gain_2)
-        return n + feed(n)
-    if wiring == "after":  # the sublayer's output is normalised, not its input
-        y = x + _normed(attend(x), gain_1)
-        return y + _normed(feed(y), gain_2)
-    y = attend(_normed(x, gain_1)) + (x if first else 0)
-    return np.asarray(feed(_normed(y, again) if again is not None else y) + (y if second else 0))
+    x = x + attend(norm(x, gain_1), w_qkv, w_o)
+    return x + feed(norm(x, gain_2), w_up, w_down)
 
 
 def _block_cases(rng: np.random.Generator) -> list[Case]:
@@ -156,6 +113,8 @@ def _block_cases(rng: np.random.Generator) -> list[Case]:
     return [made("5 positions of width 6", 5, 6, 24), made("one position", 1, 4, 16), made("width 3", 7, 3, 5)]
 
 
+FIRST = "x = x + attend(norm(x, gain_1), w_qkv, w_o)"
+SECOND = "return x + feed(norm(x, gain_2), w_up, w_down)"
 PRE_NORM = Exercise(
     id="pre-norm-block",
     title="The pre-norm block",
@@ -167,47 +126,54 @@ given in the stub. Combine them:
   2. Normalise the new residual stream with gain_2, apply the feed-forward layer, and add the result.
 
 The residual stream itself is never replaced by its normalised version. Return an array (T, d).""",
-    given="""import numpy as np
-
-
-def norm(x, gain):
-    x = x - x.mean(-1, keepdims=True)
-    return gain * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-
-
-def attend(x, w_qkv, w_o):
-    q, k, v = np.split(x @ w_qkv, 3, axis=-1)
-    scores = q @ k.T / np.sqrt(q.shape[-1])
-    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ v @ w_o
-
-
-def feed(x, w_up, w_down):
-    return np.maximum(x @ w_up, 0) @ w_down
-""",
+    given=("norm", "attend", "feed"),
     solve=block,
     cases=_block_cases,
     returns=("output",),
     mistakes=(
         Mistake(
             "you normalise after adding: that is a post-norm block. Normalise the input of each sublayer",
-            {"wiring": "post"},
+            {
+                FIRST: "x = norm(x + attend(x, w_qkv, w_o), gain_1)",
+                SECOND: "return norm(x + feed(x, w_up, w_down), gain_2)",
+            },
         ),
         Mistake(
             "both sublayers read the same input: that is a parallel block. The second reads the output of the first",
-            {"wiring": "parallel"},
+            {FIRST: "y = attend(norm(x, gain_1), w_qkv, w_o)", "return x + feed": "return x + y + feed"},
         ),
-        Mistake("you add to the normalised input: add to the residual stream itself", {"wiring": "normed stream"}),
-        Mistake("you normalise the outputs of the sublayers: normalise their inputs", {"wiring": "after"}),
-        Mistake("you leave out the residual connection around attention: add its output to x", {"first": False}),
+        Mistake(
+            "you add to the normalised input: add to the residual stream itself",
+            {
+                FIRST: "x = norm(x, gain_1)\n    x = x + attend(x, w_qkv, w_o)",
+                SECOND: "x = norm(x, gain_2)\n    return x + feed(x, w_up, w_down)",
+            },
+        ),
+        Mistake(
+            "you normalise the outputs of the sublayers: normalise their inputs",
+            {
+                FIRST: "x = x + norm(attend(x, w_qkv, w_o), gain_1)",
+                SECOND: "return x + norm(feed(x, w_up, w_down), gain_2)",
+            },
+        ),
+        Mistake(
+            "you leave out the residual connection around attention: add its output to x",
+            {"x = x + attend": "x = attend"},
+        ),
         Mistake(
             "you leave out the residual connection around the feed-forward layer: add its output to its input stream",
-            {"second": False},
+            {"return x + feed": "return feed"},
         ),
-        Mistake("you leave out the norm before the feed-forward layer", {"norm_2": "none"}),
-        Mistake("you use gain_1 for both norms: the second has gain_2", {"norm_2": "shared"}),
-        Mistake("the feed-forward layer comes before attention: attention is first", {"order": "feedforward"}),
+        Mistake("you leave out the norm before the feed-forward layer", {"norm(x, gain_2)": "x"}),
+        Mistake("you use gain_1 for both norms: the second has gain_2", {"norm(x, gain_2)": "norm(x, gain_1)"}),
+        Mistake(
+            "the feed-forward layer comes before attention: attention is first",
+            {
+                FIRST: "x = x + feed(norm(x, gain_2), w_up, w_down)",
+                SECOND: "return x + attend(norm(x, gain_1), w_qkv, w_o)",
+            },
+        ),
     ),
     claims=("preln-block-shape", "prenorm-vs-postnorm", "residual-stream-sum"),
+    sources=("Ch. 13 ex. 13",),
 )

@@ -1,26 +1,16 @@
 """Exercises about counting: parameters of a block and of GPT-2, n-gram estimates."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from glassformer.theory.exercises.exercise import Case, Exercise, Mistake
 
 
-def block_parameters(
-    d: int, f: int, *, bias: bool = True, norms: int = 2, output: bool = True, ffn: str = "two"
-) -> int:
+def block_parameters(d: int, f: int) -> int:
     """Count the parameters of one block, including biases and norms."""
-    matrices = 4 if output else 3
-    attention = matrices * (d * d + (d if bias else 0))
-    match ffn:
-        case "two":
-            feedforward = 2 * d * f + (d + f if bias else 0)
-        case "four":
-            feedforward = 8 * d * d + (5 * d if bias else 0)
-        case _:
-            feedforward = d * f + (f if bias else 0)
-    return attention + feedforward + norms * 2 * d
+    attention = 4 * (d * d + d)
+    feedforward = d * f + f + f * d + d
+    norms = 2 * (d + d)
+    return attention + feedforward + norms
 
 
 BLOCK = Exercise(
@@ -31,7 +21,6 @@ How many parameters does one Transformer block of width d with a feed-forward la
 
 It has four d × d matrices (queries, keys, values, output), a d × f and an f × d matrix (feed-forward), a bias for each
 of these six linear layers, and two LayerNorms, each with a gain and a bias of size d. Return an integer.""",
-    given="",
     solve=block_parameters,
     cases=lambda rng: [
         Case("d 512, f 2048", {"d": 512, "f": 2048}),
@@ -43,37 +32,30 @@ of these six linear layers, and two LayerNorms, each with a gain and a bias of s
     mistakes=(
         Mistake(
             "you leave out the biases of the six linear layers: 4d in attention, f + d in the feed-forward layer",
-            {"bias": False},
+            {"(d * d + d)": "(d * d)", "d * f + f + f * d + d": "d * f + f * d"},
         ),
-        Mistake("you leave out the two LayerNorms: they have 4d parameters", {"norms": 0}),
-        Mistake("you count 2d for the norms: there are two, each with a gain and a bias, so 4d", {"norms": 1}),
-        Mistake("you leave out the output matrix of attention: there are four square matrices", {"output": False}),
-        Mistake("you assume f = 4d: use the given f", {"ffn": "four"}),
-        Mistake("you count one feed-forward matrix: there are two, d × f and f × d", {"ffn": "one"}),
+        Mistake("you leave out the two LayerNorms: they have 4d parameters", {" + norms": ""}),
+        Mistake(
+            "you count 2d for the norms: there are two, each with a gain and a bias, so 4d", {"2 * (d + d)": "2 * d"}
+        ),
+        Mistake("you leave out the output matrix of attention: there are four square matrices", {"4 * (": "3 * ("}),
+        Mistake("you assume f = 4d: use the given f", {"d * f + f + f * d + d": "8 * d * d + 5 * d"}),
+        Mistake(
+            "you count one feed-forward matrix: there are two, d × f and f × d", {"d * f + f + f * d + d": "d * f + f"}
+        ),
     ),
     claims=("block-param-count", "dense-vs-attention-params"),
     whole=True,
 )
 
 
-def gpt2_parameters(
-    vocab: int,
-    context: int,
-    d: int,
-    layers: int,
-    *,
-    tied: bool = True,
-    final: bool = True,
-    positions: bool = True,
-    bias: bool = True,
-    norms: int = 2,
-    tokens: bool = True,
-    blocks: bool = True,
-) -> int:
+def gpt2_parameters(vocab: int, context: int, d: int, layers: int) -> int:
     """Count all parameters; a shared table counts once."""
-    total = vocab * d * (int(tokens) + int(not tied)) + (context * d if positions else 0)
-    total += (layers if blocks else 1) * block_parameters(d, 4 * d, bias=bias, norms=norms)
-    return total + (2 * d if final else 0)
+    tokens = vocab * d
+    positions = context * d
+    block = 12 * d * d + 9 * d + 4 * d
+    final = 2 * d
+    return tokens + positions + layers * block + final
 
 
 GPT2 = Exercise(
@@ -87,7 +69,6 @@ How many parameters does GPT-2 have?
 It has a table of `vocab` token embeddings, a table of `context` learned position embeddings, `layers` blocks of width d
 with feed-forward width 4d (every linear layer with a bias, two LayerNorms per block), and a final LayerNorm. The output
 layer reuses the token table (weight tying) and has no bias, so it adds nothing. Return an integer.""",
-    given="",
     solve=gpt2_parameters,
     cases=lambda rng: [
         Case("GPT-2 small", {"vocab": 50257, "context": 1024, "d": 768, "layers": 12}),
@@ -97,47 +78,27 @@ layer reuses the token table (weight tying) and has no bias, so it adds nothing.
     ],
     returns=("count",),
     mistakes=(
-        Mistake("you count the output layer separately: it is the token table, which is counted once", {"tied": False}),
-        Mistake("you leave out the final LayerNorm, which has 2d parameters", {"final": False}),
-        Mistake("you leave out the position table, which has context · d parameters", {"positions": False}),
-        Mistake("you leave out the token table, which has vocab · d parameters", {"tokens": False}),
-        Mistake("you leave out the biases in the blocks", {"bias": False}),
-        Mistake("you leave out the LayerNorms in the blocks", {"norms": 0}),
-        Mistake("you count one block: multiply by `layers`", {"blocks": False}),
+        Mistake(
+            "you count the output layer separately: it is the token table, which is counted once",
+            {"tokens = vocab * d": "tokens = 2 * vocab * d"},
+        ),
+        Mistake("you leave out the final LayerNorm, which has 2d parameters", {" + final": ""}),
+        Mistake("you leave out the position table, which has context · d parameters", {" + positions": ""}),
+        Mistake("you leave out the token table, which has vocab · d parameters", {"return tokens + ": "return "}),
+        Mistake("you leave out the biases in the blocks", {"12 * d * d + 9 * d": "12 * d * d"}),
+        Mistake("you leave out the LayerNorms in the blocks", {" + 4 * d": ""}),
+        Mistake("you count one block: multiply by `layers`", {"layers * ": ""}),
     ),
     claims=("gpt2-small-param-count", "weight-tying-saving"),
     whole=True,
 )
 
 
-def ngram(
-    tokens: Sequence[int],
-    context: Sequence[int],
-    word: int,
-    *,
-    followed: bool = True,
-    smooth: int = 0,
-    joint: bool = False,
-    overlap: bool = True,
-    last: bool = False,
-) -> float:
+def ngram(tokens: list[int], context: list[int], word: int) -> float:
     """Return the maximum-likelihood estimate of p(word | context)."""
-    tokens, context = list(tokens), list(context)
-    n, width = len(tokens), len(context)
-    starts = [i for i in range(n - width + 1) if tokens[i : i + width] == context]
-    if not overlap:
-        free, starts = starts, []
-        for i in free:
-            if not starts or i >= starts[-1] + max(width, 1):
-                starts.append(i)
-    hits = sum(i + width < n and tokens[i + width] == word for i in starts)
-    within = n - 1 - int(last)
-    total = sum(i + width <= within for i in starts) if followed else len(starts)
-    if joint:
-        total = n - width
-    if smooth:
-        return (hits + 1) / (total + len(set(tokens)))
-    return hits / total if total else 0.0
+    n = len(context)
+    after = [tokens[i + n] for i in range(len(tokens) - n) if tokens[i : i + n] == context]
+    return after.count(word) / len(after) if after else 0.0
 
 
 def _ngram_cases(rng: np.random.Generator) -> list[Case]:
@@ -174,6 +135,13 @@ def _ngram_cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
+STEP = "after = [tokens[i + n] for i in range(len(tokens) - n) if tokens[i : i + n] == context]"
+SKIP = """\
+after, i = [], 0
+    while i < len(tokens) - n:
+        found = tokens[i : i + n] == context
+        after += [tokens[i + n]] if found else []
+        i += max(n, 1) if found else 1"""
 NGRAM = Exercise(
     id="ngram",
     title="An n-gram estimate",
@@ -186,7 +154,6 @@ divided by the number of times `context` is followed by any token.
   word       one token
 
 Return a float. Return 0.0 if `context` is never followed by any token.""",
-    given="",
     solve=ngram,
     cases=_ngram_cases,
     returns=("probability",),
@@ -194,17 +161,25 @@ Return a float. Return 0.0 if `context` is never followed by any token.""",
         Mistake(
             "you count the occurrence at the very end of the corpus, which nothing follows: the denominator counts "
             "only occurrences that some token follows",
-            {"followed": False},
+            {"range(len(tokens) - n)": "range(len(tokens) - n + 1)", "tokens[i + n] for": "[*tokens, None][i + n] for"},
         ),
-        Mistake("you smooth the counts: the maximum-likelihood estimate adds nothing", {"smooth": 1}),
+        Mistake(
+            "you smooth the counts: the maximum-likelihood estimate adds nothing",
+            {
+                "after.count(word) / len(after) if after else 0.0": (
+                    "(after.count(word) + 1) / (len(after) + len(set(tokens)))"
+                )
+            },
+        ),
         Mistake(
             "you divide by the number of n-grams in the corpus, which gives a joint probability: divide by the "
             "number of occurrences of the context",
-            {"joint": True},
+            {"/ len(after)": "/ (len(tokens) - n)"},
         ),
-        Mistake("you skip overlapping occurrences: test every position", {"overlap": False}),
+        Mistake("you skip overlapping occurrences: test every position", {STEP: SKIP}),
         Mistake(
-            "you stop one token too early: the last token of the corpus can be the word that follows", {"last": True}
+            "you stop one token too early: the last token of the corpus can be the word that follows",
+            {"range(len(tokens) - n)": "range(len(tokens) - n - 1)"},
         ),
     ),
     claims=("ngram-final-token", "unigram-mle"),

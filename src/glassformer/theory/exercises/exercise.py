@@ -1,17 +1,25 @@
-"""The type of an exercise: a problem, a stub, a solution that can also make each common mistake, and test cases.
+"""The type of an exercise: a problem, a stub, a reference solution, recorded wrong solutions, and test cases.
 
-`solve(**arguments)` is correct; `solve(**arguments, **mistake.changes)` is wrong in one known way. The grader compares
-a wrong answer with these known mistakes, so it can report what is wrong and not only that something is.
+A wrong solution is an edit of the source of the reference solution, so it is code as a student writes it. The grader
+compares a wrong answer with the answers of these wrong solutions, so it can report what is wrong and not only that
+something is.
 """
 
-from collections.abc import Callable, Mapping
+import ast
+import importlib
+import inspect as inspection
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from inspect import getdoc, signature
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from glassformer.errors import GlassformerError
+
+Array = np.ndarray
+SECONDS = 10
+"""Limit of processor time for one submission; the limit of wall-clock time is twice this."""
 
 
 class ExerciseError(GlassformerError):
@@ -28,16 +36,18 @@ class Case:
     """Arguments in the order of the function's parameters."""
     hint: str = ""
     """The hint for an answer that is wrong only in this case."""
+    hidden: Any = None
+    """What `accepts` needs to know and the student's function must not."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A common mistake."""
+    """A common mistake: a recorded wrong solution with the explanation of a tutor."""
 
     message: str
     """Tells the student what the code does and what to do instead."""
-    changes: Mapping[str, Any]
-    """Extra arguments with which `solve` makes the mistake."""
+    edits: Mapping[str, str]
+    """Text of the reference solution and the text that replaces it, everywhere. The result makes the mistake."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +56,28 @@ class Exercise:
     title: str
     problem: str
     solve: Callable[..., Any]
-    """The correct function. Its name, positional parameters and docstring are those of the student's function."""
+    """The reference solution. Its name, parameters and docstring are those of the student's function."""
     cases: Callable[[np.random.Generator], list[Case]]
     returns: tuple[str, ...]
     """Names of the returned values; more than one means a tuple."""
     mistakes: tuple[Mistake, ...]
     inspect: Callable[[Mapping[str, Any], tuple[Any, ...]], str] = field(default=lambda arguments, values: "")
     """Returns what can be concluded from a wrong answer alone, or an empty string."""
+    accepts: Callable[[Case, tuple[Any, ...]], str] | None = None
+    """For a problem with more than one correct answer: returns what is wrong with an answer, or an empty string.
+    Default: the answer must be that of the reference solution."""
     claims: tuple[str, ...] = ()
     """Ids of related claims for `glass check`."""
+    sources: tuple[str, ...] = ()
+    """Coding tasks of the sources that this exercise covers, as cited in the table of coverage."""
     whole: bool = False
     """True if answers are integers that must match exactly."""
-    given: str = "import numpy as np\n"
-    """What precedes the function in the file to start from."""
+    given: tuple[str, ...] = ()
+    """Names of helper functions that the file to start from already contains."""
+    seconds: int = SECONDS
+    """Limit of processor time for one submission."""
+    broken: tuple[Mistake, ...] = ()
+    """Mistakes that the file to start from contains, if it is a program to repair."""
 
     @property
     def function(self) -> str:
@@ -67,15 +86,118 @@ class Exercise:
 
     @property
     def stub(self) -> str:
-        """The file to start from, with the signature of the function."""
-        parameters = signature(self.solve).parameters.values()
-        names = ", ".join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-        function = f'def {self.function}({names}):\n    """{getdoc(self.solve)}"""\n    ...\n'
-        return f"{self.given}\n\n{function}" if self.given else function
+        """The file to start from: the given helpers and the signature of the function, or a program to repair."""
+        if self.broken:
+            return self._edited(self.solution, self.broken)
+        names = ", ".join(inspection.signature(self.solve).parameters)
+        function = f'def {self.function}({names}):\n    """{inspection.getdoc(self.solve)}"""\n    ...\n'
+        before = excerpt(self.solve, self.given, imports_of=(self.function,))
+        return f"{before}\n\n{function}" if before else function
+
+    @property
+    def solution(self) -> str:
+        """The source of the reference solution, as a file that the grader accepts."""
+        return excerpt(self.solve, (self.function,))
+
+    def variant(self, mistakes: Iterable[Mistake] = ()) -> Callable[..., Any] | None:
+        """Return the function with these mistakes, or None if they exclude each other. Given helpers never change."""
+        text = self._edited(excerpt(self.solve, (self.function,), without=self.given), mistakes)
+        return _compiled(self.solution, text, self.function) if text else None
+
+    @staticmethod
+    def _edited(text: str, mistakes: Iterable[Mistake]) -> str:
+        """Return the text with these mistakes, or an empty string if they exclude each other."""
+        for mistake in mistakes:
+            for old, new in mistake.edits.items():
+                if old not in text:
+                    return ""
+                text = text.replace(old, new)
+        return text
 
 
-def softmax(scores: np.ndarray, axis: int = -1, shift: bool = True) -> np.ndarray:
-    """Return e^s / sum e^s along an axis; `shift` subtracts the largest score first."""
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        raised = np.exp(scores - scores.max(axis, keepdims=True) if shift else scores)
-        return np.asarray(raised / raised.sum(axis, keepdims=True))
+@lru_cache(maxsize=1024)
+def _compiled(solution: str, text: str, function: str) -> Callable[..., Any] | None:
+    names: dict[str, Any] = {"np": np}
+    exec(compile(solution, f"<{function}>", "exec"), names)
+    try:
+        exec(compile(text, f"<{function}>", "exec"), names)
+    except SyntaxError:  # two edits of the same line
+        return None
+    found: Callable[..., Any] = names[function]
+    return found
+
+
+def excerpt(
+    function: Callable[..., Any], names: Iterable[str], imports_of: Iterable[str] = (), without: Iterable[str] = ()
+) -> str:
+    """Return the source of these functions of `function`'s module, and of everything in the module that they use.
+
+    Functions that the module imports from this folder are included as text. Annotations of parameters are left out.
+    `imports_of` names functions of which only the imports are included, `without` those to leave out.
+    """
+    return _excerpt(function.__module__, tuple(names), tuple(imports_of), tuple(without))
+
+
+@lru_cache(maxsize=512)
+def _excerpt(module: str, names: tuple[str, ...], imports_of: tuple[str, ...], without: tuple[str, ...]) -> str:
+    defined = _definitions(module)
+    used, extra = _uses(names, defined), _uses(imports_of, defined)
+    used |= {name for name in extra if isinstance(defined[name], ast.Import)}
+    used -= set(without)
+    imports = [ast.unparse(defined[name]) for name in defined if name in used and isinstance(defined[name], ast.Import)]
+    rest = [_text(defined[name]) for name in defined if name in used and not isinstance(defined[name], ast.Import)]
+    return "\n\n".join(part + "\n" for part in ("\n".join(dict.fromkeys(imports)), *rest) if part)
+
+
+@lru_cache(maxsize=64)
+def _definitions(module: str) -> dict[str, ast.stmt]:
+    """Return the imports, functions and constants of a module by name. Each node carries its lines of source."""
+    source = inspection.getsource(importlib.import_module(module))
+    defined: dict[str, ast.stmt] = {}
+    for node in ast.parse(source).body:
+        found: dict[str, ast.stmt] = {}
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(__package__):
+            others = _definitions(str(node.module))
+            found = {alias.name: others[alias.name] for alias in node.names if alias.name in others}
+        elif isinstance(node, ast.Import):
+            found = {(alias.asname or alias.name).split(".")[0]: node for alias in node.names}
+        elif isinstance(node, ast.FunctionDef):
+            found = {node.name: node}
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found = {node.targets[0].id: node}
+        for name, kept in found.items():
+            if kept is node:
+                kept.lines = source.splitlines()[node.lineno - 1 : node.end_lineno]  # type: ignore[attr-defined]
+            defined[name] = kept
+    return defined
+
+
+def _uses(names: Iterable[str], defined: Mapping[str, ast.stmt]) -> set[str]:
+    """Return the top-level names that these functions need, directly or through others. Annotations are ignored."""
+    used: set[str] = set()
+    new = set(names) & defined.keys()
+    while new:
+        used |= new
+        parts = [part for name in new for part in _parts(defined[name])]
+        found = {inner.id for part in parts for inner in ast.walk(part) if isinstance(inner, ast.Name)}
+        new = (found & defined.keys()) - used
+    return used
+
+
+def _parts(node: ast.stmt) -> list[ast.stmt]:
+    return node.body if isinstance(node, ast.FunctionDef) else [node]
+
+
+def _text(node: ast.stmt) -> str:
+    lines: list[str] = node.lines  # type: ignore[attr-defined]
+    if not isinstance(node, ast.FunctionDef):
+        return "\n".join(lines)
+    arguments = ast.arguments([], [ast.arg(argument.arg) for argument in node.args.args], None, [], [], None,
+                              node.args.defaults)  # fmt: skip
+    return "\n".join([f"def {node.name}({ast.unparse(arguments)}):", *lines[node.body[0].lineno - node.lineno :]])
+
+
+def softmax(scores: Array, axis: int = -1) -> Array:
+    """Return e^s / sum e^s along an axis, without overflow."""
+    raised = np.exp(scores - scores.max(axis, keepdims=True))
+    return np.asarray(raised / raised.sum(axis, keepdims=True))

@@ -1,19 +1,15 @@
-"""Grading: run the student's function in a separate process with limits and compare its answers in this process.
+"""Grading: run the student's function in a separate, limited process and compare its answers in this process.
 
-The solution is not in that process, so a file cannot grade itself. The limits protect against accidents such as endless
-loops or lists, not against an attacker: grade files of people you trust, or use a container.
+The solution is not in that process, so a file cannot grade itself. `sandbox.py` lists what the process may not do, and
+docs/exercises.md what remains possible on which system.
 """
 
-import contextlib
 import json
-import os
-import select
+import queue
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +18,14 @@ import numpy as np
 from glassformer.errors import plural
 from glassformer.theory.exercises import judge
 from glassformer.theory.exercises.exercise import Case, Exercise, ExerciseError
+from glassformer.theory.exercises.worker import Worker
 
-SECONDS = 10
-"""Limit of processor time; the limit of wall-clock time is twice this."""
-MEMORY = 4 << 30
-"""Limit of address space in bytes: importing torch alone reserves two gigabytes."""
+MEMORY = 2 << 30
+"""Limit of memory in bytes, beyond what Python and its packages take."""
+TORCH = ("torch", "torch._dynamo")
+"""Modules that a worker imports for submissions that mention torch; optimizers need the second."""
+LARGEST = 1 << 20
+"""Largest size of a submission in bytes."""
 RIGHT, WRONG, UNGRADED = "right", "wrong", "ungraded"
 FORMS: dict[str, set[str]] = {
     "loading": set(),
@@ -38,7 +37,6 @@ FORMS: dict[str, set[str]] = {
 }
 """Events of the runner and their required fields. Anything else on its channel was written by the student's code and is
 ignored."""
-RUNNER = Path(__file__).with_name("runner.py")
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,8 @@ class Grade:
     passed: int = 0
     printed: str = ""
     """The beginning of what the student's file printed."""
+    layers: tuple[str, ...] = ()
+    """The layers of isolation that were in force: limits, audit, landlock, seccomp."""
 
     @property
     def exit_code(self) -> int:
@@ -66,6 +66,7 @@ class Grade:
             "cases": self.cases,
             "passed": self.passed,
             "printed": self.printed,
+            "isolation": list(self.layers),
         }
 
     def text(self) -> str:
@@ -77,6 +78,7 @@ class Grade:
             lines = [f"right: {name} agrees with the solution in all {plural(self.cases, 'case')}."]
             if self.exercise.claims:
                 lines.append(f"related claims: glass check {' '.join(self.exercise.claims)} --explain")
+            lines.append(f"reference solution: glass exercise {self.exercise.id} --solution")
         else:
             lines = [f"wrong: {name} is right in {self.passed} of {plural(self.cases, 'case')}."]
             lines += [f"  - {_ended(sentence)}" for sentence in self.sentences]
@@ -89,82 +91,108 @@ def _ended(sentence: str) -> str:
     return sentence if sentence.endswith("?") else f"{sentence}."
 
 
-def grade(exercise: Exercise, path: str | Path, *, seconds: int = SECONDS, memory: int = MEMORY) -> Grade:
-    """Run the function in the file on hidden cases and report what is wrong with it."""
-    path = Path(path)
+def grade(
+    exercise: Exercise, path: str | Path, *, seed: int = 0, seconds: int | None = None, memory: int = MEMORY
+) -> Grade:
+    """Run the function in the file on hidden cases and report what is wrong with it.
+
+    `seed` draws the cases. `seconds` limits the processor time (default: the limit of the exercise), and `memory` the
+    bytes that the submission may allocate. Use a `Grader` for many files.
+    """
+    with Grader() as grader:
+        return grader.grade(exercise, path, seed=seed, seconds=seconds, memory=memory)
+
+
+class Grader:
+    """Grades many files with processes that are started once. Use it in a `with` statement; threads may share it."""
+
+    def __init__(self, workers: int = 1):
+        self._workers = workers
+        self._free: dict[bool, queue.LifoQueue[Worker]] = {False: queue.LifoQueue(), True: queue.LifoQueue()}
+        for torch, free in self._free.items():
+            for _ in range(workers):
+                free.put(Worker(TORCH if torch else ()))
+
+    def __enter__(self) -> "Grader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes. Call it when nothing is being graded."""
+        for free in self._free.values():
+            while not free.empty():
+                free.get().close()
+
+    def grade(
+        self,
+        exercise: Exercise,
+        path: str | Path,
+        *,
+        seed: int = 0,
+        seconds: int | None = None,
+        memory: int = MEMORY,
+    ) -> Grade:
+        """Grade one file, as the function `grade` does."""
+        source = _read(exercise, Path(path))
+        if isinstance(source, Grade):
+            return source
+        cases = exercise.cases(np.random.default_rng(seed))
+        encoded = [{name: _encode(value) for name, value in case.arguments.items()} for case in cases]
+        limit = exercise.seconds if seconds is None else seconds
+        job = {"source": source, "function": exercise.function, "cases": encoded, "seconds": limit, "memory": memory}
+        free = self._free["torch" in source]
+        worker = free.get()
+        try:
+            ended = worker.run(job, 2 * limit)
+        finally:
+            free.put(worker)
+        return _judge(exercise, cases, _events(ended.output, len(cases)), _ending(ended.code, ended.late, limit))
+
+    def grade_all(self, submissions: Iterable[tuple[Exercise, str | Path]], *, seed: int = 0) -> Iterator[Grade]:
+        """Grade pairs of an exercise and a file, as many at a time as there are workers, in their order."""
+        with ThreadPoolExecutor(self._workers) as pool:
+            yield from pool.map(lambda pair: self.grade(*pair, seed=seed), submissions)
+
+
+def _read(exercise: Exercise, path: Path) -> str | Grade:
+    """Return the text of a submission, or the grade of a file that is not one."""
     if not path.is_file():
         raise ExerciseError(f"{path} is not a file: give the Python file that defines {exercise.function}().")
-    cases = exercise.cases(np.random.default_rng(0))
-    events, ended = _run(exercise, path.resolve(), cases, seconds, memory)
-    return _judge(exercise, cases, events, ended)
+    data = path.read_bytes()
+    if len(data) > LARGEST:
+        return Grade(exercise, UNGRADED, (f"the file has {len(data):,} bytes, and {LARGEST:,} are allowed",))
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return Grade(exercise, UNGRADED, ("the file is not text: give a Python file in UTF-8",))
 
 
-def _run(
-    exercise: Exercise, path: Path, cases: list[Case], seconds: int, memory: int
-) -> tuple[list[dict[str, Any]], str]:
-    """Run the process. Return its events and, if it ended early, the reason."""
-    encoded = [{name: _encode(value) for name, value in case.arguments.items()} for case in cases]
-    job = {"file": str(path), "function": exercise.function, "cases": encoded, "seconds": seconds, "memory": memory}
-    one_thread = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ}
-    with tempfile.TemporaryDirectory(prefix="glass-exercise-") as folder:
-        job_file = Path(folder, "job.json")
-        job_file.write_text(json.dumps(job), encoding="utf-8")
-        ours, theirs = os.pipe()
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(RUNNER), str(job_file), str(theirs)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs,),
-            cwd=folder,
-            env={**kept, **one_thread},
-            start_new_session=True,  # a process group of its own, so that it can be killed as a whole
-        )
-        os.close(theirs)
-        try:
-            data, late = _read_output(process, ours, time.monotonic() + 2 * seconds)
-        finally:
-            os.close(ours)
-            _end(process)
-    return _events(data), _ending(process.returncode, late, seconds)
-
-
-def _read_output(process: subprocess.Popen[bytes], ours: int, deadline: float) -> tuple[bytes, bool]:
-    """Read the process's output until it ends or times out. A surviving grandchild process is not waited for."""
-    data = b""
-    while time.monotonic() < deadline:
-        ready, _, _ = select.select([ours], [], [], 0.05)
-        if ready:
-            piece = os.read(ours, 1 << 16)
-            if not piece:
-                process.wait(timeout=max(deadline - time.monotonic(), 0.1))
-                return data, False
-            data += piece
-        elif process.poll() is not None:
-            return data, False
-    return data, True
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and every process that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _events(data: bytes) -> list[dict[str, Any]]:
+def _events(data: bytes, count: int) -> list[dict[str, Any]]:
     lines = data.split(b"\n")[:-1]  # an incomplete last line was cut off
     events = []
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        known = isinstance(event, dict) and FORMS.get(str(event.get("event")), {"?"}) <= event.keys()
-        if known and isinstance(event.get("case", 0), int):
+        if isinstance(event, dict) and _is_form(event, count):
             events.append(event)
     return events
+
+
+def _is_form(event: dict[str, Any], count: int) -> bool:
+    """Return whether an event has the fields of the runner, with values of their types."""
+    if not FORMS.get(str(event.get("event")), {"?"}) <= event.keys():
+        return False
+    texts = all(isinstance(event.get(name, ""), str) for name in ("error", "message", "printed"))
+    lists = all(isinstance(event.get(name, []), list) for name in ("changed", "names", "layers"))
+    names = lists and all(isinstance(one, str) for name in ("changed", "names") for one in event.get(name, []))
+    case, line = event.get("case", 0), event.get("line")
+    numbers = isinstance(case, int) and 0 <= case < count and (line is None or isinstance(line, int))
+    whole = "error" not in event or {"error", "message", "line"} <= event.keys()
+    return texts and names and numbers and whole
 
 
 def _ending(code: int, late: bool, seconds: int) -> str:
@@ -179,24 +207,33 @@ def _ending(code: int, late: bool, seconds: int) -> str:
 def _encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": str(value.dtype), "shape": list(value.shape)}
-    return value
+    if isinstance(value, dict):
+        return {"dict": {name: _encode(item) for name, item in value.items()}}
+    return [_encode(item) for item in value] if isinstance(value, list) else value
 
 
 def _judge(exercise: Exercise, cases: list[Case], events: list[dict[str, Any]], ended: str) -> Grade:
     last = events[-1] if events else {"event": "loading", "printed": ""}
     printed = str(last.get("printed", ""))
+    layers = tuple(str(layer) for layer in events[0].get("layers", ())) if events else ()
+    return replace(_graded(exercise, cases, events, last, ended), printed=printed, layers=layers)
+
+
+def _graded(
+    exercise: Exercise, cases: list[Case], events: list[dict[str, Any]], last: dict[str, Any], ended: str
+) -> Grade:
     if last["event"] in ("loading", "unusable", "missing"):
-        return Grade(exercise, UNGRADED, (_unusable(exercise, last, ended),), printed=printed)
+        return Grade(exercise, UNGRADED, (_unusable(exercise, last, ended),))
     answers = {event["case"]: event for event in events if event["event"] == "answer"}
     unanswered = [case for number, case in enumerate(cases) if number not in answers]
     if unanswered:
         case = unanswered[0]
         sentence = f"for {case.label} it {ended}"
         passed = _count(exercise, cases, answers)
-        return Grade(exercise, WRONG, (sentence,), len(cases), passed, printed)
+        return Grade(exercise, WRONG, (sentence,), len(cases), passed)
     sentences = _failures(exercise, cases, answers)
     if sentences:
-        return Grade(exercise, WRONG, sentences, len(cases), _count(exercise, cases, answers), printed)
+        return Grade(exercise, WRONG, sentences, len(cases), _count(exercise, cases, answers))
     given = [judge.unpack(exercise, answers[n].get("value")) for n in range(len(cases))]
     found = judge.diagnose(exercise, cases, given)
     changed = sorted({name for answer in answers.values() for name in answer["changed"]})
@@ -204,7 +241,7 @@ def _judge(exercise: Exercise, cases: list[Case], events: list[dict[str, Any]], 
         found += [f"it modifies its argument `{changed[0]}`: work on a copy"]
     wrong = judge.wrong_cases(exercise, cases, given)
     result = WRONG if found else RIGHT
-    return Grade(exercise, result, tuple(found), len(cases), len(cases) - len(wrong), printed)
+    return Grade(exercise, result, tuple(found), len(cases), len(cases) - len(wrong))
 
 
 def _count(exercise: Exercise, cases: list[Case], answers: dict[int, dict[str, Any]]) -> int:
@@ -215,7 +252,7 @@ def _count(exercise: Exercise, cases: list[Case], answers: dict[int, dict[str, A
             given = judge.unpack(exercise, answer.get("value"))
         except judge.FormError:
             continue
-        passed += judge.same(exercise, given, judge.right(exercise, cases[number]))
+        passed += judge.is_right(exercise, cases[number], given)
     return passed
 
 
@@ -251,6 +288,8 @@ def _raised(failure: dict[str, Any]) -> str:
             return f"cannot be called with the arguments of the exercise: {words}"
         case "RecursionError":
             return f"calls itself endlessly{line}"
+        case "PermissionError":
+            return f"does what the grader forbids{line}: files, other programs and the network are closed to it"
     return f"raises {kind}{line}: {words}" if words else f"raises {kind}{line}"
 
 
@@ -265,7 +304,7 @@ def _unusable(exercise: Exercise, event: dict[str, Any], ended: str) -> str:
     match event["error"]:
         case "SyntaxError" | "IndentationError" | "TabError":
             return f"the file is not valid Python: {event['message']}{line}"
-        case "UnicodeDecodeError" | "ValueError" if not event.get("line"):
+        case "ValueError" if not event.get("line"):
             return "the file is not text: give a Python file in UTF-8"
         case "SystemExit":
             return f"the file ends the interpreter when it is loaded{line}: remove exit()"

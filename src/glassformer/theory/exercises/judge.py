@@ -1,7 +1,8 @@
 """Find what is wrong with a student's answers: compare them with the solution and with every known mistake."""
 
+import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,17 @@ class FormError(Exception):
 
 
 def unpack(exercise: Exercise, value: Any) -> Values:
-    """Return the parts of an answer as float64 arrays, or raise FormError."""
+    """Return the parts of an answer as float64 arrays, or raise FormError.
+
+    A submission can write to the channel of the runner itself, so a value may have any form.
+    """
+    try:
+        return _unpack(exercise, value)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError):
+        raise FormError("it returns a value that the grader cannot read: return arrays or numbers") from None
+
+
+def _unpack(exercise: Exercise, value: Any) -> Values:
     names = exercise.returns
     if value is None:
         raise FormError("it returns None: is there a `return` at the end?")
@@ -60,9 +71,13 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def right(exercise: Exercise, case: Case, changes: Mapping[str, Any] | None = None) -> Values:
+def right(exercise: Exercise, case: Case, mistakes: Sequence[Mistake] = ()) -> Values:
     """Return the correct answer, or the answer with the given mistakes."""
-    value = exercise.solve(**case.arguments, **(changes or {}))
+    function = exercise.variant(mistakes)
+    if function is None:
+        raise ValueError("these mistakes exclude each other")
+    with np.errstate(all="ignore"):
+        value = function(*copy.deepcopy(list(case.arguments.values())))
     parts = value if isinstance(value, tuple) else (value,)
     return tuple(np.asarray(part, float) for part in parts)
 
@@ -76,10 +91,17 @@ def same(exercise: Exercise, a: Values, b: Values) -> bool:
     )
 
 
+def is_right(exercise: Exercise, case: Case, given: Values) -> bool:
+    """Return whether an answer is correct."""
+    if exercise.accepts is not None:
+        return not exercise.accepts(case, given)
+    return same(exercise, given, right(exercise, case))
+
+
 def wrong_cases(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values]) -> list[int]:
     """Return the indices of the cases with a wrong answer."""
-    return [n for n, (case, given) in enumerate(zip(cases, answers, strict=True))
-            if not same(exercise, given, right(exercise, case))]  # fmt: skip
+    pairs = zip(cases, answers, strict=True)
+    return [n for n, (case, given) in enumerate(pairs) if not is_right(exercise, case, given)]
 
 
 def diagnose(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values]) -> list[str]:
@@ -87,6 +109,9 @@ def diagnose(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Values
     wrong = wrong_cases(exercise, cases, answers)
     if not wrong:
         return []
+    if exercise.accepts is not None:
+        found = [exercise.accepts(cases[n], answers[n]) for n in wrong]
+        return list(dict.fromkeys(found))
     mistakes = recognise(exercise, cases, answers)
     if mistakes:
         return [mistake.message for mistake in mistakes]
@@ -105,19 +130,16 @@ def recognise(exercise: Exercise, cases: Sequence[Case], answers: Sequence[Value
     """Return the known mistake, or the two known mistakes, that give exactly these answers."""
     for size in (1, 2):
         for chosen in itertools.combinations(exercise.mistakes, size):
-            changes = {name: value for mistake in chosen for name, value in mistake.changes.items()}
-            if len(changes) == sum(len(mistake.changes) for mistake in chosen) and all(
-                _made(exercise, case, given, changes) for case, given in zip(cases, answers, strict=True)
-            ):
+            pairs = zip(cases, answers, strict=True)
+            if exercise.variant(chosen) and all(_made(exercise, case, given, chosen) for case, given in pairs):
                 return chosen
     return ()
 
 
-def _made(exercise: Exercise, case: Case, given: Values, changes: Mapping[str, Any]) -> bool:
+def _made(exercise: Exercise, case: Case, given: Values, mistakes: Sequence[Mistake]) -> bool:
     try:
-        with np.errstate(all="ignore"):
-            return same(exercise, given, right(exercise, case, changes))
-    except (ValueError, IndexError, ZeroDivisionError):  # two mistakes may be incompatible
+        return same(exercise, given, right(exercise, case, mistakes))
+    except Exception:  # two mistakes may be incompatible
         return False
 
 

@@ -2,29 +2,17 @@
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Case, Exercise, Mistake
-
-Array = np.ndarray
+from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake
 
 
-def _frequencies(d: int, base: float, exponent: str) -> Array:
-    i = np.arange(d // 2)
-    powers = {"2i/d": 2 * i / d, "i/d": i / d, "2i/(d-2)": 2 * i / max(d - 2, 1), "positive": -2 * i / d}
-    return np.asarray(base ** -powers[exponent])
-
-
-def sinusoidal(
-    n: int, d: int, *, first: int = 0, layout: str = "pairs", exponent: str = "2i/d", base: float = 10000.0
-) -> Array:
+def sinusoidal(n: int, d: int) -> Array:
     """Return the table of position embeddings, (n, d)."""
-    angles = (np.arange(n) + first)[:, None] * _frequencies(d, base, exponent)
-    sines, cosines = np.sin(angles), np.cos(angles)
-    if layout == "halves":
-        return np.hstack([sines, cosines])
-    first_wave, second_wave = (cosines, sines) if layout == "swapped" else (sines, cosines)
-    if layout == "sines":
-        second_wave = sines
-    return np.stack([first_wave, second_wave], -1).reshape(n, d)
+    w = 10000.0 ** (-2 * np.arange(d // 2) / d)
+    angles = np.arange(n)[:, None] * w
+    table = np.zeros((n, d))
+    table[:, 0::2] = np.sin(angles)
+    table[:, 1::2] = np.cos(angles)
+    return table
 
 
 SINUSOIDAL = Exercise(
@@ -46,46 +34,38 @@ Positions p and components are counted from 0. Return an array (n, d).""",
     ],
     returns=("table",),
     mistakes=(
-        Mistake("your positions start at 1: the first is 0", {"first": 1}),
+        Mistake("your positions start at 1: the first is 0", {"np.arange(n)": "np.arange(1, n + 1)"}),
         Mistake(
             "you put all sines before all cosines: alternate them, sine in even and cosine in odd components",
-            {"layout": "halves"},
+            {"0::2": ": d // 2", "1::2": "d // 2 :"},
         ),
-        Mistake("you swapped sine and cosine: even components are sines", {"layout": "swapped"}),
-        Mistake("you use sines in the odd components too: use cosines there", {"layout": "sines"}),
-        Mistake("your exponent is i/d: it is 2i/d, for both components of pair i", {"exponent": "i/d"}),
+        Mistake(
+            "you swapped sine and cosine: even components are sines", {"0::2": "9::2", "1::2": "0::2", "9::2": "1::2"}
+        ),
+        Mistake("you use sines in the odd components too: use cosines there", {"np.cos": "np.sin"}),
+        Mistake("your exponent is i/d: it is 2i/d, for both components of pair i", {"-2 * ": "-"}),
         Mistake(
             "your exponent is 2i/(d-2): it is 2i/d, so the lowest frequency is not quite 1/10000",
-            {"exponent": "2i/(d-2)"},
+            {" / d)": " / max(d - 2, 1))"},
         ),
-        Mistake("your frequencies grow with i: the exponent of 10000 is minus 2i/d", {"exponent": "positive"}),
-        Mistake("your base is 1000: it is 10000", {"base": 1000.0}),
+        Mistake("your frequencies grow with i: the exponent of 10000 is minus 2i/d", {"-2 * ": "2 * "}),
+        Mistake("your base is 1000: it is 10000", {"10000.0": "1000.0"}),
     ),
     claims=("sinusoid-shift-rotation", "sine-only-fails", "sinusoid-frequency-spectrum"),
+    sources=("Ch. 13 ex. 11",),
 )
 
 
-def rope(
-    x: Array,
-    positions: Array,
-    base: float,
-    *,
-    shift: int = 0,
-    pairs: str = "neighbours",
-    sign: int = 1,
-    exponent: str = "2i/d",
-    counted: bool = False,
-) -> Array:
+def rope(x: Array, positions: Array, base: float) -> Array:
     """Return x with each row rotated by its position."""
-    T, d = x.shape
-    at = (np.arange(T) if counted else np.asarray(positions)) + shift
-    angles = sign * at[:, None] * _frequencies(d, base, exponent)
+    d = x.shape[1]
+    angles = positions[:, None] * base ** (-2 * np.arange(d // 2) / d)
     cos, sin = np.cos(angles), np.sin(angles)
-    if pairs == "neighbours":
-        a, b = x[:, 0::2], x[:, 1::2]
-        return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(T, d)
-    a, b = x[:, : d // 2], x[:, d // 2 :]
-    return np.hstack([a * cos - b * sin, a * sin + b * cos])
+    first, second = x[:, 0::2], x[:, 1::2]
+    rotated = np.zeros_like(x)
+    rotated[:, 0::2] = first * cos - second * sin
+    rotated[:, 1::2] = first * sin + second * cos
+    return rotated
 
 
 def _rope_cases(rng: np.random.Generator) -> list[Case]:
@@ -122,15 +102,130 @@ Return an array (T, d).""",
     cases=_rope_cases,
     returns=("rotated",),
     mistakes=(
-        Mistake("your positions are one too large: use the given positions without a shift", {"shift": 1}),
-        Mistake("you use the row index for the angle: use `positions`", {"counted": True}),
-        Mistake("you pair component i with i + d/2: in this exercise, pair 2i with 2i+1", {"pairs": "halves"}),
-        Mistake("you rotate in the opposite direction: the first component is x0 cos a - x1 sin a", {"sign": -1}),
-        Mistake("your exponent is i/d: it is 2i/d", {"exponent": "i/d"}),
+        Mistake(
+            "your positions are one too large: use the given positions without a shift",
+            {"positions[:, None]": "(positions[:, None] + 1)"},
+        ),
+        Mistake(
+            "you use the row index for the angle: use `positions`", {"positions[:, None]": "np.arange(len(x))[:, None]"}
+        ),
+        Mistake(
+            "you pair component i with i + d/2: in this exercise, pair 2i with 2i+1",
+            {"0::2": ": d // 2", "1::2": "d // 2 :"},
+        ),
+        Mistake(
+            "you rotate in the opposite direction: the first component is x0 cos a - x1 sin a",
+            {"angles = positions": "angles = -positions"},
+        ),
+        Mistake("your exponent is i/d: it is 2i/d", {"-2 * ": "-"}),
         Mistake(
             "your frequencies grow with i: the angle of pair i is p · base to the power minus 2i/d",
-            {"exponent": "positive"},
+            {"-2 * ": "2 * "},
         ),
     ),
     claims=("rope-relative", "pe-extrapolation"),
+)
+
+
+def extrapolation(
+    q: Array, k: Array, table: Array, slope: float, distance: int, positions: list[int]
+) -> tuple[Array, Array, Array, Array]:
+    """Return the scores (learned, sinusoids, rotary, alibi), each (P)."""
+    width = np.sqrt(len(q))
+    learned, sinusoids, rotary, alibi = [], [], [], []
+    waves = sinusoidal(max(positions) + 1, len(q))
+    for p in positions:
+        s = p - distance
+        learned.append((q + table[p]) @ (k + table[s]) / width if p < len(table) else np.nan)
+        sinusoids.append((q + waves[p]) @ (k + waves[s]) / width)
+        rotated_q = rope(q[None], np.array([p]), 10000.0)[0]
+        rotated_k = rope(k[None], np.array([s]), 10000.0)[0]
+        rotary.append(rotated_q @ rotated_k / width)
+        alibi.append(q @ k / width - slope * distance)
+    return np.array(learned), np.array(sinusoids), np.array(rotary), np.array(alibi)
+
+
+def _extrapolation_cases(rng: np.random.Generator) -> list[Case]:
+    def made(label: str, d: int, trained: int, distance: int, positions: list[int]) -> Case:
+        q, k, table = rng.normal(size=d), rng.normal(size=d), rng.normal(size=(trained, d))
+        slope = float(rng.uniform(0.1, 0.5))
+        arguments = {"q": q, "k": k, "table": table, "slope": slope, "distance": distance, "positions": positions}
+        return Case(label, arguments)
+
+    return [
+        made("8 trained positions, distance 2", 6, 8, 2, [3, 5, 7, 8, 9, 20, 100]),
+        made("16 trained positions, distance 5", 8, 16, 5, [5, 10, 15, 16, 40]),
+        made("distance 9", 4, 12, 9, [10, 11, 12, 50]),
+    ]
+
+
+EXTRAPOLATION = Exercise(
+    id="position-extrapolation",
+    title="Position schemes beyond the trained length",
+    problem="""\
+A query and a key keep their contents and their distance, and move along the text to positions that training never
+showed. What happens to their score under four position schemes? `sinusoidal(n, d)` and `rope(x, positions, base)` are
+given.
+
+  q, k (d)          contents of the query and the key
+  table (N, d)      learned position embeddings of the N trained positions
+  slope             of ALiBi
+  distance          the key is `distance` positions before the query
+  positions         P positions of the query
+
+Compute the score for every query position p (key position s = p - distance), divided by √d in every scheme:
+
+  learned       (q + table[p]) · (k + table[s]); NaN if p is beyond the table, because no embedding exists
+  sinusoids     the same with rows p and s of the sinusoidal table
+  rotary        rope(q at p) · rope(k at s), base 10000
+  alibi         q · k / √d - slope · distance
+
+Return the four arrays (P) in this order. Rotary and ALiBi scores do not change with p: they depend on the distance
+alone. That does not make them equally good at distances that training never showed (claim pe-extrapolation).""",
+    solve=extrapolation,
+    cases=_extrapolation_cases,
+    returns=("learned", "sinusoids", "rotary", "alibi"),
+    mistakes=(
+        Mistake(
+            "you repeat the last row of the table beyond it: there is no embedding, so the score is NaN",
+            {
+                "table[p]) @ (k + table[s]) / width if p < len(table) else np.nan": (
+                    "table[min(p, len(table) - 1)]) @ (k + table[min(s, len(table) - 1)]) / width"
+                )
+            },
+        ),
+        Mistake(
+            "you start the table again beyond its end: there is no embedding, so the score is NaN",
+            {
+                "table[p]) @ (k + table[s]) / width if p < len(table) else np.nan": (
+                    "table[p % len(table)]) @ (k + table[s % len(table)]) / width"
+                )
+            },
+        ),
+        Mistake("you do not divide the scores by √d", {"np.sqrt(len(q))": "1.0"}),
+        Mistake("your ALiBi rewards distance: subtract slope · distance", {"- slope": "+ slope"}),
+        Mistake(
+            "your ALiBi penalty is divided by √d too: divide only the dot product",
+            {"q @ k / width - slope * distance": "(q @ k - slope * distance) / width"},
+        ),
+        Mistake(
+            "you rotate the query alone: the key is rotated by its own position",
+            {"rotary.append(rotated_q @ rotated_k": "rotary.append(rotated_q @ k"},
+        ),
+        Mistake(
+            "your key comes after the query: its position is p - distance",
+            {
+                "s = p - distance": "s = p + distance",
+                "sinusoidal(max(positions) + 1,": "sinusoidal(max(positions) + distance + 1,",
+                "if p < len(table) else": "if s < len(table) else",
+            },
+        ),
+        Mistake(
+            "you add the sinusoids to the query alone: the key gets those of its own position",
+            {"@ (k + waves[s])": "@ k"},
+        ),
+    ),
+    claims=("pe-extrapolation", "rope-relative", "sinusoid-relative-score"),
+    sources=("Ch. 13 ex. 12",),
+    given=("sinusoidal", "rope"),
 )

@@ -1,7 +1,22 @@
 """All exercises by id."""
 
 from glassformer.errors import nearest
-from glassformer.theory.exercises import attention, block, counting, positions, sampling
+from glassformer.theory.exercises import (
+    attention,
+    backward,
+    block,
+    counting,
+    decoding,
+    heads,
+    loading,
+    mechanisms,
+    model,
+    nano,
+    positions,
+    sampling,
+    training,
+    triage,
+)
 from glassformer.theory.exercises.exercise import Exercise, ExerciseError
 
 ALL: dict[str, Exercise] = {
@@ -9,18 +24,40 @@ ALL: dict[str, Exercise] = {
     for exercise in (
         attention.ATTENTION,
         attention.CAUSAL,
-        attention.HEADS,
-        attention.CACHE,
+        heads.HEADS,
+        heads.CACHE,
+        attention.CROSS,
         positions.SINUSOIDAL,
         positions.ROPE,
+        positions.EXTRAPOLATION,
         block.NORM,
         block.PRE_NORM,
+        model.GPT,
+        model.TIED,
+        model.ENCODER,
+        loading.LOADING,
         sampling.TEMPERATURE,
         sampling.TOP_K,
         sampling.TOP_P,
+        decoding.GREEDY,
+        decoding.BEAM,
         counting.BLOCK,
         counting.GPT2,
         counting.NGRAM,
+        mechanisms.INDUCTION,
+        mechanisms.COLLAPSE,
+        mechanisms.ATTRIBUTION,
+        mechanisms.GRADIENT,
+        training.BATCH,
+        backward.LOSS,
+        backward.ATTENTION,
+        backward.NORM,
+        training.ADAMW,
+        training.SCHEDULE,
+        nano.TRAIN,
+        decoding.SAMPLE,
+        triage.TRIAGE,
+        triage.REPAIR,
     )
 }
 

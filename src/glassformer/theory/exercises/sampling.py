@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from glassformer.theory.exercises.exercise import Case, Exercise, Mistake, softmax
-
-Array = np.ndarray
+from glassformer.theory.exercises.exercise import Array, Case, Exercise, Mistake, softmax
 
 
 def _inspect_distribution(arguments: Mapping[str, Any], values: tuple[Any, ...]) -> str:
@@ -24,13 +22,11 @@ def _overflowing(rng: np.random.Generator, **more: Any) -> Case:
     return Case("logits around 2000", {"logits": 2000 + rng.normal(size=5), **more}, hint)
 
 
-def temperature(logits: Array, tau: float, *, how: str = "divide", shift: bool = True) -> Array:
+def temperature(logits: Array, tau: float) -> Array:
     """Return probabilities proportional to exp(logits / tau)."""
-    if how == "after":
-        p = softmax(logits) / tau
-        return np.asarray(p / p.sum())
-    scaled = {"divide": logits / tau, "multiply": logits * tau, "ignore": logits, "root": logits / tau**0.5}
-    return softmax(scaled[how], shift=shift)
+    scaled = logits / tau
+    p = np.exp(scaled - scaled.max())
+    return p / p.sum()
 
 
 TEMPERATURE = Exercise(
@@ -51,32 +47,34 @@ unchanged. Logits may be large.""",
     mistakes=(
         Mistake(
             "you multiply the logits by tau: divide by it, so that a large tau flattens the distribution",
-            {"how": "multiply"},
+            {"logits / tau": "logits * tau"},
         ),
         Mistake(
             "you divide the probabilities by tau and normalise, which has no effect: divide the logits",
-            {"how": "after"},
+            {"scaled = logits / tau": "scaled = logits", "return p / p.sum()": "p = p / tau\n    return p / p.sum()"},
         ),
-        Mistake("you divide by the square root of tau: divide by tau", {"how": "root"}),
-        Mistake("exp of a large logit overflows: subtract the largest logit before exp", {"shift": False}),
+        Mistake("you divide by the square root of tau: divide by tau", {"logits / tau": "logits / np.sqrt(tau)"}),
+        Mistake(
+            "exp of a large logit overflows: subtract the largest logit before exp", {"scaled - scaled.max()": "scaled"}
+        ),
+        Mistake("you return exp of the scaled logits: divide by their sum", {"return p / p.sum()": "return p"}),
+        Mistake(
+            "you take the logarithm of the probabilities: return the probabilities themselves",
+            {"return p / p.sum()": "return np.log(p / p.sum())"},
+        ),
     ),
     inspect=_inspect_distribution,
     claims=("decoding-samplers",),
+    sources=("Ch. 13 ex. 16",),
 )
 
 
-def top_k(
-    logits: Array, k: int, *, keep: str = "largest", fill: str = "-inf", normalise: bool = True, more: int = 0
-) -> Array:
+def top_k(logits: Array, k: int) -> Array:
     """Return softmax over the k largest logits, 0 for other tokens."""
-    order = np.argsort(-logits if keep == "largest" else logits, kind="stable")
-    kept = np.zeros(len(logits), bool)
-    kept[order[: max(k + more, 1)]] = True
-    if fill == "zero":
-        return softmax(np.where(kept, logits, 0.0))
-    if not normalise:
-        return np.where(kept, softmax(logits), 0.0)
-    return softmax(np.where(kept, logits, -np.inf))
+    kept = np.argsort(-logits)[:k]
+    p = np.zeros(len(logits))
+    p[kept] = np.exp(logits[kept] - logits.max())
+    return p / p.sum()
 
 
 TOP_K = Exercise(
@@ -99,41 +97,33 @@ exceed the number of tokens. No two logits are equal.""",
     ],
     returns=("probabilities",),
     mistakes=(
-        Mistake("you keep the k smallest logits: keep the largest", {"keep": "smallest"}),
-        Mistake("you set the logits of removed tokens to 0, and exp(0) is 1: set them to -inf", {"fill": "zero"}),
-        Mistake("you do not normalise the remaining probabilities: divide them by their sum", {"normalise": False}),
-        Mistake("you keep one token too many", {"more": 1}),
-        Mistake("you keep one token too few", {"more": -1}),
+        Mistake("you keep the k smallest logits: keep the largest", {"argsort(-logits)": "argsort(logits)"}),
+        Mistake(
+            "you set the logits of removed tokens to 0, and exp(0) is 1: set them to -inf",
+            {"np.zeros(len(logits))": "np.exp(np.zeros(len(logits)) - logits.max())"},
+        ),
+        Mistake(
+            "you do not normalise the remaining probabilities: divide them by their sum",
+            {"return p / p.sum()": "return p / np.exp(logits - logits.max()).sum()"},
+        ),
+        Mistake("you keep one token too many", {"[:k]": "[: k + 1]"}),
+        Mistake("you keep one token too few", {"[:k]": "[: max(k - 1, 1)]"}),
     ),
     inspect=_inspect_distribution,
     claims=("decoding-samplers",),
+    sources=("Ch. 13 ex. 16",),
 )
 
 
-def top_p(
-    logits: Array,
-    p: float,
-    *,
-    keep: str = "crossing",
-    normalise: bool = True,
-    ordered: bool = True,
-    order: str = "down",
-) -> Array:
+def top_p(logits: Array, p: float) -> Array:
     """Return the probabilities of top-p sampling."""
-    probabilities = softmax(logits)
-    by = np.argsort(-probabilities if order == "down" else probabilities, kind="stable")
-    if order == "none":
-        by = np.arange(len(logits))
-    total = np.cumsum(probabilities[by])
-    before = total - probabilities[by]
-    rules = {"crossing": before < p, "below": total <= p, "extra": np.r_[True, before[:-1] < p]}
-    kept = np.zeros(len(logits), bool)
-    kept[by] = rules[keep] if keep != "threshold" else probabilities[by] >= p
-    if not kept.any():
-        kept[by[0]] = True
-    left = np.where(kept, probabilities, 0.0)
-    left = left / left.sum() if normalise else left
-    return np.asarray(left if ordered else left[by])
+    q = softmax(logits)
+    order = np.argsort(-q)
+    before = np.cumsum(q[order]) - q[order]
+    kept = order[before < p]
+    result = np.zeros(len(q))
+    result[kept] = q[kept]
+    return result / result.sum()
 
 
 def _nucleus_cases(rng: np.random.Generator) -> list[Case]:
@@ -159,17 +149,35 @@ by their sum. Every other token has probability exactly 0. Entry i of the result
     cases=_nucleus_cases,
     returns=("probabilities",),
     mistakes=(
-        Mistake("you drop the token that crosses p, so the kept tokens sum to less than p: keep it", {"keep": "below"}),
-        Mistake("you keep one token too many: stop at the token that reaches p", {"keep": "extra"}),
+        Mistake(
+            "you drop the token that crosses p, so the kept tokens sum to less than p: keep it",
+            {"order[before < p]": "order[: max(1, sum(np.cumsum(q[order]) <= p))]"},
+        ),
+        Mistake(
+            "you keep one token too many: stop at the token that reaches p",
+            {"order[before < p]": "order[: sum(before < p) + 1]"},
+        ),
         Mistake(
             "you keep every token whose own probability is at least p: the sum of the kept tokens must reach p",
-            {"keep": "threshold"},
+            {"order[before < p]": "order[: max(1, sum(q >= p))]"},
         ),
-        Mistake("you do not normalise the remaining probabilities: divide them by their sum", {"normalise": False}),
-        Mistake("you return the probabilities in sorted order: entry i must belong to token i", {"ordered": False}),
-        Mistake("you start with the least likely tokens: sort by decreasing probability", {"order": "up"}),
-        Mistake("you sum the probabilities in the order of the token ids: sort them first", {"order": "none"}),
+        Mistake(
+            "you do not normalise the remaining probabilities: divide them by their sum",
+            {"return result / result.sum()": "return result"},
+        ),
+        Mistake(
+            "you return the probabilities in sorted order: entry i must belong to token i",
+            {"return result / result.sum()": "return result[order] / result.sum()"},
+        ),
+        Mistake(
+            "you start with the least likely tokens: sort by decreasing probability", {"argsort(-q)": "argsort(q)"}
+        ),
+        Mistake(
+            "you sum the probabilities in the order of the token ids: sort them first",
+            {"np.argsort(-q)": "np.arange(len(q))"},
+        ),
     ),
     inspect=_inspect_distribution,
     claims=("decoding-samplers",),
+    sources=("Ch. 13 ex. 16",),
 )

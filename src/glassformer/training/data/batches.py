@@ -5,8 +5,9 @@ and a counter instead of a state. So a resumed run needs only the number of its 
 the rows of all ranks together are those of a single process.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, get_args
 
 import numpy as np
@@ -15,10 +16,16 @@ from torch import Tensor
 
 from glassformer.config.choices import WindowOrder
 from glassformer.training.data.corpus import DataError
+from glassformer.training.data.shards import Shards
 
+Tokens = np.ndarray | Shards
+"""The tokens of a split: in memory or a mapped file, or several files."""
 IGNORED = -100
 """A target that no loss counts."""
-_OFFSETS, _SHUFFLE, _MASK = range(3)  # what the numbers are for: streams that never meet
+_OFFSETS, _SHUFFLE, _MASK, _CIPHER = range(4)  # what the numbers are for: streams that never meet
+ROUNDS = 16
+"""Rounds of `permuted`. The counts of the 120 orders of five windows over 60,000 seeds have a chi-square statistic of
+120 with 16 rounds (119 is expected), of 198 with 12 and of 1,471 with 8."""
 _WORD = 1 << 64
 
 
@@ -43,6 +50,37 @@ def shuffled(seed: int, epoch: int, n: int) -> np.ndarray:
     return np.argsort(random_words(_SHUFFLE, seed, epoch, in_fours(n))[:n], kind="stable")
 
 
+def permuted(seed: int, epoch: int, n: int, indices: np.ndarray, stream: int = _CIPHER) -> np.ndarray:
+    """Return what stands at these indices of a random permutation of the numbers below n; nothing is stored.
+
+    It is a Feistel network: x is written as (x // b, x % b) with a b >= n, and each round adds a hash of one half to
+    the other, modulo a or b. Such a round can be undone, so the network is a permutation of the numbers below a b. A
+    result of n or more goes through the network again until it is below n (cycle walking), which makes it a permutation
+    of the numbers below n. At most a - 1 of the a b numbers are too large, so this is rare for large n.
+    """
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    keys = random_words(stream, seed, epoch, ROUNDS)
+    found = np.asarray(indices).astype(np.uint64)
+    walking = np.arange(len(found))
+    while len(walking):
+        left, right = np.divmod(found[walking], np.uint64(b))
+        for key in range(0, ROUNDS, 2):
+            left = (left + _mixed(right, keys[key])) % np.uint64(a)
+            right = (right + _mixed(left, keys[key + 1])) % np.uint64(b)
+        found[walking] = left * np.uint64(b) + right
+        walking = walking[found[walking] >= n]
+    return found.astype(np.int64)
+
+
+def _mixed(numbers: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Return a 32-bit hash of each number (the finalizer of SplitMix64), so that a sum with it does not overflow."""
+    mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed >> np.uint64(32)
+
+
 class Order(Protocol):
     """What training asks for its batches, by the number of the step."""
 
@@ -56,10 +94,10 @@ class Batches:
 
     random: each row begins anywhere, uniformly and independently, as in nanoGPT. epoch: the windows of T targets that
     lie side by side, all of them once in a random order, then again in another. The tail shorter than a window is left
-    out of an epoch. A shuffled epoch takes 8 bytes of memory per window.
+    out of an epoch. The order of an epoch is computed, not stored (see `permuted`).
     """
 
-    tokens: np.ndarray
+    tokens: Tokens
     context: int
     """T."""
     batch_size: int
@@ -70,7 +108,6 @@ class Batches:
     start: int = 0
     """The step at which an iteration begins."""
     mode: WindowOrder = "random"
-    _shuffled: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("context", "batch_size", "world"):
@@ -105,22 +142,23 @@ class Batches:
             numbers = random_words(_OFFSETS, self.seed, step, in_fours(self.batch_size))[first : first + rows]
             # the remainder prefers no offset by more than n / 2^64
             return (numbers % np.uint64(len(self.tokens) - self.context)).astype(np.int64)
-        epochs, indices = np.divmod(step * self.batch_size + first + np.arange(rows), self.n_windows)
-        windows = np.empty(rows, np.int64)
-        for epoch in np.unique(epochs).tolist():
-            windows[epochs == epoch] = self._shuffle(epoch)[indices[epochs == epoch]]
-        return windows * self.context
+        return self.windows(step * self.batch_size + first + np.arange(rows)) * self.context
 
-    def _shuffle(self, epoch: int) -> np.ndarray:
-        if epoch not in self._shuffled:
-            for old in [known for known in self._shuffled if abs(known - epoch) > 1]:
-                del self._shuffled[old]
-            self._shuffled[epoch] = shuffled(self.seed, epoch, self.n_windows)
-        return self._shuffled[epoch]
+    def windows(self, numbers: np.ndarray, stream: int = _CIPHER) -> np.ndarray:
+        """Return the windows that are read after so many others, epoch after epoch."""
+        epochs, indices = np.divmod(numbers, self.n_windows)
+        found = np.empty(len(numbers), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            found[epochs == epoch] = permuted(self.seed, epoch, self.n_windows, indices[epochs == epoch], stream)
+        return found
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return this rank's inputs and targets of a step: a pure function of the step."""
-        return _split(_gather(self.tokens, self.offsets(step), self.context))
+        return self.read(self.offsets(step))
+
+    def read(self, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of the windows that begin at these offsets."""
+        return _split(_gather(self.tokens, offsets, self.context))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches without end, from step `start` on."""
@@ -130,7 +168,7 @@ class Batches:
             step += 1
 
 
-def _check_length(tokens: np.ndarray, context: int) -> None:
+def _check_length(tokens: Tokens, context: int) -> None:
     if len(tokens) <= context:
         raise DataError(
             f"{len(tokens):,} tokens are too few for a context of {context:,}: a window has context + 1. Use a longer "
@@ -138,8 +176,10 @@ def _check_length(tokens: np.ndarray, context: int) -> None:
         )
 
 
-def _gather(tokens: np.ndarray, offsets: np.ndarray, context: int) -> np.ndarray:
+def _gather(tokens: Tokens, offsets: np.ndarray, context: int) -> np.ndarray:
     """Windows of context + 1 tokens, (B, T+1)."""
+    if not isinstance(tokens, np.ndarray):
+        return tokens.windows(offsets, context + 1).astype(np.int64)
     plain = tokens.view(np.ndarray)  # indexing a plain array is faster than indexing a memmap
     return np.lib.stride_tricks.sliding_window_view(plain, context + 1)[offsets].astype(np.int64)
 
@@ -152,7 +192,7 @@ def _split(windows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def eval_batches(
-    tokens: np.ndarray, context: int, batch_size: int, limit: int | None = None
+    tokens: Tokens, context: int, batch_size: int, limit: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets in a fixed order: every token but the first is a target exactly once.
 

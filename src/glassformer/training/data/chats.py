@@ -13,7 +13,6 @@ from glassformer.chat.errors import ChatError
 from glassformer.chat.formats import Example, read_examples
 from glassformer.chat.render import Learned, Rendered, Renderer, add_chatml
 from glassformer.chat.template import CHATML, CHATML_TOKENS
-from glassformer.config import ModelConfig
 from glassformer.errors import plural
 from glassformer.training.data import tokenizer as tok
 from glassformer.training.data.corpus import DataError
@@ -127,20 +126,11 @@ def prepare_chats(run: Run, tokenizer: Tokenizer | None = None) -> ChatData:
                 f"no row of {run.data.corpus} is left for {name} ({summary.text(run.context)}): use more rows, or a "
                 "longer loop.context."
             )
-    windowed = _has_windows(run.model, run.context)
     notes = [summary.text(run.context)]
-    if chat.pack and windowed:
-        notes.append("conversations are not packed, because layers of this model attend to a window")
     if repeated := len({_digest(row) for row in val} & {_digest(row) for row in train}):
         notes.append(f"{plural(repeated, 'row')} of the validation data are also training data")
-    packs = chat.pack and not windowed and chat.loss != "dpo"
+    packs = chat.pack and chat.loss != "dpo"
     return ChatData(tokenizer, renderer, train, val, summary, notes, packs, chat.loss == "dpo")
-
-
-def _has_windows(config: ModelConfig, context: int) -> bool:
-    """Return whether a layer has a window shorter than the context: a mask of documents has no windows."""
-    widths = (config.window(layer) for layer in range(config.n_layers))
-    return any(width is not None and width < context for width in widths)
 
 
 def _digest(row: Row) -> bytes:

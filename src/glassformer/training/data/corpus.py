@@ -1,20 +1,23 @@
-"""Where text comes from: a file, a folder, or a corpus by name; read as a stream, in bounded memory.
+"""Where text comes from: files, a folder, a pattern, or a corpus by name; read as a stream, in bounded memory.
 
 A name is `shakespeare` (1.1 MB, found locally or downloaded once and verified) or `embedded` (the English of
 `pydoc_data.topics`, which every Python carries). Everything else is a path.
 """
 
 import codecs
+import glob
 import hashlib
 import io
+import itertools
 import os
 import threading
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from glassformer.chat.rows import COMPRESSED, chunks, is_data_file, split_files
 from glassformer.errors import GlassformerError
 from glassformer.files import cache_folder, write_atomically
 
@@ -35,15 +38,12 @@ class DataError(GlassformerError):
 
 @dataclass
 class Document:
-    """One text of a corpus. `read` streams it; after a whole reading the counts and the hash are known."""
+    """One file of a corpus: a text, or rows with a text in each. `read` streams a text."""
 
     name: str
     """The path below the corpus, or the corpus' own name."""
     path: Path | None = None
     content: bytes | None = None
-    n_bytes: int = field(default=0, init=False)
-    n_characters: int = field(default=0, init=False)
-    sha256: str = field(default="", init=False)
 
     @property
     def label(self) -> str:
@@ -53,44 +53,63 @@ class Document:
     def size(self) -> int:
         return len(self.content) if self.content is not None else self._path().stat().st_size
 
+    @property
+    def changed(self) -> int | None:
+        """When the file was last written, in nanoseconds; None for a corpus that is no file."""
+        return None if self.path is None else self.path.stat().st_mtime_ns
+
+    @property
+    def has_rows(self) -> bool:
+        return self.path is not None and is_data_file(self.path)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether reading can begin in the middle."""
+        if self.path is None:
+            return False
+        return self.path.suffix.lower() not in (*COMPRESSED, ".parquet", ".arrow")
+
     def _path(self) -> Path:
         assert self.path is not None
         return self.path
 
-    def _open(self) -> BinaryIO:
+    def open(self) -> BinaryIO:
         return io.BytesIO(self.content) if self.content is not None else self._path().open("rb")
 
-    def read(self) -> Iterator[str]:
-        """The text in pieces of about a megabyte; a character is never cut.
+    def read_bytes(self, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes in pieces of about a megabyte, decompressed; from `begin` to `end` of a file that is divisible."""
+        try:
+            with self.open() as file:
+                if not self.divisible and self.path is not None:
+                    yield from chunks(self.path, file)
+                    return
+                file.seek(begin)
+                while data := file.read(CHUNK if end is None else max(0, min(CHUNK, end - begin))):
+                    begin += len(data)
+                    yield data
+        except OSError as error:
+            raise DataError(f"{self.label} cannot be read: {error.strerror or error}.") from None
+
+    def read(self, begin: int = 0, end: int | None = None) -> Iterator[str]:
+        """The text in pieces of about a megabyte; a character is never cut. `begin` and `end` are at whole characters.
 
         It comes as it is, line ends included; only a byte order mark in front is dropped. Raises DataError, with the
         byte offset, for bytes that are not UTF-8 and for NUL bytes: text has none, binary files do.
         """
-        digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
-        n_bytes = n_characters = 0
-        try:
-            with self._open() as file:
-                while True:
-                    data = file.read(CHUNK)
-                    digest.update(data)
-                    text = self._decode(decoder, data, n_bytes)
-                    if n_characters == 0:
-                        text = text.removeprefix(_BOM)
-                    n_bytes += len(data)
-                    n_characters += len(text)
-                    if text:
-                        yield text
-                    if not data:
-                        break
-        except OSError as error:
-            raise DataError(f"{self.label} cannot be read: {error.strerror or error}.") from None
-        self.n_bytes, self.n_characters, self.sha256 = n_bytes, n_characters, digest.hexdigest()
+        decoder, at, first = codecs.getincrementaldecoder("utf-8")(), begin, begin == 0
+        for data in itertools.chain(self.read_bytes(begin, end), (b"",)):
+            text = self._decode(decoder, data, at)
+            at += len(data)
+            if text:
+                text, first = text.removeprefix(_BOM) if first else text, False
+            if text:
+                yield text
 
     def hash(self) -> str:
         """The SHA-256 of the bytes, which are not looked at."""
         digest = hashlib.sha256()
         try:
-            with self._open() as file:
+            with self.open() as file:
                 while data := file.read(CHUNK):
                     digest.update(data)
         except OSError as error:
@@ -121,7 +140,8 @@ class Corpus:
     name: str
     paths: tuple[Path, ...] = ()
     root: Path | None = None
-    """The folder, when it is one."""
+    """The folder, when it is one, or the folder of the files that a pattern matches."""
+    is_pattern: bool = False
     content: str | None = None
     """The text itself, for a corpus that is no file."""
 
@@ -141,16 +161,19 @@ class Corpus:
 
 
 def find(name: str | Path) -> Corpus:
-    """The corpus that a name or a path means. Raises DataError, in one sentence, when there is none.
+    """The corpus that a name, a path or a pattern means. Raises DataError, in one sentence, when there is none.
 
-    A folder means every file in it, sorted by path, subfolders included, hidden ones (`.name`) not.
+    A folder means every file in it, sorted by path, subfolders included, hidden ones (`.name`) not. If it has JSONL,
+    Parquet or Arrow files, it means these alone, and of several splits the one for training.
     """
     if name == "shakespeare":
         return Corpus("shakespeare", (shakespeare(),))
     if name == "embedded":
         return Corpus("embedded", content=embedded())
     path = Path(name).expanduser()
-    known = f"Give a text file, a folder of them, {' or '.join(NAMES)}."
+    known = f"Give a text, JSONL or Parquet file, a folder or a pattern of them, {' or '.join(NAMES)}."
+    if not path.exists() and (matches := sorted(map(Path, glob.glob(str(path), recursive=True)))):
+        return _matching(str(name), [match for match in matches if match.is_file()])
     if not str(name) or not path.exists():
         raise DataError(f"the corpus {str(name)!r} does not exist. {known}")
     if path.is_file():
@@ -158,9 +181,23 @@ def find(name: str | Path) -> Corpus:
     if not path.is_dir():
         raise DataError(f"the corpus {path} is neither a file nor a folder. {known}")
     files = sorted(_visible(path), key=lambda file: file.relative_to(path).as_posix())
+    if any(is_data_file(file) for file in files):
+        files = split_files(path, nested=True)
     if not files:
         raise DataError(f"the corpus folder {path} has no files (hidden ones do not count). {known}")
     return Corpus(path.resolve().name, tuple(files), path)
+
+
+def _matching(pattern: str, files: list[Path]) -> Corpus:
+    if not files:
+        raise DataError(f"the pattern {pattern!r} matches folders only: let it match files, as in folder/*.txt.")
+    text = next((file for file in files if not is_data_file(file)), None)
+    if text is not None and any(is_data_file(file) for file in files):
+        raise DataError(
+            f"the pattern {pattern!r} matches data files and {text.name}, which is a text: let it match one kind only."
+        )
+    root = Path(os.path.commonpath([file.parent for file in files]))
+    return Corpus(root.resolve().name, tuple(files), root, is_pattern=True)
 
 
 def _visible(folder: Path) -> Iterator[Path]:

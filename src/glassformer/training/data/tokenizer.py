@@ -216,6 +216,12 @@ def _last_cut(text: str, within: int = PIECE) -> int:
     return len(text)
 
 
+def first_cut(text: str, far: bool = False) -> int:
+    """Where a text may first be cut (see `_last_cut`); 0 if nowhere. `far` also allows a cut between words."""
+    rules = (_EDGE, _SPACE) if far else (_EDGE,)
+    return min((match.start() for rule in rules if (match := rule.search(text, 1))), default=0)
+
+
 def pieces(text: str, size: int = PIECE) -> Iterator[str]:
     """A text in parts of about `size` characters that encode as the whole does (see `_last_cut`)."""
     begin = 0
@@ -247,11 +253,24 @@ def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None = No
         for _ in texts:  # read, because the reading has its own ends (hashes, errors)
             pass
         return ByteTokenizer()
-    seen = np.zeros(0x110000, bool)
+    seen = Alphabet()
     for text in texts:
-        seen[_code_points(text)] = True
-    found = np.flatnonzero(seen).astype(np.uint32)
-    return CharTokenizer(found.tobytes().decode("utf-32-le"))
+        seen.add(text)
+    return CharTokenizer(seen.characters())
+
+
+class Alphabet:
+    """The characters that occur in texts."""
+
+    def __init__(self) -> None:
+        self._seen = np.zeros(0x110000, bool)
+
+    def add(self, text: str) -> None:
+        self._seen[_code_points(text)] = True
+
+    def characters(self) -> str:
+        """Return them in the order of their code points."""
+        return np.flatnonzero(self._seen).astype(np.uint32).tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int | None) -> Tokenizer:

@@ -1,6 +1,6 @@
 """Adapters of a run: which layers get one, and the tensors and files of its checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -8,6 +8,7 @@ from glassformer.config import ConfigError, Learned, to_dict, to_toml
 from glassformer.errors import nearest
 from glassformer.model import Model
 from glassformer.model.adapters import adaptable, attach, choose_layers, fresh_adapters
+from glassformer.pretrained import portable_name
 from glassformer.training.run import Run
 from glassformer.training.sections import Lora
 
@@ -43,12 +44,12 @@ def target_layers(model: Model, lora: Lora) -> list[str]:
     return chosen
 
 
-def check_lora(run: Run) -> None:
-    """Refuse what would change weights of the model that no checkpoint of adapters holds."""
-    if run.data.add_tokens:
+def check_lora(new_tokens: Sequence[str]) -> None:
+    """Refuse what would change weights of the model that no checkpoint of adapters holds: rows of new tokens."""
+    if new_tokens:
         raise ConfigError(
-            f"data.add_tokens={list(run.data.add_tokens)} needs trained embeddings, and [lora] trains adapters only: "
-            "leave out [lora], or the tokens."
+            f"data.add_tokens={list(new_tokens)} needs trained embeddings, and [lora] trains adapters only: leave out "
+            "[lora], or the tokens."
         )
 
 
@@ -77,5 +78,5 @@ def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def describe_adapter(run: Run) -> str:
     """Return adapter.toml: the model that was adapted, how, and the config."""
     assert run.lora is not None
-    base = {"model": run.start.model, "sha256": run.start.sha256, "family": run.start.family}
+    base = {"model": portable_name(run.start.model), "sha256": run.start.sha256, "family": run.start.family}
     return to_toml({"base": base, "lora": to_dict(run.lora), "model": to_dict(run.model)})

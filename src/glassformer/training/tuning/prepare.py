@@ -3,7 +3,9 @@
 import torch
 
 from glassformer.model import Model, build
+from glassformer.training.optimizers import HELD_ROWS
 from glassformer.training.run import Run
+from glassformer.training.tuning.extend import TOKEN_TABLES
 from glassformer.training.tuning.freeze import freeze
 from glassformer.training.tuning.lora import add_adapters
 from glassformer.training.tuning.start import load_start
@@ -20,5 +22,13 @@ def tuned_model(run: Run, device: str | torch.device, resumed: bool) -> Model:
         model = build(run.model, seed=run.seed, device=device)
     if run.lora is not None:
         add_adapters(model, run)
+    elif run.start.n_tokens:
+        hold_padding(model, run.start.n_tokens)
     freeze(model, run.optim.freeze)
     return model
+
+
+def hold_padding(model: Model, first: int) -> None:
+    """Let the optimizer keep the rows of the token tables from `first` on: no tokenizer writes these ids."""
+    tables = [name for name, p in model.named_parameters() if name in TOKEN_TABLES and p.shape[0] > first]
+    setattr(model, HELD_ROWS, dict.fromkeys(tables, first))

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as Engine
+from torch import Tensor
 
 from glassformer.chat.template import CHATML_TOKENS
 from glassformer.config import ConfigError, EncoderConfig, Learned, ModelConfig, Rotary, from_dict, to_dict
-from glassformer.errors import plural
+from glassformer.errors import listing, plural
 from glassformer.files import cache_folder
 from glassformer.model import Model, build
 from glassformer.training.data.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ from glassformer.training.sections import Start
 from glassformer.training.tuning.extend import extend_state
 from glassformer.training.tuning.freeze import matches
 from glassformer.training.tuning.lora import check_lora, check_positions, target_layers
-from glassformer.training.tuning.tokens import extended, mask_token, own_tokenizer, same_tokenizer
+from glassformer.training.tuning.tokens import extended, mask_token, new_tokens, own_tokenizer, same_tokenizer
 from glassformer.weights import WeightsError, load_chat_template, resolve, save
 from glassformer.weights.folder import Origin, load_config, read_model
 from glassformer.weights.formats.adapter import hash_weights
@@ -169,9 +170,9 @@ def check(run: Run) -> tuple[Run, list[str]]:
 
     Raise ConfigError if the model was changed since the run recorded its hash.
     """
-    if run.lora is not None:
-        check_lora(run)
     place = _place(run.start.model)
+    if run.lora is not None and run.data.add_tokens and (own := own_tokenizer(place)) is not None:
+        check_lora(new_tokens(own, run.data.add_tokens))
     config, state, origin = read_model(place, copy=False)
     found = hash_weights(state)
     if run.start.sha256 not in ("", found):
@@ -187,7 +188,9 @@ def check(run: Run) -> tuple[Run, list[str]]:
     if run.lora is not None:
         check_positions(run, config.max_len)
         target_layers(build(run.model, device="meta"), run.lora)
-    start = dataclasses.replace(run.start, model=str(place), sha256=found, family=origin.family)
+    start = dataclasses.replace(
+        run.start, model=str(place), sha256=found, family=origin.family, n_tokens=run.start.n_tokens or used_ids(run)
+    )
     return dataclasses.replace(run, start=start), describe(run, config)
 
 
@@ -203,11 +206,15 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
 
 def load_start(run: Run, device: str | torch.device) -> Model:
     """Return the model that the run starts from, in float32, with longer tables where the run asks for them."""
-    config, state, _ = read_model(_place(run.start.model), torch.float32)
-    state = extend_state(state, config, run.model, _known_ids(run, config), run.seed)
     model = build(run.model, device="meta")
-    model.load_state_dict(state, strict=True, assign=True)
+    model.load_state_dict(start_state(run, torch.float32), strict=True, assign=True)
     return model.to(device)
+
+
+def start_state(run: Run, dtype: torch.dtype | None, copy: bool = True) -> dict[str, Tensor]:
+    """Return the weights that a run starts from. `copy` is explained in `weights.convert.read`."""
+    config, state, _ = read_model(_place(run.start.model), dtype, copy=copy)
+    return extend_state(state, config, run.model, _known_ids(run, config), run.seed)
 
 
 def _known_ids(run: Run, config: ModelConfig) -> int:
@@ -216,7 +223,18 @@ def _known_ids(run: Run, config: ModelConfig) -> int:
         return config.vocab_size
     own = own_tokenizer(_place(run.start.model))
     assert own is not None  # `_tokens` refuses data.add_tokens without one
-    return min(own.vocab_size, config.vocab_size)
+    new = new_tokens(own, run.data.add_tokens)
+    return min(own.vocab_size, config.vocab_size) if new else config.vocab_size
+
+
+def used_ids(run: Run) -> int:
+    """Return the number of ids that the tokenizer or the config uses. Without a tokenizer of the model, it is all."""
+    tokenizer, config = start_tokenizer(run), run.model
+    if tokenizer is None:
+        return config.vocab_size
+    special = config.special
+    used = [special.bos, special.start, special.pad, special.forced_bos, run.loss.mask_token, *special.eos]
+    return max([tokenizer.vocab_size, *(token + 1 for token in used if token is not None)])
 
 
 def describe(run: Run, config: ModelConfig) -> list[str]:
@@ -235,8 +253,13 @@ def describe(run: Run, config: ModelConfig) -> list[str]:
     if tied and any(matches(choice, "embed.tokens.weight") for choice in run.optim.freeze):
         notes.append("the head is tied to the token table, so optim.freeze freezes both")
     if run.data.add_tokens:
+        own = own_tokenizer(_place(run.start.model))
+        fresh = [] if own is None else new_tokens(own, run.data.add_tokens)
         rows = run.model.vocab_size - config.vocab_size
-        notes.append(f"{plural(len(run.data.add_tokens), 'token')} added, for which the tables grow by {rows} rows")
+        if fresh:
+            notes.append(f"{plural(len(fresh), 'token')} added, for which the tables grow by {rows} rows")
+        if marked := [repr(token) for token in run.data.add_tokens if token not in fresh]:
+            notes.append(f"{listing(marked, 'and')} of the vocabulary becomes a special token and keeps its id")
     return notes
 
 

@@ -30,24 +30,36 @@ def same_tokenizer(given: str, own: Tokenizer) -> bool:
 
 
 def extended(tokenizer: Tokenizer, added: tuple[str, ...]) -> Tokenizer:
-    """Return the tokenizer with more special tokens, whose ids follow all known ids."""
+    """Return the tokenizer with more special tokens, whose ids follow all known ids.
+
+    An ordinary token that is named becomes a special one and keeps its id.
+    """
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Engine
 
     engine = Engine.from_str(tokenizer.to_json())
-    known = engine.get_vocab(with_added_tokens=True)
+    special = {token.content for token in engine.get_added_tokens_decoder().values()}
     for text in added:
-        if text in known:
-            raise ConfigError(f"data.add_tokens has {text!r}, which the tokenizer of start.model knows: leave it out.")
+        if text in special:
+            raise ConfigError(f"data.add_tokens has {text!r}, which the tokenizer of start.model has: leave it out.")
+    new = new_tokens(tokenizer, added)
     engine.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in added])
     vocabulary = engine.get_vocab(with_added_tokens=True)
-    ids = sorted(vocabulary[text] for text in added)
-    if ids != list(range(tokenizer.vocab_size, tokenizer.vocab_size + len(added))):
+    ids = sorted(vocabulary[text] for text in new)
+    if ids != list(range(tokenizer.vocab_size, tokenizer.vocab_size + len(new))):
         raise ConfigError(
             f"data.add_tokens would get the ids {ids}, some of which the tokenizer of start.model uses already: add "
             "them to its tokenizer.json yourself."
         )
     return JsonTokenizer(engine.to_str(pretty=True))
+
+
+def new_tokens(tokenizer: Tokenizer, added: tuple[str, ...]) -> list[str]:
+    """Return those of the added tokens that need a new id."""
+    from tokenizers import Tokenizer as Engine
+
+    known = Engine.from_str(tokenizer.to_json()).get_vocab(with_added_tokens=True)
+    return [text for text in added if text not in known]
 
 
 def mask_token(tokenizer: Tokenizer, config: ModelConfig) -> int:

@@ -5,6 +5,7 @@ that was adapted ([base]: path, hash of its weights, family), how ([lora]), and 
 """
 
 import hashlib
+import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,12 +21,13 @@ from glassformer.config import ConfigError, ModelConfig, from_dict
 from glassformer.model import build
 from glassformer.model.adapters import Adapter, adaptable, adapters_of, scale_of
 from glassformer.model.nf4 import quantize
+from glassformer.pretrained import portable_name
 from glassformer.weights.errors import WeightsError, summarize
-from glassformer.weights.folder import Origin, is_adapter, load_config, read_model, resolve
+from glassformer.weights.folder import TOKENIZER_FILES, Origin, is_adapter, load_config, read_model, resolve
 from glassformer.weights.formats import peft
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
-from glassformer.weights.tensors import read_json
+from glassformer.weights.tensors import read_json, release_all
 
 TOML, TENSORS = "adapter.toml", "adapter.safetensors"
 SUFFIXES = {"A": ".lora_A", "B": ".lora_B", "magnitude": ".lora_magnitude"}
@@ -52,7 +54,8 @@ def hash_weights(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name].detach().to("cpu", torch.float32).contiguous()
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.view(-1).numpy().data)
+        release_all()
     return digest.hexdigest()
 
 
@@ -169,7 +172,7 @@ def save_peft(model: nn.Module, path: str | Path, overwrite: bool = False) -> Pa
         raise WeightsError(f"a {type(model).__name__} has no glassformer config: only glassformer models can be saved.")
     layers, base, family, sha256 = adapters_of(model), "", "", ""
     if isinstance(origin, Origin):
-        family, base = origin.family, str(origin.base or origin.path)
+        family, base = origin.family, portable_name(origin.base or origin.path)
         if not layers and origin.adapter is not None:
             contents = read_adapter(origin.adapter, config, family)
             if contents.replaced:
@@ -185,8 +188,17 @@ def save_peft(model: nn.Module, path: str | Path, overwrite: bool = False) -> Pa
         on_cpu = {name: _on_cpu(adapter) for name, adapter in layers.items()}
         peft.write_peft(stage, on_cpu, config, family, base, sha256)
         _compare(peft.read_peft(stage, config, family).layers, on_cpu)
+        for file in _own_files(origin):
+            shutil.copyfile(file, stage / file.name)
         check_target(target, overwrite)
     return target
+
+
+def _own_files(origin: object) -> list[Path]:
+    """Return the files of the tokenizer and the chat template that an adapter has of its own."""
+    if not isinstance(origin, Origin) or origin.adapter is None or origin.path != origin.adapter:
+        return []
+    return [file for name in TOKENIZER_FILES if (file := origin.path / name).is_file()]
 
 
 def _on_cpu(adapter: Adapter) -> Adapter:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from glassformer.anatomy.fits import distance
 from glassformer.doctor.probes import blocks
 from glassformer.doctor.probes.structure.recording import recorded
+from glassformer.doctor.subject.measure import many
 from glassformer.doctor.subject.subject import Subject
 from glassformer.finding import Finding, Verdict
 
-ID = "norm_placement/read"
+ID, GROWTH = "norm_placement/read", "residual_growth/traced"
 SAME = 1e-9
 """Relative, in float64: what attention reads is the stream itself."""
 
@@ -47,3 +48,32 @@ def as_declared(subject: Subject) -> Iterator[Finding]:
         yield Finding.skip(ID, "the input and the residual connection of attention were not found")
     else:
         yield Finding(ID, Verdict.PASS, why=f"attention reads what {placement}-norm gives it, in {seen} layers")
+
+
+def stream_added_once(subject: Subject) -> Iterator[Finding]:
+    """Each sum is the stream once and what its part gave. A factor that the model keeps or declares is by design."""
+    assert subject.module is not None
+    if any(f.verdict is not Verdict.SKIP for f in blocks.wiring(subject)) or blocks._residual_factors(subject):
+        return
+    kept, seen = blocks._numbers(subject.module), 0
+    for layer, block in enumerate(recorded(subject, exact=True).anatomy.blocks):
+        attention, feed = block.attention.merged, block.feed
+        down = feed.down if feed is not None and feed.dense else None
+        sums = [
+            ("attention", block.joined, block.entering, attention),
+            ("feed-forward", block.leaving, block.joined, down),
+        ]
+        for what, after, before, part in sums:
+            if after is None or before is None or part is None or not after.shape == before.shape == part.out.shape:
+                continue
+            (stream, _), left = blocks.fit(after, [before, part.out])
+            if left > blocks.FIT:
+                continue
+            seen += 1
+            if abs(stream - 1) > 1e-2 and not blocks._is_kept(stream, kept):
+                why = f"layer {layer}: the stream enters the sum after {what} {stream:.3g} times, not once"
+                remedy = "Add each part to the stream once: x = x + f(norm(x))."
+                yield Finding(GROWTH, Verdict.FAIL, stream, 1.0, why, remedy, {"layer": layer, "part": "the stream"})
+                return
+    if seen:
+        yield Finding(GROWTH, Verdict.PASS, why=f"the stream enters each of {many(seen, 'sum')} once")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from glassformer.anatomy.parts import Anatomy, Lengths, read_anatomy
-from glassformer.anatomy.record import Graph, Node
+from glassformer.anatomy.record import Graph, Node, storage_of
 from glassformer.doctor.subject.errors import Unsupported
 from glassformer.doctor.subject.isolate import cast
 from glassformer.doctor.subject.subject import Subject
@@ -64,5 +64,5 @@ def recorded(subject: Subject, exact: bool = False) -> Recording:
         graph, logits = record_call(isolated, isolated.tokens(ROWS, length, seed=5), exact, **source)
         names: dict[int, list[str]] = {}
         for name, parameter in isolated.module.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter.untyped_storage().data_ptr(), []).append(name)
+            names.setdefault(storage_of(parameter), []).append(name)
     return Recording(graph, logits, Lengths(ROWS, length, SOURCE if source else None), names)

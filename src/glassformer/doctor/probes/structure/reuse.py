@@ -96,7 +96,7 @@ def weights_of_its_own(subject: Subject, recording: Recording) -> Finding:
 def _sliced(recording: Recording, node: Node) -> bool:
     weight = recording.weight(node)
     assert weight is not None
-    return weight.value.numel() * weight.value.element_size() < weight.value.untyped_storage().nbytes()
+    return weight.value.numel() * weight.value.element_size() < weight.storage_bytes
 
 
 def _design(reused: list[Reuse], reason: str) -> Finding:

@@ -1,7 +1,7 @@
 /* The frame around the views: navigation, model, prompt and its tokens, theme, inspector, notifications.
  *
  * A view is a module `view-NAME.js` that defines the custom element `glass-NAME` (a View of view.js). It is imported
- * when it is first selected. The eighth view, `doctor`, shows the doctor and the size sheet.
+ * when it is first selected. The last view, `doctor`, shows the doctor and the size sheet.
  */
 import { aborted, get, post } from "./api.js";
 import "./chips.js";
@@ -13,8 +13,9 @@ const VIEWS = [
   ["anatomy", "Anatomy", "M6 3h12v4H6zM6 10h12v4H6zM6 17h12v4H6zM12 7v3M12 14v3"],
   ["heads", "Heads", "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z"],
   ["stream", "Residual stream", "M12 3v18M12 7h6M12 12H6M12 17h6", "Stream"],
-  ["positions", "Positions", "M3 12c3-8 6-8 9 0s6 8 9 0M3 12h18"],
+  ["positions", "Positions", "M3 12c3-8 6-8 9 0s6 8 9 0M3 12h18", "Pos."],
   ["theory", "Theory", "M6 4h9l3 3v13H6zM9 11h6M9 15h6"],
+  ["course", "Course", "M4 5h7v14H4zM13 5h7v14h-7M6 9h3M6 12h3M15 12l2 2 3-4"],
   ["train", "Train", "M4 4v16h16M7 8c2 7 5 8 12 9"],
   ["doctor", "Doctor, size", "M12 4v16M4 12h16M7 4h10M7 20h10", "Doctor"],
 ];

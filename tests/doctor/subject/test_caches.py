@@ -1,0 +1,142 @@
+"""Caches that a model fills in place or keeps itself are found by trying, and then examined."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from glassformer.doctor.diagnose import diagnose
+from glassformer.doctor.probes.caching import run_chunks
+from glassformer.doctor.subject import caches
+from glassformer.doctor.subject.adapt import subject_of
+from glassformer.doctor.subject.interface import find_cache
+
+
+class Reader(nn.Module):
+    """One attention layer over learned positions; `kept` is (k, v) of earlier tokens or None."""
+
+    def __init__(self, bug=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = SimpleNamespace(vocab_size=31, n_layer=1, n_head=2, n_embd=16, block_size=64)
+        self.table, self.places = nn.Embedding(31, 16), nn.Embedding(64, 16)
+        self.qkv, self.out, self.head = nn.Linear(16, 48), nn.Linear(16, 16), nn.Linear(16, 31)
+        self.bug = bug
+
+    def read(self, tokens: Tensor, kept, start: int):
+        length = tokens.shape[1]
+        first = start - (self.bug == "position" and start > 0)
+        x = self.table(tokens) + self.places(torch.arange(first, first + length))
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in parts)
+        if kept is not None:
+            k, v = torch.cat([kept[0], k], 2), torch.cat([kept[1], v], 2)
+        hidden = torch.ones(length, start + length, dtype=torch.bool).triu(start + 1)
+        weights = (q @ k.transpose(-1, -2) / 8**0.5).masked_fill(hidden, float("-inf")).softmax(-1)
+        return self.head(x + self.out((weights @ v).transpose(1, 2).flatten(2))), (k, v)
+
+
+class FillsDict(Reader):
+    def forward(self, tokens, kv_cache=None):
+        kept = (kv_cache or {}).get("layer")
+        logits, new = self.read(tokens, kept, 0 if kept is None else kept[0].shape[2])
+        if kv_cache is not None:
+            kv_cache["layer"] = new
+        return logits
+
+
+class FillsList(Reader):
+    """Takes a list with one place for each layer."""
+
+    def forward(self, tokens, past=None):
+        kept = None if past is None else past[0]
+        logits, new = self.read(tokens, kept, 0 if kept is None else kept[0].shape[2])
+        if past is not None:
+            past[0] = new
+        return logits
+
+
+class Appends(Reader):
+    """Takes an empty list."""
+
+    def forward(self, tokens, cache=None):
+        kept = (torch.cat([k for k, _ in cache], 2), torch.cat([v for _, v in cache], 2)) if cache else None
+        start = 0 if kept is None else kept[0].shape[2]
+        logits, (k, v) = self.read(tokens, kept, start)
+        if cache is not None:
+            cache.append((k[:, :, start:], v[:, :, start:]))
+        return logits
+
+
+class Keeps(Reader):
+    """Keeps keys and values itself, from the place that the caller names."""
+
+    def __init__(self, bug=None):
+        super().__init__(bug)
+        self.k_cache, self.v_cache = torch.zeros(4, 2, 64, 8), torch.zeros(4, 2, 64, 8)
+
+    def forward(self, tokens, start_pos: int = 0):
+        rows = len(tokens)
+        kept = tuple(c[:rows, :, :start_pos].to(self.head.weight) for c in (self.k_cache, self.v_cache))
+        logits, (k, v) = self.read(tokens, kept if start_pos else None, start_pos)
+        with torch.no_grad():
+            self.k_cache[:rows, :, : k.shape[2]], self.v_cache[:rows, :, : k.shape[2]] = k.float(), v.float()
+        return logits
+
+
+class Returns(Reader):
+    def forward(self, tokens, past_key_values=None):
+        kept = past_key_values
+        logits, new = self.read(tokens, kept, 0 if kept is None else kept[0].shape[2])
+        return SimpleNamespace(logits=logits, past=new)
+
+
+class Offset(Reader):
+    """No cache: `offset` shifts positions, and a table happens to be called cached."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cos_cached", torch.ones(64, 8))
+
+    def forward(self, tokens, offset: int = 0):
+        return self.read(tokens, None, 0)[0] * self.cos_cached[0, 0]
+
+
+@pytest.mark.parametrize("model", [FillsDict, FillsList, Appends, Keeps, Returns])
+def test_each_way_to_keep_a_cache_is_found(model):
+    subject = subject_of(model())
+    assert subject.has_cache
+    with subject.isolated() as isolated:
+        tokens = isolated.tokens(2, 9)
+        stepped, _ = run_chunks(isolated, tokens, [4, 1, 1, 3])
+        torch.testing.assert_close(stepped, isolated.logits(tokens))
+
+
+def test_a_shift_of_positions_is_no_cache():
+    assert not subject_of(Offset()).has_cache
+
+
+@pytest.mark.parametrize("model", [FillsDict, Keeps])
+def test_a_wrong_position_with_such_a_cache_is_named(model):
+    assert diagnose(model(), quick=True).healthy
+    assert diagnose(model("position"), quick=True).diagnoses[0].id == "decode_position"
+
+
+def test_a_container_that_nobody_reads_is_none():
+    class Forgets(FillsDict):
+        def forward(self, tokens, kv_cache=None):
+            if kv_cache is not None:
+                kv_cache["seen"] = tokens
+            return self.read(tokens, None, 0)[0]
+
+    subject = subject_of(Forgets())
+    assert subject.interface.empty is None
+    assert not caches._fills(subject, dict)
+
+
+def test_a_field_named_like_a_cache_is_one_and_hidden_states_are_not():
+    kept = [torch.zeros(1)]
+    assert find_cache(SimpleNamespace(logits=torch.zeros(2), past=kept)) is kept
+    assert find_cache({"logits": torch.zeros(2), "new_cache": kept}) is kept
+    assert find_cache(SimpleNamespace(logits=torch.zeros(2), hidden_states=kept)) is None
