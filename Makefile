@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # Developers keep the corpus in ../shared/data. Others set GLASSFORMER_DATA, or the text is downloaded.
 export GLASSFORMER_DATA ?= $(wildcard ../shared/data)
 
-.PHONY: tour test test-all lint types docs site release-check clean
+.PHONY: tour test test-all lint types docs site notebooks release-check clean
 
 tour: .venv/installed
 	$(PY) -m glassformer tour
@@ -34,6 +34,10 @@ docs: .venv/installed
 # the documentation as a site with search, in docs/_build; a warning is an error
 site: .venv/installed
 	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build
+
+# run the notebooks and store their outputs; some minutes
+notebooks: .venv/installed
+	$(PY) notebooks/run.py
 
 # everything that must hold before a release; the wheel is built, installed and used outside the tree
 release-check: lint types site test-all

@@ -43,7 +43,7 @@ python_display_short_literal_types = True
 
 
 TICKS = re.compile(r"(`[^`]*`)")
-OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)+(?:src|tests|recipes|README|CONTRIBUTING)[^)]*\)")
+OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\((?:\.\./)+(?:src|tests|recipes|notebooks|README|CONTRIBUTING)[^)]*\)")
 
 
 def as_myst(app: Sphinx, name: str, source: list[str]) -> None:
