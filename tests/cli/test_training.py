@@ -199,6 +199,27 @@ def test_an_interrupted_run_says_how_to_go_on(capsys, monkeypatch, tmp_path):
     assert "done: 20 steps" in out
 
 
+def test_resume_auto_starts_continues_and_ends(capsys, monkeypatch, tmp_path):
+    words = [*train_arguments(tmp_path), "--resume", "auto"]
+    code, out, _ = run(capsys, *words, *settings("loop.steps=12"))
+    assert code == 0
+    assert "done: 12 steps" in out
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert "done: 20 steps" in out
+    assert "step      1 " not in out
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (0, "")
+    assert "is finished; go further with --set loop.steps=N" in err
+    code, _, err = run(capsys, *words, *settings("seed=7", "model.d_model=48"))
+    assert code == 2
+    assert "holds another run, which differs in model, seed" in err
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # a restart must not begin again, not even with --force
+    code, out, err = run(capsys, *words[:-2], "--force")
+    assert (code, out) == (0, "")
+    assert "is finished" in err
+
+
 def written(folder: Path, name: str, data: bytes) -> Path:
     (folder / name).write_bytes(data)
     return folder / name
@@ -223,6 +244,7 @@ BAD_RUNS = {
     "binary file": (lambda f: ["train", written(f, "m.bin", bytes(range(256)))], "m.bin is not a text"),
     "other encoding": (lambda f: ["train", written(f, "l.txt", "é".encode("latin-1") * 9)], "l.txt is not UTF-8 text"),
     "empty file": (lambda f: ["train", written(f, "e.txt", b"")], "e.txt is empty"),
+    "auto nowhere": (lambda f: ["train", "--resume", "auto"], "names none: add --out FOLDER"),
     "two texts": (lambda f: ["train", written(f, "a.txt", b"a"), "--set", "data.corpus=b.txt"], "leave one of them"),
     "two folders": (lambda f: ["train", "--out", f / "a", "--set", "out=b"], "name the folder twice"),
     "a run's folder": (lambda f: ["train", run_like(f)], "is the folder of a run: continue it with --resume"),

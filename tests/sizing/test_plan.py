@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glassformer.config import presets
+from glassformer.model import build
 from glassformer.sizing.devices import H200
-from glassformer.sizing.parameters import count
+from glassformer.sizing.flops import flops
+from glassformer.sizing.parameters import count, parameters
 from glassformer.sizing.plan import (
+    _held,
     all_gather,
     all_reduce,
     best,
@@ -20,6 +23,8 @@ from glassformer.sizing.plan import (
     strategies,
     work,
 )
+from glassformer.training import read_run
+from glassformer.training.distributed.tensor import Division
 
 GPT2 = presets.gpt2(vocab_size=50304)
 
@@ -76,7 +81,7 @@ def test_what_hides_messages_does_not_hide_copies():
 
 @given(st.sampled_from([2, 8, 64, 1024]), st.integers(1, 16), st.sampled_from([256, 1024]))
 def test_more_devices_never_make_a_step_shorter_than_its_compute(gpus, batch, context):
-    for how in strategies(gpus, H200):
+    for how in strategies(gpus, H200, GPT2):
         found = plan(GPT2, gpus, H200, how, batch, context)
         assert found.step >= found.compute
         assert found.exposed <= found.communication + 1e-12
@@ -88,10 +93,38 @@ def test_more_devices_never_make_a_step_shorter_than_its_compute(gpus, batch, co
 def test_without_links_to_wait_for_all_ways_do_the_same_work():
     links = {"link": 1e30, "gather": 1e30, "scatter": 1e30, "network": 1e30, "latency": 0.0}
     fast = replace(H200, **links, memory=1e30, gaps=0.0, capacity=1e15)
-    steps = [plan(GPT2, 8, fast, how, 8, 1024) for how in strategies(8, fast)]
-    assert all(p.exposed < 1e-9 for p in steps)
-    per_sequence = [p.compute for p in steps if p.strategy != "data"]
-    assert per_sequence == pytest.approx([per_sequence[0]] * len(per_sequence))
+    steps = {how: plan(GPT2, 8, fast, how, 8, 1024) for how in strategies(8, fast, GPT2)}
+    assert list(steps) == ["data", "sharded", "tensor 2", "tensor 4"]  # 8 does not divide the 12 heads
+    assert all(p.exposed < 1e-9 for p in steps.values())
+    head = 8 * 3 * flops(GPT2, 1, 1024).needed["head"] / fast.matmuls  # which every device of a group computes
+    alone = steps["sharded"].compute
+    for size in (2, 4):
+        assert steps[f"tensor {size}"].compute == pytest.approx(alone + (size - 1) * head)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_devices_that_divide_layers_hold_what_training_holds(size):
+    """The count of one device against the parameters that `Division` leaves it."""
+    part = build(GPT2, device="meta")
+    Division(None, 0, size).divide(part)
+    held = sum(p.numel() for p in part.parameters())
+    assert _held(parameters(GPT2), size) == held
+    assert plan(GPT2, 8, H200, f"tensor {size}", 1, 16).memory > 16 * held / (8 // size)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "recompute", "settings"),
+    [
+        ("data", False, {"parallel": "ddp"}),
+        ("sharded", True, {"parallel": "fsdp", "recompute": "full"}),
+        ("tensor 4", False, {"parallel": "fsdp", "tensor": 4}),
+    ],
+)
+def test_a_plan_names_settings_that_a_run_file_takes(strategy, recompute, settings):
+    found = replace(plan(GPT2, 8, H200, strategy, 1, 256), recompute=recompute)
+    assert found.settings == settings
+    run = read_run("", tuple(f"machine.{name}={value}" for name, value in found.settings.items()))
+    assert all(getattr(run.machine, name) == value for name, value in settings.items())
 
 
 def test_sharding_divides_the_state_and_data_parallelism_does_not():
@@ -127,6 +160,8 @@ def test_the_best_fits_where_anything_does():
         ({"batch": 0}, "batch=0 must be at least 1"),
         ({"strategy": "pipeline"}, "'pipeline' is not known"),
         ({"strategy": "tensor 3"}, "must divide"),
+        ({"strategy": "tensor 8"}, "8 does not divide the 12 heads of the model"),
+        ({"strategy": "tensor 2", "config": presets.bloom_560m()}, "does not support biases on the scores"),
         ({"strategy": "tensor 16", "gpus": 16}, "at most 8, the devices of one machine"),
         ({"config": presets.bert_base()}, "only for decoder-only"),
     ],

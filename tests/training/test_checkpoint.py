@@ -89,8 +89,24 @@ def test_foreign_and_missing_folders_are_refused(tmp_path):
         checkpoint.find(tmp_path / "model")
 
 
+def loaded(run: Path):
+    """(run, model tensors, extra tensors) of the last checkpoint, in memory."""
+    settings, _, *stored = checkpoint.read(run)
+    return settings, *({name: checkpoint.copy_stored(t) for name, t in tensors.items()} for tensors in stored)
+
+
+def test_tensors_are_read_on_demand_and_in_parts(run):
+    _, _, model, _ = checkpoint.read(run)
+    read = checkpoint.OnDemand(model, lambda name, stored: checkpoint.copy_stored(stored))
+    assert (len(read), list(read)) == (len(model), list(model))
+    whole = read["embed.tokens.weight"]
+    part = checkpoint.copy_stored(model["embed.tokens.weight"], (slice(3, 5), slice(0, 24)))
+    assert torch.equal(part, whole[3:5])
+    assert part.untyped_storage().nbytes() == part.nbytes  # not a view of the file
+
+
 def test_an_existing_checkpoint_is_never_overwritten(run):
-    settings, _, model, extra = checkpoint.read(run)
+    settings, model, extra = loaded(run)
     settings = settings.__class__(**{**vars(settings), "out": str(run)})
     before = {p: p.read_bytes() for p in (run / "last").iterdir()}
     path = checkpoint.write(settings, 20, model, extra, "{}", {"best": None})
@@ -101,7 +117,7 @@ def test_an_existing_checkpoint_is_never_overwritten(run):
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(run, monkeypatch):
-    settings, _, model, extra = checkpoint.read(run)
+    settings, model, extra = loaded(run)
     settings = settings.__class__(**{**vars(settings), "out": str(run)})
 
     def full(*_args, **_kwargs):
@@ -191,7 +207,7 @@ def test_without_out_a_run_gets_a_new_folder_that_its_run_file_names(tmp_path, m
 
 
 def test_best_and_last_are_copies_where_links_are_not_possible(run, monkeypatch):
-    settings, _, model, extra = checkpoint.read(run)
+    settings, model, extra = loaded(run)
     settings = dataclasses.replace(settings, out=str(run))
 
     def refused(*_, **__):
@@ -208,7 +224,7 @@ def test_best_and_last_are_copies_where_links_are_not_possible(run, monkeypatch)
 def test_leftovers_of_a_killed_process_are_removed(run):
     left = run / "checkpoints" / ".writing-1-step-00000099"
     left.mkdir()
-    settings, _, model, extra = checkpoint.read(run)
+    settings, model, extra = loaded(run)
     settings = settings.__class__(**{**vars(settings), "out": str(run)})
     checkpoint.write(settings, 30, model, extra, "{}", {"best": None})
     assert not left.exists()

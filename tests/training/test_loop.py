@@ -203,7 +203,7 @@ def test_the_log_tells_the_run(tmp_path):
 
 
 def test_sampling_does_not_change_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("glassformer.training.loop.sample_text", lambda model, tokenizer, engine: str(torch.rand(3)))
+    monkeypatch.setattr("glassformer.training.sample.sample_text", lambda model, tokenizer, engine: str(torch.rand(3)))
     curves = []
     for every in (0, 3):
         session = tiny.session(tmp_path, "model.dropout=0.2", f"loop.sample_every={every}", name=f"run{every}")

@@ -1,8 +1,8 @@
 """`glass`: the command line. It only parses and prints; torch is imported when a verb needs it.
 
-Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted, 141 the reader of standard output closed
-it, as in `glass ... | head`. Errors a user can cause are one sentence on standard error; GLASSFORMER_DEBUG=1 shows the
-traceback instead.
+Exit codes: 0 done, 1 a check failed, 2 the input was wrong, 130 interrupted (143 by SIGTERM), 141 the reader of
+standard output closed it, as in `glass ... | head`. Errors a user can cause are one sentence on standard error;
+GLASSFORMER_DEBUG=1 shows the traceback instead.
 """
 
 import os
@@ -48,8 +48,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         if alone:
             signal.signal(signal.SIGINT, _interrupt)
         return call()
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as interrupted:
+        return 128 + getattr(interrupted, "signal", signal.SIGINT)
     except BrokenPipeError:
         _discard_output()
         return CLOSED

@@ -32,6 +32,7 @@ Call = Callable[[], int]
 VERBS = {
     "tour": "training",
     "train": "training",
+    "launch": "launch",
     "data": "data",
     "sample": "sample",
     "chat": "chat",

@@ -21,15 +21,16 @@ HELP = {
     "data.corpus and [chat]. Default: train on a text.",
     "show": "With --chat or [chat]: print this many rendered conversations, the learned tokens between ⟦ and ⟧, and "
     "exit.",
-    "set": "Change fields of the run, such as optim.lr=3e-4 loop.steps=500. --fields lists all fields. Default: no "
-    "changes.",
+    "set": "Change a field of the run, such as --set optim.lr=3e-4; repeat it for more. --fields lists all fields. "
+    "Default: no changes.",
     "out": "Write the run to this folder. Default: the run file's `out`, or else a new folder runs/CORPUS-N.",
     "from": "Fine-tune this model: a model folder, a bundled model, a GGUF file or a Hugging Face hub name. It brings "
     "its config and tokenizer. Default: the run file's start.model, or else fresh weights.",
     "lora": "Train LoRA adapters of this rank and nothing else; [lora] in a run file has the other settings. Needs "
     "--from or start.model. Default: train all weights, or what [lora] of the run file says.",
     "resume": "Continue a run from its newest checkpoint, or from the given checkpoint folder. The result is the same, "
-    "bit for bit, as without the interruption. Default: start a new run.",
+    "bit for bit, as without the interruption. `auto` continues the run that the output folder holds, or starts it. "
+    "Default: start a new run; after a restart by torchrun, `auto`.",
     "log_to": "Also send the events to this logger: tensorboard, wandb, mlflow, or a class as package.module:Class. "
     "Default: the run file's loop.sinks.",
     "replay": "Send log.jsonl of a run to the loggers of --log-to, and exit; nothing is trained. Default: train.",
@@ -48,7 +49,7 @@ def train(
     show: Annotated[int, option(HELP["show"])] = 0,
     set: Annotated[tuple[str, ...], option(HELP["set"], "FIELD=VALUE")] = (),
     out: Annotated[Path | None, option(HELP["out"], "DIR")] = None,
-    resume: Annotated[str | None, option(HELP["resume"], "DIR")] = None,
+    resume: Annotated[str | None, option(HELP["resume"], "DIR|auto")] = None,
     log_to: Annotated[tuple[str, ...], option(HELP["log_to"], "NAME")] = (),
     replay: Annotated[Path | None, option(HELP["replay"], "DIR")] = None,
     force: Annotated[bool, option(HELP["force"])] = False,
@@ -56,7 +57,7 @@ def train(
     fields: Annotated[bool, option(HELP["fields"])] = False,
     json: Annotated[bool, option(HELP["json"])] = False,
 ) -> int:
-    """Train a model on a text. Ctrl-C stops after the current step and saves a checkpoint."""
+    """Train a model on a text. Ctrl-C, SIGTERM and SIGUSR1 stop after the current step and save a checkpoint."""
     if fields:
         _print_fields(json)
         return 0
@@ -70,39 +71,54 @@ def train(
         if any(change.partition("=")[0].strip() == "loop.sinks" for change in set):
             raise InputError("--log-to and --set loop.sinks=... name the loggers twice: leave one of them out.")
         set = (*set, f"loop.sinks={json_module.dumps(log_to)}")
-    from glassformer.training.distributed.group import report_error_once
+    from glassformer.training.distributed.group import report_error_once, restarted
 
+    if restarted() and resume is None:
+        resume, force = "auto", False  # a second attempt of torchrun must not replace what the first one wrote
     with report_error_once():  # under torchrun, one process prints it
-        changes = set if out is None else (*set, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
-        if out is not None and any(change.partition("=")[0].strip() == "out" for change in set):
-            raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
         if resume is not None and force:
             raise InputError("--resume continues a run and --force replaces one: leave one of them out.")
-        if from_ is not None:
-            if resume is not None:
-                raise InputError("--resume continues a run and --from starts a new one: leave one of them out.")
-            changes = (f"start.model={json_module.dumps(from_, ensure_ascii=False)}", *changes)
-        if lora is not None:
-            if resume is not None:
-                raise InputError("--resume continues a run with its own adapters: leave out --lora.")
-            changes = (f"lora.rank={lora}", *changes)
+        new = resume in (None, "auto")
+        changes = _changes(set, out, from_, lora, new)
         if chat is not None:
-            changes = (*_chat_changes(chat, run, resume), *changes)
+            changes = (*_chat_changes(chat, run, new), *changes)
         session, about = _open(run, changes, resume)
         for sentence in session.notes:
             _note(f"{sentence}.")
         if show:
             _show(session, show)
             return 0
-        _train(session, about, force, latest, json)
+        if session.resume is not None and session.resume[0]["step"] >= session.run.loop.steps:
+            _note(f"the run in {session.run.out} is finished; go further with --set loop.steps=N.")
+        else:
+            _train(session, about, force, latest, json)
     return 0
 
 
-def _chat_changes(chat: Path, run: Path | None, resume: str | None) -> tuple[str, ...]:
+def _changes(
+    changes: tuple[str, ...], out: Path | None, start: str | None, lora: int | None, new: bool
+) -> tuple[str, ...]:
+    """Return the changes of --set with those that --out, --from and --lora mean. `new`: the run may be a new one."""
+    if out is not None:
+        if any(change.partition("=")[0].strip() == "out" for change in changes):
+            raise InputError(f"--out {out} and --set out=... name the folder twice: leave one of them out.")
+        changes = (*changes, f"out={json_module.dumps(str(out), ensure_ascii=False)}")
+    if start is not None:
+        if not new:
+            raise InputError("--resume continues a run and --from starts a new one: leave one of them out.")
+        changes = (f"start.model={json_module.dumps(start, ensure_ascii=False)}", *changes)
+    if lora is not None:
+        if not new:
+            raise InputError("--resume continues a run with its own adapters: leave out --lora.")
+        changes = (f"lora.rank={lora}", *changes)
+    return changes
+
+
+def _chat_changes(chat: Path, run: Path | None, new: bool) -> tuple[str, ...]:
     """Return the changes that --chat makes to a run."""
     from glassformer.training.session import read_run_file
 
-    if resume is not None:
+    if not new:
         raise InputError("a resumed run has its own data: leave out --chat.")
     if run is not None and read_run_file(run) is None:
         raise InputError(f"{run} is a text to train on and --chat {chat} are conversations: leave one of them out.")
@@ -144,20 +160,21 @@ def _replay(folder: Path, names: tuple[str, ...], json: bool) -> int:
 def _open(run: Path | None, changes: tuple[str, ...], resume: str | None) -> tuple["Session", str]:
     """Return the session of a new or a resumed run, and a line about the defaults for a text without a run file."""
     from glassformer.training import open_session, read_run, resume_session
-    from glassformer.training.session import read_run_file
+    from glassformer.training.session import open_or_resume, read_run_file
 
-    if resume is not None:
+    if resume is not None and resume != "auto":
         if run is not None:
             raise InputError("a resumed run has its own run file: leave out the run, or leave out --resume.")
         return resume_session(resume, changes, _note), ""
+    opened = open_or_resume if resume == "auto" else open_session
     text = "" if run is None else read_run_file(run)
     if run is None or text is not None:
-        return open_session(read_run(text or "", changes, str(run or "the run"), _note)), ""
+        return opened(read_run(text or "", changes, str(run or "the run"), _note)), ""
     for change in changes:
         if change.partition("=")[0].strip() == "data.corpus":
             raise InputError(f"{run} is the text to train on, and so is --set {change}: leave one of them out.")
     corpus = f"data.corpus={json_module.dumps(str(run), ensure_ascii=False)}"
-    session = open_session(read_run("", (corpus, *changes), str(run), _note))
+    session = opened(read_run("", (corpus, *changes), str(run), _note))
     return session, _defaults(run, session)
 
 
@@ -209,7 +226,7 @@ class _Listener:
 
 def _train(session: "Session", about: str, force: bool, latest: bool, json: bool) -> None:
     from glassformer.training import train as run_training
-    from glassformer.training.distributed.group import is_main
+    from glassformer.training.distributed.group import is_main, resume_command
     from glassformer.training.events import Display
 
     run, data, resume = session.run, session.data, session.resume
@@ -232,7 +249,7 @@ def _train(session: "Session", about: str, force: bool, latest: bool, json: bool
         raise InputError(str(error)) from None
     except KeyboardInterrupt:
         if listener is not None and listener.out and any(Path(listener.out, "checkpoints").glob("step-*")):
-            print(f"stopped; continue with: glass train --resume {shlex.quote(listener.out)}", file=sys.stderr)
+            print(f"stopped; continue with: {resume_command(listener.out)}", file=sys.stderr)
         raise
 
 

@@ -32,3 +32,9 @@ ChatLoss = Literal["assistant", "last", "all", "dpo"]
 """What is learned of a conversation: every answer, the last one, all tokens, or which of two answers is preferred."""
 TooLong = Literal["drop", "cut", "error"]
 """What happens to a conversation that is longer than the context."""
+
+Recompute = Literal["no", "selective", "full"]
+"""What a training step computes again in the backward pass instead of saving it."""
+
+Scheduler = Literal["torchrun", "slurm", "kubernetes"]
+"""What starts the processes of a run on many GPUs."""

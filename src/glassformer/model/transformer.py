@@ -5,6 +5,7 @@ A model computes logits, nothing else: loss, sampling and optimizers live elsewh
 
 import fnmatch
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -285,20 +286,27 @@ def _construct(config: c.ModelConfig) -> Model:
 @torch.no_grad()
 def init_weights(model: Model, seed: int) -> None:
     """Fill every parameter from TABLE, drawing on the CPU in float32 so that devices and dtypes agree."""
+    for name, value in initial_values(model, seed):
+        parameter = model.get_parameter(name)
+        parameter.fill_(value) if isinstance(value, float) else parameter.copy_(value)
+    for buffer in model.buffers():  # corrections of routers
+        buffer.zero_()
+
+
+def initial_values(model: Model, seed: int) -> Iterator[tuple[str, Tensor | float]]:
+    """Yield the name and the first value of each parameter: a tensor, or the number that fills it."""
     config = model.config
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         kind = distribution(name)
         if kind in ("one", "zero"):
             offset = getattr(model.get_submodule(name.rpartition(".")[0]), "offset", 0.0)
-            parameter.fill_(1.0 - offset if kind == "one" else 0.0)
+            yield name, 1.0 - offset if kind == "one" else 0.0
             continue
         std = config.init_std
         if kind == "residual":
             std /= math.sqrt(_residual_branches(config, name))
-        parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
-    for buffer in model.buffers():  # corrections of routers
-        buffer.zero_()
+        yield name, torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
 
 
 def distribution(name: str) -> str:

@@ -26,6 +26,7 @@ from glassformer.config import (
     RMSNorm,
     Rotary,
 )
+from glassformer.config.choices import Recompute
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,43 @@ def saved_by_block(run: Pass, layer: int) -> int:
     if cfg.placement == "parallel":
         total -= run.hidden_states  # both branches read the output of the same norm
     return total + branches * run.hidden_states * run.has_dropout  # dropout mask of each branch
+
+
+def kept_by_block(run: Pass, layer: int, recompute: Recompute) -> int | None:
+    """Return the bytes that a block keeps until its backward pass, where it is computed again; None if it is not.
+
+    Both kinds keep the input of the block. `selective` also keeps the results of matmuls and of fused attention.
+    """
+    if recompute == "no":
+        return None
+    if recompute == "full":
+        return run.residual
+    run = run.at(layer)
+    total = run.residual + _matmuls_of_attention(run) + _matmuls_of_feedforward(run.feedforward, run.tokens, run)
+    return total + (_matmuls_of_attention(run, cross=True) if run.memory else 0)
+
+
+def _matmuls_of_attention(run: Pass, cross: bool = False) -> int:
+    """Return the bytes of the results of q, k, v, o, and of attention itself."""
+    cfg, B, T, N = run.config, run.batch, run.length, run.tokens
+    S = run.memory if cross else T
+    H, G, K, U = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_value
+    total = (N * H * K + B * S * G * (K + U) + N * cfg.d_model) * run.width
+    if run.materializes_pattern(cross) or run.is_explicit:
+        return total + B * H * T * (S + U) * run.upcast_width  # scores, and the pattern times v
+    return total + N * H * U * run.width + B * H * T * run.upcast_width  # its output and its logsumexp
+
+
+def _matmuls_of_feedforward(ff: FeedForward, rows: int, run: Pass) -> int:
+    match ff:
+        case NoFeedForward():
+            return 0
+        case MoE():
+            router = rows * ff.n_experts * run.width
+            return router + _matmuls_of_feedforward(ff.expert, rows * ff.n_active, run)
+        case _:
+            hidden = (2 if isinstance(ff, Gated) else 1) * ff.d_ff
+            return rows * (hidden + run.config.d_model) * run.width
 
 
 def saved_before_blocks(run: Pass) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from glassformer.config import Dense, EncoderConfig, Gated, ModelConfig, MoE, NoFeedForward, RMSNorm
 from glassformer.sizing.activations import (
     Pass,
+    kept_by_block,
     saved_after_blocks,
     saved_before_blocks,
     saved_by_attention,
@@ -182,8 +183,14 @@ def _runs(
 
 
 def _saved(run: Pass, n_blocks: int, stack: str, options: StepOptions) -> int:
-    blocks = sum(_saved_by_block(run, i, stack, options) for i in range(n_blocks))
+    blocks = sum(_kept_by_block(run, i, stack, options) for i in range(n_blocks))
     return saved_before_blocks(run) + blocks + saved_after_blocks(run)
+
+
+def _kept_by_block(run: Pass, layer: int, stack: str, options: StepOptions) -> int:
+    """Return the bytes that one block keeps until its backward pass."""
+    saved, kept = _saved_by_block(run, layer, stack, options), kept_by_block(run, layer, options.recompute)
+    return saved if kept is None else min(saved, kept)
 
 
 def _saved_by_block(run: Pass, layer: int, stack: str, options: StepOptions) -> int:
@@ -295,8 +302,10 @@ def _moments(
                     if name.startswith(own):
                         grads[part_of(name)] += n
             here = _block_backward(run.at(layer), grads) + _adapter_backward(run.at(layer), options)
-            moments["backward"] = max(moments["backward"], left + done + here)
-            left -= _saved_by_block(run, layer, stack, options)
+            kept = _kept_by_block(run, layer, stack, options)
+            again = _saved_by_block(run, layer, stack, options) - kept  # what is computed again
+            moments["backward"] = max(moments["backward"], left + done + here + again)
+            left -= kept
             if blocks[layer] not in blocks[:layer]:  # no earlier layer needs the cast weights
                 left -= sum(n for name, n in cast.items() if name.startswith(own))
             done += 0 if accumulated else sum(grads.values())

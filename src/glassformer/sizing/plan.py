@@ -9,8 +9,10 @@ device. Communication is added to it, as rings inside a machine and between mach
               forward pass and again for the backward pass; the gradients (4 bytes) are reduce-scattered. There is one
               message per layer and one for everything else. This overlaps with forward and backward pass. Copying each
               message into a buffer and out of it does not overlap: 2·(1 + 1/n) bytes of memory traffic per byte.
-    tensor t  t devices of one machine share every layer: 4 all-reduces of the residual stream (2 bytes) per layer and
-              step, without overlap. The n/t groups are sharded as above; each device holds 1/t of the layer weights.
+    tensor t  t devices of one machine divide the heads and hidden units of every layer: 4 all-reduces of the residual
+              stream (2 bytes) per layer and step, without overlap. Each device holds 1/t of the matrices of the layers,
+              and all of embedding, head and norms (`config.placement`); over the n/t groups they are sharded as above.
+              Every device computes the head and saves the residual stream of all sequences of its group.
 
 An all-reduce of s bytes over n devices sends 2·s·(n-1)/n bytes through each link, an all-gather or a reduce-scatter
 half of that. Each has its own measured rate (equal with rings; gloo takes twice as long for a reduce-scatter as for an
@@ -19,16 +21,18 @@ peers in the other machines. `Device.overlap` says how much communication overla
 the processor that copies is the one that computes and fully_shard waits for each message.
 
 Memory per device: 16 bytes per parameter (float32 weight, gradient and two AdamW moments), divided by the number of
-devices that shard it; two gathered layers; and the activations that autograd saves in bfloat16, divided by t (see
-`activations`; the logits are computed in chunks). If that does not fit, activation checkpointing is used: only the
-inputs of the blocks are saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3.
+devices that shard it; two gathered layers; and the activations that autograd saves in bfloat16 (see `activations`; the
+logits are computed in chunks). If that does not fit, `machine.recompute = "full"` is used: only the inputs of blocks
+are saved, the blocks are recomputed in the backward pass, and compute is multiplied by 4/3.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, assert_never
 
 from glassformer.config import DecoderConfig, Dense, FeedForward, Gated, ModelConfig, MoE, NoFeedForward
+from glassformer.config.placement import cut_dimension, divided, indivisible, part_not_supported
 from glassformer.sizing.activations import Pass, saved_after_blocks, saved_before_blocks, saved_by_block
 from glassformer.sizing.devices import Device
 from glassformer.sizing.flops import flops, lengths
@@ -93,8 +97,18 @@ class Plan:
         """Return the cost in US dollars; None if no price is given."""
         return None if self.device.price is None else self.hours(tokens) * self.gpus * self.device.price
 
+    @property
+    def settings(self) -> dict[str, str | int]:
+        """The fields of [machine] in a run file that train as planned."""
+        kind, _, degree = self.strategy.partition(" ")
+        found: dict[str, str | int] = {"parallel": "ddp" if kind == "data" else "fsdp"}
+        if degree:
+            found["tensor"] = int(degree)
+        return found | ({"recompute": "full"} if self.recompute else {})
+
     def to_dict(self) -> dict[str, Any]:
         derived = {
+            "settings": self.settings,
             "step": self.step, "tokens_per_second": self.tokens_per_second, "utilisation": self.utilisation,
         }  # fmt: skip
         return {**asdict(self), "device": self.device.name, **derived}
@@ -145,12 +159,15 @@ class Work:
         return self.matmuls / device.matmuls + self.attention / device.attention + self.moved / device.memory
 
 
-def work(config: ModelConfig, context: int) -> Work:
-    """Return the work of one sequence. A step of b sequences takes b times that, plus the optimizer and the gaps."""
-    whole = flops(config, 1, context)
-    matmuls = 3 * sum(n for part, n in whole.needed.items() if part not in ("scores", "mix", "cross_scores"))
-    attention = 3.5 * sum(whole.needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
-    hidden = _hidden(config.feedforward)
+def work(config: ModelConfig, context: int, shared: int = 1) -> Work:
+    """Return the work of one sequence. A step of b sequences takes b times that, plus the optimizer and the gaps.
+
+    `shared` devices divide the layers; each of them computes the whole head.
+    """
+    needed = {part: n if part == "head" else n / shared for part, n in flops(config, 1, context).needed.items()}
+    matmuls = 3 * sum(n for part, n in needed.items() if part not in ("scores", "mix", "cross_scores"))
+    attention = 3.5 * sum(needed.get(part, 0) for part in ("scores", "mix", "cross_scores"))
+    hidden = _hidden(config.feedforward) / shared
     moved = context * (config.n_layers * (_RESIDUAL * config.d_model + _HIDDEN * hidden) + _LOGIT * config.vocab_size)
     return Work(matmuls, attention, moved)
 
@@ -200,29 +217,33 @@ def plan(
             raise ValueError(f"{name}={value} must be at least 1.")
     T, _ = lengths(config, context, None)
     shared = _shared(strategy, gpus, device)
+    if shared > 1 and (problem := _undivided(config, shared)) is not None:
+        raise ValueError(f"{strategy!r} is not possible: {problem}.")
     P = count(config)
-    layer = sum(math.prod(shape) for name, shape in parameters(config).items() if ".blocks.0." in name)
+    shapes = parameters(config)
+    held = _held(shapes, shared)
+    layer = _held({name: shape for name, shape in shapes.items() if ".blocks.0." in name}, shared)
     groups = gpus // shared
     group_batch = batch * shared  # the devices of a group compute all sequences of the group together
-    state = P * STATE / (gpus if strategy != "data" else 1)
-    gathered = 2 * layer / shared * weight_bytes if strategy != "data" and groups > 1 else 0.0
+    own = P if strategy == "data" else held / groups  # parameters that this device updates
+    gathered = 2 * layer * weight_bytes if strategy != "data" and groups > 1 else 0.0
     fits, recompute, memory = False, False, 0.0
     for recompute in (False, True):
-        memory = state + gathered + saved_bytes(config, group_batch, T, recompute) / shared
+        memory = own * STATE + gathered + saved_bytes(divided(config, shared), group_batch, T, recompute)
         fits = memory <= device.capacity
         if fits:
             break
     times = RECOMPUTED if recompute else 1.0
-    compute = group_batch * work(config, T).seconds(device) / shared * times + device.gaps
-    optimizer = P * STEP / device.memory / (gpus if strategy != "data" else 1)
+    compute = group_batch * work(config, T, shared).seconds(device) * times + device.gaps
+    optimizer = own * STEP / device.memory
     if strategy == "data":
         communication = all_reduce(4 * P, gpus, device, math.ceil(4 * P / BUCKET))
         exposed = max(0.0, communication - device.overlap * compute * 2 / 3)
     else:
-        overlapping = _sharded(P / shared, weight_bytes, groups, config.n_layers + 1, _among(shared, device))
+        overlapping = _sharded(held, weight_bytes, groups, config.n_layers + 1, _among(shared, device))
         residual_bytes = 2 * group_batch * T * config.d_model
         blocking = 4 * config.n_layers * all_reduce(residual_bytes, shared, device) * times
-        blocking += copies((2 * weight_bytes + 4) * P / shared, groups, device)
+        blocking += copies((2 * weight_bytes + 4) * held, groups, device)
         communication = overlapping + blocking
         exposed = max(0.0, overlapping - device.overlap * compute) + blocking
     needed = 3 * sum(flops(config, 1, T).needed.values()) * batch * gpus
@@ -230,6 +251,19 @@ def plan(
         strategy, gpus, batch * gpus, batch * gpus * T, compute + optimizer, communication, exposed, memory, recompute,
         fits, needed, device,
     )  # fmt: skip
+
+
+def _held(shapes: Mapping[str, tuple[int, ...]], shared: int) -> float:
+    """Return the parameters of one of `shared` devices that divide the layers."""
+    return sum(math.prod(shape) / (1 if cut_dimension(name) is None else shared) for name, shape in shapes.items())
+
+
+def _undivided(config: ModelConfig, shared: int) -> str | None:
+    """Return why `shared` devices cannot divide a model; None if they can."""
+    if (number := indivisible(config, shared)) is not None:
+        return f"{shared} does not divide the {number} of the model"
+    problem = part_not_supported(config)
+    return None if problem is None else f"tensor parallelism does not support {problem}"
 
 
 def _sharded(held: float, weight_bytes: int, n: int, messages: int, device: Device) -> float:
@@ -256,15 +290,16 @@ def _among(shared: int, device: Device) -> Device:
     return replace(device, per_machine=max(1, device.per_machine // shared))
 
 
-def strategies(gpus: int, device: Device) -> list[str]:
-    """Return every strategy that is possible on this many devices."""
-    degrees = [t for t in (2, 4, 8, 16) if t <= device.per_machine and gpus % t == 0]
+def strategies(gpus: int, device: Device, config: ModelConfig) -> list[str]:
+    """Return every strategy with which `glass train` can train a model on this many devices."""
+    possible = [t for t in (2, 4, 8, 16) if t <= device.per_machine and gpus % t == 0]
+    degrees = [t for t in possible if _undivided(config, t) is None]
     return ["data", "sharded", *(f"tensor {t}" for t in degrees)] if gpus > 1 else ["data"]
 
 
 def best(config: ModelConfig, gpus: int, device: Device, batch: int = 8, context: int | None = None) -> Plan:
     """Return the fastest plan that fits; if none fits, the one that needs the least memory."""
-    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device)]
+    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device, config)]
     fitting = [p for p in plans if p.fits]
     return min(fitting, key=lambda p: p.step) if fitting else min(plans, key=lambda p: p.memory)
 

@@ -1,5 +1,6 @@
 """Plans as text: every strategy for one model, or several models on several numbers of devices, with assumptions."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -42,13 +43,22 @@ class Plans:
             ],
         }
 
+    def run_file(self) -> list[str]:
+        """Return one paragraph: what a run file sets for the fastest plan that fits, if all plans are of one model."""
+        fitting = [p for _, p, _ in self.rows if p.fits]
+        if len({(name, p.gpus) for name, p, _ in self.rows}) > 1 or not fitting:
+            return []
+        fastest = min(fitting, key=lambda p: p.step)
+        lines = [f"{name} = {json.dumps(value)}" for name, value in fastest.settings.items()]
+        return [f"Run file of the fastest plan that fits ({fastest.strategy}): [machine] {', '.join(lines)}."]
+
     def text(self, width: int | None = None) -> str:
         """Return the table and its assumptions as text. Columns that do not fit into `width` go on the next line."""
         rows = [_HEADINGS, *(_cells(*row) for row in self.rows)]
         if self.device.price is None:
             rows = [row[:-1] for row in rows]
         above = [wrap(line, width) for line in (self.title, *(f"Note: {note}" for note in self.notes))]
-        below = [wrap(paragraph, width) for paragraph in _assumptions(self.device)]
+        below = [wrap(paragraph, width) for paragraph in (*self.run_file(), *_assumptions(self.device))]
         return "\n".join([*above, "", *columns(rows, width, names=2), "", *below])
 
 
@@ -93,7 +103,7 @@ def _assumptions(device: Device) -> list[str]:
         "State: 16 bytes per parameter. Matmuls: bfloat16. Weights and gradients are sent in float32, as "
         "`glass train` does;\ncopying shards into and out of buffers does not overlap with compute.",
         "Columns: `exposed` is communication that does not overlap with compute; MFU is FLOP/s as a share of the "
-        "peak;\n`recompute` means activation checkpointing; `!` means that the plan does not fit into memory.",
+        "peak;\n`recompute` means machine.recompute = 'full'; `!` means that the plan does not fit into memory.",
         "Communication between GPUs was not measured: it is computed from the links above.",
     ]
 
@@ -118,7 +128,7 @@ def plan_model(
     """Return a plan of each strategy for one model on this many devices. Default tokens: compute-optimal."""
     _check_tokens(tokens)
     training_tokens = tokens or compute_optimal_tokens(config)
-    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device)]
+    plans = [plan(config, gpus, device, strategy, batch, context) for strategy in strategies(gpus, device, config)]
     rows = [(name, p, training_tokens) for p in plans]
     title = f"{name}, {count(config):,} parameters, on {gpus:,} x {device.name}, {batch} sequences per device"
     return Plans(title, tuple(rows), device, _notes({name: config}, context))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, assert_never, get_args
 
+from glassformer.config.choices import Recompute
 from glassformer.config.optimizer import OptimizerKind, rule_for
 
 Optimizer = Literal[OptimizerKind, "sgd", "none"]
@@ -44,6 +45,8 @@ class StepOptions:
     """True for the z-loss, whose logsumexp saves the logits and adds a gradient to theirs. Chunks need nothing more."""
     evaluation: int | None = None
     """Sequences per evaluation batch. Default: no evaluation."""
+    recompute: Recompute = "no"
+    """What is computed again in the backward pass instead of being saved."""
     frozen: tuple[str, ...] = ()
     """Names of parameters that are not trained. With adapters nothing but these is trained."""
     adapted: tuple[str, ...] = ()

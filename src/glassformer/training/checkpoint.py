@@ -18,19 +18,23 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from glassformer.config import ConfigError, to_dict, to_toml
 from glassformer.errors import GlassformerError
 from glassformer.files import flush, flush_folder, write_atomically
+from glassformer.training.distributed.group import ALONE, Group, is_main
 from glassformer.training.run import Run, read_run, run_to_dict
 from glassformer.training.sinks import IDS
+from glassformer.weights.errors import WeightsError
+from glassformer.weights.tensors import Stored, entries, open_safetensors, release_all
 
 FORMAT = 1
 OWN = ("optimizer.safetensors", "tokenizer.json", "run.toml")
@@ -42,6 +46,8 @@ SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template
 MODEL_FILES = ("config.json", "model.toml", "model.safetensors", "model.safetensors.index.json")
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
+StoredTensors = Mapping[str, Stored]
+"""Tensors of a file by name, whose values have not been read."""
 _NAME = re.compile(r"step-\d{8}(-\d+)?")
 
 
@@ -56,8 +62,40 @@ def write(
     extra: dict[str, Tensor],
     tokenizer_json: str,
     meta: dict[str, Any],
+    group: Group = ALONE,
 ) -> Path:
-    """Write and return RUN/checkpoints/step-N. `extra` is everything but the weights: optimizer, RNG state, average."""
+    """Write and return RUN/checkpoints/step-N. `extra` is everything but the weights: optimizer, RNG state, average.
+
+    All ranks of the group call it, each with its own parts of the tensors; rank 0 writes everything else.
+    """
+    stage: Path | None = None
+    config, weights = (ADAPTER_FILES if run.lora else FILES)[:2]
+
+    def seal(stage: Path, target: Path) -> None:
+        hashes = {name: _sha256(stage / name) for name in (config, weights, *OWN)}
+        text = json.dumps({"format": FORMAT, "step": step, "sha256": hashes, **meta}, indent=1)
+        (stage / "meta.json").write_text(text, encoding="utf-8")
+        flush_folder(stage)
+        os.rename(stage, target)
+        flush(target.parent)
+
+    try:
+        stage, target = group.on_main(lambda: _stage(run, step, tokenizer_json))
+        group.write(model, stage / weights)
+        group.write(extra, stage / "optimizer.safetensors")
+        group.on_main(lambda: seal(stage, target))
+    except OSError as error:
+        if stage is not None and group.is_main:
+            shutil.rmtree(stage, ignore_errors=True)
+        raise CheckpointError(
+            f"the checkpoint of step {step} could not be written ({error.strerror or error}): the earlier ones are "
+            f"whole, resume with --resume {run.out} when there is room."
+        ) from error
+    return target
+
+
+def _stage(run: Run, step: int, tokenizer_json: str) -> tuple[Path, Path]:
+    """Create the temporary folder of a checkpoint with all files but the tensors; return it and its final name."""
     folder = Path(run.out) / "checkpoints"
     target = folder / f"step-{step:08d}"
     again = 0
@@ -65,33 +103,21 @@ def write(
         again += 1
         target = folder / f"step-{step:08d}-{again}"
     stage = folder / f".writing-{os.getpid()}-{target.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    stage.mkdir()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
-        stage.mkdir()
-        config, weights = (ADAPTER_FILES if run.lora else FILES)[:2]
-        (stage / config).write_text(_description(run), encoding="utf-8")
+        (stage / (ADAPTER_FILES if run.lora else FILES)[0]).write_text(_description(run), encoding="utf-8")
         (stage / "run.toml").write_text(to_toml(run_to_dict(run)), encoding="utf-8")
         (stage / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         for name in SIDE_FILES:
             for source in (*([run.start.model] if run.start.model else []), run.out):
                 if (Path(source) / name).is_file():
                     shutil.copyfile(Path(source) / name, stage / name)
-        _save(model, stage / weights)
-        _save(extra, stage / "optimizer.safetensors")
-        hashes = {name: _sha256(stage / name) for name in (config, weights, *OWN)}
-        text = json.dumps({"format": FORMAT, "step": step, "sha256": hashes, **meta}, indent=1)
-        (stage / "meta.json").write_text(text, encoding="utf-8")
-        flush_folder(stage)
-        os.rename(stage, target)
-        flush(folder)
-    except OSError as error:
+    except OSError:
         shutil.rmtree(stage, ignore_errors=True)
-        raise CheckpointError(
-            f"the checkpoint of step {step} could not be written ({error.strerror or error}): the earlier ones are "
-            f"whole, resume with --resume {run.out} when there is room."
-        ) from error
-    return target
+        raise
+    return stage, target
 
 
 def _description(run: Run) -> str:
@@ -137,8 +163,11 @@ def find(path: str | Path) -> Path:
     return found[-1]
 
 
-def read(path: str | Path) -> tuple[Run, dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """(run, meta, model tensors, extra tensors) of a checkpoint, every file checked against its hash."""
+def read(path: str | Path) -> tuple[Run, dict[str, Any], StoredTensors, StoredTensors]:
+    """(run, meta, model tensors, extra tensors) of a checkpoint, every file checked against its hash.
+
+    The values of tensors are read when they are needed (`copy_stored`). Of several ranks, the first checks the hashes.
+    """
     folder = find(path)
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
@@ -156,15 +185,15 @@ def read(path: str | Path) -> tuple[Run, dict[str, Any], dict[str, Tensor], dict
     for name in wanted:
         if not (folder / name).exists():
             raise CheckpointError(f"{folder} lacks {name}: it is damaged, resume from an earlier checkpoint.")
-        if _sha256(folder / name) != wanted[name]:
+        if is_main() and _sha256(folder / name) != wanted[name]:
             raise CheckpointError(
                 f"{folder / name} is not what was written: it is damaged, resume from an earlier one."
             )
     try:
         run = read_run((folder / "run.toml").read_text(encoding="utf-8"), source=str(folder / "run.toml"))
         weights = (ADAPTER_FILES if run.lora else FILES)[1]
-        return run, meta, _load(folder / weights), _load(folder / "optimizer.safetensors")
-    except (SafetensorError, ConfigError) as error:
+        return run, meta, *(entries(open_safetensors(folder / n)) for n in (weights, "optimizer.safetensors"))
+    except (WeightsError, ConfigError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from None
 
 
@@ -233,17 +262,35 @@ def _check_free(root: Path, text: bytes) -> None:
         )
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file."""
     try:
         save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, path, metadata={"format": "pt"})
     except SafetensorError as error:  # raised by safetensors for a full disk
         raise OSError(28 if "space" in str(error).lower() else 5, str(error)) from error
 
 
-def _load(path: Path) -> dict[str, Tensor]:
-    """Return copies, not views of the file: a change of a mapped file would change the run."""
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+def copy_stored(stored: Stored, part: tuple[slice, ...] = ()) -> Tensor:
+    """Return a copy of a stored tensor, or of a part of it: a change of a mapped file must not change the run."""
+    copied = stored.read()[part].clone()
+    release_all()
+    return copied
+
+
+class OnDemand(Mapping[str, Tensor]):
+    """Stored tensors by name, each read by `read(name, stored)` when it is asked for."""
+
+    def __init__(self, stored: StoredTensors, read: Callable[[str, Stored], Tensor]):
+        self.stored, self.read = stored, read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name, self.stored[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
 
 
 def _sha256(path: Path) -> str:

@@ -33,7 +33,7 @@ steps = 5000
 ```
 
 `glass train RUN.toml` trains it; `glass train mytext.txt` trains the defaults on a text. `--set SECTION.FIELD=VALUE`
-changes single fields, such as `--set optim.lr=3e-4 loop.steps=500`. The value "none" means that an optional field is
+changes one field, such as `--set optim.lr=3e-4`, and may be repeated. The value "none" means that an optional field is
 not set.
 """
 

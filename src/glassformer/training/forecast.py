@@ -69,6 +69,7 @@ def forecast(run: Run) -> Forecast:
         smoothing=run.loss.label_smoothing > 0,
         z_loss=run.loss.z_loss > 0,
         evaluation=run.loop.batch // run.loop.accumulate,
+        recompute=run.machine.recompute,
         **_trained(run),
     )
     if run.machine.products == "float8":

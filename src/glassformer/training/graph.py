@@ -25,7 +25,8 @@ WARM_UP = 3
 
 def can_capture(state: TrainState) -> bool:
     """Return whether every step launches the same kernels: one CUDA process, no accumulation, no routing of tokens."""
-    single = state.group.world == 1 and state.run.loop.accumulate == 1 and state.run.chat is None
+    run = state.run
+    single = state.group.world == 1 and run.loop.accumulate == 1 and run.chat is None and run.machine.recompute == "no"
     return state.device.type == "cuda" and single and not has_experts(state.model)
 
 

@@ -13,21 +13,22 @@ import torch
 from torch import Tensor
 
 from glassformer import sizing
-from glassformer.generation.request import Engine
 from glassformer.model import Model
 from glassformer.model.device import choose_for_training, keep_freed, measure_matmul
 from glassformer.training import accelerate, checkpoint
+from glassformer.training.checkpoint import StoredTensors
 from glassformer.training.data.batches import eval_batches
 from glassformer.training.data.source import Source
-from glassformer.training.distributed.group import ALONE, Group, start
+from glassformer.training.distributed.group import ALONE, Group, Stopped, Writer, start
 from glassformer.training.events import Log, Report, Throughput, implementation
 from glassformer.training.health import NonFinite, explain_non_finite
 from glassformer.training.objective import Batch, float8_head, make_batch, summed_loss
-from glassformer.training.optimizers import Average, Optimizer, clip, factor, gradient_norm, require_gradient, trained
-from glassformer.training.probes import Probe, chosen_probes
+from glassformer.training.optimizers import Average, Optimizer, clip, factor, require_gradient, trained
+from glassformer.training.probes import Probe, chosen_probes, measure
 from glassformer.training.run import Run, run_to_dict
-from glassformer.training.sample import can_sample, sample_text
-from glassformer.training.session import load_weights, starting_model
+from glassformer.training.sample import can_sample, sample_state
+from glassformer.training.session import Resume, load_weights, starting_model, starting_values
+from glassformer.weights.tensors import Stored
 
 
 @dataclass
@@ -52,6 +53,8 @@ class TrainState:
     compiled: bool = False
     kernels: list[str] = field(default_factory=list)
     """Names of the kernels that were installed (`kernels.training`)."""
+    writer: Writer = Writer(ALONE)
+    """Writes checkpoints: at once, or while training goes on."""
     settle: Callable[[], None] = lambda: None
     """Wait until all steps that were launched have finished; raise if the loss of one was NaN or infinite."""
 
@@ -70,8 +73,9 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
     group = start(run) if group is None else group
     device, dtype, compiled = group.agree(choose_machine(run))  # ranks on different machines must not differ
     torch.manual_seed(run.seed)  # dropout; everything else draws from its own generators
-    # a model that will be sharded may not fit on one device
-    model = starting_model(run, "cpu" if group.sharded else device, resumed).train()
+    # a model that will be sharded may not fit on one device: it gets memory when it is sharded
+    in_pieces = group.sharded and run.lora is None
+    model = starting_model(run, "meta" if in_pieces else "cpu" if group.sharded else device, resumed).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     function: Callable[..., tuple[Tensor, Tensor]] = summed_loss
     if dtype is torch.bfloat16 and run.machine.stream == "bfloat16":
@@ -82,18 +86,25 @@ def prepare_state(run: Run, group: Group | None = None, resumed: bool = False) -
         keep_freed()
     kernels: list[str] = []
     wanted = run.machine.compile == "auto" or device.type == "cuda" or run.machine.products == "float8"
-    if wanted and len(parameters) == len(list(model.parameters())):  # kernels compute the gradient of every parameter
+    if group.parts > 1:  # tensor parallelism works through hooks
+        wanted = compiled = False
+    if run.machine.recompute != "no":
+        from glassformer.training.recompute import recompute_blocks  # not needed by other runs
+
+        recompute_blocks(model, run.machine.recompute)
+    elif wanted and len(parameters) == len(list(model.parameters())):  # kernels compute the gradient of every parameter
         kernels = accelerate.install(model, **kernel_request(run, device, dtype, compiled, group.sharded))
     if compiled:
         accelerate.fill_tables(model, run.context, device)
     loss_function = group.wrap(model, function, compiled)
+    if in_pieces:
+        group.fill(model, starting_values(run, resumed))
     optimizer = Optimizer(model, run.optim)
     group.adopt(optimizer)
     average = Average(model, run.optim.ema) if run.optim.ema is not None else None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return TrainState(
-        run, model, optimizer, device, dtype, average, 0, math.inf, loss_function, parameters, group, compiled, kernels
-    )
+    made = (loss_function, parameters, group, compiled, kernels, group.writer(run))
+    return TrainState(run, model, optimizer, device, dtype, average, 0, math.inf, *made)
 
 
 def kernel_request(
@@ -140,9 +151,9 @@ def train_step(state: TrainState, batch: Batch) -> dict[str, Tensor | float]:
         with group.accumulating(more=part + 1 < parts):
             with state.autocast():
                 total, summed = state.loss_function(state.model, share, run.loss, True)
-            (total / (n_targets / group.world)).backward()  # ranks take the mean of their gradients, not the sum
+            (total / (n_targets / group.data_world)).backward()  # ranks take the mean of their gradients, not the sum
         plain += summed.detach() / n_targets
-    norm = group.full(gradient_norm(state.parameters))
+    norm = group.gradient_norm(state.model)
     (value,) = group.totals(float(plain))
     if not (math.isfinite(value) and math.isfinite(float(norm))):
         raise NonFinite(explain_non_finite(state, batch, value))
@@ -174,7 +185,7 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
         for number, window in enumerate(tokens):
             whole = make_batch(run, window, step=number)
             for batch in whole.parts(run.loop.batch // run.loop.accumulate):
-                share = batch.share(group.rank, group.world)
+                share = batch.share(group.data_rank, group.data_world)
                 with state.autocast():
                     _, summed = group.run(summed_loss, state.model, share.to(state.device), run.loss, False)
                 total += float(summed)
@@ -187,40 +198,55 @@ def evaluate(state: TrainState, tokens: np.ndarray | Iterable[tuple[Tensor, Tens
     return total / count
 
 
-def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> Path:
-    """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average."""
+def save(state: TrainState, tokenizer_json: str, seconds: float, is_best: bool) -> None:
+    """Write and publish a checkpoint. With averaged weights, `model.safetensors` holds the average.
+
+    With `checkpoint.background` it is written while training goes on.
+    """
     state.settle()
     group = state.group
     saved = state.model.named_parameters() if state.run.lora is None else trained(state.model)
-    weights = group.whole({name: p.detach() for name, p in saved})
-    extra = {f"optimizer/{k}": v for k, v in group.whole(state.optimizer.state()).items()}
+    weights = {name: p.detach() for name, p in saved}
+    extra = {f"optimizer/{k}": v for k, v in state.optimizer.state().items()}
     extra |= checkpoint.random_state(state.device)
     if state.average is not None:
         extra |= {f"weights/{name}": weights[name] for name in state.average.weights}
-        weights = weights | group.whole(state.average.weights)
+        weights = weights | state.average.weights
     meta = {"best": None if math.isinf(state.best) else state.best, "seconds": seconds, "torch": torch.__version__}
+    run, step = state.run, state.step
+    weights, extra = (group.hold(tensors, state.writer.copies) for tensors in (weights, extra))
 
-    def write() -> Path:
-        path = checkpoint.write(state.run, state.step, weights, extra, tokenizer_json, meta)
-        checkpoint.publish(state.run, path, is_best)
-        return path
+    def write(group: Group) -> None:
+        path = checkpoint.write(run, step, weights, extra, tokenizer_json, meta, group)
+        group.on_main(lambda: checkpoint.publish(run, path, is_best))
 
-    return group.on_main(write)
+    state.writer.submit(write)
 
 
-def restore(state: TrainState, meta: dict[str, Any], model: dict[str, Tensor], extra: dict[str, Tensor]) -> None:
-    """Load the contents of a checkpoint into a fresh state."""
+def restore(state: TrainState, meta: dict[str, Any], model: StoredTensors, extra: StoredTensors) -> None:
+    """Load the contents of a checkpoint into a fresh state, one tensor at a time; of each, the part of this rank."""
+    parameters = dict(state.model.named_parameters())
+
+    def on_demand(tensors: StoredTensors) -> checkpoint.OnDemand:
+        """Tensors named `parameter` or `parameter/key` are sharded as the parameter is."""
+
+        def read(name: str, stored: Stored) -> Tensor:
+            return state.group.read(name, stored, parameters.get(name, parameters.get(name.rpartition("/")[0])))
+
+        return checkpoint.OnDemand(tensors, read)
+
     raw = {name.removeprefix("weights/"): t for name, t in extra.items() if name.startswith("weights/")}
     held = {n.removeprefix("optimizer/"): t for n, t in extra.items() if n.startswith("optimizer/")}
-    raw, model, held = (state.group.spread(tensors, state.model) for tensors in (raw, model, held))
     try:
-        load_weights(state.run, state.model, model | raw)
-        state.optimizer.load_state(held)
+        load_weights(state.run, state.model, on_demand({**model, **raw}))
+        state.optimizer.load_state(on_demand(held))
         if state.average is not None:
-            state.average.weights = {name: model[name].to(state.device) for name in state.average.weights}
+            saved = on_demand(model)
+            state.average.weights = {name: saved[name].to(state.device) for name in state.average.weights}
     except (RuntimeError, KeyError, ValueError) as error:
         raise checkpoint.CheckpointError(f"the checkpoint does not fit its own run.toml: {error}.") from None
-    checkpoint.set_random_state(extra, state.device)
+    rng = {name: checkpoint.copy_stored(t) for name, t in extra.items() if name.startswith("rng/")}
+    checkpoint.set_random_state(rng, state.device)
     state.step = meta["step"]
     state.best = math.inf if meta["best"] is None else meta["best"]
 
@@ -229,7 +255,7 @@ def train(
     run: Run,
     data: Source,
     listen: Report | None = None,
-    resume: tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]] | None = None,
+    resume: Resume | None = None,
     baselines: dict[str, float] | None = None,
     force: bool = False,
 ) -> TrainState:
@@ -239,7 +265,9 @@ def train(
     written into the `start` event. `force` replaces a run that the folder `out` already holds.
     """
     probes = chosen_probes(run.probe) if run.probe.every else {}
-    state = prepare_state(run, resumed=resume is not None)
+    group = start(run)
+    group.require_same(run, data, resume[0] if resume else None)
+    state = prepare_state(run, group, resumed=resume is not None)
     if resume is not None:
         restore(state, *resume)
     run = state.run = state.group.on_main(lambda: checkpoint.start_run(run, resume is not None, force))
@@ -247,11 +275,10 @@ def train(
         from glassformer.training.preference import prepare_chat_run  # not needed by other runs
 
         prepare_chat_run(state, data, resume is not None)
-    with contextlib.closing(
-        Log(Path(run.out, "log.jsonl"), listen, state.step, state.group.is_main, run_to_dict(run))
-    ) as log:
+    log = Log(Path(run.out, "log.jsonl"), listen, state.step, group.is_main, run_to_dict(run))
+    with group.interrupts() as asked_to_stop, group.watched(run), contextlib.closing(log):
         log(event="start", **_facts(state, data, baselines))
-        _run(state, data, log, probes, resume[0] if resume else {})
+        _run(state, data, log, probes, asked_to_stop, resume[0] if resume else {})
     return state
 
 
@@ -260,6 +287,7 @@ def _run(
     data: Source,
     log: Log,
     probes: dict[str, Probe],
+    asked_to_stop: Callable[[], int],
     resumed: dict[str, Any],
 ) -> None:
     run = state.run
@@ -281,7 +309,7 @@ def _run(
         """Yield the work that is due after a step."""
         step, every = state.step, run.loop
         if every.sample_every and step % every.sample_every == 0 and can_sample(state.model):
-            yield lambda: log(event="sample", step=step, text=_sample(state, data))
+            yield lambda: log(event="sample", step=step, text=sample_state(state, data))
         if probes and step % run.probe.every == 0:
             yield probe
         if step % every.eval_every == 0 or step == every.steps:
@@ -295,21 +323,23 @@ def _run(
             check()
             if probes:
                 probe()
-    with state.group.interrupts() as asked_to_stop:
-        for batch in _batches(state, data):
-            event = one_step(state, batch)
-            if state.step % run.loop.log_every == 0 or state.step == 1:
-                state.settle()
-                event = {name: float(value) for name, value in event.items()}
-                log(event="step", step=state.step, **event, **throughput.read(state.step), seconds=throughput.seconds())
-            if due := list(between()):
-                state.settle()  # steps that still run on the device count as steps
-                with throughput.paused():
-                    for work in due:
-                        work()
-            if asked_to_stop() and state.step < run.loop.steps:
-                save(state, tokenizer_json, throughput.seconds(), False)
-                raise KeyboardInterrupt
+    for batch in _batches(state, data):
+        event = one_step(state, batch)
+        if state.step % run.loop.log_every == 0 or state.step == 1:
+            state.settle()
+            event = {name: float(value) for name, value in event.items()}
+            log(event="step", step=state.step, **event, **throughput.read(state.step), seconds=throughput.seconds())
+        if due := list(between()):
+            state.settle()  # steps that still run on the device count as steps
+            with throughput.paused():
+                for work in due:
+                    work()
+        state.writer.check()
+        if (number := asked_to_stop()) and state.step < run.loop.steps:
+            save(state, tokenizer_json, throughput.seconds(), False)
+            state.writer.settle()
+            raise Stopped(number)
+    state.writer.settle()
     log(event="end", step=state.step, best=state.best, seconds=throughput.seconds())
 
 
@@ -325,43 +355,10 @@ def stepper(state: TrainState) -> Callable[[TrainState, Batch], dict[str, Tensor
 def _batches(state: TrainState, data: Source) -> Iterator[Batch]:
     """Yield the remaining batches of the run. Each is prepared while the device computes the previous step."""
     run, group = state.run, state.group
-    order = data.order(run, group.rank, group.world)
-    first_row = group.rank * run.loop.batch // group.world
+    order = data.order(run, group.data_rank, group.data_world)
+    first_row = group.data_rank * run.loop.batch // group.data_world
     for step in range(state.step, run.loop.steps):
         yield make_batch(run, order.batch(step), step, first_row).to(state.device)
-
-
-def _sample(state: TrainState, data: Source) -> str:
-    """Return a text sampled from the current model. The random state of the run does not change."""
-    state.settle()
-    held = checkpoint.random_state(state.device)
-    model = state.group.whole_model(state.model)
-    engine: Engine = "auto" if state.run.lora is None else "torch"  # the kernels know no adapters
-    text = ""
-    if model is not None and state.group.is_main:
-        text = sample_text(model, data.tokenizer, engine=engine).strip("\n")
-    checkpoint.set_random_state(held, state.device)
-    return text
-
-
-def measure(state: TrainState, data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
-    """Return the results of the probes on the current model: averaged weights if there are any, without dropout."""
-    state.settle()
-    held, found = checkpoint.random_state(state.device), {}
-    if state.average is not None:
-        state.average.swap(state.model)
-    state.model.eval()
-    try:
-        model = state.group.whole_model(state.model)
-        if model is not None and state.group.is_main:
-            with torch.no_grad(), state.autocast():
-                found = {name: probe(model.eval(), data, state.run) for name, probe in probes.items()}
-    finally:
-        state.model.train()
-        if state.average is not None:
-            state.average.swap(state.model)
-        checkpoint.set_random_state(held, state.device)
-    return found
 
 
 def _precision(state: TrainState) -> str:
@@ -386,7 +383,7 @@ def _facts(state: TrainState, data: Source, baselines: dict[str, float] | None) 
         "frozen": sum(p.numel() for p in state.model.parameters() if not p.requires_grad),
         "tokens_per_step": run.loop.batch * run.context,
         "flops_per_step": counted.training * run.loop.batch,
-        "peak_flops": peak,
+        "peak_flops": peak * state.group.parts,
         "device": str(state.device),
         "precision": _precision(state),
         "implementation": implementation(state.compiled, state.kernels),

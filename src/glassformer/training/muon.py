@@ -7,6 +7,7 @@ after the orthogonalization can be one kernel each (`accelerate.muon_kernel`).
 """
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -59,6 +60,9 @@ class Muon(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
     grad_scale: Tensor | None = None
+    local: Callable[[Tensor], Tensor] = staticmethod(lambda tensor: tensor)
+    """Returns the part of a tensor that this process holds (`distributed.muon`)."""
+    orthogonalize: Callable[[dict[torch.Size, Tensor]], dict[torch.Size, Tensor]] = staticmethod(orthogonalize_all)
 
     def __init__(self, params: Any, lr: float | Tensor, momentum: float, weight_decay: float):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -71,13 +75,16 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     shapes.setdefault(p.shape, []).append(p)
-            kernels = {shape: accelerate.muon_kernel(matrices, group["lr"]) for shape, matrices in shapes.items()}
+            kernels = {
+                shape: accelerate.muon_kernel(list(map(self.local, matrices)), group["lr"])
+                for shape, matrices in shapes.items()
+            }
             ahead = {
                 shape: self._look_ahead(matrices, group["momentum"], kernels[shape])
                 for shape, matrices in shapes.items()
             }
-            for shape, updates in orthogonalize_all(ahead).items():
-                factor, matrices = math.sqrt(max(1.0, shape[0] / shape[1])), shapes[shape]
+            for shape, updates in self.orthogonalize(ahead).items():
+                factor, matrices = math.sqrt(max(1.0, shape[0] / shape[1])), list(map(self.local, shapes[shape]))
                 if kernel := kernels[shape]:
                     kernel.move(matrices, updates, group["lr"], group["weight_decay"], factor, self.found_inf)
                     continue
@@ -90,8 +97,8 @@ class Muon(torch.optim.Optimizer):
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [self.state[p]["momentum_buffer"] for p in matrices]
-        given = [p.grad for p in matrices if p.grad is not None]
+        buffers = [self.local(self.state[p]["momentum_buffer"]) for p in matrices]
+        given = [self.local(p.grad) for p in matrices if p.grad is not None]
         if kernel is not None:
             stack: Tensor = kernel.look_ahead(given, buffers, momentum, self.grad_scale, self.found_inf)
             return stack

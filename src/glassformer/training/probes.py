@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,16 @@ from torch import Tensor
 from glassformer.lens.heads import head_table
 from glassformer.model import Model
 from glassformer.sizing.parameters import PARTS, part_of
+from glassformer.training import checkpoint
 from glassformer.training.data.batches import IGNORED
 from glassformer.training.data.corpus import DataError
 from glassformer.training.data.source import Source
 from glassformer.training.objective import Batch, hidden_states, make_batch
 from glassformer.training.run import Probe as ProbeSection
 from glassformer.training.run import Run
+
+if TYPE_CHECKING:
+    from glassformer.training.loop import TrainState
 
 Probe = Callable[[Model, Source, Run], dict[str, Any]]
 
@@ -135,3 +139,23 @@ def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         elif prefix:
             out[prefix + key] = value
     return out
+
+
+def measure(state: "TrainState", data: Source, probes: dict[str, Probe]) -> dict[str, Any]:
+    """Return the results of the probes on the current model: averaged weights if there are any, without dropout."""
+    state.settle()
+    held, found = checkpoint.random_state(state.device), {}
+    if state.average is not None:
+        state.average.swap(state.model)
+    state.model.eval()
+    try:
+        model = state.group.whole_model(state.model)
+        if model is not None and state.group.is_main:
+            with torch.no_grad(), state.autocast():
+                found = {name: probe(model.eval(), data, state.run) for name, probe in probes.items()}
+    finally:
+        state.model.train()
+        if state.average is not None:
+            state.average.swap(state.model)
+        checkpoint.set_random_state(held, state.device)
+    return found

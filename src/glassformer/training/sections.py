@@ -12,6 +12,7 @@ from glassformer.config.choices import (
     ChatFormat,
     ChatLoss,
     Device,
+    Recompute,
     ScheduleKind,
     TooLong,
     TrainingPrecision,
@@ -25,9 +26,6 @@ StreamDtype = Literal["float32", "bfloat16"]
 Products = Literal["precision", "float8"]
 Compile = Literal["auto", "yes", "no"]
 Parallel = Literal["auto", "ddp", "fsdp"]
-
-
-Quantize = Literal["no", "nf4"]
 
 
 @dataclass(frozen=True)
@@ -266,6 +264,14 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """How checkpoints are written. loop.checkpoint_every and loop.keep say when, and how many are kept."""
+
+    background: bool = False
+    """Write checkpoints in a thread while training goes on. It takes memory for one copy of what is written."""
+
+
+@dataclass(frozen=True)
 class Machine:
     """Where and how the run computes. Nothing here changes the result beyond rounding."""
 
@@ -284,6 +290,19 @@ class Machine:
     compiler."""
     parallel: Parallel = "auto"
     """How several processes under torchrun share the work; `auto` is `ddp`."""
+    replicate: int = 1
+    """With `fsdp`: copies of the sharded model (HSDP). Each is sharded over ranks / replicate ranks, such as those of
+    one host, so that only gradients travel between hosts."""
+    tensor: int = 1
+    """With `fsdp`: ranks that divide the heads and hidden units of each block (tensor parallelism), within one host."""
+    gather: StreamDtype = "float32"
+    """With `fsdp` and precision = "bfloat16": dtype in which weights are gathered. `bfloat16` moves half the bytes;
+    weights are still stored and updated, and gradients summed over ranks, in float32."""
+    recompute: Recompute = "no"
+    """Activations that are computed again in the backward pass instead of being saved: none, all but the results of
+    matmuls and attention (`selective`), or all but the inputs of blocks (`full`). It saves memory; without kernels."""
+    timeout: float = 300.0
+    """Seconds that a process under torchrun waits for the others in a step before it reports which one is missing."""
 
     def __post_init__(self) -> None:
         require_choice(self, "device", Device)
@@ -301,6 +320,18 @@ class Machine:
         )
         require_choice(self, "compile", Compile)
         require_choice(self, "parallel", Parallel)
+        require_choice(self, "recompute", Recompute)
+        require_choice(self, "gather", StreamDtype)
+        require_positive(self, "replicate", "tensor")
+        needs = [name for name in ("replicate", "tensor") if getattr(self, name) > 1 and self.parallel != "fsdp"]
+        require(not needs, f"machine.{' and machine.'.join(needs)} needs machine.parallel='fsdp'.")
+        several = self.tensor > 1 and self.replicate > 1
+        require(not several, "machine.tensor and machine.replicate cannot be combined: set one of them to 1.")
+        wide = self.gather == "float32" or (self.parallel == "fsdp" and self.precision == "bfloat16")
+        require(wide, "machine.gather='bfloat16' needs machine.parallel='fsdp' and machine.precision='bfloat16'.")
+        both = self.recompute != "no" and self.products == "float8"
+        require(not both, "machine.recompute and machine.products='float8' cannot be combined: leave one out.")
+        require(self.timeout > 0, f"machine.timeout={self.timeout} must be positive, in seconds.")
 
 
 @dataclass(frozen=True)
@@ -318,45 +349,6 @@ class Probe:
 
     def __post_init__(self) -> None:
         require(self.every >= 0, f"probe.every={self.every} must be 0 (never) or more.")
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Train low-rank adapters of linear layers and nothing else (LoRA): W x + alpha / rank * B A x. Needs [start].
-
-    Checkpoints then hold the adapters only, and name the model of [start] and the hash of its weights.
-    """
-
-    rank: int = 16
-    """Rows of A and columns of B."""
-    alpha: float | None = None
-    """Scale of the adapters: B A is multiplied by alpha / rank. Default: twice the rank."""
-    targets: str | tuple[str, ...] = "linear"
-    """Layers that get an adapter: `linear` (all linear layers but the output head), or a list of ends of module names,
-    such as ["q", "v"] or ["attention.o"]."""
-    dropout: float = 0.0
-    """Dropout of the input of A, in training only."""
-    rs: bool = False
-    """Rank-stabilised LoRA: multiply by alpha / sqrt(rank)."""
-    dora: bool = False
-    """DoRA: also train the norm of each row of the adapted matrix."""
-    quantize: Quantize = "no"
-    """`nf4` keeps the adapted matrices in 4 bits (QLoRA): blocks of 64 weights with one float32 scale each."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "rank")
-        require(self.alpha is None or self.alpha > 0, f"lora.alpha={self.alpha} must be positive.")
-        require(0 <= self.dropout < 1, f"lora.dropout={self.dropout} must be in [0, 1).")
-        require_choice(self, "quantize", Quantize)
-        require(bool(self.targets), "lora.targets is empty: name layers such as ['q', 'v'], or use 'linear'.")
-        require(
-            not isinstance(self.targets, str) or self.targets == "linear",
-            f"lora.targets={self.targets!r} must be 'linear' or a list of module names, such as ['q', 'v'].",
-        )
-        require(
-            not (self.dora and self.dropout),
-            "lora.dora with lora.dropout computes something else in every implementation: set lora.dropout=0.",
-        )
 
 
 def rename_former(data: dict[str, Any]) -> None:

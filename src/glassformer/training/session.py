@@ -4,7 +4,7 @@ import dataclasses
 import glob
 import hashlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,19 @@ from torch import Tensor
 
 from glassformer.config import ConfigError, Special, to_toml
 from glassformer.model import Model, build
+from glassformer.model.transformer import initial_values
 from glassformer.training import checkpoint
 from glassformer.training.data.source import Prepared, Source, prepare_corpus
 from glassformer.training.data.tasks import TaskData
 from glassformer.training.data.tokenizer import Tokenizer, from_json
 from glassformer.training.distributed import group
 from glassformer.training.run import PARTS, Note, Run, read_run, run_to_dict, with_model
+from glassformer.training.tuning.freeze import freeze
 
-Resume = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]
+KEPT = ("model", "data", "task", "start", "lora", "chat")
+"""Parts of a run that stay the same when it is resumed."""
+Resume = tuple[dict[str, Any], checkpoint.StoredTensors, checkpoint.StoredTensors]
+"""meta.json, weights, and everything else of a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +88,14 @@ def _check_ids(run: Run, data: Source) -> None:
 
 
 def starting_model(run: Run, device: str | torch.device, resumed: bool = False) -> Model:
-    """Return the model of the first step: fresh, or that of [start]. A resumed run gets its weights afterwards."""
+    """Return the model of the first step: fresh, or that of [start]. A resumed run gets its weights afterwards.
+
+    On device "meta" it has no values: `starting_values` has them.
+    """
+    if torch.device(device).type == "meta":
+        model = build(run.model, device=device)
+        freeze(model, run.optim.freeze)
+        return model
     if not (run.start.model or run.optim.freeze):
         return build(run.model, seed=run.seed, device=device)
     from glassformer.training.tuning.prepare import tuned_model
@@ -91,10 +103,32 @@ def starting_model(run: Run, device: str | torch.device, resumed: bool = False) 
     return tuned_model(run, device, resumed)
 
 
-def load_weights(run: Run, model: Model, tensors: dict[str, Tensor]) -> None:
-    """Load the weights of a checkpoint: of the whole model, or of its adapters."""
+def starting_values(run: Run, resumed: bool) -> Iterator[tuple[str, Tensor | float]]:
+    """Yield the weights of the first step by name, one after the other; none for a resumed run.
+
+    Those of [start] are views of its files: what is not copied is not read.
+    """
+    if resumed:
+        return
+    if not run.start.model:
+        yield from initial_values(build(run.model, device="meta"), run.seed)
+        return
+    from glassformer.training.tuning.start import start_state
+
+    yield from start_state(run, None, copy=False).items()
+
+
+@torch.no_grad()
+def load_weights(run: Run, model: Model, tensors: Mapping[str, Tensor]) -> None:
+    """Load the weights of a checkpoint, one tensor after the other: of the whole model, or of its adapters."""
     if run.lora is None:
-        model.load_state_dict(tensors)
+        own = model.state_dict()
+        if own.keys() != tensors.keys():
+            raise RuntimeError(f"the weights differ in {min(own.keys() ^ tensors.keys())}")
+        for name, held in own.items():
+            if (value := tensors[name]).shape != held.shape:
+                raise RuntimeError(f"{name} has the shape {tuple(value.shape)}, but the model {tuple(held.shape)}")
+            held.copy_(value)
         return
     from glassformer.training.tuning.lora import load_adapter
 
@@ -113,9 +147,7 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
         changed = read_run(to_toml(run_to_dict(run)), changes, "the checkpoint's run", note)
         if not changed.data.sha256:  # take the tokens that the corpus has now
             run = dataclasses.replace(run, data=dataclasses.replace(run.data, sha256=""))
-        if any(
-            getattr(changed, part) != getattr(run, part) for part in ("model", "data", "task", "start", "lora", "chat")
-        ):
+        if any(getattr(changed, part) != getattr(run, part) for part in KEPT):
             raise checkpoint.CheckpointError(
                 "a resumed run keeps its model and data: change optim, schedule or loop only."
             )
@@ -136,12 +168,39 @@ def resume_session(path: str, changes: tuple[str, ...] = (), note: Note | None =
         )
     found = checkpoint.find(path) / "tokenizer.json"
     data = _prepare(run, from_json(found.read_text(encoding="utf-8")) if run.start.model else None)
+    _check_tokenizer(run, data, meta)
+    return Session(_recorded(run, data), data, (meta, model, extra))
+
+
+def _check_tokenizer(run: Run, data: Source, meta: dict[str, Any]) -> None:
     held = hashlib.sha256(data.tokenizer.to_json().encode()).hexdigest()
     if held != meta["sha256"]["tokenizer.json"]:
         raise checkpoint.CheckpointError(
             f"the corpus {run.data.corpus!r} now gives another tokenizer than the checkpoint's: it was changed since."
         )
-    return Session(_recorded(run, data), data, (meta, model, extra))
+
+
+def open_or_resume(run: Run) -> Session:
+    """Continue the run that the folder `out` holds, or start it if that has no checkpoint yet (`--resume auto`).
+
+    The settings are those of `run`, so that optim, schedule, loop and machine may be changed. A finished run is
+    returned as well: its checkpoint has all steps.
+    """
+    if not run.out:
+        raise ConfigError("--resume auto continues the run of a folder, and this run names none: add --out FOLDER.")
+    if not checkpoint.steps(Path(run.out)):
+        return open_session(run)
+    held, meta, model, extra = checkpoint.read(run.out)
+    _check_order(held)
+    digest = run.data.sha256 or held.data.sha256  # a corpus that has grown since is read as it was
+    session = open_session(dataclasses.replace(run, data=dataclasses.replace(run.data, sha256=digest)))
+    if other := [part for part in (*KEPT, "seed") if getattr(session.run, part) != getattr(held, part)]:
+        raise checkpoint.CheckpointError(
+            f"{run.out} holds another run, which differs in {', '.join(other)}: give the settings of that run, or "
+            "start elsewhere with --out FOLDER."
+        )
+    _check_tokenizer(run, session.data, meta)
+    return dataclasses.replace(session, resume=(meta, model, extra))
 
 
 def _check_order(run: Run) -> None:

@@ -23,6 +23,7 @@ RUN_KEYS = {
     "schedule",
     "loss",
     "loop",
+    "checkpoint",
     "machine",
     "probe",
     "lora",

@@ -8,6 +8,7 @@ here, because that can run code; the error explains how to convert them.
 import json
 import mmap
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class MappedFile:
 
     def __init__(self, path: Path):
         self.path = path
+        _MAPPED.add(self)
         with path.open("rb") as file:
             # a private copy on write: torch has no read-only tensors, and nothing is ever written
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -85,6 +87,15 @@ class MappedFile:
         """Give the pages that were read back to the system. Views stay valid: they read the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
             self._map.madvise(mmap.MADV_DONTNEED)
+
+
+_MAPPED: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
+
+
+def release_all() -> None:
+    """Give the pages of all mapped files back to the system."""
+    for file in list(_MAPPED):
+        file.release()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ steps of the same round. What is predicted is never used to measure a throughput
 Predicted are steps of data-parallel and of fully sharded ranks: `train_step`, as in `glass train`, on random tokens.
 Rounds in which other programs used more than `FOREIGN` of the two cores are counted and left out.
 
-Not checked: tensor parallelism, which `glass train` does not support. For one GPU: `glassformer.bench.gpu.plan_gpu`.
+Not checked: tensor parallelism. For one GPU: `glassformer.bench.gpu.plan_gpu`.
 """
 
 import argparse

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as Engine
+from torch import Tensor
 
 from glassformer.chat.template import CHATML_TOKENS
 from glassformer.config import ConfigError, EncoderConfig, Learned, ModelConfig, Rotary, from_dict, to_dict
@@ -205,11 +206,15 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
 
 def load_start(run: Run, device: str | torch.device) -> Model:
     """Return the model that the run starts from, in float32, with longer tables where the run asks for them."""
-    config, state, _ = read_model(_place(run.start.model), torch.float32)
-    state = extend_state(state, config, run.model, _known_ids(run, config), run.seed)
     model = build(run.model, device="meta")
-    model.load_state_dict(state, strict=True, assign=True)
+    model.load_state_dict(start_state(run, torch.float32), strict=True, assign=True)
     return model.to(device)
+
+
+def start_state(run: Run, dtype: torch.dtype | None, copy: bool = True) -> dict[str, Tensor]:
+    """Return the weights that a run starts from. `copy` is explained in `weights.convert.read`."""
+    config, state, _ = read_model(_place(run.start.model), dtype, copy=copy)
+    return extend_state(state, config, run.model, _known_ids(run, config), run.seed)
 
 
 def _known_ids(run: Run, config: ModelConfig) -> int:

@@ -27,7 +27,7 @@ from glassformer.weights.folder import TOKENIZER_FILES, Origin, is_adapter, load
 from glassformer.weights.formats import peft
 from glassformer.weights.swap import staged
 from glassformer.weights.target import check_target
-from glassformer.weights.tensors import read_json
+from glassformer.weights.tensors import read_json, release_all
 
 TOML, TENSORS = "adapter.toml", "adapter.safetensors"
 SUFFIXES = {"A": ".lora_A", "B": ".lora_B", "magnitude": ".lora_magnitude"}
@@ -54,7 +54,8 @@ def hash_weights(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name].detach().to("cpu", torch.float32).contiguous()
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.view(-1).numpy().data)
+        release_all()
     return digest.hexdigest()
 
 

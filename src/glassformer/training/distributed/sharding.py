@@ -1,0 +1,212 @@
+"""FSDP2: each rank holds 1/N of each tensor of weights, gradient and optimizer state.
+
+    torchrun --nproc-per-node 8 -m glassformer train RUN.toml --set machine.parallel=fsdp
+
+Blocks are gathered when they are needed, one at a time. The model knows nothing of this: it is wrapped from outside.
+
+Every rank computes 1/N of the sequences of a step. A loss is a sum over targets divided by the targets of all ranks, so
+N ranks compute what one does, up to the order of sums. Dropout is seeded by (seed, step, rank): nothing per rank needs
+storing.
+
+No rank ever holds the whole model. It is built without memory (the meta device), sharded, and then filled: fresh
+weights are drawn one tensor at a time, with the numbers that a single process draws; those of a model folder are read
+one at a time. Checkpoints are those of a single process (`pieces`): any number of ranks resumes them, and `gf.load`
+reads them. A run with [lora] still builds its frozen model on every rank.
+
+With `machine.replicate` there are several copies of the sharded model (HSDP): weights are gathered within a copy, and
+gradients are summed over all of them. With `machine.gather = "bfloat16"` weights travel in half the bytes.
+
+Limits. Sampling under FSDP gathers
+a copy of the model on rank 0: `loop.sample_every = 0` where that does not fit. Under FSDP an expert that no token of
+any rank chose has a gradient of zero, not none, so its weights still decay. The balance loss of a mixture of experts is
+that of each rank's sequences.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glassformer.config.placement import cut_dimension
+from glassformer.model import Model, build
+from glassformer.model.moe import MoE
+from glassformer.training.checkpoint import copy_stored
+from glassformer.training.distributed.group import Function
+from glassformer.training.distributed.pieces import Box, box_of, piece_of, write
+from glassformer.training.distributed.replicate import Replicated, Root
+from glassformer.training.distributed.tensor import Division
+from glassformer.weights.tensors import Stored, release_all
+
+
+class Sharded(Replicated):
+    """FSDP2: each tensor is sharded along its first dimension, and rank r holds shard r."""
+
+    sharded = True
+    root: Any
+    division: Division | None = None
+    """With tensor parallelism: how blocks are divided. Their parts are then sharded."""
+
+    def make_mesh(self, init_device_mesh: Callable[..., Any]) -> Any:
+        """Return the ranks over which this rank's tensors are sharded, with copies in the first dimension if any."""
+        copies, parts = self.machine.replicate, self.machine.tensor
+        if parts > 1:
+            names = ("shard", "tensor")
+            mesh = init_device_mesh(self.device.type, (self.world // parts, parts), mesh_dim_names=names)
+            self.division = Division(mesh.get_group("tensor"), self.rank % parts, parts)
+            return mesh["shard"]
+        sizes = (self.world,) if copies == 1 else (copies, self.world // copies)
+        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+
+    def wrap(self, model: Model, function: Function, compiled: bool) -> Function:
+        """In this order: compile each block, shard each block, shard the rest."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = self.make_mesh(init_device_mesh)
+        self.owners = mesh.get_group("shard")
+        if self.division is not None:
+            self.division.divide(model)
+        # inputs keep their dtype: the residual stream stays as wide as without sharding
+        narrow = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
+        policy = MixedPrecisionPolicy(**(narrow if self.machine.gather == "bfloat16" else {}))  # type: ignore[arg-type]
+        options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
+        blocks = [block for stack in _stacks(model) for block in stack.blocks]
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.register_forward_hook(_reach_all_experts)
+        if compiled:  # a block is compiled once per layer, because the layer number is a constant
+            dynamo: Any = torch._dynamo.config
+            dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * len(blocks))
+        for block in blocks:
+            if compiled:
+                block.compile()
+            fully_shard(block, **options)
+        # the rest is resharded after a forward pass as well: outside of one, parameters are always sharded
+        self.root = fully_shard(Root(model), **options)
+        return lambda model, *given: self.root(function, *given)
+
+    def run(self, function: Function, model: Model, *given: Any) -> Any:
+        return self.root(function, *given)
+
+    @contextlib.contextmanager
+    def accumulating(self, more: bool) -> Iterator[None]:
+        self.root.set_requires_gradient_sync(not more)
+        yield
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+    def full(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def fill(self, model: Model, values: Iterable[tuple[str, Tensor | float]]) -> None:
+        """Every rank is given whole tensors, one at a time, and keeps its part."""
+        model.to_empty(device=self.device)
+        for buffer in model.buffers():
+            buffer.zero_()
+        targets = dict(model.named_parameters()) | dict(model.named_buffers())
+        for name, value in values:
+            local = self.local(targets[name])
+            local.fill_(value) if isinstance(value, float) else local.copy_(value[self.box(name, targets[name])])
+            del value
+            release_all()
+
+    def hold(self, tensors: dict[str, Any], copy: bool) -> dict[str, Any]:
+        """On several hosts, tensors are gathered while they are written, and there is no copy."""
+        pieces = {name: piece_of(t, self.rank, copy and self.one_host) for name, t in tensors.items()}
+        if self.division is None:
+            return pieces
+        first = self.division.rank == 0
+        return {
+            name: replace(
+                piece,
+                shape=self.whole_shape(name, piece.source),
+                box=self.box(name, piece.source),
+                is_written=piece.is_written and (first or cut_dimension(_parameter(name)) is not None),
+            )
+            for name, piece in pieces.items()
+        }
+
+    def whole_shape(self, name: str, tensor: Tensor) -> tuple[int, ...]:
+        """Return the shape of the complete tensor of a parameter, or of a state of it."""
+        if self.division is None or tensor.dim() == 0:
+            return tuple(tensor.shape)
+        return self.division.whole_shape(_parameter(name), tensor.shape)
+
+    def box(self, name: str, tensor: Tensor) -> Box:
+        """Return which part of the complete tensor this rank holds."""
+        inner = box_of(tensor)
+        if self.division is None or tensor.dim() == 0:
+            return inner
+        part = self.division.part(_parameter(name), self.whole_shape(name, tensor))
+        if part is None:
+            return inner
+        return tuple(slice(p.start + b.start, p.start + b.stop) for p, b in zip(part, inner, strict=True))
+
+    def whole_tensor(self, name: str, tensor: Tensor) -> Tensor:
+        full = self.full(tensor)
+        return full if self.division is None or full.dim() == 0 else self.division.join(_parameter(name), full)
+
+    @torch.no_grad()
+    def gradient_norm(self, model: Model) -> Tensor:
+        if self.division is None:
+            return self.full(super().gradient_norm(model))
+        gradients = [(name, self.local(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
+        self.division.sum_gradients(gradients)
+        squares = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for name, gradient in gradients:
+            squares[int(cut_dimension(name) is None)] += gradient.double().square().sum()
+        self.dist.all_reduce(squares, group=self.owners)
+        self.dist.all_reduce(squares[:1], group=self.division.group)
+        return squares.sum().sqrt().float()
+
+    def write(self, tensors: dict[str, Any], path: Path) -> None:
+        write(path, tensors, self)
+
+    def read(self, name: str, stored: Stored, like: Any) -> Tensor:
+        if like is None or not _is_sharded(like) or stored.shape != self.whole_shape(name, like):
+            return copy_stored(stored)
+        from torch.distributed.tensor import DTensor
+
+        local = copy_stored(stored, self.box(name, like)).to(self.device)
+        grid, kinds = like.device_mesh, like.placements
+        return DTensor.from_local(local, grid, kinds, run_check=False, shape=like.shape, stride=like.stride())
+
+    def whole_model(self, model: Model) -> Model | None:
+        weights = {}
+        for name, parameter in model.named_parameters():
+            full = self.whole_tensor(name, parameter.detach())
+            if self.is_main:
+                weights[name] = full.cpu()
+        if not self.is_main:
+            return None
+        copy = build(model.config, device=self.device)
+        copy.load_state_dict(weights)
+        return copy
+
+
+def _parameter(name: str) -> str:
+    """Return the parameter of a tensor of a checkpoint: NAME of `optimizer/NAME/exp_avg`, `weights/NAME` and NAME."""
+    return name.removeprefix("optimizer/").removeprefix("weights/").partition("/")[0]
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def _stacks(model: Model) -> list[Any]:
+    return [part for name in ("encoder", "decoder") if (part := getattr(model, name, None)) is not None]
+
+
+def _reach_all_experts(module: MoE, given: Any, out: Tensor) -> Tensor:
+    """Nothing is added, but every expert gets a gradient: ranks whose tokens chose others must still agree on which."""
+    for parameter in module.experts.parameters():
+        out = out + 0.0 * parameter.view(-1)[0].to(out.dtype)
+    return out
