@@ -92,6 +92,16 @@ def test_without_a_folder_the_tokens_are_where_training_looks(rows, capsys, monk
     assert len([folder for folder in (rows / "cache" / "tokens").iterdir() if folder.is_dir()]) == 1
 
 
+def test_training_takes_a_pattern(rows, capsys):
+    asked = (*tiny.SMALL, "loop.steps=4", "data.field=body", "data.cache=tokens")
+    code, _, err = run(capsys, "train", "r*.jsonl", "--out", "run", *settings(*asked))
+    assert code == 0, err
+    assert open_prepared("tokens").manifest.split["documents"] > 100
+    code, _, err = run(capsys, "train", "none*.jsonl", "--out", "other", *settings(*asked))
+    assert code == 2
+    assert "the corpus 'none*.jsonl' does not exist" in err
+
+
 @pytest.mark.parametrize(("name", "module"), [("x.jsonl.zst", "zstandard"), ("x.parquet", "pyarrow")])
 def test_a_missing_package_is_named_with_its_extra(rows, capsys, monkeypatch, name, module):
     monkeypatch.setitem(__import__("sys").modules, module, None)

@@ -1,6 +1,7 @@
 """Prepare a run to start: prepare the corpus, fit the model to the tokenizer, read the checkpoint to resume from."""
 
 import dataclasses
+import glob
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,7 +242,7 @@ def _prepare(run: Run, tokenizer: Tokenizer | None = None) -> Source:
 
 
 def read_run_file(path: Path) -> str | None:
-    """Return the TOML text of a run file; None for a text file or a folder of texts, which is a corpus to train on.
+    """Return the TOML text of a run file; None for a corpus to train on: a text or data file, a folder, a pattern.
 
     A file with the suffix .toml is a run file. A file with another suffix is one if it is TOML whose top level holds
     parts of a run and nothing else.
@@ -259,6 +260,8 @@ def read_run_file(path: Path) -> str | None:
             return None
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if glob.has_magic(str(path)):
+            return None  # a pattern of text or data files
         raise ConfigError(f"{path} does not exist: give a run file, a text file or a folder of text files.") from None
     except UnicodeDecodeError as error:
         if not is_toml:

@@ -64,7 +64,8 @@ def main() -> int:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-            kept = len(list((folder / "tokens" / ".parts").glob("*.json")))
+            held = (folder / "tokens" / ".parts").glob("*.json")
+            kept = sum("-" not in file.name for file in held)  # records of parts; tokenizers and counts have a "-"
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         facts = json.loads(done.stdout)
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
