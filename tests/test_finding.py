@@ -74,3 +74,9 @@ def test_hostile_text_is_shown_as_text():
         )
 
     assert_escaped(display(HOSTILE), display("word"))
+
+
+def test_a_failure_that_no_limit_explains_had_to_be_equal():
+    assert Finding("scale/ratio", Verdict.FAIL, 0.5, 1.0).numbers() == "0.5, not 1"
+    assert Finding("scale/ratio", Verdict.FAIL, 2.0, 1.0).numbers() == "2 > 1"
+    assert Finding("scale/ratio", Verdict.PASS, 0.5, 1.0).numbers() == "0.5 <= 1"

@@ -72,10 +72,15 @@ class Finding:
         return line + (f"\n      remedy: {self.remedy}" if self.remedy and not self.passed else "")
 
     def numbers(self) -> str:
-        """Return the measurement compared with its bounds: `3.1e-15 <= 1e-10`, or `0.5 > 0.3` if it fails."""
+        """Return the measurement compared with its bounds: `3.1e-15 <= 1e-10`, or `0.5 > 0.3` if it fails.
+
+        A failure that no limit explains had to be equal to the bound: `0.5, not 1`.
+        """
         if self.measured is None:
             return ""
         text = f"{self.measured:.3g}"
+        if self.verdict is Verdict.FAIL and self.bound is not None and self.low is None and self.measured <= self.bound:
+            return f"{text}, not {self.bound:.3g}"
         if self.bound is not None:
             relation = "<=" if self.measured <= self.bound else ">" if self.measured > self.bound else "is not <="
             text += f" {relation} {self.bound:.3g}"
